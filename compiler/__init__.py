@@ -1,0 +1,1 @@
+"""ONNX in, model artifact out (offline)."""

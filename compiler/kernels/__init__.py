@@ -1,0 +1,1 @@
+"""Kernel generators: one module for each kind of anchor."""

@@ -1,0 +1,1 @@
+"""The model artifact and the tuning records: schema and store."""

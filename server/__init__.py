@@ -1,0 +1,1 @@
+"""The daemon: engine, workers, HTTP, gRPC, metrics, dashboard."""

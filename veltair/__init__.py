@@ -1,0 +1,1 @@
+"""A multi-tenant inference daemon for CPUs."""

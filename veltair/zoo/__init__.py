@@ -1,0 +1,1 @@
+"""Models of the field, written as ONNX with seeded weights."""
