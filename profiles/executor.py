@@ -1,0 +1,117 @@
+"""Runs an artifact's layers with the TVM runtime alone; the compiler is never loaded here."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+from tvm import runtime
+
+from veltair.errors import ArtifactError
+from veltair.machine import features
+from veltair.profiles.artifact import ALIGNMENT, Artifact, Buffer, nbytes
+
+SLACK_BYTES = 8192  # kernels may read a register tile past the end of an activation, never write there
+
+
+def empty(shape: Sequence[int], dtype: str) -> NDArray[Any]:
+    """A zeroed array at a 64-byte boundary, as kernels need it (numpy's own is not)."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = np.frombuffer(mmap.mmap(-1, size + SLACK_BYTES), np.uint8, count=size)
+    return raw.view(dtype).reshape(shape)
+
+
+class Executor:
+    """One model in one process: its kernels, its mapped weights and one arena.
+
+    Not re-entrant: the arena holds the activations of one query at a time.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        manifest = artifact.manifest
+        missing = set(manifest.features) - features()
+        if missing:
+            raise ArtifactError(
+                f"{artifact.path}: built for {', '.join(sorted(missing))}, which this CPU lacks; compile it here"
+            )
+        self.manifest = manifest
+        library = runtime.load_module(str(artifact.kernels))
+        self._kernels = [[library[v.symbol] for v in layer.versions] for layer in manifest.layers]
+        size = artifact.weights.stat().st_size
+        self._weights = np.memmap(artifact.weights, np.uint8, mode="c") if size else np.empty(0, np.uint8)
+        self._arena = empty((max(manifest.arena_bytes, 1),), "uint8")
+        self._tensors: dict[int, dict[int, Any]] = {}  # batch -> buffer index -> tensor
+
+    def bind(
+        self, batch: int, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]
+    ) -> Run:
+        """Ready a query. Arrays are in the manifest's order, contiguous and 64-byte aligned, and are not copied."""
+        tensors = dict(self._at(batch))
+        for index, buffer in enumerate(self.manifest.buffers):
+            if buffer.kind == "input":
+                tensors[index] = _tensor(inputs[buffer.offset].reshape(buffer.at(batch)))
+            elif buffer.kind == "output":
+                tensors[index] = _tensor(outputs[buffer.offset].reshape(buffer.at(batch)))
+        return Run(self, tensors)
+
+    def _at(self, batch: int) -> Mapping[int, Any]:
+        """Tensors over weights and arena; views of an arena never change, so each batch is bound once."""
+        if batch not in self._tensors:
+            self._tensors[batch] = {
+                index: _tensor(self._view(buffer, batch))
+                for index, buffer in enumerate(self.manifest.buffers)
+                if buffer.kind in ("weight", "arena")
+            }
+        return self._tensors[batch]
+
+    def _view(self, buffer: Buffer, batch: int) -> NDArray[Any]:
+        memory = self._weights if buffer.kind == "weight" else self._arena
+        size = nbytes(buffer, batch)
+        flat = np.asarray(memory[buffer.offset : buffer.offset + size])
+        return flat.view(buffer.dtype).reshape(buffer.at(batch))
+
+
+class Run:
+    """One query's bound tensors; layers are called in order, each in any of its versions."""
+
+    __slots__ = ("_executor", "_tensors")
+
+    def __init__(self, executor: Executor, tensors: dict[int, Any]) -> None:
+        self._executor = executor
+        self._tensors = tensors
+
+    def layer(self, index: int, version: int) -> None:
+        """Run one layer. The thread pool's present core set is used."""
+        executor = self._executor
+        arguments = executor.manifest.layers[index].versions[version].arguments
+        executor._kernels[index][version](*[self._tensors[a] for a in arguments])
+
+    def buffer(self, index: int) -> NDArray[Any]:
+        """The present content of a buffer, as a view."""
+        return np.from_dlpack(self._tensors[index])
+
+
+def _tensor(array: NDArray[Any]) -> Any:
+    return tvm_ffi.from_dlpack(array, require_alignment=ALIGNMENT, require_contiguous=True)
+
+
+def run_all(executor: Executor, inputs: Sequence[NDArray[Any]], batch: int, version: int = 0) -> list[NDArray[Any]]:
+    """The whole model once, on copies; `version` is taken modulo each layer's count."""
+    manifest = executor.manifest
+    aligned = []
+    for array, port in zip(inputs, manifest.inputs, strict=True):
+        copy = empty(array.shape, port.dtype)
+        copy[...] = array
+        aligned.append(copy)
+    outputs = [empty(tuple(-d * batch if d < 0 else d for d in p.shape), p.dtype) for p in manifest.outputs]
+    run = executor.bind(batch, aligned, outputs)
+    for index, layer in enumerate(manifest.layers):
+        run.layer(index, version % len(layer.versions))
+    return outputs
