@@ -1,0 +1,181 @@
+"""Convolution in bfloat16 on AMX tiles.
+
+Four accumulator tiles make 32 outputs x 32 output channels; each step of 32 products loads two tiles of inputs and two
+of weights. An input tile is 16 outputs' worth of 32 channels, and since a tile is loaded with a stride, it can be
+
+    "flat"  16 neighbours of the haloed plane taken as one long row (stride 1): the columns that fall into the halo
+            are computed and thrown away, which costs (W + halo) / W instead of 16 / (W mod 16)
+    "row"   16 neighbours of one output row, at any stride
+
+A convolution over few channels (an image) folds its columns into the channels: with the channels innermost, the
+`KW x IC` inputs of a kernel row lie side by side, and are one tile row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.ir import Kernel, LayerSpec, Point
+from veltair.compiler.kernels.conv2d import first_tap, geometry
+from veltair.compiler.kernels.emit import (
+    LANES,
+    Expr,
+    activate,
+    amx,
+    load,
+    pad_to,
+    primitive,
+    tile_configuration,
+    to_bf16_bits,
+    when,
+)
+
+TILE = 16  # rows of a tile: outputs
+DEPTH = 32  # bfloat16 values in a tile row: products of one step
+BLOCK = 32  # output channels of a register block: two tiles
+
+
+class Conv2dAmx:
+    """inputs: x (N, IC/b, H, W, b)[, residual as the output], bfloat16; weights: weight (OC, IC, KH, KW), bias (OC)."""
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        oh, ow, *_, sh, sw, _, _ = geometry(spec)
+        blocks = -(-spec.outputs[0].shape[1] // BLOCK)
+        modes = ["flat", "row"] if (sh, sw) == (1, 1) and not _folds(spec) else ["row"]
+        found: list[Point] = []
+        for mode in sorted(modes, key=lambda mode: _pairs(spec, mode)):
+            if _pairs(spec, mode) > 1.5 * min(_pairs(spec, m) for m in modes):
+                continue
+            for channels in (c for c in (1, 2, 4) if blocks % c == 0):
+                for chunks in sorted({min(_pairs(spec, mode), c) for c in (1, 2, 4, 8, 28)}):
+                    if blocks // channels * chunks <= 512:
+                        found.append({"mode": mode, "channels": channels, "chunks": chunks})
+        # Enough tasks for the cores at hand, the weights of a task small: a good first guess.
+        return sorted(
+            found, key=lambda p: (p["mode"] != found[0]["mode"], abs(int(p["chunks"]) - 2), p["channels"])
+        )
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        x, y = spec.inputs[0], spec.outputs[0]
+        oh, ow, kh, _, sh, sw, dh, dw = geometry(spec)
+        mode, channels, chunks = str(point["mode"]), int(point["channels"]), int(point["chunks"])
+        top, left = first_tap(spec)
+        folds = _folds(spec)
+        pitch = x.physical[3]  # columns of a haloed input row
+        pairs = _pairs(spec, mode)
+        each = -(-pairs // chunks)
+        weight = _pack(spec)  # (OC/32, steps…, 2, 16, 16, 2)
+        blocks, depth, _, columns = weight.shape[:4]
+        groups = blocks // channels
+        bias = pad_to(spec.weights["bias"], 0, BLOCK)
+        activation = str(spec.attributes["activation"])
+        stride_bytes = sw * x.block * 2
+        windows = -(-ow // TILE)  # of an output row, in "row" mode
+
+        def body(X: Any, *rest: Any) -> None:
+            residual = rest[0] if len(spec.inputs) > 1 else None
+            W, bias_, configuration, Y = rest[-4:]
+
+            def address(image: Expr, step: Expr, u: Expr, v: int, pair: Expr, half: int) -> Expr:
+                """First input of tile `half` of a pair at one step of the reduction; runs on over row ends."""
+                if mode == "flat":
+                    return T.address_of(
+                        X[image, step, u * dh + top, (pair * 2 + half) * TILE + v * dw + left, 0]
+                    )
+                window = T.min(pair * 2 + half, oh * windows - 1)  # an odd last pair repeats its first tile
+                row, column = window // windows * sh + u * dh + top, window % windows * TILE * sw + left
+                if folds:
+                    return T.address_of(X[image, 0, row, column, v * DEPTH])
+                return T.address_of(X[image, step, row, column + v * dw, 0])
+
+            def position(pair: Expr, r: Expr) -> tuple[Expr, Expr]:
+                """Output row and column of row r (0 … 31) of a pair."""
+                if mode == "flat":
+                    at = pair * (2 * TILE) + r
+                    return T.bind(at // pitch), T.bind(at % pitch)
+                window = T.bind(pair * 2 + r // TILE)
+                return T.bind(window // windows), T.bind(window % windows * TILE + r % TILE)
+
+            def outputs(image: Expr, block: Expr, pair: Expr, scratch: Any) -> None:
+                """32 outputs of one block of channels."""
+                for register in range(4):
+                    amx("tilezero", T.uint8(register))
+                with T.grid(depth, kh) as (step, u):
+                    for v in range(columns):
+                        for half in range(2):
+                            start = address(image, step, u, v, pair, half)
+                            amx("tileloadd64", T.uint8(4 + half), start, T.int64(stride_bytes))
+                        for half in range(2):
+                            start = T.address_of(W[block, step, u, v, half, 0, 0, 0])
+                            amx("tileloadd64", T.uint8(6 + half), start, T.int64(64))
+                        for register in range(4):
+                            a, b = 4 + register // 2, 6 + register % 2
+                            amx("tdpbf16ps", T.uint8(register), T.uint8(a), T.uint8(b))
+                for register in range(4):
+                    start = T.address_of(scratch[register // 2 * TILE, register % 2 * TILE])
+                    amx("tilestored64", T.uint8(register), start, T.int64(BLOCK * 4))
+                with T.serial(0, 2 * TILE) as r:
+                    row, column = position(pair, r)
+                    with when(T.And(row < oh, column < ow)):
+                        halves = []
+                        for lane in (0, LANES):
+                            value = load(scratch, r, lane) + load(bias_, block * BLOCK + lane)
+                            if residual is not None:
+                                halo = spec.inputs[1].halo
+                                where = (image, block, row + halo.top, column + halo.left, lane)
+                                value = value + load(residual, *where)
+                            halves.append(activate(value, activation))
+                        narrow = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"  # the second operand lands below
+                        both = T.call_llvm_pure_intrin("bfloat16x32", narrow, halves[1], halves[0])
+                        where = [image, block, row + y.halo.top, column + y.halo.left, T.ramp(0, 1, BLOCK)]
+                        T.buffer_store(Y, T.reinterpret("uint16x32", both), where)
+
+            with T.parallel(0, X.shape[0] * groups * chunks) as task:
+                scratch = T.alloc_buffer((2 * TILE, BLOCK), "float32", scope="global")
+                image = T.bind(task // (groups * chunks))
+                group = T.bind(task // chunks % groups)
+                first = T.bind(task % chunks * each)
+                amx("ldtilecfg", T.address_of(configuration[0]))
+                with T.serial(0, T.max(T.min(each, pairs - first), 0)) as p:
+                    with T.serial(0, channels) as c:
+                        outputs(image, group * channels + c, first + p, scratch)
+                amx("tilerelease")
+
+        configuration = tile_configuration()
+        function = primitive([*spec.inputs, weight, bias, configuration, *spec.outputs], body)
+        taken = each * 2 * TILE * sh * sw * x.block * depth * 2
+        block_size = taken + channels * weight[0].nbytes + each * 2 * TILE * BLOCK * channels * 2
+        return Kernel(function, (weight, bias, configuration), block_size, groups * chunks * 4)
+
+
+def _folds(spec: LayerSpec) -> bool:
+    """The input keeps all of its few channels innermost, so kernel columns fold into the reduction."""
+    return spec.inputs[0].block < DEPTH
+
+
+def _pairs(spec: LayerSpec, mode: str) -> int:
+    """Pairs of tiles that cover the outputs of one image."""
+    oh, ow = spec.outputs[0].shape[2:]
+    if mode == "flat":
+        return -(-((oh - 1) * spec.inputs[0].physical[3] + ow) // (2 * TILE))
+    return -(-oh * -(-ow // TILE) // 2)
+
+
+def _pack(spec: LayerSpec) -> NDArray[np.uint16]:
+    """(OC/32, IC/32, KH, KW, 2, 16, 16, 2): for each step two tiles of 16 channel pairs x 16 output channels.
+
+    Folded: (OC/32, 1, KH, ceil(KW * IC / 32), 2, 16, 16, 2).
+    """
+    weight = pad_to(spec.weights["weight"], 0, BLOCK)
+    oc, ic, kh, kw = weight.shape
+    if _folds(spec):
+        rows = pad_to(weight.transpose(0, 2, 3, 1).reshape(oc, kh, kw * ic), 2, DEPTH)
+        steps = rows.reshape(oc // BLOCK, 2, TILE, 1, kh, -1, DEPTH // 2, 2)
+        return to_bf16_bits(np.ascontiguousarray(steps.transpose(0, 3, 4, 5, 1, 6, 2, 7)))
+    padded = pad_to(weight, 1, DEPTH)
+    steps = padded.reshape(oc // BLOCK, 2, TILE, -1, DEPTH // 2, 2, kh, kw)
+    return to_bf16_bits(np.ascontiguousarray(steps.transpose(0, 3, 6, 7, 1, 4, 2, 5)))

@@ -1,0 +1,122 @@
+"""What every kernel generator needs: a function around buffers, vectors of 16 floats, epilogues, AMX instructions.
+
+Kernels are generated as TIR by the IR builder: loops that run are builder frames, loops of a register tile are
+Python's and leave straight-line code, which LLVM keeps in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.ir import Activation
+
+LANES = 16  # floats in a vector; one AVX-512 register, two AVX2 ones
+Expr = Any  # a TIR expression
+Operand = Activation | NDArray[Any]
+
+
+def primitive(operands: Sequence[Operand], body: Callable[..., None]) -> Any:
+    """A PrimFunc over the operands' buffers, in order; `body` is called with them inside its frame.
+
+    A dimension that depends on the batch becomes a variable, bound from the tensors at each call.
+    """
+    with IRBuilder() as builder:
+        with T.prim_func():
+            T.func_name("main")
+            T.func_attr({"tirx.noalias": True})
+            variables: dict[int, Expr] = {}
+            shapes = []
+            for operand in operands:
+                shape = operand.physical if isinstance(operand, Activation) else operand.shape
+                for dim in shape:
+                    if dim < 0 and dim not in variables:
+                        variables[dim] = T.int32()
+                shapes.append([variables[dim] if dim < 0 else dim for dim in shape])
+            handles = [T.arg(f"p{i}", T.handle()) for i in range(len(operands))]
+            buffers = [
+                T.match_buffer(handle, shape, str(operand.dtype))
+                for handle, shape, operand in zip(handles, shapes, operands, strict=True)
+            ]
+            body(*buffers)
+        return builder.get()
+
+
+def lanes(index: Expr, count: int = LANES) -> Expr:
+    """Neighbouring elements from `index` on."""
+    return T.ramp(index, 1, count)
+
+
+def splat(value: Expr | float) -> Expr:
+    """One float in every lane."""
+    return T.broadcast(T.float32(value) if isinstance(value, (int, float)) else value, LANES)
+
+
+def load(buffer: Any, *index: Expr) -> Expr:
+    """16 floats from here on; bfloat16 bits are widened."""
+    value = buffer[(*index[:-1], lanes(index[-1]))]
+    if buffer.dtype == "uint16":
+        wide = T.shift_left(T.cast(value, "uint32x16"), T.broadcast(T.uint32(16), LANES))
+        return T.reinterpret("float32x16", wide)
+    return value
+
+
+def store(buffer: Any, value: Expr, *index: Expr) -> None:
+    """16 floats to here on; rounded to nearest even where the buffer holds bfloat16 bits."""
+    if buffer.dtype == "uint16":
+        narrow = T.call_llvm_pure_intrin("bfloat16x16", "llvm.x86.avx512bf16.cvtneps2bf16.512", value)
+        value = T.reinterpret("uint16x16", narrow)
+    T.buffer_store(buffer, value, [*index[:-1], lanes(index[-1])])
+
+
+def activate(value: Expr, activation: str) -> Expr:
+    """The activation function at the end of an epilogue: "none", "relu", "clip:low:high" or "sigmoid"."""
+    kind, *bounds = activation.split(":")
+    if kind == "relu":
+        return T.max(value, splat(0.0))
+    if kind == "clip":
+        low, high = (splat(float(bound)) for bound in bounds)
+        return T.min(T.max(value, low), high)
+    if kind == "sigmoid":
+        return T.Div(splat(1.0), T.Add(splat(1.0), T.exp(T.Sub(splat(0.0), value))))
+    return value
+
+
+@contextmanager
+def when(condition: Expr) -> Iterator[None]:
+    """Code that runs where the condition holds."""
+    with T.If(condition), T.Then():
+        yield
+
+
+def amx(name: str, *arguments: Expr) -> None:
+    """One AMX instruction; numbers of tile registers are 8-bit immediates."""
+    T.evaluate(T.call_llvm_intrin("void", f"llvm.x86.{name}", *arguments))
+
+
+def tile_configuration() -> NDArray[np.uint8]:
+    """Palette 1: eight tiles of 16 rows of 64 bytes (Intel SDM vol. 1, 18.3)."""
+    configuration = np.zeros(64, np.uint8)
+    configuration[0] = 1
+    configuration[16:32].view(np.uint16)[:] = 64
+    configuration[48:56] = 16
+    return configuration
+
+
+def pad_to(array: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:
+    """Zeros behind, up to a multiple."""
+    missing = -array.shape[axis] % multiple
+    widths = [(0, missing if i == axis else 0) for i in range(array.ndim)]
+    return np.pad(array, widths) if missing else array
+
+
+def to_bf16_bits(array: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to nearest even, keep the upper half."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

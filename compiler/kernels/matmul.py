@@ -1,0 +1,99 @@
+"""Matrix product with constant weights, fp32, rows of any batch: the dense layers of recommendation models and heads.
+
+A register tile is `rows` x `columns` vectors of 16; a task takes one group of columns and `tall` tiles of rows.
+Rows that fill no tile are done one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.ir import Kernel, LayerSpec, Point
+from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, when
+
+
+class Matmul:
+    """inputs: x (M, K); weights: weight (K, N), bias (N); output (M, N). M may depend on the batch."""
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        rows_in = _rows(spec)
+        vectors = -(-spec.outputs[0].shape[1] // LANES)
+        registers, per_vector = (30, 1) if "avx512f" in features else (14, 2)
+        found: list[Point] = []
+        for columns in (4, 2, 1):
+            for rows in (6, 12, 4, 1):
+                if (
+                    columns * (rows + 1) * per_vector > registers
+                    or rows > max(rows_in, 1)
+                    or columns > vectors
+                ):
+                    continue
+                for tall in (1, 4, 16):
+                    if tall == 1 or rows * tall < 2 * rows_in:
+                        found.append({"columns": columns, "rows": rows, "tall": tall})
+        return found or [{"columns": 1, "rows": 1, "tall": 1}]
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        x, y = spec.inputs[0], spec.outputs[0]
+        depth, width = x.shape[1], y.shape[1]
+        columns, rows, tall = int(point["columns"]), int(point["rows"]), int(point["tall"])
+        panel = columns * LANES
+        weight = pad_to(spec.weights["weight"], 1, panel)
+        groups = weight.shape[1] // panel
+        packed = np.ascontiguousarray(weight.reshape(depth, groups, panel).transpose(1, 0, 2))
+        bias = pad_to(spec.weights["bias"], 0, panel)
+        activation = str(spec.attributes["activation"])
+        step = rows * tall
+
+        def body(X: Any, W: Any, bias_: Any, Y: Any) -> None:
+            total = X.shape[0]
+
+            def tile(acc: Any, group: Expr, row: Expr, count: int) -> None:
+                for c in range(columns):
+                    start = T.bind(load(bias_, group * panel + c * LANES))
+                    for r in range(count):
+                        T.buffer_store(acc, start, [r * columns + c])
+                with T.serial(0, depth) as k:
+                    taps = [T.bind(W[group, k, lanes(c * LANES)]) for c in range(columns)]
+                    for r in range(count):
+                        value = T.bind(T.broadcast(X[row + r, k], LANES))
+                        for c in range(columns):
+                            at = r * columns + c
+                            T.buffer_store(acc, acc[at] + value * taps[c], [at])
+                for r in range(count):
+                    for c in range(columns):
+                        result = T.bind(activate(acc[r * columns + c], activation))
+                        column = T.bind(group * panel + c * LANES)
+                        with when(column + LANES <= width):
+                            T.buffer_store(Y, result, [row + r, lanes(column)])
+                        if width % LANES:
+                            with when(T.And(column < width, column + LANES > width)):
+                                for lane in range(width % LANES):
+                                    T.buffer_store(Y, T.Shuffle([result], [lane]), [row + r, column + lane])
+
+            chunks = T.ceildiv(total, step)
+            with T.parallel(0, groups * chunks) as task:
+                acc = T.alloc_buffer((rows * columns,), "float32x16", scope="local")
+                group, chunk = T.bind(task // chunks), T.bind(task % chunks)
+                with T.serial(0, T.max(T.min(step, total - chunk * step), 0) // rows) as t:
+                    tile(acc, group, chunk * step + t * rows, rows)
+                if rows > 1:
+                    rest = T.bind(T.min(step, total - chunk * step) % rows)
+                    with T.serial(0, rest) as r:
+                        row = T.min((chunk + 1) * step, total) - rest + r
+                        tile(acc, group, row, 1)
+
+        function = primitive([x, packed, bias, y], body)
+        taken = min(step, _rows(spec))
+        block_size = packed[0].nbytes + taken * (depth + panel) * 4
+        parallelism = groups * -(-_rows(spec) // step) * rows * columns
+        return Kernel(function, (packed, bias), block_size, parallelism)
+
+
+def _rows(spec: LayerSpec) -> int:
+    """Rows at the greatest batch."""
+    rows = spec.inputs[0].shape[0]
+    return -rows * spec.max_batch if rows < 0 else rows
