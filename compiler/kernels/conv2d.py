@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.ir import Activation, Halo, Kernel, LayerSpec, Point
+from veltair.compiler.ir import Halo, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.emit import (
     LANES,
     Expr,
@@ -21,7 +21,6 @@ from veltair.compiler.kernels.emit import (
     load,
     pad_to,
     primitive,
-    splat,
     store,
 )
 
@@ -51,8 +50,8 @@ class Conv2d:
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         oh, ow = _extent(spec)
         blocks = -(-spec.outputs[0].shape[1] // LANES)
-        registers = 30 if "avx512f" in features else 12
-        per_vector = 1 if "avx512f" in features else 2
+        registers = 30 if "avx512" in features else 12
+        per_vector = 1 if "avx512" in features else 2
         found: list[tuple[float, Point]] = []
         for channels in (1, 2, 4):
             if blocks % channels:
@@ -192,9 +191,7 @@ class DepthwiseConv2d:
                     result = sums[p]
                     if residual is not None:
                         halo = spec.inputs[1].halo
-                        result = result + load(
-                            residual, image, block, row + halo.top, column + p + halo.left, lane
-                        )
+                        result = result + load(residual, image, block, row + halo.top, column + p + halo.left, lane)
                     where = (image, block, row + out.top, column + p + out.left, lane)
                     store(Y, activate(result, activation), *where)
 

@@ -43,7 +43,7 @@ class Conv2dAmx:
     """inputs: x (N, IC/b, H, W, b)[, residual as the output], bfloat16; weights: weight (OC, IC, KH, KW), bias (OC)."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        oh, ow, *_, sh, sw, _, _ = geometry(spec)
+        *_, sh, sw, _, _ = geometry(spec)
         blocks = -(-spec.outputs[0].shape[1] // BLOCK)
         modes = ["flat", "row"] if (sh, sw) == (1, 1) and not _folds(spec) else ["row"]
         found: list[Point] = []
@@ -55,9 +55,7 @@ class Conv2dAmx:
                     if blocks // channels * chunks <= 512:
                         found.append({"mode": mode, "channels": channels, "chunks": chunks})
         # Enough tasks for the cores at hand, the weights of a task small: a good first guess.
-        return sorted(
-            found, key=lambda p: (p["mode"] != found[0]["mode"], abs(int(p["chunks"]) - 2), p["channels"])
-        )
+        return sorted(found, key=lambda p: (p["mode"] != found[0]["mode"], abs(int(p["chunks"]) - 2), p["channels"]))
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
@@ -83,9 +81,7 @@ class Conv2dAmx:
             def address(image: Expr, step: Expr, u: Expr, v: int, pair: Expr, half: int) -> Expr:
                 """First input of tile `half` of a pair at one step of the reduction; runs on over row ends."""
                 if mode == "flat":
-                    return T.address_of(
-                        X[image, step, u * dh + top, (pair * 2 + half) * TILE + v * dw + left, 0]
-                    )
+                    return T.address_of(X[image, step, u * dh + top, (pair * 2 + half) * TILE + v * dw + left, 0])
                 window = T.min(pair * 2 + half, oh * windows - 1)  # an odd last pair repeats its first tile
                 row, column = window // windows * sh + u * dh + top, window % windows * TILE * sw + left
                 if folds:
@@ -140,9 +136,8 @@ class Conv2dAmx:
                 group = T.bind(task // chunks % groups)
                 first = T.bind(task % chunks * each)
                 amx("ldtilecfg", T.address_of(configuration[0]))
-                with T.serial(0, T.max(T.min(each, pairs - first), 0)) as p:
-                    with T.serial(0, channels) as c:
-                        outputs(image, group * channels + c, first + p, scratch)
+                with T.serial(0, T.max(T.min(each, pairs - first), 0)) as p, T.serial(0, channels) as c:
+                    outputs(image, group * channels + c, first + p, scratch)
                 amx("tilerelease")
 
         configuration = tile_configuration()

@@ -21,15 +21,11 @@ class Matmul:
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         rows_in = _rows(spec)
         vectors = -(-spec.outputs[0].shape[1] // LANES)
-        registers, per_vector = (30, 1) if "avx512f" in features else (14, 2)
+        registers, per_vector = (30, 1) if "avx512" in features else (14, 2)
         found: list[Point] = []
         for columns in (4, 2, 1):
             for rows in (6, 12, 4, 1):
-                if (
-                    columns * (rows + 1) * per_vector > registers
-                    or rows > max(rows_in, 1)
-                    or columns > vectors
-                ):
+                if columns * (rows + 1) * per_vector > registers or rows > max(rows_in, 1) or columns > vectors:
                     continue
                 for tall in (1, 4, 16):
                     if tall == 1 or rows * tall < 2 * rows_in:

@@ -20,9 +20,7 @@ def _rows(height: int, rows: tuple[int, ...] = (4, 1, 16, 1024)) -> list[Point]:
     return [{"rows": r} for r in dict.fromkeys(min(height, r) for r in rows)]
 
 
-def _inside(
-    tensor: Activation, image: Expr, block: Expr, row: Expr, column: Expr, lane: Expr
-) -> tuple[Expr, ...]:
+def _inside(tensor: Activation, image: Expr, block: Expr, row: Expr, column: Expr, lane: Expr) -> tuple[Expr, ...]:
     """The index of an element of a haloed plane."""
     return image, block, row + tensor.halo.top, column + tensor.halo.left, lane
 
