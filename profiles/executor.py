@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
@@ -28,6 +31,16 @@ def empty(shape: Sequence[int], dtype: str) -> NDArray[Any]:
     return raw.view(dtype).reshape(shape)
 
 
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
+
+
+def permit_tiles() -> None:
+    """Ask the kernel for AMX's tile registers, for every thread of this process; without, a kernel dies of SIGILL."""
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    if syscall(ctypes.c_long(_SYS_ARCH_PRCTL), ctypes.c_long(_ARCH_REQ_XCOMP_PERM), ctypes.c_long(_XTILEDATA)):
+        raise ArtifactError(f"the kernel refuses AMX tiles: {os.strerror(ctypes.get_errno())}")
+
+
 class Executor:
     """One model in one process: its kernels, its mapped weights and one arena.
 
@@ -41,17 +54,18 @@ class Executor:
             raise ArtifactError(
                 f"{artifact.path}: built for {', '.join(sorted(missing))}, which this CPU lacks; compile it here"
             )
+        if "amx_bf16" in manifest.features:
+            permit_tiles()
         self.manifest = manifest
         library = runtime.load_module(str(artifact.kernels))
         self._kernels = [[library[v.symbol] for v in layer.versions] for layer in manifest.layers]
         size = artifact.weights.stat().st_size
         self._weights = np.memmap(artifact.weights, np.uint8, mode="c") if size else np.empty(0, np.uint8)
+        _map_now(self._weights)
         self._arena = empty((max(manifest.arena_bytes, 1),), "uint8")
         self._tensors: dict[int, dict[int, Any]] = {}  # batch -> buffer index -> tensor
 
-    def bind(
-        self, batch: int, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]
-    ) -> Run:
+    def bind(self, batch: int, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> Run:
         """Ready a query. Arrays are in the manifest's order, contiguous and 64-byte aligned, and are not copied."""
         tensors = dict(self._at(batch))
         for index, buffer in enumerate(self.manifest.buffers):
@@ -81,21 +95,41 @@ class Executor:
 class Run:
     """One query's bound tensors; layers are called in order, each in any of its versions."""
 
-    __slots__ = ("_executor", "_tensors")
+    __slots__ = ("_calls", "_executor", "_tensors")
 
     def __init__(self, executor: Executor, tensors: dict[int, Any]) -> None:
         self._executor = executor
         self._tensors = tensors
+        self._calls: dict[tuple[int, int], Callable[[], object]] = {}
+
+    def call(self, index: int, version: int) -> Callable[[], object]:
+        """One version of one layer with its arguments bound, ready to be called many times."""
+        call = self._calls.get((index, version))
+        if call is None:
+            executor = self._executor
+            arguments = executor.manifest.layers[index].versions[version].arguments
+            call = partial(executor._kernels[index][version], *[self._tensors[a] for a in arguments])
+            self._calls[index, version] = call
+        return call
 
     def layer(self, index: int, version: int) -> None:
         """Run one layer. The thread pool's present core set is used."""
-        executor = self._executor
-        arguments = executor.manifest.layers[index].versions[version].arguments
-        executor._kernels[index][version](*[self._tensors[a] for a in arguments])
+        self.call(index, version)()
 
     def buffer(self, index: int) -> NDArray[Any]:
         """The present content of a buffer, as a view."""
         return np.from_dlpack(self._tensors[index])
+
+
+_MADV_POPULATE_READ = 22  # Linux 5.14
+
+
+def _map_now(weights: NDArray[Any]) -> None:
+    """Enter every page into this process's tables at once, so that no query pays a fault for each row it reads."""
+    mapping = getattr(weights, "_mmap", None)
+    if mapping is not None:
+        with suppress(OSError):  # an older kernel: the pages come one by one
+            mapping.madvise(_MADV_POPULATE_READ)
 
 
 def _tensor(array: NDArray[Any]) -> Any:

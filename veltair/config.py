@@ -1,0 +1,107 @@
+"""The configuration file of `veltair serve`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from veltair.errors import ConfigError
+
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+PositiveReal = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class ServerConfig(Section):
+    http: str = "127.0.0.1:8000"  # host:port; port 0 takes any free one
+    grpc: str = "127.0.0.1:8001"
+    policy: str = "veltair-full"
+    cores: Positive | None = None  # default: all that the affinity mask and the cgroup quota allow
+    workers: Positive | None = None  # queries in flight; default: twice the cores, as memory allows
+    spare_workers: Annotated[int, msgspec.Meta(ge=0)] = 1  # loaded and idle, to stand in for one that dies
+    queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] = 256  # queries held at once, waiting included
+    body_limit_mb: Positive = 64
+    drain_timeout_s: PositiveReal = 30.0
+    event_log: str | None = None  # JSON lines of every event and decision, for scheduler/replay.py
+
+
+class TenantConfig(Section):
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    artifact: str
+    qos_ms: PositiveReal | None = None  # default: the artifact's
+    percentile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
+    priority: Positive = 1
+
+
+class ServeConfig(Section):
+    """Paths are absolute: relative ones in the file count from the file's folder."""
+
+    server: ServerConfig = ServerConfig()
+    tenants: Annotated[tuple[TenantConfig, ...], msgspec.Meta(min_length=1)]
+
+
+def load(path: Path) -> ServeConfig:
+    """Read a configuration file. Raises ConfigError naming the key, what was expected and what stands there."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return parse(raw, path)
+
+
+def parse(raw: dict[str, Any], path: Path) -> ServeConfig:
+    """The same for content that was read already; `path` names it in messages and anchors relative paths."""
+    try:
+        config = msgspec.convert(raw, ServeConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_sentence(str(error), raw)}") from None
+    seen: set[str] = set()
+    for tenant in config.tenants:
+        if tenant.name in seen:
+            raise ConfigError(f"{path}: tenants: the name {tenant.name!r} stands twice")
+        seen.add(tenant.name)
+    for key in ("http", "grpc"):
+        try:
+            split_address(getattr(config.server, key))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: server.{key}: {error}") from None
+    base = path.absolute().parent
+    log = config.server.event_log
+    return ServeConfig(
+        server=msgspec.structs.replace(config.server, event_log=None if log is None else str(base / log)),
+        tenants=tuple(msgspec.structs.replace(t, artifact=str(base / t.artifact)) for t in config.tenants),
+    )
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[ipv6]:port` in two."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):(\d{1,5})", address)
+    if match is None or int(match[2]) > 65535:
+        raise ConfigError(f"expected host:port, got {address!r}")
+    return match[1].strip("[]"), int(match[2])
+
+
+def _sentence(message: str, raw: dict[str, Any]) -> str:
+    """msgspec's "<what> - at `$.tenants[0].qos_ms`" as "tenants[0].qos_ms (tenant 'x'): <what>"."""
+    what, _, where = message.partition(" - at `$")
+    place = where.rstrip("`").lstrip(".")
+    if match := re.match(r"tenants\[(\d+)\]", place):
+        entries = raw.get("tenants")
+        entry = entries[int(match[1])] if isinstance(entries, list) else None
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+            place += f" (tenant {entry['name']!r})"
+    text = what[0].lower() + what[1:]
+    return f"{place}: {text}" if place else text
