@@ -1,0 +1,59 @@
+"""A timer for an event loop that keeps microseconds: loops round their own to whole milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import time
+from types import TracebackType
+
+_CLOCK_MONOTONIC = 1  # the clock of time.monotonic_ns
+_TFD_NONBLOCK, _TFD_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
+_TFD_TIMER_ABSTIME = 1
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("interval_s", "interval_ns", "value_s", "value_ns")]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Alarm:
+    """A Linux timerfd. Used as a context manager inside a running loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._rung: asyncio.Future[None] | None = None
+        self._fd: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._loop.add_reader(self._fd, self._ring)
+
+    async def until(self, time_ns: int) -> None:
+        """Wait until `time.monotonic_ns()` has reached the given time; at once if it has."""
+        if time_ns <= time.monotonic_ns():
+            return
+        spec = _Itimerspec(0, 0, *divmod(time_ns, 1_000_000_000))
+        self._rung = self._loop.create_future()
+        if _libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None) < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+        await self._rung
+
+    def _ring(self) -> None:
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:
+            return
+        if self._rung is not None and not self._rung.done():
+            self._rung.set_result(None)
+
+    def __enter__(self) -> Alarm:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)

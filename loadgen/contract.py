@@ -1,0 +1,54 @@
+"""What the load generator knows of a served model and of an answer; what a client of either protocol offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tensors: TypeAlias = dict[str, NDArray[np.generic]]
+
+
+class Outcome(IntEnum):
+    UNSENT = 0
+    OK = 1
+    REFUSED = 2  # the server said so: 503/UNAVAILABLE, RESOURCE_EXHAUSTED, 504/DEADLINE_EXCEEDED
+    ERROR = 3  # everything else: other statuses, broken answers, broken connections, no answer in time
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    outcome: Outcome
+    detail: str = ""  # why not OK
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    name: str
+    datatype: str  # of the protocol: "FP32", "INT64", …
+    shape: tuple[int, ...]  # -1: dynamic
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMeta:
+    name: str
+    inputs: tuple[TensorMeta, ...]
+    id_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # input -> ids that it may hold
+
+
+class Client(Protocol):
+    """An inference client of which only `send` is on the hot path."""
+
+    async def describe(self, model: str) -> ModelMeta:
+        """Raises ConfigError when the server cannot be reached or does not serve the model."""
+
+    def encode(self, meta: ModelMeta, tensors: Tensors) -> bytes:
+        """The whole infer request, ready to be sent any number of times."""
+
+    async def send(self, request: bytes) -> Answer:
+        """Never raises but for cancellation: whatever happens to a query is an outcome."""
+
+    async def close(self) -> None: ...

@@ -1,0 +1,244 @@
+"""Open Inference Protocol v2 over HTTP/1.1, as little of it as a load generator needs.
+
+An answer is its status and the count of its body's bytes; tensors go and come binary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from urllib.parse import quote
+
+from veltair.errors import ConfigError
+from veltair.loadgen.contract import Answer, ModelMeta, Outcome, TensorMeta, Tensors
+from veltair.loadgen.payloads import parse_id_ranges
+
+LONGEST_HEAD = 65_536
+LONGEST_ERROR = 300  # characters of an error that are kept
+REFUSALS = (503, 504)
+
+
+class BrokenAnswerError(Exception):
+    """The peer did not speak HTTP, or went away in the middle of it."""
+
+
+class _StaleError(BrokenAnswerError):
+    """Closed before the first byte of an answer: normal for a kept-alive connection that had idled."""
+
+
+def parse_head(head: bytes) -> tuple[int, int, bool]:
+    """Status, body length in bytes, and whether the connection stays open; BrokenAnswerError otherwise."""
+    status_line, *lines = head.split(b"\r\n")
+    parts = status_line.split(b" ", 2)
+    if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or len(parts[1]) != 3 or not parts[1].isdigit():
+        raise BrokenAnswerError(f"not an HTTP status line: {status_line[:60]!r}")
+    status = int(parts[1])
+    length = 0 if status in (204, 304) else None
+    stays = parts[0] == b"HTTP/1.1"
+    for line in lines:
+        name, _, value = line.partition(b":")
+        match name.lower():
+            case b"content-length":
+                if not value.strip().isdigit():
+                    raise BrokenAnswerError(f"content-length: {value[:60]!r}")
+                length = int(value)
+            case b"connection":
+                stays = stays and value.strip().lower() != b"close"
+    if length is None:
+        raise BrokenAnswerError("an answer without content-length")
+    return status, length, stays
+
+
+class _Connection(asyncio.Protocol):
+    """One exchange at a time; `usable` until the peer or a broken answer ends it."""
+
+    def __init__(self) -> None:
+        self.usable = False
+        self.exchanges = 0
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._keep_body = False
+        self._head, self._body = bytearray(), bytearray()
+        self._status = 0
+        self._left: int | None = None  # body bytes still to come; None: the head is not complete
+        self._stays = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's is no subclass of asyncio.Transport
+        self.usable = True
+
+    def connection_lost(self, error: Exception | None) -> None:
+        fresh = self._left is None and not self._head
+        what = "connection closed before an answer" if fresh else "connection closed in the middle of an answer"
+        self._fail(_StaleError(what) if fresh else BrokenAnswerError(what))
+
+    def abort(self) -> None:
+        self.usable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    def exchange(self, request: bytes, *, keep_body: bool = False) -> asyncio.Future[tuple[int, bytes]]:
+        """Status and body; the body of a 200 is only counted unless it is asked for."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self._keep_body = keep_body
+        self._head, self._body, self._left = bytearray(), bytearray(), None
+        self.exchanges += 1
+        if self._transport is None or not self.usable:
+            self._fail(_StaleError("connection closed before an answer"))
+        else:
+            self._transport.write(request)
+        return self._answer
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None or self._answer.done():
+            self._fail(BrokenAnswerError("bytes that nobody asked for"))
+            return
+        if self._left is None:
+            self._head += data
+            end = self._head.find(b"\r\n\r\n")
+            if end < 0:
+                if len(self._head) > LONGEST_HEAD or not self._head.startswith(b"HTTP/"[: len(self._head)]):
+                    self._fail(BrokenAnswerError(f"not HTTP: {bytes(self._head[:60])!r}"))
+                return
+            try:
+                self._status, self._left, self._stays = parse_head(bytes(self._head[:end]))
+            except BrokenAnswerError as error:
+                self._fail(error)
+                return
+            data = bytes(self._head[end + 4 :])
+        self._left -= len(data)
+        if self._keep_body or (self._status != 200 and len(self._body) < LONGEST_HEAD):
+            self._body += data
+        if self._left < 0:
+            self._fail(BrokenAnswerError("more bytes than content-length"))
+        elif self._left == 0:
+            if not self._stays:
+                self.abort()
+            self._answer.set_result((self._status, bytes(self._body)))
+
+    def _fail(self, error: BrokenAnswerError) -> None:
+        self.abort()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+
+class HttpClient:
+    """Keep-alive connections, `connections` of them at first, one more whenever all are busy."""
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        self._host, self._port, self._timeout_s = host, port, timeout_s
+        self._authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._idle: list[_Connection] = []  # last used on top: the rest may idle out
+
+    async def open(self, connections: int) -> None:
+        """Raises ConfigError when nobody listens."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                self._idle += [await self._connect() for _ in range(connections)]
+        except OSError as error:  # TimeoutError is one
+            raise ConfigError(f"load.target: cannot reach http://{self._authority}: {error or 'timeout'}") from None
+
+    async def close(self) -> None:
+        while self._idle:
+            self._idle.pop().abort()
+
+    async def describe(self, model: str) -> ModelMeta:
+        path = f"/v2/models/{quote(model, safe='')}"
+        status, meta = await self._get(path)
+        if status != 200:
+            raise ConfigError(f"model `{model}`: the server answered {status} {_error_text(meta)}")
+        _, config = await self._get(f"{path}/config")
+        try:
+            inputs = tuple(
+                TensorMeta(str(i["name"]), str(i["datatype"]), tuple(int(n) for n in i["shape"]))
+                for i in json.loads(meta)["inputs"]
+            )
+        except (ValueError, KeyError, TypeError):
+            raise ConfigError(f"model `{model}`: the server's metadata is not that of the v2 protocol") from None
+        try:
+            ranges = json.loads(config)["parameters"]["id_range"]["string_value"]
+        except (ValueError, KeyError, TypeError):  # a server without config, or a model without ids
+            ranges = "{}"
+        return ModelMeta(model, inputs, parse_id_ranges(ranges))
+
+    def encode(self, meta: ModelMeta, tensors: Tensors) -> bytes:
+        raw = [tensors[spec.name].tobytes() for spec in meta.inputs]
+        inputs = [
+            {
+                "name": spec.name,
+                "datatype": spec.datatype,
+                "shape": tensors[spec.name].shape,
+                "parameters": {"binary_data_size": len(data)},
+            }
+            for spec, data in zip(meta.inputs, raw, strict=True)
+        ]
+        header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+        length = len(header) + sum(map(len, raw))
+        head = (
+            f"POST /v2/models/{quote(meta.name, safe='')}/infer HTTP/1.1\r\nHost: {self._authority}\r\n"
+            f"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: {len(header)}\r\n"
+            f"Content-Length: {length}\r\n\r\n"
+        )
+        return b"".join([head.encode(), header, *raw])
+
+    async def send(self, request: bytes) -> Answer:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                status, body = await self._exchange(request)
+        except TimeoutError:
+            return Answer(Outcome.ERROR, f"no answer within {self._timeout_s:g} s")
+        except (OSError, BrokenAnswerError) as error:
+            return Answer(Outcome.ERROR, str(error))
+        if status == 200:
+            return Answer(Outcome.OK)
+        outcome = Outcome.REFUSED if status in REFUSALS else Outcome.ERROR
+        return Answer(outcome, f"{status} {_error_text(body)}")
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        request = f"GET {path} HTTP/1.1\r\nHost: {self._authority}\r\n\r\n".encode()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._exchange(request, keep_body=True)
+        except (OSError, BrokenAnswerError) as error:
+            raise ConfigError(f"http://{self._authority}{path}: {error or 'no answer'}") from None
+
+    async def _exchange(self, request: bytes, *, keep_body: bool = False) -> tuple[int, bytes]:
+        connection = await self._take()
+        try:
+            try:
+                answer = await connection.exchange(request, keep_body=keep_body)
+            except _StaleError:
+                if connection.exchanges == 1:  # a new connection owes an answer
+                    raise
+                # The server closed it as idle while the request was on its way; not the query's fault.
+                connection = await self._connect()
+                answer = await connection.exchange(request, keep_body=keep_body)
+        except BaseException:
+            connection.abort()  # a late answer must not be taken for the next one's
+            raise
+        if connection.usable:
+            self._idle.append(connection)
+        return answer
+
+    async def _take(self) -> _Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return await self._connect()
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(_Connection, self._host, self._port)
+        return connection
+
+
+def _error_text(body: bytes) -> str:
+    """The `error` of the protocol's error form, or the start of whatever came instead."""
+    try:
+        document: Any = json.loads(body)
+        text = str(document["error"])
+    except (ValueError, KeyError, TypeError):
+        text = body[:LONGEST_ERROR].decode(errors="replace")
+    return " ".join(text.split())[:LONGEST_ERROR]

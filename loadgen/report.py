@@ -1,0 +1,145 @@
+"""The measured numbers for people (a table) and for programs (JSON), and the bar while they are taken."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from veltair.loadgen.peak import Probe
+from veltair.loadgen.scenario import TenantLoad
+from veltair.loadgen.tally import TenantResult
+from veltair.types import Environment
+
+REFRESH_S = 0.5  # a redraw takes the client about a millisecond
+MOST_REASONS = 3  # of failures that are printed per tenant
+
+
+class ProbeResult(msgspec.Struct, frozen=True):
+    """One factor of a peak search."""
+
+    scale: float
+    seeds: tuple[int, ...]
+    held: bool
+    offered_qps: float
+    qps: float
+    qos_rate: dict[str, float | None]
+    max_lag_ms: float
+
+
+class Report(msgspec.Struct, frozen=True):
+    tenants: list[TenantResult]  # of the peak, where one was searched
+    peak_qps: float | None  # served, all tenants together; 0 when no load held, None without a search
+    environment: Environment  # of the client's machine
+    max_lag_ms: float | None  # the client's own worst lateness in sending; None: not known (MLPerf's engine)
+    probes: list[ProbeResult] | msgspec.UnsetType = msgspec.UNSET
+
+
+def probe_result(probe: Probe) -> ProbeResult:
+    return ProbeResult(
+        round(probe.scale, 6),
+        probe.seeds,
+        probe.held,
+        round(sum(t.offered / (t.window_ns / 1e9) for t in probe.tallies), 4),
+        round(probe.qps, 4),
+        {t.name: t.qos_rate for t in probe.tallies},
+        probe.lag.max_ns / 1e6,
+    )
+
+
+def table(results: Sequence[TenantResult], tenants: Sequence[TenantLoad], title: str) -> Table:
+    """One row a tenant; what breaches a target is red, and nothing else."""
+    # One space between columns: fits 80 characters with names of up to 16.
+    grid = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 0),
+        show_edge=False,
+    )
+    grid.add_column("\ntenant", no_wrap=True)
+    for heading in (
+        *("offered\nQPS", "served\nQPS", "p50\nms", "p95\nms", "p99\nms"),
+        *("target\nms", "QoS rate\n%", "\nrefused", "\nerrors"),
+    ):
+        grid.add_column(heading, justify="right", no_wrap=True)
+    wanted = {tenant.name: tenant for tenant in tenants}
+    for row in results:
+        percentile = wanted[row.name].percentile
+        breach = row.qos_rate is not None and row.qos_rate < percentile - 1e-9
+        # A higher percentile than the one that is promised may well be beyond the target.
+        over = {p: ms is not None and ms > row.target_ms and p <= percentile for p, ms in _percentiles(row)}
+        grid.add_row(
+            row.name,
+            f"{row.offered_qps:.1f}",
+            f"{row.qps:.1f}",
+            *(_cell(_ms(ms), red=over[p]) for p, ms in _percentiles(row)),
+            f"{row.target_ms:g} p{percentile * 100:g}",
+            _cell("-" if row.qos_rate is None else f"{row.qos_rate * 100:.1f}", red=breach),
+            str(row.refused),
+            str(row.errors),
+        )
+    return grid
+
+
+def print_failures(console: Console, failures: Counter[tuple[str, str]]) -> None:
+    """The commonest reasons per tenant, so that nobody has to guess what the counts stand for."""
+    for name in dict.fromkeys(name for name, _ in failures):
+        own = Counter({why: count for (tenant, why), count in failures.items() if tenant == name})
+        for why, count in own.most_common(MOST_REASONS):
+            console.print(Text(f"{name}: {count} x {why}"), highlight=False)
+
+
+@asynccontextmanager
+async def progress_bar(console: Console, what: str, total_s: float) -> AsyncIterator[None]:
+    """Runs by the clock beside whatever is awaited inside; draws nothing where there is no terminal."""
+    if not console.is_terminal:
+        yield
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} s"),
+        TextColumn("{task.fields[left]}", style="dim"),
+    )
+    # Without rich's own thread, which would take the interpreter from the queries at moments of its choice.
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
+        drawing = asyncio.create_task(_draw(progress, progress.add_task(what, total=total_s, left=""), total_s))
+        try:
+            yield
+        finally:
+            drawing.cancel()
+
+
+async def _draw(progress: Progress, task: TaskID, total_s: float) -> None:
+    start = time.monotonic()
+    while True:
+        left = total_s - (time.monotonic() - start)
+        text = f"{left:.0f} s left" if left > 0 else "waiting for the last answers"
+        progress.update(task, completed=min(total_s, total_s - left), left=text, refresh=True)
+        await asyncio.sleep(REFRESH_S)
+
+
+def _percentiles(row: TenantResult) -> list[tuple[float, float | None]]:
+    return [(0.50, row.p50_ms), (0.95, row.p95_ms), (0.99, row.p99_ms)]
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def _cell(text: str, *, red: bool) -> Text:
+    return Text(text, style="red" if red else "")

@@ -1,0 +1,103 @@
+"""The scenario file: which models are asked, how often, and by when each answer is due."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, TypeAlias
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from veltair.errors import ConfigError
+
+MOST_QUERIES = 10_000_000  # one run's queries are held in memory, about 100 bytes each
+
+Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
+Size: TypeAlias = Annotated[int, Meta(ge=1, le=65_536)]
+# Not tuple[Size, Size]: msgspec 0.22 crashes on a constrained int in a union with a tuple of fixed length.
+Span: TypeAlias = Annotated[tuple[Size, ...], Meta(min_length=2, max_length=2)]
+
+
+class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    target: str  # grpc://HOST:PORT or http://HOST:PORT
+    duration_s: Seconds = 30.0  # measured, after the warm-up
+    warmup_s: Annotated[float, Meta(ge=0, le=3_600)] = 2.0  # same load, not counted
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 1
+    connections: Annotated[int, Meta(ge=1, le=256)] = 4  # gRPC channels; HTTP opens more when all are busy
+    timeout_s: Seconds = 10.0  # no answer by then is an error
+
+    @property
+    def scheme(self) -> str:
+        return urlsplit(self.target).scheme
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.target).hostname or ""
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.target).port or 0
+
+
+class TenantLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: Annotated[str, Meta(min_length=1)]  # of the served model
+    qps: Annotated[float, Meta(gt=0, le=1_000_000)]
+    target_ms: Annotated[float, Meta(gt=0, le=3_600_000)]  # scheduled arrival to answer
+    percentile: Annotated[float, Meta(gt=0, le=1)] = 0.95  # share of the queries that must meet target_ms
+    batch: Size | Span | None = None  # drawn uniformly, both ends included; None: 1
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    load: Load
+    tenants: Annotated[tuple[TenantLoad, ...], Meta(min_length=1)]
+
+
+def read_scenario(path: Path) -> Scenario:
+    """Raises ConfigError, one line that names the file and the key."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: expected a TOML file in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    try:
+        scenario = msgspec.convert(document, Scenario)
+        _check(scenario)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_with_key_first(str(error))}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return scenario
+
+
+def _with_key_first(text: str) -> str:
+    match = re.fullmatch(r"(.*?) - at `\$\.?(.*)`", text, re.DOTALL)
+    message, key = match.groups() if match else (text, "")
+    return f"{key}: {message}" if key else message
+
+
+def _check(scenario: Scenario) -> None:
+    """What no single field can say."""
+    load = scenario.load
+    try:
+        url = urlsplit(load.target)
+        fits = url.scheme in ("http", "grpc") and url.hostname and url.port and not (url.path or url.query)
+    except ValueError:  # a port out of range, a broken IPv6 address
+        fits = False
+    if not fits or "@" in load.target:
+        raise ConfigError(f"load.target: expected http://HOST:PORT or grpc://HOST:PORT, got `{load.target}`")
+    names: set[str] = set()
+    for i, tenant in enumerate(scenario.tenants):
+        if tenant.name in names:
+            raise ConfigError(f"tenants[{i}].name: `{tenant.name}` stands twice")
+        names.add(tenant.name)
+        if isinstance(tenant.batch, tuple) and tenant.batch[0] > tenant.batch[1]:
+            raise ConfigError(f"tenants[{i}].batch: expected [low, high], got {list(tenant.batch)}")
+        queries = tenant.qps * (load.warmup_s + load.duration_s)
+        if queries > MOST_QUERIES:
+            raise ConfigError(f"tenants[{i}].qps: {queries:.0f} queries in one run, expected at most {MOST_QUERIES}")
