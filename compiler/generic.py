@@ -74,7 +74,9 @@ def _to_relax(
         spec = values[name]
         # Only a plain batch may be named; k times the batch has no name in ONNX, so it stays unknown outside.
         shape = [(BATCH if d == -1 else f"{BATCH}_{-d}") if d < 0 else d for d in spec.shape]
-        return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype)), shape)
+        return onnx.helper.make_tensor_value_info(
+            name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype)), shape
+        )
 
     used = dict.fromkeys(name for node in nodes for name in node.input if name in constants)
     graph = onnx.helper.make_graph(
@@ -204,9 +206,7 @@ class _Reader:
         arguments = [self._resolve(field) for field in call.args[1].fields]
         types = list(var.ty.fields) if isinstance(var.ty, tvm.ir.TupleType) else [var.ty]
         stem = name or f"{self.prefix}/{symbol}/{len(self.layers)}"
-        outputs = [
-            self._activation(stem if len(types) == 1 else f"{stem}.{i}", ty) for i, ty in enumerate(types)
-        ]
+        outputs = [self._activation(stem if len(types) == 1 else f"{stem}.{i}", ty) for i, ty in enumerate(types)]
         self.known[var] = outputs[0] if len(outputs) == 1 else tuple(outputs)
         if symbol.rstrip("0123456789") in ALIAS and isinstance(arguments[0], Activation):
             self.views.append((outputs[0], arguments[0].name))

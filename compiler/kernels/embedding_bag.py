@@ -57,7 +57,9 @@ class EmbeddingBag:
                             later = safe(position + ahead)
                             for line in range(0, width, LINE):
                                 where = T.address_of(table[later, T.int64(line)])
-                                T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", where, *map(T.int32, (0, 3, 1))))
+                                T.evaluate(
+                                    T.call_llvm_intrin("void", "llvm.prefetch.p0", where, *map(T.int32, (0, 3, 1)))
+                                )
                     found = safe(position)
                     for v in range(vectors):
                         value = table[found, lanes(T.int64(v * LANES))]

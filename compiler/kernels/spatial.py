@@ -246,6 +246,21 @@ class ToPlain:
         return Kernel(primitive([x, y], body), (), 2 * rows * _bytes(x), channels * chunks)
 
 
+class Copy:
+    """A row-major tensor as it is."""
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        return [{}]
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        def body(X: Any, Y: Any) -> None:
+            with T.grid(*X.shape) as index:
+                where = list(index) if isinstance(index, (list, tuple)) else [index]
+                T.buffer_store(Y, X[tuple(where)], where)
+
+        return Kernel(primitive([*spec.inputs, *spec.outputs], body), (), 0, 1)
+
+
 def _narrow(value: Expr) -> Expr:
     """One float's upper half, rounded to nearest even; finite and infinite values only."""
     bits = T.bind(T.reinterpret("uint32", value))

@@ -1,0 +1,71 @@
+"""What a layer does to its anchor's result before it is stored: a bias, a residual tensor, an activation function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from veltair.compiler.ir import Activation
+
+if TYPE_CHECKING:
+    from veltair.compiler.lower import _Lowering
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    output: str  # name of the tensor that comes out at the end
+    activation: str = "none"
+    residual: Activation | None = None
+    bias: NDArray[Any] | None = None
+    swallowed: tuple[int, ...] = ()  # ids of the nodes behind the anchor that need no layer of their own
+
+    @classmethod
+    def behind(cls, anchor: onnx.NodeProto, lowering: _Lowering, residual: bool = True, bias: bool = False) -> Epilogue:
+        """Follow the only users of an anchor's result as far as they can be swallowed: [+ tensor] [activation].
+
+        A residual must have been made before the anchor, in blocks and of the same shape.
+        """
+        name = anchor.output[0]
+        shape = lowering._shape(name)
+        added: Activation | None = None
+        constant: NDArray[Any] | None = None
+        swallowed: list[int] = []
+        user = lowering._only_user(name)
+        if user is not None and user.op_type == "Add" and (residual or bias):
+            other = user.input[1] if user.input[0] == name else user.input[0]
+            if residual and other != name and lowering._made(other):
+                tensor = lowering.known[other]
+                if tensor.block == lowering.block and tensor.shape == shape:
+                    added = tensor
+            elif bias and other in lowering.constants and lowering.constants[other].size == shape[-1]:
+                constant = lowering.constants[other].reshape(-1)
+            if added is not None or constant is not None:
+                swallowed.append(id(user))
+                name = user.output[0]
+                user = lowering._only_user(name)
+        activation = cls.activation_of(user, lowering.constants) if user is not None else None
+        if user is not None and activation is not None:
+            swallowed.append(id(user))
+            name = user.output[0]
+        return cls(name, activation or "none", added, constant, tuple(swallowed))
+
+    @staticmethod
+    def activation_of(node: onnx.NodeProto, constants: Mapping[str, NDArray[Any]]) -> str | None:
+        """The activation that a node is, as `emit.activate` names it, or None."""
+        if node.op_type == "Relu":
+            return "relu"
+        if node.op_type == "Sigmoid":
+            return "sigmoid"
+        if node.op_type == "Clip":
+            names = [*node.input[1:], "", ""][:2]
+            if any(name and name not in constants for name in names):
+                return None
+            limit = float(np.finfo(np.float32).max)
+            low, high = (float(constants[n]) if n else d for n, d in zip(names, (-limit, limit), strict=True))
+            return f"clip:{low!r}:{high!r}"
+        return None
