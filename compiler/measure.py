@@ -1,0 +1,229 @@
+"""Runs candidates in a process of their own: one that crashes costs itself, not the compile."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.ir import Activation, Kernel, LayerSpec
+from veltair.compiler.stopwatch import (
+    Answer,
+    Call,
+    Failed,
+    Given,
+    Mapped,
+    Operand,
+    Random,
+    Request,
+    Result,
+    Returned,
+    Time,
+    Timed,
+)  # fmt: skip
+from veltair.errors import InvariantError, VeltairError
+from veltair.machine import cache_bytes
+from veltair.profiles.core_pool import environment
+from veltair.types import CoreSet
+
+Bounds = Mapping[str, tuple[int, int]]  # activation name -> least and greatest id, both inclusive
+
+BUDGET_NS = 25_000_000  # of a measurement on one core count, beside its first run
+PATIENCE_S = 120.0  # for one answer; a candidate that takes longer hangs
+SPILL_BYTES = 64 << 20  # weights above this go through a file instead of the socket
+
+
+class CandidateError(VeltairError):
+    """A candidate crashed, hung or refused its tensors."""
+
+
+def physical(activation: Activation, batch: int) -> tuple[int, ...]:
+    """The shape in memory for a query of this batch."""
+    return tuple(-dim * batch if dim < 0 else dim for dim in activation.physical)
+
+
+def interior(activation: Activation, batch: int) -> tuple[slice, ...]:
+    """Where the values are in the physical array: inside the halo."""
+    shape, halo = physical(activation, batch), activation.halo
+    if not activation.block:
+        return tuple(slice(0, dim) for dim in shape)
+    n, blocks, height, width, lanes = shape
+    rows, columns = slice(halo.top, height - halo.bottom), slice(halo.left, width - halo.right)
+    return (slice(0, n), slice(0, blocks), rows, columns, slice(0, lanes))
+
+
+def input_operands(spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]:
+    """Random inputs; integers without bounds are zeros, which every table has."""
+    found: list[Operand] = []
+    for activation in spec.inputs:
+        low, high = bounds.get(activation.name, (0, 0))
+        region = tuple((part.start, part.stop) for part in interior(activation, batch))
+        found.append(Random(activation.dtype, physical(activation, batch), region, low, high))
+    return found
+
+
+def result_operands(spec: LayerSpec, batch: int) -> list[Operand]:
+    return [Result(activation.dtype, physical(activation, batch)) for activation in spec.outputs]
+
+
+class Meter:
+    """A measuring process, started when first needed and again after each candidate that killed it."""
+
+    def __init__(self, cores: CoreSet, patience_s: float = PATIENCE_S) -> None:
+        self.cores = cores
+        self._patience_s = patience_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._scratch = tempfile.TemporaryDirectory(prefix="veltair-measure-")
+        self._spilled: dict[int, tuple[NDArray[Any], Mapped]] = {}
+        self._rotate_bytes = min(64 << 20, 2 * cache_bytes().get("L2", 1 << 20) * len(cores))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._stop()
+        self._spilled.clear()
+        self._scratch.cleanup()
+
+    def weights(self, kernel: Kernel) -> list[Operand]:
+        """The kernel's packed constants as operands; large ones stay in, or go to, a file."""
+        return [self._weight(array) for array in kernel.weights]
+
+    def time(
+        self,
+        library: Path,
+        symbol: str,
+        operands: Sequence[Operand],
+        counts: Sequence[int] | None = None,
+        limit_ns: int = 0,
+        budget_ns: int = BUDGET_NS,
+    ) -> list[int]:
+        """Median ns on each of `counts` cores (default: 1 … all), the first run left out.
+
+        A kernel slower than `limit_ns` is given up after three runs. Weights are cycled through copies larger than
+        the L2 caches, since in a model, and next to other models, they do not stay there.
+
+        Raises CandidateError when the kernel crashes, hangs or refuses.
+        """
+        wanted = tuple(counts) if counts is not None else tuple(range(1, len(self.cores) + 1))
+        request = Time(str(library), symbol, tuple(operands), wanted, budget_ns, limit_ns, self._rotate_bytes)
+        answer = self._ask(symbol, request)
+        if not isinstance(answer, Timed):
+            raise InvariantError(f"the measuring process answered {type(answer).__name__} to Time")
+        return list(answer.run_ns)
+
+    def call(self, library: Path, symbol: str, operands: Sequence[Operand], count: int) -> list[NDArray[Any]]:
+        """Run once on `count` cores; the contents of the `Result` operands. Raises CandidateError as `time`."""
+        answer = self._ask(symbol, Call(str(library), symbol, tuple(operands), count))
+        if not isinstance(answer, Returned):
+            raise InvariantError(f"the measuring process answered {type(answer).__name__} to Call")
+        results = [operand for operand in operands if isinstance(operand, Result)]
+        return [
+            np.frombuffer(content, result.dtype).reshape(result.shape)
+            for content, result in zip(answer.contents, results, strict=True)
+        ]
+
+    def forget(self) -> None:
+        """Drop the files of spilled weights."""
+        for _, operand in self._spilled.values():
+            Path(operand.path).unlink(missing_ok=True)
+        self._spilled.clear()
+
+    def _ask(self, symbol: str, request: Request) -> Answer:
+        connection = self._connection or self._start()
+        try:
+            connection.send_bytes(msgspec.msgpack.encode(request))
+            if not connection.poll(self._patience_s):
+                raise CandidateError(f"{symbol}: no result within {self._patience_s:g} s")
+            answer: Answer = msgspec.msgpack.decode(connection.recv_bytes(), type=Answer)
+        except (EOFError, ConnectionError):
+            raise CandidateError(f"{symbol}: {self._cause()}") from None
+        except BaseException:  # an interrupt too leaves an answer on its way that nobody would wait for
+            self._stop()
+            raise
+        if isinstance(answer, Failed):
+            raise CandidateError(f"{symbol}: {answer.reason}")
+        return answer
+
+    def _start(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "veltair.compiler.stopwatch", str(theirs.fileno())]
+            command.append(",".join(map(str, self.cores)))
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(),),
+                env=os.environ | environment(len(self.cores)),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the compiler's to handle
+            )
+        self._connection = Connection(ours.detach())
+        return self._connection
+
+    def _cause(self) -> str:
+        """What ended the process, which is gone or going."""
+        process = self._process
+        code = process.wait(5) if process else 0
+        self._stop()
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"the measuring process ended with code {code}"
+
+    def _stop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _weight(self, array: NDArray[Any]) -> Operand:
+        mapped = in_file(array)
+        if mapped is not None:
+            return mapped
+        if array.nbytes <= SPILL_BYTES:
+            return Given(str(array.dtype), array.shape, array.tobytes())
+        if id(array) not in self._spilled:  # the array is kept too, so that its id stays its own
+            path = Path(self._scratch.name) / f"{len(self._spilled)}-{id(array)}"
+            with path.open("wb") as file:
+                write_chunks(array, file)
+            self._spilled[id(array)] = (array, Mapped(str(array.dtype), array.shape, str(path), 0))
+        return self._spilled[id(array)][1]
+
+
+def write_chunks(array: NDArray[Any], file: Any, chunk: int = 16 << 20) -> None:
+    """Write an array's bytes, row-major, without a second copy of all of it."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for start in range(0, flat.size, chunk):
+        file.write(memoryview(flat[start : start + chunk]))
+
+
+def in_file(array: NDArray[Any]) -> Mapped | None:
+    """Where in a file the array lies, if it is a contiguous view of a mapped one."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and not isinstance(owner.base, mmap.mmap):
+        owner = owner.base
+    if not isinstance(owner, np.memmap) or owner.filename is None or not array.flags.c_contiguous or not array.size:
+        return None
+    offset = owner.offset + array.ctypes.data - owner.ctypes.data
+    return Mapped(str(array.dtype), array.shape, str(owner.filename), int(offset))
