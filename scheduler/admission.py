@@ -1,0 +1,59 @@
+"""Which queries are taken, and by which profile they are run."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from operator import attrgetter
+
+from veltair.errors import ConfigError
+from veltair.scheduler.costs import SOLO, Costs
+from veltair.scheduler.state import Progress
+from veltair.types import ModelProfile, Query, RejectQuery, Tenant
+
+
+class Admission:
+    """The tenants and the costs of their models."""
+
+    __slots__ = ("_costs", "tenants")
+
+    def __init__(
+        self,
+        tenants: Iterable[Tenant],
+        profiles: Mapping[str, Sequence[ModelProfile]],
+        grid: Sequence[float],
+        machine_cores: int,
+    ) -> None:
+        self.tenants = _by_name(tenants, profiles)
+        self._costs = {
+            model: [Costs(profile, grid, machine_cores) for profile in by_batch] for model, by_batch in profiles.items()
+        }
+
+    def admit(self, query: Query) -> Progress | RejectQuery:
+        """The profile is the one with the smallest batch that holds the query. The tenant must be known."""
+        tenant = self.tenants[query.tenant]
+        by_batch = self._costs[tenant.model]
+        i = bisect_left(by_batch, query.batch, key=attrgetter("profile.batch"))
+        if i == len(by_batch):
+            most = by_batch[-1].profile.batch
+            return RejectQuery(query.id, f"{tenant.model} takes at most {most} items in a query, got {query.batch}")
+        costs = by_batch[i]
+        return Progress(query, tenant, costs, costs.cores_for_rest(SOLO, 0, tenant.qos.latency_ns))
+
+
+def _by_name(tenants: Iterable[Tenant], profiles: Mapping[str, Sequence[ModelProfile]]) -> dict[str, Tenant]:
+    for model, by_batch in profiles.items():
+        batches = [profile.batch for profile in by_batch]
+        if not batches or any(low >= high for low, high in pairwise(batches)):
+            raise ConfigError(f"{model}: expected profiles of ascending batch sizes, got {batches}")
+    by_name: dict[str, Tenant] = {}
+    for tenant in tenants:
+        if tenant.name in by_name:
+            raise ConfigError(f"tenant {tenant.name!r} is given twice")
+        if tenant.model not in profiles:
+            raise ConfigError(f"tenant {tenant.name!r}: there is no profile of its model {tenant.model!r}")
+        if tenant.qos.latency_ns <= 0:
+            raise ConfigError(f"tenant {tenant.name!r}: expected a latency target above 0 ns")
+        by_name[tenant.name] = tenant
+    return by_name

@@ -1,0 +1,80 @@
+"""Layer-blocks: how VELTAIR cuts the layers left of a query (section 4.2, Alg. 2).
+
+The deviations from the printed algorithm: blocks are half-open and the pivot begins the next one; without a
+pivot the rest of the model is one block; a block that would need more than the bound is extended over the
+following pivots until it fits, and capped at the bound where none does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from veltair.scheduler.costs import Costs
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The time that the layers may take, and the work that it is split by."""
+
+    qos_ns: int  # for all of `work_left`; never negative
+    work_left: int
+    work: list[int]  # prefix sums over the layers (Costs.time_work or Costs.op_work)
+
+    def share_ns(self, start: int, stop: int) -> int:
+        """The QoS of layers [start, stop): the sum of the layers' own."""
+        if self.work_left == 0:
+            return self.qos_ns
+        return self.qos_ns * (self.work[stop] - self.work[start]) // self.work_left
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A block of layers [start, stop) and the cores that it should get."""
+
+    start: int
+    stop: int
+    cores: int
+    qos_ns: int
+    capped: bool  # no extent fits into its QoS share within the bound
+
+
+def threshold(avg_cores: int, total_avg: int, machine_cores: int) -> int:
+    """The cores above its average that a model may use: idle ones, split by average need (section 4.3).
+
+    12, 12 and 24 of 64 cores leave 16: 4, 4 and 8. Where the averages fit the machine, so do averages and
+    thresholds together; where they do not, the threshold is 0.
+    """
+    return max(0, machine_cores - total_avg) * avg_cores // total_avg
+
+
+def pivots(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Iterator[int]:
+    """Layers after `start` that alone need `bound` cores or more, and more than the model's average (Alg. 2 l. 5)."""
+    enough = max(bound - 1, avg_cores)  # a layer that can do with this many is no pivot
+    if enough >= costs.cores:  # no layer can ask for more than all
+        return
+    least, work = costs.least_ns[level][enough - 1], budget.work
+    qos_ns, left = budget.qos_ns, budget.work_left
+    for layer in range(start + 1, costs.layers):
+        # need(layer) > enough, exact in integers: least time > qos * work / left
+        if least[layer] * left > qos_ns * (work[layer + 1] - work[layer]):
+            yield layer
+
+
+def form_block(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Formed:
+    """The block that begins at `start` (Alg. 2 l. 13-18), on at most `bound` cores."""
+    nearest = 0
+    for stop in pivots(costs, level, start, budget, avg_cores, bound):
+        nearest = nearest or stop
+        qos_ns = budget.share_ns(start, stop)
+        cores = costs.least_cores(level, start, stop, qos_ns, bound)
+        if cores is not None:
+            return Formed(start, stop, cores, qos_ns, capped=False)
+    qos_ns = budget.share_ns(start, costs.layers)
+    cores = costs.least_cores(level, start, costs.layers, qos_ns, bound)
+    if cores is not None:
+        return Formed(start, costs.layers, cores, qos_ns, capped=False)
+    # Nothing fits. Up to the nearest pivot, so that the next decision comes soon.
+    stop = nearest or costs.layers
+    cores = costs.fastest_cores(level, start, stop, bound)
+    return Formed(start, stop, cores, budget.share_ns(start, stop), capped=True)

@@ -1,0 +1,47 @@
+"""Which cores are free, and which of them to hand out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from veltair.types import CoreSet, Machine
+
+
+class CorePool:
+    """Hands out cores that share an L3 together: whole free domains first, then the tightest fit for what is left."""
+
+    __slots__ = ("_domain_of", "_free", "_sizes", "free")
+
+    def __init__(self, machine: Machine) -> None:
+        self.free = len(machine.cores)  # how many
+        self._sizes = [len(domain) for domain in machine.domains]
+        self._free = [set(domain) for domain in machine.domains]  # by domain
+        self._domain_of = {core: i for i, domain in enumerate(machine.domains) for core in domain}
+
+    def take(self, count: int, beside: CoreSet = ()) -> CoreSet:
+        """Takes `count` cores, which must be free, and gives them sorted; the L3 of `beside` is filled up first."""
+        taken: list[int] = []
+        for i in sorted({self._domain_of[core] for core in beside}):
+            taken += self._take_from(i, count - len(taken))
+        for i, size in enumerate(self._sizes):
+            if len(self._free[i]) == size <= count - len(taken):
+                taken += self._take_from(i, size)
+        while (left := count - len(taken)) > 0:
+            counts = [len(free) for free in self._free]
+            enough = [n for n in counts if n >= left]
+            taken += self._take_from(counts.index(min(enough) if enough else max(counts)), left)
+        return tuple(sorted(taken))
+
+    def give_back(self, core_set: Iterable[int]) -> None:
+        for core in core_set:
+            self._free[self._domain_of[core]].add(core)
+            self.free += 1
+
+    def free_cores(self) -> CoreSet:
+        return tuple(sorted(core for domain in self._free for core in domain))
+
+    def _take_from(self, domain: int, at_most: int) -> list[int]:
+        cores = sorted(self._free[domain])[:at_most]  # the lowest ids: the same events give the same sets
+        self._free[domain].difference_update(cores)
+        self.free -= len(cores)
+        return cores

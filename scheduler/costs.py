@@ -1,0 +1,172 @@
+"""A profile turned into tables that a decision can read in one look.
+
+Everything is a plain list of plain ints (numpy builds them and stays behind): index by level, then by layer, then
+by cores - 1, unless said otherwise. A level is an index into a grid that all profiles of a scheduler share.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.errors import ProfileError
+from veltair.types import CodeVersion, ModelProfile
+
+SOLO = 0  # the grid's first level is 1.0: running alone
+_FINEST_RATIO = 1.15  # neighbouring levels of the grid lie no further apart than this
+
+
+def level_grid(profiles: Iterable[ModelProfile]) -> tuple[float, ...]:
+    """All measured interference levels, ascending from 1.0, the wide gaps subdivided evenly."""
+    measured = {1.0}
+    for profile in profiles:
+        for versions in profile.versions:
+            measured.update(level for version in versions for level in version.latency.levels)
+    ascending = sorted(measured)
+    grid = ascending[:1]
+    for low, high in pairwise(ascending):
+        parts = 1
+        while high > low * _FINEST_RATIO**parts:
+            parts += 1
+        grid += [low + (high - low) * i / parts for i in range(1, parts)] + [high]
+    return tuple(grid)
+
+
+def nearest_level(grid: Sequence[float], level: float) -> int:
+    """Index of the grid's level nearest to this one; the lower of two equally near."""
+    above = bisect_left(grid, level)
+    if above == 0:
+        return 0
+    if above == len(grid):
+        return above - 1
+    return above if grid[above] - level < level - grid[above - 1] else above - 1
+
+
+class Costs:
+    """What any run of layers of one profile takes, at every level of the grid and on every core count.
+
+    The best version of a layer is the fastest at that level on that many cores (the first of equals). A machine
+    with more cores than the profile measured is used up to the profile's count.
+    """
+
+    __slots__ = (
+        "_rest_ns",
+        "_solo_ns",
+        "_version",
+        "bytes",
+        "cores",
+        "layers",
+        "least_ns",
+        "op_work",
+        "prefix_ns",
+        "profile",
+        "time_work",
+    )
+
+    def __init__(self, profile: ModelProfile, grid: Sequence[float], machine_cores: int) -> None:
+        _validate(profile)
+        self.profile = profile
+        self.layers = len(profile.layers)
+        self.cores = min(machine_cores, profile.cores)
+
+        # (levels, layers, cores): the fastest version's time, and which one that is
+        shape = (len(grid), self.layers, self.cores)
+        best, which = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        for i, versions in enumerate(profile.versions):
+            times = np.stack([_on_grid(version, grid, self.cores) for version in versions])
+            which[:, i] = times.argmin(axis=0)
+            best[:, i] = times.min(axis=0)
+
+        prefix = np.zeros((len(grid), self.layers + 1, self.cores), np.int64)
+        np.cumsum(best, axis=1, out=prefix[:, 1:])
+        rest = np.minimum.accumulate(prefix[:, -1:] - prefix, axis=2)
+
+        self.prefix_ns: list[list[list[int]]] = prefix.tolist()  # layers 0 … l-1; [level][l][cores - 1]
+        # the least time of a layer on no more than so many cores; [level][cores - 1][layer]
+        self.least_ns: list[list[list[int]]] = np.minimum.accumulate(best, axis=2).transpose(0, 2, 1).tolist()
+        # layers l … end on no more than so many cores, negated: ascending, so that it can be bisected
+        self._rest_ns: list[list[list[int]]] = (-rest).tolist()
+        self._version: list[list[list[int]]] = which.transpose(0, 2, 1).tolist()  # [level][cores - 1][layer]
+        self._solo_ns = [[version.latency.latency_ns[0] for version in of_layer] for of_layer in profile.versions]
+
+        # what a layer's share of the QoS is measured by, as prefix sums: profiled time (of one core, alone; on
+        # more cores every layer would be given exactly the time that it needs there), or the paper's op count
+        self.time_work = [row[0] for row in self.prefix_ns[SOLO]]
+        self.op_work = _running_sum(layer.flops for layer in profile.layers)
+        self.bytes = _running_sum(layer.bytes for layer in profile.layers)
+
+    def time_ns(self, level: int, cores: int, start: int, stop: int) -> int:
+        """Layers [start, stop), each in its best version."""
+        prefix = self.prefix_ns[level]
+        return prefix[stop][cores - 1] - prefix[start][cores - 1]
+
+    def solo_ns(self, versions: Sequence[int], first: int, start: int, stop: int, cores: int) -> int:
+        """Layers [start, stop) alone on the machine in given versions, `versions[0]` being layer `first`'s."""
+        column, table = cores - 1, self._solo_ns
+        return sum([table[i][versions[i - first]][column] for i in range(start, stop)])
+
+    def versions(self, level: int, cores: int, start: int, stop: int) -> tuple[int, ...]:
+        return tuple(self._version[level][cores - 1][start:stop])
+
+    def cores_for_rest(self, level: int, start: int, qos_ns: int) -> int:
+        """Core@ModelGranularity: the least cores that run layers [start, end) within `qos_ns`, else all."""
+        return min(bisect_left(self._rest_ns[level][start], -qos_ns) + 1, self.cores)
+
+    def least_cores(self, level: int, start: int, stop: int, qos_ns: int, bound: int) -> int | None:
+        """The least cores that run layers [start, stop) within `qos_ns`; None if more than `bound` are needed."""
+        begin, end = self.prefix_ns[level][start], self.prefix_ns[level][stop]
+        for cores in range(bound):  # a scan: more cores are not always faster
+            if end[cores] - begin[cores] <= qos_ns:
+                return cores + 1
+        return None
+
+    def fastest_cores(self, level: int, start: int, stop: int, bound: int) -> int:
+        """The core count up to `bound` on which layers [start, stop) are fastest; the least of equals."""
+        begin, end = self.prefix_ns[level][start], self.prefix_ns[level][stop]
+        return min(range(1, bound + 1), key=lambda cores: end[cores - 1] - begin[cores - 1])
+
+
+def _on_grid(version: CodeVersion, grid: Sequence[float], cores: int) -> NDArray[np.int64]:
+    """`LatencyTable.at` for every level of the grid at once; (levels, cores)."""
+    levels = np.asarray(version.latency.levels)
+    measured: NDArray[np.float64] = np.array([row[:cores] for row in version.latency.latency_ns], np.float64)
+    if len(levels) == 1:
+        return np.tile(measured, (len(grid), 1)).astype(np.int64)
+    wanted = np.clip(np.asarray(grid), levels[0], levels[-1])
+    above = np.clip(np.searchsorted(levels, wanted), 1, len(levels) - 1)
+    low, high = levels[above - 1], levels[above]
+    share = ((wanted - low) / (high - low))[:, None]
+    between = measured[above - 1] + share * (measured[above] - measured[above - 1])
+    return np.rint(between).astype(np.int64)
+
+
+def _running_sum(values: Iterable[int]) -> list[int]:
+    sums = [0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return sums
+
+
+def _validate(profile: ModelProfile) -> None:
+    name = f"{profile.model} (batch {profile.batch})"
+    if not profile.layers or len(profile.layers) != len(profile.versions):
+        raise ProfileError(
+            f"{name}: expected at least one layer and versions for each, "
+            f"got {len(profile.layers)} layers and versions for {len(profile.versions)}"
+        )
+    for i, versions in enumerate(profile.versions):
+        if not versions:
+            raise ProfileError(f"{name}: layer {i} has no code version")
+        for version in versions:
+            levels, rows = version.latency.levels, version.latency.latency_ns
+            where = f"{name}: layer {i}, version {version.index}"
+            if not levels or levels[0] != 1.0 or any(a >= b for a, b in pairwise(levels)):
+                raise ProfileError(f"{where}: expected interference levels ascending from 1.0, got {levels}")
+            if len(rows) != len(levels) or any(len(row) != profile.cores or not row for row in rows):
+                raise ProfileError(f"{where}: expected latencies of {len(levels)} levels x {profile.cores} cores")
+            if any(time_ns <= 0 for row in rows for time_ns in row):
+                raise ProfileError(f"{where}: expected latencies above 0 ns")

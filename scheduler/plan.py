@@ -1,0 +1,101 @@
+"""What veltair-full would do with a fresh query, explained without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from veltair.errors import ConfigError
+from veltair.scheduler.blocks import Budget, form_block, pivots, threshold
+from veltair.scheduler.costs import Costs, level_grid, nearest_level
+from veltair.types import Machine, ModelProfile
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBlock:
+    """Layers [start, stop) as they would be formed once the blocks before took just what is predicted."""
+
+    start: int
+    stop: int
+    cores: int
+    predicted_ns: int
+    qos_ns: int  # the layers' share of the time left
+    versions: tuple[int, ...]  # one code version index per layer
+    avg_cores: int  # Avg_C of the layers left against the time left
+    threshold_cores: int
+    capped: bool  # needs more than avg + threshold, and gets no more
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    model: str
+    batch: int
+    cores: int
+    qos_ns: int
+    level: float  # the one asked for, taken to the grid that the profile's levels span
+    avg_cores: int  # as the query arrives
+    threshold_cores: int
+    pivots: tuple[int, ...]  # layers that alone need avg + threshold or more, as the query arrives
+    blocks: tuple[PlannedBlock, ...]
+    predicted_ns: int  # of all blocks
+
+
+def explain(
+    profile: ModelProfile, machine: Machine, qos_ns: int, level: float = 1.0, load: Sequence[int] | int = ()
+) -> Plan:
+    """The blocks of one query that finds the machine at this level and under this load.
+
+    `load`: the other active queries' average needs (Avg_C), or their sum; both in cores. They and the level stay
+    as they are throughout.
+    """
+    cores = len(machine.cores)
+    others = load if isinstance(load, int) else sum(load)
+    if cores < 1 or qos_ns <= 0 or level < 1.0:
+        raise ConfigError(
+            f"plan: expected at least 1 core, a QoS above 0 ns and a level of 1.0 or more, "
+            f"got {cores}, {qos_ns} and {level}"
+        )
+    if others < 0 or (not isinstance(load, int) and min(load, default=0) < 0):
+        raise ConfigError(f"plan: expected a load of 0 cores or more, got {load}")
+    grid = level_grid([profile])
+    at = nearest_level(grid, level)
+    costs = Costs(profile, grid, cores)
+
+    blocks: list[PlannedBlock] = []
+    conflict_prone: tuple[int, ...] = ()
+    start = spent_ns = 0
+    while start < costs.layers:
+        budget = Budget(max(0, qos_ns - spent_ns), costs.time_work[-1] - costs.time_work[start], costs.time_work)
+        avg_cores = costs.cores_for_rest(at, start, budget.qos_ns)
+        extra = threshold(avg_cores, others + avg_cores, cores)
+        bound = min(avg_cores + extra, costs.cores)
+        formed = form_block(costs, at, start, budget, avg_cores, bound)
+        if start == 0:
+            conflict_prone = tuple(pivots(costs, at, start, budget, avg_cores, bound))
+        block = PlannedBlock(
+            start=start,
+            stop=formed.stop,
+            cores=formed.cores,
+            predicted_ns=costs.time_ns(at, formed.cores, start, formed.stop),
+            qos_ns=formed.qos_ns,
+            versions=costs.versions(at, formed.cores, start, formed.stop),
+            avg_cores=avg_cores,
+            threshold_cores=extra,
+            capped=formed.capped,
+        )
+        blocks.append(block)
+        spent_ns += block.predicted_ns
+        start = block.stop
+    first = blocks[0]
+    return Plan(
+        model=profile.model,
+        batch=profile.batch,
+        cores=cores,
+        qos_ns=qos_ns,
+        level=grid[at],
+        avg_cores=first.avg_cores,
+        threshold_cores=first.threshold_cores,
+        pivots=conflict_prone,
+        blocks=tuple(blocks),
+        predicted_ns=spent_ns,
+    )

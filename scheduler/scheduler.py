@@ -1,0 +1,281 @@
+"""The state machine: events in, decisions out. It reads no clock; time comes with the events."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from veltair.errors import ConfigError, InvariantError
+from veltair.scheduler.admission import Admission
+from veltair.scheduler.cores import CorePool
+from veltair.scheduler.costs import level_grid
+from veltair.scheduler.invariants import violations
+from veltair.scheduler.policies import make_policy
+from veltair.scheduler.proxy import BlockTimed, DemandChanged, ObservedSlowdown, Proxy, SteadyLevel
+from veltair.scheduler.state import Grow, Policy, Progress, Run, Start, System
+from veltair.types import (
+    BlockFailed,
+    BlockFinished,
+    BlockGrown,
+    CancelQuery,
+    CountersSampled,
+    Decision,
+    Event,
+    FinishQuery,
+    GrowBlock,
+    Machine,
+    ModelProfile,
+    Query,
+    QueryArrived,
+    QueryCancelled,
+    RejectQuery,
+    StartBlock,
+    Tenant,
+    WorkersChanged,
+)
+
+_REMEMBERED_EVENTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """How it stands now, and totals since the start."""
+
+    waiting: dict[str, int]  # by tenant: queries that have not started
+    in_flight: int  # queries that hold a worker
+    running: int  # blocks
+    workers: int
+    cores_in_use: int
+    level: float
+    level_source: str
+    blocks_started: int
+    conflicts: int  # blocks that started on fewer cores than they wanted
+    blocks_grown: int  # growths that the workers took up
+    capped_blocks: int  # blocks that could not hold their QoS share on the cores that they may use
+
+
+class Scheduler:
+    """Serves every tenant's queries on one machine under one policy.
+
+    A query runs block by block and holds a worker from its first block to its end. Every query that arrives ends
+    exactly once: by FinishQuery or RejectQuery, by BlockFailed, or by being cancelled. No decision follows the
+    last two, since whoever sent the event knows already.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        tenants: Iterable[Tenant],
+        profiles: Mapping[str, Sequence[ModelProfile]],
+        policy: str | Policy,
+        workers: int,
+        *,
+        proxy: Proxy | None = None,
+    ) -> None:
+        """`profiles`: by model name, ascending by batch. `proxy`: where the interference level comes from, by
+        default the observed slowdown. Raises ConfigError, or ProfileError for what is wrong in a profile.
+        """
+        cores = machine.cores
+        if not cores or len(set(cores)) != len(cores):
+            raise ConfigError(f"machine: expected at least one core and none twice, got {machine.domains}")
+        if workers < 0:
+            raise ConfigError(f"workers: expected 0 or more, got {workers}")
+        grid = level_grid(profile for by_batch in profiles.values() for profile in by_batch)
+        self._admission = Admission(tenants, profiles, grid, len(cores))
+        self._policy = make_policy(policy) if isinstance(policy, str) else policy
+        self._proxy: Proxy = ObservedSlowdown() if proxy is None else proxy
+        self.system = System(machine, grid, CorePool(machine), SteadyLevel(grid), workers, len(cores))
+        self._now_ns = 0
+        self._last_events: deque[Event] = deque(maxlen=_REMEMBERED_EVENTS)
+        self._blocks_started = self._conflicts = self._blocks_grown = self._capped_blocks = 0
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Takes one event and says what to do, in this order.
+
+        Time never runs backwards: an event stamped before its predecessor counts as simultaneous with it. An event
+        that cannot be (an unknown query, a block that does not run, …) raises InvariantError and changes nothing.
+
+        A cancelled query that waits, for its first block or between two, is dropped without a decision; one that
+        runs gets CancelQuery, and ends with the BlockFinished or BlockFailed that follows. After a BlockFinished
+        short of the block's stop the query goes on from there.
+        """
+        self._last_events.append(event)
+        self._now_ns = max(self._now_ns, event.time_ns)
+        decisions: list[Decision] = []
+        match event:
+            case BlockFinished():
+                self._finished(event, decisions)
+            case QueryArrived():
+                self._arrived(event.query, decisions)
+            case BlockGrown():
+                self._grown(event)
+            case QueryCancelled():
+                self._cancelled(event.query, decisions)
+            case BlockFailed():
+                self._end(self._in_flight(event.query))
+            case CountersSampled():
+                self._proxy.observe(event.sample)
+            case WorkersChanged():
+                self._workers_changed(event.workers)
+        self._give_out_cores(decisions)
+        return decisions
+
+    @property
+    def level(self) -> float:
+        """The machine's interference level now; 1.0: blocks run as if alone."""
+        return self._proxy.level
+
+    @property
+    def level_source(self) -> str:
+        return self._proxy.name
+
+    def stats(self) -> Stats:
+        system = self.system
+        waiting = dict.fromkeys(self._admission.tenants, 0)
+        for progress in system.waiting.values():
+            waiting[progress.tenant.name] += 1
+        return Stats(
+            waiting=waiting,
+            in_flight=len(system.in_flight),
+            running=sum(progress.run is not None for progress in system.in_flight.values()),
+            workers=system.workers,
+            cores_in_use=system.cores - system.free,
+            level=self.level,
+            level_source=self.level_source,
+            blocks_started=self._blocks_started,
+            conflicts=self._conflicts,
+            blocks_grown=self._blocks_grown,
+            capped_blocks=self._capped_blocks,
+        )
+
+    def check_invariants(self) -> None:
+        """Raises InvariantError if the state contradicts itself. For tests and a debug switch: O(queries + cores)."""
+        if broken := list(violations(self.system)):
+            self._broken("; ".join(broken))
+
+    # Events
+
+    def _arrived(self, query: Query, decisions: list[Decision]) -> None:
+        system = self.system
+        if query.id in system.waiting or query.id in system.in_flight:
+            self._broken(f"query {query.id} arrived twice")
+        if query.tenant not in self._admission.tenants:
+            self._broken(f"query {query.id} is of an unknown tenant, {query.tenant!r}")
+        admitted = self._admission.admit(query)
+        if isinstance(admitted, RejectQuery):
+            decisions.append(admitted)
+        else:
+            system.waiting[query.id] = admitted
+            system.total_avg += admitted.avg_cores
+
+    def _finished(self, event: BlockFinished, decisions: list[Decision]) -> None:
+        progress, run = self._running(event.query)
+        block = run.block
+        if not block.start <= event.stop <= block.stop or event.elapsed_ns < 0:
+            self._broken(f"query {event.query} cannot have finished so: it runs {block}")
+        if event.stop > block.start:
+            self._proxy.observe(BlockTimed(event.elapsed_ns, run.solo_ns(event.stop)))
+        if progress.cancelled:
+            self._end(progress)
+        elif event.stop == progress.costs.layers:
+            self._end(progress)
+            decisions.append(FinishQuery(event.query))
+        else:
+            self._free_cores(progress)
+            progress.next_layer = event.stop
+
+    def _grown(self, event: BlockGrown) -> None:
+        _, run = self._running(event.query)
+        since, before = run.stretches[-1]
+        if not set(event.core_set) <= set(run.core_set) or len(event.core_set) < before:
+            self._broken(f"query {event.query} ran on {before} cores and may use {run.core_set}")
+        if not since <= event.layer <= run.block.stop:
+            self._broken(f"query {event.query} runs {run.block}, its cores last changed at layer {since}")
+        run.take_up(event.layer, len(event.core_set), self._now_ns)
+        self._blocks_grown += 1
+
+    def _cancelled(self, query: int, decisions: list[Decision]) -> None:
+        progress = self.system.waiting.get(query) or self._in_flight(query)
+        if progress.run is None:
+            self._end(progress)
+        elif not progress.cancelled:
+            progress.cancelled = True
+            decisions.append(CancelQuery(query))
+
+    def _workers_changed(self, workers: int) -> None:
+        if workers < 0:
+            self._broken(f"{workers} workers")
+        self.system.workers = workers
+        self.system.most_in_flight = len(self.system.in_flight)
+
+    # Decisions
+
+    def _give_out_cores(self, decisions: list[Decision]) -> None:
+        system, now_ns = self.system, self._now_ns
+        runs = [progress.run for progress in system.in_flight.values() if progress.run is not None]
+        self._proxy.observe(DemandChanged(sum([run.bytes_per_ns for run in runs])))
+        system.steady.follow(self._proxy.level)
+        while (step := self._policy.next_step(system, now_ns)) is not None:
+            if system.free == 0:
+                self._broken(f"the policy wants {step} with no core free")
+            decisions.append(self._start(step) if isinstance(step, Start) else self._grow(step))
+
+    def _start(self, step: Start) -> StartBlock:
+        system, progress, block = self.system, step.progress, step.block
+        if progress.run is not None or block.start != progress.next_layer:
+            self._broken(f"the policy wants {block}, but the query stands at layer {progress.next_layer}")
+        if block.query in system.waiting:
+            if len(system.in_flight) >= system.workers:
+                self._broken(f"the policy wants {block} with no worker free")
+            system.in_flight[block.query] = system.waiting.pop(block.query)
+        core_set = system.pool.take(min(block.cores, system.free))
+        progress.run = Run.begin(block, progress.costs, core_set, self._now_ns)
+        progress.next_layer = block.stop
+        conflict = len(core_set) < block.cores
+        self._blocks_started += 1
+        self._conflicts += conflict
+        self._capped_blocks += step.capped
+        return StartBlock(block, core_set, conflict, system.grid[step.level])
+
+    def _grow(self, step: Grow) -> GrowBlock:
+        query, run = step.progress.query.id, step.progress.run
+        if run is None or not 0 < step.more <= self.system.free:
+            self._broken(f"the policy wants {step.more} more cores for query {query}")
+        more = self.system.pool.take(step.more, beside=run.core_set)
+        run.core_set = tuple(sorted(run.core_set + more))
+        return GrowBlock(query, run.core_set)
+
+    # State
+
+    def _in_flight(self, query: int) -> Progress:
+        progress = self.system.in_flight.get(query)
+        if progress is None:
+            self._broken(f"query {query} is not in flight")
+        return progress
+
+    def _running(self, query: int) -> tuple[Progress, Run]:
+        progress = self._in_flight(query)
+        if progress.run is None:
+            self._broken(f"query {query} runs no block")
+        return progress, progress.run
+
+    def _free_cores(self, progress: Progress) -> None:
+        if progress.run is not None:
+            self.system.pool.give_back(progress.run.core_set)
+            progress.run = None
+
+    def _end(self, progress: Progress) -> None:
+        self._free_cores(progress)
+        system, query = self.system, progress.query.id
+        if query in system.waiting:
+            del system.waiting[query]
+        else:
+            del system.in_flight[query]
+        system.most_in_flight = min(system.most_in_flight, len(system.in_flight))
+        system.total_avg -= progress.avg_cores
+
+    def _broken(self, what: str) -> NoReturn:
+        events = "\n  ".join(map(repr, self._last_events))
+        raise InvariantError(f"{what}; the last events:\n  {events}")

@@ -1,0 +1,169 @@
+"""What the scheduler knows while queries run. Policies read it; only the state machine writes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from veltair.scheduler.cores import CorePool
+from veltair.scheduler.costs import Costs, nearest_level
+from veltair.scheduler.proxy import SteadyLevel
+from veltair.types import CoreSet, LayerBlock, Machine, Query, Tenant
+
+
+@dataclass(slots=True)
+class Run:
+    """A block that runs now."""
+
+    block: LayerBlock
+    costs: Costs
+    core_set: CoreSet  # granted; what the worker has taken up is the last stretch's
+    stretches: list[tuple[int, int]]  # (first layer, cores), ascending: how the core count changed
+    predicted_ns: int  # on the cores that it really has, at the level of its start
+    ends_ns: int  # expected
+    bytes_per_ns: float
+
+    @classmethod
+    def begin(cls, block: LayerBlock, costs: Costs, core_set: CoreSet, now_ns: int) -> Run:
+        cores = len(core_set)
+        predicted_ns = block.predicted_ns
+        if cores < block.cores:
+            predicted_ns = _rescaled(block, costs, block.start, cores)
+        bytes_per_ns = (costs.bytes[block.stop] - costs.bytes[block.start]) / max(predicted_ns, 1)
+        stretches = [(block.start, cores)]
+        return cls(block, costs, core_set, stretches, predicted_ns, now_ns + predicted_ns, bytes_per_ns)
+
+    def take_up(self, layer: int, cores: int, now_ns: int) -> None:
+        """The block goes on with `layer` on that many cores; the prediction of what remains follows."""
+        ends_ns = now_ns + _rescaled(self.block, self.costs, layer, cores)
+        self.predicted_ns += ends_ns - self.ends_ns
+        self.ends_ns = ends_ns
+        self.stretches.append((layer, cores))
+
+    def solo_ns(self, stop: int) -> int:
+        """What the layers up to `stop` take alone on the machine, each on the cores that it really had."""
+        ends = [layer for layer, _ in self.stretches[1:]] + [stop]
+        return sum(
+            self.costs.solo_ns(self.block.versions, self.block.start, start, min(end, stop), cores)
+            for (start, cores), end in zip(self.stretches, ends, strict=True)
+        )
+
+    def soon_to_finish(self, now_ns: int) -> bool:
+        """Section 4.3: what remains is within 10 % of what the block was predicted to take."""
+        return (self.ends_ns - now_ns) * 10 <= self.predicted_ns
+
+    def missing_cores(self, now_ns: int) -> int:
+        """How many more cores the block could still use; it takes them up between two of its layers."""
+        if self.block.stop - self.block.start == 1 or self.soon_to_finish(now_ns):
+            return 0
+        return self.block.cores - len(self.core_set)
+
+
+def _rescaled(block: LayerBlock, costs: Costs, start: int, cores: int) -> int:
+    """The prediction for layers [start, block.stop) on other cores.
+
+    The code versions stay those picked for `block.cores`; their solo times give the ratio.
+    """
+    here = costs.solo_ns(block.versions, block.start, start, block.stop, cores)
+    return block.predicted_ns * here // costs.solo_ns(block.versions, block.start, block.start, block.stop, block.cores)
+
+
+@dataclass(slots=True)
+class Progress:
+    """An admitted, unfinished query."""
+
+    query: Query
+    tenant: Tenant
+    costs: Costs  # of the profile with the smallest batch that holds the query
+    avg_cores: int  # Avg_C: of the whole model against the QoS at first; a policy may renew it
+    next_layer: int = 0  # the first layer that has not run, nor runs now
+    run: Run | None = None
+    cancelled: bool = False
+
+    @property
+    def due_ns(self) -> int:
+        return min(self.query.arrival_ns + self.tenant.qos.latency_ns, self.query.deadline_ns)
+
+
+@dataclass(slots=True)
+class System:
+    """The machine and every active (admitted, unfinished) query."""
+
+    machine: Machine
+    grid: Sequence[float]
+    pool: CorePool
+    steady: SteadyLevel
+    workers: int
+    cores: int  # of the machine
+    waiting: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of arrival
+    in_flight: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of start; one worker each
+    total_avg: int = 0  # sum of avg_cores over all active queries
+    most_in_flight: int = 0  # in flight when the workers last became fewer; more than `workers` until those have ended
+
+    @property
+    def free(self) -> int:
+        return self.pool.free
+
+    def head(self) -> Progress | None:
+        """The query that has waited longest, if a worker is free for it."""
+        if not self.waiting or len(self.in_flight) >= self.workers:
+            return None
+        return next(iter(self.waiting.values()))
+
+    def renew_avg(self, progress: Progress, avg_cores: int) -> None:
+        self.total_avg += avg_cores - progress.avg_cores
+        progress.avg_cores = avg_cores
+
+    def level_for(self, progress: Progress, now_ns: int) -> int:
+        """The level (grid index) that the query's next block will meet.
+
+        What the level exceeds 1.0 by is laid to the other queries' running blocks in proportion to their cores;
+        the part of those that soon finish is left out (section 4.3).
+        """
+        at = self.steady.index
+        if at == 0:
+            return 0
+        running = staying = 0
+        for other in self.in_flight.values():
+            if other is progress or other.run is None:
+                continue
+            cores = len(other.run.core_set)
+            running += cores
+            if not other.run.soon_to_finish(now_ns):
+                staying += cores
+        if staying == running:
+            return at if running else 0
+        return nearest_level(self.grid, 1.0 + (self.grid[at] - 1.0) * staying / running)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start this block now, on as many of its cores as are free (at least one is)."""
+
+    progress: Progress
+    block: LayerBlock
+    level: int  # grid index
+    capped: bool = False  # its QoS share cannot be held on the cores that it may use
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """Give a running block this many of the free cores on top."""
+
+    progress: Progress
+    more: int
+
+
+Step: TypeAlias = Start | Grow
+
+
+class Policy(Protocol):
+    """Who gets cores next, and for which layers.
+
+    After every event the state machine asks for steps, carrying each out, until there is none. All the rest, from
+    core sets to cancelled queries, is the state machine's. A policy may keep state of its own, must read neither
+    clock nor chance, and has to return None once nothing is free.
+    """
+
+    def next_step(self, system: System, now_ns: int) -> Step | None: ...

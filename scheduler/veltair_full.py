@@ -1,0 +1,58 @@
+"""VELTAIR-FULL: adaptive blocks and adaptive code versions (sections 4.2 and 4.3, Alg. 2 and 3)."""
+
+from __future__ import annotations
+
+from veltair.scheduler.blocks import Budget, form_block, threshold
+from veltair.scheduler.state import Grow, Progress, Start, Step, System
+from veltair.types import LayerBlock
+
+
+class VeltairFull:
+    """Forms each next block when it can start, for the load and the interference level of that moment.
+
+    Cores go to the oldest query first, be it to begin its next block or to grow the one that started with too
+    few (a conflict); a query that waits for a worker comes last. Nothing is refused.
+    """
+
+    def __init__(self, *, against_slack: bool = True, split_by_ops: bool = False) -> None:
+        """`against_slack`: Avg_C and the layers' QoS are those of the layers left against the time left, else
+        those of the whole model. `split_by_ops`: layer QoS by op count (the paper's), else by profiled time.
+        """
+        self._against_slack = against_slack
+        self._split_by_ops = split_by_ops
+
+    def next_step(self, system: System, now_ns: int) -> Step | None:
+        if not system.free:
+            return None
+        for progress in system.in_flight.values():
+            run = progress.run
+            if run is None:
+                return self._start(system, progress, now_ns)
+            if not progress.cancelled and (missing := run.missing_cores(now_ns)):
+                return Grow(progress, min(missing, system.free))
+        head = system.head()
+        return None if head is None else self._start(system, head, now_ns)
+
+    def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
+        costs, start = progress.costs, progress.next_layer
+        level = system.level_for(progress, now_ns)  # Alg. 3 l. 10
+        work = costs.op_work if self._split_by_ops else costs.time_work
+        if self._against_slack:
+            budget = Budget(max(0, progress.due_ns - now_ns), work[-1] - work[start], work)
+            avg_cores = costs.cores_for_rest(level, start, budget.qos_ns)
+        else:
+            budget = Budget(progress.tenant.qos.latency_ns, work[-1], work)
+            avg_cores = costs.cores_for_rest(level, 0, budget.qos_ns)
+        system.renew_avg(progress, avg_cores)
+        extra = threshold(avg_cores, system.total_avg, system.cores)  # Alg. 3 l. 11
+        bound = min(avg_cores + extra, costs.cores)
+        formed = form_block(costs, level, start, budget, avg_cores, bound)
+        block = LayerBlock(
+            query=progress.query.id,
+            start=start,
+            stop=formed.stop,
+            versions=costs.versions(level, formed.cores, start, formed.stop),
+            cores=formed.cores,
+            predicted_ns=costs.time_ns(level, formed.cores, start, formed.stop),
+        )
+        return Start(progress, block, level, formed.capped)
