@@ -89,13 +89,14 @@ class _Session:
     def __init__(self, args: argparse.Namespace, scenario: Scenario) -> None:
         self._args, self._scenario = args, scenario
         self._stop = asyncio.Event()
-        self._notes = Console(stderr=True)
+        self._notes = Console(stderr=True, markup=False, highlight=False)
         self._failures: Counter[tuple[str, str]] = Counter()
 
     async def run(self) -> int:
         report = await (self._mlperf() if self._args.engine == "mlperf" else self._builtin())
         if report is not None:
             self._print(report)
+        print_failures(self._notes, self._failures)
         return INTERRUPTED if self._stop.is_set() else 0
 
     async def _builtin(self) -> Report:
@@ -158,14 +159,15 @@ class _Session:
         else:
             rows, behind = [result(tally) for tally in shown.tallies], shown.lag
         self._warn(behind)
-        peak_qps = round(best.qps, 4) if best else 0.0
+        missed = None if self._stop.is_set() else 0.0
+        peak_qps = round(best.qps, 4) if best else missed
         return Report(rows, peak_qps, environment(), behind.max_ns / 1e6, [probe_result(probe) for probe in probes])
 
     def _tell(self, probe: Probe) -> None:
         if not self._args.json:
             rates = ", ".join(f"{t.name} {(t.qos_rate or 0) * 100:.1f} %" for t in probe.tallies)
             verdict = "held" if probe.held else "missed"
-            self._notes.print(f"x {probe.scale:.3f}  {probe.qps:.1f} QPS  {verdict}  ({rates})", highlight=False)
+            self._notes.print(f"x {probe.scale:.3f}  {probe.qps:.1f} QPS  {verdict}  ({rates})")
 
     async def _mlperf(self) -> Report | None:
         tenants = self._scenario.tenants
@@ -182,7 +184,7 @@ class _Session:
             self._notes.print("stopped: MLPerf gives no result before the end of its test")
             return None
         self._failures.update({(name, why): count for why, count in verdict.failures.items()})
-        self._notes.print(f"MLPerf calls the result {verdict.validity}", highlight=False)
+        self._notes.print(f"MLPerf calls the result {verdict.validity}")
         return Report([verdict.result], None, environment(), None)
 
     @contextmanager
@@ -227,12 +229,14 @@ class _Session:
             print(text.decode())
             return
         title = self._scenario.load.target
-        if report.peak_qps is not None:
+        if report.peak_qps == 0:
+            title += ": no load held every tenant's QoS; the lowest that was tried"
+        elif report.peak_qps is not None:
             title += f": peak {report.peak_qps:.1f} QPS with every tenant's QoS held"
-        Console().print(table(report.tenants, self._scenario.tenants, title))
+        console = Console()
+        console.print(table(report.tenants, self._scenario.tenants, title, wide=console.width >= 100))
         if report.max_lag_ms is not None:
-            self._notes.print(f"client lag at most {report.max_lag_ms:.2f} ms", style="dim", highlight=False)
-        print_failures(self._notes, self._failures)
+            self._notes.print(f"client lag at most {report.max_lag_ms:.2f} ms", style="dim")
 
 
 def main() -> int:

@@ -70,6 +70,7 @@ async def drive(
     sent, done, outcome = [0] * count, [0] * count, [0] * count
     failures: Counter[tuple[int, str]] = Counter()
     pending: set[asyncio.Task[None]] = set()
+    defects: list[BaseException] = []
     create_task = asyncio.get_running_loop().create_task
 
     async def query(i: int) -> None:
@@ -84,12 +85,17 @@ async def drive(
             if outcome[i] != Outcome.OK:
                 failures[stream, why] += 1
 
+    def finished(task: asyncio.Task[None]) -> None:
+        pending.discard(task)
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            defects.append(defect)
+
     async def send_all(alarm: Alarm) -> None:
         for i in range(count):
             await alarm.until(start + arrival[i])
             task = create_task(query(i))
             pending.add(task)
-            task.add_done_callback(pending.discard)
+            task.add_done_callback(finished)
         await alarm.until(start + plan.window_ns[1])
 
     gc.collect()
@@ -108,6 +114,8 @@ async def drive(
             await _end(*pending)
     finally:
         gc.unfreeze()
+    if defects:  # of the client's code: whatever a server does is an outcome
+        raise defects[0]
     window = (min(plan.window_ns[0], cut), min(plan.window_ns[1], cut))
     return Trace(
         plan,

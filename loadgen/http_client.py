@@ -55,7 +55,6 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.usable = False
-        self.exchanges = 0
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[tuple[int, bytes]] | None = None
         self._keep_body = False
@@ -83,7 +82,6 @@ class _Connection(asyncio.Protocol):
         self._answer = asyncio.get_running_loop().create_future()
         self._keep_body = keep_body
         self._head, self._body, self._left = bytearray(), bytearray(), None
-        self.exchanges += 1
         if self._transport is None or not self.usable:
             self._fail(_StaleError("connection closed before an answer"))
         else:
@@ -137,7 +135,9 @@ class HttpClient:
             async with asyncio.timeout(self._timeout_s):
                 self._idle += [await self._connect() for _ in range(connections)]
         except OSError as error:  # TimeoutError is one
-            raise ConfigError(f"load.target: cannot reach http://{self._authority}: {error or 'timeout'}") from None
+            raise ConfigError(
+                f"load.target: cannot reach http://{self._authority}: {error.strerror or error or 'timeout'}"
+            ) from None
 
     async def close(self) -> None:
         while self._idle:
@@ -204,12 +204,14 @@ class HttpClient:
             raise ConfigError(f"http://{self._authority}{path}: {error or 'no answer'}") from None
 
     async def _exchange(self, request: bytes, *, keep_body: bool = False) -> tuple[int, bytes]:
-        connection = await self._take()
+        connection = self._take_idle()
+        fresh = connection is None
+        connection = connection or await self._connect()
         try:
             try:
                 answer = await connection.exchange(request, keep_body=keep_body)
             except _StaleError:
-                if connection.exchanges == 1:  # a new connection owes an answer
+                if fresh:
                     raise
                 # The server closed it as idle while the request was on its way; not the query's fault.
                 connection = await self._connect()
@@ -221,12 +223,12 @@ class HttpClient:
             self._idle.append(connection)
         return answer
 
-    async def _take(self) -> _Connection:
+    def _take_idle(self) -> _Connection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
-        return await self._connect()
+        return None
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()

@@ -37,8 +37,8 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    tenants: list[TenantResult]  # of the peak, where one was searched
-    peak_qps: float | None  # served, all tenants together; 0 when no load held, None without a search
+    tenants: list[TenantResult]  # at the peak, where one was searched
+    peak_qps: float | None  # served, all tenants together; 0: no load held; None: not searched, or stopped
     environment: Environment  # of the client's machine
     max_lag_ms: float | None  # the client's own worst lateness in sending; None: not known (MLPerf's engine)
     probes: list[ProbeResult] | msgspec.UnsetType = msgspec.UNSET
@@ -56,15 +56,15 @@ def probe_result(probe: Probe) -> ProbeResult:
     )
 
 
-def table(results: Sequence[TenantResult], tenants: Sequence[TenantLoad], title: str) -> Table:
+def table(results: Sequence[TenantResult], tenants: Sequence[TenantLoad], title: str, *, wide: bool) -> Table:
     """One row a tenant; what breaches a target is red, and nothing else."""
-    # One space between columns: fits 80 characters with names of up to 16.
+    # Narrow, with one space between columns, it fits 80 characters.
     grid = Table(
-        title=title,
+        title=Text(title),
         title_justify="left",
         title_style="bold",
         box=SIMPLE_HEAD,
-        padding=(0, 0),
+        padding=(0, 1) if wide else (0, 0),
         show_edge=False,
     )
     grid.add_column("\ntenant", no_wrap=True)
@@ -80,7 +80,7 @@ def table(results: Sequence[TenantResult], tenants: Sequence[TenantLoad], title:
         # A higher percentile than the one that is promised may well be beyond the target.
         over = {p: ms is not None and ms > row.target_ms and p <= percentile for p, ms in _percentiles(row)}
         grid.add_row(
-            row.name,
+            Text(row.name),
             f"{row.offered_qps:.1f}",
             f"{row.qps:.1f}",
             *(_cell(_ms(ms), red=over[p]) for p, ms in _percentiles(row)),
@@ -97,7 +97,7 @@ def print_failures(console: Console, failures: Counter[tuple[str, str]]) -> None
     for name in dict.fromkeys(name for name, _ in failures):
         own = Counter({why: count for (tenant, why), count in failures.items() if tenant == name})
         for why, count in own.most_common(MOST_REASONS):
-            console.print(Text(f"{name}: {count} x {why}"), highlight=False)
+            console.print(f"{name}: {count} x {why}")
 
 
 @asynccontextmanager

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veltair.loadgen.peak import HIGHEST, LOWEST, WIDTH, bisect, find_peak, hopeless
+from veltair.loadgen.tally import Lag, Tally
+
+
+def searched(capacity: float) -> tuple[float | None, list[float]]:
+    """The result of a search where every factor up to `capacity` holds, and the factors it tried."""
+    search, tried = bisect(), []
+    scale = next(search)
+    while True:
+        tried.append(scale)
+        try:
+            scale = search.send(scale <= capacity)
+        except StopIteration as end:
+            return end.value, tried
+
+
+@given(st.floats(math.log2(LOWEST), math.log2(HIGHEST), exclude_max=True).map(lambda x: 2.0**x))
+def test_bisection_brackets_the_capacity(capacity):
+    found, tried = searched(capacity)
+    assert found is not None
+    assert found <= capacity < found * (1 + WIDTH) * (1 + 1e-12)
+    assert found in tried
+    assert len(tried) == len(set(tried)) <= 2 + 10 + 6
+
+
+def test_bisection_ends_where_nothing_or_everything_holds():
+    assert searched(0) == (None, [2.0**-i for i in range(11)])
+    assert searched(math.inf) == (HIGHEST, [2.0**i for i in range(11)])
+
+
+def test_the_way_up_doubles_from_the_scenarios_own_rates():
+    assert searched(5.0)[1][:5] == [1.0, 2.0, 4.0, 8.0, 6.0]
+    assert searched(0.3)[1][:4] == [1.0, 0.5, 0.25, 0.375]
+
+
+def tally(name: str, offered: int, within: int, percentile: float = 0.95) -> Tally:
+    latency = np.concatenate([np.zeros(within, np.int64), np.full(offered - within, 10**9)])
+    return Tally(name, 10**6, percentile, 10**9, offered, 0, 0, offered, latency)
+
+
+class Machine:
+    """Holds tenant `a` up to one factor and `b` up to another; counts what is asked of it."""
+
+    def __init__(self, a: float, b: float) -> None:
+        self.capacity = {"a": a, "b": b}
+        self.runs: list[tuple[float, int]] = []
+        self.settled: list[float] = []
+
+    async def measure(self, scale: float, seed: int):
+        self.runs.append((scale, seed))
+        offered = round(1000 * scale)
+        rows = [
+            tally(name, offered, offered if scale <= most else offered // 2) for name, most in self.capacity.items()
+        ]
+        return rows, Lag(round(scale * 1000), scale / 100)
+
+    async def settle(self) -> None:
+        self.settled.append(self.runs[-1][0])
+
+    def probes(self, seeds=range(5, 8)):
+        async def collect():
+            return [probe async for probe in find_peak(self.measure, self.settle, seeds)]
+
+        return asyncio.run(collect())
+
+
+@pytest.mark.parametrize(("a", "b"), [(3.3, 100.0), (100.0, 3.3), (3.3, 3.3)])
+def test_every_tenant_must_hold(a, b):
+    machine = Machine(a, b)
+    probes = machine.probes()
+    best = max((p for p in probes if p.held), key=lambda p: p.scale)
+    assert 3.3 / (1 + WIDTH) < best.scale <= 3.3
+    assert best.qps == pytest.approx(2 * 1000 * best.scale, abs=1)  # both tenants, per second, not per run
+    assert best.seeds == (5, 6, 7)
+    assert best.lag == Lag(round(best.scale * 1000), best.scale / 100)
+
+
+def test_each_factor_is_tried_with_the_same_seeds_and_a_hopeless_one_given_up():
+    machine = Machine(3.3, 3.3)
+    for probe in machine.probes():
+        seeds = [seed for scale, seed in machine.runs if scale == probe.scale]
+        assert tuple(seeds) == probe.seeds == ((5, 6, 7) if probe.held else (5,))
+
+
+def test_the_daemon_settles_after_each_probe_that_failed_and_only_then():
+    machine = Machine(3.3, 3.3)
+    assert machine.settled == []
+    probes = machine.probes()
+    assert machine.settled == [p.scale for p in probes if not p.held] != []
+
+
+def test_a_daemon_that_never_holds():
+    probes = Machine(0, 100).probes()
+    assert not any(p.held for p in probes)
+    assert probes[-1].scale == LOWEST
+
+
+def test_hopeless_is_what_the_remaining_runs_cannot_mend():
+    good, fair, bad = ([tally("a", 100, n)] for n in (100, 86, 84))
+    assert not hopeless([good], 3)
+    assert not hopeless([fair], 3)  # 14 of the 15 misses that 300 queries may have
+    assert hopeless([bad], 3)
+    assert hopeless([fair], 2)
+    assert hopeless([good, good, bad], 3)
+    assert hopeless([[tally("a", 100, 100), tally("b", 100, 98, 0.99)]], 1)
