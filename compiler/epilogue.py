@@ -36,7 +36,7 @@ class Epilogue:
         constant: NDArray[Any] | None = None
         swallowed: list[int] = []
         user = lowering._only_user(name)
-        if user is not None and user.op_type == "Add" and (residual or bias):
+        if user is not None and user.op_type in ("Add", "Sum") and len(user.input) == 2 and (residual or bias):
             other = user.input[1] if user.input[0] == name else user.input[0]
             if residual and other != name and lowering._made(other):
                 tensor = lowering.known[other]

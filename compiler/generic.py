@@ -170,7 +170,8 @@ class _Reader:
     def _results(self) -> list[tuple[Any, str]]:
         result = self.main.body.body
         bound = {b.var: b.value for block in self.main.body.blocks for b in block.bindings}
-        result = bound.get(result, result)
+        if isinstance(bound.get(result), relax.Tuple):
+            result = bound[result]
         fields = list(result.fields) if isinstance(result, relax.Tuple) else [result]
         return list(zip(fields, self.outputs, strict=True))
 

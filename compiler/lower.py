@@ -23,6 +23,7 @@ from veltair.errors import ModelError
 from veltair.profiles.artifact import Port
 
 FOLDED = 4  # up to so many input channels (an image), a convolution takes them as one innermost block
+DENSE_GROUPS = 8  # so many groups are computed as one convolution with zeros between them
 VIEWS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
 
 
@@ -66,7 +67,7 @@ class _Lowering:
         anchors = {
             "Conv": self._conv, "MaxPool": self._pool, "AveragePool": self._pool,
             "GlobalAveragePool": self._global_pool, "Gemm": self._matmul, "MatMul": self._matmul,
-            "Gather": self._embedding_bag, "Concat": self._concat, "Add": self._elementwise,
+            "Gather": self._embedding_bag, "Concat": self._concat, "Add": self._elementwise, "Sum": self._elementwise,
             "Relu": self._elementwise, "Clip": self._elementwise, "BatchNormalization": self._elementwise,
         }  # fmt: skip
         for node in self.model.nodes:
@@ -215,7 +216,9 @@ class _Lowering:
         group, channels = _attribute(node, "group", 1), weight.shape[0]
         depthwise = group == shape[1] == channels and group > 1
         if group != 1 and not depthwise:
-            return False
+            if group > DENSE_GROUPS:
+                return False
+            weight = _dense(weight, group)
         kernel = tuple(weight.shape[2:])
         strides = tuple(_attribute(node, "strides", [1, 1]))
         dilations = tuple(_attribute(node, "dilations", [1, 1]))
@@ -293,10 +296,10 @@ class _Lowering:
             return False
         weights: dict[str, NDArray[Any]] = {}
         steps: tuple[str, ...] = ()
-        if node.op_type == "Add":
-            if len(tensors) != 2 or self._shape(tensors[0]) != self._shape(tensors[1]):
+        if node.op_type in ("Add", "Sum"):
+            if len(tensors) != len(node.input) or len({self._shape(name) for name in tensors}) > 1:
                 return False
-            steps = ("add:1",)
+            steps = tuple(f"add:{i}" for i in range(1, len(tensors)))
         elif node.op_type == "BatchNormalization":
             gamma, beta, mean, variance = (self.constants.get(name) for name in node.input[1:5])
             if gamma is None or beta is None or mean is None or variance is None:
@@ -347,7 +350,7 @@ class _Lowering:
         y = Activation(epilogue.output, "float32", (rows, out[-1]))
         flops = 2 * abs(rows) * int(np.prod(weight.shape))
         weights = {"weight": np.ascontiguousarray(weight, np.float32), "bias": bias.astype(np.float32)}
-        attributes = {"activation": epilogue.activation}
+        attributes = {"activation": epilogue.activation, "storage": "bf16" if self.dtype == "uint16" else "fp32"}
         if len(out) != 2:
             y = replace(y, name=f"{epilogue.output}/rows")
         self._emit(self._spec(node.name, "matmul", [x], [y], attributes, weights, flops))
@@ -464,6 +467,19 @@ class _Lowering:
                 self.known[tensor.name] = tensor
         for view, base in region.views:
             self._add_view(view, renamed.get(base, base))
+
+
+def _dense(weight: NDArray[Any], group: int) -> NDArray[Any]:
+    """A grouped convolution's weights (OC, IC / group, KH, KW) as those of one group, zero outside the diagonal.
+
+    Costs `group` times the products, which vectors do faster than a plain schedule does the few.
+    """
+    oc, ic = weight.shape[:2]
+    dense = np.zeros((oc, ic * group, *weight.shape[2:]), weight.dtype)
+    each = oc // group
+    for g in range(group):
+        dense[g * each : (g + 1) * each, g * ic : (g + 1) * ic] = weight[g * each : (g + 1) * each]
+    return dense
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:

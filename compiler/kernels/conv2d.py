@@ -57,15 +57,15 @@ class Conv2d:
             if blocks % channels:
                 continue
             for pixels in sorted({min(ow, p) for p in (4, 6, 7, 12, 13, 14, 28)}):
-                used = channels * (pixels + 1) * per_vector
-                if used > registers or channels * pixels * per_vector < 6:
+                if channels * (pixels + 1) * per_vector > registers:
                     continue
-                waste = -(-ow // pixels) * pixels / ow - (ow % pixels > 0) * (1 - (ow % pixels) / pixels)
+                cost = _cycles(pixels, channels) * (ow // pixels) + _cycles(ow % pixels, channels)
                 for rows in sorted({min(oh, r) for r in (1, 4, 14, 56)}):
-                    found.append((abs(used - registers) * waste + rows / 100, _point(channels, pixels, rows)))
+                    found.append((cost / (ow * channels) + 0.001 * abs(rows - 4), _point(channels, pixels, rows)))
         if not found:
             return [_point(1, min(ow, 4), 1)]
-        return [point for _, point in sorted(found, key=lambda pair: pair[0])]
+        best = min(cost for cost, _ in found)
+        return [point for cost, point in sorted(found, key=lambda pair: pair[0]) if cost < 1.6 * best]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
@@ -144,6 +144,11 @@ class Conv2d:
 def _extent(spec: LayerSpec) -> tuple[int, int]:
     oh, ow = spec.outputs[0].shape[2:]
     return (1, oh * ow) if is_flat(spec) else (oh, ow)
+
+
+def _cycles(pixels: int, channels: int) -> float:
+    """Of one step of a register tile: two products a cycle, two loads a cycle, each sum waits four for the last."""
+    return max(pixels * channels / 2, (pixels + channels) / 2, 4.0) if pixels else 0.0
 
 
 def _point(channels: int, pixels: int, rows: int) -> Point:

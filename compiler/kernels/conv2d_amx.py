@@ -3,9 +3,9 @@
 Four accumulator tiles make 32 outputs x 32 output channels; each step of 32 products loads two tiles of inputs and two
 of weights. An input tile is 16 outputs' worth of 32 channels, and since a tile is loaded with a stride, it can be
 
-    "flat"  16 neighbours of the haloed plane taken as one long row (stride 1): the columns that fall into the halo
-            are computed and thrown away, which costs (W + halo) / W instead of 16 / (W mod 16)
-    "row"   16 neighbours of one output row, at any stride
+    "flat"  16 places of the haloed plane taken as one long row, a stride apart: what falls behind a row's last output
+            is computed and thrown away, which costs (W + halo) / W at stride 1 instead of 16 / (W mod 16)
+    "row"   16 neighbours of one output row
 
 A convolution over few channels (an image) folds its columns into the channels: with the channels innermost, the
 `KW x IC` inputs of a kernel row lie side by side, and are one tile row.
@@ -45,7 +45,7 @@ class Conv2dAmx:
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         *_, sh, sw, _, _ = geometry(spec)
         blocks = -(-spec.outputs[0].shape[1] // BLOCK)
-        modes = ["flat", "row"] if (sh, sw) == (1, 1) and not _folds(spec) else ["row"]
+        modes = ["flat", "row"] if sh == sw and not _folds(spec) else ["row"]
         found: list[Point] = []
         for mode in sorted(modes, key=lambda mode: _pairs(spec, mode)):
             if _pairs(spec, mode) > 1.5 * min(_pairs(spec, m) for m in modes):
@@ -81,7 +81,8 @@ class Conv2dAmx:
             def address(image: Expr, step: Expr, u: Expr, v: int, pair: Expr, half: int) -> Expr:
                 """First input of tile `half` of a pair at one step of the reduction; runs on over row ends."""
                 if mode == "flat":
-                    return T.address_of(X[image, step, u * dh + top, (pair * 2 + half) * TILE + v * dw + left, 0])
+                    place = (pair * 2 + half) * TILE * sw + v * dw + left
+                    return T.address_of(X[image, step, u * dh + top, place, 0])
                 window = T.min(pair * 2 + half, oh * windows - 1)  # an odd last pair repeats its first tile
                 row, column = window // windows * sh + u * dh + top, window % windows * TILE * sw + left
                 if folds:

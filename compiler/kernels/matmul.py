@@ -12,11 +12,14 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, when
+from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, to_bf16_bits, when
 
 
 class Matmul:
-    """inputs: x (M, K); weights: weight (K, N), bias (N); output (M, N). M may depend on the batch."""
+    """inputs: x (M, K); weights: weight (K, N), bias (N); output (M, N). M may depend on the batch.
+
+    Attribute `storage` is how weights lie in memory, "fp32" or "bf16"; products are fp32 in both.
+    """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         rows_in = _rows(spec)
@@ -40,6 +43,8 @@ class Matmul:
         weight = pad_to(spec.weights["weight"], 1, panel)
         groups = weight.shape[1] // panel
         packed = np.ascontiguousarray(weight.reshape(depth, groups, panel).transpose(1, 0, 2))
+        if spec.attributes["storage"] == "bf16":
+            packed = to_bf16_bits(packed)
         bias = pad_to(spec.weights["bias"], 0, panel)
         activation = str(spec.attributes["activation"])
         step = rows * tall
@@ -53,7 +58,7 @@ class Matmul:
                     for r in range(count):
                         T.buffer_store(acc, start, [r * columns + c])
                 with T.serial(0, depth) as k:
-                    taps = [T.bind(W[group, k, lanes(c * LANES)]) for c in range(columns)]
+                    taps = [T.bind(load(W, group, k, c * LANES)) for c in range(columns)]
                     for r in range(count):
                         value = T.bind(T.broadcast(X[row + r, k], LANES))
                         for c in range(columns):
