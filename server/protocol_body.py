@@ -1,0 +1,44 @@
+"""Compressed bodies: gzip and deflate (zlib), never larger unpacked than allowed."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from veltair.errors import RequestError, TooLargeError, UnsupportedError
+
+_WINDOW_BITS = {"gzip": 31, "deflate": 15}  # zlib's code for the container
+FAST = 1  # compression level of answers: the cores are for the models
+
+
+def inflate(body: bytes, coding: str, limit_bytes: int) -> bytes:
+    """Unpack one complete stream. Raises TooLargeError as soon as it passes the limit."""
+    coding = coding.strip().lower()
+    if coding in ("", "identity"):
+        return body
+    if coding not in _WINDOW_BITS:
+        raise UnsupportedError(f"Content-Encoding {coding!r:.40} is not supported; gzip and deflate are")
+    stream: Any = zlib.decompressobj(_WINDOW_BITS[coding])
+    try:
+        plain = bytes(stream.decompress(body, limit_bytes + 1))
+    except zlib.error:
+        raise RequestError(f"the body is not valid {coding} data") from None
+    if len(plain) > limit_bytes:
+        raise TooLargeError(f"the body unpacks to more than the allowed {limit_bytes} bytes")
+    if not stream.eof or stream.unused_data:
+        raise RequestError(f"the {coding} body is {'followed by other data' if stream.eof else 'truncated'}")
+    return plain
+
+
+def deflate(body: bytes, coding: str) -> bytes:
+    stream = zlib.compressobj(FAST, zlib.DEFLATED, _WINDOW_BITS[coding])
+    return stream.compress(body) + stream.flush()
+
+
+def answer_coding(accept_encoding: str) -> str | None:
+    """The coding of an answer: only for who asks for exactly one.
+
+    Browsers and HTTP libraries list several by default, without need; tritonclient names the one its user chose.
+    """
+    coding = accept_encoding.strip().lower()
+    return coding if coding in _WINDOW_BITS else None

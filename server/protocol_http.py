@@ -1,0 +1,212 @@
+"""The HTTP form of inference: JSON, and JSON followed by raw tensors (the binary extension).
+
+Pure functions over bytes. A header of n bytes (`Inference-Header-Content-Length: n`) is JSON, what follows are
+the raw buffers of the inputs with `binary_data_size`, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from veltair.errors import RequestError
+from veltair.server.protocol import (
+    Array,
+    InferRequest,
+    NamedTensor,
+    Parameter,
+    RequestedOutput,
+    datatype_of,
+    dtype_of,
+    objects,
+    raw,
+    refuse_unsupported,
+)
+
+MAX_RANK = 16  # of a tensor; deeper nesting is refused before it is parsed
+
+
+class _Input(msgspec.Struct):
+    name: str
+    shape: tuple[int, ...]
+    datatype: str
+    parameters: dict[str, Parameter | None] = {}
+    data: msgspec.Raw = msgspec.Raw()  # parsed when its datatype is known
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: dict[str, Parameter | None] = {}
+
+
+class _Request(msgspec.Struct):
+    inputs: tuple[_Input, ...]
+    id: str = ""
+    parameters: dict[str, Parameter | None] = {}
+    outputs: tuple[_Output, ...] | None = None
+
+
+_request_decoder = msgspec.json.Decoder(_Request)
+_encoder = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A body; `header_bytes` is the length of its JSON part, None when it is JSON alone."""
+
+    body: bytes
+    header_bytes: int | None
+
+
+def decode_request(body: bytes | memoryview, header_bytes: int | None = None) -> InferRequest:
+    """Raises RequestError (UnsupportedError for shared memory and sequences) whatever the bytes are."""
+    view = memoryview(body)
+    if header_bytes is not None and not 0 <= header_bytes <= len(view):
+        raise RequestError(f"Inference-Header-Content-Length is {header_bytes}, the body has {len(view)} bytes in all")
+    header = view if header_bytes is None else view[:header_bytes]
+    tail = view[len(header) :]
+    request = _json(_request_decoder, header, "request")
+    refuse_unsupported("request", request.parameters)
+    inputs, at = [], 0
+    for tensor in request.inputs:
+        refuse_unsupported(f"input {tensor.name!r}", tensor.parameters)
+        size = tensor.parameters.get("binary_data_size")
+        data: memoryview | Array
+        if size is None:
+            data = _typed(tensor)
+        elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise RequestError(f"input {tensor.name!r}: binary_data_size must be a count of bytes, got {size!r:.40}")
+        elif bytes(tensor.data):
+            raise RequestError(f"input {tensor.name!r}: has both data and binary_data_size")
+        elif at + size > len(tail):
+            raise RequestError(
+                f"input {tensor.name!r}: binary_data_size is {size}, {len(tail) - at} bytes are left in the body"
+            )
+        else:
+            data = tail[at : at + size]
+            at += size
+        inputs.append(NamedTensor(tensor.name, tensor.datatype, tensor.shape, data))
+    if at != len(tail):
+        raise RequestError(f"{len(tail)} bytes follow the JSON part, the inputs account for {at}")
+    binary = bool(request.parameters.get("binary_data_output", False))
+    outputs = []
+    for output in request.outputs or ():
+        refuse_unsupported(f"output {output.name!r}", output.parameters)
+        outputs.append(RequestedOutput(output.name, bool(output.parameters.get("binary_data", binary))))
+    parameters = {key: value for key, value in request.parameters.items() if value is not None}
+    return InferRequest(request.id, parameters, tuple(inputs), tuple(outputs), binary)
+
+
+def encode_request(request: InferRequest) -> Message:
+    """The same request with every tensor raw."""
+    inputs, buffers = [], []
+    for tensor in request.inputs:
+        data = raw(tensor.data) if isinstance(tensor.data, np.ndarray) else memoryview(tensor.data)
+        buffers.append(data)
+        inputs.append(_entry(tensor.name, tensor.datatype, tensor.shape, len(data)))
+    parameters = {**request.parameters, "binary_data_output": request.binary_output}
+    outputs = [{"name": o.name, "parameters": {"binary_data": o.binary}} for o in request.outputs]
+    header = {"id": request.id, "parameters": parameters, "inputs": inputs, "outputs": outputs}
+    return _message(header, buffers)
+
+
+def encode_response(
+    model: str,
+    version: str,
+    request: InferRequest,
+    outputs: Mapping[str, Array],
+    parameters: Mapping[str, Parameter] | None = None,
+) -> Message:
+    """Outputs in the order given; each raw or JSON as the request asked. A JSON number that is no number is null."""
+    asked = {output.name: output.binary for output in request.outputs}
+    entries, buffers = [], []
+    for name, values in outputs.items():
+        datatype = datatype_of(values.dtype)
+        if asked.get(name, request.binary_output):
+            data = raw(values)
+            buffers.append(data)
+            entries.append(_entry(name, datatype, values.shape, len(data)))
+        else:
+            entries.append({"name": name, "datatype": datatype, "shape": values.shape, "data": _plain(name, values)})
+    header: dict[str, Any] = {"model_name": model, "model_version": version}
+    if request.id:
+        header["id"] = request.id
+    if parameters:
+        header["parameters"] = parameters
+    header["outputs"] = entries
+    return _message(header, buffers)
+
+
+def _entry(name: str, datatype: str, shape: Sequence[int], size: int) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
+
+
+def _message(header: dict[str, Any], buffers: list[memoryview]) -> Message:
+    text = _encoder.encode(header)
+    return Message(b"".join([text, *buffers]), len(text) if buffers else None)
+
+
+def _plain(name: str, values: Array) -> list[Any]:
+    if values.dtype.hasobject:
+        try:
+            return [v.decode() if isinstance(v, bytes) else str(v) for v in values.reshape(-1)]
+        except UnicodeDecodeError:
+            raise RequestError(f"output {name!r} is not UTF-8; ask for it with binary_data") from None
+    if values.dtype == dtype_of("BF16"):
+        values = values.astype(np.float32)
+    items: list[Any] = values.reshape(-1).tolist()
+    return items
+
+
+def _json(decoder: msgspec.json.Decoder[Any], text: memoryview, where: str) -> Any:
+    try:
+        return decoder.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RequestError(f"{where}: {error}") from None
+    except RecursionError:
+        raise RequestError(f"{where}: JSON is nested too deeply") from None
+
+
+_ITEM: dict[str, type] = {"b": bool, "u": int, "i": int, "f": float, "V": float, "O": str}
+
+
+@cache
+def _decoder(item: type, depth: int) -> msgspec.json.Decoder[Any]:
+    kind: Any = item
+    for _ in range(depth):
+        kind = list[kind]
+    return msgspec.json.Decoder(kind)
+
+
+def _typed(tensor: _Input) -> Array:
+    """JSON data, flat or nested as the shape says, as a flat array of the declared datatype."""
+    where = f"input {tensor.name!r}"
+    dtype = dtype_of(tensor.datatype)
+    text = memoryview(tensor.data)
+    if not text:
+        raise RequestError(f"{where}: has neither data nor binary_data_size")
+    head = bytes(text[: 8 * MAX_RANK]).replace(b" ", b"").replace(b"\n", b"")
+    depth = max(1, len(head) - len(head.lstrip(b"[")))
+    if depth > MAX_RANK:
+        raise RequestError(f"{where}: data is nested deeper than {MAX_RANK} dimensions")
+    items = _json(_decoder(_ITEM[dtype.kind], depth), text, f"{where}: data")
+    if dtype.hasobject:
+        while depth > 1:
+            items, depth = [item for row in items for item in row], depth - 1
+        return objects([item.encode() for item in items])
+    try:
+        with np.errstate(over="raise"):
+            wide = np.dtype(np.float64) if dtype.kind in "fV" else dtype  # narrowing a float then raises
+            values = np.array(items, wide).astype(dtype)
+    except (OverflowError, FloatingPointError):
+        raise RequestError(f"{where}: a number does not fit {tensor.datatype}") from None
+    except ValueError:
+        raise RequestError(f"{where}: rows of data differ in length") from None
+    if values.ndim > 1 and values.shape != tensor.shape:
+        raise RequestError(f"{where}: data is nested as {list(values.shape)}, shape says {list(tensor.shape)}")
+    return values.reshape(-1)

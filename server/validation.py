@@ -1,0 +1,118 @@
+"""The one place where named tensors of a request become what a model takes, or a RequestError says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from veltair.errors import RequestError
+from veltair.profiles.artifact import Port
+from veltair.server.protocol import Array, NamedTensor, Parameter, RequestedOutput, array, datatype_of
+
+MICROSECOND_NS = 1000
+MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
+
+
+def checked_inputs(
+    model: str, ports: Sequence[Port], max_batch: int, tensors: Sequence[NamedTensor]
+) -> dict[str, Array]:
+    """Arrays by input name: the model's dtypes and shapes, one batch for all, every id within its range."""
+    given = {tensor.name: tensor for tensor in tensors}
+    names = ", ".join(port.name for port in ports)
+    if len(given) != len(tensors):
+        seen: set[str] = set()
+        twice = next(t.name for t in tensors if t.name in seen or seen.add(t.name))  # type: ignore[func-returns-value]
+        raise RequestError(f"{model}: input {twice!r:.80} is given twice")
+    for name in given:
+        if all(port.name != name for port in ports):
+            raise RequestError(f"{model}: no input {name!r:.80}; it takes {names}")
+    checked: dict[str, Array] = {}
+    batch: tuple[int, str] | None = None  # and the input that set it
+    for port in ports:
+        tensor = given.get(port.name)
+        if tensor is None:
+            raise RequestError(f"{model}: input {port.name!r} is missing; it takes {names}")
+        expected = datatype_of(port.dtype)
+        if tensor.datatype != expected:
+            raise RequestError(f"{model}: input {port.name!r} is {expected}, got {tensor.datatype!r:.40}")
+        _check_shape(model, port, max_batch, tensor.shape)
+        if port.shape[:1] == (-1,):
+            batch = batch or (tensor.shape[0], port.name)
+            if tensor.shape[0] != batch[0]:
+                raise RequestError(
+                    f"{model}: input {port.name!r} has batch {tensor.shape[0]}, {batch[1]!r} has {batch[0]}"
+                )
+        values = array(tensor)
+        _check_range(model, port, values)
+        checked[port.name] = values
+    return checked
+
+
+def _check_shape(model: str, port: Port, max_batch: int, shape: tuple[int, ...]) -> None:
+    expected = port.shape
+    fits = len(shape) == len(expected) and all(want in (dim, -1) for want, dim in zip(expected, shape, strict=True))
+    if not fits or (expected[:1] == (-1,) and not 1 <= shape[0] <= max_batch):
+        want = ", ".join(f"1…{max_batch}" if dim == -1 else str(dim) for dim in expected)
+        got = ", ".join(f"{dim}" for dim in shape[:16]) + (", …" if len(shape) > 16 else "")
+        raise RequestError(f"{model}: input {port.name!r} has shape [{want}], got [{got}]")
+
+
+def _check_range(model: str, port: Port, values: Array) -> None:
+    low, high = port.low, port.high
+    if (low is None and high is None) or not values.size:
+        return
+    if (low is None or int(values.min()) >= low) and (high is None or int(values.max()) <= high):
+        return
+    bad = np.zeros(values.shape, bool)
+    if low is not None:
+        bad |= values < low
+    if high is not None:
+        bad |= values > high
+    at = np.unravel_index(int(bad.argmax()), values.shape)
+    raise RequestError(
+        f"{model}: input {port.name!r} has {values[at]} at {[int(i) for i in at]}; "
+        f"ids go from {'any' if low is None else low} to {'any' if high is None else high}"
+    )
+
+
+def checked_outputs(model: str, ports: Sequence[Port], requested: Sequence[RequestedOutput]) -> tuple[str, ...]:
+    """Names of the outputs to answer with, in the order asked for; all when none is named."""
+    if not requested:
+        return tuple(port.name for port in ports)
+    names = tuple(output.name for output in requested)
+    known = {port.name for port in ports}
+    for index, name in enumerate(names):
+        if name not in known:
+            raise RequestError(f"{model}: no output {name!r:.80}; it gives {', '.join(sorted(known))}")
+        if name in names[:index]:
+            raise RequestError(f"{model}: output {name!r} is asked for twice")
+    return names
+
+
+def timeout_ns(parameters: Mapping[str, Parameter]) -> int | None:
+    """The request's `timeout` (microseconds on the wire); None or 0 is none."""
+    value = _count(parameters, "timeout", "microseconds", MAX_TIMEOUT_US)
+    return value * MICROSECOND_NS if value else None
+
+
+def priority(parameters: Mapping[str, Parameter]) -> int:
+    """Checked, and so far without effect: a tenant's priority is the configuration's."""
+    return _count(parameters, "priority", "a priority", 2**64 - 1)
+
+
+def _count(parameters: Mapping[str, Parameter], key: str, meaning: str, most: int) -> int:
+    value: Any = parameters.get(key, 0)
+    if isinstance(value, str) and value.isdecimal() and len(value) < 21:
+        value = int(value)  # gRPC clients send it as they like
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise RequestError(f"parameter {key!r} is {meaning}, an integer from 0 to {most}; got {value!r:.40}")
+    return value
+
+
+def text_parameter(parameters: Mapping[str, Parameter], key: str) -> str:
+    value = parameters.get(key, "")
+    if not isinstance(value, str):
+        raise RequestError(f"parameter {key!r} is a string; got {value!r:.40}")
+    return value

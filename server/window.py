@@ -1,0 +1,71 @@
+"""The recent past of one tenant, for quantiles and charts: a ring of its last answers and refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+SECOND_NS = 1_000_000_000
+CAPACITY = 1 << 14  # requests remembered for each tenant; at higher rates a window is cut to these
+
+OK, REFUSED, FAILED = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStats:
+    """Of one span of time. Quantiles are of answered requests, None without any."""
+
+    offered_qps: float
+    qps: float  # answered
+    refused_qps: float
+    failed_qps: float
+    qos_rate: float | None  # answered within the target, of all that were offered
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    tail_ms: float | None  # at the tenant's own percentile: above the target exactly when the QoS is missed
+
+
+class Window:
+    def __init__(self, target_ns: int, percentile: float) -> None:
+        self._target_ns = target_ns
+        self.percentile = percentile
+        self._quantiles = (0.5, 0.95, 0.99, percentile)
+        self._end = np.zeros(CAPACITY, np.int64)
+        self._latency = np.zeros(CAPACITY, np.int64)
+        self._outcome = np.zeros(CAPACITY, np.int8)
+        self._count = 0
+
+    def add(self, end_ns: int, latency_ns: int, outcome: int) -> None:
+        at = self._count % CAPACITY
+        self._end[at] = end_ns
+        self._latency[at] = latency_ns
+        self._outcome[at] = outcome
+        self._count += 1
+
+    def stats(self, start_ns: int, stop_ns: int) -> WindowStats:
+        """Of requests that ended in [start, stop). A ring that turned within the span counts from its oldest."""
+        filled = min(self._count, CAPACITY)
+        end = self._end[:filled]
+        chosen = (end >= start_ns) & (end < stop_ns)
+        if self._count > CAPACITY:
+            start_ns = max(start_ns, int(end.min()))
+        span_s = max(stop_ns - start_ns, 1) / SECOND_NS
+        latency, outcome = self._latency[:filled][chosen], self._outcome[:filled][chosen]
+        answered = latency[outcome == OK]
+        offered = len(latency)
+        quantiles: list[float | None] = [None, None, None, None]
+        if len(answered):
+            quantiles = [float(q) / 1e6 for q in np.quantile(answered, self._quantiles)]
+        return WindowStats(
+            offered_qps=offered / span_s,
+            qps=len(answered) / span_s,
+            refused_qps=int((outcome == REFUSED).sum()) / span_s,
+            failed_qps=int((outcome == FAILED).sum()) / span_s,
+            qos_rate=int((answered <= self._target_ns).sum()) / offered if offered else None,
+            p50_ms=quantiles[0],
+            p95_ms=quantiles[1],
+            p99_ms=quantiles[2],
+            tail_ms=quantiles[3],
+        )
