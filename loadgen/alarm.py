@@ -32,8 +32,9 @@ class Alarm:
         self._loop.add_reader(self._fd, self._ring)
 
     async def until(self, time_ns: int) -> None:
-        """Wait until `time.monotonic_ns()` has reached the given time; at once if it has."""
+        """Wait until `time.monotonic_ns()` has reached the given time; if it has, let the loop turn once."""
         if time_ns <= time.monotonic_ns():
+            await asyncio.sleep(0)  # whoever is late must still send, read answers and hear of a stop
             return
         spec = _Itimerspec(0, 0, *divmod(time_ns, 1_000_000_000))
         self._rung = self._loop.create_future()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,13 @@ def arrivals_ns(qps: float, duration_ns: int, rng: np.random.Generator) -> Times
     return times[times < duration_ns]
 
 
-def tenant_rngs(seed: int, tenant: int) -> tuple[np.random.Generator, np.random.Generator]:
-    """Generators of one tenant's arrivals and of its payload choices; independent of the other tenants'."""
-    arrivals, payloads = np.random.SeedSequence([seed, tenant]).spawn(2)
-    return np.random.default_rng(arrivals), np.random.default_rng(payloads)
+class TenantRngs(NamedTuple):
+    """One tenant's sources of chance, independent of each other and of the other tenants'."""
+
+    arrivals: np.random.Generator
+    picks: np.random.Generator  # which payload a query carries
+    payloads: np.random.Generator
+
+
+def tenant_rngs(seed: int, tenant: int) -> TenantRngs:
+    return TenantRngs(*map(np.random.default_rng, np.random.SeedSequence([seed, tenant]).spawn(3)))

@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from veltair.errors import ConfigError, UserError
+from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.loadgen import mlperf
 from veltair.loadgen.contract import Client
 from veltair.loadgen.drive import Trace, draw_plan, drive
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: measured, whatever the numbers; 2: bad input (one line on stderr); 130: stopped by SIGINT."""
+    """0: measured, whatever the numbers; 1: MLPerf's engine failed; 2: bad input; 130: stopped by SIGINT."""
     try:
         _check(args)
         scenario = read_scenario(args.scenario)
@@ -61,6 +61,9 @@ def run(args: argparse.Namespace) -> int:
     except UserError as error:
         print(f"veltair load: {error}", file=sys.stderr)
         return 2
+    except VeltairError as error:
+        print(f"veltair load: {error}", file=sys.stderr)
+        return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return INTERRUPTED
 
@@ -143,7 +146,6 @@ class _Session:
             await self._unless_stopped(settle(client, streams, alone_ns))
 
         alone_ns: list[int] = []
-
         probes: list[Probe] = []
         try:
             alone_ns = await self._unless_stopped(solo_ns(client, streams))
@@ -153,15 +155,19 @@ class _Session:
         except _StoppedError:
             self._notes.print("stopped before the search had ended: the peak is the best so far")
         best = max((probe for probe in probes if probe.held), key=lambda probe: probe.scale, default=None)
-        shown = best or (probes[-1] if probes else None)
-        if shown is None:  # stopped in the first probe
-            rows, behind = [result(tally) for tally in partial[0]], partial[1]
-        else:
-            rows, behind = [result(tally) for tally in shown.tallies], shown.lag
-        self._warn(behind)
-        missed = None if self._stop.is_set() else 0.0
-        peak_qps = round(best.qps, 4) if best else missed
-        return Report(rows, peak_qps, environment(), behind.max_ns / 1e6, [probe_result(probe) for probe in probes])
+        missed = min((probe for probe in probes if not probe.held), key=lambda probe: probe.scale, default=None)
+        shown = best or missed
+        rows, behind = (shown.tallies, shown.lag) if shown else partial  # partial: stopped in the first probe
+        # A client too slow for the next higher load sets the peak as surely as a daemon does.
+        self._warn(max(behind, missed.lag if missed else behind, key=lambda lag: lag.late_share))
+        nothing_held = None if self._stop.is_set() else 0.0
+        return Report(
+            [result(tally) for tally in rows],
+            round(best.qps, 4) if best else nothing_held,
+            environment(),
+            behind.max_ns / 1e6,
+            [probe_result(probe) for probe in probes],
+        )
 
     def _tell(self, probe: Probe) -> None:
         if not self._args.json:

@@ -36,7 +36,7 @@ class TensorMeta:
 class ModelMeta:
     name: str
     inputs: tuple[TensorMeta, ...]
-    id_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # input -> ids that it may hold
+    id_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # input -> ids that it may hold, inclusive
 
 
 class Client(Protocol):

@@ -44,8 +44,8 @@ def draw_plan(streams: Sequence[Stream], scale: float, seed: int, warmup_s: floa
     """The queries of all streams at `scale` times their rates; the same seed gives the same plan."""
     start, stop = round(warmup_s * 1e9), round((warmup_s + duration_s) * 1e9)
     rngs = [tenant_rngs(seed, i) for i in range(len(streams))]
-    times = [arrivals_ns(s.qps * scale, stop, rng) for s, (rng, _) in zip(streams, rngs, strict=True)]
-    picks = [rng.integers(0, len(s.requests), len(t)) for s, t, (_, rng) in zip(streams, times, rngs, strict=True)]
+    times = [arrivals_ns(s.qps * scale, stop, rng.arrivals) for s, rng in zip(streams, rngs, strict=True)]
+    picks = [r.picks.integers(0, len(s.requests), len(t)) for s, t, r in zip(streams, times, rngs, strict=True)]
     arrival = np.concatenate(times)
     order = np.argsort(arrival, kind="stable")
     owner = np.repeat(np.arange(len(streams)), [len(t) for t in times])

@@ -136,7 +136,7 @@ class HttpClient:
                 self._idle += [await self._connect() for _ in range(connections)]
         except OSError as error:  # TimeoutError is one
             raise ConfigError(
-                f"load.target: cannot reach http://{self._authority}: {error.strerror or error or 'timeout'}"
+                f"load.target: cannot reach http://{self._authority}: {error.strerror or str(error) or 'timeout'}"
             ) from None
 
     async def close(self) -> None:
@@ -189,7 +189,7 @@ class HttpClient:
         except TimeoutError:
             return Answer(Outcome.ERROR, f"no answer within {self._timeout_s:g} s")
         except (OSError, BrokenAnswerError) as error:
-            return Answer(Outcome.ERROR, str(error))
+            return Answer(Outcome.ERROR, str(error) or type(error).__name__)
         if status == 200:
             return Answer(Outcome.OK)
         outcome = Outcome.REFUSED if status in REFUSALS else Outcome.ERROR
@@ -201,7 +201,7 @@ class HttpClient:
             async with asyncio.timeout(self._timeout_s):
                 return await self._exchange(request, keep_body=True)
         except (OSError, BrokenAnswerError) as error:
-            raise ConfigError(f"http://{self._authority}{path}: {error or 'no answer'}") from None
+            raise ConfigError(f"http://{self._authority}{path}: {str(error) or 'no answer'}") from None
 
     async def _exchange(self, request: bytes, *, keep_body: bool = False) -> tuple[int, bytes]:
         connection = self._take_idle()

@@ -55,12 +55,11 @@ def _tensor(meta: ModelMeta, tensor: TensorMeta, size: int, rng: np.random.Gener
     if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(dtype)
     low, high = meta.id_ranges.get(tensor.name, (0, 0))
-    # Servers differ in whether the upper end belongs to the range; leaving it out is right for both.
-    return rng.integers(low, max(high, low + 1), shape, dtype=np.int64).astype(dtype)
+    return rng.integers(low, high, shape, np.int64, endpoint=True).astype(dtype)
 
 
 def parse_id_ranges(text: str) -> dict[str, tuple[int, int]]:
-    """The `id_range` parameter of a model's config: JSON {input: [low, high]}. Raises ConfigError."""
+    """The `id_range` parameter of a model's config: JSON {input: [low, high]}, both inclusive. Raises ConfigError."""
     try:
         ranges = {str(name): (int(low), int(high)) for name, (low, high) in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError):

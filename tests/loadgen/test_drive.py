@@ -130,6 +130,19 @@ def test_stop_sends_nothing_more_and_reports_what_there_is():
     assert MS <= trace.window_ns[1] < hour
 
 
+def test_a_client_that_is_behind_still_hears_of_a_stop():
+    stop: list[asyncio.Event] = []
+
+    async def answer(nth: int) -> Answer:
+        stop[0].set()
+        return Answer(Outcome.OK)
+
+    client = Fake(answer)
+    trace = played(client, [stream("a", 1)], plan_of(*[0] * 50_000, window_ns=(0, MS)), stop_when=stop.append)
+    assert 0 < len(client.requests) < 50_000
+    assert (trace.outcome != Outcome.UNSENT).sum() == len(client.requests)
+
+
 def test_a_defect_of_the_client_is_not_swallowed():
     async def answer(nth: int) -> Answer:
         raise KeyError("defect")

@@ -26,7 +26,7 @@ def test_shapes_types_and_ranges_follow_the_metadata():
         assert p["dense"].shape == (n, 13) and p["dense"].dtype == np.float32
         assert p["ids"].shape == (n, 4) and p["ids"].dtype == np.int64
     ids = np.concatenate([p["ids"].ravel() for p in payloads])
-    assert set(ids.tolist()) == set(range(10, 20))  # the upper end may or may not belong: never drawn
+    assert set(ids.tolist()) == set(range(10, 21))
     values = np.concatenate([p["dense"].ravel() for p in payloads])
     assert abs(values.mean()) < 0.1 and abs(values.std() - 1) < 0.1
 
