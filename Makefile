@@ -1,0 +1,41 @@
+# Two commands for a newcomer: `make demo`, `make test`. Each makes what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types pytest lock clean
+
+demo: $(VENV)/ready
+	$(BIN)/veltair demo
+
+test: lint types pytest
+
+# The pinned requirements, then the project itself, without looking anything up again.
+$(VENV)/ready: requirements/dev.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# A type checker cannot follow folders at the root that install below `veltair`: it reads the installed tree.
+types: $(VENV)/ready
+	rm -rf .build/typed build
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target .build/typed .
+	cd .build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p veltair
+
+pytest: $(VENV)/ready
+	$(BIN)/pytest
+
+# After a change of the dependencies in pyproject.toml: what a fresh environment resolves to, pinned.
+lock:
+	rm -rf .build/lock && $(PYTHON) -m venv .build/lock
+	.build/lock/bin/pip install --quiet setuptools==84.2.1
+	.build/lock/bin/pip install --quiet --no-build-isolation '.[bench,mlperf,dev]'
+	.build/lock/bin/pip freeze --all --exclude veltair --exclude pip > requirements/dev.lock
+
+clean:
+	rm -rf .build build *.egg-info demo

@@ -1,0 +1,57 @@
+"""`veltair`: one command for each thing a user does. What a command needs is imported when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import signal
+import sys
+
+from veltair.errors import UserError, VeltairError
+
+# name -> (module with add_arguments(parser) and run(args) -> exit code, one line of help)
+COMMANDS = {
+    "compile": ("veltair.compiler.command", "compile an ONNX model into an artifact"),
+    "inspect": ("veltair.compiler.inspect", "show the layers and code versions of an artifact"),
+    "verify": ("veltair.compiler.verify", "compare every code version with ONNX Runtime"),
+    "bench": ("veltair.bench", "time an artifact beside ONNX Runtime and OpenVINO"),
+    "serve": ("veltair.server.command", "serve the models of a configuration"),
+    "load": ("veltair.loadgen.command", "drive a daemon with an open-loop load, or find its peak"),
+    "plan": ("veltair.plan", "explain the layer-blocks that would be formed"),
+    "doctor": ("veltair.doctor", "say what this machine offers"),
+    "zoo": ("veltair.zoo.command", "write a model of the zoo as ONNX"),
+    "demo": ("veltair.demo", "build, compile, serve and load the three demo models"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. 0 success, 1 a check failed, 2 a bad input, 130 interrupted."""
+    arguments = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="veltair", description="Multi-tenant inference on one CPU machine.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    asked = next((a for a in arguments if not a.startswith("-")), None)
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name == asked:
+            loaded = importlib.import_module(module)
+            loaded.add_arguments(command)
+            command.set_defaults(run=loaded.run)
+    args = parser.parse_args(arguments)
+    try:
+        code: int = args.run(args)
+    except UserError as error:
+        print(f"veltair {args.command}: {error}", file=sys.stderr)
+        return 2
+    except VeltairError as error:
+        print(f"veltair {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"veltair {args.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        return 1
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
