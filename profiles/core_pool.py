@@ -42,7 +42,7 @@ class CorePool:
         # The kernel lists threads in the order of their creation, which is the order of TVM's task indices.
         threads = [thread for thread in _threads() if thread not in before]
         self._threads = (0, *threads)  # 0: the calling thread runs task 0
-        self._now: CoreSet = ()
+        self.now: CoreSet = ()
         self._first = -1  # the calling thread's core
         self.point(cores)
 
@@ -53,7 +53,7 @@ class CorePool:
 
     def point(self, cores: CoreSet) -> None:
         """Run kernels on these cores from now on. A few microseconds; nothing when they are the present ones."""
-        if cores == self._now:
+        if cores == self.now:
             return
         self._call(cores)
         # The calling thread stays where it is when it may: to move a running thread costs tens of microseconds.
@@ -61,7 +61,7 @@ class CorePool:
         rest = (core for core in cores if core != first)
         for thread, core in zip(self._threads, (first, *rest), strict=False):
             os.sched_setaffinity(thread, (core,))
-        self._now, self._first = cores, first
+        self.now, self._first = cores, first
 
     def _call(self, cores: CoreSet) -> None:
         self._configure(-2, len(cores), [self._names.get(core) or str(core) for core in cores])

@@ -15,11 +15,7 @@ Positive = Annotated[int, msgspec.Meta(gt=0)]
 PositiveReal = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class ServerConfig(Section):
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     http: str = "127.0.0.1:8000"  # host:port; port 0 takes any free one
     grpc: str = "127.0.0.1:8001"
     policy: str = "veltair-full"
@@ -32,7 +28,7 @@ class ServerConfig(Section):
     event_log: str | None = None  # JSON lines of every event and decision, for scheduler/replay.py
 
 
-class TenantConfig(Section):
+class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     artifact: str
     qos_ms: PositiveReal | None = None  # default: the artifact's
@@ -40,7 +36,7 @@ class TenantConfig(Section):
     priority: Positive = 1
 
 
-class ServeConfig(Section):
+class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Paths are absolute: relative ones in the file count from the file's folder."""
 
     server: ServerConfig = ServerConfig()

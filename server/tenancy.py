@@ -1,0 +1,63 @@
+"""What the engine works with: the tenants' artifacts and profiles, the cores, how many workers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from veltair.errors import ArtifactError, ConfigError
+from veltair.machine import machine, memory_bytes
+from veltair.profiles.artifact import MANIFEST, Artifact, Manifest
+from veltair.server.cell import MAX_CORES
+from veltair.server.messages import TenantSpec
+from veltair.types import Machine, ModelProfile, QoSTarget, Tenant
+
+WORKER_BYTES = 160 << 20  # interpreter, numpy, TVM runtime and code of the kernels; models come on top
+
+
+def open_artifact(spec: TenantSpec) -> Artifact:
+    """The artifact that the front has checked; its big files are not read again, only the manifest is compared."""
+    path = Path(spec.artifact)
+    try:
+        raw = (path / MANIFEST).read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{path}: {error.strerror}") from None
+    if hashlib.sha256(raw).hexdigest() != spec.digest:
+        raise ArtifactError(f"{path}: replaced since the daemon started; restart it to serve the new one")
+    return Artifact(path, msgspec.json.decode(raw, type=Manifest), spec.digest)
+
+
+def tenants_and_profiles(
+    specs: Sequence[TenantSpec], artifacts: Sequence[Artifact]
+) -> tuple[tuple[Tenant, ...], dict[str, tuple[ModelProfile, ...]]]:
+    """As the scheduler takes them. Models are keyed by digest: two artifacts may bear one model's name."""
+    tenants = tuple(
+        Tenant(spec.name, spec.digest, QoSTarget(spec.qos_ns, spec.percentile), spec.priority) for spec in specs
+    )
+    return tenants, {artifact.digest: artifact.profiles() for artifact in artifacts}
+
+
+def usable_machine(cores: int | None) -> Machine:
+    """The first `cores` of those that this process may use, whole L3 domains first; all by default."""
+    whole = machine()
+    wanted = len(whole.cores) if cores is None else cores
+    if wanted > len(whole.cores):
+        raise ConfigError(f"server.cores: {wanted} asked for, {len(whole.cores)} usable (affinity mask and quota)")
+    domains = []
+    for domain in whole.domains:
+        domains.append(domain[:wanted])
+        wanted -= len(domains[-1])
+    limited = Machine(tuple(domain for domain in domains if domain))
+    if max(limited.cores) >= MAX_CORES:
+        raise ConfigError(f"core {max(limited.cores)} is usable, but only cores below {MAX_CORES} are supported")
+    return limited
+
+
+def default_workers(cores: int, artifacts: Sequence[Artifact]) -> int:
+    """Twice the cores, within half the memory: each worker has an arena for every model. Weights are shared."""
+    arenas = {artifact.digest: artifact.manifest.arena_bytes for artifact in artifacts}
+    fitting = memory_bytes() // 2 // (WORKER_BYTES + sum(arenas.values()))
+    return max(2, min(2 * cores, fitting))

@@ -1,0 +1,128 @@
+"""Tensors of queries in memory that front and workers share.
+
+Each tenant has a region of slots of its own, so no byte of one tenant ever stands in a slot of another. A slot has
+room for every input, then every output, at the tenant's largest batch. The memory is sparse: a slot costs nothing
+until it is first used, and the slot given back last is taken next, so few are.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.errors import OverloadedError
+from veltair.profiles.artifact import ALIGNMENT, ITEM_BYTES, Manifest, Port
+
+SLACK_BYTES = 8192  # no less than the executor's; a kernel may read past an input's end, never write there
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # nobody can cut it under a reader
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]  # first dimension -1: the batch
+    offset: int  # bytes from the slot's begin
+
+    def at(self, batch: int) -> tuple[int, ...]:
+        return (batch, *self.shape[1:]) if self.shape and self.shape[0] < 0 else self.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One tenant's slots."""
+
+    offset: int  # bytes from the pool's begin
+    slot_bytes: int
+    inputs: tuple[Field, ...]
+    outputs: tuple[Field, ...]
+
+
+def regions(manifests: Sequence[Manifest], slots: int) -> tuple[Region, ...]:
+    """Where everything stands; the same in every process that computes it."""
+    result = []
+    begin = 0
+    for manifest in manifests:
+        fields = []
+        offset = 0
+        for port in (*manifest.inputs, *manifest.outputs):
+            fields.append(Field(port.name, port.dtype, port.shape, offset))
+            offset += _round_up(_port_bytes(port, manifest.max_batch) + SLACK_BYTES, ALIGNMENT)
+        slot_bytes = _round_up(offset, mmap.PAGESIZE)
+        split = len(manifest.inputs)
+        result.append(Region(begin, slot_bytes, tuple(fields[:split]), tuple(fields[split:])))
+        begin += slot_bytes * slots
+    return tuple(result)
+
+
+def _port_bytes(port: Port, batch: int) -> int:
+    return math.prod(batch if dim < 0 else dim for dim in port.shape) * ITEM_BYTES[port.dtype]
+
+
+def _round_up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+class TensorPool:
+    """The memory. Views are 64-byte aligned and contiguous, as kernels want them."""
+
+    def __init__(self, fd: int, manifests: Sequence[Manifest], slots: int) -> None:
+        self.regions = regions(manifests, slots)
+        self._bytes = np.frombuffer(mmap.mmap(fd, pool_bytes(self.regions, slots)), np.uint8)
+
+    def inputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
+        return self._views(self.regions[tenant].inputs, tenant, slot, batch)
+
+    def outputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
+        return self._views(self.regions[tenant].outputs, tenant, slot, batch)
+
+    def _views(self, fields: Sequence[Field], tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
+        region = self.regions[tenant]
+        begin = region.offset + slot * region.slot_bytes
+        views = []
+        for field in fields:
+            shape = field.at(batch)
+            at, size = begin + field.offset, math.prod(shape) * ITEM_BYTES[field.dtype]
+            views.append(self._bytes[at : at + size].view(field.dtype).reshape(shape))
+        return views
+
+
+def pool_bytes(layout: Sequence[Region], slots: int) -> int:
+    last = layout[-1]
+    return max(last.offset + last.slot_bytes * slots, mmap.PAGESIZE)
+
+
+def create(manifests: Sequence[Manifest], slots: int) -> int:
+    """New memory for a pool, all zero, of fixed size. Returns its descriptor."""
+    fd = os.memfd_create("veltair-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.truncate(fd, pool_bytes(regions(manifests, slots), slots))
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return fd
+
+
+class FreeSlots:
+    """Which slots are free: at most `slots` taken over all tenants together."""
+
+    def __init__(self, tenants: int, slots: int) -> None:
+        self._free = [list(range(slots - 1, -1, -1)) for _ in range(tenants)]
+        self._slots = slots
+        self.taken = 0
+
+    def take(self, tenant: int) -> int:
+        """Raises OverloadedError when none is left."""
+        if self.taken == self._slots:
+            raise OverloadedError(f"{self._slots} queries are held already, the most this server takes; try later")
+        self.taken += 1
+        return self._free[tenant].pop()
+
+    def give_back(self, tenant: int, slot: int) -> None:
+        self.taken -= 1
+        self._free[tenant].append(slot)

@@ -1,0 +1,164 @@
+"""A worker process: holds every tenant's model and runs one query at a time, block by block.
+
+Started by the engine as `python -m veltair.server.worker PARENT SOCKET CELL POOL` (the last three are inherited
+descriptors). It ends when the engine's end of the socket closes, or with the engine.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from veltair.errors import VeltairError
+from veltair.server.cell import Cell
+from veltair.server.channel import Channel, ClosedError
+from veltair.server.messages import BlockBroke, BlockDone, Grown, Load, Loaded, Refused, Run, ToWorker
+from veltair.server.processes import leave_signals_to_front, set_nice, tie_to_parent
+from veltair.server.tenancy import open_artifact
+
+if TYPE_CHECKING:
+    from veltair.profiles import executor
+    from veltair.profiles.artifact import Artifact
+    from veltair.profiles.core_pool import CorePool
+    from veltair.server.tensor_pool import TensorPool
+    from veltair.types import CoreSet
+
+MAX_BOUND = 1024  # bindings kept: one per slot and batch that was seen
+
+
+class Worker:
+    """Models loaded and warm, threads pinned. `channel` blocks."""
+
+    def __init__(self, channel: Channel[ToWorker], cell: Cell, pool: TensorPool, cores: CorePool) -> None:
+        self._channel = channel
+        self._cell = cell
+        self._pool = pool
+        self._cores = cores
+        self._executors: list[executor.Executor] = []  # by tenant; tenants with the same artifact share one
+        self._bound: dict[tuple[int, int, int], executor.Run] = {}  # (tenant, slot, batch)
+        self._sequence = -1  # of the cell, as last read
+        self._told: CoreSet = ()  # the block's cores as the engine believes
+
+    def load(self, artifacts: Sequence[Artifact]) -> None:
+        """Load every artifact and run it once. Raises ArtifactError."""
+        from veltair.profiles.executor import Executor
+
+        loaded: dict[str, Executor] = {}
+        for artifact in artifacts:
+            if artifact.digest not in loaded:
+                loaded[artifact.digest] = Executor(artifact)
+                warm_up(loaded[artifact.digest])
+            self._executors.append(loaded[artifact.digest])
+
+    def serve(self) -> None:
+        """Run blocks until the engine closes its end."""
+        while True:
+            message = self._channel.receive()
+            if isinstance(message, Run):
+                self._channel.send(self._run(message))
+
+    def _run(self, run: Run) -> BlockDone | BlockBroke:
+        try:
+            calls = self._calls(run)
+            begin_ns = time.monotonic_ns()
+            stop = self._layers(run, calls)
+            return BlockDone(run.query, stop, begin_ns, time.monotonic_ns())
+        except Exception as error:  # whatever a kernel raises costs this query alone
+            return BlockBroke(run.query, f"{type(error).__name__}: {error}")
+
+    def _calls(self, run: Run) -> list[Callable[[], object]]:
+        key = (run.tenant, run.slot, run.batch)
+        bound = self._bound.get(key)
+        if bound is None:
+            if len(self._bound) >= MAX_BOUND:
+                self._bound.clear()
+            inputs, outputs = self._pool.inputs(*key), self._pool.outputs(*key)
+            bound = self._bound[key] = self._executors[run.tenant].bind(run.batch, inputs, outputs)
+        return [bound.call(layer, version) for layer, version in enumerate(run.versions, run.start)]
+
+    def _layers(self, run: Run, calls: list[Callable[[], object]]) -> int:
+        cell, layer = self._cell, run.start
+        self._told = run.cores
+        for call in calls:
+            if cell.sequence != self._sequence and not self._obey(run, layer):
+                return layer
+            cell.progress = layer
+            call()
+            layer += 1
+        return layer
+
+    def _obey(self, run: Run, layer: int) -> bool:
+        """Take up what the cell says now; False when this query is cancelled."""
+        self._sequence, cores, cancelled = self._cell.read()
+        if cancelled == run.query:
+            return False
+        self._cores.point(cores)
+        if cores != self._told:
+            self._told = cores
+            self._channel.send(Grown(run.query, layer, cores, time.monotonic_ns()))
+        return True
+
+
+def warm_up(executor: executor.Executor) -> None:
+    """Every version of every layer once: page faults, lazy symbols and TVM's first launch happen here."""
+    from veltair.profiles.executor import empty
+
+    manifest = executor.manifest
+    inputs, outputs = [], []
+    for port in manifest.inputs:
+        array = empty(tuple(1 if dim < 0 else dim for dim in port.shape), port.dtype)
+        if port.low is not None and port.low > 0:
+            array.fill(port.low)
+        inputs.append(array)
+    for port in manifest.outputs:
+        outputs.append(empty(tuple(1 if dim < 0 else dim for dim in port.shape), port.dtype))
+    run = executor.bind(1, inputs, outputs)
+    for index, layer in enumerate(manifest.layers):
+        for version in range(len(layer.versions)):
+            run.layer(index, version)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parent, sock, cell, pool_fd = map(int, arguments)
+    tie_to_parent(parent)
+    leave_signals_to_front()
+    set_nice(0)  # the engine's own is inherited
+    channel: Channel[ToWorker] = Channel(socket.socket(fileno=sock), ToWorker)
+    try:
+        load = channel.receive()
+        if not isinstance(load, Load):
+            raise TypeError(f"expected Load first, got {load!r}")
+        try:
+            worker = _ready(channel, Cell(cell), pool_fd, load)
+        except VeltairError as error:
+            channel.send(Refused(type(error).__name__, str(error)))
+            return 1
+        channel.send(Loaded())
+        worker.serve()
+    except ClosedError:
+        return 0
+    return 0
+
+
+def _ready(channel: Channel[ToWorker], cell: Cell, pool_fd: int, load: Load) -> Worker:
+    # Imported here, at the worker's own priority: loading TVM takes a third of a second of a core.
+    from veltair.profiles.core_pool import CorePool
+    from veltair.server.tensor_pool import TensorPool
+
+    artifacts = [open_artifact(spec) for spec in load.tenants]
+    pool = TensorPool(pool_fd, [artifact.manifest for artifact in artifacts], load.slots)
+    os.close(pool_fd)
+    worker = Worker(channel, cell, pool, CorePool(load.cores))
+    worker.load(artifacts)
+    gc.collect()
+    gc.freeze()
+    return worker
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
