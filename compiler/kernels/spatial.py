@@ -255,7 +255,7 @@ class Copy:
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         def body(X: Any, Y: Any) -> None:
             with T.grid(*X.shape) as index:
-                where = list(index) if isinstance(index, (list, tuple)) else [index]
+                where = list(index) if len(X.shape) > 1 else [index]
                 T.buffer_store(Y, X[tuple(where)], where)
 
         return Kernel(primitive([*spec.inputs, *spec.outputs], body), (), 0, 1)

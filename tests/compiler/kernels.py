@@ -1,0 +1,60 @@
+"""Runs a kernel of a design space on physical arrays, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from numpy.typing import NDArray
+
+from veltair.compiler.ir import Activation, LayerSpec, Point
+from veltair.compiler.kernels.spaces import SPACES
+from veltair.compiler.reference import packed, reference, unpacked
+from veltair.machine import features, tvm_target
+from veltair.profiles.executor import empty, permit_tiles
+
+
+def call(spec: LayerSpec, point: Point, inputs: Sequence[NDArray[Any]], batch: int = 1) -> list[NDArray[Any]]:
+    """Outputs in physical layout."""
+    kernel = SPACES[spec.op].build(spec, point, features())
+    target = tvm.target.Target(tvm_target())
+    library = tvm.compile(tvm.IRModule({"main": kernel.function.with_attr("global_symbol", "main")}), target=target)
+    if "amx_bf16" in features():
+        permit_tiles()
+    arrays = [aligned(a) for a in (*inputs, *kernel.weights)]
+    outputs = [empty([-d * batch if d < 0 else d for d in t.physical], t.dtype) for t in spec.outputs]
+    library["main"](*[tvm_ffi.from_dlpack(a) for a in (*arrays, *outputs)])
+    return outputs
+
+
+def aligned(array: NDArray[Any]) -> NDArray[Any]:
+    copy = empty(array.shape, str(array.dtype))
+    copy[...] = array
+    return copy
+
+
+def worst_error(
+    spec: LayerSpec, point: Point, values: Sequence[NDArray[Any]], batch: int = 1
+) -> tuple[float, list[NDArray[Any]]]:
+    """The greatest error relative to the greatest value, against the reference; and the outputs."""
+    inputs = [packed(tensor, value) for tensor, value in zip(spec.inputs, values, strict=True)]
+    outputs = call(spec, point, inputs, batch)
+    expected = reference(spec, inputs)
+    assert expected is not None
+    errors = []
+    for tensor, found, wanted in zip(spec.outputs, outputs, expected, strict=True):
+        a, b = unpacked(tensor, found).astype(np.float64), unpacked(tensor, wanted).astype(np.float64)
+        assert a.shape == b.shape
+        errors.append(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-6)))
+    return max(errors), outputs
+
+
+def untouched_halo(tensor: Activation, physical: NDArray[Any]) -> bool:
+    """Whether everything outside the image is still zero."""
+    outside = physical.copy()
+    halo, (h, w) = tensor.halo, tensor.shape[2:]
+    outside[:, :, halo.top : halo.top + h, halo.left : halo.left + w] = 0
+    return not outside.any()

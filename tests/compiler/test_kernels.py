@@ -1,0 +1,178 @@
+"""Every design space gives what numpy and ONNX Runtime give, at any geometry and any of its points."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kernels import aligned, call, untouched_halo, worst_error
+
+from veltair.compiler.ir import Activation, Halo, LayerSpec
+from veltair.compiler.kernels.spaces import SPACES
+from veltair.machine import features
+
+FP32, BF16 = ("float32", 16, 1e-5), ("uint16", 32, 1.5e-2)
+needs_amx = pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX bfloat16 tiles")
+PRECISIONS = [pytest.param(FP32, id="fp32"), pytest.param(BF16, id="bf16", marks=needs_amx)]
+relaxed = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+random = np.random.default_rng(7)
+
+halos = st.builds(Halo, *[st.integers(0, 2)] * 4)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return random.standard_normal(shape).astype(np.float32)
+
+
+@st.composite
+def convolutions(draw, dtype: str, block: int, depthwise: bool = False) -> LayerSpec:
+    kernel = draw(st.sampled_from([(1, 1), (3, 3), (5, 5), (1, 7), (7, 7)]))
+    strides = draw(st.sampled_from([(1, 1), (2, 2), (1, 2)]))
+    dilations = draw(st.sampled_from([(1, 1), (2, 2)])) if max(kernel) <= 3 else (1, 1)
+    channels = draw(st.sampled_from([3, 16, 24, 33, 70]))
+    out = channels if depthwise else draw(st.sampled_from([5, 16, 40, 130]))
+    pads = tuple(draw(st.integers(0, k // 2)) for k in kernel * 2)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    height = draw(st.integers(reach[0], 20))
+    width = draw(st.integers(reach[1], 30))
+    batch = draw(st.sampled_from([1, 1, 2]))
+    oh = (height + pads[0] + pads[2] - reach[0]) // strides[0] + 1
+    ow = (width + pads[1] + pads[3] - reach[1]) // strides[1] + 1
+    folded = channels <= 4 and not depthwise
+    right = pads[3] + (block // channels + 1 if folded else 0)
+    x = (
+        Activation("x", dtype, (batch, channels, height, width), channels if folded else block, Halo(*pads[:3], right))
+        if draw(st.booleans()) or max(pads) or folded
+        else Activation("x", dtype, (batch, channels, height, width), block)
+    )
+    y = Activation("y", dtype, (batch, out, oh, ow), block, draw(halos))
+    inputs = (x, Activation("r", dtype, y.shape, block, draw(halos))) if draw(st.booleans()) else (x,)
+    kind = "depthwise_conv2d" if depthwise else "conv2d_amx" if dtype == "uint16" else "conv2d"
+    fan = kernel[0] * kernel[1] * (1 if depthwise else channels)
+    weight = normal(out, 1 if depthwise else channels, *kernel) / np.sqrt(fan)
+    return LayerSpec(
+        "conv", kind, inputs, (y,),
+        {"kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads,
+         "activation": draw(st.sampled_from(["none", "relu", "clip:0.0:6.0", "sigmoid"]))},
+        {"weight": weight.astype(np.float32), "bias": normal(out)}, 0,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depthwise", [False, True], ids=["dense", "depthwise"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_convolution_equals_onnx_runtime(precision: tuple[str, int, float], depthwise: bool) -> None:
+    dtype, block, tolerance = precision
+
+    @relaxed
+    @given(convolutions(dtype, block, depthwise), st.data())
+    def check(spec: LayerSpec, data: st.DataObject) -> None:
+        point = data.draw(st.sampled_from(SPACES[spec.op].points(spec, features())))
+        values = [normal(*t.shape) for t in spec.inputs]
+        error, (output,) = worst_error(spec, point, values)
+        assert error < tolerance, (spec.workload, point)
+        assert untouched_halo(spec.outputs[0], output)
+
+    check()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("kind", "pads", "count"), [("max", (1, 1, 1, 1), 0), ("avg", (1, 1, 0, 0), 0), ("avg", (1, 0, 1, 1), 1)]
+)
+def test_pool_equals_onnx_runtime(
+    precision: tuple[str, int, float], kind: str, pads: tuple[int, ...], count: int
+) -> None:
+    dtype, block, tolerance = precision
+    x = Activation("x", dtype, (2, 40, 13, 11), block, Halo(1, 0, 2, 1))
+    shape = (2, 40, (13 + pads[0] + pads[2] - 3) // 2 + 1, (11 + pads[1] + pads[3] - 3) // 2 + 1)
+    y = Activation("y", dtype, shape, block, Halo(1, 1, 1, 1))
+    attributes = {"kernel": (3, 3), "strides": (2, 2), "pads": pads, "kind": kind, "count_include_pad": count}
+    spec = LayerSpec("pool", "pool2d", (x,), (y,), attributes, {}, 0)
+    for point in SPACES["pool2d"].points(spec, features()):
+        error, (output,) = worst_error(spec, point, [normal(*x.shape) - 3])  # padding must not win a maximum
+        assert error < tolerance
+        assert untouched_halo(y, output)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_elementwise_concat_pool_and_layouts(precision: tuple[str, int, float]) -> None:
+    dtype, block, tolerance = precision
+    x = Activation("x", dtype, (2, 40, 7, 9), block, Halo(1, 1, 1, 1))
+    wide = Activation("w", dtype, (2, 2 * block, 7, 9), block)
+    plain = Activation("p", "float32", (2, 40, 7, 9))
+    weights = {"scale": normal(40), "shift": normal(40)}
+    specs = [
+        LayerSpec("e", "elementwise", (x, x), (x,), {"steps": ("add:1", "affine", "relu")}, weights, 0),
+        LayerSpec("m", "elementwise", (x, x), (x,), {"steps": ("mul:1", "sigmoid")}, {}, 0),
+        LayerSpec(
+            "c", "concat", (wide, x), (Activation("y", dtype, (2, 2 * block + 40, 7, 9), block, x.halo),), {}, {}, 0
+        ),
+        LayerSpec("g", "global_average_pool", (x,), (Activation("y", "float32", (2, 40, 1, 1)),), {}, {}, 0),
+        LayerSpec("b", "to_blocked", (plain,), (x,), {}, {}, 0),
+        LayerSpec("u", "to_plain", (x,), (plain,), {}, {}, 0),
+        LayerSpec("k", "copy", (plain,), (Activation("q", "float32", plain.shape),), {}, {}, 0),
+    ]
+    for spec in specs:
+        values = [normal(*t.shape) for t in spec.inputs]
+        for point in SPACES[spec.op].points(spec, features()):
+            error, (output,) = worst_error(spec, point, values)
+            assert error < tolerance, spec.op
+            if spec.outputs[0].block and spec.attributes.get("steps", ("", ""))[-1] != "sigmoid":
+                assert untouched_halo(spec.outputs[0], output), spec.op
+
+
+@pytest.mark.parametrize("batch", [1, 5, 12, 37])
+@pytest.mark.parametrize(("depth", "width"), [(13, 64), (64, 1), (100, 250)])
+@pytest.mark.parametrize("storage", ["fp32", "bf16"])
+def test_matmul_at_any_batch(batch: int, depth: int, width: int, storage: str) -> None:
+    x, y = Activation("x", "float32", (-1, depth)), Activation("y", "float32", (-1, width))
+    weights = {"weight": normal(depth, width), "bias": normal(width)}
+    spec = LayerSpec("m", "matmul", (x,), (y,), {"activation": "relu", "storage": storage}, weights, 0, max_batch=64)
+    points = SPACES["matmul"].points(spec, features())
+    for point in points[:: max(1, len(points) // 4)]:
+        error, _ = worst_error(spec, point, [normal(batch, depth)], batch)
+        assert error < (1e-5 if storage == "fp32" else 1e-2)
+
+
+@pytest.mark.parametrize("width", [8, 32, 40])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_bags_of_tables_of_different_length(width: int, reduce: str) -> None:
+    rows = (100, 7, 31)
+    ids = tuple(Activation(f"i{i}", "int64", (-1, 9)) for i in range(3))
+    outs = tuple(Activation(f"o{i}", "float32", (-1, width)) for i in range(3))
+    weights = {f"table{i}": normal(r, width) for i, r in enumerate(rows)}
+    spec = LayerSpec("b", "embedding_bag", ids, outs, {"reduce": reduce}, weights, 0, max_batch=16)
+    values = [random.integers(0, r, (6, 9)) for r in rows]
+    for point in SPACES["embedding_bag"].points(spec, features())[::3]:
+        assert worst_error(spec, point, values, 6)[0] < 1e-6
+
+
+@pytest.mark.parametrize("bad", [-1, 100, 2**31, 2**40, -(2**63), 2**63 - 1])
+def test_an_id_outside_the_table_reads_the_first_row(bad: int) -> None:
+    """Ids are checked before they come here; a kernel still never reads outside."""
+    spec = LayerSpec(
+        "b", "embedding_bag", (Activation("i", "int64", (-1, 4)),), (Activation("o", "float32", (-1, 16)),),
+        {"reduce": "sum"}, {"table0": normal(100, 16)}, 0, max_batch=2,
+    )  # fmt: skip
+    ids = np.array([[bad, 3, bad, 5]])
+    for point in SPACES["embedding_bag"].points(spec, features()):
+        (found,) = call(spec, point, [aligned(ids)])
+        table = spec.weights["table0"]
+        np.testing.assert_allclose(found[0], 2 * table[0] + table[3] + table[5], rtol=1e-5, atol=1e-6)
+
+
+def test_every_space_offers_points_and_the_first_is_no_search_away() -> None:
+    for op in ("conv2d", "conv2d_amx"):
+        dtype, block = ("uint16", 32) if op == "conv2d_amx" else ("float32", 16)
+        for c, hw in ((256, 14), (3, 224), (64, 1), (2048, 7)):
+            x = Activation("x", dtype, (1, c, hw, hw), block)
+            y = Activation("y", dtype, (1, 64, hw, hw), block)
+            attributes = {
+                "kernel": (1, 1), "strides": (1, 1), "dilations": (1, 1), "pads": (0, 0, 0, 0), "activation": "none",
+            }  # fmt: skip
+            weights = {"weight": normal(64, c, 1, 1), "bias": normal(64)}
+            points = SPACES[op].points(LayerSpec("c", op, (x,), (y,), attributes, weights, 0), features())
+            assert points
+            assert len({tuple(p.items()) for p in points}) == len(points)
