@@ -21,7 +21,7 @@ _FINEST_RATIO = 1.15  # neighbouring levels of the grid lie no further apart tha
 
 
 def level_grid(profiles: Iterable[ModelProfile]) -> tuple[float, ...]:
-    """All measured interference levels, ascending from 1.0, the wide gaps subdivided evenly."""
+    """All measured interference levels, ascending from 1.0, the wide gaps subdivided."""
     measured = {1.0}
     for profile in profiles:
         for versions in profile.versions:
@@ -32,7 +32,7 @@ def level_grid(profiles: Iterable[ModelProfile]) -> tuple[float, ...]:
         parts = 1
         while high > low * _FINEST_RATIO**parts:
             parts += 1
-        grid += [low + (high - low) * i / parts for i in range(1, parts)] + [high]
+        grid += [round(low * (high / low) ** (i / parts), 6) for i in range(1, parts)] + [high]
     return tuple(grid)
 
 
@@ -141,7 +141,8 @@ def _on_grid(version: CodeVersion, grid: Sequence[float], cores: int) -> NDArray
     low, high = levels[above - 1], levels[above]
     share = ((wanted - low) / (high - low))[:, None]
     between = measured[above - 1] + share * (measured[above] - measured[above - 1])
-    return np.rint(between).astype(np.int64)
+    rounded: NDArray[np.int64] = np.rint(between).astype(np.int64)
+    return rounded
 
 
 def _running_sum(values: Iterable[int]) -> list[int]:

@@ -101,9 +101,10 @@ def _parse(line: str) -> dict[str, Any]:
 def _load(line: str, kinds: dict[str, type[_T]]) -> _T:
     record = _parse(line)
     tag = record.pop("type", None)
-    if tag not in kinds:
+    if not isinstance(tag, str) or tag not in kinds:
         raise ConfigError(f'scheduler log: expected "type" to be one of {", ".join(kinds)}, got {tag!r}')
-    return _typed(record, kinds[tag], str(tag))
+    loaded: _T = _typed(record, kinds[tag], tag)
+    return loaded
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:

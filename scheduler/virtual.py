@@ -67,7 +67,8 @@ class VirtualMachine:
     _running: dict[int, _Running] = field(default_factory=dict)
 
     def at(self, event: Event) -> None:
-        """Puts in an event from outside. Cancelling or failing a query that has ended by then does nothing."""
+        """Puts in an event from outside. Cancelling a query that is not active then does
+        nothing, nor does failing one that holds no worker."""
         self._push(event.time_ns, event)
 
     def preempt(self, query: int) -> None:
@@ -92,16 +93,17 @@ class VirtualMachine:
         heappush(self._due, (time_ns, self._count, entry))
 
     def _from_outside(self, event: Event) -> Event | None:
+        system = self.scheduler.system
         match event:
             case QueryCancelled(query=query):
-                if query in self.outcome:
+                if query not in system.waiting and query not in system.in_flight:
                     return None
                 if query not in self._running:
                     self._end(query, "cancelled")
             case BlockFailed(query=query):
-                if query not in self._running:
+                if query not in system.in_flight:
                     return None
-                del self._running[query]
+                self._running.pop(query, None)
                 self._end(query, "failed")
         return event
 
