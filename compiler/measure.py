@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import signal
@@ -43,7 +44,7 @@ Bounds = Mapping[str, tuple[int, int]]  # activation name -> least and greatest 
 
 BUDGET_NS = 25_000_000  # of a measurement on one core count, beside its first run
 PATIENCE_S = 120.0  # for one answer; a candidate that takes longer hangs
-SPILL_BYTES = 64 << 20  # weights above this go through a file instead of the socket
+SPILL_BYTES = 64 << 10  # weights above this go through a file instead of the socket
 
 
 class CandidateError(VeltairError):
@@ -88,7 +89,8 @@ class Meter:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._scratch = tempfile.TemporaryDirectory(prefix="veltair-measure-")
-        self._spilled: dict[int, tuple[NDArray[Any], Mapped]] = {}
+        self._spilled: dict[bytes, Path] = {}  # by the digest of the content
+        self._spills = 0
         self._rotate_bytes = min(64 << 20, 2 * cache_bytes().get("L2", 1 << 20) * len(cores))
 
     def __enter__(self) -> Self:
@@ -143,9 +145,9 @@ class Meter:
         ]
 
     def forget(self) -> None:
-        """Drop the files of spilled weights."""
-        for _, operand in self._spilled.values():
-            Path(operand.path).unlink(missing_ok=True)
+        """Drop the files that `weights` made; operands from before must not be used again."""
+        for path in self._spilled.values():
+            path.unlink(missing_ok=True)
         self._spilled.clear()
 
     def _ask(self, symbol: str, request: Request) -> Answer:
@@ -203,12 +205,19 @@ class Meter:
             return mapped
         if array.nbytes <= SPILL_BYTES:
             return Given(str(array.dtype), array.shape, array.tobytes())
-        if id(array) not in self._spilled:  # the array is kept too, so that its id stays its own
-            path = Path(self._scratch.name) / f"{len(self._spilled)}-{id(array)}"
+        digest = content_digest(array)
+        if digest not in self._spilled:
+            self._spills += 1  # never a name twice: the other process may still map the old file
+            path = Path(self._scratch.name) / str(self._spills)
             with path.open("wb") as file:
                 write_chunks(array, file)
-            self._spilled[id(array)] = (array, Mapped(str(array.dtype), array.shape, str(path), 0))
-        return self._spilled[id(array)][1]
+            self._spilled[digest] = path
+        return Mapped(str(array.dtype), array.shape, str(self._spilled[digest]), 0)
+
+
+def content_digest(array: NDArray[Any]) -> bytes:
+    """Of the bytes alone: arrays of other shapes may share them."""
+    return hashlib.sha256(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))).digest()
 
 
 def write_chunks(array: NDArray[Any], file: Any, chunk: int = 16 << 20) -> None:

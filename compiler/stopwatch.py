@@ -18,9 +18,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from veltair.machine import features
+
 MIN_RUNS, FEW_RUNS, MAX_RUNS = 5, 3, 2000
 LONG_NS = 1_000_000_000  # a measurement that takes longer than this makes do with FEW_RUNS
 MAX_COPIES = 16
+KEPT_BYTES = 64 << 20  # mappings from this size on are kept: to populate them takes longer than to measure
 
 
 class Given(msgspec.Struct, frozen=True, tag=True):
@@ -108,6 +111,8 @@ class _Bench:
         from veltair.profiles import executor
         from veltair.profiles.core_pool import CorePool
 
+        if "amx_bf16" in features():
+            executor.permit_tiles()
         self._empty, self._tensor = executor.empty, executor._tensor
         self._cores = cores
         self._pool = CorePool(cores)
@@ -160,7 +165,7 @@ class _Bench:
 
     def _turns(self, request: Time, arrays: Sequence[NDArray[Any]]) -> list[list[Any]]:
         """Arguments for the runs in turn: the first on the arrays, the others on copies of the weights."""
-        given = [isinstance(operand, Given) for operand in request.operands]
+        given = [isinstance(operand, Given | Mapped) for operand in request.operands]
         size = sum(array.nbytes for array, is_given in zip(arrays, given, strict=True) if is_given)
         copies = min(MAX_COPIES, -(-request.rotate_bytes // size)) if size else 1
         turns = [[self._tensor(array) for array in arrays]]
@@ -175,9 +180,10 @@ class _Bench:
 
     def _array(self, operand: Operand) -> NDArray[Any]:
         if isinstance(operand, Mapped):
-            if operand not in self._mapped:
-                self._mapped[operand] = self._map(operand)
-            return self._mapped[operand]
+            array = self._mapped[operand] if operand in self._mapped else self._map(operand)
+            if array.nbytes >= KEPT_BYTES:
+                self._mapped[operand] = array
+            return array
         array = self._empty(operand.shape, operand.dtype)
         if isinstance(operand, Given):
             array[...] = np.frombuffer(operand.content, operand.dtype).reshape(operand.shape)

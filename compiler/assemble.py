@@ -1,0 +1,109 @@
+"""Writes kernels and weights of an artifact and names every tensor that its kernels take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from rich.progress import Progress
+
+from veltair.compiler import arena
+from veltair.compiler.ir import Activation, LayerSpec
+from veltair.compiler.library import link
+from veltair.compiler.lower import Graph
+from veltair.compiler.measure import physical
+from veltair.compiler.search import Setting
+from veltair.compiler.versions import Version
+from veltair.compiler.weights import WeightFile
+from veltair.profiles.artifact import KERNELS, WEIGHTS, Buffer, LayerEntry, VersionEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the manifest says of the two other files."""
+
+    layers: tuple[LayerEntry, ...]
+    buffers: tuple[Buffer, ...]
+    arena_bytes: int
+    weights_digest: str
+
+
+@dataclass(slots=True)
+class _Buffers:
+    """Every tensor once, by what it is."""
+
+    index: dict[Buffer, int] = field(default_factory=dict)
+
+    def add(self, buffer: Buffer) -> int:
+        return self.index.setdefault(buffer, len(self.index))
+
+
+def assemble(
+    graph: Graph,
+    versions: Mapping[str, Sequence[Version]],
+    batches: Sequence[int],
+    setting: Setting,
+    folder: Path,
+    progress: Progress,
+) -> Parts:
+    """Write `weights.bin` and `kernels.so` into the folder. One layer's packed weights are held at a time."""
+    plan = arena.plan(graph)
+    buffers = _Buffers()
+    entries = []
+    task = progress.add_task("pack weights", total=len(graph.layers))
+    with WeightFile(folder / WEIGHTS) as file:
+
+        def place(tensor: Activation) -> int:
+            where = plan.places[tensor.name]
+            return buffers.add(Buffer(where.kind, tensor.dtype, tensor.physical, where.offset))
+
+        for spec in graph.layers:
+            inputs, outputs = tuple(map(place, spec.inputs)), tuple(map(place, spec.outputs))
+            packed = []
+            for version in versions[spec.symbol]:
+                kernel = setting.spaces[spec.op].build(spec, version.point, setting.features)
+                weights = (Buffer("weight", str(w.dtype), w.shape, file.add(w)) for w in kernel.weights)
+                arguments = (*inputs, *map(buffers.add, weights), *outputs)
+                packed.append(
+                    VersionEntry(
+                        symbol=version.symbol,
+                        arguments=arguments,
+                        block_size=version.block_size,
+                        parallelism=version.parallelism,
+                        point=version.point,
+                        latency_ns=version.latency_ns,
+                    )
+                )
+            entries.append(
+                LayerEntry(
+                    name=spec.name,
+                    op=spec.op,
+                    inputs=inputs,
+                    outputs=outputs,
+                    flops=tuple(spec.flops * batch for batch in batches),
+                    bytes=tuple(compulsory_bytes(spec, batch) for batch in batches),
+                    versions=tuple(packed),
+                )
+            )
+            progress.advance(task)
+        digest = file.digest
+    link(dict.fromkeys(v.object_file for group in versions.values() for v in group), folder / KERNELS)
+    return Parts(tuple(entries), tuple(buffers.index), plan.bytes, digest)
+
+
+def compulsory_bytes(spec: LayerSpec, batch: int) -> int:
+    """What must be moved once: inputs, outputs, and the weights, of tables only the rows that are picked."""
+    moved = sum(_bytes(tensor, batch) for tensor in (*spec.inputs, *spec.outputs))
+    if spec.op == "embedding_bag":
+        for i, ids in enumerate(spec.inputs):
+            table = spec.weights[f"table{i}"]
+            lookups = int(np.prod(physical(ids, batch), dtype=np.int64))
+            moved += min(table.nbytes, lookups * table.shape[1] * table.itemsize)
+        return moved
+    return moved + sum(weight.nbytes for weight in spec.weights.values())
+
+
+def _bytes(tensor: Activation, batch: int) -> int:
+    return int(np.prod(physical(tensor, batch), dtype=np.int64)) * np.dtype(tensor.dtype).itemsize

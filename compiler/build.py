@@ -1,0 +1,129 @@
+"""A model artifact from an ONNX file: lower, search or records, versions, and what is written."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from rich.progress import Progress
+
+from veltair import machine
+from veltair.compiler.assemble import assemble
+from veltair.compiler.kernels.spaces import SPACES
+from veltair.compiler.lower import lower
+from veltair.compiler.measure import Bounds, Meter
+from veltair.compiler.onnx_model import load as load_onnx
+from veltair.compiler.search import Setting, search
+from veltair.compiler.versions import choose_versions
+from veltair.errors import ConfigError
+from veltair.profiles import artifact
+from veltair.profiles.artifact import Artifact, Manifest
+from veltair.profiles.records import RecordStore
+from veltair.types import Environment
+
+Precision = Literal["auto", "fp32", "bf16"]
+TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}  # of the whole model: error over the output's largest value
+TRIALS = 64
+MAX_SIZES = 5  # batch sizes that are timed
+QOS_FACTOR = 3  # the default target: so many times what the model takes alone, rounded up to a millisecond
+
+
+def compile_model(
+    onnx: Path,
+    out: Path,
+    *,
+    name: str | None = None,
+    qos_ns: int | None = None,
+    trials: int = TRIALS,
+    precision: Precision = "auto",
+    max_batch: int | None = None,
+    progress: Progress | None = None,
+    store: RecordStore | None = None,
+) -> Artifact:
+    """Compile an ONNX file into an artifact at `out`, which appears whole or not at all.
+
+    Args:
+        name: of the model; the file's stem by default.
+        qos_ns: latency target; by default what the file asks for in its metadata (`veltair.qos_ms`), else three
+            times what the model takes alone.
+        trials: candidates measured for each workload without shipped records; 0 measures the default alone.
+        precision: "auto" is bf16 where the CPU has AMX tiles for it, else fp32.
+        store: tuning records; the shipped ones and the user's by default.
+
+    Raises UserError (ModelError, ConfigError, …) for what is wrong with the input, VeltairError when a layer has no
+    version that works.
+    """
+    features = machine.features()
+    chosen = pick_precision(precision, features)
+    progress = progress or Progress(disable=True)
+    with artifact.writing(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
+        model = load_onnx(onnx, max_batch)
+        graph = lower(model, chosen)
+        batches = batch_sizes(graph.max_batch)
+        bounds: Bounds = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
+        target, environment = machine.tvm_target(), machine.environment()
+        setting = Setting(target, features, environment.cpu, batches[len(batches) // 2], bounds, SPACES)
+        with Meter(machine.machine().cores) as meter:
+            found = search(graph.layers, store or RecordStore(features), meter, setting, trials, progress)
+            alone_ns = sum(min(c.best_ns for c in found[layer.workload]) for layer in graph.layers)
+            qos = qos_ns or -(-QOS_FACTOR * alone_ns // 1_000_000) * 1_000_000
+            levels, versions = choose_versions(
+                graph.layers, found, qos, batches, meter, setting, Path(scratch), progress
+            )
+        parts = assemble(graph, versions, batches, setting, draft, progress)
+        manifest = Manifest(
+            schema=artifact.SCHEMA,
+            model=name or onnx.stem,
+            precision=chosen,
+            tolerance=TOLERANCE[chosen],
+            qos_ns=qos,
+            target={k: v if isinstance(v, int | str) else ",".join(v) for k, v in target.items()},
+            features=tuple(sorted(features if chosen == "bf16" else features - {"amx_bf16"})),
+            max_batch=graph.max_batch,
+            batches=batches,
+            levels=levels,
+            inputs=graph.inputs,
+            outputs=graph.outputs,
+            buffers=parts.buffers,
+            arena_bytes=parts.arena_bytes,
+            layers=parts.layers,
+            environment=_flat(environment),
+            source_digest=artifact.file_digest(onnx),
+            kernels_digest=artifact.file_digest(draft / artifact.KERNELS),
+            weights_digest=parts.weights_digest,
+        )
+        (draft / artifact.MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        artifact.load(draft)  # what a reader would refuse is not published
+    return artifact.load(out)
+
+
+def pick_precision(wanted: Precision, features: frozenset[str]) -> Literal["fp32", "bf16"]:
+    """Raises ConfigError for bf16 on a CPU that has no tiles for it."""
+    if wanted == "bf16" and "amx_bf16" not in features:
+        raise ConfigError("precision bf16 needs a CPU with AMX-bf16 (amx_tile and amx_bf16), which this one lacks")
+    if wanted == "auto":
+        return "bf16" if "amx_bf16" in features else "fp32"
+    return wanted
+
+
+def batch_sizes(max_batch: int, limit: int = MAX_SIZES) -> tuple[int, ...]:
+    """1 … max_batch by powers of two, at most `limit` of them evenly spread, both ends in."""
+    powers = [1]
+    while powers[-1] * 2 < max_batch:
+        powers.append(powers[-1] * 2)
+    sizes = [*powers, max_batch] if max_batch > 1 else powers
+    if len(sizes) <= limit:
+        return tuple(sizes)
+    return tuple(sizes[i] for i in np.linspace(0, len(sizes) - 1, limit).round().astype(int))
+
+
+def _flat(environment: Environment) -> dict[str, str]:
+    """As the manifest holds it: text by name."""
+    facts: dict[str, Any] = asdict(environment)
+    versions: dict[str, str] = facts.pop("versions")
+    flat = {k: " ".join(map(str, v)) if isinstance(v, tuple | list) else str(v) for k, v in facts.items()}
+    return flat | versions

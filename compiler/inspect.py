@@ -1,0 +1,98 @@
+"""`veltair inspect`: what an artifact holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from veltair.profiles import artifact
+from veltair.profiles.artifact import Artifact
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", type=Path, metavar="DIR")
+    parser.add_argument("--json", action="store_true", help="all of it as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0. ArtifactError is raised to the caller."""
+    found = artifact.load(args.artifact)
+    if args.json:
+        print(json.dumps(describe(found)))
+    else:
+        _print(found)
+    return 0
+
+
+def describe(found: Artifact) -> dict[str, Any]:
+    """Every number of the profile. `latency_ns` is (batches, levels, cores), as in the manifest."""
+    manifest = found.manifest
+    return {
+        "model": manifest.model,
+        "precision": manifest.precision,
+        "qos_ns": manifest.qos_ns,
+        "batches": manifest.batches,
+        "levels": manifest.levels,
+        "inputs": [{"name": p.name, "dtype": p.dtype, "shape": p.shape} for p in manifest.inputs],
+        "outputs": [{"name": p.name, "dtype": p.dtype, "shape": p.shape} for p in manifest.outputs],
+        "arena_bytes": manifest.arena_bytes,
+        "weights_bytes": found.weights.stat().st_size,
+        "layers": [
+            {
+                "name": layer.name,
+                "op": layer.op,
+                "flops": layer.flops,
+                "bytes": layer.bytes,
+                "versions": [
+                    {
+                        "block_size": v.block_size,
+                        "parallelism": v.parallelism,
+                        "latency_ns": v.latency_ns,
+                        "point": v.point,
+                        "symbol": v.symbol,
+                    }
+                    for v in layer.versions
+                ],
+            }
+            for layer in manifest.layers
+        ],
+        "environment": manifest.environment,
+        "digest": found.digest,
+    }
+
+
+def _print(found: Artifact) -> None:
+    manifest = found.manifest
+    console = Console()
+    console.print(
+        f"[bold]{manifest.model}[/] {manifest.precision}, target {manifest.qos_ns / 1e6:g} ms, "
+        f"batches {', '.join(map(str, manifest.batches))}, "
+        f"levels {', '.join(f'{level:g}' for level in manifest.levels)}, "
+        f"weights {found.weights.stat().st_size / 1e6:.1f} MB, arena {manifest.arena_bytes / 1e6:.1f} MB",
+        highlight=False,
+    )
+    cores = len(manifest.layers[0].versions[0].latency_ns[0][0]) if manifest.layers else 0
+    table = Table("layer", "op", "version", box=None, header_style="bold")
+    columns = ["block KB", "parallelism", *(f"{c} core{'s' * (c > 1)} us" for c in _shown(cores)), "MFLOP"]
+    for column in columns:
+        table.add_column(column, justify="right")
+    for layer in manifest.layers:
+        for number, version in enumerate(layer.versions):
+            alone = version.latency_ns[0][0]
+            times = [f"{alone[c - 1] / 1000:.1f}" for c in _shown(cores)]
+            head = (layer.name, layer.op) if number == 0 else ("", "")
+            flops = f"{layer.flops[0] / 1e6:.1f}" if number == 0 else ""
+            sizes = (f"{version.block_size / 1024:.0f}", str(version.parallelism))
+            table.add_row(*head, str(number), *sizes, *times, flops)
+    console.print(table)
+    console.print(" ".join(f"{k}={v}" for k, v in manifest.environment.items()), style="dim", highlight=False)
+
+
+def _shown(cores: int) -> list[int]:
+    """Core counts that a line has room for: the powers of two and the last."""
+    return sorted({*(1 << i for i in range(cores.bit_length()) if 1 << i <= cores), cores} - {0})

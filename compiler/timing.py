@@ -1,0 +1,88 @@
+"""The latency tables of code versions: every batch size, interference level and core count."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.measure import Meter
+from veltair.compiler.pressure import GRADES, distinct_levels, pressing
+from veltair.compiler.stopwatch import Operand
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One code version to time."""
+
+    library: Path
+    symbol: str
+    operands: tuple[tuple[Operand, ...], ...]  # (batches)
+    layers: int = 1  # of the model that run this code; weighs in the interference level
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    levels: tuple[float, ...]  # ascending from 1.0
+    latency_ns: NDArray[np.int64]  # (jobs, batches, levels, cores)
+
+
+def measure_tables(
+    jobs: Sequence[Job], meter: Meter, grades: Sequence[float] = GRADES, tick: Callable[[], None] = lambda: None
+) -> Tables:
+    """Time every job alone, then beside co-runners of each grade on the cores that it leaves free.
+
+    On all cores there is none free for a co-runner: there the time alone is taken times the slowdown at the largest
+    count that leaves one. A grade that slows the model down no more than the one before makes no level of its own;
+    on a machine that shows no slowdown, or with one core, the level 1.0 is the only one, and the log says so.
+    `tick` is called after each job of each pass; there are `passes` of them.
+    """
+    cores = len(meter.cores)
+    alone = _measure(jobs, meter, range(1, cores + 1), tick)
+    pressed = [_pressed(jobs, meter, grade, alone, tick) for grade in grades if cores > 1]
+    slowdowns = [_slowdown(jobs, times, alone) for times in pressed]
+    chosen = distinct_levels(slowdowns)
+    if not chosen:
+        why = "there is one core" if cores == 1 else f"co-runners cost {max(slowdowns, default=1.0) - 1:.1%}"
+        log.warning("one interference level only: %s, so versions are not told apart under pressure", why)
+    levels = (1.0, *(level for _, level in chosen))
+    rows = np.stack([alone, *(pressed[grade] for grade, _ in chosen)], axis=2)
+    return Tables(levels, np.maximum(rows.round(), 1).astype(np.int64))
+
+
+def passes(cores: int, grades: Sequence[float] = GRADES) -> int:
+    """How often each job is visited: once alone, and once for each grade and core count that leaves a core free."""
+    return 1 + len(grades) * (cores - 1)
+
+
+def _measure(jobs: Sequence[Job], meter: Meter, counts: Sequence[int], tick: Callable[[], None]) -> NDArray[np.float64]:
+    """(jobs, batches, counts)"""
+    times = []
+    for job in jobs:
+        times.append([meter.time(job.library, job.symbol, operands, counts) for operands in job.operands])
+        tick()
+    return np.array(times, dtype=np.float64)
+
+
+def _pressed(
+    jobs: Sequence[Job], meter: Meter, grade: float, alone: NDArray[np.float64], tick: Callable[[], None]
+) -> NDArray[np.float64]:
+    """(jobs, batches, cores) beside co-runners of this grade."""
+    times = np.empty_like(alone)
+    for count in range(1, len(meter.cores)):
+        with pressing(meter.cores[count:], grade):
+            times[:, :, count - 1 : count] = _measure(jobs, meter, (count,), tick)
+    times[:, :, -1] = alone[:, :, -1] * times[:, :, -2] / alone[:, :, -2]
+    return times
+
+
+def _slowdown(jobs: Sequence[Job], pressed: NDArray[np.float64], alone: NDArray[np.float64]) -> float:
+    """Mean over the model's layers, where it was measured: the last core count is not."""
+    ratio = (pressed / alone)[:, :, :-1].mean(axis=(1, 2))
+    return float(np.average(ratio, weights=[job.layers for job in jobs]))

@@ -1,0 +1,212 @@
+"""`veltair verify`: an artifact against ONNX Runtime on the ONNX file that it was made from.
+
+The whole model is run once for each version index, core count and several batch sizes, and compared with ONNX
+Runtime; along the way, every version of every layer is run on the layer's real inputs and compared with version 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from veltair.errors import ModelError
+from veltair.machine import machine
+from veltair.profiles import artifact
+from veltair.profiles.artifact import Artifact, Port
+from veltair.profiles.core_pool import CorePool, environment
+
+Arrays = list[NDArray[Any]]
+SEED = 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", type=Path, metavar="DIR")
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 when everything agrees, 1 when something does not. UserError is raised to the caller."""
+    if "tvm" not in sys.modules:  # the runtime reads them when it is loaded
+        os.environ.update(environment(len(machine().cores)))
+    report = verify(artifact.load(args.artifact), args.model)
+    if args.json:
+        print(json.dumps(report.facts()))
+    else:
+        report.print(Console())
+    return 0 if report.ok else 1
+
+
+@dataclass(slots=True)
+class Report:
+    """Errors are of the whole model, relative ones to the largest magnitude of the output."""
+
+    tolerance: float
+    layers: int
+    versions: int
+    batches: tuple[int, ...]
+    cores: int
+    max_abs_err: float = 0.0
+    max_rel_err: float = 0.0
+    max_layer_err: float = 0.0  # of a version against version 0, relative likewise
+    mismatches: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.mismatches
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "max_abs_err": self.max_abs_err,
+            "max_rel_err": self.max_rel_err,
+            "layers": self.layers,
+            "versions": self.versions,
+            "max_layer_err": self.max_layer_err,
+            "tolerance": self.tolerance,
+            "batches": self.batches,
+            "cores": self.cores,
+            "mismatches": self.mismatches,
+        }
+
+    def print(self, console: Console) -> None:
+        for text in self.mismatches:
+            console.print(text, style="red", highlight=False)
+        verdict = "[green]agrees[/]" if self.ok else "[red]differs[/]"
+        console.print(
+            f"{verdict}: {self.versions} versions of {self.layers} layers, batches "
+            f"{', '.join(map(str, self.batches))}, 1 … {self.cores} cores; largest error {self.max_abs_err:.3g}, "
+            f"{self.max_rel_err:.2e} of the largest value (allowed {self.tolerance:g}); between the versions of a layer "
+            f"{self.max_layer_err:.2e}",
+            highlight=False,
+        )
+
+    def whole(self, found: NDArray[Any], expected: NDArray[Any], where: str) -> None:
+        """Take note of one output of the model."""
+        if found.shape != expected.shape:
+            self.mismatches.append(f"{where}: shape {found.shape}, expected {expected.shape}")
+            return
+        absolute, relative = errors(found, expected)
+        self.max_abs_err, self.max_rel_err = max(self.max_abs_err, absolute), max(self.max_rel_err, relative)
+        if not relative <= self.tolerance:
+            self.mismatches.append(f"{where}: off by {relative:.3g} of its largest value (allowed {self.tolerance:g})")
+
+    def layer(self, found: NDArray[Any], expected: NDArray[Any], where: str) -> None:
+        """Take note of one output of one version of a layer."""
+        _, relative = errors(found, expected)
+        self.max_layer_err = max(self.max_layer_err, relative)
+        if not relative <= self.tolerance:
+            self.mismatches.append(f"{where}: {relative:.3g} away from version 0 (allowed {self.tolerance:g})")
+
+
+def errors(found: NDArray[Any], expected: NDArray[Any]) -> tuple[float, float]:
+    """Largest absolute difference, and that over the largest magnitude expected; infinite for NaN and infinities
+    that do not stand in both."""
+    a, b = _values(found), _values(expected)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        difference = np.where(same, 0.0, np.abs(a - b))
+    worst = float(difference.max(initial=0.0))
+    if not np.isfinite(worst):
+        return float("inf"), float("inf")
+    scale = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
+    return worst, worst / max(scale, 1e-30)
+
+
+def _values(array: NDArray[Any]) -> NDArray[np.float64]:
+    """As numbers; 16-bit unsigned ones are the bits of bfloat16."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return array.astype(np.float64)
+
+
+def verify(found: Artifact, model: Path) -> Report:
+    """Compare. Raises ModelError when the file cannot be run or is not the model that the artifact was made from."""
+    from veltair.profiles.executor import Executor, empty
+
+    manifest = found.manifest
+    session = _session(model)
+    names = {value.name for value in session.get_inputs()}
+    if names != {port.name for port in manifest.inputs}:
+        ours = ", ".join(port.name for port in manifest.inputs)
+        raise ModelError(f"{model}: takes {', '.join(sorted(names))}; the artifact {found.path} takes {ours}")
+    pool = CorePool(machine().cores)
+    executor = Executor(found)
+    batches = tuple(sorted({1, min(3, manifest.max_batch), manifest.max_batch}))
+    versions = sum(len(layer.versions) for layer in manifest.layers)
+    report = Report(manifest.tolerance, len(manifest.layers), versions, batches, pool.size)
+    rng = np.random.default_rng(SEED)
+    for batch in batches:
+        inputs = [_draw(port, batch, rng) for port in manifest.inputs]
+        feeds = {port.name: array for port, array in zip(manifest.inputs, inputs, strict=True)}
+        try:
+            expected: Arrays = session.run([port.name for port in manifest.outputs], feeds)
+        except Exception as error:  # ONNX Runtime raises its own types
+            raise ModelError(f"{model}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
+        aligned = []
+        for array in inputs:
+            copy = empty(array.shape, str(array.dtype))
+            copy[...] = array
+            aligned.append(copy)
+        outputs = [empty(_at(port, batch), port.dtype) for port in manifest.outputs]
+        bound = executor.bind(batch, aligned, outputs)
+        for count in range(1, pool.size + 1):
+            pool.point(machine().cores[:count])
+            place = f"batch {batch}, {count} core{'s' * (count > 1)}"
+            _layers(report, found, bound, place)
+            for version in range(max(len(layer.versions) for layer in manifest.layers)):
+                for output in outputs:
+                    output.fill(0)
+                for index, layer in enumerate(manifest.layers):
+                    bound.layer(index, version % len(layer.versions))
+                for port, output, wanted in zip(manifest.outputs, outputs, expected, strict=True):
+                    report.whole(output, np.asarray(wanted), f"output {port.name}, versions {version}, {place}")
+    return report
+
+
+def _layers(report: Report, found: Artifact, bound: Any, place: str) -> None:
+    """Every version of every layer on the inputs that version 0 of the layers before has made."""
+    for index, layer in enumerate(found.manifest.layers):
+        bound.layer(index, 0)
+        expected = [bound.buffer(b).copy() for b in layer.outputs]
+        for version in range(1, len(layer.versions)):
+            bound.layer(index, version)
+            for b, wanted in zip(layer.outputs, expected, strict=True):
+                report.layer(bound.buffer(b), wanted, f"layer {layer.name}, version {version}, {place}")
+        for b, wanted in zip(layer.outputs, expected, strict=True):
+            bound.buffer(b)[...] = wanted
+
+
+def _session(model: Path) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime raises its own types
+        raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
+
+
+def _at(port: Port, batch: int) -> tuple[int, ...]:
+    return tuple(-dim * batch if dim < 0 else dim for dim in port.shape)
+
+
+def _draw(port: Port, batch: int, rng: np.random.Generator) -> NDArray[Any]:
+    """Random values that the model takes: normal floats, ids in their range, zeros for integers without one."""
+    shape, kind = _at(port, batch), np.dtype(port.dtype).kind
+    if kind == "f":
+        return rng.standard_normal(shape).astype(port.dtype)
+    if kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    low, high = port.low or 0, port.high if port.high is not None else port.low or 0
+    return rng.integers(low, high, shape, endpoint=True).astype(port.dtype)
