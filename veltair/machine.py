@@ -1,7 +1,7 @@
 """What the machine offers, read from the kernel and never assumed.
 
-Every `parse_*` function is pure and takes the text of a kernel file, so that machines which we do not have can
-be tried from samples. The readers below take `root`, the place where `/proc` and `/sys` are looked for.
+Every `parse_*` function is pure and takes the text of a kernel file: machines which we do not have can be tried
+from samples. The readers below take `root`, the place where `/proc` and `/sys` are looked for.
 """
 
 from __future__ import annotations
@@ -139,11 +139,9 @@ def group_cores(usable: Iterable[int], l3_lists: Mapping[int, str]) -> tuple[Cor
     return tuple(tuple(group) for group in groups.values())
 
 
-def pick_cores(
-    domains: tuple[CoreSet, ...], quota: float | None, siblings: Mapping[int, str]
-) -> tuple[CoreSet, ...]:
-    """As many cores as the quota pays for (floor, at least 1): first one thread of each physical core, domain by
-    domain, then second threads."""
+def pick_cores(domains: tuple[CoreSet, ...], quota: float | None, siblings: Mapping[int, str]) -> tuple[CoreSet, ...]:
+    """As many cores as the quota pays for (floor, at least 1): first one thread of each physical core, domain
+    by domain, then second threads."""
     count = sum(map(len, domains))
     if quota is None or quota >= count:
         return domains
@@ -210,9 +208,7 @@ def l3_lists(root: Path = ROOT) -> dict[int, str]:
     lists: dict[int, str] = {}
     for core in _per_core(root, "online"):
         caches = (root / f"sys/devices/system/cpu/cpu{core}/cache").glob("index*")
-        lists[core] = next(
-            (_read(c / "shared_cpu_list") for c in caches if _read(c / "level").strip() == "3"), ""
-        )
+        lists[core] = next((_read(c / "shared_cpu_list") for c in caches if _read(c / "level").strip() == "3"), "")
     return lists
 
 

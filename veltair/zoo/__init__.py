@@ -1,1 +1,1 @@
-"""Models of the field, written as ONNX with seeded weights."""
+"""Demo models as ONNX files with seeded weights: ResNet-50, MobileNet-V2, DLRM. No training, no PyTorch."""
