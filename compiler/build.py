@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -70,7 +71,7 @@ def compile_model(
         with Meter(machine.machine().cores) as meter:
             found = search(graph.layers, store or RecordStore(features), meter, setting, trials, progress)
             alone_ns = sum(min(c.best_ns for c in found[layer.workload]) for layer in graph.layers)
-            qos = qos_ns or -(-QOS_FACTOR * alone_ns // 1_000_000) * 1_000_000
+            qos = qos_ns or _asked_qos_ns(model.metadata) or -(-QOS_FACTOR * alone_ns // 1_000_000) * 1_000_000
             levels, versions = choose_versions(
                 graph.layers, found, qos, batches, meter, setting, Path(scratch), progress
             )
@@ -119,6 +120,15 @@ def batch_sizes(max_batch: int, limit: int = MAX_SIZES) -> tuple[int, ...]:
     if len(sizes) <= limit:
         return tuple(sizes)
     return tuple(sizes[i] for i in np.linspace(0, len(sizes) - 1, limit).round().astype(int))
+
+
+def _asked_qos_ns(metadata: Mapping[str, str]) -> int:
+    """What the file states as `veltair.qos_ms`; 0 where it states nothing usable."""
+    try:
+        asked_ms = float(metadata.get("veltair.qos_ms", "0"))
+    except ValueError:
+        return 0
+    return round(asked_ms * 1e6) if 0 < asked_ms < 1e9 else 0
 
 
 def _flat(environment: Environment) -> dict[str, str]:

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the artifact goes")
     parser.add_argument("--name", help="of the model; default: the file's stem")
-    parser.add_argument("--qos-ms", type=float, help="latency target; default: three times what the model takes alone")
+    parser.add_argument("--qos-ms", type=float, help="latency target; default: the file's, or three times what it takes")
     parser.add_argument(
         "--trials",
         type=int,

@@ -85,7 +85,7 @@ class Report:
         console.print(
             f"{verdict}: {self.versions} versions of {self.layers} layers, batches "
             f"{', '.join(map(str, self.batches))}, 1 … {self.cores} cores; largest error {self.max_abs_err:.3g}, "
-            f"{self.max_rel_err:.2e} of the largest value (allowed {self.tolerance:g}); between the versions of a layer "
+            f"{self.max_rel_err:.2e} of the largest value (allowed {self.tolerance:g}); between versions "
             f"{self.max_layer_err:.2e}",
             highlight=False,
         )
