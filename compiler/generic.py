@@ -47,6 +47,7 @@ def import_region(
     inputs: Sequence[str],
     outputs: Sequence[str],
     max_batch: int,
+    opset: int = 17,
 ) -> Region:
     """Fused layers for a run of nodes.
 
@@ -59,7 +60,7 @@ def import_region(
     for node in nodes:
         if node.op_type in UNCHECKED and node.input[1] not in constants:
             raise ModelError(f"node {node.name!r}: {node.op_type} with computed indices is not supported (unchecked)")
-    module = _fuse(_to_relax(nodes, values, constants, inputs, outputs))
+    module = _fuse(_to_relax(nodes, values, constants, inputs, outputs, opset))
     return _Reader(module, nodes[0].name, inputs, outputs, max_batch).read()
 
 
@@ -69,6 +70,7 @@ def _to_relax(
     constants: Mapping[str, NDArray[Any]],
     inputs: Sequence[str],
     outputs: Sequence[str],
+    opset: int,
 ) -> tvm.IRModule:
     def info(name: str) -> onnx.ValueInfoProto:
         spec = values[name]
@@ -86,11 +88,11 @@ def _to_relax(
         [info(name) for name in outputs],
         initializer=[onnx.numpy_helper.from_array(np.asarray(constants[name]), name) for name in used],
     )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=8)
     try:
         with warnings.catch_warnings(), _checked_gather():
             warnings.simplefilter("ignore")
-            return from_onnx(model, opset=17, keep_params_in_input=False)
+            return from_onnx(model, opset=opset, keep_params_in_input=False)
     except Exception as error:  # the importer raises whatever its checks raise
         named = ", ".join(dict.fromkeys(f"{node.op_type} ({node.name!r})" for node in nodes))
         reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__

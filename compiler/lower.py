@@ -454,7 +454,9 @@ class _Lowering:
             if name and (name in self.output_names or any(id(user) not in inside for user in self.users.get(name, [])))
         ]
         plain = {name: self._plain(name) for name in inputs}
-        region = import_region(nodes, self.model.values, self.constants, inputs, outputs, self.model.max_batch)
+        region = import_region(
+            nodes, self.model.values, self.constants, inputs, outputs, self.model.max_batch, self.model.opset
+        )
         renamed = {name: tensor.name for name, tensor in plain.items()}
 
         def moved(tensor: Activation) -> Activation:
