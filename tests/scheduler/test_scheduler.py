@@ -1,0 +1,276 @@
+"""The state machine itself: lifecycles, what is refused, and what cannot be."""
+
+import pytest
+
+from veltair.errors import ConfigError, InvariantError
+from veltair.scheduler.policies import POLICIES
+from veltair.scheduler.proxy import CounterModel, PredictedDemand
+from veltair.scheduler.scheduler import Scheduler
+from veltair.scheduler.state import Start
+from veltair.types import (
+    BlockFailed,
+    BlockFinished,
+    BlockGrown,
+    CancelQuery,
+    CounterSample,
+    CountersSampled,
+    FinishQuery,
+    GrowBlock,
+    LayerBlock,
+    Machine,
+    QueryArrived,
+    QueryCancelled,
+    RejectQuery,
+    StartBlock,
+    WorkersChanged,
+)
+
+LAYERS = ((30, 16), (30, 16), (30, 16))
+
+
+@pytest.fixture(params=sorted(POLICIES))
+def policy(request):
+    return request.param
+
+
+@pytest.fixture
+def scheduler(machine, simple, tenant, policy):
+    """One query at a time: it takes both cores for 48 ns."""
+    return Scheduler(machine(2), [tenant(50)], {"m": [simple(*LAYERS)]}, policy, workers=2)
+
+
+def start(query, first=0):
+    return StartBlock(LayerBlock(query, first, 3, (0,) * (3 - first), 2, 16 * (3 - first)), (0, 1))
+
+
+def test_a_life(scheduler, query):
+    assert scheduler.handle(QueryArrived(0, query(1))) == [start(1)]
+    assert scheduler.handle(BlockFinished(48, 1, 3, 48)) == [FinishQuery(1)]
+    stats = scheduler.stats()
+    assert (stats.in_flight, stats.running, stats.cores_in_use, stats.blocks_started) == (0, 0, 0, 1)
+
+
+def test_stopped_early_it_goes_on_from_there(scheduler, query):
+    scheduler.handle(QueryArrived(0, query(1)))
+    assert scheduler.handle(BlockFinished(16, 1, 1, 16)) == [start(1, first=1)]
+    assert scheduler.handle(BlockFinished(16, 1, 1, 0)) == [start(1, first=1)]  # before its first layer
+    assert scheduler.handle(BlockFinished(48, 1, 3, 32)) == [FinishQuery(1)]
+
+
+def test_a_failed_query_ends_without_a_decision(scheduler, query):
+    scheduler.handle(QueryArrived(0, query(1)))
+    scheduler.handle(QueryArrived(0, query(2)))
+    assert scheduler.handle(BlockFailed(2, 1, "worker died")) == [start(2)]
+
+
+def test_cancelling_a_waiting_query_is_silent(scheduler, query):
+    scheduler.handle(QueryArrived(0, query(1)))
+    scheduler.handle(QueryArrived(0, query(2)))
+    assert scheduler.stats().waiting == {"a": 1}
+    assert scheduler.handle(QueryCancelled(1, 2)) == []
+    assert scheduler.stats().waiting == {"a": 0}
+    assert scheduler.handle(BlockFinished(48, 1, 3, 48)) == [FinishQuery(1)]
+
+
+@pytest.mark.parametrize(
+    "end", [BlockFinished(9, 1, 1, 8), BlockFinished(9, 1, 3, 8), BlockFailed(9, 1, "died")], ids=str
+)
+def test_cancelling_a_running_query_stops_it_at_its_next_layer(scheduler, query, end):
+    scheduler.handle(QueryArrived(0, query(1)))
+    assert scheduler.handle(QueryCancelled(1, 1)) == [CancelQuery(1)]
+    assert scheduler.handle(QueryCancelled(2, 1)) == []  # once is enough
+    assert scheduler.handle(end) == []
+    assert scheduler.stats().in_flight == 0
+    with pytest.raises(InvariantError, match="query 1 is not in flight"):
+        scheduler.handle(QueryCancelled(10, 1))
+
+
+@pytest.fixture
+def between_blocks(machine, simple, tenant, query):
+    """Query 2 has run a layer, and has no core now; the older query 1 lost time and took them all."""
+    scheduler = Scheduler(machine(2), [tenant(90)], {"m": [simple(*LAYERS)]}, "veltair-full", workers=2)
+    scheduler.handle(QueryArrived(0, query(1)))
+    scheduler.handle(QueryArrived(0, query(2)))
+    late = LayerBlock(1, 1, 3, (0, 0), 2, 32)
+    assert scheduler.handle(BlockFinished(50, 1, 1, 50)) == [StartBlock(late, (0,), conflict=True)]
+    assert scheduler.handle(BlockFinished(51, 2, 1, 51)) == [GrowBlock(1, (0, 1))]
+    assert scheduler.stats().in_flight == 2
+    return scheduler
+
+
+def test_cancelling_between_two_blocks_is_silent_and_frees_the_worker(between_blocks):
+    assert between_blocks.handle(QueryCancelled(31, 2)) == []
+    assert between_blocks.stats().in_flight == 1
+
+
+def test_a_worker_may_die_between_two_blocks(between_blocks):
+    assert between_blocks.handle(BlockFailed(31, 2, "died")) == []
+    assert between_blocks.stats().in_flight == 1
+
+
+def test_the_profile_is_the_smallest_that_holds_the_batch(machine, simple, tenant, query):
+    profiles = [simple((10,), batch=1), simple((40,), batch=4), simple((80,), batch=8)]
+    scheduler = Scheduler(machine(1, 1), [tenant(500)], {"m": profiles}, "fcfs", workers=9)
+    for batch, predicted_ns in ((1, 10), (2, 40), (4, 40), (5, 80), (8, 80)):
+        (decision,) = scheduler.handle(QueryArrived(0, query(batch, batch=batch)))
+        assert decision.block.predicted_ns == predicted_ns
+        scheduler.handle(BlockFinished(1, batch, 1, 1))
+    assert scheduler.handle(QueryArrived(0, query(9, batch=9))) == [
+        RejectQuery(9, "m takes at most 8 items in a query, got 9")
+    ]
+    assert scheduler.stats().in_flight == 0
+
+
+def test_a_profile_of_fewer_cores_than_the_machine_is_used_up_to_them(machine, simple, tenant, query, policy):
+    scheduler = Scheduler(machine(8), [tenant(1)], {"m": [simple((30, 20))]}, policy, workers=2)
+    (decision,) = scheduler.handle(QueryArrived(0, query(1)))
+    assert decision.block.cores == 2 and decision.core_set == (0, 1)
+
+
+def test_time_does_not_run_backwards(scheduler, query):
+    scheduler.handle(QueryArrived(100, query(1, 100)))
+    assert scheduler.handle(BlockFinished(50, 1, 3, 48)) == [FinishQuery(1)]
+    scheduler.handle(QueryArrived(60, query(2, 60)))
+    # as at 100: in veltair-full's eyes 10 ns are left
+    assert scheduler.system.in_flight[2].run.ends_ns == 148
+
+
+RUNNING, WAITING, UNKNOWN = 1, 2, 7
+
+
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        (BlockFinished(9, UNKNOWN, 3, 9), "query 7 is not in flight"),
+        (BlockFinished(9, WAITING, 3, 9), "query 2 is not in flight"),
+        (BlockFailed(9, UNKNOWN, ""), "query 7 is not in flight"),
+        (BlockFailed(9, WAITING, ""), "query 2 is not in flight"),
+        (QueryCancelled(9, UNKNOWN), "query 7 is not in flight"),
+        (BlockGrown(9, WAITING, 1, (0, 1)), "query 2 is not in flight"),
+        (BlockGrown(9, RUNNING, 1, (0, 1, 2)), "may use"),
+        (BlockGrown(9, RUNNING, 1, (0,)), "ran on 2 cores"),
+        (BlockGrown(9, RUNNING, 4, (0, 1)), "its cores last changed at layer 0"),
+        (BlockFinished(9, RUNNING, 4, 9), "cannot have finished so"),
+        (BlockFinished(9, RUNNING, -1, 9), "cannot have finished so"),
+        (BlockFinished(9, RUNNING, 3, -1), "cannot have finished so"),
+        (WorkersChanged(9, -1), "-1 workers"),
+    ],
+)
+def test_what_cannot_be_names_the_last_events_and_changes_nothing(scheduler, query, event, says):
+    scheduler.handle(QueryArrived(0, query(RUNNING)))
+    scheduler.handle(QueryArrived(1, query(WAITING, 1)))
+    before = scheduler.stats()
+    with pytest.raises(InvariantError, match=says) as caught:
+        scheduler.handle(event)
+    assert repr(event) in str(caught.value) and "QueryArrived(time_ns=1" in str(caught.value)
+    scheduler.check_invariants()
+    assert scheduler.stats() == before
+    assert scheduler.handle(BlockFinished(48, RUNNING, 3, 48)) == [FinishQuery(RUNNING), start(WAITING)]
+
+
+def test_a_query_arrives_once(scheduler, query):
+    scheduler.handle(QueryArrived(0, query(1)))
+    scheduler.handle(QueryArrived(0, query(2)))
+    for id in (1, 2):
+        with pytest.raises(InvariantError, match=f"query {id} arrived twice"):
+            scheduler.handle(QueryArrived(1, query(id)))
+    with pytest.raises(InvariantError, match="unknown tenant, 'nobody'"):
+        scheduler.handle(QueryArrived(1, query(3, tenant="nobody")))
+
+
+def test_only_the_last_events_are_remembered(scheduler):
+    for i in range(40):
+        scheduler.handle(WorkersChanged(i, 2))
+    with pytest.raises(InvariantError) as caught:
+        scheduler.handle(BlockFinished(99, 1, 3, 9))
+    assert str(caught.value).count("WorkersChanged") == 15
+
+
+@pytest.mark.parametrize("damage", ["held twice", "lost core", "average", "worker", "layer", "queue"])
+def test_the_invariants_notice(scheduler, query, damage):
+    scheduler.handle(QueryArrived(0, query(1)))
+    scheduler.handle(QueryArrived(0, query(2)))
+    scheduler.check_invariants()
+    system = scheduler.system
+    match damage:
+        case "held twice":
+            system.pool.give_back((0,))
+        case "lost core":
+            system.in_flight[1].run.core_set = (0,)
+        case "average":
+            system.total_avg += 1
+        case "worker":
+            system.workers = 0
+        case "layer":
+            system.in_flight[1].next_layer = 1
+        case "queue":
+            system.waiting[1] = system.in_flight[1]
+    with pytest.raises(InvariantError, match="the last events"):
+        scheduler.check_invariants()
+
+
+class Greedy:
+    """Starts the same block again and again."""
+
+    def __init__(self, block):
+        self.block = block
+
+    def next_step(self, system, now_ns):
+        progress = next(iter([*system.in_flight.values(), *system.waiting.values()]), None)
+        return None if progress is None else Start(progress, self.block, 0)
+
+
+@pytest.mark.parametrize(
+    ("block", "workers", "says"),
+    [
+        (LayerBlock(1, 0, 3, (0, 0, 0), 2, 48), 2, "with no core free"),
+        (LayerBlock(1, 0, 3, (0, 0, 0), 1, 90), 2, "stands at layer 3"),
+        (LayerBlock(1, 1, 3, (0, 0), 1, 60), 2, "stands at layer 0"),
+        (LayerBlock(1, 0, 3, (0, 0, 0), 1, 90), 0, "with no worker free"),
+    ],
+)
+def test_a_policy_cannot_break_the_rules(machine, simple, tenant, query, block, workers, says):
+    scheduler = Scheduler(machine(2), [tenant(50)], {"m": [simple(*LAYERS)]}, Greedy(block), workers)
+    with pytest.raises(InvariantError, match=says):
+        scheduler.handle(QueryArrived(0, query(1)))
+
+
+def test_the_level_comes_from_the_given_source(machine, simple, tenant, query):
+    def build(proxy):
+        profile = simple(*LAYERS, nbytes=3200)
+        return Scheduler(machine(2), [tenant(50)], {"m": [profile]}, "veltair-full", 2, proxy=proxy)
+
+    counters = build(CounterModel(1.5, 0.0, 0.0))
+    counters.handle(CountersSampled(0, CounterSample(0, 10, 5, 5, "test")))
+    assert (counters.level, counters.level_source) == (1.5, "counters")
+
+    demand = build(PredictedDemand(memory_bytes_per_ns=100.0))
+    demand.handle(QueryArrived(0, query(1)))
+    demand.handle(WorkersChanged(1, 2))  # seen with the next event: 9600 bytes in 48 ns
+    assert (demand.level, demand.level_source) == (2.0, "demand")
+
+
+def test_observed_slowdown_uses_the_layers_that_ran(scheduler, query):
+    scheduler.handle(QueryArrived(0, query(1)))
+    scheduler.handle(BlockFinished(32, 1, 1, 32))  # one layer, 16 ns alone
+    assert scheduler.level == pytest.approx(1.0 + 0.2 * 1.0)
+    assert scheduler.stats().level_source == "observed"
+
+
+def test_a_wrong_set_up_is_refused(machine, simple, tenant):
+    good = {"machine": machine(2), "tenants": [tenant(50)], "profiles": {"m": [simple(*LAYERS)]},
+            "policy": "fcfs", "workers": 1}  # fmt: skip
+    Scheduler(**good)
+    for wrong, says in [
+        ({"policy": "fifo"}, "unknown policy 'fifo': expected one of fcfs, veltair-full"),
+        ({"workers": -1}, "0 or more, got -1"),
+        ({"machine": Machine(())}, "at least one core"),
+        ({"machine": Machine(((0, 1), (1, 2)))}, "none twice"),
+        ({"tenants": [tenant(50), tenant(60)]}, "'a' is given twice"),
+        ({"tenants": [tenant(50, model="x")]}, "no profile of its model 'x'"),
+        ({"tenants": [tenant(0)]}, "above 0 ns"),
+        ({"profiles": {"m": []}}, "ascending batch sizes"),
+        ({"profiles": {"m": [simple((1,), batch=2), simple((1,), batch=1)]}}, r"ascending.*\[2, 1\]"),
+    ]:
+        with pytest.raises(ConfigError, match=says):
+            Scheduler(**good | wrong)
