@@ -1,0 +1,266 @@
+"""What holds for any profile, load and order of events, on a virtual machine that carries the decisions out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veltair.scheduler.blocks import threshold
+from veltair.scheduler.policies import POLICIES
+from veltair.scheduler.replay import dump_decision, dump_event, load_event, replay
+from veltair.scheduler.scheduler import Scheduler
+from veltair.scheduler.virtual import VirtualMachine
+from veltair.types import (
+    BlockFailed,
+    BlockFinished,
+    BlockGrown,
+    CounterSample,
+    CountersSampled,
+    FinishQuery,
+    GrowBlock,
+    LayerBlock,
+    Machine,
+    ModelProfile,
+    QueryArrived,
+    QueryCancelled,
+    RejectQuery,
+    StartBlock,
+    Tenant,
+    WorkersChanged,
+)
+
+LEVELS = (1.0, 1.5, 3.0)
+PREEMPT = "preempt"
+
+
+@dataclass
+class Story:
+    """A machine, its tenants, and all that happens to it from outside."""
+
+    machine: Machine
+    tenants: list[Tenant]
+    profiles: dict[str, list[ModelProfile]]
+    workers: int
+    outside: list  # events, and (time_ns, PREEMPT, query)
+    slowdowns: list[int]  # percent of the profile's time; layers take turns
+
+    def scheduler(self, policy):
+        return Scheduler(self.machine, self.tenants, self.profiles, policy, self.workers)
+
+    def layer_ns(self, scheduler):
+        def time_ns(query, layer, version, cores):
+            profile = scheduler.system.in_flight[query].costs.profile
+            solo = profile.versions[layer][version].latency.latency_ns[0][cores - 1]
+            return 1 + solo * self.slowdowns[(query * 7 + layer) % len(self.slowdowns)] // 100
+
+        return time_ns
+
+    def tell(self, policy):
+        """Runs it all and yields (scheduler, machine, event, decisions)."""
+        scheduler = self.scheduler(policy)
+        virtual = VirtualMachine(scheduler, self.layer_ns(scheduler))
+        preemptions = [entry for entry in self.outside if isinstance(entry, tuple)]
+        for event in self.outside:
+            if not isinstance(event, tuple):
+                virtual.at(event)
+        for event, decisions in virtual.run():
+            yield scheduler, virtual, event, decisions
+            while preemptions and preemptions[0][0] <= event.time_ns:
+                virtual.preempt(preemptions.pop(0)[2])
+
+
+@pytest.fixture(scope="session")
+def stories(profile, machine, tenant, query):
+    @st.composite
+    def build(draw):
+        sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+        cores = draw(st.integers(1, sum(sizes) + 1))  # what the profiles measured
+        numbers = Random(draw(st.integers(0, 2**32)))  # a table drawn number by number takes far longer
+
+        def layers():
+            return [
+                [
+                    [[numbers.randint(1, 200) for _ in range(cores)] for _ in LEVELS]
+                    for _ in range(numbers.randint(1, 3))
+                ]
+                for _ in range(draw(st.integers(1, 6)))
+            ]
+
+        names = ["x", "y"][: draw(st.integers(1, 2))]
+        profiles = {
+            name: [profile(layers(), levels=LEVELS, model=name, batch=batch, nbytes=64) for batch in (1, 2)]
+            for name in names
+        }
+        tenants = [tenant(draw(st.integers(1, 1500)), name=f"t-{name}", model=name) for name in names]
+        queries, events, now = [], [], 0
+        for id in range(draw(st.integers(1, 12))):
+            now += draw(st.integers(0, 150))
+            on = draw(st.sampled_from(tenants)).name
+            queries.append(query(id, now, on, batch=draw(st.sampled_from((1, 1, 1, 2, 3)))))
+            events.append(QueryArrived(now, queries[-1]))
+        for _ in range(draw(st.integers(0, 8))):
+            victim = draw(st.sampled_from(queries))
+            at = victim.arrival_ns + draw(st.integers(0, 600))
+            kind = draw(st.sampled_from(("cancel", "fail", "workers", "counters", "preempt", "preempt")))
+            match kind:
+                case "cancel":
+                    events.append(QueryCancelled(at, victim.id))
+                case "fail":
+                    events.append(BlockFailed(at, victim.id, "died"))
+                case "workers":
+                    events.append(WorkersChanged(at, draw(st.integers(0, 4))))
+                case "counters":
+                    events.append(CountersSampled(at, CounterSample(at, 10, 5, 1, "test")))
+                case "preempt":
+                    events.append((at, PREEMPT, victim.id))
+        events.append(WorkersChanged(now + 1000, draw(st.integers(1, 4))))  # lest 0 were the last word
+        events.sort(key=lambda event: event[0] if isinstance(event, tuple) else event.time_ns)
+        slowdowns = draw(st.lists(st.integers(50, 400), min_size=1, max_size=5))
+        return Story(machine(*sizes), tenants, profiles, draw(st.integers(0, 4)), events, slowdowns)
+
+    return build()
+
+
+@pytest.fixture(params=sorted(POLICIES), scope="session")
+def policy(request):
+    return request.param
+
+
+class Watch:
+    """Follows events and decisions without looking into the scheduler."""
+
+    def __init__(self, story):
+        self.cores = set(story.machine.cores)
+        self.workers = story.workers
+        self.held: dict[int, tuple[int, ...]] = {}  # query -> core set
+        self.blocks: dict[int, LayerBlock] = {}
+        self.covered: dict[int, list[tuple[int, int]]] = defaultdict(list)  # query -> layers run, in pieces
+        self.in_flight: set[int] = set()
+        self.ended: dict[int, str] = {}
+
+    def end(self, query, how):
+        assert query not in self.ended, f"query {query} ended twice"
+        self.ended[query] = how
+        self.in_flight.discard(query)
+
+    def see_event(self, event):
+        match event:
+            case BlockFinished(query=query, stop=stop):
+                del self.held[query]
+                block = self.blocks.pop(query)
+                self.covered[query].append((block.start, stop))
+            case BlockFailed(query=query):
+                self.held.pop(query, None)
+                self.blocks.pop(query, None)
+                self.end(query, "failed")
+            case BlockGrown(query=query, core_set=core_set):
+                assert set(core_set) <= set(self.held[query])
+            case WorkersChanged(workers=workers):
+                self.workers = workers
+
+    def see_decision(self, decision):
+        match decision:
+            case StartBlock(block=block, core_set=core_set, conflict=conflict):
+                assert block.query not in self.held and block.query not in self.ended
+                if block.query not in self.in_flight:
+                    assert len(self.in_flight) < self.workers
+                    self.in_flight.add(block.query)
+                reached = self.covered[block.query][-1][1] if self.covered[block.query] else 0
+                assert block.start == reached < block.stop
+                assert len(block.versions) == block.stop - block.start
+                assert 0 < len(core_set) <= block.cores and conflict is (len(core_set) < block.cores)
+                self.held[block.query], self.blocks[block.query] = core_set, block
+            case GrowBlock(query=query, core_set=core_set):
+                assert set(core_set) > set(self.held[query])
+                assert len(core_set) <= self.blocks[query].cores
+                self.held[query] = core_set
+            case FinishQuery(query=query):
+                self.end(query, "finished")
+            case RejectQuery(query=query):
+                self.end(query, "rejected")
+        held = [core for core_set in self.held.values() for core in core_set]
+        assert len(held) == len(set(held)) and set(held) <= self.cores
+
+
+@given(st.data())
+def test_every_query_ends_once_and_runs_every_layer_once(stories, policy, data):
+    story = data.draw(stories)
+    watch = Watch(story)
+    for scheduler, virtual, event, decisions in story.tell(policy):
+        watch.see_event(event)
+        watch.in_flight -= {query for query, how in virtual.outcome.items() if how == "cancelled"}  # without a word
+        for decision in decisions:
+            watch.see_decision(decision)
+        scheduler.check_invariants()
+    arrived = {event.query.id: event.query for event in story.outside if isinstance(event, QueryArrived)}
+    assert virtual.outcome.keys() == arrived.keys()
+    assert not watch.held and not watch.in_flight
+    stats = scheduler.stats()
+    assert (stats.in_flight, stats.running, stats.cores_in_use, sum(stats.waiting.values())) == (0, 0, 0, 0)
+    for query, how in virtual.outcome.items():
+        assert watch.ended.get(query, "cancelled") == how
+        assert (how == "rejected") is (arrived[query].batch == 3)
+        pieces = [piece for piece in watch.covered[query] if piece[0] < piece[1]]
+        if how == "finished":
+            model = arrived[query].tenant.removeprefix("t-")
+            layers = len(story.profiles[model][arrived[query].batch - 1].layers)
+            assert [start for start, _ in pieces] == [0, *(stop for _, stop in pieces[:-1])]
+            assert pieces[-1][1] == layers
+
+
+@given(st.data())
+def test_nothing_that_could_run_is_left_waiting(stories, policy, data):
+    for scheduler, _, event, _ in data.draw(stories).tell(policy):
+        system = scheduler.system
+        ready = [progress for progress in system.in_flight.values() if progress.run is None]
+        if (head := system.head()) is not None:
+            ready.append(head)
+        if policy == "fcfs":
+            assert all(progress.avg_cores > system.free for progress in ready[:1])
+        elif system.free:
+            assert not ready
+            now_ns = event.time_ns
+            runs = [progress.run for progress in system.in_flight.values() if not progress.cancelled]
+            assert not any(run.missing_cores(now_ns) for run in runs)
+
+
+@given(st.data())
+def test_fcfs_starts_in_order_of_arrival(stories, data):
+    story = data.draw(stories)
+    started = []
+    for _, _, _, decisions in story.tell("fcfs"):
+        starts = [decision.block for decision in decisions if isinstance(decision, StartBlock)]
+        started += [block.query for block in starts if block.query not in started]
+    assert started == sorted(started)
+
+
+@given(st.data())
+def test_averages_and_thresholds_of_the_active_fit_the_machine(stories, data):
+    for scheduler, _, _, _ in data.draw(stories).tell("veltair-full"):
+        system = scheduler.system
+        active = [*system.waiting.values(), *system.in_flight.values()]
+        averages = [progress.avg_cores for progress in active]
+        assert all(1 <= avg <= system.cores for avg in averages)
+        if averages and sum(averages) <= system.cores:
+            extra = [threshold(avg, system.total_avg, system.cores) for avg in averages]
+            assert sum(averages) + sum(extra) <= system.cores
+
+
+@given(st.data())
+def test_a_recorded_log_gives_the_same_decisions_again(stories, policy, data):
+    story = data.draw(stories)
+    log, events, counted = [], [], 0
+    for _, _, event, decisions in story.tell(policy):
+        events.append((event, decisions))
+        log += [dump_event(event), *map(dump_decision, decisions)]
+        counted += 1
+    assert replay(story.scheduler(policy), log) == counted
+    again = story.scheduler(policy)
+    for event, decisions in events:
+        assert load_event(dump_event(event)) == event
+        assert again.handle(event) == decisions
