@@ -119,7 +119,7 @@ def write_tables(file: BinaryIO, seed: int, shape: DlrmShape, progress: Progress
     for index, child in enumerate(np.random.SeedSequence(seed).spawn(shape.tables)):
         file.seek(_offset(shape, index))
         for chunk in _rows(np.random.default_rng(child), shape):
-            written += file.write(memoryview(chunk).cast("B"))
+            written += file.write(chunk.data.cast("B"))
             progress(written, total)
 
 
