@@ -98,7 +98,7 @@ class EngineClient:
     @property
     def ready(self) -> bool:
         """Whether new queries are taken."""
-        return self._engine is not None and not self._draining
+        return self._engine is not None and not self._engine.gone.done() and not self._draining
 
     async def infer(self, tenant: str, inputs: Mapping[str, NDArray[Any]], *, deadline_ns: int | None = None) -> Answer:
         """Run one query. Ids must have been checked; names, shapes and dtypes are.
@@ -110,9 +110,9 @@ class EngineClient:
         arrival_ns = time.monotonic_ns()
         if tenant not in self._index:
             raise UnknownModelError(f"unknown model {tenant!r}: expected one of {', '.join(self.tenants)}")
-        engine = self._engine
-        if engine is None or self._draining:
-            raise OverloadedError("the server is shutting down" if self._draining else "the engine is starting anew")
+        if self._draining:
+            raise OverloadedError("the server is shutting down")
+        engine = self._living()
         due_ns = arrival_ns + self.tenants[tenant].qos.latency_ns
         if deadline_ns is not None:
             if deadline_ns <= arrival_ns:
@@ -138,9 +138,7 @@ class EngineClient:
 
         Raises OverloadedError while the engine is started anew.
         """
-        engine = self._engine
-        if engine is None:
-            raise OverloadedError("the engine is starting anew")
+        engine = self._living()
         status = await engine.ask(Ask())
         fresh = min(max(self._cursor - since, 0), len(self._blocks))
         blocks = itertools.islice(self._blocks, len(self._blocks) - fresh, None)
@@ -177,6 +175,11 @@ class EngineClient:
         await _end(engine)
 
     # The engine's lives
+
+    def _living(self) -> EngineProcess:
+        if self._engine is None or self._engine.gone.done():
+            raise OverloadedError("the engine is starting anew")
+        return self._engine
 
     async def _spawn(self) -> EngineProcess:
         server = self.config.server

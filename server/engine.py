@@ -21,6 +21,7 @@ from veltair.server.channel import Channel, ClosedError
 from veltair.server.counters import L3Counters, open_counters
 from veltair.server.event_log import EventLog, Setup
 from veltair.server.processes import leave_signals_to_front, set_nice, tie_to_parent
+from veltair.server.status import Timings, status
 from veltair.server.supervisor import Supervisor, WorkerProcess
 from veltair.server.tenancy import default_workers, open_artifact, usable_machine
 from veltair.server.ticket import Tally, Ticket
@@ -75,7 +76,7 @@ class Engine:
         self._counters: L3Counters | None = open_counters(cores)
         self._next_sample_ns = 0
         self._ready = self._leaving = False
-        self._scheduler_ns = self._scheduler_events = self._gap_ns = self._gaps = 0
+        self._timings = Timings()
         self._poll = select.epoll()
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
@@ -142,7 +143,9 @@ class Engine:
                 case m.Cancel(query=query):
                     self._cancel(query)
                 case m.Ask():
-                    self._front.send(self._status())
+                    stats = self._scheduler.stats()
+                    tickets = self._tickets.values()
+                    self._front.send(status(stats, tickets, self._tally, self._supervisor, self._timings))
                 case m.Shutdown():
                     self._leaving = True
                     return
@@ -209,8 +212,8 @@ class Engine:
         if ticket.order is None:
             raise InvariantError(f"a worker finished {done}, which was not ordered")
         if ticket.idle_since_ns:
-            self._gap_ns += done.begin_ns - ticket.idle_since_ns
-            self._gaps += 1
+            self._timings.gap_ns += done.begin_ns - ticket.idle_since_ns
+            self._timings.gaps += 1
         ticket.record(ticket.order, done)
         if ticket.cancelled:
             self._end(ticket, "cancelled")
@@ -249,8 +252,8 @@ class Engine:
     def _decide(self, event: Event) -> None:
         begin_ns = time.monotonic_ns()
         decisions = self._scheduler.handle(event)
-        self._scheduler_ns += time.monotonic_ns() - begin_ns
-        self._scheduler_events += 1
+        self._timings.scheduler_ns += time.monotonic_ns() - begin_ns
+        self._timings.scheduler_events += 1
         for decision in decisions:
             self._carry_out(decision)
         if self._log:
@@ -305,29 +308,6 @@ class Engine:
             ticket.worker = None
         self._tally[ticket.tenant].ended(ticket, outcome, time.monotonic_ns())
         self._front.send(m.Ended(query, outcome, reason, tuple(ticket.blocks)))
-
-    def _status(self) -> m.Status:
-        stats = self._scheduler.stats()
-        started = [ticket for ticket in self._tickets.values() if ticket.worker is not None]
-        holding = dict.fromkeys(self._tally, 0)
-        for ticket in started:
-            holding[ticket.tenant] += 1
-        return m.Status(
-            time_ns=time.monotonic_ns(),
-            level=stats.level,
-            level_source=stats.level_source,
-            conflicts=stats.conflicts,
-            capped_blocks=stats.capped_blocks,
-            blocks=stats.blocks_started,
-            scheduler_ns=self._scheduler_ns,
-            scheduler_events=self._scheduler_events,
-            gap_ns=self._gap_ns,
-            gaps=self._gaps,
-            worker_deaths=self._supervisor.deaths,
-            tenants={name: tally.count(stats.waiting[name], holding[name]) for name, tally in self._tally.items()},
-            running=tuple(t.running_block(t.order, t.worker) for t in started if t.order and t.worker),
-            workers=tuple(m.WorkerState(w.pid, w.state, w.query, w.started_ns) for w in self._supervisor.all),
-        )
 
 
 def main(arguments: Sequence[str]) -> int:

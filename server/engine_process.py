@@ -57,6 +57,7 @@ class EngineProcess:
         self.held: dict[int, Held] = {}
         self._asked: list[asyncio.Future[Status]] = []
         self._empty: asyncio.Future[None] | None = None
+        self._manifests = manifests
         self._slots = FreeSlots(len(manifests), configure.slots)
         tensors = tensor_pool.create(manifests, configure.slots)
         self._pool = TensorPool(tensors, manifests, configure.slots)
@@ -126,7 +127,11 @@ class EngineProcess:
     def _write(self, tenant: int, slot: int, inputs: Mapping[str, NDArray[Any]]) -> int:
         """Copy the inputs into the slot. Returns the batch."""
         fields = self._pool.regions[tenant].inputs
-        batch = next((inputs[f.name].shape[0] for f in fields if f.name in inputs and f.shape[0] < 0), 1)
+        counts = [inputs[f.name].shape[:1] for f in fields if f.name in inputs and f.shape[:1] == (-1,)]
+        batch = counts[0][0] if counts and counts[0] else 1
+        largest = self._manifests[tenant].max_batch
+        if not 1 <= batch <= largest:
+            raise RequestError(f"expected a batch of 1 to {largest}, got {batch}")
         for field, view in zip(fields, self._pool.inputs(tenant, slot, batch), strict=True):
             array = inputs.get(field.name)
             if array is None or array.shape != view.shape or array.dtype != view.dtype:
@@ -145,6 +150,8 @@ class EngineProcess:
     # The socket
 
     def _send(self, message: Any) -> None:
+        if self.gone.done():
+            return
         with suppress(ClosedError):  # likewise
             self._channel.send(message)
         self._watch_backlog()

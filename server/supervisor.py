@@ -157,7 +157,7 @@ class Supervisor:
         return ending
 
     def close(self) -> None:
-        """End all of them: the idle ones by closing their sockets, the others by a signal."""
+        """End all of them at once: they hold nothing that outlives a query."""
         for worker in self.all:
             worker.close()
         self.workers.clear()

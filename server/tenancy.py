@@ -33,11 +33,21 @@ def open_artifact(spec: TenantSpec) -> Artifact:
 def tenants_and_profiles(
     specs: Sequence[TenantSpec], artifacts: Sequence[Artifact]
 ) -> tuple[tuple[Tenant, ...], dict[str, tuple[ModelProfile, ...]]]:
-    """As the scheduler takes them. Models are keyed by digest: two artifacts may bear one model's name."""
+    """As the scheduler takes them. `artifacts`: one for each tenant, in order."""
+    names: dict[str, set[str]] = {}
+    for artifact in artifacts:
+        names.setdefault(artifact.manifest.model, set()).add(artifact.digest)
+
+    def key(artifact: Artifact) -> str:
+        """The model's name, with the digest where two artifacts bear the same."""
+        model = artifact.manifest.model
+        return model if len(names[model]) == 1 else f"{model}@{artifact.digest[:12]}"
+
     tenants = tuple(
-        Tenant(spec.name, spec.digest, QoSTarget(spec.qos_ns, spec.percentile), spec.priority) for spec in specs
+        Tenant(spec.name, key(artifact), QoSTarget(spec.qos_ns, spec.percentile), spec.priority)
+        for spec, artifact in zip(specs, artifacts, strict=True)
     )
-    return tenants, {artifact.digest: artifact.profiles() for artifact in artifacts}
+    return tenants, {key(artifact): artifact.profiles() for artifact in artifacts}
 
 
 def usable_machine(cores: int | None) -> Machine:

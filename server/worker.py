@@ -7,6 +7,7 @@ descriptors). It ends when the engine's end of the socket closes, or with the en
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import socket
 import sys
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from veltair.profiles.core_pool import CorePool
     from veltair.server.tensor_pool import TensorPool
     from veltair.types import CoreSet
+
+logger = logging.getLogger("veltair.worker")
 
 MAX_BOUND = 1024  # bindings kept: one per slot and batch that was seen
 
@@ -137,6 +140,10 @@ def main(arguments: Sequence[str]) -> int:
             worker = _ready(channel, Cell(cell), pool_fd, load)
         except VeltairError as error:
             channel.send(Refused(type(error).__name__, str(error)))
+            return 1
+        except Exception as error:  # a library that lacks a symbol, a kernel that rejects its arguments, …
+            logger.exception("loading the models failed")
+            channel.send(Refused("ArtifactError", f"the models cannot be loaded: {type(error).__name__}: {error}"))
             return 1
         channel.send(Loaded())
         worker.serve()

@@ -1,0 +1,47 @@
+"""The engine's present state and totals, as the metrics and the dashboard want them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from veltair.scheduler.scheduler import Stats
+from veltair.server.messages import Status, WorkerState
+from veltair.server.supervisor import Supervisor
+from veltair.server.ticket import Tally, Ticket
+
+
+@dataclass(slots=True)
+class Timings:
+    """Sums over the engine's life."""
+
+    scheduler_ns: int = 0  # in Scheduler.handle
+    scheduler_events: int = 0
+    gap_ns: int = 0  # of a worker between two blocks of a query that follow at once
+    gaps: int = 0
+
+
+def status(
+    stats: Stats, tickets: Collection[Ticket], tallies: Mapping[str, Tally], supervisor: Supervisor, timings: Timings
+) -> Status:
+    started = [ticket for ticket in tickets if ticket.worker is not None]
+    holding = dict.fromkeys(tallies, 0)
+    for ticket in started:
+        holding[ticket.tenant] += 1
+    return Status(
+        time_ns=time.monotonic_ns(),
+        level=stats.level,
+        level_source=stats.level_source,
+        conflicts=stats.conflicts,
+        capped_blocks=stats.capped_blocks,
+        blocks=stats.blocks_started,
+        scheduler_ns=timings.scheduler_ns,
+        scheduler_events=timings.scheduler_events,
+        gap_ns=timings.gap_ns,
+        gaps=timings.gaps,
+        worker_deaths=supervisor.deaths,
+        tenants={name: tally.count(stats.waiting[name], holding[name]) for name, tally in tallies.items()},
+        running=tuple(t.running_block(t.order, t.worker) for t in started if t.order and t.worker),
+        workers=tuple(WorkerState(w.pid, w.state, w.query, w.started_ns) for w in supervisor.all),
+    )

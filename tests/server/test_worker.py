@@ -1,0 +1,212 @@
+"""A real worker process, driven by hand: what it does between two layers."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from veltair.machine import machine
+from veltair.profiles import artifact as artifact_store
+from veltair.server import tensor_pool
+from veltair.server.channel import ClosedError
+from veltair.server.messages import BlockBroke, BlockDone, FromWorker, Grown, Load, Loaded, Refused, Run, TenantSpec
+from veltair.server.supervisor import WorkerProcess
+from veltair.server.tensor_pool import TensorPool
+
+from .conftest import LONG_TURNS, SPIN_LAYERS, WAIT_S, living, spin_state
+
+pytestmark = pytest.mark.slow
+
+CORES = machine().cores
+ALL = (0,) * SPIN_LAYERS
+
+
+class Driven:
+    """A worker that has loaded the spin model, and the memory it shares with us."""
+
+    def __init__(self, artifacts: Path, digest: str | None = None) -> None:
+        loaded = artifact_store.load(artifacts / "spin")
+        spec = TenantSpec("spin", str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1)
+        fd = tensor_pool.create([loaded.manifest], 2)
+        self.pool = TensorPool(fd, [loaded.manifest], 2)
+        self.process = WorkerProcess(len(CORES), fd, Load((spec,), CORES, 2))
+        os.close(fd)
+        self.cell = self.process.cell
+
+    def next(self) -> FromWorker:
+        assert select.select([self.process.channel], [], [], WAIT_S)[0], "the worker says nothing"
+        message = self.process.channel.receive()
+        assert message is not None
+        return message
+
+    def run(
+        self, query: int, turns: int, cores: tuple[int, ...], start: int = 0, versions: tuple[int, ...] = ALL
+    ) -> None:
+        for view, value in zip(self.pool.inputs(0, 1, 1), (turns, 5), strict=True):
+            view[:] = value
+        self.cell.order(cores)
+        self.process.channel.send(Run(query, 0, 1, 1, start, versions, cores))
+
+    def reach(self, layer: int) -> None:
+        """Until that layer is in execution; the worker says so in its cell."""
+        while self.cell.progress < layer:
+            assert living(self.process.pid)
+
+    def pinned(self) -> list[set[int]]:
+        return [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{self.process.pid}/task").iterdir()]
+
+
+@pytest.fixture
+def worker(artifacts: Path) -> Iterator[Driven]:
+    driven = Driven(artifacts)
+    assert driven.next() == Loaded()
+    yield driven
+    driven.process.close()
+
+
+def test_a_query_runs_in_blocks_and_keeps_its_activations_between_them(worker: Driven) -> None:
+    stops = [0, 1, 20, SPIN_LAYERS]
+    for start, stop in pairwise(stops):
+        worker.run(1, 3, CORES, start, (0,) * (stop - start))
+        done = worker.next()
+        assert isinstance(done, BlockDone)
+        assert (done.query, done.stop) == (1, stop)
+        assert done.begin_ns < done.end_ns
+    assert worker.pool.outputs(0, 1, 1)[0].tolist() == [spin_state(3, 5)]
+
+
+def test_it_stops_at_the_next_layer_when_its_query_is_cancelled_and_serves_the_next(worker: Driven) -> None:
+    worker.run(1, LONG_TURNS, CORES)
+    worker.reach(1)
+    worker.cell.cancel(1)
+    done = worker.next()
+    assert isinstance(done, BlockDone)
+    assert 1 < done.stop < SPIN_LAYERS
+    worker.run(2, 3, CORES)
+    assert isinstance(done := worker.next(), BlockDone)
+    assert done.stop == SPIN_LAYERS
+    assert worker.pool.outputs(0, 1, 1)[0].tolist() == [spin_state(3, 5)]
+
+
+def test_a_cancellation_of_another_query_is_none_of_its_business(worker: Driven) -> None:
+    worker.run(2, 3, CORES)
+    worker.cell.cancel(1)
+    assert isinstance(done := worker.next(), BlockDone)
+    assert done.stop == SPIN_LAYERS
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_it_takes_up_a_new_core_set_between_two_layers_and_reports_it(worker: Driven) -> None:
+    worker.run(1, LONG_TURNS, CORES[1:2])
+    worker.reach(1)
+    assert worker.pinned()[0] == {CORES[1]}
+    worker.cell.order(CORES[:2])
+    grown = worker.next()
+    assert isinstance(grown, Grown)
+    assert (grown.query, grown.cores) == (1, CORES[:2])
+    assert 1 < grown.layer < SPIN_LAYERS
+    assert {core for affinity in worker.pinned() for core in affinity} >= set(CORES[:2])
+    worker.cell.order(CORES[:1])  # it may shrink as well
+    shrunk = worker.next()
+    assert isinstance(shrunk, Grown)
+    assert shrunk.cores == CORES[:1]
+    assert worker.pinned()[0] == {CORES[0]}
+    worker.cell.cancel(1)
+    assert isinstance(worker.next(), BlockDone)
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_a_core_set_that_changed_before_the_block_began_is_reported_too(worker: Driven) -> None:
+    for view, value in zip(worker.pool.inputs(0, 1, 1), (3, 5), strict=True):
+        view[:] = value
+    worker.cell.order(CORES[:2])
+    worker.process.channel.send(Run(1, 0, 1, 1, 0, ALL, CORES[:1]))
+    grown = worker.next()
+    assert isinstance(grown, Grown)
+    assert (grown.layer, grown.cores) == (0, CORES[:2])
+    assert isinstance(worker.next(), BlockDone)
+
+
+def test_what_a_kernel_raises_costs_the_block_and_not_the_worker(worker: Driven) -> None:
+    worker.run(1, 3, CORES, versions=(0, 99))
+    broke = worker.next()
+    assert isinstance(broke, BlockBroke)
+    assert broke.query == 1
+    assert "IndexError" in broke.reason
+    worker.run(2, 3, CORES)
+    assert isinstance(worker.next(), BlockDone)
+
+
+def test_it_leaves_when_its_socket_closes(worker: Driven) -> None:
+    worker.process.channel.socket.shutdown(2)
+    assert worker.process.process.wait(WAIT_S) == 0
+
+
+def test_it_refuses_an_artifact_that_is_not_the_one_it_was_told(artifacts: Path) -> None:
+    driven = Driven(artifacts, digest="0" * 64)
+    try:
+        refusal = driven.next()
+        assert isinstance(refusal, Refused)
+        assert refusal.kind == "ArtifactError"
+        assert "replaced since" in refusal.reason
+        assert driven.process.process.wait(WAIT_S) == 1
+        with pytest.raises(ClosedError):
+            driven.process.channel.receive()
+    finally:
+        driven.process.close()
+
+
+def test_pool_and_executor_agree_on_the_slack() -> None:
+    from veltair.profiles import executor
+
+    assert tensor_pool.SLACK_BYTES >= executor.SLACK_BYTES
+
+
+def test_slots_are_aligned_and_never_overlap(artifacts: Path) -> None:
+    manifests = [artifact_store.load(artifacts / name).manifest for name in ("mlp", "spin")]
+    fd = tensor_pool.create(manifests, 3)
+    pool = TensorPool(fd, manifests, 3)
+    os.close(fd)
+    spans = []
+    for tenant, manifest in enumerate(manifests):
+        for slot in range(3):
+            for view in (
+                *pool.inputs(tenant, slot, manifest.max_batch),
+                *pool.outputs(tenant, slot, manifest.max_batch),
+            ):
+                begin = view.ctypes.data
+                assert begin % 64 == 0
+                assert view.flags.c_contiguous
+                assert not view.any()
+                spans.append((begin, begin + view.nbytes + tensor_pool.SLACK_BYTES))
+    spans.sort()
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+    with pytest.raises(OSError, match="not permitted"):
+        os.truncate(f"/proc/self/fd/{fd_of(pool)}", 0)
+
+
+def fd_of(pool: TensorPool) -> int:
+    """A descriptor of the pool's memory: the mapping keeps one open."""
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if "veltair-tensors" in str(entry.readlink()):
+                return int(entry.name)
+        except FileNotFoundError:
+            continue
+    raise AssertionError(f"no descriptor of {pool}")
+
+
+def test_a_sealed_pool_keeps_its_bytes_when_written_through_another_mapping(artifacts: Path) -> None:
+    manifest = artifact_store.load(artifacts / "mlp").manifest
+    fd = tensor_pool.create([manifest], 2)
+    ours, theirs = TensorPool(fd, [manifest], 2), TensorPool(fd, [manifest], 2)
+    os.close(fd)
+    ours.inputs(0, 1, 2)[0][:] = np.arange(32, dtype=np.float32).reshape(2, 16)
+    assert theirs.inputs(0, 1, 2)[0].ravel().tolist() == list(range(32))
+    assert not theirs.inputs(0, 0, 2)[0].any()
