@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,13 @@ from veltair.server.dashboard import Dashboard
 from veltair.server.grpc import GrpcFront
 from veltair.server.http import application
 from veltair.server.metrics import Metrics
+from veltair.server.processes import set_nice
 from veltair.server.service import Service
 from veltair.server.tenancy import usable_machine
 
 FLUSH_S = 2.0  # for answers on their way when everything else has ended
 KEEP_ALIVE_S = 75
+NICE = -5  # where allowed: above the workers, since a request or answer that waits for a core is lost time
 
 _log = logging.getLogger("veltair.server")
 
@@ -67,6 +68,7 @@ class _Http(uvicorn.Server):
 
 async def serve(config: ServeConfig, *, as_json: bool) -> None:
     """Everything of the front process in one event loop."""
+    set_nice(NICE)
     stop, cut = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,14 +88,15 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
         try:
             metrics = Metrics({n: (t.manifest.model, t.qos) for n, t in client.tenants.items()})
             service = Service(client, metrics, config.server.body_limit_mb << 20)
-            about = {"version": installed_version("veltair"), "policy": config.server.policy}
+            layers = {name: len(info.manifest.layers) for name, info in client.tenants.items()}
+            about = {"version": service.version, "policy": config.server.policy, "layers": layers}
             dashboard = Dashboard(client, metrics, usable_machine(config.server.cores), about)
             grpc_front = await GrpcFront.start(service, config.server.grpc)
             http = _Http(
                 uvicorn.Config(
                     application(service, dashboard),
-                    loop="none", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-                    server_header=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=int(FLUSH_S),
+                    loop="none", http="httptools", ws="none", lifespan="off", server_header=False,
+                    log_config=None, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=int(FLUSH_S),
                 )
             )  # fmt: skip
             http_task = asyncio.create_task(http.serve(sockets=[listener]))

@@ -148,6 +148,7 @@ class Dashboard:
             "tenants": [self._tenant(name, now_ns, status) for name in self._metrics.tenants],
             "engine": None,
             "blocks": [],
+            "dropped": 0,
             "running": [],
             "busy": {},
         }
@@ -158,6 +159,7 @@ class Dashboard:
         fresh = [block for block in snapshot.blocks if block.end_ns > now_ns - RECENT_NS]
         self._recent = [b for b in (*self._recent, *fresh) if b.end_ns > now_ns - BUSY_LAG_NS - BUSY_SPAN_NS]
         frame["blocks"] = [self._block(block) for block in fresh[-MAX_BLOCKS:]]
+        frame["dropped"] = max(0, len(fresh) - MAX_BLOCKS)
         frame["running"] = [[b.tenant, b.query, b.start, b.stop, b.layer, b.cores] for b in status.running]
         frame["busy"] = busy_shares(self._recent, now_ns - BUSY_LAG_NS, self._machine.cores)
         frame["engine"] = {**engine_facts(status, before), "held": snapshot.held, "draining": snapshot.draining}

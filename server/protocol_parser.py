@@ -13,12 +13,12 @@ with the error's text.
 from __future__ import annotations
 
 import asyncio
-import os
 import struct
 import sys
 from typing import IO
 
 from veltair.errors import QueryError, RequestError, TooLargeError, UnknownModelError, UnsupportedError
+from veltair.server.processes import leave_signals_to_front, set_nice
 from veltair.server.protocol import InferRequest
 from veltair.server.protocol_http import decode_request, encode_request
 
@@ -85,7 +85,8 @@ def _read(source: IO[bytes], size: int) -> bytes:
 
 
 def main() -> None:
-    os.nice(_NICE)
+    set_nice(_NICE)
+    leave_signals_to_front()
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while True:
         _, header_bytes, size = _FRAME.unpack(_read(source, _FRAME.size))

@@ -1,0 +1,79 @@
+// The table: rates, quantiles against the target, queue, cores, code versions.
+
+import { byId, count, dot, make, ms, percent } from "/admin/text.js";
+import { colour, inkOn } from "/admin/theme.js";
+
+const END = 1.25; // of the track, in targets; what lies further out is cut, and the cut is shown
+
+export function showTenants(tenants, rows, busy) {
+  byId("tenants").replaceChildren(...tenants.map((tenant, index) => {
+    const cores = Object.values(busy).reduce((sum, shares) => sum + (shares[tenant.name] ?? 0), 0);
+    return row(tenant, rows[index], cores, colour(index));
+  }));
+}
+
+function row(tenant, now, cores, hue) {
+  const breached = now.qos_rate != null && now.qos_rate < tenant.percentile;
+  const late = (value) => (value != null && value > tenant.target_ms ? "n breach" : "n");
+  const model = tenant.model === tenant.name ? "" : tenant.model;
+  const name = make("div", "tenant", dot(hue), make("span", "", tenant.name), make("span", "model", model));
+  // p50 may not pass the target, nor what the percentile says; a p99 past it is no breach of a p95 target.
+  const judged = (share, value) => (share <= tenant.percentile ? late(value) : "n");
+  return make("tr", "",
+    cell("name", "Tenant", name),
+    cell("n", "Served", count(now.qps), unit("/s")),
+    cell(breached ? "n breach" : "n", "QoS", percent(now.qos_rate)),
+    cell(judged(0.5, now.p50_ms), "p50", ms(now.p50_ms)),
+    cell(judged(0.95, now.p95_ms), "p95", ms(now.p95_ms)),
+    cell(judged(0.99, now.p99_ms), "p99", ms(now.p99_ms)),
+    cell("range-cell", "Against target", range(tenant, now, hue)),
+    cell("n", "Queue", now.waiting ?? "–"),
+    cell("n", "Cores", cores.toFixed(2)),
+    cell("mix-cell", "Code versions", mix(now.versions, hue)),
+  );
+}
+
+const unit = (text) => make("span", "unit", text);
+
+function cell(className, label, ...content) {
+  const element = make("td", className, ...content.map((part) => part instanceof Node ? part : String(part)));
+  element.dataset.label = label;
+  return element;
+}
+
+/** The span from p50 to p99 on a track, the target a mark at the same place in every row. */
+function range(tenant, now, hue) {
+  const end = tenant.target_ms * END;
+  const track = make("div", "range", make("i", "rail"));
+  if (now.p50_ms != null) {
+    const from = Math.min(now.p50_ms, end * 0.97), to = Math.min(now.p99_ms, end);
+    const span = make("i", now.p99_ms > end ? "span cut" : "span");
+    span.style.left = `${(100 * from) / end}%`;
+    span.style.width = `${(100 * (to - from)) / end}%`;
+    span.style.background = hue;
+    track.append(span);
+  }
+  const mark = make("i", "mark");
+  mark.style.left = `${100 / END}%`;
+  track.append(mark);
+  const element = make("div", "against", track, make("span", "unit", ms(tenant.target_ms).replace(/\.0+ /, " ")));
+  element.title = `p50 ${ms(now.p50_ms)}, p99 ${ms(now.p99_ms)}; target ${ms(tenant.target_ms)} for ${+(tenant.percentile * 100).toFixed(2)} %`;
+  return element;
+}
+
+/** Shares of the layers run in each code version. */
+function mix(versions, hue) {
+  const total = Object.values(versions).reduce((sum, layers) => sum + layers, 0);
+  const element = make("div", "mix");
+  for (const [version, layers] of Object.entries(versions)) {
+    const part = make("span", "", layers / total > 0.12 ? `v${version}` : "");
+    part.style.flexGrow = layers / total;
+    part.style.flexBasis = 0;
+    part.style.background = hue;
+    part.style.color = inkOn(hue);
+    part.style.filter = `saturate(${1 - 0.16 * version}) brightness(${1 - 0.1 * version})`;
+    part.title = `version ${version}: ${percent(layers / total)} of the layers run`;
+    element.append(part);
+  }
+  return element;
+}
