@@ -107,3 +107,16 @@ def test_bytes_that_nobody_asked_for_end_the_connection():
         return pipe.aborted and not connection.usable
 
     assert asyncio.run(play())
+
+
+@pytest.mark.parametrize(("header", "usable"), [(b"", True), (b"Connection: close\r\n", False)])
+def test_a_connection_that_the_server_will_close_is_not_used_again(header, usable):
+    async def play() -> bool:
+        connection = _Connection()
+        connection.connection_made(Pipe())
+        answer = connection.exchange(b"request")
+        connection.data_received(b"HTTP/1.1 200 OK\r\n" + header + b"Content-Length: 2\r\n\r\nok")
+        assert await answer == (200, b"")  # a good answer's body is not kept
+        return connection.usable
+
+    assert asyncio.run(play()) is usable
