@@ -59,11 +59,18 @@ def _tensor(meta: ModelMeta, tensor: TensorMeta, size: int, rng: np.random.Gener
 
 
 def parse_id_ranges(text: str) -> dict[str, tuple[int, int]]:
-    """The `id_range` parameter of a model's config: JSON {input: [low, high]}, both inclusive. Raises ConfigError."""
+    """The `id_range` parameter of a model's config: JSON {input: [low, high]}, both inclusive, null: open. Raises ConfigError."""
     try:
-        ranges = {str(name): (int(low), int(high)) for name, (low, high) in json.loads(text).items()}
+        ranges = {str(name): _range(low, high) for name, (low, high) in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError):
         ranges = {"": (0, -1)}
     if any(low > high for low, high in ranges.values()):
         raise ConfigError(f"the server's id_range: expected {{input: [low, high]}}, got {text[:200]}")
     return ranges
+
+
+def _range(low: int | None, high: int | None) -> tuple[int, int]:
+    """An open end gives way to 0, or to the other end where 0 is beyond that."""
+    if low is None:
+        low = 0 if high is None else min(0, int(high))
+    return int(low), max(0, int(low)) if high is None else int(high)

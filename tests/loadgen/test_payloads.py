@@ -82,6 +82,20 @@ def test_id_ranges():
     assert parse_id_ranges('{"a": [0, 9], "b": [5, 5]}') == {"a": (0, 9), "b": (5, 5)}
 
 
+@pytest.mark.parametrize(
+    ("given", "drawn"),
+    [
+        ("[2, null]", (2, 2)),
+        ("[-3, null]", (-3, 0)),
+        ("[null, 4]", (0, 4)),
+        ("[null, -4]", (-4, -4)),
+        ("[null, null]", (0, 0)),
+    ],
+)
+def test_an_open_id_range_is_closed_within_it(given, drawn):
+    assert parse_id_ranges(f'{{"a": {given}}}') == {"a": drawn}
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 3}', '{"a": [1]}', '{"a": [3, 1]}', '{"a": ["x", 2]}', "null"])
 def test_broken_id_ranges(text):
     with pytest.raises(ConfigError, match="id_range"):
