@@ -59,7 +59,10 @@ def _tensor(meta: ModelMeta, tensor: TensorMeta, size: int, rng: np.random.Gener
 
 
 def parse_id_ranges(text: str) -> dict[str, tuple[int, int]]:
-    """The `id_range` parameter of a model's config: JSON {input: [low, high]}, both inclusive, null: open. Raises ConfigError."""
+    """The `id_range` parameter of a model's config, JSON {input: [low, high]}; both inclusive, null is an open end.
+
+    Raises ConfigError.
+    """
     try:
         ranges = {str(name): _range(low, high) for name, (low, high) in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError):
