@@ -78,35 +78,46 @@ class Story:
 def stories(profile, machine, tenant, query):
     @st.composite
     def build(draw):
-        sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-        cores = draw(st.integers(1, sum(sizes) + 1))  # what the profiles measured
+        sizes = draw(st.sampled_from(((1,), (2,), (1, 1), (3,), (2, 2), (4, 1, 3), (4, 4, 4), (8, 8))))
+        cores = draw(st.sampled_from((1, sum(sizes), sum(sizes), sum(sizes) + 1)))  # what the profiles measured
         numbers = Random(draw(st.integers(0, 2**32)))  # a table drawn number by number takes far longer
 
-        def layers():
+        def version():
+            """Times that shrink with the cores as Amdahl says and grow with the level, give or take."""
+            work_ns, serial, frail = numbers.randint(10, 300), numbers.random(), numbers.random()
             return [
                 [
-                    [[numbers.randint(1, 200) for _ in range(cores)] for _ in LEVELS]
-                    for _ in range(numbers.randint(1, 3))
+                    round(1 + work_ns * (serial + (1 - serial) / c) * level**frail * numbers.uniform(0.8, 1.2))
+                    for c in range(1, cores + 1)
                 ]
-                for _ in range(draw(st.integers(1, 6)))
+                for level in LEVELS
             ]
 
-        names = ["x", "y"][: draw(st.integers(1, 2))]
+        def model(name, batch, depth):
+            layers = [[version() for _ in range(numbers.randint(1, 3))] for _ in range(depth)]
+            return profile(layers, levels=LEVELS, model=name, batch=batch, nbytes=64)
+
         profiles = {
-            name: [profile(layers(), levels=LEVELS, model=name, batch=batch, nbytes=64) for batch in (1, 2)]
-            for name in names
+            name: [model(name, batch, numbers.randint(1, 8)) for batch in (1, 2)]
+            for name in ["x", "y"][: draw(st.integers(1, 2))]
         }
-        tenants = [tenant(draw(st.integers(1, 1500)), name=f"t-{name}", model=name) for name in names]
+        tenants = []
+        for name, (small, _) in profiles.items():
+            one_core_ns = sum(versions[0].latency.at(1.0, 1) for versions in small.versions)
+            percent = numbers.choice((30, 80, 150, 300, 800))
+            tenants.append(tenant(1 + one_core_ns * percent // 100, name=f"t-{name}", model=name))
         queries, events, now = [], [], 0
+        work_ns = sum(versions[0].latency.at(1.0, 1) for versions in small.versions)
+        gap_ns = work_ns / sum(sizes) * numbers.choice((0.1, 0.5, 1, 2, 5))
         for id in range(draw(st.integers(1, 12))):
-            now += draw(st.integers(0, 150))
+            now += round(numbers.expovariate(1 / gap_ns))
             on = draw(st.sampled_from(tenants)).name
             queries.append(query(id, now, on, batch=draw(st.sampled_from((1, 1, 1, 2, 3)))))
             events.append(QueryArrived(now, queries[-1]))
-        for _ in range(draw(st.integers(0, 8))):
+        for _ in range(draw(st.integers(0, 24))):
             victim = draw(st.sampled_from(queries))
-            at = victim.arrival_ns + draw(st.integers(0, 600))
-            kind = draw(st.sampled_from(("cancel", "fail", "workers", "counters", "preempt", "preempt")))
+            at = victim.arrival_ns + numbers.randint(0, work_ns)
+            kind = draw(st.sampled_from(("cancel", "fail", "workers", "counters", *[PREEMPT] * 4)))
             match kind:
                 case "cancel":
                     events.append(QueryCancelled(at, victim.id))
@@ -116,12 +127,12 @@ def stories(profile, machine, tenant, query):
                     events.append(WorkersChanged(at, draw(st.integers(0, 4))))
                 case "counters":
                     events.append(CountersSampled(at, CounterSample(at, 10, 5, 1, "test")))
-                case "preempt":
+                case _:
                     events.append((at, PREEMPT, victim.id))
         events.append(WorkersChanged(now + 1000, draw(st.integers(1, 4))))  # lest 0 were the last word
         events.sort(key=lambda event: event[0] if isinstance(event, tuple) else event.time_ns)
-        slowdowns = draw(st.lists(st.integers(50, 400), min_size=1, max_size=5))
-        return Story(machine(*sizes), tenants, profiles, draw(st.integers(0, 4)), events, slowdowns)
+        slowdowns = [numbers.randint(50, 250) for _ in range(5)]
+        return Story(machine(*sizes), tenants, profiles, draw(st.sampled_from((0, 1, 2, 4, 8))), events, slowdowns)
 
     return build()
 
