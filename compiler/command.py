@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the artifact goes")
     parser.add_argument("--name", help="of the model; default: the file's stem")
-    parser.add_argument("--qos-ms", type=float, help="latency target; default: the file's, or three times what it takes")
+    parser.add_argument(
+        "--qos-ms", type=float, help="latency target; default: the file's, or three times what it takes"
+    )
     parser.add_argument(
         "--trials",
         type=int,
@@ -69,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         f"[bold]{facts['model']}[/] ({facts['precision']}): {facts['layers']} layers, {facts['versions']} versions, "
         f"{facts['alone_ms']:.2f} ms alone, target {facts['qos_ms']:g} ms, in {facts['seconds']} s -> {args.out}",
         highlight=False,
+        soft_wrap=True,
     )
     return 0
 

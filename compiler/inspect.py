@@ -75,6 +75,7 @@ def _print(found: Artifact) -> None:
         f"levels {', '.join(f'{level:g}' for level in manifest.levels)}, "
         f"weights {found.weights.stat().st_size / 1e6:.1f} MB, arena {manifest.arena_bytes / 1e6:.1f} MB",
         highlight=False,
+        soft_wrap=True,
     )
     cores = len(manifest.layers[0].versions[0].latency_ns[0][0]) if manifest.layers else 0
     table = Table("layer", "op", "version", box=None, header_style="bold")
@@ -89,8 +90,10 @@ def _print(found: Artifact) -> None:
             flops = f"{layer.flops[0] / 1e6:.1f}" if number == 0 else ""
             sizes = (f"{version.block_size / 1024:.0f}", str(version.parallelism))
             table.add_row(*head, str(number), *sizes, *times, flops)
-    console.print(table)
-    console.print(" ".join(f"{k}={v}" for k, v in manifest.environment.items()), style="dim", highlight=False)
+    console.print(table, soft_wrap=not console.is_terminal)
+    console.print(
+        " ".join(f"{k}={v}" for k, v in manifest.environment.items()), style="dim", highlight=False, soft_wrap=True
+    )
 
 
 def _shown(cores: int) -> list[int]:

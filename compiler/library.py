@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm
 
 from veltair.errors import UserError, VeltairError
+from veltair.machine import machine
 
 
 class BuildError(VeltairError):
@@ -29,6 +32,30 @@ def compile_object(function: Any, symbol: str, target: Mapping[str, Any], path: 
     except Exception as error:  # TVM raises whatever its passes raise
         words = str(error).strip().splitlines() or [type(error).__name__]
         raise BuildError(f"{symbol}: {words[-1]}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A generated function on its way to machine code."""
+
+    function: Any  # tvm.tirx.PrimFunc
+    symbol: str
+    path: Path  # of the object file
+
+
+def compile_objects(sources: Sequence[Source], target: Mapping[str, Any]) -> list[str]:
+    """Compile all of them, on all cores; for each what went wrong, or an empty text."""
+
+    def attempt(source: Source) -> str:
+        try:
+            compile_object(source.function, source.symbol, target, source.path)
+        except BuildError as error:
+            return str(error)
+        return ""
+
+    # LLVM works outside of the interpreter lock, each module in a context of its own.
+    with ThreadPoolExecutor(len(machine().cores)) as pool:
+        return list(pool.map(attempt, sources))
 
 
 def link(objects: Iterable[Path], library: Path) -> None:

@@ -19,7 +19,7 @@ from rich.progress import Progress, TaskID
 from veltair.compiler.frontier import Candidate
 from veltair.compiler.ir import Kernel, LayerSpec, Point, Space
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.compiler.library import BuildError, compile_object, link
+from veltair.compiler.library import Source, compile_objects, link
 from veltair.compiler.measure import Bounds, CandidateError, Meter, input_operands, result_operands
 from veltair.errors import VeltairError
 from veltair.profiles.records import RecordStore, TuningRecord
@@ -144,24 +144,23 @@ def _measure(
     """Build the points, then time them; one record each, as soon as there is one."""
     limit = min((r.best_ns for r in known if r.run_ns), default=0) * HOPELESS * len(meter.cores)
     with tempfile.TemporaryDirectory(prefix="veltair-search-") as folder:
-        built: list[tuple[Point, Kernel, str, Path]] = []
+        built = []
         for number, point in enumerate(points):
-            symbol = f"{spec.symbol}_{number}"
             kernel = setting.spaces[spec.op].build(spec, point, setting.features)
-            try:
-                compile_object(kernel.function, symbol, setting.target, path := Path(folder, f"{number}.o"))
-            except BuildError as error:
-                yield _record(spec, point, kernel, (), setting, str(error))
-            else:
-                built.append((point, kernel, symbol, path))
+            built.append(
+                (point, kernel, Source(kernel.function, f"{spec.symbol}_{number}", Path(folder, f"{number}.o")))
+            )
+        faults = compile_objects([source for *_, source in built], setting.target)
         library = Path(folder, "candidates.so")
-        if built:
-            link([path for *_, path in built], library)
-        for point, kernel, symbol, _ in built:
+        link([source.path for (*_, source), fault in zip(built, faults, strict=True) if not fault], library)
+        for (point, kernel, source), fault in zip(built, faults, strict=True):
+            if fault:
+                yield _record(spec, point, kernel, (), setting, fault)
+                continue
             operands = [*input_operands(spec, setting.batch, setting.bounds), *meter.weights(kernel)]
             operands += result_operands(spec, setting.batch)
             try:
-                run_ns = tuple(meter.time(library, symbol, operands, limit_ns=limit))
+                run_ns = tuple(meter.time(library, source.symbol, operands, limit_ns=limit))
             except CandidateError as error:
                 yield _record(spec, point, kernel, (), setting, str(error))
             else:

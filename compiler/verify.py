@@ -88,6 +88,7 @@ class Report:
             f"{self.max_rel_err:.2e} of the largest value (allowed {self.tolerance:g}); between versions "
             f"{self.max_layer_err:.2e}",
             highlight=False,
+            soft_wrap=True,
         )
 
     def whole(self, found: NDArray[Any], expected: NDArray[Any], where: str) -> None:

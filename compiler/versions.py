@@ -16,7 +16,7 @@ from veltair.compiler import frontier
 from veltair.compiler.check import Check
 from veltair.compiler.frontier import Candidate
 from veltair.compiler.ir import LayerSpec, Point
-from veltair.compiler.library import BuildError, compile_object, link
+from veltair.compiler.library import Source, compile_objects, link
 from veltair.compiler.measure import CandidateError, Meter, input_operands, result_operands
 from veltair.compiler.search import Setting
 from veltair.compiler.stopwatch import Operand
@@ -107,7 +107,12 @@ class _Layer:
         """The selected versions; where one is wrong, it is left out and the selection made again without it."""
         while candidates:
             selected = frontier.select(candidates, share_ns)
-            verdicts = [self._verdict(candidate, progress) for candidate in selected]
+            fresh = [c for c in selected if _key(c.point) not in self._verdicts]
+            for candidate, verdict in zip(fresh, self._build(fresh), strict=True):
+                self._verdicts[_key(candidate.point)] = verdict
+                if isinstance(verdict, str):
+                    progress.console.print(f"left out: {verdict}", style="yellow", highlight=False, soft_wrap=True)
+            verdicts = [self._verdicts[_key(c.point)] for c in selected]
             drafts = [verdict for verdict in verdicts if isinstance(verdict, _Draft)]
             if len(drafts) == len(verdicts):
                 return drafts
@@ -115,38 +120,39 @@ class _Layer:
         faults = "; ".join(v for v in self._verdicts.values() if isinstance(v, str))
         raise VeltairError(f"layer {self._spec.name} ({self._spec.workload}): no version is right: {faults[:1000]}")
 
-    def _verdict(self, candidate: Candidate, progress: Progress) -> _Draft | str:
-        key = _key(candidate.point)
-        if key not in self._verdicts:
-            verdict = self._build(candidate)
-            if isinstance(verdict, str):
-                progress.console.print(f"left out: {verdict}", style="yellow", highlight=False)
-            self._verdicts[key] = verdict
-        return self._verdicts[key]
+    def _build(self, candidates: Sequence[Candidate]) -> list[_Draft | str]:
+        """For each candidate a draft, or what is wrong with it."""
+        spec, setting, first = self._spec, self._setting, len(self._verdicts)
+        kernels = [setting.spaces[spec.op].build(spec, c.point, setting.features) for c in candidates]
+        sources = []
+        for number, kernel in enumerate(kernels, first):
+            symbol = f"{spec.symbol}_{number}"
+            sources.append(Source(kernel.function, symbol, self._scratch / f"{symbol}.o"))
+        faults = compile_objects(sources, setting.target)
+        library = self._scratch / f"{spec.symbol}_{first}.so"
+        link([source.path for source, fault in zip(sources, faults, strict=True) if not fault], library)
+        verdicts: list[_Draft | str] = []
+        for candidate, kernel, source, fault in zip(candidates, kernels, sources, faults, strict=True):
+            weights = self._meter.weights(kernel)
+            fault = fault or self._fault(library, source.symbol, weights)
+            version = Version(candidate.point, source.symbol, source.path, kernel.block_size, kernel.parallelism)
+            operands = (
+                (*input_operands(spec, batch, setting.bounds), *weights, *result_operands(spec, batch))
+                for batch in self._batches
+            )
+            verdicts.append(fault or _Draft(version, library, tuple(operands)))
+        return verdicts
 
-    def _build(self, candidate: Candidate) -> _Draft | str:
-        """A draft, or what is wrong with the candidate."""
-        spec, setting = self._spec, self._setting
-        symbol = f"{spec.symbol}_{len(self._verdicts)}"
-        path, library = self._scratch / f"{symbol}.o", self._scratch / f"{symbol}.so"
-        kernel = setting.spaces[spec.op].build(spec, candidate.point, setting.features)
-        weights = self._meter.weights(kernel)
+    def _fault(self, library: Path, symbol: str, weights: Sequence[Operand]) -> str:
+        """What is wrong with a version's results; empty when nothing is."""
         try:
-            compile_object(kernel.function, symbol, setting.target, path)
-            link([path], library)
             for check in self._checks:
                 for count in sorted({1, len(self._meter.cores)}):
-                    fault = check.fault(self._meter, library, symbol, weights, count)
-                    if fault:
+                    if fault := check.fault(self._meter, library, symbol, weights, count):
                         return f"{symbol}: {fault}"
-        except (BuildError, CandidateError) as error:
+        except CandidateError as error:
             return str(error)
-        version = Version(candidate.point, symbol, path, kernel.block_size, kernel.parallelism)
-        operands = tuple(
-            (*input_operands(spec, batch, setting.bounds), *weights, *result_operands(spec, batch))
-            for batch in self._batches
-        )
-        return _Draft(version, library, operands)
+        return ""
 
 
 def _key(point: Point) -> tuple[tuple[str, int | str], ...]:
