@@ -96,7 +96,8 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
                 uvicorn.Config(
                     application(service, dashboard),
                     loop="none", http="httptools", ws="none", lifespan="off", server_header=False,
-                    log_config=None, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=int(FLUSH_S),
+                    log_config=None, log_level="warning", access_log=False,
+                    timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=int(FLUSH_S),
                 )
             )  # fmt: skip
             http_task = asyncio.create_task(http.serve(sockets=[listener]))

@@ -6,6 +6,7 @@ the raw buffers of the inputs with `binary_data_size`, in their order.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -53,6 +54,7 @@ class _Request(msgspec.Struct):
 
 _request_decoder = msgspec.json.Decoder(_Request)
 _encoder = msgspec.json.Encoder()
+_OPENING = re.compile(rb"[\s\[]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +192,8 @@ def _typed(tensor: _Input) -> Array:
     text = memoryview(tensor.data)
     if not text:
         raise RequestError(f"{where}: has neither data nor binary_data_size")
-    head = bytes(text[: 8 * MAX_RANK]).replace(b" ", b"").replace(b"\n", b"")
-    depth = max(1, len(head) - len(head.lstrip(b"[")))
+    brackets = _OPENING.match(text)
+    depth = max(1, brackets[0].count(b"[")) if brackets else 1
     if depth > MAX_RANK:
         raise RequestError(f"{where}: data is nested deeper than {MAX_RANK} dimensions")
     items = _json(_decoder(_ITEM[dtype.kind], depth), text, f"{where}: data")

@@ -1,0 +1,304 @@
+"""The JSON and binary codec: everything comes back as it went in; whatever else comes is a RequestError."""
+
+import json
+import zlib
+from typing import Any
+
+import ml_dtypes
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from veltair.errors import RequestError, TooLargeError, UnsupportedError
+from veltair.server.protocol import (
+    DTYPES,
+    InferRequest,
+    NamedTensor,
+    RequestedOutput,
+    array,
+    datatype_of,
+    objects,
+    raw,
+)
+from veltair.server.protocol_body import answer_coding, deflate, inflate
+from veltair.server.protocol_http import decode_request, encode_request, encode_response
+
+NUMERIC = [name for name in DTYPES if name != "BYTES"]
+
+
+def body(*inputs: dict[str, Any], **more: Any) -> bytes:
+    return json.dumps({"inputs": list(inputs), **more}).encode()
+
+
+def fp32(data: Any, shape: Any = (1, 2)) -> dict[str, Any]:
+    return {"name": "x", "shape": list(shape), "datatype": "FP32", "data": data}
+
+
+def one(text: bytes, header_bytes: int | None = None) -> np.ndarray[Any, Any]:
+    return array(decode_request(text, header_bytes).inputs[0])
+
+
+def test_flat_and_nested_json_are_the_same_tensor() -> None:
+    flat, nested = one(body(fp32([1, 2.5]))), one(body(fp32([[1, 2.5]])))
+    np.testing.assert_array_equal(flat, np.array([[1, 2.5]], np.float32))
+    np.testing.assert_array_equal(flat, nested)
+    assert flat.dtype == nested.dtype == np.float32
+
+
+def test_json_may_be_laid_out_as_one_likes() -> None:
+    text = json.dumps({"inputs": [fp32([[[1, 2]]], (1, 1, 2))]}, indent=60).replace("\n", "\r\n\t").encode()
+    np.testing.assert_array_equal(one(text), np.array([[[1, 2]]], np.float32))
+
+
+def test_requested_outputs_and_parameters() -> None:
+    request = decode_request(
+        body(
+            fp32([1, 2]),
+            id="q7",
+            parameters={"timeout": 5, "binary_data_output": True, "empty": None},
+            outputs=[{"name": "y"}, {"name": "z", "parameters": {"binary_data": False}}],
+        )
+    )
+    assert request.id == "q7"
+    assert request.parameters == {"timeout": 5, "binary_data_output": True}
+    assert request.outputs == (RequestedOutput("y", True), RequestedOutput("z", False))
+    assert request.binary_output
+
+
+@pytest.mark.parametrize("datatype", NUMERIC)
+@given(data=st.data())
+def test_every_datatype_survives_both_forms(datatype: str, data: st.DataObject) -> None:
+    dtype = DTYPES[datatype]
+    shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4))
+    size = int(np.prod(shape)) * dtype.itemsize
+    content = data.draw(st.binary(min_size=size, max_size=size))
+    if datatype == "BOOL":
+        content = bytes(b & 1 for b in content)
+    values = np.frombuffer(content, dtype).reshape(shape)
+    sent = InferRequest("", {}, (NamedTensor("x", datatype, shape, values.reshape(-1)),), (), True)
+    message = encode_request(sent)
+    back = one(message.body, message.header_bytes)
+    assert back.shape == shape
+    assert raw(back) == content  # bit by bit, NaNs included
+    if values.size and np.isfinite(values.astype(np.float64)).all():
+        text = encode_response("m", "1", InferRequest("", {}, (), ()), {"x": values}).body
+        output = json.loads(text)["outputs"][0]
+        again = one(json.dumps({"inputs": [{"name": "x", **output}]}).encode())
+        np.testing.assert_array_equal(again, values)
+
+
+@given(st.lists(st.binary(max_size=12), max_size=5))
+def test_bytes_survive_the_binary_form(items: list[bytes]) -> None:
+    tensor = NamedTensor("x", "BYTES", (len(items),), objects(items))
+    message = encode_request(InferRequest("", {}, (tensor,), ()))
+    assert one(message.body, message.header_bytes).tolist() == items
+
+
+@given(st.lists(st.text(max_size=8), min_size=1, max_size=5))
+def test_bytes_in_json_are_utf8_strings(items: list[str]) -> None:
+    tensor = {"name": "x", "shape": [1, len(items)], "datatype": "BYTES", "data": [items]}
+    values = one(msgspec.json.encode({"inputs": [tensor]}))
+    assert [item.decode() for item in values[0]] == items
+    response = encode_response("m", "1", InferRequest("", {}, (), ()), {"x": values})
+    assert json.loads(response.body)["outputs"][0]["data"] == items
+
+
+def test_a_bytes_output_that_is_no_text_needs_the_binary_form() -> None:
+    values = objects([b"\xff"])
+    with pytest.raises(RequestError, match="binary_data"):
+        encode_response("m", "1", InferRequest("", {}, (), ()), {"x": values})
+    message = encode_response("m", "1", InferRequest("", {}, (), (), True), {"x": values})
+    assert message.body.endswith(b"\x01\x00\x00\x00\xff")
+
+
+def test_mixed_outputs() -> None:
+    request = InferRequest("7", {}, (), (RequestedOutput("a", True), RequestedOutput("b", False)))
+    outputs = {"a": np.array([[1.5]], np.float32), "b": np.array([3], np.int64)}
+    message = encode_response("m", "1", request, outputs, {"queue_ns": 5})
+    assert message.header_bytes is not None
+    header = json.loads(message.body[: message.header_bytes])
+    assert header == {
+        "model_name": "m",
+        "model_version": "1",
+        "id": "7",
+        "parameters": {"queue_ns": 5},
+        "outputs": [
+            {"name": "a", "datatype": "FP32", "shape": [1, 1], "parameters": {"binary_data_size": 4}},
+            {"name": "b", "datatype": "INT64", "shape": [1], "data": [3]},
+        ],
+    }
+    assert message.body[message.header_bytes :] == np.float32(1.5).tobytes()
+
+
+def test_json_has_no_number_for_nan() -> None:
+    values = np.array([np.nan, np.inf, 1], np.float32)
+    response = encode_response("m", "1", InferRequest("", {}, (), ()), {"x": values})
+    assert json.loads(response.body)["outputs"][0]["data"] == [None, None, 1.0]
+
+
+def sized(size: Any, **more: Any) -> dict[str, Any]:
+    tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": size}}
+    return {**tensor, **more}
+
+
+MALFORMED = {
+    "nothing": (b"", None, "truncated"),
+    "no JSON": (b"hello", None, "malformed"),
+    "cut": (body(fp32([1, 2]))[:-4], None, "truncated"),
+    "not an object": (b"[]", None, "object"),
+    "no inputs": (b"{}", None, "inputs"),
+    "inputs is no list": (b'{"inputs": 3}', None, "array"),
+    "no name": (body({"shape": [1], "datatype": "FP32", "data": [1]}), None, "name"),
+    "no shape": (body({"name": "x", "datatype": "FP32", "data": [1]}), None, "shape"),
+    "no datatype": (body({"name": "x", "shape": [1], "data": [1]}), None, "datatype"),
+    "no data": (body({"name": "x", "shape": [1], "datatype": "FP32"}), None, "neither data nor"),
+    "null data": (body(fp32(None)), None, "array"),
+    "data is a number": (body(fp32(3)), None, "array"),
+    "strings for floats": (body(fp32(["1", "2"])), None, "expected `float`"),
+    "booleans for floats": (body(fp32([True, False])), None, "expected `float`"),
+    "nulls": (body(fp32([None, 1])), None, "expected `float`"),
+    "ragged": (body(fp32([[1, 2], [3]], (2, 2))), None, "differ in length"),
+    "mixed depth": (body(fp32([[1], 2], (1, 2))), None, "expected `array`"),
+    "nested otherwise": (body(fp32([[1], [2]], (1, 2))), None, "nested as"),
+    "too deep": (body({**fp32([1]), "data": json.loads("[" * 40 + "1" + "]" * 40)}), None, "deeper than"),
+    "a JSON bomb": (b'{"inputs":' + b"[" * 100_000, None, "too deeply|array|object"),
+    "a JSON bomb in data": (b'{"inputs":[{"data":' + b"[" * 100_000, None, "too deeply"),
+    "too few elements": (body(fp32([1])), None, "takes 2 elements, got 1"),
+    "too many elements": (body(fp32([1, 2, 3])), None, "takes 2 elements, got 3"),
+    "too large for FP32": (body(fp32([1e39, 0])), None, "does not fit FP32"),
+    "too large for anything": (body(fp32([10**400, 0])), None, "out of range|does not fit"),
+    "fractional shape": (body(fp32([1], [1.5])), None, "expected `int`"),
+    "negative shape": (body(fp32([1, 2], [-1, -2])), None, "negative"),
+    "huge shape": (body(fp32([1, 2], [2**62, 2**62, 2**62])), None, "takes"),
+    "shape of zero elements": (body(fp32([1], [0])), None, "takes 0 elements"),
+    "unknown datatype": (body({**fp32([1, 2]), "datatype": "FP33"}), None, "unknown datatype 'FP33'"),
+    "UINT8 of 256": (body({**fp32([256, 0]), "datatype": "UINT8"}), None, "does not fit UINT8"),
+    "UINT8 of -1": (body({**fp32([-1, 0]), "datatype": "UINT8"}), None, "does not fit UINT8"),
+    "INT64 of 2**63": (body({**fp32([2**63, 0]), "datatype": "INT64"}), None, "does not fit INT64"),
+    "fractions for INT64": (body({**fp32([1.5, 0]), "datatype": "INT64"}), None, "expected `int`"),
+    "numbers for BYTES": (body({**fp32([1, 2]), "datatype": "BYTES"}), None, "expected `str`"),
+    "parameters nested": (body(fp32([1, 2]), parameters={"a": {}}), None, "parameters"),
+    "broken UTF-8": (b'{"inputs": [], "id": "\xff"}', None, "utf-8"),
+    "header past the body": (body(fp32([1, 2])), 10_000, "10000"),
+    "negative header": (body(fp32([1, 2])), -1, "-1"),
+    "bytes left over": (body(fp32([1, 2])) + b"abcd", len(body(fp32([1, 2]))), "4 bytes follow"),
+    "bytes missing": (body(sized(8)) + b"abcd", len(body(sized(8))), "4 bytes are left"),
+    "size too small": (body(sized(4)) + b"abcd", len(body(sized(4))), "takes 8 bytes, got 4"),
+    "size huge": (body(sized(2**70)), len(body(sized(2**70))), "bytes are left"),
+    "size negative": (body(sized(-4)), len(body(sized(-4))), "count of bytes"),
+    "size a boolean": (body(sized(True)), len(body(sized(True))), "count of bytes"),
+    "size a text": (body(sized("8")), len(body(sized("8"))), "count of bytes"),
+    "data twice": (body(sized(0, data=[1, 2])), len(body(sized(0, data=[1, 2]))), "both"),
+    "a string past the end": (
+        body(sized(5, datatype="BYTES", shape=[1])) + b"\x09\x00\x00\x00a",
+        len(body(sized(5, datatype="BYTES", shape=[1]))),
+        "runs past",
+    ),
+    "half a string length": (
+        body(sized(3, datatype="BYTES", shape=[1])) + b"abc",
+        len(body(sized(3, datatype="BYTES", shape=[1]))),
+        "string length",
+    ),
+    "a BOOL of 7": (
+        body(sized(2, datatype="BOOL")) + b"\x00\x07",
+        len(body(sized(2, datatype="BOOL"))),
+        "0 or 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed(case: str) -> None:
+    text, header_bytes, message = MALFORMED[case]
+    with pytest.raises(RequestError, match=f"(?i){message}"):
+        for tensor in decode_request(text, header_bytes).inputs:
+            array(tensor)
+
+
+@pytest.mark.parametrize("key", ["shared_memory_region", "sequence_id", "sequence_start"])
+def test_what_is_not_served_is_said(key: str) -> None:
+    with pytest.raises(UnsupportedError, match=key):
+        decode_request(body(fp32([1, 2]), parameters={key: 1}))
+    with pytest.raises(UnsupportedError, match=key):
+        decode_request(body({**fp32([1, 2]), "parameters": {key: "r"}}))
+
+
+VALID = body(sized(8), fp32([[1, 2]]), id="a", outputs=[{"name": "y"}])
+
+
+def touch(text: bytes, header_bytes: int | None) -> None:
+    """Decoding must end in a request whose tensors can be read, or in a RequestError; anything else fails."""
+    try:
+        request = decode_request(text, header_bytes)
+        for tensor in request.inputs:
+            array(tensor)
+    except RequestError:
+        return
+    message = encode_request(request)
+    again = decode_request(message.body, message.header_bytes)
+    for before, after in zip(request.inputs, again.inputs, strict=True):
+        assert raw(array(before)) == raw(array(after))
+
+
+@given(st.binary(max_size=200), st.none() | st.integers(-2, 220))
+@example(VALID, None)
+@example(VALID + b"abcdefgh", len(VALID))
+def test_any_bytes_are_a_request_or_a_request_error(text: bytes, header_bytes: int | None) -> None:
+    touch(text, header_bytes)
+
+
+@given(st.integers(0, len(VALID) - 1), st.binary(max_size=6), st.integers(0, 6))
+def test_a_damaged_request_is_a_request_or_a_request_error(at: int, put: bytes, cut: int) -> None:
+    damaged = VALID[:at] + put + VALID[at + cut :]
+    touch(damaged + b"abcdefgh", len(damaged))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(JSON, JSON, st.sampled_from(list(DTYPES)) | st.text(max_size=5), JSON)
+def test_any_json_in_any_place(shape: Any, data: Any, datatype: str, parameters: Any) -> None:
+    tensor = {"name": "x", "shape": shape, "datatype": datatype, "data": data}
+    touch(json.dumps({"inputs": [tensor], "parameters": parameters}).encode(), None)
+    touch(json.dumps({"inputs": [{**tensor, "shape": [2], "parameters": parameters}]}).encode(), None)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", " GZIP "])
+def test_compressed_bodies(coding: str) -> None:
+    plain = b"abc" * 1000
+    packed = deflate(plain, coding.strip().lower())
+    assert len(packed) < len(plain)
+    assert inflate(packed, coding, len(plain)) == plain
+    with pytest.raises(TooLargeError, match="2999"):
+        inflate(packed, coding, 2999)
+    with pytest.raises(RequestError, match="truncated"):
+        inflate(packed[:-3], coding, 10_000)
+    with pytest.raises(RequestError, match="followed"):
+        inflate(packed + b"x", coding, 10_000)
+    with pytest.raises(RequestError, match="not valid"):
+        inflate(b"\x00" * 64, coding, 10_000)
+
+
+def test_a_bomb_stops_at_the_limit() -> None:
+    bomb = zlib.compress(b"\x00" * (64 << 20))
+    with pytest.raises(TooLargeError):
+        inflate(bomb, "deflate", 1 << 20)
+
+
+def test_other_codings() -> None:
+    assert inflate(b"abc", "identity", 3) == b"abc"
+    with pytest.raises(UnsupportedError, match="br"):
+        inflate(b"abc", "br", 3)
+    assert answer_coding("gzip") == "gzip"
+    assert answer_coding("gzip, deflate, br") is None  # what every library sends, unasked
+
+
+def test_bfloat16_has_the_protocols_name() -> None:
+    assert datatype_of(np.dtype(ml_dtypes.bfloat16)) == "BF16"

@@ -1,0 +1,91 @@
+"""The protobuf form, without a server."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+
+from veltair.errors import RequestError, UnsupportedError
+from veltair.server.protocol import DTYPES, array, raw
+from veltair.server.protocol_grpc import _CONTENTS, decode_request, encode_response
+
+
+def message(datatype: str, shape: tuple[int, ...], **contents: Any) -> Any:
+    request = pb.ModelInferRequest(model_name="m", id="1")
+    request.inputs.add(name="x", datatype=datatype, shape=shape)
+    for field, values in contents.items():
+        getattr(request.inputs[0].contents, field).extend(values)
+    return request
+
+
+@pytest.mark.parametrize("datatype", _CONTENTS)
+def test_typed_contents(datatype: str) -> None:
+    values = [b"a", b"bc"] if datatype == "BYTES" else [True, False] if datatype == "BOOL" else [1, 0]
+    request = decode_request(message(datatype, (1, 2), **{_CONTENTS[datatype]: values}))
+    back = array(request.inputs[0])
+    assert back.dtype == DTYPES[datatype]
+    assert back.tolist() == [values]
+
+
+@given(st.lists(st.floats(width=32), max_size=9))
+def test_typed_floats_are_exact(values: list[float]) -> None:
+    request = decode_request(message("FP32", (len(values),), fp32_contents=values))
+    np.testing.assert_array_equal(array(request.inputs[0]), np.array(values, np.float32))
+
+
+def test_raw_contents_are_not_copied() -> None:
+    content = np.arange(4, dtype="<f4").tobytes()
+    request = message("FP32", (2, 2))
+    request.raw_input_contents.append(content)
+    back = array(decode_request(request).inputs[0])
+    np.testing.assert_array_equal(back, np.arange(4, dtype=np.float32).reshape(2, 2))
+    assert not back.flags.owndata
+
+
+def test_malformed() -> None:
+    request = message("FP32", (1,))
+    request.raw_input_contents.extend([b"abcd", b"efgh"])
+    with pytest.raises(RequestError, match="1 inputs, but 2 raw"):
+        decode_request(request)
+    request = message("FP32", (1,), fp32_contents=[1])
+    request.raw_input_contents.append(b"abcd")
+    with pytest.raises(RequestError, match="both"):
+        decode_request(request)
+    with pytest.raises(RequestError, match="stands in fp32_contents, got int_contents"):
+        decode_request(message("FP32", (1,), int_contents=[1]))
+    with pytest.raises(RequestError, match="no typed contents"):
+        decode_request(message("BF16", (1,), fp32_contents=[1]))
+    with pytest.raises(RequestError, match="does not fit INT8"):
+        decode_request(message("INT8", (1,), int_contents=[300]))
+    with pytest.raises(RequestError, match="unknown datatype"):
+        decode_request(message("F", (1,)))
+    with pytest.raises(RequestError, match="takes 2 elements, got 0"):
+        array(decode_request(message("FP32", (2,))).inputs[0])
+    request = message("FP32", (1,), fp32_contents=[1])
+    request.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    with pytest.raises(UnsupportedError, match="shared memory"):
+        decode_request(request)
+
+
+def test_answers_are_raw() -> None:
+    outputs = {
+        "a": np.array([[1, 2]], ml_dtypes.bfloat16),
+        "b": np.array([True]),
+        "c": np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3)),
+    }
+    parameters = {"i": 5, "f": 1.5, "t": True, "s": "x"}
+    response = encode_response("m", "1", "7", outputs, parameters)
+    assert (response.model_name, response.model_version, response.id) == ("m", "1", "7")
+    assert [(o.name, o.datatype, list(o.shape)) for o in response.outputs] == [
+        ("a", "BF16", [1, 2]),
+        ("b", "BOOL", [1]),
+        ("c", "INT32", [2, 3]),
+    ]
+    assert list(response.raw_output_contents) == [bytes(raw(values)) for values in outputs.values()]
+    assert response.raw_output_contents[2] == np.arange(6, dtype=np.int32).tobytes()
+    choices = {key: p.WhichOneof("parameter_choice") for key, p in response.parameters.items()}
+    assert choices == {"i": "int64_param", "f": "double_param", "t": "bool_param", "s": "string_param"}

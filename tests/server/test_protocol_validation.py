@@ -1,0 +1,114 @@
+"""Named tensors against a model's ports."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veltair.errors import RequestError
+from veltair.profiles.artifact import Port
+from veltair.server.protocol import NamedTensor, RequestedOutput
+from veltair.server.validation import checked_inputs, checked_outputs, priority, timeout_ns
+
+DENSE = Port("dense", "float32", (-1, 3))
+IDS = Port("ids", "int64", (-1, 2), low=0, high=9)
+FIXED = Port("image", "float32", (1, 2))
+
+
+def dense(*shape: int, **change: Any) -> NamedTensor:
+    fields = {"name": "dense", "datatype": "FP32", "shape": shape, "data": bytes(4 * int(np.prod(shape)))}
+    return NamedTensor(**{**fields, **change})
+
+
+def ids(values: Any, **change: Any) -> NamedTensor:
+    array = np.array(values, "<i8")
+    fields = {"name": "ids", "datatype": "INT64", "shape": array.shape, "data": array.tobytes()}
+    return NamedTensor(**{**fields, **change})
+
+
+def check(*tensors: NamedTensor, ports: tuple[Port, ...] = (DENSE, IDS)) -> dict[str, Any]:
+    return checked_inputs("dlrm", ports, 4, tensors)
+
+
+def test_arrays_come_by_name_without_a_copy() -> None:
+    content = np.arange(6, dtype="<f4").tobytes()
+    inputs = check(ids([[0, 9], [3, 4]]), dense(2, 3, data=content))
+    assert list(inputs) == ["dense", "ids"]
+    np.testing.assert_array_equal(inputs["dense"], np.arange(6, dtype=np.float32).reshape(2, 3))
+    assert not inputs["dense"].flags.owndata and not inputs["dense"].flags.writeable
+    np.testing.assert_array_equal(inputs["ids"], [[0, 9], [3, 4]])
+
+
+REFUSED = {
+    "missing": ((dense(1, 3),), "input 'ids' is missing; it takes dense, ids"),
+    "unknown": ((dense(1, 3), ids([[1, 2]]), dense(1, 3, name="other")), "no input 'other'; it takes dense, ids"),
+    "twice": ((dense(1, 3), dense(1, 3), ids([[1, 2]])), "'dense' is given twice"),
+    "dtype": ((dense(1, 3, datatype="FP64"), ids([[1, 2]])), "'dense' is FP32, got 'FP64'"),
+    "strings": ((dense(1, 3, datatype="BYTES"), ids([[1, 2]])), "'dense' is FP32, got 'BYTES'"),
+    "no such datatype": ((dense(1, 3, datatype="F32"), ids([[1, 2]])), "'dense' is FP32, got 'F32'"),
+    "rank": ((dense(3), ids([[1, 2]])), r"shape \[1…4, 3\], got \[3\]"),
+    "scalar": ((dense(data=b""), ids([[1, 2]])), r"shape \[1…4, 3\], got \[\]"),
+    "dimension": ((dense(1, 4), ids([[1, 2]])), r"shape \[1…4, 3\], got \[1, 4\]"),
+    "batch 0": ((dense(0, 3), ids(np.empty((0, 2)))), r"shape \[1…4, 3\], got \[0, 3\]"),
+    "batch 5": ((dense(5, 3), ids(np.zeros((5, 2)))), r"shape \[1…4, 3\], got \[5, 3\]"),
+    "negative": ((dense(1, 3, shape=(-1, -3)), ids([[1, 2]])), r"got \[-1, -3\]"),
+    "overflow": ((dense(1, 3, shape=(2**63, 2**63)), ids([[1, 2]])), "shape"),
+    "very high rank": ((dense(1, 3, shape=(1,) * 5000), ids([[1, 2]])), r"1, 1, …\]"),
+    "two batches": ((dense(1, 3), ids([[1, 2], [3, 4]])), "'ids' has batch 2, 'dense' has 1"),
+    "bytes short": ((dense(1, 3, data=bytes(11)), ids([[1, 2]])), "takes 12 bytes, got 11"),
+    "bytes long": ((dense(1, 3, data=bytes(13)), ids([[1, 2]])), "takes 12 bytes, got 13"),
+    "id -1": ((dense(2, 3), ids([[1, 2], [3, -1]])), r"'ids' has -1 at \[1, 1\]; ids go from 0 to 9"),
+    "id past the end": ((dense(2, 3), ids([[1, 10], [3, -1]])), r"has 10 at \[0, 1\]"),
+    "id of int64's limits": ((dense(1, 3), ids([[2**63 - 1, -(2**63)]])), r"has 9223372036854775807 at \[0, 0\]"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    tensors, message = REFUSED[case]
+    with pytest.raises(RequestError, match=message):
+        check(*tensors)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 11), min_size=2, max_size=2))
+def test_exactly_the_ids_in_range_pass(values: list[int]) -> None:
+    fits = all(0 <= value <= 9 for value in values)
+    if fits:
+        assert check(dense(1, 3), ids([values]))["ids"].tolist() == [values]
+    else:
+        with pytest.raises(RequestError, match="ids go from 0 to 9"):
+            check(dense(1, 3), ids([values]))
+
+
+def test_a_fixed_shape_has_no_batch() -> None:
+    assert check(dense(1, 2, name="image"), ports=(FIXED,))["image"].shape == (1, 2)
+    with pytest.raises(RequestError, match=r"shape \[1, 2\], got \[2, 2\]"):
+        check(dense(2, 2, name="image"), ports=(FIXED,))
+
+
+def test_outputs() -> None:
+    ports = (Port("a", "float32", (-1, 1)), Port("b", "float32", (-1, 1)))
+    assert checked_outputs("m", ports, ()) == ("a", "b")
+    assert checked_outputs("m", ports, (RequestedOutput("b", True), RequestedOutput("a", True))) == ("b", "a")
+    with pytest.raises(RequestError, match="no output 'c'; it gives a, b"):
+        checked_outputs("m", ports, (RequestedOutput("c", True),))
+    with pytest.raises(RequestError, match="twice"):
+        checked_outputs("m", ports, (RequestedOutput("a", True), RequestedOutput("a", False)))
+
+
+def test_timeout_is_in_microseconds() -> None:
+    assert timeout_ns({"timeout": 1500}) == 1_500_000
+    assert timeout_ns({"timeout": "1500"}) == 1_500_000
+    assert timeout_ns({"timeout": 0}) is None
+    assert timeout_ns({}) is None
+    assert priority({"priority": 2}) == 2
+
+
+@pytest.mark.parametrize("value", [-1, True, 1.5, "soon", "-3", 2**70])
+def test_odd_timeouts_and_priorities(value: Any) -> None:
+    with pytest.raises(RequestError, match="timeout"):
+        timeout_ns({"timeout": value})
+    with pytest.raises(RequestError, match="priority"):
+        priority({"priority": value})
