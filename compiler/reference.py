@@ -43,8 +43,7 @@ def packed(tensor: Activation, value: Array) -> Array:
         return np.ascontiguousarray(value, np.dtype(tensor.dtype)).reshape(value.shape)
     n, c, h, w = value.shape
     if tensor.dtype == "uint16":
-        bits = np.ascontiguousarray(value, np.float32).view(np.uint32)
-        value = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        value = _bf16_bits(value)
     out = np.zeros((n, *tensor.physical[1:]), tensor.dtype)
     padded = np.pad(value, [(0, 0), (0, -c % tensor.block), (0, 0), (0, 0)])
     inside = padded.reshape(n, -1, tensor.block, h, w).transpose(0, 1, 3, 4, 2)
@@ -57,12 +56,12 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     if spec.op in ("conv2d", "conv2d_amx", "depthwise_conv2d"):
         group = x[0].shape[1] if spec.op == "depthwise_conv2d" else 1
         y = _onnx(
-            "Conv", [x[0], spec.weights["weight"], spec.weights["bias"]],
+            "Conv", [x[0], _weight(spec), spec.weights["bias"]],
             strides=a["strides"], pads=a["pads"], dilations=a["dilations"], group=group,
         )  # fmt: skip
         return [_activate(y + x[1] if len(x) > 1 else y, a["activation"])]
     if spec.op == "matmul":
-        product = x[0].astype(np.float64) @ spec.weights["weight"].astype(np.float64) + spec.weights["bias"]
+        product = x[0].astype(np.float64) @ _weight(spec).astype(np.float64) + spec.weights["bias"]
         return [_activate(product.astype(np.float32), a["activation"])]
     if spec.op == "embedding_bag":
         reduce = np.mean if a["reduce"] == "mean" else np.sum
@@ -79,6 +78,20 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     if spec.op == "concat":
         return [np.concatenate(x, axis=1)]
     return [x[0].reshape(x[0].shape)]  # to_blocked, to_plain, copy: the layout is all that changes
+
+
+def _weight(spec: LayerSpec) -> Array:
+    """The weights as the kernel holds them: rounded where they are stored as bfloat16."""
+    weight = np.ascontiguousarray(spec.weights["weight"], np.float32)
+    if spec.op != "conv2d_amx" and spec.attributes.get("storage") != "bf16":
+        return weight
+    return (_bf16_bits(weight).astype(np.uint32) << 16).view(np.float32)
+
+
+def _bf16_bits(value: Array) -> Array:
+    """Round to nearest even and keep the upper half."""
+    bits = np.ascontiguousarray(value, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def _steps(spec: LayerSpec, x: list[Array]) -> Array:
