@@ -21,6 +21,7 @@ from veltair.errors import ArtifactError
 from veltair.machine import features
 from veltair.profiles.artifact import ALIGNMENT, Artifact, Buffer, nbytes
 
+MAX_BATCHES = 256  # batch sizes whose views are kept
 SLACK_BYTES = 8192  # kernels may read a register tile past the end of an activation, never write there
 
 
@@ -78,6 +79,8 @@ class Executor:
     def _at(self, batch: int) -> Mapping[int, Any]:
         """Tensors over weights and arena; views of an arena never change, so each batch is bound once."""
         if batch not in self._tensors:
+            if len(self._tensors) >= MAX_BATCHES:
+                self._tensors.clear()
             self._tensors[batch] = {
                 index: _tensor(self._view(buffer, batch))
                 for index, buffer in enumerate(self.manifest.buffers)

@@ -25,7 +25,10 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 30.0  # before a worker that died while it
 
 
 class WorkerProcess:
-    """One child. It is `starting` until it has loaded every model, then `idle` or `busy` with one query."""
+    """One child. It is `starting` until it has loaded every model, then `idle` or `busy` with one query.
+
+    Raises OSError when the system has no room for another process.
+    """
 
     def __init__(self, cores: int, tensors: int, load: Load) -> None:
         ours, theirs = pair()
@@ -40,6 +43,10 @@ class WorkerProcess:
                 stdout=2,  # the front's own output may be read by a program
                 env=os.environ | environment(cores),
             )
+        except OSError:
+            ours.close()
+            os.close(fd)
+            raise
         finally:
             theirs.close()
         self.pid = self.process.pid
@@ -95,8 +102,12 @@ class Supervisor:
     def start_missing(self, now_ns: int) -> None:
         """Start as many as are missing, unless starts have failed lately."""
         while self._living < self._target and now_ns >= self._next_start_ns:
+            try:
+                worker = WorkerProcess(*self._arguments)
+            except OSError as error:
+                self._back_off(now_ns, f"a worker process cannot be started ({error})")
+                return
             self._living += 1
-            worker = WorkerProcess(*self._arguments)
             for fd in (worker.pidfd, worker.channel.fileno()):
                 self.workers[fd] = worker
                 self._poll.register(fd, select.EPOLLIN)
@@ -147,14 +158,14 @@ class Supervisor:
         if worker.state != "starting":
             logger.error("worker %d %s; another takes its place", worker.pid, ending)
             return ending
+        self._back_off(now_ns, f"worker {worker.pid} {ending} before it was ready")
+        return ending
+
+    def _back_off(self, now_ns: int, what: str) -> None:
         delay_s = min(FIRST_DELAY_S * 2**self.failed_starts, LONGEST_DELAY_S)
         self.failed_starts += 1
         self._next_start_ns = now_ns + round(delay_s * 1e9)
-        logger.error(
-            "worker %d %s before it was ready (%d in a row); next try in %.1f s",
-            worker.pid, ending, self.failed_starts, delay_s,
-        )  # fmt: skip
-        return ending
+        logger.error("%s; failed starts in a row: %d, next try in %.1f s", what, self.failed_starts, delay_s)
 
     def close(self) -> None:
         """End all of them at once: they hold nothing that outlives a query."""

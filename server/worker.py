@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("veltair.worker")
 
-MAX_BOUND = 1024  # bindings kept: one per slot and batch that was seen
+MAX_BOUND = 512  # bindings kept: one per slot and batch that was seen
 
 
 class Worker:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import uvloop
 
 from veltair.config import ServeConfig
 from veltair.errors import ArtifactError, ConfigError, InvariantError, OverloadedError, QueryError, WorkerDiedError
@@ -148,6 +149,38 @@ def test_drain_gives_up_after_its_time(configure: Configure) -> None:
         assert not [pid for pid in processes if living(pid)]
 
     asyncio.run(scenario())
+
+
+def test_a_second_call_cuts_the_drain_short(configure: Configure) -> None:
+    async def scenario() -> None:
+        client = await EngineClient.start(configure("spin", drain_timeout_s=1000))
+        engine = (await client.snapshot()).engine_pid
+        query = asyncio.create_task(client.infer("spin", spin_inputs(LONG_TURNS)))
+        await block_under_way(client, "spin")
+        draining = asyncio.create_task(client.drain())
+        await asyncio.sleep(0)
+        await client.cut()
+        await draining
+        with pytest.raises(QueryError, match="shut down before"):
+            await query
+        assert not living(engine)
+
+    asyncio.run(scenario())
+
+
+def test_the_client_runs_on_uvloop_too(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with serving(configure("mlp", "spin")) as client:
+            answers = await asyncio.gather(*(client.infer("mlp", {"x": X}) for _ in range(20)))
+            assert all(map(right, answers))
+            query = asyncio.create_task(client.infer("spin", spin_inputs(LONG_TURNS)))
+            running = await block_under_way(client, "spin")
+            os.kill(running.worker, signal.SIGKILL)
+            with pytest.raises(WorkerDiedError):
+                await query
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
 
 
 def test_a_killed_engine_fails_its_queries_takes_its_workers_along_and_comes_back(configure: Configure) -> None:
