@@ -67,7 +67,7 @@ def compile_model(
         batches = batch_sizes(graph.max_batch)
         bounds: Bounds = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
         target, environment = machine.tvm_target(), machine.environment()
-        setting = Setting(target, features, environment.cpu, batches[len(batches) // 2], bounds, SPACES)
+        setting = Setting(target, features, environment.cpu, chosen, batches[len(batches) // 2], bounds, SPACES)
         with Meter(machine.machine().cores) as meter:
             found = search(graph.layers, store or RecordStore(features), meter, setting, trials, progress)
             alone_ns = sum(min(c.best_ns for c in found[layer.workload]) for layer in graph.layers)

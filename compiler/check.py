@@ -14,7 +14,7 @@ from veltair.compiler.measure import Bounds, Meter, interior, result_operands
 from veltair.compiler.reference import packed, reference, unpacked
 from veltair.compiler.stopwatch import Given, Operand
 
-TOLERANCE = {"float32": 1e-3, "uint16": 2e-2}  # of the largest value of the output; "uint16" is bfloat16
+TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}  # of a layer of such a model: error over the output's largest value
 
 
 def relative_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
@@ -29,7 +29,8 @@ def relative_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
 class Check:
     """Inputs and expected outputs of one layer at one batch size, for all its versions."""
 
-    def __init__(self, spec: LayerSpec, batch: int, bounds: Bounds, seed: int = 0) -> None:
+    def __init__(self, spec: LayerSpec, batch: int, bounds: Bounds, precision: str, seed: int = 0) -> None:
+        self._tolerance = TOLERANCE[precision]
         rng = np.random.default_rng(seed)
         self.spec, self.batch = spec, batch
         self._inputs = [_draw(tensor, batch, bounds, rng) for tensor in spec.inputs]
@@ -47,7 +48,7 @@ class Check:
         results = meter.call(library, symbol, operands, cores)
         for tensor, found, expected in zip(self.spec.outputs, results, self._expected or results, strict=True):
             error = relative_error(unpacked(tensor, found), unpacked(tensor, expected))
-            limit = TOLERANCE.get(tensor.dtype, 0.0)
+            limit = self._tolerance if tensor.dtype in ("float32", "uint16") else 0.0  # integers are exact
             where = f"{tensor.name} at batch {self.batch} on {cores} cores"
             if not error <= limit:
                 return f"{where}: off by {error:.2g} of its largest value, more than {limit:g}"

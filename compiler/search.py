@@ -18,7 +18,6 @@ from rich.progress import Progress, TaskID
 
 from veltair.compiler.frontier import Candidate
 from veltair.compiler.ir import Kernel, LayerSpec, Point, Space
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.library import Source, compile_objects, link
 from veltair.compiler.measure import Bounds, CandidateError, Meter, input_operands, result_operands
 from veltair.errors import VeltairError
@@ -35,15 +34,10 @@ class Setting:
     target: Mapping[str, Any]  # TVM's
     features: frozenset[str]
     cpu: str
+    precision: str  # "fp32" or "bf16"
     batch: int  # size of a dynamic batch that is timed
     bounds: Bounds
     spaces: Mapping[str, Space]
-
-    @staticmethod
-    def of(
-        target: Mapping[str, Any], features: frozenset[str], cpu: str, batch: int = 1, bounds: Bounds | None = None
-    ) -> Setting:
-        return Setting(target, features, cpu, batch, bounds or {}, SPACES)
 
 
 def search(

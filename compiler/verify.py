@@ -140,7 +140,8 @@ def verify(found: Artifact, model: Path) -> Report:
     if names != {port.name for port in manifest.inputs}:
         ours = ", ".join(port.name for port in manifest.inputs)
         raise ModelError(f"{model}: takes {', '.join(sorted(names))}; the artifact {found.path} takes {ours}")
-    pool = CorePool(machine().cores)
+    cores = machine().cores  # before the pool pins this thread, which narrows what it sees
+    pool = CorePool(cores)
     executor = Executor(found)
     batches = tuple(sorted({1, min(3, manifest.max_batch), manifest.max_batch}))
     versions = sum(len(layer.versions) for layer in manifest.layers)
@@ -161,7 +162,7 @@ def verify(found: Artifact, model: Path) -> Report:
         outputs = [empty(_at(port, batch), port.dtype) for port in manifest.outputs]
         bound = executor.bind(batch, aligned, outputs)
         for count in range(1, pool.size + 1):
-            pool.point(machine().cores[:count])
+            pool.point(cores[:count])
             place = f"batch {batch}, {count} core{'s' * (count > 1)}"
             _layers(report, found, bound, place)
             for version in range(max(len(layer.versions) for layer in manifest.layers)):

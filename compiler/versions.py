@@ -100,7 +100,7 @@ class _Layer:
     def __init__(self, spec: LayerSpec, batches: Sequence[int], meter: Meter, setting: Setting, scratch: Path) -> None:
         self._spec, self._batches, self._meter, self._setting, self._scratch = spec, batches, meter, setting, scratch
         sizes = sorted({1, min(3, batches[-1]), batches[-1]})  # 3: tiles of rows that do not come out even
-        self._checks = [Check(spec, size, setting.bounds) for size in sizes]
+        self._checks = [Check(spec, size, setting.bounds, setting.precision) for size in sizes]
         self._verdicts: dict[tuple[tuple[str, int | str], ...], _Draft | str] = {}  # by point
 
     def drafts(self, candidates: Sequence[Candidate], share_ns: float, progress: Progress) -> list[_Draft]:
