@@ -119,15 +119,16 @@ class Costs:
     def least_cores(self, level: int, start: int, stop: int, qos_ns: int, bound: int) -> int | None:
         """The least cores that run layers [start, stop) within `qos_ns`; None if more than `bound` are needed."""
         begin, end = self.prefix_ns[level][start], self.prefix_ns[level][stop]
-        for cores in range(bound):  # a scan: more cores are not always faster
+        for cores in range(bound):  # a scan, since more cores are not always faster
             if end[cores] - begin[cores] <= qos_ns:
                 return cores + 1
         return None
 
     def fastest_cores(self, level: int, start: int, stop: int, bound: int) -> int:
         """The core count up to `bound` on which layers [start, stop) are fastest; the least of equals."""
-        begin, end = self.prefix_ns[level][start], self.prefix_ns[level][stop]
-        return min(range(1, bound + 1), key=lambda cores: end[cores - 1] - begin[cores - 1])
+        begin, end = self.prefix_ns[level][start][:bound], self.prefix_ns[level][stop][:bound]
+        times = [after - before for before, after in zip(begin, end, strict=True)]
+        return times.index(min(times)) + 1
 
 
 def _on_grid(version: CodeVersion, grid: Sequence[float], cores: int) -> NDArray[np.int64]:

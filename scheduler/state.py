@@ -55,9 +55,10 @@ class Run:
 
     def missing_cores(self, now_ns: int) -> int:
         """How many more cores the block could still use; it takes them up between two of its layers."""
-        if self.block.stop - self.block.start == 1 or self.soon_to_finish(now_ns):
+        missing = self.block.cores - len(self.core_set)
+        if missing == 0 or self.block.stop - self.block.start == 1 or self.soon_to_finish(now_ns):
             return 0
-        return self.block.cores - len(self.core_set)
+        return missing
 
 
 def _rescaled(block: LayerBlock, costs: Costs, start: int, cores: int) -> int:
@@ -126,12 +127,10 @@ class System:
             return 0
         running = staying = 0
         for other in self.in_flight.values():
-            if other is progress or other.run is None:
-                continue
-            cores = len(other.run.core_set)
-            running += cores
-            if not other.run.soon_to_finish(now_ns):
-                staying += cores
+            if (run := other.run) is not None and other is not progress:
+                running += len(run.core_set)
+                if not run.soon_to_finish(now_ns):
+                    staying += len(run.core_set)
         if staying == running:
             return at if running else 0
         return nearest_level(self.grid, 1.0 + (self.grid[at] - 1.0) * staying / running)

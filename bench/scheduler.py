@@ -1,0 +1,159 @@
+"""What one decision costs: the scheduler alone, on a virtual machine with many cores and queries in flight.
+
+`python bench/scheduler.py [--cores 64] [--in-flight 16] [--queries 3000]` prints JSON: for each policy, microseconds
+per event (median, p99, greatest) and per query, and the environment. A run is repeatable event by event, so each
+event counts with the least of several runs: what the decision takes, not what the neighbours of this process do.
+The profiles are synthetic: models of 55, 53 and 12 layers with five code versions each, at five interference
+levels, drawn from a fixed seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from random import Random
+from statistics import median, quantiles
+
+from veltair.scheduler.policies import POLICIES
+from veltair.scheduler.scheduler import Scheduler
+from veltair.scheduler.virtual import VirtualMachine, solo_times
+from veltair.types import (
+    CodeVersion,
+    Decision,
+    Event,
+    LatencyTable,
+    Layer,
+    Machine,
+    ModelProfile,
+    QoSTarget,
+    Query,
+    QueryArrived,
+    Tenant,
+)
+
+LEVELS = (1.0, 1.5, 2.0, 3.0, 4.0)
+REPEATS = 5
+DEPTHS = {"deep": 55, "wide": 53, "short": 12}
+
+
+def synthetic(model: str, depth: int, cores: int, chance: Random) -> ModelProfile:
+    """Layers of 0.2 to 2 ms on one core whose speed-up ends anywhere between 2 and 40 cores."""
+    versions = []
+    for layer in range(depth):
+        work_ns, serial = chance.uniform(2e5, 2e6), chance.uniform(0.005, 0.15)
+        of_layer = []
+        for index in range(5):
+            price, frailty = 1 + 0.08 * index, (1 - index / 5) * chance.uniform(0.3, 1.0)
+            rows = [
+                [round(work_ns * price * level**frailty * (serial + (1 - serial) / c)) for c in range(1, cores + 1)]
+                for level in LEVELS
+            ]
+            table = LatencyTable(LEVELS, tuple(map(tuple, rows)))
+            of_layer.append(CodeVersion(layer, index, 1 << 16, 64, f"l{layer}_v{index}", table))
+        versions.append(tuple(of_layer))
+    layers = tuple(Layer(i, f"layer{i}", "conv2d", (), (), 10**8, 10**6) for i in range(depth))
+    return ModelProfile(model, 1, layers, tuple(versions), {}, "")
+
+
+class Timed(Scheduler):
+    """Keeps what every call of `handle` took, and how full the machine was."""
+
+    def __init__(self, *setup: object) -> None:
+        super().__init__(*setup)  # type: ignore[arg-type]
+        self.took_ns: list[int] = []
+        self.in_flight: list[int] = []
+
+    def handle(self, event: Event) -> list[Decision]:
+        begin_ns = time.perf_counter_ns()
+        decisions = super().handle(event)
+        self.took_ns.append(time.perf_counter_ns() - begin_ns)
+        self.in_flight.append(len(self.system.in_flight))
+        return decisions
+
+
+def run(policy: str, cores: int, in_flight: int, queries: int, load: float) -> Timed:
+    """`load`: offered work over what the cores could do if they were all busy with one-core blocks."""
+    chance = Random(2026)
+    machine = Machine(tuple(tuple(range(i, min(i + 4, cores))) for i in range(0, cores, 4)))
+    profiles = {model: [synthetic(model, depth, cores, chance)] for model, depth in DEPTHS.items()}
+    work_ns = {
+        model: sum(of_layer[0].latency.at(1.0, 1) for of_layer in profile.versions)
+        for model, (profile,) in profiles.items()
+    }
+    tenants = [Tenant(model, model, QoSTarget(work_ns[model] // 2)) for model in profiles]
+    scheduler = Timed(machine, tenants, profiles, policy, in_flight)
+    slower = [chance.uniform(1.0, 1.3) for _ in range(997)]
+    solo_ns = solo_times(scheduler)
+    count = 0
+
+    def layer_ns(query: int, layer: int, version: int, cores: int) -> int:
+        nonlocal count
+        count += 1
+        return round(solo_ns(query, layer, version, cores) * slower[count % len(slower)])
+
+    virtual = VirtualMachine(scheduler, layer_ns)
+    now_ns = 0
+    gap_ns = sum(work_ns.values()) / len(work_ns) / cores / load
+    for id in range(queries):
+        now_ns += round(chance.expovariate(1 / gap_ns))
+        tenant = chance.choice(tenants)
+        virtual.at(QueryArrived(now_ns, Query(id, tenant.name, now_ns, now_ns + tenant.qos.latency_ns)))
+    gc.disable()
+    for _ in virtual.run():
+        pass
+    gc.enable()
+    return scheduler
+
+
+def row(policy: str, cores: int, in_flight: int, queries: int, load: float) -> dict[str, object]:
+    runs = [run(policy, cores, in_flight, queries, load) for _ in range(REPEATS)]
+    scheduler = runs[0]
+    took_us = sorted(min(took) / 1000 for took in zip(*(run.took_ns for run in runs), strict=True))
+    stats = scheduler.stats()
+    return {
+        "policy": policy,
+        "cores": cores,
+        "workers": in_flight,
+        "load": load,
+        "events": len(took_us),
+        "median_in_flight": median(scheduler.in_flight),
+        "blocks_per_query": round(stats.blocks_started / queries, 2),
+        "conflict_rate": round(stats.conflicts / stats.blocks_started, 3),
+        "median_us": round(median(took_us), 1),
+        "p99_us": round(quantiles(took_us, n=100)[98], 1),
+        "max_us": round(took_us[-1], 1),
+        "us_per_query": round(sum(took_us) / queries, 1),
+    }
+
+
+def environment() -> dict[str, object]:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return {
+        "cpu": names[0].split(":", 1)[1].strip() if names else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="microseconds per scheduling decision")
+    parser.add_argument("--cores", type=int, default=64)
+    parser.add_argument("--in-flight", type=int, default=16)
+    parser.add_argument("--queries", type=int, default=3000)
+    arguments = parser.parse_args()
+    rows = [
+        row(policy, arguments.cores, arguments.in_flight, arguments.queries, load)
+        for policy in POLICIES
+        for load in (0.4, 0.6)
+    ]
+    print(json.dumps({"rows": rows, "environment": environment()}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
