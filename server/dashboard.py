@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from veltair.errors import OverloadedError, VeltairError
 from veltair.server.client import Snapshot
-from veltair.server.messages import BlockRecord, Status
+from veltair.server.messages import BlockRecord, RunningBlock, Status
 from veltair.server.metrics import Metrics
 from veltair.server.window import SECOND_NS
 from veltair.types import CoreSet, Machine
@@ -161,7 +161,7 @@ class Dashboard:
         frame["blocks"] = [self._block(block) for block in fresh[-MAX_BLOCKS:]]
         frame["dropped"] = max(0, len(fresh) - MAX_BLOCKS)
         frame["running"] = [[b.tenant, b.query, b.start, b.stop, b.layer, b.cores] for b in status.running]
-        frame["busy"] = busy_shares(self._recent, now_ns - BUSY_LAG_NS, self._machine.cores)
+        frame["busy"] = busy_shares(self._recent, status.running, now_ns - BUSY_LAG_NS, self._machine.cores)
         frame["engine"] = {**engine_facts(status, before), "held": snapshot.held, "draining": snapshot.draining}
         return frame
 
@@ -212,7 +212,9 @@ def engine_facts(status: Status, before: Status | None) -> dict[str, Any]:
     }
 
 
-def busy_shares(ended: Iterable[BlockRecord], now_ns: int, cores: CoreSet) -> dict[str, dict[str, float]]:
+def busy_shares(
+    ended: Iterable[BlockRecord], running: Iterable[RunningBlock], now_ns: int, cores: CoreSet
+) -> dict[str, dict[str, float]]:
     """Share of the second up to `now_ns` that each core spent for each tenant: {core: {tenant: 0 … 1}}."""
     start_ns = now_ns - BUSY_SPAN_NS
     spent: dict[int, Counter[str]] = {core: Counter() for core in cores}
@@ -232,6 +234,8 @@ def busy_shares(ended: Iterable[BlockRecord], now_ns: int, cores: CoreSet) -> di
             add(block.tenant, on, begin_ns, growth.time_ns)
             begin_ns, on = growth.time_ns, growth.cores
         add(block.tenant, on, begin_ns, block.end_ns)
+    for live in running:
+        add(live.tenant, live.cores, live.since_ns, now_ns)
     return {str(core): {t: round(ns / BUSY_SPAN_NS, 4) for t, ns in by.items()} for core, by in spent.items()}
 
 
