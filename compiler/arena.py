@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from veltair.compiler.graph import Graph
 from veltair.compiler.ir import Activation, Halo
-from veltair.compiler.lower import Graph
 from veltair.profiles.artifact import ALIGNMENT
 
 SLACK_BYTES = 8192  # register tiles read past the end of a tensor, never write there
@@ -71,15 +71,13 @@ def plan(graph: Graph) -> Arena:
         if life.tensor.halo == Halo():
             continue
         rooms = pinned.setdefault((life.tensor.physical, life.tensor.halo, life.tensor.dtype), [])
-        for offset, others in rooms:
-            if all(o.last < life.first or life.last < o.first for o in others):
-                others.append(life)
-                break
-        else:
-            offset = top
+        free = [r for r in rooms if all(o.last < life.first or life.last < o.first for o in r[1])]
+        if not free:
+            free = [(top, [])]
+            rooms.extend(free)
             top += _size(life.tensor, graph.max_batch)
-            rooms.append((offset, [life]))
-        homes[base] = Place("arena", offset)
+        free[0][1].append(life)
+        homes[base] = Place("arena", free[0][0])
     places = dict(homes)
     for view, base in graph.views.items():
         if base in homes:

@@ -10,9 +10,9 @@ import numpy as np
 from rich.progress import Progress
 
 from veltair.compiler import arena
+from veltair.compiler.graph import Graph
 from veltair.compiler.ir import Activation, LayerSpec
 from veltair.compiler.library import link
-from veltair.compiler.lower import Graph
 from veltair.compiler.measure import physical
 from veltair.compiler.search import Setting
 from veltair.compiler.versions import Version

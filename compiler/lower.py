@@ -8,16 +8,19 @@ when the next layer of ours, or the end, is reached. Halos are settled last, fro
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.bags import REDUCTIONS, bags_with
 from veltair.compiler.epilogue import Epilogue
 from veltair.compiler.generic import import_region
+from veltair.compiler.graph import Graph
 from veltair.compiler.ir import Activation, Halo, LayerSpec
+from veltair.compiler.node import attribute, padding, times
 from veltair.compiler.onnx_model import OnnxModel
 from veltair.errors import ModelError
 from veltair.profiles.artifact import Port
@@ -25,18 +28,6 @@ from veltair.profiles.artifact import Port
 FOLDED = 4  # up to so many input channels (an image), a convolution takes them as one innermost block
 DENSE_GROUPS = 8  # so many groups are computed as one convolution with zeros between them
 VIEWS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """A lowered model: layers in order, and which names are views of another tensor's memory."""
-
-    layers: tuple[LayerSpec, ...]
-    views: Mapping[str, str]  # name -> name of the tensor that it shares memory with, transitively resolved
-    activations: Mapping[str, Activation]
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    max_batch: int
 
 
 def lower(model: OnnxModel, precision: str) -> Graph:
@@ -67,7 +58,7 @@ class _Lowering:
         anchors = {
             "Conv": self._conv, "MaxPool": self._pool, "AveragePool": self._pool,
             "GlobalAveragePool": self._global_pool, "Gemm": self._matmul, "MatMul": self._matmul,
-            "Gather": self._embedding_bag, "Concat": self._concat, "Add": self._elementwise, "Sum": self._elementwise,
+            "Gather": self._bags, "Concat": self._concat, "Add": self._elementwise, "Sum": self._elementwise,
             "Relu": self._elementwise, "Clip": self._elementwise, "BatchNormalization": self._elementwise,
         }  # fmt: skip
         for node in self.model.nodes:
@@ -119,7 +110,7 @@ class _Lowering:
         """An input; where it is the ids of a Gather, its values are bounded by the shortest table."""
         spec = next(s for s in self.model.inputs if s.name == name)
         rows = [
-            self._shape(node.input[0])[_attribute(node, "axis", 0)]
+            self._shape(node.input[0])[attribute(node, "axis", 0)]
             for node in self.users.get(name, [])
             if node.op_type == "Gather" and node.input[1] == name
         ]
@@ -213,17 +204,17 @@ class _Lowering:
         bias = self.constants.get(node.input[2]) if len(node.input) > 2 else None
         if len(shape) != 4 or weight is None or (len(node.input) > 2 and bias is None):
             return False
-        group, channels = _attribute(node, "group", 1), weight.shape[0]
+        group, channels = attribute(node, "group", 1), weight.shape[0]
         depthwise = group == shape[1] == channels and group > 1
         if group != 1 and not depthwise:
             if group > DENSE_GROUPS:
                 return False
             weight = _dense(weight, group)
         kernel = tuple(weight.shape[2:])
-        strides = tuple(_attribute(node, "strides", [1, 1]))
-        dilations = tuple(_attribute(node, "dilations", [1, 1]))
+        strides = tuple(attribute(node, "strides", [1, 1]))
+        dilations = tuple(attribute(node, "dilations", [1, 1]))
         out = self._shape(node.output[0])
-        pads = _pads(node, shape[2:], out[2:], kernel, strides, dilations)
+        pads = padding(node, shape[2:], out[2:], kernel, strides, dilations)
         if min(pads) < 0:
             return False
         x = self._blocked(node.input[0], shape[1] if shape[1] <= FOLDED and not depthwise else None)
@@ -250,19 +241,19 @@ class _Lowering:
 
     def _pool(self, node: onnx.NodeProto) -> bool:
         shape, out = self._shape(node.input[0]), self._shape(node.output[0])
-        dilations = _attribute(node, "dilations", [1, 1])
+        dilations = attribute(node, "dilations", [1, 1])
         if len(shape) != 4 or list(dilations) != [1, 1] or len(node.output) > 1:
             return False
-        kernel = tuple(_attribute(node, "kernel_shape", []))
-        strides = tuple(_attribute(node, "strides", [1, 1]))
-        pads = _pads(node, shape[2:], out[2:], kernel, strides, (1, 1))
-        if any(p >= k for p, k in zip(pads, kernel * 2, strict=True)) and not _attribute(node, "ceil_mode", 0):
+        kernel = tuple(attribute(node, "kernel_shape", []))
+        strides = tuple(attribute(node, "strides", [1, 1]))
+        pads = padding(node, shape[2:], out[2:], kernel, strides, (1, 1))
+        if any(p >= k for p, k in zip(pads, kernel * 2, strict=True)) and not attribute(node, "ceil_mode", 0):
             return False
         x = self._blocked(node.input[0])
         y = Activation(node.output[0], self.dtype, out, self.block)
         attributes = {
             "kernel": kernel, "strides": strides, "pads": pads, "kind": "max" if node.op_type == "MaxPool" else "avg",
-            "count_include_pad": _attribute(node, "count_include_pad", 0),
+            "count_include_pad": attribute(node, "count_include_pad", 0),
         }  # fmt: skip
         flops = int(np.prod(np.abs(out))) * int(np.prod(kernel))
         self._emit(self._spec(node.name, "pool2d", [x], [y], attributes, {}, flops))
@@ -279,7 +270,7 @@ class _Lowering:
 
     def _concat(self, node: onnx.NodeProto) -> bool:
         shapes = [self._shape(name) for name in node.input]
-        if len(shapes[0]) != 4 or _attribute(node, "axis", 0) != 1 or not all(map(self._made, node.input)):
+        if len(shapes[0]) != 4 or attribute(node, "axis", 0) != 1 or not all(map(self._made, node.input)):
             return False
         if any(s[1] % self.block for s in shapes[:-1]) or not all(
             self.known[n].block == self.block for n in node.input
@@ -304,7 +295,7 @@ class _Lowering:
             gamma, beta, mean, variance = (self.constants.get(name) for name in node.input[1:5])
             if gamma is None or beta is None or mean is None or variance is None:
                 return False
-            scale = gamma / np.sqrt(variance + _attribute(node, "epsilon", 1e-5))
+            scale = gamma / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
             weights = {"scale": scale.astype(np.float32), "shift": (beta - mean * scale).astype(np.float32)}
             steps = ("affine",)
         else:
@@ -329,23 +320,21 @@ class _Lowering:
             return False
         bias = np.zeros(out[-1], np.float32)
         if node.op_type == "Gemm":
-            if _attribute(node, "transA", 0):
+            if attribute(node, "transA", 0):
                 return False
-            weight = (weight.T if _attribute(node, "transB", 0) else weight) * np.float32(
-                _attribute(node, "alpha", 1.0)
-            )
+            weight = (weight.T if attribute(node, "transB", 0) else weight) * np.float32(attribute(node, "alpha", 1.0))
             if len(node.input) > 2 and node.input[2]:
                 found = self.constants.get(node.input[2])
                 if found is None or found.size not in (1, out[-1]):
                     return False
-                bias = bias + found.reshape(-1) * np.float32(_attribute(node, "beta", 1.0))
+                bias = bias + found.reshape(-1) * np.float32(attribute(node, "beta", 1.0))
         x = self._plain(node.input[0])
         if x.dtype != "float32":
             return False
         epilogue = Epilogue.behind(node, self, residual=False, bias=len(node.input) < 3)
         if epilogue.bias is not None:
             bias = bias + epilogue.bias
-        rows = _times(shape[:-1])
+        rows = times(shape[:-1])
         x = self._reshaped(x, (rows, shape[-1]))
         y = Activation(epilogue.output, "float32", (rows, out[-1]))
         flops = 2 * abs(rows) * int(np.prod(weight.shape))
@@ -359,54 +348,21 @@ class _Lowering:
         self.done.update(epilogue.swallowed)
         return True
 
-    def _embedding_bag(self, node: onnx.NodeProto) -> bool:
-        """All bags of this one's shape whose ids are inputs of the model, as one layer."""
-        if self._bag(node) is None:
+    def _bags(self, node: onnx.NodeProto) -> bool:
+        """All bags of one kind as one layer; the others' nodes count as done when they are met."""
+        bags = bags_with(node, self.model, self._only_user)
+        if not bags:
             return False
-        shape = self._shape(node.input[1])
-        ids_in = {port.name for port in self.model.inputs}
-        group = [(node, self._bag(node))]
-        if node.input[1] in ids_in:
-            group = [
-                (other, bag)
-                for other in self.model.nodes
-                if other.op_type == "Gather" and other.input[1] in ids_in and id(other) not in self.done
-                and (bag := self._bag(other)) is not None and self._shape(other.input[1]) == shape
-                and self._width(other) == self._width(node) and bag.op_type == group[0][1].op_type
-                and self.model.values[other.input[1]].dtype == self.model.values[node.input[1]].dtype
-            ]  # fmt: skip
-        outputs = []
-        for _, bag in group:
-            assert bag is not None
-            outputs.append(Activation(bag.output[0], "float32", (shape[0], self._width(node))))
-        lookups = abs(shape[0]) * shape[1] * len(group)
-        reduce = "mean" if group[0][1] is not None and group[0][1].op_type == "ReduceMean" else "sum"
-        weights = {f"table{i}": self.constants[gather.input[0]] for i, (gather, _) in enumerate(group)}
-        inputs = [self._plain(gather.input[1]) for gather, _ in group]
-        flops = lookups * self._width(node)
-        self._emit(self._spec(node.name, "embedding_bag", inputs, outputs, {"reduce": reduce}, weights, flops))
-        for gather, bag in group:
-            self.done.update((id(gather), id(bag)))
+        (count, lookups), width = bags[0].ids.shape, int(bags[0].table.shape[1])
+        outputs = [Activation(bag.reduction.output[0], "float32", (count, width)) for bag in bags]
+        inputs = [self._plain(bag.ids.name) for bag in bags]
+        attributes = {"reduce": REDUCTIONS[bags[0].reduction.op_type]}
+        weights = {f"table{i}": bag.table for i, bag in enumerate(bags)}
+        flops = abs(count) * lookups * width * len(bags)
+        self._emit(self._spec(node.name, "embedding_bag", inputs, outputs, attributes, weights, flops))
+        for bag in bags:
+            self.done.update((id(bag.gather), id(bag.reduction)))
         return True
-
-    def _bag(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        """The reduction behind a Gather that makes it an embedding bag."""
-        table = self.constants.get(node.input[0])
-        ids = self.model.values[node.input[1]]
-        user = self._only_user(node.output[0])
-        if table is None or table.ndim != 2 or table.dtype != np.float32 or node.input[1] in self.constants:
-            return None
-        if len(ids.shape) != 2 or ids.dtype not in ("int64", "int32") or _attribute(node, "axis", 0) != 0:
-            return None
-        if user is None or user.op_type not in ("ReduceSum", "ReduceMean") or _attribute(user, "keepdims", 1):
-            return None
-        axes = _attribute(user, "axes", None)
-        if axes is None and len(user.input) > 1 and user.input[1] in self.constants:
-            axes = self.constants[user.input[1]].tolist()
-        return user if axes in ([1], [-2]) else None
-
-    def _width(self, gather: onnx.NodeProto) -> int:
-        return int(self.constants[gather.input[0]].shape[1])
 
     # Views and regions.
 
@@ -482,39 +438,3 @@ def _dense(weight: NDArray[Any], group: int) -> NDArray[Any]:
     for g in range(group):
         dense[g * each : (g + 1) * each, g * ic : (g + 1) * ic] = weight[g * each : (g + 1) * each]
     return dense
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return onnx.helper.get_attribute_value(attribute)
-    return default
-
-
-def _times(shape: tuple[int, ...]) -> int:
-    """The product of extents, one of which may depend on the batch."""
-    product = 1
-    for dim in shape:
-        product *= dim
-    return product
-
-
-def _pads(
-    node: onnx.NodeProto, shape: tuple[int, ...], out: tuple[int, ...], kernel: tuple[int, ...],
-    strides: tuple[int, ...], dilations: tuple[int, ...],
-) -> tuple[int, int, int, int]:  # fmt: skip
-    """Top, left, bottom, right; bottom and right as far as the outputs reach, so that ceil_mode is in them."""
-    auto = _attribute(node, "auto_pad", b"NOTSET").decode()
-    given = list(_attribute(node, "pads", [0, 0, 0, 0]))
-    before = given[:2]
-    need = [
-        (o - 1) * s + (k - 1) * d + 1 - n for n, o, k, s, d in zip(shape, out, kernel, strides, dilations, strict=True)
-    ]
-    if auto == "SAME_UPPER":
-        before = [max(n, 0) // 2 for n in need]
-    elif auto == "SAME_LOWER":
-        before = [(max(n, 0) + 1) // 2 for n in need]
-    elif auto == "VALID":
-        before = [0, 0]
-    after = [max(n - b, 0) for n, b in zip(need, before, strict=True)]
-    return before[0], before[1], after[0], after[1]

@@ -17,7 +17,7 @@ LINE = 16  # floats in a cache line
 
 
 class EmbeddingBag:
-    """inputs: ids (B, L) int64 for each table; weights: table0, table1, … (R, D); outputs (B, D) for each table.
+    """inputs: ids (B, L) int64 or int32 a table; weights: table0, table1, … (R, D); outputs: (B, D) a table.
 
     Attribute `reduce` is "sum" or "mean". D need not be a multiple of 16.
     """
@@ -43,7 +43,7 @@ class EmbeddingBag:
                 rows = table.shape[0]
 
                 def safe(position: Expr) -> Expr:
-                    found = T.bind(ids[row, position])
+                    found = T.bind(T.cast(ids[row, position], "int64"))
                     inside = T.cast(found, "uint64") < T.uint64(int(rows))  # one compare: negatives wrap
                     return T.bind(T.Select(inside, found, T.int64(0)))
 

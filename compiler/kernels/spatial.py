@@ -177,17 +177,11 @@ class Concat:
                 image, target = T.bind(task // sum(counts)), T.bind(task % sum(counts))
                 before = 0
                 for x, X, count in zip(spec.inputs, buffers[:-1], counts, strict=True):
-                    with when(T.And(target >= before, target < before + count)):
-                        with T.grid(height, width, y.block // LANES) as (row, column, half):
-                            value = X[
-                                (*_inside(x, image, target - before, row, column, 0)[:-1],
-                                 T.ramp(half * LANES, 1, LANES))
-                            ]  # fmt: skip
-                            where = (
-                                *_inside(y, image, target, row, column, 0)[:-1],
-                                T.ramp(half * LANES, 1, LANES),
-                            )
-                            T.buffer_store(Y, value, list(where))
+                    mine = T.And(target >= before, target < before + count)
+                    with when(mine), T.grid(height, width, y.block // LANES) as (row, column, half):
+                        part = T.ramp(half * LANES, 1, LANES)
+                        value = X[(*_inside(x, image, target - before, row, column, 0)[:-1], part)]
+                        T.buffer_store(Y, value, [*_inside(y, image, target, row, column, 0)[:-1], part])
                     before += count
 
         return Kernel(primitive([*spec.inputs, y], body), (), 2 * height * _bytes(y), sum(counts))

@@ -1,0 +1,60 @@
+"""Embedding bags in ONNX: a Gather from a constant table whose rows are summed or averaged per bag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from veltair.compiler.node import attribute
+from veltair.compiler.onnx_model import OnnxModel
+from veltair.types import TensorSpec
+
+OnlyUser = Callable[[str], onnx.NodeProto | None]  # the one node that reads a tensor
+REDUCTIONS = {"ReduceSum": "sum", "ReduceMean": "mean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bag:
+    gather: onnx.NodeProto
+    reduction: onnx.NodeProto
+    table: NDArray[Any]  # (rows, width)
+    ids: TensorSpec  # (bags, lookups)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What bags must share to be one layer."""
+        return self.ids.shape, self.ids.dtype, self.table.shape[1], self.reduction.op_type
+
+
+def bag_at(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Bag | None:
+    """The bag that a Gather begins, if it does."""
+    table, ids = model.initializers.get(node.input[0]), model.values[node.input[1]]
+    user = only_user(node.output[0])
+    if table is None or table.ndim != 2 or table.dtype != np.float32 or ids.name in model.initializers:
+        return None
+    if len(ids.shape) != 2 or ids.dtype not in ("int64", "int32") or attribute(node, "axis", 0) != 0:
+        return None
+    if user is None or user.op_type not in REDUCTIONS or attribute(user, "keepdims", 1):
+        return None
+    axes = attribute(user, "axes", None)
+    if axes is None and len(user.input) > 1 and user.input[1] in model.initializers:
+        axes = model.initializers[user.input[1]].tolist()
+    return Bag(node, user, table, ids) if axes in ([1], [-2]) else None
+
+
+def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> list[Bag]:
+    """The node's bag and all others of its kind that can run with it: those whose ids are inputs of the model."""
+    bag = bag_at(node, model, only_user)
+    if bag is None:
+        return []
+    inputs = {port.name for port in model.inputs}
+    if bag.ids.name not in inputs:
+        return [bag]
+    gathers = (n for n in model.nodes if n.op_type == "Gather" and n.input[1] in inputs)
+    found = (bag_at(other, model, only_user) for other in gathers)
+    return [other for other in found if other is not None and other.kind == bag.kind]
