@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,9 @@ from veltair.profiles.records import RecordStore
 from veltair.types import Environment
 
 Precision = Literal["auto", "fp32", "bf16"]
-TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}  # of the whole model: error over the output's largest value
+# Of the whole model: error over the output's largest value. Layers are held to much less (see `check`), but their
+# roundings grow with depth: rounding the input alone to bfloat16 moves a ResNet-50 of random weights by 6 %.
+TOLERANCE = {"fp32": 1e-3, "bf16": 0.25}
 TRIALS = 64
 MAX_SIZES = 5  # batch sizes that are timed
 QOS_FACTOR = 3  # the default target: so many times what the model takes alone, rounded up to a millisecond
@@ -98,8 +100,8 @@ def compile_model(
             weights_digest=parts.weights_digest,
         )
         (draft / artifact.MANIFEST).write_bytes(msgspec.json.encode(manifest))
-        artifact.load(draft)  # what a reader would refuse is not published
-    return artifact.load(out)
+        checked = artifact.load(draft)  # what a reader would refuse is not published
+    return replace(checked, path=out)
 
 
 def pick_precision(wanted: Precision, features: frozenset[str]) -> Literal["fp32", "bf16"]:
