@@ -99,7 +99,7 @@ def _to_relax(
         raise ModelError(f"no way to compile {named}: {reason}") from None
 
 
-class _Gather(onnx_frontend.Gather):
+class _Gather(onnx_frontend.Gather):  # type: ignore[misc]  # TVM has no types
     """ONNX Gather: negative indices count from the end, others are clipped into the axis."""
 
     @classmethod

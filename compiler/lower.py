@@ -318,7 +318,7 @@ class _Lowering:
         shape, out = self._shape(node.input[0]), self._shape(node.output[0])
         if weight is None or weight.ndim != 2 or len(shape) < 2 or node.input[0] in self.constants:
             return False
-        bias = np.zeros(out[-1], np.float32)
+        bias: NDArray[Any] = np.zeros(out[-1], np.float32)
         if node.op_type == "Gemm":
             if attribute(node, "transA", 0):
                 return False

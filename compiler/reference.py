@@ -65,7 +65,7 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         return [_activate(product.astype(np.float32), a["activation"])]
     if spec.op == "embedding_bag":
         reduce = np.mean if a["reduce"] == "mean" else np.sum
-        return [reduce(spec.weights[f"table{i}"][ids], axis=1, dtype=np.float64) for i, ids in enumerate(x)]
+        return [np.asarray(reduce(spec.weights[f"table{i}"][ids], axis=1, dtype=np.float64)) for i, ids in enumerate(x)]
     if spec.op == "pool2d":
         windows = {"kernel_shape": a["kernel"], "strides": a["strides"], "pads": a["pads"]}
         if a["kind"] == "max":
@@ -115,7 +115,8 @@ def _activate(value: Array, activation: str) -> Array:
     if kind == "relu":
         return np.maximum(value, 0)
     if kind == "clip":
-        return np.clip(value, *map(np.float32, bounds))
+        low, high = (np.float32(bound) for bound in bounds)
+        return np.asarray(np.clip(value, low, high))
     if kind == "sigmoid":
         return np.asarray(1 / (1 + np.exp(-value.astype(np.float64))), np.float32)
     return value

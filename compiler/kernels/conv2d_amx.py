@@ -123,8 +123,7 @@ class Conv2dAmx:
                             value = load(scratch, r, lane) + load(bias_, block * BLOCK + lane)
                             if residual is not None:
                                 halo = spec.inputs[1].halo
-                                where = (image, block, row + halo.top, column + halo.left, lane)
-                                value = value + load(residual, *where)
+                                value = value + load(residual, image, block, row + halo.top, column + halo.left, lane)
                             halves.append(activate(value, activation))
                         narrow = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"  # the second operand lands below
                         both = T.call_llvm_pure_intrin("bfloat16x32", narrow, halves[1], halves[0])
