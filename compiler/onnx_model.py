@@ -6,26 +6,35 @@ constants that only Gather reads) never pass through it: they stay mapped from t
 
 from __future__ import annotations
 
+import math
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
+from veltair.compiler.onnx_tensors import all_nodes, check_tensors, take_tables, type_name
 from veltair.errors import ModelError
+from veltair.machine import memory_bytes
 from veltair.types import TensorSpec
 
 OPSET = 17  # older models are converted up to it
-TABLE_BYTES = 1 << 20  # a constant from here on, read by Gather alone, is a table
 MAX_BATCH = 32  # of a dynamic batch, where neither the caller nor the model says
 BATCHES = (7, 11)  # shapes are inferred at both: what grows with the batch is told from what does not
-INPUT_TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
+PORT_TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
+VALUE_TYPES = PORT_TYPES | {"float64", "int16", "uint16", "uint32", "uint64"}
+STANDARD = ("", "ai.onnx")
+CHANCE = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+PROTOBUF_BYTES = 2**31 - 1
+SHAPE_BYTES = 4096  # constants up to here may decide shapes; larger ones are not shown to shape inference
+
+Known = dict[str, tuple[str, tuple[int, ...]]]  # type (numpy's name) and shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,154 +56,139 @@ class OnnxModel:
 def load(path: Path, max_batch: int | None = None) -> OnnxModel:
     """Read a model. `max_batch` matters for a symbolic first dimension alone.
 
-    Raises ModelError saying what was expected and where.
+    Raises ModelError saying what was expected and where. Writes nothing but a temporary folder of its own.
     """
     proto = _parse(path)
-    tables = _take_tables(proto, path)
+    _name_nodes(proto)
+    _check_nodes(proto, path)
+    check_tensors(proto, path)
+    tables = take_tables(proto, path)
+    dynamic = _is_dynamic(proto, path)
     proto = _up_to_date(proto, path)
-    simple = _simplified(proto, path)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    dynamic = _is_dynamic(simple, path)
-    if not dynamic:
-        limit = 1
-    elif max_batch is not None:
-        limit = max_batch
-    else:
-        stated = metadata.get("veltair.max_batch", str(MAX_BATCH))
-        limit = int(stated) if stated.isdecimal() else 0
-    if limit < 1:
-        raise ModelError(f"{path}: expected a greatest batch of at least 1, got {limit}")
+    limit = _max_batch(metadata, max_batch, path) if dynamic else 1
+    _check_sizes(_inferred(proto, limit, path, strict=False), path)
+    simple = _simplified(proto, path)
     values = _shapes(simple, dynamic, path)
     constants = {t.name: numpy_helper.to_array(t) for t in simple.graph.initializer} | tables
     for name, array in constants.items():
         values[name] = TensorSpec(name, str(array.dtype), array.shape)
-    nodes = _named(simple, path)
+    _name_nodes(simple)
+    _check_values(simple, values, path)
+    nodes = tuple(simple.graph.node)
+    made = {name for node in nodes for name in node.output} | {i.name for i in simple.graph.input}
+    for output in simple.graph.output:
+        if output.name not in made - constants.keys():
+            raise ModelError(f"{path}: output {output.name!r} is a constant: no input reaches it")
     inputs = tuple(values[i.name] for i in simple.graph.input if i.name not in constants)
     outputs = tuple(values[o.name] for o in simple.graph.output)
     for spec in (*inputs, *outputs):
-        if spec.dtype not in INPUT_TYPES:
-            raise ModelError(f"{path}: tensor {spec.name!r} is {spec.dtype}; expected float32 or an integer type")
-        if 0 in spec.shape or any(d < 0 for d in spec.shape[1:]) or any(d < -1 for d in spec.shape):
-            raise ModelError(f"{path}: tensor {spec.name!r} has shape {spec.shape}; expected positive dimensions")
-    opset = next(o.version for o in simple.opset_import if o.domain in ("", "ai.onnx"))
+        if spec.dtype not in PORT_TYPES:
+            raise ModelError(
+                f"{path}: tensor {spec.name!r} is {spec.dtype}; expected float32, bool or a common integer"
+            )
+        if any(d < 0 for d in spec.shape[1:]) or any(d < -1 for d in spec.shape):
+            raise ModelError(f"{path}: tensor {spec.name!r} has shape {spec.shape}; expected the batch alone to vary")
+    opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
     return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, limit, metadata)
 
 
 def _parse(path: Path) -> onnx.ModelProto:
-    """The protobuf, external data not yet read, checked."""
+    """The protobuf, external data not yet read."""
     try:
-        proto = onnx.load(str(path), load_external_data=False)
+        size = path.stat().st_size
+        if not path.is_file():
+            raise ModelError(f"{path}: not a file; expected an ONNX model")
+        if size > PROTOBUF_BYTES:
+            raise ModelError(f"{path}: {size} bytes; an ONNX file holds at most 2 GB, the rest is external data")
+        content = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from None
+    try:
+        proto = onnx.load_model_from_string(content)
     except Exception:
         raise ModelError(f"{path}: not an ONNX file (no ModelProto could be read from it)") from None
-    if not proto.graph.node or not proto.opset_import:
-        raise ModelError(f"{path}: not an ONNX model (it has no nodes or no operator set)")
-    for tensor in _tensors(proto.graph):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            _check_external(tensor, path)
-    try:
-        onnx.checker.check_model(str(path))
-    except Exception as error:
-        raise ModelError(f"{path}: {_first_line(error)}") from None
+    graph = proto.graph
+    if not graph.node or not graph.output or not any(o.domain in STANDARD for o in proto.opset_import):
+        raise ModelError(f"{path}: not an ONNX model (it has no nodes, no output or no operator set)")
     return proto
 
 
-def _tensors(graph: onnx.GraphProto) -> list[TensorProto]:
-    """Initializers and constants of a graph and of the graphs inside its nodes."""
-    found = list(graph.initializer)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                found.append(attribute.t)
-            if attribute.HasField("g"):
-                found.extend(_tensors(attribute.g))
-    return found
-
-
-def _external(tensor: TensorProto, path: Path) -> tuple[Path, int, int]:
-    """File, offset and length in bytes of a tensor's external data."""
-    entry = {e.key: e.value for e in tensor.external_data}
-    where = f"{path}: tensor {tensor.name!r}"
-    location = Path(entry.get("location", ""))
-    folder = path.resolve().parent
-    file = (folder / location).resolve()
-    if not entry.get("location") or location.is_absolute() or ".." in location.parts or folder not in file.parents:
-        raise ModelError(f"{where}: external data at {str(location)!r} lies outside the model's folder")
-    try:
-        size = file.stat().st_size
-        offset = int(entry.get("offset", 0))
-        length = int(entry.get("length", size - offset))
-    except OSError as error:
-        raise ModelError(f"{where}: external data {str(location)!r}: {error.strerror}") from None
-    except ValueError:
-        raise ModelError(f"{where}: external data has an offset or length that is no number") from None
-    if offset < 0 or length < 0 or offset + length > size:
-        raise ModelError(f"{where}: external data ends at byte {offset + length} of {location}, which has {size}")
-    return file, offset, length
-
-
-def _check_external(tensor: TensorProto, path: Path) -> None:
-    _, _, length = _external(tensor, path)
-    if any(d < 0 for d in tensor.dims):
-        raise ModelError(f"{path}: tensor {tensor.name!r} has a negative dimension: {list(tensor.dims)}")
-    wanted = int(np.prod(tensor.dims, dtype=object)) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    if wanted != length:
-        raise ModelError(
-            f"{path}: tensor {tensor.name!r} of {list(tensor.dims)} takes {wanted} bytes, its external data has {length}"
-        )
-
-
-def _take_tables(proto: onnx.ModelProto, path: Path) -> dict[str, NDArray[Any]]:
-    """Turn tables into inputs of the graph and return them, mapped; read every other external tensor."""
-    graph = proto.graph
-    users: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            users.setdefault(name, []).append((node, place))
-    outputs = {o.name for o in graph.output}
-    tables: dict[str, NDArray[Any]] = {}
-    kept = []
-    for tensor in graph.initializer:
-        if tensor.name not in users and tensor.name not in outputs:
-            continue  # read by nobody; ONNX Runtime stumbles over some of these
-        size = int(np.prod(tensor.dims)) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        only_gather = all(node.op_type == "Gather" and place == 0 for node, place in users.get(tensor.name, []))
-        external = tensor.data_location == TensorProto.EXTERNAL
-        if size < TABLE_BYTES or not only_gather or tensor.name in outputs:
-            if external:
-                onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.resolve().parent))
-                tensor.data_location = TensorProto.DEFAULT
-            kept.append(tensor)
+def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
+    """What cannot be served whatever its shapes: foreign operators, training, chance."""
+    constants = {t.name: t for t in proto.graph.initializer}
+    constants |= {n.output[0]: n.attribute[0].t for n in proto.graph.node if n.op_type == "Constant" and n.attribute}
+    local = {(function.domain, function.name) for function in proto.functions}
+    for node in all_nodes([*proto.graph.node, *(n for function in proto.functions for n in function.node)]):
+        where = f"{path}: node {node.name!r}"
+        if node.domain not in STANDARD:
+            if (node.domain, node.op_type) not in local:
+                raise ModelError(f"{where}: operator {node.domain}.{node.op_type} is not one of standard ONNX")
             continue
-        if external:
-            file, offset, _ = _external(tensor, path)
-            dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-            tables[tensor.name] = np.memmap(file, dtype, "r", offset, tuple(tensor.dims))
-        else:
-            tables[tensor.name] = numpy_helper.to_array(tensor)
-        graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
-    return tables
+        if node.op_type in CHANCE:
+            raise ModelError(f"{where}: operator {node.op_type} draws at random; expected a deterministic model")
+        training = any(a.name == "training_mode" and a.i for a in node.attribute)
+        if node.op_type == "Dropout" and len(node.input) > 2 and (flag := constants.get(node.input[2])) is not None:
+            training = any(flag.raw_data) or any(flag.int32_data)
+        if training:
+            raise ModelError(f"{where}: operator {node.op_type} is in training mode; expected a model for inference")
 
 
 def _up_to_date(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """At least opset 17, and constants no longer listed as inputs."""
-    version = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
-    if version < OPSET:
-        try:
+    """Checked by ONNX's own checker, of opset 17 or newer, constants no longer listed as inputs."""
+    version = next(o.version for o in proto.opset_import if o.domain in STANDARD)
+    try:
+        if any(not output.type.tensor_type.HasField("shape") for output in proto.graph.output):
+            # An output may come without its shape, which the checker does not like.
+            proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True)
+        onnx.checker.check_model(proto)
+        if version < OPSET:
             proto = onnx.version_converter.convert_version(proto, OPSET)
-        except Exception as error:
-            raise ModelError(
-                f"{path}: cannot be converted from opset {version} to {OPSET}: {_first_line(error)}"
-            ) from None
+    except Exception as error:
+        raise ModelError(f"{path}: {_said(error)}") from None
     proto.ir_version = max(proto.ir_version, 8)  # below 4, a constant had to be an input as well
     constants = {t.name for t in proto.graph.initializer}
     inputs = [i for i in proto.graph.input if i.name not in constants]
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     return proto
+
+
+def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:
+    """Whether some input's first dimension is symbolic. No other dimension may be."""
+    dynamic = False
+    for value in proto.graph.input:
+        where = f"{path}: input {value.name!r}"
+        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+            raise ModelError(f"{where} is not a tensor with a shape")
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value"):
+                if dim.dim_value < 1:
+                    raise ModelError(f"{where}: dimension {axis} is {dim.dim_value}; expected at least 1, or a name")
+            elif axis:
+                raise ModelError(f"{where}: dimension {axis} is symbolic; only the first may be")
+            else:
+                dynamic = True
+    return dynamic
+
+
+def _max_batch(metadata: Mapping[str, str], asked: int | None, path: Path) -> int:
+    if asked is not None and asked < 1:
+        raise ModelError(f"{path}: expected a greatest batch of at least 1, got {asked}")
+    if asked is not None:
+        return asked
+    stated = metadata.get("veltair.max_batch", str(MAX_BATCH))
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", stated):
+        raise ModelError(f"{path}: metadata veltair.max_batch is {stated!r}; expected a whole number of at least 1")
+    return int(stated)
+
+
+def _check_sizes(known: Known, path: Path) -> None:
+    """A file of a hundred bytes can ask for a constant of terabytes: refused before anything computes it."""
+    memory = memory_bytes()
+    for name, (_, shape) in known.items():
+        if memory and 4 * math.prod(shape) > memory:
+            raise ModelError(f"{path}: tensor {name!r} of shape {shape} is larger than this machine's memory")
 
 
 def _simplified(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
@@ -205,35 +199,18 @@ def _simplified(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
         options.optimized_model_filepath = str(out)
         options.log_severity_level = 4
         options.intra_op_num_threads = 1
+        options.add_session_config_entry("session.disable_prepacking", "1")
         try:
             ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
             return onnx.load(str(out))
         except Exception as error:
-            raise ModelError(f"{path}: {_first_line(error)}") from None
-
-
-def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:
-    """Whether some input's first dimension is symbolic. No other dimension may be."""
-    constants = {t.name for t in proto.graph.initializer}
-    dynamic = False
-    for value in proto.graph.input:
-        if value.name in constants:
-            continue
-        if not value.type.HasField("tensor_type"):
-            raise ModelError(f"{path}: input {value.name!r} is no tensor")
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if not dim.HasField("dim_value"):
-                if axis:
-                    raise ModelError(
-                        f"{path}: input {value.name!r}: dimension {axis} is symbolic; only the first may be"
-                    )
-                dynamic = True
-    return dynamic
+            raise ModelError(f"{path}: {_said(error)}") from None
 
 
 def _shapes(proto: onnx.ModelProto, dynamic: bool, path: Path) -> dict[str, TensorSpec]:
     """Every tensor's type and shape."""
-    small, large = (_inferred(proto, batch, path) for batch in (BATCHES if dynamic else (1, 1)))
+    small = _inferred(proto, BATCHES[0], path)
+    large = _inferred(proto, BATCHES[1], path) if dynamic else small
     values: dict[str, TensorSpec] = {}
     for name, (dtype, shape) in small.items():
         dims = []
@@ -248,49 +225,76 @@ def _shapes(proto: onnx.ModelProto, dynamic: bool, path: Path) -> dict[str, Tens
     return values
 
 
-def _inferred(proto: onnx.ModelProto, batch: int, path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Types and shapes with the batch set to a number."""
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(proto)
-    del fixed.graph.value_info[:]
-    for value in fixed.graph.input:
-        for dim in value.type.tensor_type.shape.dim[:1]:
-            if not dim.HasField("dim_value"):
-                dim.dim_value = batch
-    for value in fixed.graph.output:
-        value.type.tensor_type.ClearField("shape")
+def _inferred(proto: onnx.ModelProto, batch: int, path: Path, strict: bool = True) -> Known:
+    """Types and shapes with the batch set to a number; without `strict`, those that can be told."""
     try:
-        found = onnx.shape_inference.infer_shapes(fixed, check_type=True, strict_mode=True, data_prop=True)
+        found = onnx.shape_inference.infer_shapes(_outline(proto, batch), strict, strict, data_prop=True)
     except Exception as error:
-        raise ModelError(f"{path}: {_first_line(error)}") from None
-    known: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for value in (*found.graph.value_info, *found.graph.input, *found.graph.output):
+        raise ModelError(f"{path}: {_said(error)}") from None
+    known: Known = {}
+    for value in (*found.graph.value_info, *found.graph.output, *found.graph.input):
         tensor = value.type.tensor_type
-        if not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
-            raise ModelError(f"{path}: the shape of tensor {value.name!r} cannot be told")
-        if any(not dim.HasField("dim_value") for dim in tensor.shape.dim):
-            raise ModelError(f"{path}: the shape of tensor {value.name!r} depends on the values of the inputs")
-        dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-        known[value.name] = (dtype, tuple(dim.dim_value for dim in tensor.shape.dim))
-    for node in found.graph.node:
+        if value.type.HasField("tensor_type") and tensor.HasField("shape"):
+            dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
+            if -1 not in dims:
+                known[value.name] = (type_name(tensor.elem_type), tuple(dims))
+    for node in proto.graph.node if strict else ():
         for name in node.output:
             if name and name not in known:
-                raise ModelError(f"{path}: node {node.name!r}: {node.op_type}: the shape of {name!r} cannot be told")
+                raise ModelError(
+                    f"{path}: node {node.name!r}: the shape of what {node.op_type} gives ({name!r}) cannot be told; it"
+                    " may depend on the values of the inputs"
+                )
     return known
 
 
-def _named(proto: onnx.ModelProto, path: Path) -> tuple[onnx.NodeProto, ...]:
-    """Nodes of the standard domain, each with a name of its own."""
+def _outline(proto: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+    """The model with the batch set, large constants as inputs and no stated shapes: all that inference needs."""
+    graph, small = proto.graph, []
+    inputs = {i.name: i for i in graph.input}
+    for tensor in graph.initializer:
+        if tensor.ByteSize() <= SHAPE_BYTES:
+            small.append(tensor)
+        elif tensor.name not in inputs:
+            inputs[tensor.name] = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+    outputs = [o for o in graph.output if o.name not in inputs and o.name not in {t.name for t in graph.initializer}]
+    outline = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    outline.graph.CopyFrom(helper.make_graph(graph.node, graph.name or "g", inputs.values(), outputs, small))
+    for dim in (dim for value in outline.graph.input for dim in value.type.tensor_type.shape.dim[:1]):
+        if not dim.HasField("dim_value"):
+            dim.dim_value = batch
+    for value in outline.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return outline
+
+
+def _name_nodes(proto: onnx.ModelProto) -> None:
+    """Every node gets a name of its own: ONNX wants none, ONNX Runtime and our messages do."""
     seen: set[str] = set()
     for index, node in enumerate(proto.graph.node):
-        if node.domain not in ("", "ai.onnx"):
-            raise ModelError(f"{path}: node {node.name!r}: operator {node.domain}.{node.op_type} is not supported")
         if not node.name or node.name in seen:
-            node.name = f"{node.op_type}_{index}"
+            node.name = f"{node.name or node.op_type}_{index}"
+        while node.name in seen:
+            node.name += "_"
         seen.add(node.name)
-    return tuple(proto.graph.node)
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+def _check_values(proto: onnx.ModelProto, values: Mapping[str, TensorSpec], path: Path) -> None:
+    """Whether everything that nodes give can be computed on."""
+    for node in proto.graph.node:
+        where = f"{path}: node {node.name!r}"
+        if node.domain not in STANDARD:
+            raise ModelError(f"{where}: operator {node.domain}.{node.op_type} is not supported")
+        for spec in (values[name] for name in node.output if name):
+            if spec.dtype not in VALUE_TYPES:
+                raise ModelError(f"{where}: operator {node.op_type} gives {spec.dtype}; expected float32 or integers")
+            if 0 in spec.shape:
+                raise ModelError(f"{where}: operator {node.op_type} gives an empty tensor of shape {spec.shape}")
+
+
+def _said(error: Exception) -> str:
+    """What ONNX or ONNX Runtime says, in one line, without the places in their sources."""
+    text = " ".join(str(error).split())
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"/\S+\.(?:h|cc):\d+ .*?\) (?=[A-Z])", "", text)
+    return text[:300] or type(error).__name__

@@ -1,0 +1,180 @@
+"""The constants of an ONNX file: checked before anyone allocates for them, external ones kept inside the folder.
+
+A model comes from a stranger. What a tensor says of itself (type, dimensions, place) is compared with what there is
+before it is believed, and nothing outside the folder of the model is ever opened.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from veltair.errors import ModelError
+
+TABLE_BYTES = 1 << 20  # a constant from here on, read by Gather alone, is a table
+TYPES = frozenset(
+    {
+        *("float32", "float64", "float16", "bfloat16", "bool"),
+        *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    }
+)
+
+
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes and those of the graphs inside them."""
+    for node in nodes:
+        yield node
+        for graph in _subgraphs(node):
+            yield from all_nodes(graph.node)
+
+
+def type_name(data_type: int) -> str:
+    """numpy's name of an ONNX element type; "string" and "type 99" for what numpy has none."""
+    try:
+        dtype = helper.tensor_dtype_to_np_dtype(data_type)
+    except KeyError:
+        return f"type {data_type}"
+    return "string" if dtype.kind == "O" else str(dtype)
+
+
+def check_tensors(proto: onnx.ModelProto, path: Path) -> None:
+    """Every constant of the model, wherever it stands. Raises ModelError."""
+    if proto.graph.sparse_initializer:
+        raise ModelError(f"{path}: sparse initializers are not supported")
+    for tensor in _tensors(proto):
+        where = f"{path}: tensor {tensor.name!r}"
+        dtype = type_name(tensor.data_type)
+        if dtype not in TYPES:
+            raise ModelError(f"{where} is of {dtype}; expected floats, integers or bool")
+        if any(dim < 0 for dim in tensor.dims):
+            raise ModelError(f"{where} has a negative dimension: {list(tensor.dims)}")
+        if tensor.data_location == TensorProto.EXTERNAL:
+            _, _, length = _place(tensor, path)
+            if length != size_bytes(tensor):
+                raise ModelError(
+                    f"{where} of {list(tensor.dims)} takes {size_bytes(tensor)} bytes, its external data has {length}"
+                )
+
+
+def size_bytes(tensor: TensorProto) -> int:
+    """By its type and dimensions, which may lie."""
+    return math.prod(tensor.dims) * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def take_tables(proto: onnx.ModelProto, path: Path) -> dict[str, NDArray[Any]]:
+    """Turn tables into inputs of the graph and return them, mapped where they are external.
+
+    Every other external tensor is read, and initializers that nobody uses are dropped: ONNX Runtime stumbles over
+    some of them. `check_tensors` comes first.
+    """
+    graph = proto.graph
+    elsewhere = {o.name for o in graph.output} | {n for node in graph.node for n in _captured(node)}
+    used, looked_up = set(elsewhere), set[str]()
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            used.add(name)
+            (looked_up if node.op_type == "Gather" and place == 0 else elsewhere).add(name)
+    inputs = {i.name for i in graph.input}
+    tables: dict[str, NDArray[Any]] = {}
+    kept: list[TensorProto] = []
+    for tensor in graph.initializer:
+        if tensor.name not in used or tensor.name in tables:
+            continue
+        if tensor.name not in looked_up - elsewhere or size_bytes(tensor) < TABLE_BYTES:
+            kept.append(tensor)
+            continue
+        tables[tensor.name] = _table(tensor, path)
+        if tensor.name not in inputs:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    for tensor in _tensors(proto):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            _read(tensor, path)
+    return tables
+
+
+def _table(tensor: TensorProto, path: Path) -> NDArray[Any]:
+    if tensor.data_location == TensorProto.EXTERNAL:
+        file, offset, _ = _place(tensor, path)
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        return np.memmap(file, dtype, "r", offset, tuple(tensor.dims))
+    try:
+        return np.asarray(numpy_helper.to_array(tensor))
+    except (ValueError, TypeError):
+        raise ModelError(f"{path}: tensor {tensor.name!r}: its data does not fill {list(tensor.dims)}") from None
+
+
+def _read(tensor: TensorProto, path: Path) -> None:
+    file, offset, length = _place(tensor, path)
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        tensor.raw_data = stream.read(length)
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.DEFAULT
+
+
+def _place(tensor: TensorProto, path: Path) -> tuple[Path, int, int]:
+    """File, offset and length in bytes of a tensor's external data, which lies there in full."""
+    where = f"{path}: tensor {tensor.name!r}"
+    entry = {e.key: e.value for e in tensor.external_data}
+    text = entry.get("location", "")
+    location, folder = Path(text), path.parent.resolve()
+    if not text or "\0" in text:
+        raise ModelError(f"{where}: external data names no file (location {text!r})")
+    if location.is_absolute() or ".." in location.parts:
+        raise ModelError(f"{where}: external data at {text!r} lies outside the model's folder")
+    try:
+        file = (folder / location).resolve(strict=True)  # follows symbolic links
+        size = file.stat().st_size
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "a loop of symbolic links"
+        raise ModelError(f"{where}: external data {text!r}: {reason}") from None
+    if folder not in file.parents:
+        raise ModelError(f"{where}: external data at {text!r} lies outside the model's folder")
+    if not file.is_file():
+        raise ModelError(f"{where}: external data {text!r} is not a regular file")
+    try:
+        offset = int(entry.get("offset") or 0)
+        length = int(entry.get("length") or max(0, size - offset))
+    except ValueError:
+        raise ModelError(f"{where}: external data has an offset or length that is no number") from None
+    if offset < 0 or length < 0 or offset + length > size:
+        raise ModelError(
+            f"{where}: external data is {length} bytes from byte {offset} of {text!r}, which has {size} bytes"
+        )
+    return file, offset, length
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _captured(node: onnx.NodeProto) -> set[str]:
+    """Every name that the graphs inside a node read; names of their own do no harm here."""
+    inner = [n for graph in _subgraphs(node) for n in all_nodes(graph.node)]
+    outputs = {o.name for graph in _subgraphs(node) for o in graph.output}
+    return outputs | {name for n in inner for name in n.input}
+
+
+def _tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Initializers and constants of the graph, of the graphs inside its nodes, and of its functions."""
+    yield from proto.graph.initializer
+    functions = [node for function in proto.functions for node in function.node]
+    for node in all_nodes([*proto.graph.node, *functions]):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+        for graph in _subgraphs(node):
+            yield from graph.initializer
