@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import select
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -210,3 +213,40 @@ def test_a_sealed_pool_keeps_its_bytes_when_written_through_another_mapping(arti
     ours.inputs(0, 1, 2)[0][:] = np.arange(32, dtype=np.float32).reshape(2, 16)
     assert theirs.inputs(0, 1, 2)[0].ravel().tolist() == list(range(32))
     assert not theirs.inputs(0, 0, 2)[0].any()
+
+
+def test_the_worker_has_the_runtime_alone_and_the_other_processes_no_tvm(worker: Driven) -> None:
+    mapped = {Path(line.split()[-1]).name for line in Path(f"/proc/{worker.process.pid}/maps").read_text().splitlines()}
+    assert "libtvm_runtime.so" in mapped
+    assert "libtvm_compiler.so" not in mapped
+    program = "import sys, veltair.server.engine, veltair.server.client; sys.exit(any('tvm' in m for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+TIED = """
+import os, signal
+from veltair.server.processes import tie_to_parent
+tie_to_parent(os.getppid())
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+PARENT = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", sys.argv[1]])
+"""
+
+
+def test_a_tied_process_dies_with_its_parent_even_while_it_waits_for_something_else() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, TIED], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert living(pid)
+        parent.kill()
+    give_up = time.monotonic() + WAIT_S
+    while living(pid):
+        assert time.monotonic() < give_up, "it outlives its parent"
+
+
+def test_a_process_whose_parent_died_before_it_was_tied_leaves() -> None:
+    program = "from veltair.server.processes import tie_to_parent; tie_to_parent(1 << 30)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1
