@@ -117,10 +117,10 @@ class ConvGraph:
         self._node("GlobalAveragePool", [x.name], f"{name}.pool")
         self._node("Flatten", [f"{name}.pool"], f"{name}.flat", axis=1)
         weight = self.rng.standard_normal((classes, x.channels), dtype=np.float32)
-        # The pooled features vary far less from image to image than from pixel to pixel; this gain gives the logits
-        # of different images a spread of about one.
-        weight *= np.float32(4 / math.sqrt(float(np.sum(x.var))))
-        bias = -weight.astype(np.float64) @ x.mean  # centres the logits, as a trained bias balances its classes
+        # Logits of about one. What all images share is left in: taking it out would magnify what is left, and with it
+        # every rounding error, far beyond what a trained net shows.
+        weight *= np.float32(1 / math.sqrt(float(np.sum(x.mean**2 + x.var))))
+        bias = 0.1 * self.rng.standard_normal(classes)
         inputs = [f"{name}.flat", self._learned(f"{name}.weight", weight), self._learned(f"{name}.bias", bias)]
         self._node("Gemm", inputs, "logits", transB=1)
         return "logits"
