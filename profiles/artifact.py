@@ -167,9 +167,7 @@ def load(path: Path) -> Artifact:
     except msgspec.MsgspecError as error:
         raise ArtifactError(f"{path / MANIFEST}: {error}") from None
     if manifest.schema != SCHEMA:
-        raise ArtifactError(
-            f"{path}: artifact schema {manifest.schema}, this version reads {SCHEMA}; compile again"
-        )
+        raise ArtifactError(f"{path}: artifact schema {manifest.schema}, this version reads {SCHEMA}; compile again")
     for name, expected in ((KERNELS, manifest.kernels_digest), (WEIGHTS, manifest.weights_digest)):
         try:
             found = file_digest(path / name)
