@@ -85,7 +85,7 @@ class Meter:
 
     def __init__(self, cores: CoreSet, patience_s: float = PATIENCE_S) -> None:
         self.cores = cores
-        self._patience_s = patience_s
+        self.patience_s = patience_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._scratch = tempfile.TemporaryDirectory(prefix="veltair-measure-")
@@ -154,8 +154,8 @@ class Meter:
         connection = self._connection or self._start()
         try:
             connection.send_bytes(msgspec.msgpack.encode(request))
-            if not connection.poll(self._patience_s):
-                raise CandidateError(f"{symbol}: no result within {self._patience_s:g} s")
+            if not connection.poll(self.patience_s):
+                raise CandidateError(f"{symbol}: no result within {self.patience_s:g} s")
             answer: Answer = msgspec.msgpack.decode(connection.recv_bytes(), type=Answer)
         except (EOFError, ConnectionError):
             raise CandidateError(f"{symbol}: {self._cause()}") from None

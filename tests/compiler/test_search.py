@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.progress import Progress
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.kernels.emit import primitive
+from veltair.compiler.measure import Meter
+from veltair.compiler.search import Setting, neighbours, proposals, search
+from veltair.errors import VeltairError
+from veltair.machine import features, machine, tvm_target
+from veltair.profiles.records import RecordStore
+
+GRID: list[Point] = [{"rows": r, "unroll": u} for r in (1, 2, 4, 8) for u in (1, 4, 16)]
+
+
+def test_neighbours_differ_by_one_step_in_one_coordinate() -> None:
+    at = GRID.index({"rows": 2, "unroll": 4})
+    assert [GRID[i] for i in neighbours(GRID, at)] == [
+        {"rows": 1, "unroll": 4},
+        {"rows": 2, "unroll": 1},
+        {"rows": 2, "unroll": 16},
+        {"rows": 4, "unroll": 4},
+    ]
+    assert [GRID[i] for i in neighbours(GRID, 0)] == [{"rows": 1, "unroll": 4}, {"rows": 2, "unroll": 1}]
+
+
+def test_words_are_neighbours_in_their_order() -> None:
+    points: list[Point] = [{"mode": m, "rows": 1} for m in ("flat", "row", "tall")]
+    assert neighbours(points, 0) == [1]
+    assert neighbours(points, 1) == [0, 2]
+
+
+def test_a_small_space_is_measured_whole_and_in_order() -> None:
+    assert proposals(GRID, {}, 12, "w", chunk=5) == [0, 1, 2, 3, 4]
+    assert proposals(GRID, dict.fromkeys(range(10), 9), 12, "w", chunk=5) == [10, 11]
+    assert proposals(GRID, dict.fromkeys(range(12), 9), 12, "w") == []
+
+
+def test_a_large_space_begins_with_its_default_and_a_sample() -> None:
+    first = proposals(GRID, {}, 6, "w")
+    assert first[0] == 0
+    assert len(first) == 4  # half of the trials beside the default
+    assert first == proposals(GRID, {}, 6, "w")
+
+
+def test_then_come_the_neighbours_of_the_best() -> None:
+    sample = proposals(GRID, {}, 8, "w")
+    best = sample[2]
+    times = {i: 10 if i == best else 100 + i for i in sample}
+    wanted = [i for i in neighbours(GRID, best) if i not in times]
+    assert wanted
+    assert proposals(GRID, times, 8, "w")[: len(wanted)] == wanted
+
+
+@given(st.integers(1, 30), st.integers(0, 40), st.integers(1, 8), st.randoms())
+def test_as_many_as_asked_for_none_twice(length: int, trials: int, chunk: int, random: Any) -> None:
+    points: list[Point] = [{"a": i % 5, "b": i // 5} for i in range(length)]
+    times: dict[int, int] = {}
+    while chosen := proposals(points, times, trials, "w", chunk):
+        assert len(chosen) <= chunk
+        assert not set(chosen) & set(times)
+        for i in chosen:
+            times[i] = random.randint(1, 100)
+    assert len(times) == min(trials, length)
+    assert not times or 0 in times
+
+
+# Searches for real: rows x 8 floats are copied, some tiles of rows at a time.
+
+
+def layer(name: str = "l", rows: int = 64) -> LayerSpec:
+    x = Activation(f"{name}.x", "float32", (rows, 8))
+    return LayerSpec(name, "copy", (x,), (Activation(f"{name}.y", "float32", (rows, 8)),), {}, {}, 0)
+
+
+@dataclass
+class Copy:
+    """Points with a call in them do that before they copy."""
+
+    space: Sequence[Point]
+    built: list[Point] = field(default_factory=list)
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        return list(self.space)
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        self.built.append(point)
+
+        def body(x: Any, y: Any) -> None:
+            if "call" in point:
+                T.evaluate(T.call_extern("int32", str(point["call"])))
+            with T.parallel(0, x.shape[0]) as row, T.serial(0, 8) as i:
+                T.buffer_store(y, x[row, i], [row, i])
+
+        function = primitive([*spec.inputs, *spec.outputs], body)
+        return Kernel(function, (), block_size=32 * int(point["tile"]), parallelism=64 // int(point["tile"]))
+
+
+TILES: list[Point] = [{"tile": t} for t in (1, 2, 4)]
+
+
+@pytest.fixture(scope="module")
+def meter() -> Iterator[Meter]:
+    with Meter(machine().cores) as meter:
+        yield meter
+
+
+def setting(space: Copy) -> Setting:
+    return Setting(tvm_target(), features(), "a cpu", "fp32", 1, {}, {"copy": space})
+
+
+def store(folder: Path) -> RecordStore:
+    return RecordStore(features(), user=folder / "user", shipped=folder / "shipped")
+
+
+QUIET = Progress(disable=True)
+
+
+def test_every_candidate_is_measured_and_recorded_once(tmp_path: Path, meter: Meter) -> None:
+    space, specs = Copy(TILES), [layer("a"), layer("b"), layer("c", rows=32)]
+    found = search(specs, store(tmp_path), meter, setting(space), 10, QUIET)
+    assert list(found) == [specs[0].workload, specs[2].workload]  # a and b are the same work
+    assert [c.point for c in found[specs[0].workload]] == TILES
+    assert all(len(c.run_ns) == len(meter.cores) for c in found[specs[0].workload])
+    assert [(c.block_size, c.parallelism) for c in found[specs[0].workload]] == [(32, 64), (64, 32), (128, 16)]
+    recorded = store(tmp_path).own(specs[0].workload)
+    assert [r.point for r in recorded] == TILES
+    assert [r.run_ns for r in recorded] == [c.run_ns for c in found[specs[0].workload]]
+    assert len(space.built) == 6
+
+    again = search(specs, store(tmp_path), meter, setting(space), 10, QUIET)
+    assert again == found
+    assert len(space.built) == 6  # nothing was searched
+
+
+def test_more_trials_go_on_from_the_records(tmp_path: Path, meter: Meter) -> None:
+    space = Copy(TILES)
+    workload = layer().workload
+    assert len(search([layer()], store(tmp_path), meter, setting(space), 0, QUIET)[workload]) == 1
+    assert space.built == TILES[:1]
+    assert len(search([layer()], store(tmp_path), meter, setting(space), 3, QUIET)[workload]) == 3
+    assert space.built == TILES
+
+
+def test_shipped_records_are_a_search_that_is_done(tmp_path: Path, meter: Meter) -> None:
+    shipping = RecordStore(features(), user=tmp_path / "shipped", shipped=tmp_path / "none")
+    search([layer()], shipping, meter, setting(Copy(TILES[:2])), 2, QUIET)
+    space = Copy(TILES)
+    found = search([layer()], store(tmp_path), meter, setting(space), 99, QUIET)
+    assert [c.point for c in found[layer().workload]] == TILES[:2]
+    assert space.built == []
+
+
+def test_records_of_points_that_the_space_has_no_more_do_not_count(tmp_path: Path, meter: Meter) -> None:
+    search([layer()], store(tmp_path), meter, setting(Copy([{"tile": 32}])), 9, QUIET)
+    found = search([layer()], store(tmp_path), meter, setting(Copy(TILES)), 9, QUIET)
+    assert [c.point for c in found[layer().workload]] == TILES
+
+
+def test_a_candidate_that_crashes_or_does_not_link_spoils_no_other(tmp_path: Path, meter: Meter) -> None:
+    points: list[Point] = [{"tile": 1}, {"tile": 2, "call": "abort"}, {"tile": 4}]
+    found = search([layer()], store(tmp_path), meter, setting(Copy(points)), 9, QUIET)
+    assert [c.point for c in found[layer().workload]] == [points[0], points[2]]
+    failed = store(tmp_path).own(layer().workload)[1]
+    assert (failed.point, failed.run_ns) == (points[1], ())
+    assert "SIGABRT" in failed.error
+
+
+def test_a_layer_that_nothing_works_for_is_named(tmp_path: Path, meter: Meter) -> None:
+    with pytest.raises(VeltairError, match=r"layer l \(copy.*no candidate works; the last said .*SIGABRT"):
+        search([layer()], store(tmp_path), meter, setting(Copy([{"tile": 1, "call": "abort"}])), 9, QUIET)
+
+
+def test_an_interrupted_search_goes_on_where_it_stopped(
+    tmp_path: Path, meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[str] = []
+    real = Meter.time
+
+    def interrupted(self: Meter, library: Path, symbol: str, *rest: Any, **named: Any) -> list[int]:
+        if len(timed) == 2:
+            raise KeyboardInterrupt
+        timed.append(symbol)
+        return real(self, library, symbol, *rest, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Meter, "time", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            search([layer()], store(tmp_path), meter, setting(Copy(TILES)), 9, QUIET)
+    assert [r.point for r in store(tmp_path).own(layer().workload)] == TILES[:2]
+    space = Copy(TILES)
+    found = search([layer()], store(tmp_path), meter, setting(space), 9, QUIET)
+    assert space.built == TILES[2:]
+    assert [c.point for c in found[layer().workload]] == TILES
+
+
+def test_records_of_the_nearest_batch_are_taken(tmp_path: Path, meter: Meter) -> None:
+    own = store(tmp_path)
+    search([layer()], own, meter, setting(Copy(TILES[:1])), 9, QUIET)
+    (made,) = own.own(layer().workload)
+    for batch, ns in ((2, 222), (64, 646)):
+        values = {name: getattr(made, name) for name in made.__struct_fields__} | {"batch": batch, "run_ns": (ns,)}
+        own.append(type(made)(**values))
+    for batch, expected in ((1, made.run_ns), (3, (222,)), (128, (646,))):
+        wanted = Setting(tvm_target(), features(), "a cpu", "fp32", batch, {}, {"copy": Copy(TILES[:1])})
+        (candidate,) = search([layer()], store(tmp_path), meter, wanted, 1, QUIET)[layer().workload]
+        assert candidate.run_ns == expected
+
+
+def test_ids_stay_inside_their_bounds(tmp_path: Path, meter: Meter) -> None:
+    """The kernel traps on an id outside; only the bounds that were given keep it from that."""
+
+    class Trap:
+        def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+            return [{"tile": 1}]
+
+        def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+            def body(ids: Any, y: Any) -> None:
+                with T.serial(0, 64) as i:
+                    with T.If(T.Or(ids[i] < 5, ids[i] > 6)), T.Then():
+                        T.evaluate(T.call_extern("int32", "abort"))
+                    T.buffer_store(y, ids[i], [i])
+
+            return Kernel(primitive([*spec.inputs, *spec.outputs], body), (), 1, 1)
+
+    ids = Activation("ids", "int64", (64,))
+    spec = LayerSpec("l", "trap", (ids,), (Activation("y", "int64", (64,)),), {}, {}, 0)
+    inside = Setting(tvm_target(), features(), "a cpu", "fp32", 1, {"ids": (5, 6)}, {"trap": Trap()})
+    assert search([spec], store(tmp_path / "inside"), meter, inside, 1, QUIET)
+    outside = Setting(tvm_target(), features(), "a cpu", "fp32", 1, {"ids": (5, 7)}, {"trap": Trap()})
+    with pytest.raises(VeltairError, match="SIGABRT"):
+        search([spec], store(tmp_path / "outside"), meter, outside, 1, QUIET)
