@@ -65,7 +65,7 @@ def check_tensors(proto: onnx.ModelProto, path: Path) -> None:
 
 def size_bytes(tensor: TensorProto) -> int:
     """By its type and dimensions, which may lie."""
-    return math.prod(tensor.dims) * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+    return int(math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
 def take_tables(proto: onnx.ModelProto, path: Path) -> dict[str, NDArray[Any]]:

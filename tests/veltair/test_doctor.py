@@ -1,0 +1,89 @@
+"""`veltair doctor`, on this machine and with counters that answer differently."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import io
+import json
+import os
+
+import pytest
+from rich.console import Console
+
+from veltair import doctor
+from veltair.cli import main
+from veltair.scheduler.scheduler import Scheduler
+from veltair.server.counters import CountersMissingError, L3Counters
+from veltair.types import CoreSet, CounterSample, Machine
+
+
+def test_json_is_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["cores"]["usable"]) <= set(found["cores"]["affinity"]) == os.sched_getaffinity(0)
+    assert sorted(c for domain in found["l3_domains"] for c in domain) == found["cores"]["usable"]
+    assert found["target"]["num-cores"] == len(found["cores"]["usable"])
+    assert found["instruction_sets"].keys() == doctor.machine.FEATURES.keys()
+    assert found["counters"]["available"] is bool(found["counters"]["events"]) is not bool(found["counters"]["reason"])
+
+
+def test_text_names_every_fact() -> None:
+    args = argparse.ArgumentParser()
+    doctor.add_arguments(args)
+    found = doctor.report()
+    found["cores"] |= {"usable": [0, 1, 2, 5], "quota_cpus": 4.5}
+    found |= {"l3_domains": [[0, 1, 2], [5]], "huge_pages": "never"}
+    console = Console(file=io.StringIO(), width=200)
+    doctor.show(found, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for words in (
+        "0-2,5",
+        "0-2 | 5",
+        "quota 4.5 CPUs",
+        "2: ",
+        "never",
+        found["target"]["mcpu"],
+        "observed",
+        "apache-tvm",
+    ):
+        assert words in text
+    assert args.parse_args([]).json is False
+
+
+def test_the_source_named_is_the_one_that_the_scheduler_uses() -> None:
+    scheduler = Scheduler(Machine(((0, 1),)), [], {}, "veltair-full", 1)
+    assert doctor.interference({"available": False, "reason": "none"})["source"] == scheduler.level_source
+
+
+@pytest.mark.parametrize(("code", "words"), [
+    (errno.ENOENT, "virtual machine"), (errno.EACCES, "perf_event_paranoid"), (errno.EPERM, "CAP_PERFMON"),
+    (errno.ENOSYS, "ENOSYS"),
+])  # fmt: skip
+def test_missing_counters_are_explained(monkeypatch: pytest.MonkeyPatch, code: int, words: str) -> None:
+    def refused(cores: CoreSet) -> L3Counters:
+        raise CountersMissingError(code, f"perf_event_open: {os.strerror(code)} ({errno.errorcode[code]})")
+
+    monkeypatch.setattr(doctor, "L3Counters", refused)
+    found = doctor.probe_counters((0,))
+    assert found["available"] is False and found["events"] == [] and words in found["reason"]
+
+
+@pytest.mark.parametrize("accesses", [0, 12_345])
+def test_counters_that_never_count_are_none(monkeypatch: pytest.MonkeyPatch, accesses: int) -> None:
+    class Opened:
+        closed = False
+
+        def __init__(self, cores: CoreSet) -> None: ...
+
+        def sample(self, now_ns: int) -> CounterSample:
+            return CounterSample(now_ns, 1, accesses, 0, "test")
+
+        def close(self) -> None:
+            Opened.closed = True
+
+    monkeypatch.setattr(doctor, "L3Counters", Opened)
+    found = doctor.probe_counters((0,))
+    assert found["available"] is (accesses > 0) and len(found["events"]) == (2 if accesses else 0) and Opened.closed
+    assert ("stay at zero" in found["reason"]) is (accesses == 0)
+    assert ("work" in doctor.interference(found)["why"]) is (accesses > 0)
