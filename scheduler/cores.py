@@ -10,13 +10,13 @@ from veltair.types import CoreSet, Machine
 class CorePool:
     """Hands out cores that share an L3 together: whole free domains first, then the tightest fit for what is left."""
 
-    __slots__ = ("_domain_of", "_free", "_least_size", "_sizes", "free")
+    __slots__ = ("_domain_of", "_free", "_whole", "free")
 
     def __init__(self, machine: Machine) -> None:
         self.free = len(machine.cores)  # how many
-        self._sizes = [len(domain) for domain in machine.domains]
-        self._least_size = min(self._sizes)
         self._free = [set(domain) for domain in machine.domains]  # by domain
+        sizes = [(len(domain), i) for i, domain in enumerate(machine.domains)]
+        self._whole = sorted(sizes, key=lambda size: -size[0])  # (size, domain), the large ones first
         self._domain_of = {core: i for i, domain in enumerate(machine.domains) for core in domain}
 
     def take(self, count: int, beside: CoreSet = ()) -> CoreSet:
@@ -24,10 +24,9 @@ class CorePool:
         taken: list[int] = []
         for i in sorted({self._domain_of[core] for core in beside}):
             taken += self._take_from(i, count - len(taken))
-        if count - len(taken) >= self._least_size:
-            for i, size in enumerate(self._sizes):
-                if len(self._free[i]) == size <= count - len(taken):
-                    taken += self._take_from(i, size)
+        for size, i in self._whole:
+            if size <= count - len(taken) and len(self._free[i]) == size:
+                taken += self._take_from(i, size)
         while (left := count - len(taken)) > 0:
             counts = [len(free) for free in self._free]
             enough = [n for n in counts if n >= left]

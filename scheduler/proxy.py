@@ -21,7 +21,7 @@ class BlockTimed:
     """A block ended: what it took, and what its profile says for the same layers, versions and cores alone."""
 
     elapsed_ns: int
-    solo_ns: int
+    solo_ns: int  # 0 if it was stopped before its first layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,8 +175,7 @@ class Scheduler:
         block = run.block
         if not block.start <= event.stop <= block.stop or event.elapsed_ns < 0:
             self._broken(f"query {event.query} cannot have finished so: it runs {block}")
-        if event.stop > block.start:
-            self._proxy.observe(BlockTimed(event.elapsed_ns, run.solo_ns(event.stop)))
+        self._proxy.observe(BlockTimed(event.elapsed_ns, run.solo_ns(event.stop)))
         if progress.cancelled:
             self._end(progress)
         elif event.stop == progress.costs.layers:

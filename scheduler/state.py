@@ -116,18 +116,18 @@ class System:
         self.total_avg += avg_cores - progress.avg_cores
         progress.avg_cores = avg_cores
 
-    def level_for(self, progress: Progress, now_ns: int) -> int:
-        """The level (grid index) that the query's next block will meet.
+    def next_level(self, now_ns: int) -> int:
+        """The level (grid index) that a block will meet which starts now.
 
-        What the level exceeds 1.0 by is laid to the other queries' running blocks in proportion to their cores;
+        What the level exceeds 1.0 by is laid to the running blocks in proportion to their cores;
         the part of those that soon finish is left out (section 4.3).
         """
         at = self.steady.index
         if at == 0:
             return 0
         running = staying = 0
-        for other in self.in_flight.values():
-            if (run := other.run) is not None and other is not progress:
+        for progress in self.in_flight.values():
+            if (run := progress.run) is not None:
                 running += len(run.core_set)
                 if not run.soon_to_finish(now_ns):
                     staying += len(run.core_set)

@@ -35,7 +35,7 @@ class VeltairFull:
 
     def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
         costs, start = progress.costs, progress.next_layer
-        level = system.level_for(progress, now_ns)  # Alg. 3 l. 10
+        level = system.next_level(now_ns)  # Alg. 3 l. 10
         work = costs.op_work if self._split_by_ops else costs.time_work
         if self._against_slack:
             budget = Budget(max(0, progress.due_ns - now_ns), work[-1] - work[start], work)

@@ -129,7 +129,7 @@ def stories(profile, machine, tenant, query):
                     events.append(CountersSampled(at, CounterSample(at, 10, 5, 1, "test")))
                 case _:
                     events.append((at, PREEMPT, victim.id))
-        events.append(WorkersChanged(now + 1000, draw(st.integers(1, 4))))  # lest 0 were the last word
+        events.append(WorkersChanged(now + work_ns + 1, draw(st.integers(1, 4))))  # lest 0 were the last word
         events.sort(key=lambda event: event[0] if isinstance(event, tuple) else event.time_ns)
         slowdowns = [numbers.randint(50, 250) for _ in range(5)]
         return Story(machine(*sizes), tenants, profiles, draw(st.sampled_from((0, 1, 2, 4, 8))), events, slowdowns)

@@ -13,6 +13,7 @@ from veltair.types import (
     FinishQuery,
     GrowBlock,
     LayerBlock,
+    Query,
     QueryArrived,
     QueryCancelled,
     StartBlock,
@@ -105,9 +106,41 @@ def test_a_conflict_starts_with_what_is_free_and_grows_when_cores_are(crowded):
     assert crowded.stats().cores_in_use == 2  # granted is taken
     assert crowded.handle(BlockGrown(65, 2, 2, (0, 2))) == []
     assert crowded.stats().blocks_grown == 1
-    assert crowded.handle(BlockFinished(81, 2, 3, 76)) == [FinishQuery(2)]
-    # 30 + 30 on one core, 16 on two, and none of it slower than alone
     assert crowded.level == 1.0
+    # 30 + 30 on one core, 16 on two: it took twice as long as alone
+    assert crowded.handle(BlockFinished(157, 2, 3, 152)) == [FinishQuery(2)]
+    assert crowded.level == pytest.approx(1.2)
+
+
+def test_growth_takes_all_that_is_missing_at_once_beside_the_block(full, simple, query):
+    layers = ((40, 20, 14, 10),) * 3  # 120, 60, 42, 30
+    scheduler = full(simple(*layers), 30, sizes=(2, 4))
+    assert scheduler.handle(QueryArrived(0, query(1))) == [start(1, (0, 3), 4, 30, (2, 3, 4, 5))]
+    # two averages of 4 exceed the machine: no threshold
+    assert scheduler.handle(QueryArrived(0, query(2))) == [start(2, (0, 3), 4, 30, (0, 1), conflict=True)]
+    scheduler.handle(QueryArrived(0, query(3)))
+    scheduler.handle(QueryArrived(0, query(4)))
+    assert scheduler.handle(BlockFailed(1, 1, "died")) == [
+        GrowBlock(2, (0, 1, 2, 3)),
+        start(3, (0, 3), 4, 30, (4, 5), conflict=True),
+    ]
+    scheduler.handle(QueryCancelled(2, 4))
+    # query 3 stays within its L3, though cores 0 and 1 are free as well
+    assert scheduler.handle(BlockFailed(2, 2, "died")) == [GrowBlock(3, (2, 3, 4, 5))]
+
+
+def test_the_average_need_follows_the_slack(full, simple, query):
+    scheduler = full(simple(*THREE), 60, sizes=(3,))
+    scheduler.handle(QueryArrived(0, query(1)))
+    assert scheduler.system.total_avg == 2
+    scheduler.handle(BlockFinished(40, 1, 1, 40))  # 20 ns left for 60, 32 or 24
+    assert scheduler.system.total_avg == 3
+
+
+def test_a_deadline_before_the_target_counts(full, simple):
+    scheduler = full(simple(*THREE), 1000, sizes=(3,))
+    decisions = scheduler.handle(QueryArrived(0, Query(1, "a", 0, deadline_ns=50)))
+    assert decisions == [start(1, (0, 3), 2, 48, (0, 1))]
 
 
 def test_growth_shortens_what_is_predicted_to_remain(crowded):
@@ -182,6 +215,11 @@ def test_versions_follow_the_interference_level(pressed, query):
 def test_soon_to_finish_neighbours_do_not_count(pressed, query):
     # query 2 is to end at 100: at 96 it has 10 % of its 40 ns to go
     assert pressed.handle(QueryArrived(96, query(3, 96))) == [start(3, (0, 2), 1, 40, (0,))]
+
+
+def test_neighbours_with_more_than_a_tenth_to_go_count(pressed, query):
+    (started,) = pressed.handle(QueryArrived(95, query(3, 95)))
+    assert started.level == 2.0
 
 
 def test_alone_there_is_no_interference(pressed, query):
