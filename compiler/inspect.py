@@ -69,6 +69,8 @@ def describe(found: Artifact) -> dict[str, Any]:
 def _print(found: Artifact) -> None:
     manifest = found.manifest
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)  # a file or a pipe has room for whole names
     console.print(
         f"[bold]{manifest.model}[/] {manifest.precision}, target {manifest.qos_ns / 1e6:g} ms, "
         f"batches {', '.join(map(str, manifest.batches))}, "
@@ -78,7 +80,9 @@ def _print(found: Artifact) -> None:
         soft_wrap=True,
     )
     cores = len(manifest.layers[0].versions[0].latency_ns[0][0]) if manifest.layers else 0
-    table = Table("layer", "op", "version", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for column in ("layer", "op", "version"):
+        table.add_column(column, overflow="fold")
     columns = ["block KB", "parallelism", *(f"{c} core{'s' * (c > 1)} us" for c in _shown(cores)), "MFLOP"]
     for column in columns:
         table.add_column(column, justify="right")
@@ -90,7 +94,7 @@ def _print(found: Artifact) -> None:
             flops = f"{layer.flops[0] / 1e6:.1f}" if number == 0 else ""
             sizes = (f"{version.block_size / 1024:.0f}", str(version.parallelism))
             table.add_row(*head, str(number), *sizes, *times, flops)
-    console.print(table, soft_wrap=not console.is_terminal)
+    console.print(table)
     console.print(
         " ".join(f"{k}={v}" for k, v in manifest.environment.items()), style="dim", highlight=False, soft_wrap=True
     )

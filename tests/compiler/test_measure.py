@@ -73,7 +73,7 @@ def test_a_time_for_each_core_count_asked_for(meter: Meter, library: Path) -> No
 
 @pytest.mark.parametrize("wrong", [operands()[:2], operands(3)[:1] + operands(4)[1:]], ids=["too few", "other shapes"])
 def test_a_kernel_that_refuses_its_tensors_fails_with_its_words(meter: Meter, library: Path, wrong: list[Any]) -> None:
-    with pytest.raises(CandidateError, match="add: .*(argument|shape)"):
+    with pytest.raises(CandidateError, match=r"add: .*(argument|shape)"):
         meter.time(library, "add", wrong)
 
 
