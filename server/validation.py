@@ -63,7 +63,10 @@ def _check_range(model: str, port: Port, values: Array) -> None:
     low, high = port.low, port.high
     if (low is None and high is None) or not values.size:
         return
-    if (low is None or int(values.min()) >= low) and (high is None or int(values.max()) <= high):
+    if low == 0 and high is not None and values.dtype.kind == "i":  # below zero is far above when read unsigned
+        if int(values.view(f"u{values.itemsize}").max()) <= high:
+            return
+    elif (low is None or int(values.min()) >= low) and (high is None or int(values.max()) <= high):
         return
     bad = np.zeros(values.shape, bool)
     if low is not None:
