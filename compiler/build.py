@@ -28,8 +28,8 @@ from veltair.types import Environment
 
 Precision = Literal["auto", "fp32", "bf16"]
 # Of the whole model: error over the output's largest value. Layers are held to much less (see `check`), but their
-# roundings grow with depth: rounding the input alone to bfloat16 moves a ResNet-50 of random weights by 6 %.
-TOLERANCE = {"fp32": 1e-3, "bf16": 0.25}
+# roundings add up with depth: 3.5 % measured on ResNet-50 and MobileNet-V2 with random weights.
+TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}
 TRIALS = 64
 MAX_SIZES = 5  # batch sizes that are timed
 QOS_FACTOR = 3  # the default target: so many times what the model takes alone, rounded up to a millisecond

@@ -217,14 +217,14 @@ class Meter:
 
 def content_digest(array: NDArray[Any]) -> bytes:
     """Of the bytes alone: arrays of other shapes may share them."""
-    return hashlib.sha256(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))).digest()
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).digest()
 
 
 def write_chunks(array: NDArray[Any], file: Any, chunk: int = 16 << 20) -> None:
     """Write an array's bytes, row-major, without a second copy of all of it."""
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for start in range(0, flat.size, chunk):
-        file.write(memoryview(flat[start : start + chunk]))
+        file.write(flat[start : start + chunk].data)
 
 
 def in_file(array: NDArray[Any]) -> Mapped | None:

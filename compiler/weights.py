@@ -9,7 +9,8 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from veltair.compiler.measure import Mapped, content_digest, in_file, write_chunks
+from veltair.compiler.measure import content_digest, in_file, write_chunks
+from veltair.compiler.stopwatch import Mapped
 from veltair.profiles.artifact import ALIGNMENT
 
 
