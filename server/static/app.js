@@ -60,12 +60,12 @@ function show() {
 function strip(engine, tenants) {
   const sum = (of) => tenants.reduce((total, tenant) => total + of(tenant), 0);
   put("qps", count(sum((t) => t.second.qps)), "/s");
-  note("qps", `${count(sum((t) => t.offered_qps))} /s offered over 10 s`);
+  note("qps", `${count(sum((t) => t.offered_qps))} /s offered, 10 s`);
   // The lowest by its distance to what its own percentile asks for.
   const judged = tenants.map((tenant, i) => ({ rate: tenant.qos_rate, ...hello.tenants[i] })).filter(({ rate }) => rate != null);
   const worst = judged.sort((a, b) => a.rate - a.percentile - (b.rate - b.percentile))[0];
   put("worst", percent(worst?.rate).replace(" %", ""), worst ? "%" : "", worst && worst.rate < worst.percentile);
-  note("worst", worst ? `${worst.name}, ${+(worst.percentile * 100).toFixed(2)} % wanted` : "no queries in 10 s");
+  note("worst", worst ? `${worst.name}, of ${+(worst.percentile * 100).toFixed(2)} %` : "no queries in 10 s");
   const all = hello.domains.flat().length;
   const busy = Object.values(frame.busy).flatMap((shares) => Object.values(shares)).reduce((a, b) => a + b, 0);
   put("cores", busy.toFixed(1), `of ${all}`);

@@ -74,7 +74,7 @@ export class Charts {
     return new uPlot({
       width: box.clientWidth,
       height: box.clientHeight,
-      padding: [8, 6, 0, 0],
+      padding: [8, 24, 0, 0],
       legend: { show: false },
       cursor: { y: false, points: { size: 7 }, drag: { x: false, y: false } },
       scales: { x: { time: true }, y: scale },

@@ -71,7 +71,7 @@ function mix(versions, hue) {
     part.style.flexBasis = 0;
     part.style.background = hue;
     part.style.color = inkOn(hue);
-    part.style.filter = `saturate(${1 - 0.16 * version}) brightness(${1 - 0.1 * version})`;
+    part.style.backgroundImage = `linear-gradient(rgb(var(--panel-rgb) / ${0.14 * Math.min(version, 4)}) 0 100%)`;
     part.title = `version ${version}: ${percent(layers / total)} of the layers run`;
     element.append(part);
   }

@@ -198,13 +198,23 @@ export class Timeline {
   }
 }
 
+/** 0, 1, 2, 5 as "0–2, 5". */
+function ranges(cores) {
+  const runs = [];
+  for (const core of cores) {
+    if (runs.length && runs.at(-1)[1] === core - 1) runs.at(-1)[1] = core;
+    else runs.push([core, core]);
+  }
+  return runs.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
+}
+
 function tell(tip, block, { index, layers }, event) {
   const of = layers[block.tenant] ? ` of ${layers[block.tenant]}` : "";
   const versions = block.versions.map(([version, n]) => (n > 1 ? `v${version}×${n}` : `v${version}`));
   const shown = versions.length > 12 ? [...versions.slice(0, 12), "…"] : versions;
   const lines = [
     `layers ${block.start}–${block.stop - 1}${of} in ${ms(block.end - block.begin)}`,
-    `core${block.cores.length > 1 ? "s" : ""} ${block.cores.join(", ")}${block.grown.map(([, cores]) => `, then ${cores.join(", ")}`).join("")}`,
+    `core${block.cores.length > 1 ? "s" : ""} ${ranges(block.cores)}${block.grown.map(([, cores]) => `, then ${ranges(cores)}`).join("")}`,
     `versions ${shown.join(" ")}`,
     `interference level ${block.level.toFixed(2)}`,
   ];
