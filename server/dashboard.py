@@ -93,7 +93,7 @@ class Dashboard:
 
     async def _stream(self) -> AsyncIterator[bytes]:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=4)
-        yield _event("hello", self._hello())
+        yield _event("hello", await self._hello())
         self._viewers.add(queue)
         if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.create_task(self._tick())
@@ -124,11 +124,12 @@ class Dashboard:
                 queue.get_nowait()
             queue.put_nowait(None)
 
-    def _hello(self) -> dict[str, Any]:
+    async def _hello(self) -> dict[str, Any]:
         now = time.monotonic_ns()
         start = now // SECOND_NS - HISTORY_S
         tenants = []
         for name, t in self._metrics.tenants.items():
+            await asyncio.sleep(0)  # a tenant's minute takes milliseconds when its ring is full: queries go between
             seconds = [t.window.stats(s * SECOND_NS, (s + 1) * SECOND_NS) for s in range(start, start + HISTORY_S)]
             tenants.append(
                 {
