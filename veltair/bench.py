@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
-import os
 import statistics
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 from rich.table import Table
 
-from veltair.errors import ConfigError
+from veltair.errors import ConfigError, ModelError, VeltairError
 from veltair.machine import environment, machine
-from veltair.profiles import core_pool
-from veltair.profiles.artifact import Artifact, Port, load
+from veltair.profiles.artifact import Artifact, load
 
-ROUNDS = 5
-TURN_S = 0.4  # of timed runs per engine and round
-
-
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    engine: str
-    precision: str
-    threads: int
-    run: Callable[[], object]
+ROUNDS = 7
+PEERS = {"ort": [("onnxruntime", "fp32")], "openvino": [("openvino", "fp32"), ("openvino", "default")]}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,21 +42,18 @@ def run(args: argparse.Namespace) -> int:
     for name in engines:
         if name not in PEERS:
             raise ConfigError(f"--against {name}: expected {' or '.join(PEERS)}")
+    if "openvino" in engines and importlib.util.find_spec("openvino") is None:
+        raise ConfigError("OpenVINO is not installed: pip install 'veltair[bench]'")
     artifact = load(args.artifact)
     if not 1 <= args.batch <= artifact.manifest.max_batch:
         raise ConfigError(f"--batch {args.batch}: the artifact takes 1 … {artifact.manifest.max_batch}")
-    inputs = [_input(port, args.batch) for port in artifact.manifest.inputs]
-    feeds = {port.name: array for port, array in zip(artifact.manifest.inputs, inputs, strict=True)}
-    os.environ.update(core_pool.environment(len(machine().cores)))  # before TVM is loaded
-    contestants: list[Contestant] = []
-    for count in threads:
-        contestants.append(_veltair(artifact, inputs, args.batch, count))
-        for name in engines:
-            contestants.extend(PEERS[name](args.model, feeds, count))
-    medians = _race(contestants, quiet=args.json)
+    if not args.model.is_file():
+        raise ModelError(f"{args.model}: no such file")
+    tasks = _tasks(artifact, args.model, engines, threads, args.batch)
+    medians = _race(tasks, quiet=args.json)
     rows = [
-        {"engine": c.engine, "precision": c.precision, "threads": c.threads, "median_ms": round(m, 4)}
-        for c, m in zip(contestants, medians, strict=True)
+        {**{key: task[key] for key in ("engine", "precision", "threads")}, "median_ms": round(median, 4)}
+        for task, median in zip(tasks, medians, strict=True)
     ]
     if args.json:
         where = dataclasses.asdict(environment())
@@ -86,90 +74,65 @@ def _threads(text: str) -> list[int]:
     return counts
 
 
-def _input(port: Port, batch: int) -> NDArray[Any]:
-    random = np.random.default_rng(0)
-    shape = tuple(-d * batch if d < 0 else d for d in port.shape)
-    if np.issubdtype(np.dtype(port.dtype), np.integer):
-        return random.integers(port.low or 0, (port.high or 0) + 1, shape).astype(port.dtype)
-    return random.standard_normal(shape).astype(port.dtype)
+def _tasks(
+    artifact: Artifact, model: Path, engines: Sequence[str], threads: Sequence[int], batch: int
+) -> list[dict[str, Any]]:
+    """What each contestant is told."""
+    ours = [("veltair", artifact.manifest.precision)]
+    return [
+        {
+            "engine": engine, "precision": precision, "threads": count, "batch": batch,
+            "artifact": str(artifact.path), "model": str(model),
+        }
+        for count in threads
+        for engine, precision in (*ours, *(peer for name in engines for peer in PEERS[name]))
+    ]  # fmt: skip
 
 
-def _race(contestants: list[Contestant], quiet: bool) -> list[float]:
+def _race(tasks: Sequence[dict[str, Any]], quiet: bool) -> list[float]:
     """Milliseconds: the median over rounds of each turn's median. In turn, so that a noisy minute hits all."""
-    times: list[list[float]] = [[] for _ in contestants]
-    with Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), disable=quiet) as progress:
+    times: list[list[float]] = [[] for _ in tasks]
+    progress = Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), disable=quiet)
+    with ExitStack() as stack:
+        stack.enter_context(progress)
+        loaded = progress.track(tasks, description="loading")
+        contestants = [stack.enter_context(_contestant(task)) for task in loaded]
         for _ in progress.track(range(ROUNDS), description="timing"):
             for contestant, found in zip(contestants, times, strict=True):
-                found.append(_turn(contestant.run))
+                found.append(float(_ask(contestant)))
     return [statistics.median(found) for found in times]
 
 
-def _turn(run: Callable[[], object]) -> float:
-    run()
-    run()  # threads of the last engine have stopped spinning, caches are ours
-    taken: list[float] = []
-    end = time.perf_counter() + TURN_S
-    while time.perf_counter() < end or len(taken) < 5:
-        start = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken) * 1e3
+@contextmanager
+def _contestant(task: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """A process that is loaded and waits for its turn."""
+    with tempfile.TemporaryFile("w+") as errors:
+        command = [sys.executable, "-m", "veltair.contestant", json.dumps(task)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                process.wait()
+                errors.seek(0)
+                last = (errors.read().strip().splitlines() or ["no message"])[-1]
+                raise VeltairError(f"{task['engine']} on {task['threads']} threads did not start: {last}")
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
 
 
-def _veltair(artifact: Artifact, inputs: list[NDArray[Any]], batch: int, threads: int) -> Contestant:
-    """Each layer in the version that its profile says is fastest alone on that many cores."""
-    from veltair.profiles.executor import Executor, empty
-
-    pool = core_pool.CorePool(machine().cores)  # the first use sets how far it can grow
-    executor = Executor(artifact)
-    at = next(i for i, b in enumerate(artifact.manifest.batches) if b >= batch)
-    versions = [
-        min(range(len(layer.versions)), key=lambda v: layer.versions[v].latency_ns[at][0][threads - 1])
-        for layer in artifact.manifest.layers
-    ]
-    aligned = []
-    for array in inputs:
-        copy = empty(array.shape, str(array.dtype))
-        copy[...] = array
-        aligned.append(copy)
-    outputs = [empty(tuple(-d * batch if d < 0 else d for d in p.shape), p.dtype) for p in artifact.manifest.outputs]
-    bound = executor.bind(batch, aligned, outputs)
-    cores = machine().cores[:threads]
-
-    def once() -> None:
-        pool.point(cores)
-        for index, version in enumerate(versions):
-            bound.layer(index, version)
-
-    return Contestant("veltair", artifact.manifest.precision, threads, once)
-
-
-def _ort(model: Path, feeds: dict[str, NDArray[Any]], threads: int) -> Iterator[Contestant]:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    yield Contestant("onnxruntime", "fp32", threads, lambda: session.run(None, feeds))
-
-
-def _openvino(model: Path, feeds: dict[str, NDArray[Any]], threads: int) -> Iterator[Contestant]:
-    try:
-        import openvino
-    except ImportError:
-        raise ConfigError("OpenVINO is not installed: pip install 'veltair[bench]'") from None
-    core = openvino.Core()
-    for precision, hint in (("fp32", {"INFERENCE_PRECISION_HINT": "f32"}), ("default", {})):
-        settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", **hint}
-        request = core.compile_model(str(model), "CPU", settings).create_infer_request()
-        yield Contestant("openvino", precision, threads, lambda request=request: request.infer(feeds))  # type: ignore[misc]
-
-
-PEERS: dict[str, Callable[[Path, dict[str, NDArray[Any]], int], Iterator[Contestant]]] = {
-    "ort": _ort,
-    "openvino": _openvino,
-}
+def _ask(process: subprocess.Popen[str]) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("turn\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    if not answer:
+        raise VeltairError(f"an engine died while it was timed (code {process.wait()})")
+    return answer
 
 
 def _show(model: str, rows: list[dict[str, Any]]) -> None:

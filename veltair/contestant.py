@@ -1,0 +1,119 @@
+"""One engine of `veltair bench` in a process of its own: its threads and their cores are nobody else's business.
+
+    python -m veltair.contestant '{"engine": "veltair", "artifact": …, "model": …, "threads": 1, "batch": 1}'
+
+Says what it runs as a line of JSON, then times one turn for each line that it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.machine import machine
+from veltair.profiles import core_pool
+from veltair.profiles.artifact import Artifact, Port, load
+
+TURN_S = 0.4  # of timed runs in a turn
+Feeds = dict[str, NDArray[Any]]
+
+
+def draw(port: Port, batch: int) -> NDArray[Any]:
+    """A seeded input."""
+    random = np.random.default_rng(0)
+    shape = tuple(-d * batch if d < 0 else d for d in port.shape)
+    if np.issubdtype(np.dtype(port.dtype), np.integer):
+        return random.integers(port.low or 0, (port.high or 0) + 1, shape).astype(port.dtype)
+    return random.standard_normal(shape).astype(port.dtype)
+
+
+def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Callable[[], object]:
+    """Each layer in the version that its profile says is fastest alone on that many cores."""
+    from veltair.profiles.executor import Executor, empty
+
+    cores = machine().cores
+    pool = core_pool.CorePool(cores)  # the first use sets how far it can grow
+    executor = Executor(artifact)
+    manifest = artifact.manifest
+    at = next(i for i, b in enumerate(manifest.batches) if b >= batch)
+    inputs = []
+    for array in feeds.values():
+        copy = empty(array.shape, str(array.dtype))
+        copy[...] = array
+        inputs.append(copy)
+    outputs = [empty(tuple(-d * batch if d < 0 else d for d in p.shape), p.dtype) for p in manifest.outputs]
+    run = executor.bind(batch, inputs, outputs)
+    calls = []
+    for index, layer in enumerate(manifest.layers):
+        times = [version.latency_ns[at][0][threads - 1] for version in layer.versions]
+        calls.append(run.call(index, times.index(min(times))))
+
+    def once() -> None:
+        for call in calls:
+            call()
+
+    pool.point(cores[:threads])
+    return once
+
+
+def onnxruntime(model: Path, feeds: Feeds, threads: int) -> Callable[[], object]:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, feeds)
+
+
+def openvino(model: Path, feeds: Feeds, threads: int, precision: str) -> Callable[[], object]:
+    import openvino as ov
+
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    if precision == "fp32":
+        settings["INFERENCE_PRECISION_HINT"] = "f32"
+    request = ov.Core().compile_model(str(model), "CPU", settings).create_infer_request()
+    return lambda: request.infer(feeds)
+
+
+def turn(run: Callable[[], object]) -> float:
+    """Median milliseconds of one turn; the first runs, in which others' threads may still spin, do not count."""
+    end = time.perf_counter() + TURN_S / 4
+    while time.perf_counter() < end:
+        run()
+    taken: list[float] = []
+    end = time.perf_counter() + TURN_S
+    while time.perf_counter() < end or len(taken) < 5:
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken) * 1e3
+
+
+def main(task: dict[str, Any]) -> None:
+    threads, batch = int(task["threads"]), int(task["batch"])
+    artifact, model = load(Path(task["artifact"])), Path(task["model"])
+    feeds = {port.name: draw(port, batch) for port in artifact.manifest.inputs}
+    if task["engine"] == "veltair":
+        run = veltair(artifact, feeds, batch, threads)
+    elif task["engine"] == "onnxruntime":
+        run = onnxruntime(model, feeds, threads)
+    else:
+        run = openvino(model, feeds, threads, task["precision"])
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(turn(run), flush=True)
+
+
+if __name__ == "__main__":
+    os.environ.update(core_pool.environment(len(machine().cores)))  # before TVM is loaded
+    main(json.loads(sys.argv[1]))
