@@ -10,16 +10,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
-
 import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
-from tvm import runtime
 
 from veltair.errors import ArtifactError
 from veltair.machine import features
 from veltair.profiles.artifact import ALIGNMENT, Artifact, Buffer, nbytes
+from veltair.profiles.tvm_runtime import runtime
 
 MAX_BATCHES = 256  # batch sizes whose views are kept
 SLACK_BYTES = 8192  # kernels may read a register tile past the end of an activation, never write there
