@@ -32,8 +32,9 @@ class CorePool:
     """The calling thread's pool. Create it before the first kernel runs: the pool never outgrows its first use."""
 
     def __init__(self, cores: CoreSet) -> None:
-        from veltair.profiles import tvm_runtime  # noqa: F401  it defines the function
         from tvm_ffi import get_global_func
+
+        from veltair.profiles import tvm_runtime  # noqa: F401  it defines the function
 
         self._configure = get_global_func("runtime.config_threadpool")
         self._names = {core: str(core) for core in cores}

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.scenario}: no such scenario; run this from the project's folder or name one")
     console = Console()
     folder: Path = args.dir.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "models").mkdir(parents=True, exist_ok=True)
     for name in MODELS:
         model = folder / "models" / f"{name}.onnx"
         if not model.exists():
