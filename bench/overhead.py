@@ -20,6 +20,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+from rich.console import Console
 from rich.progress import track
 from tritonclient.grpc import InferenceServerClient, InferInput, service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype
@@ -81,7 +82,7 @@ def _measure(address: str, artifact: Artifact, queries: int) -> list[tuple[float
     with InferenceServerClient(address) as client, grpc.insecure_channel(address) as channel:
         assert client.is_server_ready()
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        for index in track(range(queries + 100), description="queries"):
+        for index in track(range(queries + 100), description="queries", console=Console(stderr=True)):
             start = time.perf_counter()
             answer = stub.ModelInfer(request)
             taken = (time.perf_counter() - start) * 1e3

@@ -26,6 +26,7 @@ from veltair.errors import ModelError
 from veltair.profiles.artifact import Port
 
 FOLDED = 4  # up to so many input channels (an image), a convolution takes them as one innermost block
+FEW_ROWS = 4  # up to so many, a dense layer is bound by reading its weights, and half of the bytes is half of the time
 DENSE_GROUPS = 8  # so many groups are computed as one convolution with zeros between them
 VIEWS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
 
@@ -339,7 +340,10 @@ class _Lowering:
         y = Activation(epilogue.output, "float32", (rows, out[-1]))
         flops = 2 * abs(rows) * int(np.prod(weight.shape))
         weights = {"weight": np.ascontiguousarray(weight, np.float32), "bias": bias.astype(np.float32)}
-        attributes = {"activation": epilogue.activation, "storage": "bf16" if self.dtype == "uint16" else "fp32"}
+        attributes = {
+            "activation": epilogue.activation,
+            "storage": "bf16" if self.dtype == "uint16" and 0 < rows <= FEW_ROWS else "fp32",
+        }
         if len(out) != 2:
             y = replace(y, name=f"{epilogue.output}/rows")
         self._emit(self._spec(node.name, "matmul", [x], [y], attributes, weights, flops))

@@ -1,0 +1,167 @@
+"""Every committed result, measured again: `python bench/run.py`; the README's tables: `python bench/run.py --tables`.
+
+Models, artifacts and the daemon's configuration are the demo's (`make demo` first); fp32 artifacts are compiled beside
+them. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+DEMO = ROOT / "demo"
+CLI = [sys.executable, "-m", "veltair.cli"]
+MODELS = {"resnet50": 1, "mobilenet_v2": 1, "dlrm": 32}  # and the batch that is timed
+POLICIES = ("veltair-full", "fcfs")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--tables", action="store_true", help="print the tables of the committed results, measure nothing"
+    )
+    parser.add_argument("--only", choices=("kernels", "overhead", "scheduler", "peak"))
+    args = parser.parse_args()
+    if args.tables:
+        print(tables())
+        return 0
+    RESULTS.mkdir(exist_ok=True)
+    for name, measure in (("kernels", kernels), ("overhead", overhead), ("scheduler", scheduler), ("peak", peak)):
+        if args.only in (None, name):
+            print(f"== {name}", flush=True)
+            measure()
+    print(tables())
+    return 0
+
+
+def save(name: str, text: str) -> None:
+    (RESULTS / f"{name}.json").write_text(json.dumps(json.loads(text), indent=1) + "\n", "utf-8")
+
+
+def output(*command: str) -> str:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
+
+
+def kernels() -> None:
+    """Each model in both precisions beside its peers."""
+    for model, batch in MODELS.items():
+        onnx = DEMO / "models" / f"{model}.onnx"
+        for precision in ("fp32", "bf16"):
+            artifact = DEMO / "bench" / f"{model}-{precision}"
+            if not artifact.exists():
+                command = [
+                    *CLI,
+                    "compile",
+                    str(onnx),
+                    "--out",
+                    str(artifact),
+                    "--name",
+                    model,
+                    "--precision",
+                    precision,
+                ]
+                subprocess.run(command, check=True, cwd=ROOT)
+            save(
+                f"{model}-{precision}", output(*CLI, "bench", str(artifact), str(onnx), "--batch", str(batch), "--json")
+            )
+
+
+def overhead() -> None:
+    script = str(ROOT / "bench" / "overhead.py")
+    save("overhead", output(sys.executable, script, str(DEMO / "artifacts" / "dlrm")))
+
+
+def scheduler() -> None:
+    save("scheduler", output(sys.executable, str(ROOT / "bench" / "scheduler.py")))
+
+
+def peak() -> None:
+    """The greatest load of the demo's mix with every tenant's QoS held, by policy."""
+    for policy in POLICIES:
+        config = DEMO / "peak.toml"
+        text = (DEMO / "serve.toml").read_text("utf-8")
+        config.write_text(text.replace("[server]", f'[server]\npolicy = "{policy}"'), "utf-8")
+        daemon = subprocess.Popen(
+            [*CLI, "serve", str(config), "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        try:
+            assert daemon.stdout is not None
+            address = json.loads(daemon.stdout.readline())["grpc"]
+            scenario = (ROOT / "scenarios" / "demo.toml").read_text("utf-8")
+            lines = [
+                f'target = "grpc://{address}"' if line.startswith("target =") else line for line in scenario.split("\n")
+            ]
+            lines = ["duration_s = 10.0" if line.startswith("duration_s") else line for line in lines]
+            (DEMO / "peak-scenario.toml").write_text("\n".join(lines), "utf-8")
+            found = output(*CLI, "load", str(DEMO / "peak-scenario.toml"), "--find-peak", "--seeds", "3", "--json")
+            save(f"peak-{policy}", found)
+        finally:
+            daemon.send_signal(signal.SIGTERM)
+            daemon.wait()
+            config.unlink()
+
+
+def read(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+def tables() -> str:
+    """Markdown."""
+    lines = [
+        "| median ms | threads | veltair fp32 | ONNX Runtime fp32 | OpenVINO fp32 | veltair bf16 | OpenVINO default |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for model, batch in MODELS.items():
+        by = {
+            (source, row["engine"], row["precision"], row["threads"]): row["median_ms"]
+            for source in ("fp32", "bf16")
+            for row in read(f"{model}-{source}")["rows"]
+        }
+        for threads in (1, 2):
+            ours = by["fp32", "veltair", "fp32", threads]
+            peers = [by["fp32", engine, "fp32", threads] for engine in ("onnxruntime", "openvino")]
+            half, default = by["bf16", "veltair", "bf16", threads], by["bf16", "openvino", "default", threads]
+            cells = [f"{ours:.2f}", *(f"{peer:.2f} ({ours / peer:.2f}x)" for peer in peers)]
+            cells += [f"{half:.2f}", f"{default:.2f} ({half / default:.2f}x)"]
+            name = model if batch == 1 else f"{model}, batch {batch}"
+            lines.append(f"| {name} | {threads} | " + " | ".join(cells) + " |")
+    lines += ["", "In brackets: veltair's time over that engine's, of the same run.", ""]
+    peaks = [read(f"peak-{policy}") for policy in POLICIES]
+    lines += [
+        "| the demo's mix over gRPC, load generator on the same 2 cores | " + " | ".join(POLICIES) + " |",
+        "| --- |" + " --- |" * len(POLICIES),
+        "| peak QPS, 95 % of every tenant's queries in target | "
+        + " | ".join(f"{p['peak_qps']:.0f}" for p in peaks)
+        + " |",
+        +" | ".join(f"{p['peak_qps']:.0f}" for p in peaks) + " |",
+    ]
+    for i, tenant in enumerate(peaks[0]["tenants"]):
+        at = [p["tenants"][i] for p in peaks]
+        cells = [f"{t['qps']:.0f} QPS, p95 {t['p95_ms']:.0f} ms, {t['qos_rate'] * 100:.1f} %" for t in at]
+        lines.append(f"| {tenant['name']} (target {tenant['target_ms']:g} ms) | " + " | ".join(cells) + " |")
+    small, decisions = read("overhead"), read("scheduler")
+    lines += [
+        "",
+        f"The daemon's overhead on a small DLRM query over gRPC (round trip minus execution): p50 "
+        f"{small['overhead_p50_ms']:.2f} ms, p99 {small['overhead_p99_ms']:.2f} ms (bar: {small['bar_p50_ms']} ms at p50).",
+        "",
+        "| scheduling at 64 cores | in flight | us a decision, p50 | p99 | us a query |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {r['policy']}, load {r['load']} | {r['median_in_flight']:.0f} | {r['median_us']} | {r['p99_us']} | {r['us_per_query']} |"
+            for r in decisions["rows"]
+        ),
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
