@@ -11,6 +11,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,10 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
+def _cells(numbers: Iterable[float]) -> str:
+    return " | ".join(f"{number:.0f}" for number in numbers)
+
+
 def tables() -> str:
     """Markdown."""
     lines = [
@@ -138,10 +143,7 @@ def tables() -> str:
     lines += [
         "| the demo's mix over gRPC, load generator on the same 2 cores | " + " | ".join(POLICIES) + " |",
         "| --- |" + " --- |" * len(POLICIES),
-        "| peak QPS, 95 % of every tenant's queries in target | "
-        + " | ".join(f"{p['peak_qps']:.0f}" for p in peaks)
-        + " |",
-        +" | ".join(f"{p['peak_qps']:.0f}" for p in peaks) + " |",
+        f"| peak QPS, 95 % of every tenant's queries in target | {_cells(p['peak_qps'] for p in peaks)} |",
     ]
     for i, tenant in enumerate(peaks[0]["tenants"]):
         at = [p["tenants"][i] for p in peaks]
@@ -151,12 +153,13 @@ def tables() -> str:
     lines += [
         "",
         f"The daemon's overhead on a small DLRM query over gRPC (round trip minus execution): p50 "
-        f"{small['overhead_p50_ms']:.2f} ms, p99 {small['overhead_p99_ms']:.2f} ms (bar: {small['bar_p50_ms']} ms at p50).",
+        f"{small['overhead_p50_ms']:.2f} ms, p99 {small['overhead_p99_ms']:.2f} ms (bar: {small['bar_p50_ms']} ms).",
         "",
         "| scheduling at 64 cores | in flight | us a decision, p50 | p99 | us a query |",
         "| --- | --- | --- | --- | --- |",
         *(
-            f"| {r['policy']}, load {r['load']} | {r['median_in_flight']:.0f} | {r['median_us']} | {r['p99_us']} | {r['us_per_query']} |"
+            f"| {r['policy']}, load {r['load']} | {r['median_in_flight']:.0f} | "
+            f"{r['median_us']} | {r['p99_us']} | {r['us_per_query']} |"
             for r in decisions["rows"]
         ),
     ]

@@ -12,10 +12,11 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from veltair.errors import InvariantError, VeltairError
+from veltair.profiles.residence import resident
 from veltair.server import messages as m
 from veltair.server.channel import Channel, ClosedError
 from veltair.server.counters import L3Counters, open_counters
@@ -61,6 +62,7 @@ class Engine:
     def __init__(self, front: Channel[m.ToEngine], tensors: int, configure: m.Configure) -> None:
         """Raises ConfigError or ArtifactError."""
         artifacts = [open_artifact(spec) for spec in configure.tenants]
+        self._weights = {artifact.weights for artifact in artifacts}
         machine = usable_machine(configure.cores)
         cores = machine.cores
         self._workers = configure.workers or default_workers(len(cores), artifacts)
@@ -86,16 +88,16 @@ class Engine:
 
     def run(self) -> None:
         """Until the front says Shutdown or is gone."""
-        try:
-            self._supervisor.start_missing(time.monotonic_ns())
-            while not self._leaving:
-                self._turn()
-        except ClosedError:
-            pass  # the front is gone, and everyone who waits for an answer with it
-        finally:
-            self._supervisor.close()
+        with ExitStack() as held:
             if self._log:
-                self._log.close()
+                held.callback(self._log.close)
+            held.callback(self._supervisor.close)
+            self._supervisor.start_missing(time.monotonic_ns())
+            for weights in self._weights:  # while the workers start
+                held.enter_context(resident(weights))
+            with suppress(ClosedError):  # the front is gone, and everyone who waits for an answer with it
+                while not self._leaving:
+                    self._turn()
 
     def _turn(self) -> None:
         front, supervisor = self._front, self._supervisor
