@@ -16,11 +16,15 @@ from veltair.compiler.reference import packed, reference, unpacked
 from veltair.machine import features, tvm_target
 from veltair.profiles.executor import empty, permit_tiles
 
+LESSER = {"haswell": frozenset({"avx2"}), "skylake-avx512": frozenset({"avx2", "avx512"})}
 
-def call(spec: LayerSpec, point: Point, inputs: Sequence[NDArray[Any]], batch: int = 1) -> list[NDArray[Any]]:
-    """Outputs in physical layout."""
-    kernel = SPACES[spec.op].build(spec, point, features())
-    target = tvm.target.Target(tvm_target())
+
+def call(
+    spec: LayerSpec, point: Point, inputs: Sequence[NDArray[Any]], batch: int = 1, mcpu: str = ""
+) -> list[NDArray[Any]]:
+    """Outputs in physical layout. `mcpu` makes code for an older CPU than this one."""
+    kernel = SPACES[spec.op].build(spec, point, LESSER.get(mcpu, features()))
+    target = tvm.target.Target(tvm_target() | ({"mcpu": mcpu} if mcpu else {}))
     library = tvm.compile(tvm.IRModule({"main": kernel.function.with_attr("global_symbol", "main")}), target=target)
     if "amx_bf16" in features():
         permit_tiles()
@@ -37,11 +41,11 @@ def aligned(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def worst_error(
-    spec: LayerSpec, point: Point, values: Sequence[NDArray[Any]], batch: int = 1
+    spec: LayerSpec, point: Point, values: Sequence[NDArray[Any]], batch: int = 1, mcpu: str = ""
 ) -> tuple[float, list[NDArray[Any]]]:
     """The greatest error relative to the greatest value, against the reference; and the outputs."""
     inputs = [packed(tensor, value) for tensor, value in zip(spec.inputs, values, strict=True)]
-    outputs = call(spec, point, inputs, batch)
+    outputs = call(spec, point, inputs, batch, mcpu)
     expected = reference(spec, inputs)
     assert expected is not None
     errors = []

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernels import aligned, call, untouched_halo, worst_error
+from kernels import LESSER, aligned, call, untouched_halo, worst_error
 
 from veltair.compiler.ir import Activation, Halo, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
@@ -176,3 +176,23 @@ def test_every_space_offers_points_and_the_first_is_no_search_away() -> None:
             points = SPACES[op].points(LayerSpec("c", op, (x,), (y,), attributes, weights, 0), features())
             assert points
             assert len({tuple(p.items()) for p in points}) == len(points)
+
+
+@pytest.mark.parametrize("mcpu", sorted(LESSER))
+def test_code_for_lesser_instruction_sets(mcpu: str) -> None:
+    if not LESSER[mcpu] <= features():
+        pytest.skip(f"this CPU cannot run code for {mcpu}")
+    x, y = (
+        Activation("x", "float32", (1, 20, 9, 13), 16, Halo(1, 1, 1, 1)),
+        Activation("y", "float32", (1, 40, 9, 13), 16),
+    )
+    attributes = {
+        "kernel": (3, 3), "strides": (1, 1), "dilations": (1, 1), "pads": (1, 1, 1, 1), "activation": "relu",
+    }  # fmt: skip
+    weights = {"weight": normal(40, 20, 3, 3), "bias": normal(40)}
+    rows, out = Activation("a", "float32", (9, 30)), Activation("b", "float32", (9, 50))
+    dense = LayerSpec("d", "matmul", (rows,), (out,),
+                      {"activation": "none", "storage": "fp32"}, {"weight": normal(30, 50), "bias": normal(50)}, 0)  # fmt: skip
+    for spec in (LayerSpec("c", "conv2d", (x,), (y,), attributes, weights, 0), dense):
+        for point in SPACES[spec.op].points(spec, LESSER[mcpu])[:4]:
+            assert worst_error(spec, point, [normal(*t.shape) for t in spec.inputs], mcpu=mcpu)[0] < 1e-5
