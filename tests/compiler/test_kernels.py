@@ -191,8 +191,8 @@ def test_code_for_lesser_instruction_sets(mcpu: str) -> None:
     }  # fmt: skip
     weights = {"weight": normal(40, 20, 3, 3), "bias": normal(40)}
     rows, out = Activation("a", "float32", (9, 30)), Activation("b", "float32", (9, 50))
-    dense = LayerSpec("d", "matmul", (rows,), (out,),
-                      {"activation": "none", "storage": "fp32"}, {"weight": normal(30, 50), "bias": normal(50)}, 0)  # fmt: skip
+    kind = {"activation": "none", "storage": "fp32"}
+    dense = LayerSpec("d", "matmul", (rows,), (out,), kind, {"weight": normal(30, 50), "bias": normal(50)}, 0)
     for spec in (LayerSpec("c", "conv2d", (x,), (y,), attributes, weights, 0), dense):
         for point in SPACES[spec.op].points(spec, LESSER[mcpu])[:4]:
             assert worst_error(spec, point, [normal(*t.shape) for t in spec.inputs], mcpu=mcpu)[0] < 1e-5
