@@ -14,9 +14,7 @@ import numpy as np
 
 from veltair.compiler.graph import Graph
 from veltair.compiler.ir import Activation, Halo
-from veltair.profiles.artifact import ALIGNMENT
-
-SLACK_BYTES = 8192  # register tiles read past the end of a tensor, never write there
+from veltair.profiles.artifact import ALIGNMENT, SLACK_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile, Tensor
 
 SCHEMA = 1
 ALIGNMENT = 64  # bytes; what TVM's kernels assume of every tensor
+SLACK_BYTES = 8192  # kernels may read a register tile past the end of a tensor, never write there
 MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels.so"
 
 

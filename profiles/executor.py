@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from veltair.errors import ArtifactError
 from veltair.machine import features
-from veltair.profiles.artifact import ALIGNMENT, Artifact, Buffer, nbytes
+from veltair.profiles.artifact import ALIGNMENT, SLACK_BYTES, Artifact, Buffer, nbytes
 from veltair.profiles.tvm_runtime import runtime
 
 MAX_BATCHES = 256  # batch sizes whose views are kept
-SLACK_BYTES = 8192  # kernels may read a register tile past the end of an activation, never write there
 
 
 def empty(shape: Sequence[int], dtype: str) -> NDArray[Any]:

@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import OverloadedError
-from veltair.profiles.artifact import ALIGNMENT, ITEM_BYTES, Manifest, Port
+from veltair.profiles.artifact import ALIGNMENT, ITEM_BYTES, SLACK_BYTES, Manifest, Port
 
-SLACK_BYTES = 8192  # no less than the executor's; a kernel may read past an input's end, never write there
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # nobody can cut it under a reader
 
 

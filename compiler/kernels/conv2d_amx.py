@@ -36,6 +36,9 @@ from veltair.compiler.kernels.emit import (
 
 TILE = 16  # rows of a tile: outputs
 DEPTH = 32  # bfloat16 values in a tile row: products of one step
+FLAT_STRIDE = (
+    2  # greatest stride of "flat" mode: what is thrown away grows with it, and so does what is read past the end
+)
 BLOCK = 32  # output channels of a register block: two tiles
 
 
@@ -45,7 +48,7 @@ class Conv2dAmx:
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         *_, sh, sw, _, _ = geometry(spec)
         blocks = -(-spec.outputs[0].shape[1] // BLOCK)
-        modes = ["flat", "row"] if sh == sw and not _folds(spec) else ["row"]
+        modes = ["flat", "row"] if sh == sw <= FLAT_STRIDE and not _folds(spec) else ["row"]
         found: list[Point] = []
         for mode in sorted(modes, key=lambda mode: _pairs(spec, mode)):
             if _pairs(spec, mode) > 1.5 * min(_pairs(spec, m) for m in modes):

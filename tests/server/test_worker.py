@@ -165,12 +165,6 @@ def test_it_refuses_an_artifact_that_is_not_the_one_it_was_told(artifacts: Path)
         driven.process.close()
 
 
-def test_pool_and_executor_agree_on_the_slack() -> None:
-    from veltair.profiles import executor
-
-    assert tensor_pool.SLACK_BYTES >= executor.SLACK_BYTES
-
-
 def test_slots_are_aligned_and_never_overlap(artifacts: Path) -> None:
     manifests = [artifact_store.load(artifacts / name).manifest for name in ("mlp", "spin")]
     fd = tensor_pool.create(manifests, 3)
@@ -187,7 +181,7 @@ def test_slots_are_aligned_and_never_overlap(artifacts: Path) -> None:
                 assert begin % 64 == 0
                 assert view.flags.c_contiguous
                 assert not view.any()
-                spans.append((begin, begin + view.nbytes + tensor_pool.SLACK_BYTES))
+                spans.append((begin, begin + view.nbytes + artifact_store.SLACK_BYTES))
     spans.sort()
     assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
     with pytest.raises(OSError, match="not permitted"):
