@@ -1,0 +1,133 @@
+"""The HTTP application in this process, over an engine that computes with numpy."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from msgspec.structs import replace
+
+from veltair.errors import OverloadedError
+from veltair.profiles.artifact import SCHEMA, Manifest, Port
+from veltair.server.client import Snapshot
+from veltair.server.dashboard import Dashboard
+from veltair.server.http import application
+from veltair.server.messages import BlockRecord, RunningBlock, Status, TenantCount, WorkerState
+from veltair.server.metrics import Metrics
+from veltair.server.service import Service
+from veltair.types import Machine, QoSTarget
+
+LIMIT = 4 << 20
+MS = 1_000_000
+MANIFEST = Manifest(
+    schema=SCHEMA, model="sums", precision="fp32", tolerance=1e-3, qos_ns=7 * MS, target={}, features=(), max_batch=8,
+    batches=(8,), levels=(1.0,), inputs=(Port("x", "float32", (-1, 4)), Port("ids", "int64", (-1, 2), 0, 99)),
+    outputs=(Port("sum", "float32", (-1, 1)), Port("ids_sum", "int64", (-1, 1))), buffers=(), arena_bytes=0, layers=(),
+    environment={}, source_digest="", kernels_digest="", weights_digest="",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tenant:
+    manifest: Manifest
+    qos: QoSTarget
+
+
+@dataclass(frozen=True)
+class Answer:
+    outputs: Mapping[str, Any]
+    queue_ns: int
+    execute_ns: int
+    blocks: tuple[BlockRecord, ...]
+
+
+@dataclass
+class NumpyEngine:
+    """Adds up. `failure` is raised instead, `gate` waited for first."""
+
+    tenants: Mapping[str, Tenant]
+    failure: BaseException | None = None
+    gate: asyncio.Event | None = None
+    ready: bool = True
+    deadlines: list[int | None] = field(default_factory=list)
+    blocks: list[BlockRecord] = field(default_factory=list)
+    cancelled: int = 0
+
+    async def infer(self, tenant: str, inputs: Mapping[str, Any], *, deadline_ns: int | None = None) -> Answer:
+        self.deadlines.append(deadline_ns)
+        if self.gate is not None:
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        if self.failure is not None:
+            raise self.failure
+        now = time.monotonic_ns()
+        block = BlockRecord(1, tenant, 0, 3, (0, 2, 2), (0, 1), now - 2 * MS, now, True, 1.25)
+        self.blocks.append(block)
+        sums = {name: inputs[name].sum(axis=1, keepdims=True) for name in ("x", "ids")}
+        return Answer({"sum": sums["x"], "ids_sum": sums["ids"]}, 3 * MS, 2 * MS, (block,))
+
+    async def snapshot(self, since: int = 0) -> Snapshot:
+        if not self.ready:
+            raise OverloadedError("the engine is starting anew")
+        done = len(self.blocks)
+        status = Status(
+            time_ns=time.monotonic_ns(), level=1.25, level_source="observed", conflicts=4, capped_blocks=1, blocks=9,
+            scheduler_ns=9000, scheduler_events=3, gap_ns=500, gaps=1, worker_deaths=2,
+            tenants={"sums": TenantCount(arrived=done, waiting=5, running=1)},
+            running=(RunningBlock(7, "sums", 1, 0, 3, 1, (0, 0, 0), (0, 1), False, 0),),
+            workers=(WorkerState(1, "busy", 7, 0), WorkerState(2, "idle", None, 0)),
+        )  # fmt: skip
+        return Snapshot(status, "fcfs", (0, 1), 2, 1, 0, 0, 8, False, tuple(self.blocks[since:]), done)
+
+
+class Front:
+    def __init__(self) -> None:
+        tenants = {
+            "sums": Tenant(MANIFEST, QoSTarget(7 * MS)),
+            "one": Tenant(replace(MANIFEST, model="shared"), QoSTarget(9 * MS, 0.99)),
+            "two": Tenant(replace(MANIFEST, model="shared"), QoSTarget(9 * MS)),
+        }
+        self.engine = NumpyEngine(tenants)
+        self.metrics = Metrics({name: (t.manifest.model, t.qos) for name, t in tenants.items()})
+        self.service = Service(self.engine, self.metrics, LIMIT)
+        self.dashboard = Dashboard(self.engine, self.metrics, Machine(((0, 1),)), {"version": "0"})
+        self.app = application(self.service, self.dashboard)
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://test")
+
+    async def good(self) -> None:
+        answer = await self.http.post("/v2/models/sums/infer", json=request())
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["outputs"][0]["data"] == [10.0]
+
+
+def request(**change: Any) -> dict[str, Any]:
+    inputs = [
+        {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]},
+        {"name": "ids", "shape": [1, 2], "datatype": "INT64", "data": [[5, 99]]},
+    ]
+    return {"inputs": inputs, **change}
+
+
+def run(test: Callable[[Front], Awaitable[None]]) -> None:
+    @asynccontextmanager
+    async def front() -> AsyncIterator[Front]:
+        made = Front()
+        try:
+            yield made
+        finally:
+            await made.dashboard.close()
+            await made.service.parser.close()
+            await made.http.aclose()
+
+    async def main() -> None:
+        async with front() as made:
+            await test(made)
+
+    asyncio.run(main())
