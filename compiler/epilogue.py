@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.ir import Activation
-
-if TYPE_CHECKING:
-    from veltair.compiler.lower import _Lowering
+from veltair.compiler.lowering import Lowering
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +23,20 @@ class Epilogue:
     swallowed: tuple[int, ...] = ()  # ids of the nodes behind the anchor that need no layer of their own
 
     @classmethod
-    def behind(cls, anchor: onnx.NodeProto, lowering: _Lowering, residual: bool = True, bias: bool = False) -> Epilogue:
+    def behind(cls, anchor: onnx.NodeProto, lowering: Lowering, residual: bool = True, bias: bool = False) -> Epilogue:
         """Follow the only users of an anchor's result as far as they can be swallowed: [+ tensor] [activation].
 
         A residual must have been made before the anchor, in blocks and of the same shape.
         """
         name = anchor.output[0]
-        shape = lowering._shape(name)
+        shape = lowering.shape_of(name)
         added: Activation | None = None
         constant: NDArray[Any] | None = None
         swallowed: list[int] = []
-        user = lowering._only_user(name)
+        user = lowering.only_user(name)
         if user is not None and user.op_type in ("Add", "Sum") and len(user.input) == 2 and (residual or bias):
             other = user.input[1] if user.input[0] == name else user.input[0]
-            if residual and other != name and lowering._made(other):
+            if residual and other != name and lowering.is_made(other):
                 tensor = lowering.known[other]
                 if tensor.block == lowering.block and tensor.shape == shape:
                     added = tensor
@@ -47,7 +45,7 @@ class Epilogue:
             if added is not None or constant is not None:
                 swallowed.append(id(user))
                 name = user.output[0]
-                user = lowering._only_user(name)
+                user = lowering.only_user(name)
         activation = cls.activation_of(user, lowering.constants) if user is not None else None
         if user is not None and activation is not None:
             swallowed.append(id(user))

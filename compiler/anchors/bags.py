@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.ir import Activation
+from veltair.compiler.lowering import Lowering
 from veltair.compiler.node import attribute
 from veltair.compiler.onnx_model import OnnxModel
 from veltair.types import TensorSpec
@@ -58,3 +60,20 @@ def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> li
     gathers = (n for n in model.nodes if n.op_type == "Gather" and n.input[1] in inputs)
     found = (bag_at(other, model, only_user) for other in gathers)
     return [other for other in found if other is not None and other.kind == bag.kind]
+
+
+def bags(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    """All bags of one kind as one layer; the others' nodes count as done when they are met."""
+    bags = bags_with(node, lowering.model, lowering.only_user)
+    if not bags:
+        return False
+    (count, lookups), width = bags[0].ids.shape, int(bags[0].table.shape[1])
+    outputs = [Activation(bag.reduction.output[0], "float32", (count, width)) for bag in bags]
+    inputs = [lowering.plain(bag.ids.name) for bag in bags]
+    attributes = {"reduce": REDUCTIONS[bags[0].reduction.op_type]}
+    weights = {f"table{i}": bag.table for i, bag in enumerate(bags)}
+    flops = abs(count) * lookups * width * len(bags)
+    lowering.emit(lowering.spec(node.name, "embedding_bag", inputs, outputs, attributes, weights, flops))
+    for bag in bags:
+        lowering.done.update((id(bag.gather), id(bag.reduction)))
+    return True

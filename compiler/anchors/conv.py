@@ -1,0 +1,71 @@
+"""Convolutions with constant weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from veltair.compiler.epilogue import Epilogue
+from veltair.compiler.ir import Activation, Halo
+from veltair.compiler.lowering import Lowering
+from veltair.compiler.node import attribute, padding
+
+FOLDED = 4  # up to so many input channels (an image), a convolution takes them as one innermost block
+DENSE_GROUPS = 8  # so many groups are computed as one convolution with zeros between them
+
+
+def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    shape, weight = lowering.shape_of(node.input[0]), lowering.constants.get(node.input[1])
+    bias = lowering.constants.get(node.input[2]) if len(node.input) > 2 else None
+    if len(shape) != 4 or weight is None or (len(node.input) > 2 and bias is None):
+        return False
+    group, channels = attribute(node, "group", 1), weight.shape[0]
+    depthwise = group == shape[1] == channels and group > 1
+    if group != 1 and not depthwise:
+        if group > DENSE_GROUPS:
+            return False
+        weight = _dense(weight, group)
+    kernel = tuple(weight.shape[2:])
+    strides = tuple(attribute(node, "strides", [1, 1]))
+    dilations = tuple(attribute(node, "dilations", [1, 1]))
+    out = lowering.shape_of(node.output[0])
+    pads = padding(node, shape[2:], out[2:], kernel, strides, dilations)
+    if min(pads) < 0:
+        return False
+    x = lowering.blocked(node.input[0], shape[1] if shape[1] <= FOLDED and not depthwise else None)
+    epilogue = Epilogue.behind(node, lowering)
+    right = pads[3]
+    if lowering.dtype == "uint16" and x.block < lowering.block:
+        right += -(-lowering.block // shape[1]) + 1  # a folded tile row reads on past the last column
+    lowering.ask_halo(x, Halo(pads[0], pads[1], pads[2], right))
+    kind = "depthwise_conv2d" if depthwise else "conv2d_amx" if lowering.dtype == "uint16" else "conv2d"
+    y = Activation(epilogue.output, lowering.dtype, out, lowering.block)
+    flops = 2 * int(np.prod(np.abs(out))) * int(np.prod(weight.shape[1:]))
+    attributes = {
+        "kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads,
+        "activation": epilogue.activation,
+    }  # fmt: skip
+    weights = {
+        "weight": np.asarray(weight, np.float32),
+        "bias": np.zeros(channels, np.float32) if bias is None else np.asarray(bias, np.float32),
+    }
+    inputs = [x] if epilogue.residual is None else [x, epilogue.residual]
+    lowering.emit(lowering.spec(node.name, kind, inputs, [y], attributes, weights, flops))
+    lowering.done.update(epilogue.swallowed)
+    return True
+
+
+def _dense(weight: NDArray[Any], group: int) -> NDArray[Any]:
+    """A grouped convolution's weights (OC, IC / group, KH, KW) as those of one group, zero outside the diagonal.
+
+    Costs `group` times the products, which vectors do faster than a plain schedule does the few.
+    """
+    oc, ic = weight.shape[:2]
+    dense = np.zeros((oc, ic * group, *weight.shape[2:]), weight.dtype)
+    each = oc // group
+    for g in range(group):
+        dense[g * each : (g + 1) * each, g * ic : (g + 1) * ic] = weight[g * each : (g + 1) * each]
+    return dense

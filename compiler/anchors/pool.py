@@ -1,0 +1,41 @@
+"""Pooling on blocked activations."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from veltair.compiler.ir import Activation
+from veltair.compiler.lowering import Lowering
+from veltair.compiler.node import attribute, padding
+
+
+def pool(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    shape, out = lowering.shape_of(node.input[0]), lowering.shape_of(node.output[0])
+    dilations = attribute(node, "dilations", [1, 1])
+    if len(shape) != 4 or list(dilations) != [1, 1] or len(node.output) > 1:
+        return False
+    kernel = tuple(attribute(node, "kernel_shape", []))
+    strides = tuple(attribute(node, "strides", [1, 1]))
+    pads = padding(node, shape[2:], out[2:], kernel, strides, (1, 1))
+    if any(p >= k for p, k in zip(pads, kernel * 2, strict=True)) and not attribute(node, "ceil_mode", 0):
+        return False
+    x = lowering.blocked(node.input[0])
+    y = Activation(node.output[0], lowering.dtype, out, lowering.block)
+    attributes = {
+        "kernel": kernel, "strides": strides, "pads": pads, "kind": "max" if node.op_type == "MaxPool" else "avg",
+        "count_include_pad": attribute(node, "count_include_pad", 0),
+    }  # fmt: skip
+    flops = int(np.prod(np.abs(out))) * int(np.prod(kernel))
+    lowering.emit(lowering.spec(node.name, "pool2d", [x], [y], attributes, {}, flops))
+    return True
+
+
+def global_pool(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    shape = lowering.shape_of(node.input[0])
+    if len(shape) != 4:
+        return False
+    x = lowering.blocked(node.input[0])
+    y = Activation(node.output[0], "float32", lowering.shape_of(node.output[0]))
+    lowering.emit(lowering.spec(node.name, "global_average_pool", [x], [y], {}, {}, int(np.prod(np.abs(shape)))))
+    return True
