@@ -1,7 +1,7 @@
 """Every committed result, measured again: `python bench/run.py`; the README's tables: `python bench/run.py --tables`.
 
-Models, artifacts and the daemon's configuration are the demo's (`make demo` first); fp32 artifacts are compiled beside
-them. Run it on a machine that does nothing else.
+The daemon's models and configuration are the demo's (`make demo` first); `kernels.py` writes the networks that it
+compares. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import kernels
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DEMO = ROOT / "demo"
 CLI = [sys.executable, "-m", "veltair.cli"]
-MODELS = {"resnet50": 1, "mobilenet_v2": 1, "dlrm": 32}  # and the batch that is timed
 POLICIES = ("veltair-full", "fcfs")
 
 
@@ -34,7 +35,7 @@ def main() -> int:
         print(tables())
         return 0
     RESULTS.mkdir(exist_ok=True)
-    for name, measure in (("kernels", kernels), ("overhead", overhead), ("scheduler", scheduler), ("peak", peak)):
+    for name, measure in (("kernels", networks), ("overhead", overhead), ("scheduler", scheduler), ("peak", peak)):
         if args.only in (None, name):
             print(f"== {name}", flush=True)
             measure()
@@ -50,28 +51,9 @@ def output(*command: str) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
 
 
-def kernels() -> None:
-    """Each model in both precisions beside its peers."""
-    for model, batch in MODELS.items():
-        onnx = DEMO / "models" / f"{model}.onnx"
-        for precision in ("fp32", "bf16"):
-            artifact = DEMO / "bench" / f"{model}-{precision}"
-            if not artifact.exists():
-                command = [
-                    *CLI,
-                    "compile",
-                    str(onnx),
-                    "--out",
-                    str(artifact),
-                    "--name",
-                    model,
-                    "--precision",
-                    precision,
-                ]
-                subprocess.run(command, check=True, cwd=ROOT)
-            save(
-                f"{model}-{precision}", output(*CLI, "bench", str(artifact), str(onnx), "--batch", str(batch), "--json")
-            )
+def networks() -> None:
+    """The zoo's networks beside their peers, all of them anew."""
+    subprocess.run([sys.executable, str(ROOT / "bench" / "kernels.py"), "--again"], check=True)
 
 
 def overhead() -> None:
@@ -120,25 +102,7 @@ def _cells(numbers: Iterable[float]) -> str:
 
 def tables() -> str:
     """Markdown."""
-    lines = [
-        "| median ms | threads | veltair fp32 | ONNX Runtime fp32 | OpenVINO fp32 | veltair bf16 | OpenVINO default |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for model, batch in MODELS.items():
-        by = {
-            (source, row["engine"], row["precision"], row["threads"]): row["median_ms"]
-            for source in ("fp32", "bf16")
-            for row in read(f"{model}-{source}")["rows"]
-        }
-        for threads in (1, 2):
-            ours = by["fp32", "veltair", "fp32", threads]
-            peers = [by["fp32", engine, "fp32", threads] for engine in ("onnxruntime", "openvino")]
-            half, default = by["bf16", "veltair", "bf16", threads], by["bf16", "openvino", "default", threads]
-            cells = [f"{ours:.2f}", *(f"{peer:.2f} ({ours / peer:.2f}x)" for peer in peers)]
-            cells += [f"{half:.2f}", f"{default:.2f} ({half / default:.2f}x)"]
-            name = model if batch == 1 else f"{model}, batch {batch}"
-            lines.append(f"| {name} | {threads} | " + " | ".join(cells) + " |")
-    lines += ["", "In brackets: veltair's time over that engine's, of the same run.", ""]
+    lines = [kernels.tables(), ""]
     peaks = [read(f"peak-{policy}") for policy in POLICIES]
     lines += [
         "| the demo's mix over gRPC, load generator on the same 2 cores | " + " | ".join(POLICIES) + " |",

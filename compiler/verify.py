@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class Report:
-    """Errors are of the whole model, relative ones to the largest magnitude of the output."""
+    """Errors are of the whole model, relative ones to the largest magnitude of the output; so is the cosine between
+    an output and what was expected, the smallest of all."""
 
     tolerance: float
     layer_tolerance: float
@@ -63,6 +64,7 @@ class Report:
     cores: int
     max_abs_err: float = 0.0
     max_rel_err: float = 0.0
+    min_cosine: float = 1.0
     max_layer_err: float = 0.0  # of a layer against its reference or its version 0, relative likewise
     mismatches: list[str] = field(default_factory=list)
 
@@ -75,6 +77,7 @@ class Report:
             "ok": self.ok,
             "max_abs_err": self.max_abs_err,
             "max_rel_err": self.max_rel_err,
+            "min_cosine": self.min_cosine,
             "layers": self.layers,
             "versions": self.versions,
             "max_layer_err": self.max_layer_err,
@@ -91,8 +94,8 @@ class Report:
         console.print(
             f"{verdict}: {self.versions} versions of {self.layers} layers, batches "
             f"{', '.join(map(str, self.batches))}, 1 … {self.cores} cores; largest error {self.max_abs_err:.3g}, "
-            f"{self.max_rel_err:.2e} of the largest value (allowed {self.tolerance:g}); of a layer "
-            f"{self.max_layer_err:.2e}",
+            f"{self.max_rel_err:.2e} of the largest value (allowed {self.tolerance:g}), cosine {self.min_cosine:.6f}; "
+            f"of a layer {self.max_layer_err:.2e}",
             highlight=False,
             soft_wrap=True,
         )
@@ -104,6 +107,7 @@ class Report:
             return
         absolute, relative = errors(found, expected)
         self.max_abs_err, self.max_rel_err = max(self.max_abs_err, absolute), max(self.max_rel_err, relative)
+        self.min_cosine = min(self.min_cosine, cosine(found, expected))
         if not relative <= self.tolerance:
             self.mismatches.append(f"{where}: off by {relative:.3g} of its largest value (allowed {self.tolerance:g})")
 
@@ -127,6 +131,15 @@ def errors(found: NDArray[Any], expected: NDArray[Any]) -> tuple[float, float]:
         return float("inf"), float("inf")
     scale = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
     return worst, worst / max(scale, 1e-30)
+
+
+def cosine(found: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Of the angle between two outputs taken as vectors; 1 between two that are all zero, 0 where a value is NaN."""
+    a, b = _values(found).ravel(), _values(expected).ravel()
+    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
+    if lengths == 0:
+        return float(np.array_equal(a, b))
+    return float(np.nan_to_num(a @ b / lengths))
 
 
 def _values(array: NDArray[Any]) -> NDArray[np.float64]:

@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", default="ort,openvino", help="engines, of ort and openvino (default: both)")
     parser.add_argument("--threads", default="1,2", help="thread counts (default: 1,2)")
     parser.add_argument("--batch", type=int, default=1, help="rows, for a model of dynamic batch (default: 1)")
+    parser.add_argument("--also", type=Path, action="append", default=[], metavar="DIR",
+                        help="a further artifact of the same model, of another precision; may be repeated")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each engine (default: {ROUNDS})")
     parser.add_argument("--json", action="store_true")
 
 
@@ -44,22 +47,29 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--against {name}: expected {' or '.join(PEERS)}")
     if "openvino" in engines and importlib.util.find_spec("openvino") is None:
         raise ConfigError("OpenVINO is not installed: pip install 'veltair[bench]'")
-    artifact = load(args.artifact)
-    if not 1 <= args.batch <= artifact.manifest.max_batch:
-        raise ConfigError(f"--batch {args.batch}: the artifact takes 1 … {artifact.manifest.max_batch}")
+    if args.rounds < 1:
+        raise ConfigError(f"--rounds {args.rounds}: expected at least 1")
+    artifacts = [load(path) for path in (args.artifact, *args.also)]
+    for artifact in artifacts:
+        if not 1 <= args.batch <= artifact.manifest.max_batch:
+            raise ConfigError(f"--batch {args.batch}: {artifact.path} takes 1 … {artifact.manifest.max_batch}")
     if not args.model.is_file():
         raise ModelError(f"{args.model}: no such file")
-    tasks = _tasks(artifact, args.model, engines, threads, args.batch)
-    medians = _race(tasks, quiet=args.json)
-    rows = [
-        {**{key: task[key] for key in ("engine", "precision", "threads")}, "median_ms": round(median, 4)}
-        for task, median in zip(tasks, medians, strict=True)
-    ]
+    rows = []
+    for count in threads:  # a race each: large models would not fit into memory twice as often
+        tasks = _tasks(artifacts, args.model, engines, count, args.batch)
+        medians = _race(tasks, args.rounds, quiet=args.json)
+        rows += [
+            {**{key: task[key] for key in ("engine", "precision", "threads")}, "median_ms": round(median, 4)}
+            for task, median in zip(tasks, medians, strict=True)
+        ]
     if args.json:
         where = dataclasses.asdict(environment())
-        print(json.dumps({"model": artifact.manifest.model, "batch": args.batch, "rows": rows, "environment": where}))
+        print(
+            json.dumps({"model": artifacts[0].manifest.model, "batch": args.batch, "rows": rows, "environment": where})
+        )
     else:
-        _show(artifact.manifest.model, rows)
+        _show(artifacts[0].manifest.model, rows)
     return 0
 
 
@@ -75,21 +85,21 @@ def _threads(text: str) -> list[int]:
 
 
 def _tasks(
-    artifact: Artifact, model: Path, engines: Sequence[str], threads: Sequence[int], batch: int
+    artifacts: Sequence[Artifact], model: Path, engines: Sequence[str], threads: int, batch: int
 ) -> list[dict[str, Any]]:
     """What each contestant is told."""
-    ours = [("veltair", artifact.manifest.precision)]
+    ours = [("veltair", a.manifest.precision, str(a.path)) for a in artifacts]
+    peers = [(*peer, str(artifacts[0].path)) for name in engines for peer in PEERS[name]]
     return [
         {
-            "engine": engine, "precision": precision, "threads": count, "batch": batch,
-            "artifact": str(artifact.path), "model": str(model),
+            "engine": engine, "precision": precision, "threads": threads, "batch": batch,
+            "artifact": artifact, "model": str(model),
         }
-        for count in threads
-        for engine, precision in (*ours, *(peer for name in engines for peer in PEERS[name]))
+        for engine, precision, artifact in (*ours, *peers)
     ]  # fmt: skip
 
 
-def _race(tasks: Sequence[dict[str, Any]], quiet: bool) -> list[float]:
+def _race(tasks: Sequence[dict[str, Any]], rounds: int, quiet: bool) -> list[float]:
     """Milliseconds: the median over rounds of each turn's median. In turn, so that a noisy minute hits all."""
     times: list[list[float]] = [[] for _ in tasks]
     progress = Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), disable=quiet)
@@ -97,7 +107,7 @@ def _race(tasks: Sequence[dict[str, Any]], quiet: bool) -> list[float]:
         stack.enter_context(progress)
         loaded = progress.track(tasks, description="loading")
         contestants = [stack.enter_context(_contestant(task)) for task in loaded]
-        for _ in progress.track(range(ROUNDS), description="timing"):
+        for _ in progress.track(range(rounds), description="timing"):
             for contestant, found in zip(contestants, times, strict=True):
                 found.append(float(_ask(contestant)))
     return [statistics.median(found) for found in times]
@@ -137,10 +147,14 @@ def _ask(process: subprocess.Popen[str]) -> str:
 
 def _show(model: str, rows: list[dict[str, Any]]) -> None:
     table = Table(title=model, title_justify="left")
-    for column in ("engine", "precision", "threads", "median ms", "veltair / engine"):
+    ours = dict.fromkeys(row["precision"] for row in rows if row["engine"] == "veltair")
+    columns = ["engine", "precision", "threads", "median ms", *(f"veltair {precision} / engine" for precision in ours)]
+    for column in columns:
         table.add_column(column, justify="left" if column in ("engine", "precision") else "right")
-    ours = {row["threads"]: row["median_ms"] for row in rows if row["engine"] == "veltair"}
+    times = {(row["threads"], row["precision"]): row["median_ms"] for row in rows if row["engine"] == "veltair"}
     for row in rows:
-        ratio = "" if row["engine"] == "veltair" else f"{ours[row['threads']] / row['median_ms']:.2f}"
-        table.add_row(row["engine"], row["precision"], str(row["threads"]), f"{row['median_ms']:.3f}", ratio)
+        ratios = [f"{times[row['threads'], precision] / row['median_ms']:.2f}" for precision in ours]
+        if row["engine"] == "veltair":
+            ratios = [""] * len(ours)
+        table.add_row(row["engine"], row["precision"], str(row["threads"]), f"{row['median_ms']:.3f}", *ratios)
     Console().print(table)

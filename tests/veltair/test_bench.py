@@ -1,0 +1,71 @@
+"""`veltair bench` on a small network of its own: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+
+def run(*arguments: object, home: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "veltair.cli", *map(str, arguments)]
+    environment = os.environ | ({"XDG_DATA_HOME": home} if home else {})
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An artifact and its model: one convolution."""
+    folder = tmp_path_factory.mktemp("bench")
+    weight = np.random.default_rng(0).standard_normal((16, 16, 3, 3)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Conv", ["x", "w"], ["y"], pads=[1] * 4)],
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 16, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 8, 8])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = folder / "one.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), model)
+    done = run(
+        "compile", model, "--out", folder / "one", "--precision", "fp32", "--trials", 0, home=str(folder / "xdg")
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "one", model
+
+
+def test_every_engine_is_timed_on_every_thread_count(compiled: tuple[Path, Path]) -> None:
+    artifact, model = compiled
+    done = run("bench", artifact, model, "--also", artifact, "--against", "ort", "--threads", "1,1", "--rounds", 1,
+               "--json")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    entries = [(row["engine"], row["precision"], row["threads"]) for row in facts["rows"]]
+    one = [("veltair", "fp32", 1), ("veltair", "fp32", 1), ("onnxruntime", "fp32", 1)]
+    assert entries == [*one, *one]
+    assert all(row["median_ms"] > 0 for row in facts["rows"])
+    assert facts["model"] == "one" and facts["environment"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--against", "tflite"), "--against tflite: expected ort or openvino"),
+        (("--threads", "two"), "--threads two: expected numbers"),
+        (("--threads", "0"), "--threads 0: this machine offers 1"),
+        (("--rounds", "0"), "--rounds 0: expected at least 1"),
+        (("--batch", "2"), "--batch 2:"),
+        (("--also", "nowhere"), "nowhere"),
+    ],
+)
+def test_a_wrong_option_is_named(compiled: tuple[Path, Path], options: tuple[str, str], says: str) -> None:
+    done = run("bench", *compiled, *options)
+    assert done.returncode == 2
+    assert says in done.stderr
