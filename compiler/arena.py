@@ -45,9 +45,9 @@ def plan(graph: Graph) -> Arena:
     lives: dict[str, _Life] = {}
     for index, layer in enumerate(graph.layers):
         for tensor in (*layer.inputs, *layer.outputs):
-            base = graph.views.get(tensor.name, tensor.name)
+            base, _ = graph.owner(tensor.name)
             if base not in homes:
-                life = lives.setdefault(base, _Life(tensor, index, index))
+                life = lives.setdefault(base, _Life(graph.activations[base], index, index))
                 life.last = index
     placed: list[tuple[int, int, _Life]] = []  # (offset, end, life)
     pinned: dict[tuple[object, ...], list[tuple[int, list[_Life]]]] = {}
@@ -77,9 +77,10 @@ def plan(graph: Graph) -> Arena:
         free[0][1].append(life)
         homes[base] = Place("arena", free[0][0])
     places = dict(homes)
-    for view, base in graph.views.items():
-        if base in homes:
-            places[view] = homes[base]
+    for name in graph.activations:
+        base, offset = graph.owner(name)
+        if base in homes and name not in homes:
+            places[name] = Place(homes[base].kind, homes[base].offset + offset)
     return Arena(places, top + SLACK_BYTES)
 
 

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from veltair.compiler.ir import Activation, LayerSpec
 from veltair.profiles.artifact import Port
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Where a tensor lies inside a concatenated one: from `start` on along the second dimension in memory.
+
+    At batch 1 that is one contiguous piece: channel blocks of a blocked tensor, rows of a row-major one.
+    """
+
+    whole: str
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +28,18 @@ class Graph:
 
     layers: tuple[LayerSpec, ...]
     views: Mapping[str, str]  # name -> name of the tensor that it shares memory with, transitively resolved
+    slices: Mapping[str, Slice]
     activations: Mapping[str, Activation]
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     max_batch: int
+
+    def owner(self, name: str) -> tuple[str, int]:
+        """The tensor whose memory another one lives in, and where in it, in bytes."""
+        name, offset = self.views.get(name, name), 0
+        while name in self.slices:
+            piece = self.slices[name]
+            whole = self.activations[piece.whole]
+            row = int(np.prod(whole.physical[2:], dtype=np.int64)) * np.dtype(whole.dtype).itemsize
+            name, offset = piece.whole, offset + piece.start * row
+        return name, offset

@@ -12,8 +12,9 @@ from typing import TypeAlias
 import onnx
 
 from veltair.compiler.anchors.bags import bags
+from veltair.compiler.anchors.concat import concat
 from veltair.compiler.anchors.conv import conv
-from veltair.compiler.anchors.elementwise import concat, elementwise
+from veltair.compiler.anchors.elementwise import elementwise
 from veltair.compiler.anchors.matmul import matmul
 from veltair.compiler.anchors.pool import global_pool, pool
 from veltair.compiler.anchors.views import view

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.generic import import_region
-from veltair.compiler.graph import Graph
+from veltair.compiler.graph import Graph, Slice
 from veltair.compiler.ir import Activation, Halo, LayerSpec
 from veltair.compiler.node import attribute
 from veltair.compiler.onnx_model import OnnxModel
@@ -39,6 +39,7 @@ class Lowering:
         }  # every tensor in the layout that it was made in
         self.layers: list[LayerSpec] = []
         self.views: dict[str, str] = {}
+        self.slices: dict[str, Slice] = {}
         self.halos: dict[str, Halo] = {}
         self.region: list[onnx.NodeProto] = []
         self.done: set[int] = set()  # ids of nodes that a layer has swallowed
@@ -101,6 +102,9 @@ class Lowering:
         self.known[new] = moved(self.known.pop(old))
         if old in self.halos:
             self.halos[new] = self.halos.pop(old)
+        slices = {new if piece == old else piece: where for piece, where in self.slices.items()}
+        self.slices = {p: replace(where, whole=new) if where.whole == old else where for p, where in slices.items()}
+        self.views = {view: new if base == old else base for view, base in self.views.items()}
 
     def tensor(self, name: str) -> Activation:
         if name not in self.known:
@@ -138,6 +142,19 @@ class Lowering:
     def add_view(self, view: Activation, base: str) -> None:
         self.views[view.name] = self.views.get(base, base)
         self.known[view.name] = view
+
+    def place(self, name: str, where: Slice) -> bool:
+        """Have a tensor made right where it is wanted, if it has no place yet and its memory is ours to choose."""
+        base = self.views.get(name, name)
+        if base not in self.movable():
+            return False
+        self.slices[base] = where
+        return True
+
+    def movable(self) -> set[str]:
+        """Tensors that layers make, whole or in slices, and that have no fixed place so far."""
+        made = {tensor.name for layer in self.layers for tensor in layer.outputs}
+        return (made | {where.whole for where in self.slices.values()}) - set(self.slices) - self.output_names
 
     def flush(self) -> None:
         """Import the nodes that wait in the region."""
@@ -182,21 +199,35 @@ class Lowering:
         return self._finish()
 
     def _own_outputs(self) -> None:
-        """Every output has memory of its own: a view of an input or of another output is copied."""
-        taken = {port.name for port in self.model.inputs}
+        """Every output has memory of its own: a view of an input or of another output, or what shares its memory with
+        a concatenated tensor, is copied."""
+        inputs = {port.name for port in self.model.inputs}
+        taken = inputs | set(self.slices) | {where.whole for where in self.slices.values()}
         for port in self.model.outputs:
             base = self.views.get(port.name, port.name)
             if base in taken:
-                view = f"{port.name}/view"
-                self.rename(port.name, view)
-                self.views.pop(port.name, None)
-                self.views[view] = base
+                source = f"{port.name}/view"
+                self.rename(port.name, source)
+                if self.views.pop(port.name, None) or base in inputs:
+                    self.views[source] = base
                 copy = Activation(port.name, port.dtype, port.shape)
-                self.emit(self.spec(copy.name, "copy", [self.known[view]], [copy], {}, {}, 0))
+                self.emit(self.spec(copy.name, "copy", [self.known[source]], [copy], {}, {}, 0))
             taken.add(base)
 
     def _finish(self) -> Graph:
-        """Give every blocked tensor the halo that its consumers asked for."""
+        """Give every blocked tensor the halo that its consumers asked for; a whole and its slices have one halo."""
+        groups: dict[str, list[str]] = {}
+        for piece, where in self.slices.items():
+            whole = where.whole
+            while whole in self.slices:
+                whole = self.slices[whole].whole
+            groups.setdefault(whole, [whole]).append(piece)
+        for members in groups.values():
+            halo = Halo()
+            for name in members:
+                halo = halo.union(self.halos.get(name, Halo()))
+            if halo != Halo():
+                self.halos.update(dict.fromkeys(members, halo))
 
         def final(tensor: Activation) -> Activation:
             return replace(tensor, halo=self.halos[tensor.name]) if tensor.name in self.halos else tensor
@@ -206,13 +237,13 @@ class Lowering:
             for layer in self.layers
         )
         activations = {t.name: t for layer in layers for t in (*layer.inputs, *layer.outputs)}
-        for name in self.views:
-            activations.setdefault(name, self.known[name])
+        for name in (*self.views, *(where.whole for where in self.slices.values())):
+            activations.setdefault(name, final(self.known[name]))
         inputs = tuple(self._port(spec.name) for spec in self.model.inputs)
         outputs = tuple(Port(s.name, s.dtype, s.shape) for s in self.model.outputs)
         for port in (*inputs, *outputs):
             activations.setdefault(port.name, Activation(port.name, port.dtype, port.shape))
-        return Graph(layers, self.views, activations, inputs, outputs, self.model.max_batch)
+        return Graph(layers, self.views, self.slices, activations, inputs, outputs, self.model.max_batch)
 
     def _port(self, name: str) -> Port:
         """An input; where it is the ids of a Gather, its values are bounded by the shortest table."""

@@ -1,4 +1,4 @@
-"""Element-wise chains and concatenation of tensors that are in blocks already."""
+"""Element-wise chains of tensors that are in blocks already."""
 
 from __future__ import annotations
 
@@ -45,17 +45,4 @@ def elementwise(node: onnx.NodeProto, lowering: Lowering) -> bool:
     inputs = [lowering.known[n] for n in tensors]
     lowering.emit(lowering.spec(node.name, "elementwise", inputs, [y], {"steps": steps}, weights, count))
     lowering.done.update(epilogue.swallowed)
-    return True
-
-
-def concat(node: onnx.NodeProto, lowering: Lowering) -> bool:
-    shapes = [lowering.shape_of(name) for name in node.input]
-    if len(shapes[0]) != 4 or attribute(node, "axis", 0) != 1 or not all(map(lowering.is_made, node.input)):
-        return False
-    if any(s[1] % lowering.block for s in shapes[:-1]) or not all(
-        lowering.known[n].block == lowering.block for n in node.input
-    ):
-        return False
-    y = Activation(node.output[0], lowering.dtype, lowering.shape_of(node.output[0]), lowering.block)
-    lowering.emit(lowering.spec(node.name, "concat", [lowering.known[n] for n in node.input], [y], {}, {}, 0))
     return True

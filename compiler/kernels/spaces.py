@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from veltair.compiler.generic import Generic
 from veltair.compiler.ir import Space
+from veltair.compiler.kernels.concat import Concat
 from veltair.compiler.kernels.conv2d import Conv2d, DepthwiseConv2d
 from veltair.compiler.kernels.conv2d_amx import Conv2dAmx
 from veltair.compiler.kernels.embedding_bag import EmbeddingBag
 from veltair.compiler.kernels.matmul import Matmul
-from veltair.compiler.kernels.spatial import Concat, Copy, Elementwise, GlobalAveragePool, Pool2d, ToBlocked, ToPlain
+from veltair.compiler.kernels.spatial import Copy, Elementwise, GlobalAveragePool, Pool2d, ToBlocked, ToPlain
 
 SPACES: dict[str, Space] = {
     "conv2d": Conv2d(),

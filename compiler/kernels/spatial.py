@@ -1,4 +1,4 @@
-"""Kernels on blocked activations that move or combine data: pooling, element-wise, concatenation, layout.
+"""Kernels on blocked activations that move or combine data: pooling, element-wise, layout.
 
 They are bound by memory, so their one choice is how many rows a task takes.
 """
@@ -11,21 +11,21 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, Expr, activate, load, pad_to, primitive, splat, store, when
+from veltair.compiler.kernels.emit import LANES, Expr, activate, load, pad_to, primitive, splat, store
 
 LOWEST = -3.4028234663852886e38
 
 
-def _rows(height: int, rows: tuple[int, ...] = (4, 1, 16, 1024)) -> list[Point]:
+def rows_of_a_task(height: int, rows: tuple[int, ...] = (4, 1, 16, 1024)) -> list[Point]:
     return [{"rows": r} for r in dict.fromkeys(min(height, r) for r in rows)]
 
 
-def _inside(tensor: Activation, image: Expr, block: Expr, row: Expr, column: Expr, lane: Expr) -> tuple[Expr, ...]:
+def inside(tensor: Activation, image: Expr, block: Expr, row: Expr, column: Expr, lane: Expr) -> tuple[Expr, ...]:
     """The index of an element of a haloed plane."""
     return image, block, row + tensor.halo.top, column + tensor.halo.left, lane
 
 
-def _bytes(tensor: Activation) -> int:
+def row_bytes(tensor: Activation) -> int:
     """Of one row of one channel block."""
     return tensor.shape[3] * tensor.block * np.dtype(tensor.dtype).itemsize
 
@@ -34,7 +34,7 @@ class Pool2d:
     """Maximum or average over windows; padding never counts as a value."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return _rows(spec.outputs[0].shape[2])
+        return rows_of_a_task(spec.outputs[0].shape[2])
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
@@ -66,7 +66,7 @@ class Pool2d:
                     )
                     T.buffer_store(total, splat(LOWEST if maximum else 0.0), [0])
                     with T.serial(0, low - up) as u, T.serial(0, far - near) as v:
-                        value = load(X, *_inside(x, image, block, up + u, near + v, half * LANES))
+                        value = load(X, *inside(x, image, block, up + u, near + v, half * LANES))
                         T.buffer_store(total, T.max(total[0], value) if maximum else total[0] + value, [0])
                     result = total[0]
                     if not maximum:
@@ -77,10 +77,10 @@ class Pool2d:
                         else:
                             taps = (low - up) * (far - near)
                         result = T.Div(result, T.broadcast(T.cast(T.max(taps, 1), "float32"), LANES))
-                    store(Y, result, *_inside(y, image, block, row, column, half * LANES))
+                    store(Y, result, *inside(y, image, block, row, column, half * LANES))
 
         function = primitive([x, y], body)
-        block_size = (rows * sh + kh) * _bytes(x) + rows * _bytes(y)
+        block_size = (rows * sh + kh) * row_bytes(x) + rows * row_bytes(y)
         return Kernel(function, (), block_size, blocks * chunks)
 
 
@@ -102,13 +102,13 @@ class GlobalAveragePool:
                 with T.serial(0, x.block // LANES) as half:
                     store(total, splat(0.0), half * LANES)
                     with T.grid(height, width) as (row, column):
-                        value = load(X, *_inside(x, image, block, row, column, half * LANES))
+                        value = load(X, *inside(x, image, block, row, column, half * LANES))
                         store(total, load(total, half * LANES) + value, half * LANES)
                 with T.serial(0, T.min(x.block, channels - block * x.block)) as lane:
                     mean = T.Mul(total[lane], T.float32(1.0 / (height * width)))
                     T.buffer_store(Y, mean, [image, block * x.block + lane, 0, 0])
 
-        return Kernel(primitive([x, y], body), (), height * _bytes(x), blocks)
+        return Kernel(primitive([x, y], body), (), height * row_bytes(x), blocks)
 
 
 class Elementwise:
@@ -118,7 +118,7 @@ class Elementwise:
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return _rows(spec.outputs[0].shape[2])
+        return rows_of_a_task(spec.outputs[0].shape[2])
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         y = spec.outputs[0]
@@ -138,7 +138,7 @@ class Elementwise:
                 ):
 
                     def at(i: int) -> Expr:
-                        where = _inside(spec.inputs[i], image, block, first + r, column, half * LANES)
+                        where = inside(spec.inputs[i], image, block, first + r, column, half * LANES)
                         return load(buffers[i], *where)
 
                     value = at(0)
@@ -153,45 +153,18 @@ class Elementwise:
                             value = value * load(buffers[-3], channel) + load(buffers[-2], channel)
                         else:
                             value = activate(value, step)
-                    store(Y, value, *_inside(y, image, block, first + r, column, half * LANES))
+                    store(Y, value, *inside(y, image, block, first + r, column, half * LANES))
 
         function = primitive([*spec.inputs, *weights, y], body)
-        block_size = rows * sum(_bytes(t) for t in (*spec.inputs, y))
+        block_size = rows * sum(row_bytes(t) for t in (*spec.inputs, y))
         return Kernel(function, weights, block_size, blocks * chunks)
-
-
-class Concat:
-    """Along the channels; every input but the last fills whole blocks."""
-
-    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return [{}]
-
-    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        y = spec.outputs[0]
-        height, width = y.shape[2:]
-        counts = [-(-t.shape[1] // y.block) for t in spec.inputs]
-
-        def body(*buffers: Any) -> None:
-            Y = buffers[-1]
-            with T.parallel(0, Y.shape[0] * sum(counts)) as task:
-                image, target = T.bind(task // sum(counts)), T.bind(task % sum(counts))
-                before = 0
-                for x, X, count in zip(spec.inputs, buffers[:-1], counts, strict=True):
-                    mine = T.And(target >= before, target < before + count)
-                    with when(mine), T.grid(height, width, y.block // LANES) as (row, column, half):
-                        part = T.ramp(half * LANES, 1, LANES)
-                        value = X[(*_inside(x, image, target - before, row, column, 0)[:-1], part)]
-                        T.buffer_store(Y, value, [*_inside(y, image, target, row, column, 0)[:-1], part])
-                    before += count
-
-        return Kernel(primitive([*spec.inputs, y], body), (), 2 * height * _bytes(y), sum(counts))
 
 
 class ToBlocked:
     """Row-major fp32 (N, C, H, W) to blocks; channels that fill up the last block are zero."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return _rows(spec.outputs[0].shape[2])
+        return rows_of_a_task(spec.outputs[0].shape[2])
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
@@ -207,10 +180,10 @@ class ToBlocked:
                     channel = block * y.block + lane
                     value = X[image, T.min(channel, channels - 1), first + r, column]
                     value = T.Select(channel < channels, value, T.float32(0)) if channels % y.block else value
-                    where = list(_inside(y, image, block, first + r, column, lane))
+                    where = list(inside(y, image, block, first + r, column, lane))
                     T.buffer_store(Y, _narrow(value) if y.dtype == "uint16" else value, where)
 
-        block_size = 2 * rows * _bytes(y)
+        block_size = 2 * rows * row_bytes(y)
         return Kernel(primitive([x, y], body), (), block_size, blocks * chunks)
 
 
@@ -218,7 +191,7 @@ class ToPlain:
     """Blocks to row-major fp32 (N, C, H, W)."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return _rows(spec.outputs[0].shape[2])
+        return rows_of_a_task(spec.outputs[0].shape[2])
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
@@ -231,13 +204,13 @@ class ToPlain:
                 image, channel = T.bind(task // (channels * chunks)), T.bind(task // chunks % channels)
                 first = T.bind(task % chunks * rows)
                 with T.serial(0, T.min(rows, height - first)) as r, T.serial(0, width) as column:
-                    where = _inside(x, image, channel // x.block, first + r, column, channel % x.block)
+                    where = inside(x, image, channel // x.block, first + r, column, channel % x.block)
                     value = X[where]
                     if x.dtype == "uint16":
                         value = T.reinterpret("float32", T.shift_left(T.cast(value, "uint32"), T.uint32(16)))
                     T.buffer_store(Y, value, [image, channel, first + r, column])
 
-        return Kernel(primitive([x, y], body), (), 2 * rows * _bytes(x), channels * chunks)
+        return Kernel(primitive([x, y], body), (), 2 * rows * row_bytes(x), channels * chunks)
 
 
 class Copy:

@@ -4,98 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
-import tvm
-import tvm_ffi
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from nets import Net, normal, run
+from onnx import TensorProto
 
-from veltair.compiler.arena import plan
-from veltair.compiler.ir import Activation
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.lower import lower
 from veltair.compiler.onnx_model import load
 from veltair.errors import ModelError
-from veltair.machine import features, tvm_target
-from veltair.profiles.executor import empty, permit_tiles
-
-Arrays = dict[str, NDArray[Any]]
-random = np.random.default_rng(3)
-
-
-def normal(*shape: int) -> NDArray[np.float32]:
-    return (random.standard_normal(shape) / np.sqrt(max(1, np.prod(shape[1:])))).astype(np.float32)
-
-
-class Net:
-    """A little ONNX writer."""
-
-    def __init__(self, **inputs: list[Any]) -> None:
-        self.inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in inputs.items()]
-        self.nodes: list[onnx.NodeProto] = []
-        self.constants: list[onnx.TensorProto] = []
-
-    def __call__(self, op: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> str:
-        names = [i if isinstance(i, str) else self.constant(i) for i in inputs]
-        name = f"{op}{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, names, [name], name=name, **attributes))
-        return name
-
-    def constant(self, value: Any) -> str:
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(value), name))
-        return name
-
-    def save(self, path: Path, *outputs: str) -> Path:
-        found = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
-        graph = helper.make_graph(self.nodes, "net", self.inputs, found, self.constants)
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-        return path
-
-
-def run(path: Path, feeds: Arrays, precision: str, batch: int = 1, max_batch: int = 4) -> tuple[list[Any], list[str]]:
-    """Outputs of every layer's default version, and the layers' operators."""
-    graph = lower(load(path, max_batch), precision)
-    arena = plan(graph)
-    functions, kernels = {}, []
-    for layer in graph.layers:
-        space = SPACES[layer.op]
-        kernels.append(space.build(layer, space.points(layer, features())[0], features()))
-        functions[layer.symbol] = kernels[-1].function.with_attr("global_symbol", layer.symbol)
-    library = tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(tvm_target()))
-    if precision == "bf16":
-        permit_tiles()
-    memory = empty((arena.bytes,), "uint8")
-
-    def real(shape: tuple[int, ...]) -> list[int]:
-        return [-d * batch if d < 0 else d for d in shape]
-
-    inputs = [empty(real(p.shape), p.dtype) for p in graph.inputs]
-    for port, array in zip(graph.inputs, inputs, strict=True):
-        array[...] = feeds[port.name]
-    outputs = [empty(real(p.shape), p.dtype) for p in graph.outputs]
-
-    def view(tensor: Activation) -> Any:
-        place, shape = arena.places[tensor.name], real(tensor.physical)
-        if place.kind != "arena":
-            return tvm_ffi.from_dlpack((inputs if place.kind == "input" else outputs)[place.offset].reshape(shape))
-        size = int(np.prod(shape)) * np.dtype(tensor.dtype).itemsize
-        return tvm_ffi.from_dlpack(memory[place.offset : place.offset + size].view(tensor.dtype).reshape(shape))
-
-    for _ in range(2):  # the second run finds what the first one left in the arena
-        for layer, kernel in zip(graph.layers, kernels, strict=True):
-            weights = []
-            for weight in kernel.weights:
-                copy = empty(weight.shape, str(weight.dtype))
-                copy[...] = weight
-                weights.append(tvm_ffi.from_dlpack(copy))
-            library[layer.symbol](*map(view, layer.inputs), *weights, *map(view, layer.outputs))
-    return outputs, [layer.op for layer in graph.layers]
+from veltair.machine import features
 
 
 def residual_net(net: Net, channels: int = 24) -> tuple[str, ...]:

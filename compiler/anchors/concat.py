@@ -1,0 +1,72 @@
+"""Concatenation: at batch 1 every producer writes straight into its slice of the whole, and no layer is left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import onnx
+
+from veltair.compiler.graph import Slice
+from veltair.compiler.ir import Activation
+from veltair.compiler.lowering import Lowering
+from veltair.compiler.node import attribute
+
+
+def concat(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    rank = len(lowering.shape_of(node.output[0]))
+    if attribute(node, "axis", 0) % rank != 1 or not all(map(lowering.is_made, node.input)):
+        return False
+    pieces = [lowering.known[name] for name in node.input]
+    if rank == 4 and any(piece.block for piece in pieces):
+        return _channels(node, lowering)
+    return _rows(node, lowering, pieces)
+
+
+def _channels(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    """In blocks. What cannot be made in place (its channels begin within a block, or its memory is another's) is moved
+    by a layer for each run of such pieces."""
+    pieces = [lowering.blocked(name) for name in node.input]
+    if any(piece.block != lowering.block for piece in pieces):
+        return False
+    shape = lowering.shape_of(node.output[0])
+    whole = Activation(node.output[0], lowering.dtype, shape, lowering.block)
+    moved: list[Activation] = []
+    start = first = 0  # channels before the piece, and before the pieces in `moved`
+    for i, piece in enumerate(pieces):
+        fits = start % lowering.block == 0 and (piece.shape[1] % lowering.block == 0 or i == len(pieces) - 1)
+        where = Slice(whole.name, start // lowering.block)
+        if moved or shape[0] != 1 or not fits or not lowering.place(piece.name, where):
+            moved.append(piece)
+        start += piece.shape[1]
+        if moved and (i == len(pieces) - 1 or (start % lowering.block == 0 and shape[0] == 1)):
+            _move(node, lowering, moved, whole, first)
+            moved = []
+        if not moved:
+            first = start
+    lowering.known[whole.name] = whole
+    return True
+
+
+def _move(node: onnx.NodeProto, lowering: Lowering, pieces: list[Activation], whole: Activation, first: int) -> None:
+    """A layer that copies the pieces into the whole, `first` channels from its beginning."""
+    channels = sum(piece.shape[1] for piece in pieces)
+    target = whole
+    if channels != whole.shape[1]:
+        name = f"{whole.name}/{first}"
+        target = replace(whole, name=name, shape=(whole.shape[0], channels, *whole.shape[2:]))
+        lowering.slices[name] = Slice(whole.name, first // whole.block)
+    lowering.emit(lowering.spec(f"{node.name}/{first}", "concat", pieces, [target], {}, {}, 0))
+
+
+def _rows(node: onnx.NodeProto, lowering: Lowering, pieces: list[Activation]) -> bool:
+    """Row-major, where every piece can be made in place."""
+    shape, start = lowering.shape_of(node.output[0]), 0
+    bases = [lowering.views.get(piece.name, piece.name) for piece in pieces]
+    alike = not any(piece.block for piece in pieces) and len({piece.dtype for piece in pieces}) == 1
+    if shape[0] != 1 or not alike or len(set(bases)) < len(bases) or not lowering.movable().issuperset(bases):
+        return False
+    for piece in pieces:
+        lowering.place(piece.name, Slice(node.output[0], start))
+        start += piece.shape[1]
+    lowering.known[node.output[0]] = Activation(node.output[0], pieces[0].dtype, shape)
+    return True
