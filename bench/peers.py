@@ -1,0 +1,139 @@
+"""ONNX Runtime or OpenVINO behind the daemon's own gRPC front: what a user would run instead, served the same way.
+
+    python bench/peers.py SERVE.toml MODELS --engine openvino --hint latency --threads 2 --at-once 1
+
+The tenants and their targets come from the daemon's configuration (the artifacts are read for tensor names and
+shapes alone), the networks from MODELS/<tenant's model>.onnx. Queries run in the order they came, `--at-once` of them
+at a time, one session a model. Says where it listens as a line of JSON and serves until SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from numpy.typing import NDArray
+
+from veltair import config
+from veltair.errors import DeadlineError, OverloadedError
+from veltair.profiles import artifact
+from veltair.server.client import Snapshot, TenantInfo
+from veltair.server.engine_process import Answer
+from veltair.server.grpc import GrpcFront
+from veltair.server.metrics import Metrics
+from veltair.server.service import Service
+from veltair.types import QoSTarget
+
+Feeds = Mapping[str, NDArray[Any]]
+Outputs = dict[str, NDArray[Any]]
+Infer = Callable[[Feeds], Outputs]
+
+
+def onnxruntime(model: Path, threads: int) -> Infer:
+    """A session is re-entrant."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def openvino(model: Path, threads: int, hint: str) -> Infer:
+    """Each thread has an infer request of its own. Precision is OpenVINO's default: bfloat16 where there is AMX."""
+    import openvino as ov
+
+    compiled = ov.Core().compile_model(
+        str(model), "CPU", {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": hint.upper()}
+    )
+    outputs = [(output.get_any_name(), output) for output in compiled.outputs]
+    requests = threading.local()
+
+    def infer(feeds: Feeds) -> Outputs:
+        if not hasattr(requests, "own"):
+            requests.own = compiled.create_infer_request()
+        found = requests.own.infer(dict(feeds))
+        return {name: found[output].copy() for name, output in outputs}
+
+    return infer
+
+
+@dataclass(frozen=True, slots=True)
+class PeerEngine:
+    """What the front asks of `veltair.server.client.EngineClient`."""
+
+    tenants: Mapping[str, TenantInfo]
+    sessions: Mapping[str, Infer]
+    pool: ThreadPoolExecutor  # first come, first served
+    ready: bool = True
+
+    async def infer(self, tenant: str, inputs: Feeds, *, deadline_ns: int | None = None) -> Answer:
+        arrival_ns = time.monotonic_ns()
+
+        def work() -> Answer:
+            begin_ns = time.monotonic_ns()
+            if deadline_ns is not None and begin_ns > deadline_ns:
+                raise DeadlineError("the deadline passed before the query began")
+            outputs = self.sessions[tenant](inputs)
+            return Answer(outputs, begin_ns - arrival_ns, time.monotonic_ns() - begin_ns, ())
+
+        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+
+    async def snapshot(self, since: int = 0) -> Snapshot:
+        raise OverloadedError("a peer engine has no scheduler to look at")
+
+
+async def serve(args: argparse.Namespace) -> None:
+    settings = config.load(args.config)
+    tenants, sessions = {}, {}
+    for entry in settings.tenants:
+        found = artifact.load(Path(entry.artifact))
+        qos_ns = found.manifest.qos_ns if entry.qos_ms is None else round(entry.qos_ms * 1e6)
+        tenants[entry.name] = TenantInfo(entry.name, found, QoSTarget(qos_ns, entry.percentile), entry.priority)
+        model = args.models / f"{found.manifest.model}.onnx"
+        if args.engine == "onnxruntime":
+            sessions[entry.name] = onnxruntime(model, args.threads)
+        else:
+            sessions[entry.name] = openvino(model, args.threads, args.hint)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with ThreadPoolExecutor(args.at_once) as pool:
+        engine = PeerEngine(tenants, sessions, pool)
+        metrics = Metrics({name: (info.manifest.model, info.qos) for name, info in tenants.items()})
+        service = Service(engine, metrics, settings.server.body_limit_mb << 20)
+        front = await GrpcFront.start(service, "127.0.0.1:0")
+        print(json.dumps({"ready": True, "grpc": front.address}), flush=True)
+        await stop.wait()
+        await front.stop(1.0)
+        await service.parser.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, metavar="SERVE.toml")
+    parser.add_argument("models", type=Path, metavar="MODELS")
+    parser.add_argument("--engine", choices=("onnxruntime", "openvino"), required=True)
+    parser.add_argument("--hint", choices=("latency", "throughput"), default="latency", help="OpenVINO's")
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--at-once", type=int, required=True)
+    args = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(args))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
