@@ -175,7 +175,7 @@ class Meter:
             self._process = subprocess.Popen(
                 command,
                 pass_fds=(theirs.fileno(),),
-                env=os.environ | environment(len(self.cores)),
+                env=os.environ | environment(),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the compiler's to handle
             )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from veltair.errors import ArtifactError
 from veltair.machine import features
 from veltair.profiles.artifact import ALIGNMENT, SLACK_BYTES, Artifact, Buffer, nbytes
+from veltair.profiles.block_runner import Block, Bound, Program
 from veltair.profiles.tvm_runtime import runtime
 
 MAX_BATCHES = 256  # batch sizes whose views are kept
@@ -55,8 +55,7 @@ class Executor:
         if "amx_bf16" in manifest.features:
             permit_tiles()
         self.manifest = manifest
-        library = runtime.load_module(str(artifact.kernels))
-        self._kernels = [[library[v.symbol] for v in layer.versions] for layer in manifest.layers]
+        self._program = Program(manifest.layers, runtime.load_module(str(artifact.kernels)))
         size = artifact.weights.stat().st_size
         self._weights = np.memmap(artifact.weights, np.uint8, mode="c") if size else np.empty(0, np.uint8)
         _map_now(self._weights)
@@ -71,7 +70,7 @@ class Executor:
                 tensors[index] = _tensor(inputs[buffer.offset].reshape(buffer.at(batch)))
             elif buffer.kind == "output":
                 tensors[index] = _tensor(outputs[buffer.offset].reshape(buffer.at(batch)))
-        return Run(self, tensors)
+        return Run(self._program.bind(tensors), tensors)
 
     def _at(self, batch: int) -> Mapping[int, Any]:
         """Tensors over weights and arena; views of an arena never change, so each batch is bound once."""
@@ -95,26 +94,18 @@ class Executor:
 class Run:
     """One query's bound tensors; layers are called in order, each in any of its versions."""
 
-    __slots__ = ("_calls", "_executor", "_tensors")
+    __slots__ = ("_bound", "_tensors")
 
-    def __init__(self, executor: Executor, tensors: dict[int, Any]) -> None:
-        self._executor = executor
-        self._tensors = tensors
-        self._calls: dict[tuple[int, int], Callable[[], object]] = {}
+    def __init__(self, bound: Bound, tensors: dict[int, Any]) -> None:
+        self._bound, self._tensors = bound, tensors
 
-    def call(self, index: int, version: int) -> Callable[[], object]:
-        """One version of one layer with its arguments bound, ready to be called many times."""
-        call = self._calls.get((index, version))
-        if call is None:
-            executor = self._executor
-            arguments = executor.manifest.layers[index].versions[version].arguments
-            call = partial(executor._kernels[index][version], *[self._tensors[a] for a in arguments])
-            self._calls[index, version] = call
-        return call
+    def block(self, start: int, versions: Sequence[int]) -> Block:
+        """Layers from `start` on, one for each version, ready to be called. Must not outlive this run."""
+        return self._bound.block(start, versions)
 
     def layer(self, index: int, version: int) -> None:
         """Run one layer. The thread pool's present core set is used."""
-        self.call(index, version)()
+        self.block(index, (version,))()
 
     def buffer(self, index: int) -> NDArray[Any]:
         """The present content of a buffer, as a view."""
@@ -146,6 +137,5 @@ def run_all(executor: Executor, inputs: Sequence[NDArray[Any]], batch: int, vers
         aligned.append(copy)
     outputs = [empty(tuple(-d * batch if d < 0 else d for d in p.shape), p.dtype) for p in manifest.outputs]
     run = executor.bind(batch, aligned, outputs)
-    for index, layer in enumerate(manifest.layers):
-        run.layer(index, version % len(layer.versions))
+    run.block(0, [version % len(layer.versions) for layer in manifest.layers])()
     return outputs

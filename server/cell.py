@@ -8,6 +8,7 @@ cell always holds the present core set, and a cancellation names its query.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 
@@ -39,6 +40,11 @@ class Cell:
         self.words[_SEQUENCE] += 1
 
     # The worker's side.
+
+    def addresses(self) -> tuple[int, int]:
+        """Of the words of sequence and progress, for native code; they hold as long as this cell."""
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
+        return base + 8 * _SEQUENCE, base + 8 * _PROGRESS
 
     @property
     def sequence(self) -> int:

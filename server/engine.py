@@ -84,7 +84,7 @@ class Engine:
         self._front_events = select.EPOLLIN
         load = m.Load(configure.tenants, cores, configure.slots)
         target = self._workers + configure.spare_workers
-        self._supervisor = Supervisor(self._poll, target, len(cores), tensors, load)
+        self._supervisor = Supervisor(self._poll, target, tensors, load)
 
     def run(self) -> None:
         """Until the front says Shutdown or is gone."""

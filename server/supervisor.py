@@ -30,7 +30,7 @@ class WorkerProcess:
     Raises OSError when the system has no room for another process.
     """
 
-    def __init__(self, cores: int, tensors: int, load: Load) -> None:
+    def __init__(self, tensors: int, load: Load) -> None:
         ours, theirs = pair()
         fd = cells.create()
         inherited = (theirs.fileno(), fd, tensors)
@@ -41,7 +41,7 @@ class WorkerProcess:
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # the front's own output may be read by a program
-                env=os.environ | environment(cores),
+                env=os.environ | environment(),
             )
         except OSError:
             ours.close()
@@ -80,12 +80,12 @@ class WorkerProcess:
 class Supervisor:
     """Keeps `target` worker processes alive. What is due when is asked by the engine's loop; nothing blocks."""
 
-    def __init__(self, poll: select.epoll, target: int, cores: int, tensors: int, load: Load) -> None:
+    def __init__(self, poll: select.epoll, target: int, tensors: int, load: Load) -> None:
         self.workers: dict[int, WorkerProcess] = {}  # by the descriptors of their socket and their pidfd
         self.deaths = 0
         self._poll = poll
         self._target = target
-        self._arguments = (cores, tensors, load)
+        self._arguments = (tensors, load)
         self._idle: list[WorkerProcess] = []  # the one used last comes first: its caches are warm
         self._living = 0
         self.failed_starts = 0  # in a row

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from veltair.errors import VeltairError
@@ -25,6 +25,7 @@ from veltair.server.tenancy import open_artifact
 if TYPE_CHECKING:
     from veltair.profiles import executor
     from veltair.profiles.artifact import Artifact
+    from veltair.profiles.block_runner import Block
     from veltair.profiles.core_pool import CorePool
     from veltair.server.tensor_pool import TensorPool
     from veltair.types import CoreSet
@@ -38,12 +39,15 @@ class Worker:
     """Models loaded and warm, threads pinned. `channel` blocks."""
 
     def __init__(self, channel: Channel[ToWorker], cell: Cell, pool: TensorPool, cores: CorePool) -> None:
+        from veltair.profiles.block_runner import Watch
+
         self._channel = channel
         self._cell = cell
         self._pool = pool
         self._cores = cores
         self._executors: list[executor.Executor] = []  # by tenant; tenants with the same artifact share one
         self._bound: dict[tuple[int, int, int], executor.Run] = {}  # (tenant, slot, batch)
+        self._watch = Watch(*cell.addresses())
         self._sequence = -1  # of the cell, as last read
         self._told: CoreSet = ()  # the block's cores as the engine believes
 
@@ -67,14 +71,14 @@ class Worker:
 
     def _run(self, run: Run) -> BlockDone | BlockBroke:
         try:
-            calls = self._calls(run)
+            block = self._block(run)
             begin_ns = time.monotonic_ns()
-            stop = self._layers(run, calls)
+            stop = self._layers(run, block)
             return BlockDone(run.query, stop, begin_ns, time.monotonic_ns())
         except Exception as error:  # whatever a kernel raises costs this query alone
             return BlockBroke(run.query, f"{type(error).__name__}: {error}")
 
-    def _calls(self, run: Run) -> list[Callable[[], object]]:
+    def _block(self, run: Run) -> Block:
         key = (run.tenant, run.slot, run.batch)
         bound = self._bound.get(key)
         if bound is None:
@@ -82,17 +86,15 @@ class Worker:
                 self._bound.clear()
             inputs, outputs = self._pool.inputs(*key), self._pool.outputs(*key)
             bound = self._bound[key] = self._executors[run.tenant].bind(run.batch, inputs, outputs)
-        return [bound.call(layer, version) for layer, version in enumerate(run.versions, run.start)]
+        return bound.block(run.start, run.versions)
 
-    def _layers(self, run: Run, calls: list[Callable[[], object]]) -> int:
-        cell, layer = self._cell, run.start
+    def _layers(self, run: Run, block: Block) -> int:
+        """All layers of the block in one call, or in one more each time the cell has news."""
         self._told = run.cores
-        for call in calls:
-            if cell.sequence != self._sequence and not self._obey(run, layer):
-                return layer
-            cell.progress = layer
-            call()
-            layer += 1
+        layer = block.start
+        while (layer := block.run(layer, self._watch, self._sequence)) < block.stop:
+            if not self._obey(run, layer):
+                break
         return layer
 
     def _obey(self, run: Run, layer: int) -> bool:

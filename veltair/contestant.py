@@ -41,7 +41,7 @@ def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Calla
     from veltair.profiles.executor import Executor, empty
 
     cores = machine().cores
-    pool = core_pool.CorePool(cores)  # the first use sets how far it can grow
+    pool = core_pool.CorePool(cores)  # kernels that are loaded from here on use it
     executor = Executor(artifact)
     manifest = artifact.manifest
     at = next(i for i, b in enumerate(manifest.batches) if b >= batch)
@@ -52,17 +52,12 @@ def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Calla
         inputs.append(copy)
     outputs = [empty(tuple(-d * batch if d < 0 else d for d in p.shape), p.dtype) for p in manifest.outputs]
     run = executor.bind(batch, inputs, outputs)
-    calls = []
-    for index, layer in enumerate(manifest.layers):
+    fastest = []
+    for layer in manifest.layers:
         times = [version.latency_ns[at][0][threads - 1] for version in layer.versions]
-        calls.append(run.call(index, times.index(min(times))))
-
-    def once() -> None:
-        for call in calls:
-            call()
-
+        fastest.append(times.index(min(times)))
     pool.point(cores[:threads])
-    return once
+    return run.block(0, fastest)
 
 
 def onnxruntime(model: Path, feeds: Feeds, threads: int) -> Callable[[], object]:
@@ -115,5 +110,5 @@ def main(task: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.update(core_pool.environment(len(machine().cores)))  # before TVM is loaded
+    os.environ.update(core_pool.environment())  # before TVM is loaded
     main(json.loads(sys.argv[1]))

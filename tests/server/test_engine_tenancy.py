@@ -88,7 +88,7 @@ def test_starts_that_fail_are_tried_again_ever_more_rarely(monkeypatch: pytest.M
     poll = select.epoll()
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     fd = os.memfd_create("tensors")
-    supervisor = Supervisor(poll, 2, 1, fd, Load((), (0,), 1))
+    supervisor = Supervisor(poll, 2, fd, Load((), (0,), 1))
     now_ns, waits = 0, []
     for _ in range(12):
         supervisor.start_missing(now_ns)

@@ -38,7 +38,7 @@ class Driven:
         spec = TenantSpec("spin", str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1)
         fd = tensor_pool.create([loaded.manifest], 2)
         self.pool = TensorPool(fd, [loaded.manifest], 2)
-        self.process = WorkerProcess(len(CORES), fd, Load((spec,), CORES, 2))
+        self.process = WorkerProcess(fd, Load((spec,), CORES, 2))
         os.close(fd)
         self.cell = self.process.cell
 
