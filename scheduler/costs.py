@@ -6,9 +6,10 @@ by cores - 1, unless said otherwise. A level is an index into a grid that all pr
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +116,21 @@ class Costs:
     def cores_for_rest(self, level: int, start: int, qos_ns: int) -> int:
         """Core@ModelGranularity: the least cores that run layers [start, end) within `qos_ns`, else all."""
         return min(bisect_left(self._rest_ns[level][start], -qos_ns) + 1, self.cores)
+
+    def cores_to_end(self, level: int, start: int, left_ns: int) -> int | None:
+        """The same where it must be in time: None if no number of cores is enough."""
+        index = bisect_left(self._rest_ns[level][start], -left_ns)
+        return index + 1 if index < self.cores else None
+
+    def least_rest_ns(self, level: int, start: int) -> int:
+        """Layers [start, end) on the number of cores on which they are fastest."""
+        return -self._rest_ns[level][start][-1]
+
+    def layer_after(self, level: int, cores: int, start: int, elapsed_ns: int) -> int:
+        """The layer that begins last within `elapsed_ns` of the begin of layer `start`."""
+        prefix, column = self.prefix_ns[level], cores - 1
+        reached_ns = prefix[start][column] + elapsed_ns
+        return bisect_right(prefix, reached_ns, start + 1, key=itemgetter(column)) - 1
 
     def least_cores(self, level: int, start: int, stop: int, qos_ns: int, bound: int) -> int | None:
         """The least cores that run layers [start, stop) within `qos_ns`; None if more than `bound` are needed."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from veltair.scheduler.costs import SOLO
-from veltair.scheduler.state import Progress, Start, System
-from veltair.types import LayerBlock
+from veltair.scheduler.policy import Policy, Start
+from veltair.scheduler.state import System
 
 
-class Fcfs:
+class Fcfs(Policy):
     """The whole model is one block on the least cores that hold its QoS alone, or on all if none do.
 
     Strictly in order: the head starts when that many cores are free, and keeps them to its end.
@@ -19,16 +19,4 @@ class Fcfs:
         progress = next(stopped, None) or system.head()
         if progress is None or progress.avg_cores > system.free:
             return None
-        return Start(progress, _rest(progress), SOLO)
-
-
-def _rest(progress: Progress) -> LayerBlock:
-    costs, cores, start = progress.costs, progress.avg_cores, progress.next_layer
-    return LayerBlock(
-        query=progress.query.id,
-        start=start,
-        stop=costs.layers,
-        versions=costs.versions(SOLO, cores, start, costs.layers),
-        cores=cores,
-        predicted_ns=costs.time_ns(SOLO, cores, start, costs.layers),
-    )
+        return Start(progress, progress.block(SOLO, progress.costs.layers, progress.avg_cores), SOLO)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from veltair.errors import ConfigError
 from veltair.scheduler.fcfs import Fcfs
-from veltair.scheduler.state import Policy
+from veltair.scheduler.fixed_blocks import FixedBlocks
+from veltair.scheduler.policy import Policy
 from veltair.scheduler.veltair_full import VeltairFull
 
 POLICIES: dict[str, Callable[[], Policy]] = {
-    "fcfs": Fcfs,
     "veltair-full": VeltairFull,
+    "veltair-as": partial(VeltairFull, adapt_versions=False),
+    "veltair-ac": partial(FixedBlocks, 1, adapt_versions=True),
+    "fcfs": Fcfs,
+    "layerwise": partial(FixedBlocks, 1),
+    "block-6": partial(FixedBlocks, 6),
+    "block-11": partial(FixedBlocks, 11),
 }
 
 

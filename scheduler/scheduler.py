@@ -13,8 +13,9 @@ from veltair.scheduler.cores import CorePool
 from veltair.scheduler.costs import level_grid
 from veltair.scheduler.invariants import violations
 from veltair.scheduler.policies import make_policy
+from veltair.scheduler.policy import Grow, Policy, Reject, Start, Step, Stop
 from veltair.scheduler.proxy import BlockTimed, DemandChanged, ObservedSlowdown, Proxy, SteadyLevel
-from veltair.scheduler.state import Grow, Policy, Progress, Run, Start, System
+from veltair.scheduler.state import Progress, Run, System
 from veltair.types import (
     BlockFailed,
     BlockFinished,
@@ -32,6 +33,7 @@ from veltair.types import (
     QueryCancelled,
     RejectQuery,
     StartBlock,
+    StopBlock,
     Tenant,
     WorkersChanged,
 )
@@ -86,7 +88,9 @@ class Scheduler:
         self._admission = Admission(tenants, profiles, grid, len(cores))
         self._policy = make_policy(policy) if isinstance(policy, str) else policy
         self._proxy: Proxy = ObservedSlowdown() if proxy is None else proxy
-        self.system = System(machine, grid, CorePool(machine), SteadyLevel(grid), workers, len(cores))
+        self.system = System(
+            machine, grid, CorePool(machine), SteadyLevel(grid), workers, len(cores), self._admission.tenants
+        )
         self._now_ns = 0
         self._last_events: deque[Event] = deque(maxlen=_REMEMBERED_EVENTS)
         self._blocks_started = self._conflicts = self._blocks_grown = self._capped_blocks = 0
@@ -99,7 +103,7 @@ class Scheduler:
 
         A cancelled query that waits, for its first block or between two, is dropped without a decision; one that
         runs gets CancelQuery, and ends with the BlockFinished or BlockFailed that follows. After a BlockFinished
-        short of the block's stop the query goes on from there.
+        short of the block's stop, as one that got StopBlock sends, the query goes on from there.
         """
         self._last_events.append(event)
         self._now_ns = max(self._now_ns, event.time_ns)
@@ -169,6 +173,8 @@ class Scheduler:
         else:
             system.waiting[query.id] = admitted
             system.total_avg += admitted.avg_cores
+            admitted.ready_ns = self._now_ns
+            self._policy.query_arrived(admitted, self._now_ns)
 
     def _finished(self, event: BlockFinished, decisions: list[Decision]) -> None:
         progress, run = self._running(event.query)
@@ -176,14 +182,15 @@ class Scheduler:
         if not block.start <= event.stop <= block.stop or event.elapsed_ns < 0:
             self._broken(f"query {event.query} cannot have finished so: it runs {block}")
         self._proxy.observe(BlockTimed(event.elapsed_ns, run.solo_ns(event.stop)))
+        self._free_cores(progress)
+        progress.next_layer = event.stop
+        progress.ready_ns = self._now_ns
+        self._policy.block_ended(progress, run, event.stop, event.elapsed_ns)
         if progress.cancelled:
             self._end(progress)
         elif event.stop == progress.costs.layers:
             self._end(progress)
             decisions.append(FinishQuery(event.query))
-        else:
-            self._free_cores(progress)
-            progress.next_layer = event.stop
 
     def _grown(self, event: BlockGrown) -> None:
         _, run = self._running(event.query)
@@ -200,7 +207,7 @@ class Scheduler:
         if progress.run is None:
             self._end(progress)
         elif not progress.cancelled:
-            progress.cancelled = True
+            progress.cancelled = progress.run.stopping = True
             decisions.append(CancelQuery(query))
 
     def _workers_changed(self, workers: int) -> None:
@@ -217,12 +224,23 @@ class Scheduler:
         self._proxy.observe(DemandChanged(sum([run.bytes_per_ns for run in runs])))
         system.steady.follow(self._proxy.level)
         while (step := self._policy.next_step(system, now_ns)) is not None:
-            if system.free == 0:
-                self._broken(f"the policy wants {step} with no core free")
-            decisions.append(self._start(step) if isinstance(step, Start) else self._grow(step))
+            decisions.append(self._carry_out(step))
+
+    def _carry_out(self, step: Step) -> Decision:
+        match step:
+            case Start():
+                return self._start(step)
+            case Grow():
+                return self._grow(step)
+            case Stop():
+                return self._stop(step)
+            case Reject():
+                return self._reject(step)
 
     def _start(self, step: Start) -> StartBlock:
         system, progress, block = self.system, step.progress, step.block
+        if system.free == 0:
+            self._broken(f"the policy wants {block} with no core free")
         if progress.run is not None or block.start != progress.next_layer:
             self._broken(f"the policy wants {block}, but the query stands at layer {progress.next_layer}")
         if block.query in system.waiting:
@@ -245,6 +263,20 @@ class Scheduler:
         more = self.system.pool.take(step.more, beside=run.core_set)
         run.core_set = tuple(sorted(run.core_set + more))
         return GrowBlock(query, run.core_set)
+
+    def _stop(self, step: Stop) -> StopBlock:
+        query, run = step.progress.query.id, step.progress.run
+        if run is None or run.stopping:
+            self._broken(f"the policy wants to stop query {query}, which runs no block or is stopping already")
+        run.stopping = True
+        return StopBlock(query)
+
+    def _reject(self, step: Reject) -> RejectQuery:
+        query = step.progress.query.id
+        if step.progress.run is not None:
+            self._broken(f"the policy wants to give up query {query}, which runs a block")
+        self._end(step.progress)
+        return RejectQuery(query, step.reason)
 
     # State
 
@@ -274,6 +306,7 @@ class Scheduler:
             del system.in_flight[query]
         system.most_in_flight = min(system.most_in_flight, len(system.in_flight))
         system.total_avg -= progress.avg_cores
+        self._policy.query_ended(progress, self._now_ns)
 
     def _broken(self, what: str) -> NoReturn:
         events = "\n  ".join(map(repr, self._last_events))

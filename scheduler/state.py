@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
 
 from veltair.scheduler.cores import CorePool
-from veltair.scheduler.costs import Costs, nearest_level
+from veltair.scheduler.costs import SOLO, Costs, nearest_level
 from veltair.scheduler.proxy import SteadyLevel
 from veltair.types import CoreSet, LayerBlock, Machine, Query, Tenant
 
@@ -23,6 +22,7 @@ class Run:
     predicted_ns: int  # on the cores that it really has, at the level of its start
     ends_ns: int  # expected
     bytes_per_ns: float
+    stopping: bool = False  # told to stop at its next layer, or cancelled
 
     @classmethod
     def begin(cls, block: LayerBlock, costs: Costs, core_set: CoreSet, now_ns: int) -> Run:
@@ -53,10 +53,20 @@ class Run:
         """Section 4.3: what remains is within 10 % of what the block was predicted to take."""
         return (self.ends_ns - now_ns) * 10 <= self.predicted_ns
 
+    def layer_at(self, now_ns: int) -> int:
+        """The layer that should be in execution now, if all goes as predicted; always one of the block's."""
+        block, (layer, cores) = self.block, self.stretches[-1]
+        if now_ns >= self.ends_ns:
+            return block.stop - 1
+        done_ns = self.costs.time_ns(SOLO, cores, layer, block.stop)  # scaled by the share of time that is over
+        left_ns = self.predicted_ns if len(self.stretches) == 1 else _rescaled(block, self.costs, layer, cores)
+        done_ns -= done_ns * (self.ends_ns - now_ns) // max(left_ns, 1)
+        return min(max(layer, self.costs.layer_after(SOLO, cores, layer, done_ns)), block.stop - 1)
+
     def missing_cores(self, now_ns: int) -> int:
         """How many more cores the block could still use; it takes them up between two of its layers."""
         missing = self.block.cores - len(self.core_set)
-        if missing == 0 or self.block.stop - self.block.start == 1 or self.soon_to_finish(now_ns):
+        if missing == 0 or self.stopping or self.block.stop - self.block.start == 1 or self.soon_to_finish(now_ns):
             return 0
         return missing
 
@@ -81,10 +91,17 @@ class Progress:
     next_layer: int = 0  # the first layer that has not run, nor runs now
     run: Run | None = None
     cancelled: bool = False
+    ready_ns: int = 0  # since when it waits for cores, or waited for those of the block that runs
 
     @property
     def due_ns(self) -> int:
         return min(self.query.arrival_ns + self.tenant.qos.latency_ns, self.query.deadline_ns)
+
+    def block(self, level: int, stop: int, cores: int) -> LayerBlock:
+        """The layers from the next one to `stop`, each in its best version for that level and number of cores."""
+        costs, start = self.costs, self.next_layer
+        versions = costs.versions(level, cores, start, stop)
+        return LayerBlock(self.query.id, start, stop, versions, cores, costs.time_ns(level, cores, start, stop))
 
 
 @dataclass(slots=True)
@@ -97,6 +114,7 @@ class System:
     steady: SteadyLevel
     workers: int
     cores: int  # of the machine
+    tenants: Mapping[str, Tenant]  # by name
     waiting: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of arrival
     in_flight: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of start; one worker each
     total_avg: int = 0  # sum of avg_cores over all active queries
@@ -111,6 +129,10 @@ class System:
         if not self.waiting or len(self.in_flight) >= self.workers:
             return None
         return next(iter(self.waiting.values()))
+
+    def startable(self) -> Iterable[Progress]:
+        """The queries that have not started, in order of arrival; none if no worker is free for them."""
+        return self.waiting.values() if len(self.in_flight) < self.workers else ()
 
     def renew_avg(self, progress: Progress, avg_cores: int) -> None:
         self.total_avg += avg_cores - progress.avg_cores
@@ -134,35 +156,3 @@ class System:
         if staying == running:
             return at if running else 0
         return nearest_level(self.grid, 1.0 + (self.grid[at] - 1.0) * staying / running)
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start this block now, on as many of its cores as are free (at least one is)."""
-
-    progress: Progress
-    block: LayerBlock
-    level: int  # grid index
-    capped: bool = False  # its QoS share cannot be held on the cores that it may use
-
-
-@dataclass(frozen=True, slots=True)
-class Grow:
-    """Give a running block this many of the free cores on top."""
-
-    progress: Progress
-    more: int
-
-
-Step: TypeAlias = Start | Grow
-
-
-class Policy(Protocol):
-    """Who gets cores next, and for which layers.
-
-    After every event the state machine asks for steps, carrying each out, until there is none. All the rest, from
-    core sets to cancelled queries, is the state machine's. A policy may keep state of its own, must read neither
-    clock nor chance, and has to return None once nothing is free.
-    """
-
-    def next_step(self, system: System, now_ns: int) -> Step | None: ...

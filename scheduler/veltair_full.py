@@ -1,23 +1,26 @@
-"""VELTAIR-FULL: adaptive blocks and adaptive code versions (sections 4.2 and 4.3, Alg. 2 and 3)."""
+"""VELTAIR-FULL and VELTAIR-AS: adaptive blocks, and code versions adapted or not (sections 4.2, 4.3 and 5.1)."""
 
 from __future__ import annotations
 
 from veltair.scheduler.blocks import Budget, form_block, threshold
-from veltair.scheduler.state import Grow, Progress, Start, Step, System
-from veltair.types import LayerBlock
+from veltair.scheduler.costs import SOLO
+from veltair.scheduler.policy import Grow, Policy, Start, Step
+from veltair.scheduler.state import Progress, System
 
 
-class VeltairFull:
+class VeltairFull(Policy):
     """Forms each next block when it can start, for the load and the interference level of that moment.
 
     Cores go to the oldest query first, be it to begin its next block or to grow the one that started with too
     few (a conflict); a query that waits for a worker comes last. Nothing is refused.
     """
 
-    def __init__(self, *, against_slack: bool = True, split_by_ops: bool = False) -> None:
-        """`against_slack`: Avg_C and the layers' QoS are those of the layers left against the time left, else
+    def __init__(self, *, adapt_versions: bool = True, against_slack: bool = True, split_by_ops: bool = False) -> None:
+        """`adapt_versions`: for the level of the moment, else those that are best alone (VELTAIR-AS).
+        `against_slack`: Avg_C and the layers' QoS are those of the layers left against the time left, else
         those of the whole model. `split_by_ops`: layer QoS by op count (the paper's), else by profiled time.
         """
+        self._adapt_versions = adapt_versions
         self._against_slack = against_slack
         self._split_by_ops = split_by_ops
 
@@ -28,14 +31,14 @@ class VeltairFull:
             run = progress.run
             if run is None:
                 return self._start(system, progress, now_ns)
-            if not progress.cancelled and (missing := run.missing_cores(now_ns)):
+            if missing := run.missing_cores(now_ns):
                 return Grow(progress, min(missing, system.free))
         head = system.head()
         return None if head is None else self._start(system, head, now_ns)
 
     def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
         costs, start = progress.costs, progress.next_layer
-        level = system.next_level(now_ns)  # Alg. 3 l. 10
+        level = system.next_level(now_ns) if self._adapt_versions else SOLO  # Alg. 3 l. 10
         work = costs.op_work if self._split_by_ops else costs.time_work
         if self._against_slack:
             budget = Budget(max(0, progress.due_ns - now_ns), work[-1] - work[start], work)
@@ -47,12 +50,4 @@ class VeltairFull:
         extra = threshold(avg_cores, system.total_avg, system.cores)  # Alg. 3 l. 11
         bound = min(avg_cores + extra, costs.cores)
         formed = form_block(costs, level, start, budget, avg_cores, bound)
-        block = LayerBlock(
-            query=progress.query.id,
-            start=start,
-            stop=formed.stop,
-            versions=costs.versions(level, formed.cores, start, formed.stop),
-            cores=formed.cores,
-            predicted_ns=costs.time_ns(level, formed.cores, start, formed.stop),
-        )
-        return Start(progress, block, level, formed.capped)
+        return Start(progress, progress.block(level, formed.stop, formed.cores), level, formed.capped)

@@ -26,6 +26,7 @@ from veltair.types import (
     QueryCancelled,
     RejectQuery,
     StartBlock,
+    StopBlock,
 )
 
 # How long a layer takes: (query, layer, version, cores) -> ns.
@@ -132,6 +133,8 @@ class VirtualMachine:
                 self._running[query].granted = core_set
             case CancelQuery(query=query):
                 self._running[query].cancelled = True
+            case StopBlock(query=query):
+                self.preempt(query)
             case FinishQuery(query=query):
                 self._end(query, "finished")
             case RejectQuery(query=query):

@@ -239,7 +239,14 @@ class CancelQuery:
     query: int
 
 
-Decision: TypeAlias = StartBlock | GrowBlock | FinishQuery | RejectQuery | CancelQuery
+@dataclass(frozen=True, slots=True)
+class StopBlock:
+    """Stop the query's running block at its next layer; a BlockFinished or BlockFailed follows, and it goes on later."""
+
+    query: int
+
+
+Decision: TypeAlias = StartBlock | GrowBlock | FinishQuery | RejectQuery | CancelQuery | StopBlock
 
 
 @dataclass(frozen=True, slots=True)
