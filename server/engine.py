@@ -41,6 +41,7 @@ from veltair.types import (
     QueryCancelled,
     RejectQuery,
     StartBlock,
+    StopBlock,
     WorkersChanged,
 )
 
@@ -267,7 +268,7 @@ class Engine:
                 self._start(decision)
             case GrowBlock(query=query, core_set=core_set):
                 self._held(query).cell.order(core_set)
-            case CancelQuery(query=query):
+            case CancelQuery(query=query) | StopBlock(query=query):
                 self._held(query).cell.cancel(query)
             case FinishQuery(query=query):
                 self._end(self._tickets[query], "done")
@@ -282,6 +283,7 @@ class Engine:
             if ticket.worker is None:
                 raise InvariantError(f"query {block.query} is to start, but no worker is idle")
         ticket.order, ticket.ordered_ns = order, time.monotonic_ns()
+        ticket.worker.cell.cancel(0)  # a block before this one may have been told to stop
         ticket.worker.cell.order(order.core_set)
         infer = ticket.infer
         run = m.Run(
