@@ -1,0 +1,113 @@
+"""Vector functions against the double precision ones of Python's math, over all of their range."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
+
+from veltair import machine
+from veltair.compiler.kernels import vectormath
+from veltair.compiler.kernels.emit import LANES, load, primitive, store
+
+Vector = NDArray[np.float32]
+TARGETS = {
+    "avx2": {"kind": "llvm", "mcpu": "x86-64-v3"},
+    "avx512": {"kind": "llvm", "mcpu": "x86-64-v4"},
+}
+
+
+@pytest.fixture(params=["avx2", "avx512"], scope="module")
+def target(request: pytest.FixtureRequest) -> Any:
+    if request.param not in machine.features():
+        pytest.skip(f"this CPU has no {request.param}")
+    return tvm.target.Target(TARGETS[request.param])
+
+
+def run(target: Any, function: Callable[[Any], Any], x: Vector, width: int = LANES) -> Vector:
+    """Apply a function of 16 floats to all of x; `width` is how many come out for each 16."""
+    y = np.empty((len(x) // LANES, width), np.float32)
+
+    def body(X: Any, Y: Any) -> None:
+        with T.serial(0, len(x) // LANES) as i:
+            value = function(load(X, i * LANES))
+            if width == 1:
+                T.buffer_store(Y, value, [i, 0])
+            else:
+                store(Y, value, i, 0)
+
+    module = tvm.IRModule({"f": primitive([x, y], body).with_attr("global_symbol", "f")})
+    given, taken = tvm.runtime.tensor(x), tvm.runtime.tensor(y)
+    tvm.compile(module, target=target)["f"](given, taken)
+    return taken.numpy().reshape(-1)
+
+
+def everywhere(low: float, high: float) -> Vector:
+    """Evenly over the range, near zero by magnitude, and what is special."""
+    small = np.float32(10.0) ** np.linspace(-37, 0, 16 * 1024).astype(np.float32)
+    special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 3.4e38, -3.4e38, 1e-42, *[0.5] * 6])
+    return np.concatenate([np.linspace(low, high, 64 * 1024), small, -small, special]).astype(np.float32)
+
+
+def units_off(found: Vector, expected: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Error in units in the last place of the expected value, which for subnormals are those of the least normal."""
+    with np.errstate(all="ignore"):
+        unit = np.spacing(np.maximum(np.abs(expected), 1.2e-38).astype(np.float32))
+        same = (found == expected.astype(np.float32)) | (np.isnan(found) & np.isnan(expected))
+        return np.where(same, 0.0, np.abs(found - expected) / unit)
+
+
+def worst(target: Any, function: Callable[[Any], Any], exact: Callable[[float], float], x: Vector) -> float:
+    expected = np.array([exact(float(v)) for v in x])
+    off = units_off(run(target, function, x), expected)
+    assert not np.isnan(off).any(), x[np.isnan(off)][:5]
+    return float(off.max())
+
+
+def log(value: float) -> float:
+    if value == 0:
+        return -math.inf
+    return math.log(value) if not value < 0 else math.nan
+
+
+def exp(value: float) -> float:
+    return math.inf if value > 709 else math.exp(value)
+
+
+def test_exp(target: Any) -> None:
+    x = everywhere(-86.9, 88.7)
+    assert worst(target, vectormath.exp, exp, x) <= 2
+    beyond = np.linspace(-200, -87.1, 1024).astype(np.float32)
+    assert not run(target, vectormath.exp, beyond).any()
+    assert np.isposinf(run(target, vectormath.exp, -beyond - np.float32(-2.0))).all()
+
+
+def test_log(target: Any) -> None:
+    x = np.concatenate([everywhere(1e-6, 1e6), np.linspace(0.5, 2, 64 * 1024).astype(np.float32)])
+    subnormal = np.linspace(1e-45, 1.1e-38, 1024).astype(np.float32)
+    assert worst(target, vectormath.log, log, np.concatenate([x, subnormal])) <= 2
+
+
+def test_erf(target: Any) -> None:
+    assert worst(target, vectormath.erf, math.erf, everywhere(-6, 6)) <= 6
+
+
+def test_tanh(target: Any) -> None:
+    assert worst(target, vectormath.tanh, math.tanh, everywhere(-12, 12)) <= 5
+
+
+def test_sigmoid(target: Any) -> None:
+    x = everywhere(-87, 87)
+    assert worst(target, vectormath.sigmoid, lambda v: 1 / (1 + exp(-v)), x) <= 4
+
+
+def test_lanes_are_combined(target: Any) -> None:
+    x = np.random.default_rng(0).standard_normal(LANES * 64).astype(np.float32)
+    rows = x.reshape(-1, LANES)
+    np.testing.assert_allclose(run(target, vectormath.sum_lanes, x, 1), rows.sum(1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(run(target, vectormath.max_lanes, x, 1), rows.max(1))
+    np.testing.assert_array_equal(run(target, vectormath.min_lanes, x, 1), rows.min(1))
