@@ -197,7 +197,7 @@ void pool_asleep(void) {
 static int fail(const char *what, int core, int number) {
   char text[200];
   snprintf(text, sizeof text, "%s core %d: %s", what, core, strerror(number));
-  TVMFFIErrorSetRaisedFromCStr("OSError", text);
+  TVMFFIErrorSetRaisedFromCStr("ValueError", text);
   return -1;
 }
 
@@ -222,8 +222,21 @@ static int start_member(int core) {
     free(m);
     return failed;
   }
+  char name[16];
+  snprintf(name, sizeof name, "veltair-core%d", core % 1000);
+  pthread_setname_np(thread, name);
   pthread_detach(thread);
   members[core] = m;
+  return 0;
+}
+
+FFI_EXPORT(awake) {
+  pool_awake();
+  return 0;
+}
+
+FFI_EXPORT(asleep) {
+  pool_asleep();
   return 0;
 }
 

@@ -9,6 +9,8 @@ after the block.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from veltair.types import CoreSet
 
@@ -27,14 +29,15 @@ def environment() -> dict[str, str]:
 class CorePool:
     """The process' pool, for one thread that runs kernels. Create it before the libraries with the kernels are loaded.
 
-    Raises OSError for a core that this process may not use.
+    Raises ValueError for a core that this process may not use.
     """
 
     def __init__(self, cores: CoreSet) -> None:
         from veltair.profiles import native
 
-        self._point = native.library()["point"]
-        native.library()["start"](LINGER_NS, *cores)
+        library = native.library()
+        self._point, self._awake, self._asleep = library["point"], library["awake"], library["asleep"]
+        library["start"](LINGER_NS, *cores)
         self.size = len(cores)  # the largest core set that `point` can use
         self.now: CoreSet = ()
         self._first = -1  # the calling thread's core
@@ -50,3 +53,12 @@ class CorePool:
         if first != self._first:
             os.sched_setaffinity(0, (first,))
         self.now, self._first = cores, first
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """The threads of the present core set as they are inside a block, for kernels that are called one by one."""
+        self._awake()
+        try:
+            yield
+        finally:
+            self._asleep()

@@ -3,6 +3,8 @@
 mlp    x (-1, 16) float32 -> y (-1, 8) float32, batch up to 8: three dense layers, two code versions each
 spin   turns, seed (1,) int32 -> state (1,) int32: LAYERS layers, each of which turns a congruential generator
        `turns` times; the sender thus chooses how long a query takes
+brittle  as spin, but a layer adds one to the seed, and fails once that + 15 exceeds `turns`, in the last of 16
+       parallel parts; 0 turns never fail
 crash  address, as spin's turns: a layer that reads from wherever it is told, and dies of it
 """
 
@@ -88,6 +90,18 @@ def spin(turns: T.handle, source: T.handle, target: T.handle):
 
 
 @T.prim_func
+def brittle(turns: T.handle, source: T.handle, target: T.handle):
+    T.func_attr({"global_symbol": "brittle", "tirx.noalias": True})
+    N = T.match_buffer(turns, (1,), "int32")
+    A = T.match_buffer(source, (1,), "int32")
+    C = T.match_buffer(target, (1,), "int32")
+    for i in T.parallel(16):
+        assert N[0] == 0 or A[0] + i <= N[0], "too much for a brittle layer"
+        if i == 0:
+            C[0] = A[0] + 1
+
+
+@T.prim_func
 def crash(address: T.handle, source: T.handle, target: T.handle):
     T.func_attr({"global_symbol": "crash", "tirx.noalias": True})
     N = T.match_buffer(address, (1,), "int32")
@@ -169,6 +183,7 @@ def main(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     build_mlp(folder / "mlp")
     build_chain(folder / "spin", spin, LAYERS)
+    build_chain(folder / "brittle", brittle, LAYERS)
     build_chain(folder / "crash", crash, 2)
 
 

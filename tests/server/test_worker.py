@@ -31,11 +31,11 @@ ALL = (0,) * SPIN_LAYERS
 
 
 class Driven:
-    """A worker that has loaded the spin model, and the memory it shares with us."""
+    """A worker that has loaded the spin model, or another chain, and the memory it shares with us."""
 
-    def __init__(self, artifacts: Path, digest: str | None = None) -> None:
-        loaded = artifact_store.load(artifacts / "spin")
-        spec = TenantSpec("spin", str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1)
+    def __init__(self, artifacts: Path, digest: str | None = None, name: str = "spin") -> None:
+        loaded = artifact_store.load(artifacts / name)
+        spec = TenantSpec(name, str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1)
         fd = tensor_pool.create([loaded.manifest], 2)
         self.pool = TensorPool(fd, [loaded.manifest], 2)
         self.process = WorkerProcess(fd, Load((spec,), CORES, 2))

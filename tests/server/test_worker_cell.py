@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import struct
@@ -46,6 +47,16 @@ def test_a_cell_tells_that_it_changed_and_what() -> None:
     worker.progress = 12
     assert engine.progress == 12
     assert worker.sequence == 4
+
+
+def test_native_code_finds_the_words_of_a_cell() -> None:
+    engine, worker = both_sides()
+    sequence, progress = map(ctypes.c_uint64.from_address, worker.addresses())
+    engine.cancel(77)
+    assert sequence.value == 2
+    progress.value = 12
+    assert engine.progress == 12
+    assert engine.read() == (2, (), 77)
 
 
 def channels() -> tuple[Channel[FromWorker], Channel[ToEngine]]:
