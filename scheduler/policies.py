@@ -6,9 +6,15 @@ from collections.abc import Callable
 from functools import partial
 
 from veltair.errors import ConfigError
+from veltair.scheduler.ai_mt import AiMt
+from veltair.scheduler.clockwork import Clockwork
 from veltair.scheduler.fcfs import Fcfs
 from veltair.scheduler.fixed_blocks import FixedBlocks
+from veltair.scheduler.packrat import Packrat
+from veltair.scheduler.parties import Parties
+from veltair.scheduler.planaria import Planaria
 from veltair.scheduler.policy import Policy
+from veltair.scheduler.prema import Prema
 from veltair.scheduler.veltair_full import VeltairFull
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -19,6 +25,12 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "layerwise": partial(FixedBlocks, 1),
     "block-6": partial(FixedBlocks, 6),
     "block-11": partial(FixedBlocks, 11),
+    "planaria": Planaria,
+    "prema": Prema,
+    "parties": Parties,
+    "ai-mt": AiMt,
+    "clockwork": Clockwork,
+    "packrat": Packrat,
 }
 
 

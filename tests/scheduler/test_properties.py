@@ -37,6 +37,11 @@ from veltair.types import (
 LEVELS = (1.0, 1.5, 3.0)
 PREEMPT = "preempt"
 
+# What leaves no core idle that somebody could use. The others hold back: for a core count or a partition of their
+# own, for who owns the machine, or for the memory.
+WORK_CONSERVING = {"veltair-full", "veltair-as", "veltair-ac", "layerwise", "block-6", "block-11"}
+REFUSING = {"clockwork"}
+
 
 @dataclass
 class Story:
@@ -215,7 +220,8 @@ def test_every_query_ends_once_and_runs_every_layer_once(stories, policy, data):
     assert (stats.in_flight, stats.running, stats.cores_in_use, sum(stats.waiting.values())) == (0, 0, 0, 0)
     for query, how in virtual.outcome.items():
         assert watch.ended.get(query, "cancelled") == how
-        assert (how == "rejected") is (arrived[query].batch == 3)
+        if policy not in REFUSING or arrived[query].batch == 3:
+            assert (how == "rejected") is (arrived[query].batch == 3)
         pieces = [piece for piece in watch.covered[query] if piece[0] < piece[1]]
         if how == "finished":
             model = arrived[query].tenant.removeprefix("t-")
@@ -233,6 +239,8 @@ def test_nothing_that_could_run_is_left_waiting(stories, policy, data):
             ready.append(head)
         if policy == "fcfs":
             assert all(progress.avg_cores > system.free for progress in ready[:1])
+        elif policy not in WORK_CONSERVING:
+            assert not ready or any(progress.run for progress in system.in_flight.values())
         elif system.free:
             assert not ready
             now_ns = event.time_ns

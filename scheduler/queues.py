@@ -1,0 +1,27 @@
+"""Queries that have not started, in a queue for each tenant: for policies that do not serve them in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from veltair.scheduler.state import Progress
+
+
+class TenantQueues:
+    """In order of arrival. Whoever starts a query takes it out."""
+
+    __slots__ = ("_queues",)
+
+    def __init__(self) -> None:
+        self._queues: dict[str, dict[int, Progress]] = {}
+
+    def add(self, progress: Progress) -> None:
+        self._queues.setdefault(progress.tenant.name, {})[progress.query.id] = progress
+
+    def discard(self, progress: Progress) -> None:
+        """Does nothing for a query that is not here."""
+        self._queues.get(progress.tenant.name, {}).pop(progress.query.id, None)
+
+    def heads(self) -> Iterator[Progress]:
+        """The first query of every tenant that has one."""
+        return (next(iter(queue.values())) for queue in self._queues.values() if queue)
