@@ -40,7 +40,7 @@ class Program:
         self.rows = [range(first, first + len(layer.versions)) for first, layer in zip(firsts, layers, strict=False)]
 
     def bind(self, tensors: Mapping[int, Any]) -> Bound:
-        """The table for these tensors, by buffer; they must outlive it."""
+        """The table for these tensors, by buffer."""
         handles = np.array([tensors[i].__chandle__() for i in range(len(tensors))], np.uint64)
         arguments = np.zeros(len(self._arguments), ANY)
         arguments["type"] = _TENSOR
@@ -48,18 +48,20 @@ class Program:
         steps = self._steps.copy()
         ends = np.cumsum(steps["count"])
         steps["arguments"] = arguments.ctypes.data + (ends - steps["count"]) * ANY.itemsize
-        return Bound(self, arguments, steps)
+        return Bound(self, tensors, arguments, steps)
 
 
 class Bound:
     """A program on the tensors of one query."""
 
-    __slots__ = ("_address", "_arguments", "_program", "_run", "_steps")
+    __slots__ = ("_address", "_keep", "_program", "_run")
 
-    def __init__(self, program: Program, arguments: NDArray[Any], steps: NDArray[Any]) -> None:
+    def __init__(
+        self, program: Program, tensors: Mapping[int, Any], arguments: NDArray[Any], steps: NDArray[Any]
+    ) -> None:
         self._program, self._run = program, program._run
-        self._arguments, self._steps = arguments, steps  # the native side has their addresses
         self._address = steps.ctypes.data
+        self._keep = (tensors, arguments, steps)  # the native side has their addresses
 
     def block(self, start: int, versions: Sequence[int]) -> Block:
         """Layers from `start` on, each in the version given. Raises IndexError for one that does not exist."""

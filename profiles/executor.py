@@ -94,13 +94,13 @@ class Executor:
 class Run:
     """One query's bound tensors; layers are called in order, each in any of its versions."""
 
-    __slots__ = ("_bound", "_tensors")
+    __slots__ = ("__weakref__", "_bound", "_tensors")
 
     def __init__(self, bound: Bound, tensors: dict[int, Any]) -> None:
         self._bound, self._tensors = bound, tensors
 
     def block(self, start: int, versions: Sequence[int]) -> Block:
-        """Layers from `start` on, one for each version, ready to be called. Must not outlive this run."""
+        """Layers from `start` on, one for each version, ready to be called."""
         return self._bound.block(start, versions)
 
     def layer(self, index: int, version: int) -> None:

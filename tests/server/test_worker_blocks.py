@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -72,6 +74,17 @@ def test_any_cut_into_blocks_gives_what_the_model_gives(artifacts: Path, pool: C
                 run.block(start, RNG.integers(0, 2, stop - start).tolist())()
             np.testing.assert_allclose(output, mlp(artifacts, x), rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(run_all(executor, [x], batch, version=1)[0], mlp(artifacts, x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_block_keeps_all_that_it_needs(artifacts: Path) -> None:
+    run, output = chain(load(artifacts, "spin"), 3, 5)
+    block = run.block(0, (0,) * LAYERS)
+    kept = weakref.ref(run)
+    del run
+    gc.collect()
+    assert kept() is None
+    block()
+    assert output.tolist() == [spin_state(3, 5)]
 
 
 @pytest.mark.parametrize(("start", "versions"), [(0, (0, 99)), (LAYERS - 1, (0, 0)), (LAYERS, (0,))])
