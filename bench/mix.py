@@ -104,9 +104,8 @@ def _daemon(command: Sequence[str], args: argparse.Namespace) -> Iterator[str]:
 
 def table(found: dict[str, Any]) -> str:
     """Markdown."""
-    best = max(
-        (report["peak_qps"] or 0.0 for name, report in found.items() if not name.startswith("veltair")), default=0
-    )
+    peers = [report["peak_qps"] or 0.0 for name, report in found.items() if not name.startswith("veltair")]
+    best = max(peers, default=0.0)
     lines = ["| stack | peak QPS | over the best peer | p95 ms by tenant |", "| --- | --- | --- | --- |"]
     for name, report in found.items():
         qps = report["peak_qps"] or 0.0  # none: some tenant misses its target even when almost idle
