@@ -118,7 +118,7 @@ static void *serve(void *argument) {
       if (turn % PATIENCE == 0) sched_yield();
     } else if (until == 0 || (turn % GLANCE == 0 && now_ns() >= until)) {
       sleep_until_woken(m, seen);
-      until = now_ns() + linger_ns;
+      until = 0; /* what it was woken for may be over by now */
     }
     pause_core();
   }

@@ -94,7 +94,7 @@ class Executor:
 class Run:
     """One query's bound tensors; layers are called in order, each in any of its versions."""
 
-    __slots__ = ("__weakref__", "_bound", "_tensors")
+    __slots__ = ("_bound", "_tensors")
 
     def __init__(self, bound: Bound, tensors: dict[int, Any]) -> None:
         self._bound, self._tensors = bound, tensors

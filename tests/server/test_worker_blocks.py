@@ -77,12 +77,12 @@ def test_any_cut_into_blocks_gives_what_the_model_gives(artifacts: Path, pool: C
 
 
 def test_a_block_keeps_all_that_it_needs(artifacts: Path) -> None:
-    run, output = chain(load(artifacts, "spin"), 3, 5)
-    block = run.block(0, (0,) * LAYERS)
-    kept = weakref.ref(run)
-    del run
+    executor = load(artifacts, "spin")
+    run, output = chain(executor, 3, 5)
+    block, gone = run.block(0, (0,) * LAYERS), weakref.ref(executor)
+    del run, executor
     gc.collect()
-    assert kept() is None
+    assert gone() is None
     block()
     assert output.tolist() == [spin_state(3, 5)]
 
