@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.activations import activation_behind
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
 
@@ -45,25 +44,8 @@ class Epilogue:
             if added is not None or constant is not None:
                 swallowed.append(id(user))
                 name = user.output[0]
-                user = lowering.only_user(name)
-        activation = cls.activation_of(user, lowering.constants) if user is not None else None
-        if user is not None and activation is not None:
-            swallowed.append(id(user))
-            name = user.output[0]
-        return cls(name, activation or "none", added, constant, tuple(swallowed))
-
-    @staticmethod
-    def activation_of(node: onnx.NodeProto, constants: Mapping[str, NDArray[Any]]) -> str | None:
-        """The activation that a node is, as `emit.activate` names it, or None."""
-        if node.op_type == "Relu":
-            return "relu"
-        if node.op_type == "Sigmoid":
-            return "sigmoid"
-        if node.op_type == "Clip":
-            names = [*node.input[1:], "", ""][:2]
-            if any(name and name not in constants for name in names):
-                return None
-            limit = float(np.finfo(np.float32).max)
-            low, high = (float(constants[n]) if n else d for n, d in zip(names, (-limit, limit), strict=True))
-            return f"clip:{low!r}:{high!r}"
-        return None
+        activated = activation_behind(name, lowering)
+        if activated is not None:
+            swallowed.extend(map(id, activated.nodes))
+            name = activated.output
+        return cls(name, activated.activation if activated else "none", added, constant, tuple(swallowed))

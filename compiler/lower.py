@@ -15,8 +15,11 @@ from veltair.compiler.anchors.bags import bags
 from veltair.compiler.anchors.concat import concat
 from veltair.compiler.anchors.conv import conv
 from veltair.compiler.anchors.elementwise import elementwise
+from veltair.compiler.anchors.heads import channels_last
 from veltair.compiler.anchors.matmul import matmul
+from veltair.compiler.anchors.normalize import l2_normalize, lrn
 from veltair.compiler.anchors.pool import global_pool, pool
+from veltair.compiler.anchors.squeeze_excite import squeeze_excite
 from veltair.compiler.anchors.views import view
 from veltair.compiler.graph import Graph
 from veltair.compiler.lowering import Lowering
@@ -29,23 +32,27 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
     "Conv": (conv,),
     "MaxPool": (pool,),
     "AveragePool": (pool,),
-    "GlobalAveragePool": (global_pool,),
+    "GlobalAveragePool": (squeeze_excite, global_pool),
     "Gemm": (matmul,),
     "MatMul": (matmul,),
     "Gather": (bags,),
     "Concat": (concat,),
     "Add": (elementwise,),
-    "Sum": (elementwise,),
-    "Relu": (elementwise,),
-    "Clip": (elementwise,),
-    "BatchNormalization": (elementwise,),
-    "Reshape": (view,),
+    **dict.fromkeys(("Sum", "Sub", "Mul", "Div", "BatchNormalization"), (elementwise,)),
+    **dict.fromkeys(("Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Tanh"), (elementwise,)),
+    **dict.fromkeys(("Sigmoid", "HardSigmoid", "HardSwish"), (elementwise,)),
+    "LRN": (lrn,),
+    "ReduceL2": (l2_normalize,),
+    "Transpose": (channels_last,),
+    "Reshape": (channels_last, view),
     "Flatten": (view,),
     "Squeeze": (view,),
     "Unsqueeze": (view,),
     "Identity": (view,),
     "Dropout": (view,),
 }
+
+
 
 
 def lower(model: OnnxModel, precision: str) -> Graph:

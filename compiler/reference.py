@@ -29,7 +29,7 @@ def reference(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array] | None:
 def unpacked(tensor: Activation, physical: Array) -> Array:
     """The ONNX tensor inside a physical one, bfloat16 bits as fp32."""
     if not tensor.block:
-        return physical
+        return _widened(physical) if tensor.dtype == "uint16" else physical
     halo, (_, c, h, w) = tensor.halo, tensor.shape
     inside = physical[:, :, halo.top : halo.top + h, halo.left : halo.left + w]
     if tensor.dtype == "uint16":
@@ -40,6 +40,8 @@ def unpacked(tensor: Activation, physical: Array) -> Array:
 def packed(tensor: Activation, value: Array) -> Array:
     """The physical tensor of an ONNX one: zeros around it and behind its channels."""
     if not tensor.block:
+        if tensor.dtype == "uint16":
+            value = _bf16_bits(value)
         return np.ascontiguousarray(value, np.dtype(tensor.dtype)).reshape(value.shape)
     n, c, h, w = value.shape
     if tensor.dtype == "uint16":
@@ -62,7 +64,18 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         return [_activate(y + x[1] if len(x) > 1 else y, a["activation"])]
     if spec.op == "matmul":
         product = x[0].astype(np.float64) @ _weight(spec).astype(np.float64) + spec.weights["bias"]
+        product = product + x[1] if len(x) > 1 else product
         return [_activate(product.astype(np.float32), a["activation"])]
+    if spec.op == "matmul_bf16":
+        product = x[0].astype(np.float64) @ _widened(_bf16_bits(spec.weights["weight"])) + spec.weights["bias"]
+        return [_activate((product + x[1] if len(x) > 1 else product).astype(np.float32), a["activation"])]
+    if spec.op == "attention":
+        return [_attention(spec, x)]
+    if spec.op == "layer_norm":
+        return [_normalised(spec, x[0].astype(np.float64))]
+    if spec.op == "embedding":
+        rows = sum(spec.weights[f"table{i}"][ids].astype(np.float64) for i, ids in enumerate(x))
+        return [_normalised(spec, (rows + spec.weights["positions"]).reshape(-1, spec.outputs[0].shape[1]))]
     if spec.op == "embedding_bag":
         reduce = np.mean if a["reduce"] == "mean" else np.sum
         return [np.asarray(reduce(spec.weights[f"table{i}"][ids], axis=1, dtype=np.float64)) for i, ids in enumerate(x)]
@@ -73,11 +86,48 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         return [_onnx("AveragePool", x, count_include_pad=a["count_include_pad"], **windows)]
     if spec.op == "global_average_pool":
         return [x[0].mean((2, 3), keepdims=True, dtype=np.float64)]
+    if spec.op == "squeeze_excite":
+        return [_squeeze_excite(spec, x[0])]
     if spec.op == "elementwise":
         return [_steps(spec, x)]
     if spec.op == "concat":
         return [np.concatenate(x, axis=1)]
+    if spec.op == "lrn":
+        return [_onnx("LRN", x, beta=0.75, **{k: a[k] for k in ("size", "alpha", "bias")})]
+    if spec.op == "l2_normalize":
+        length = np.sqrt((x[0].astype(np.float64) ** 2).sum(1, keepdims=True))
+        return [(x[0] / np.maximum(length, a["least"]) * spec.weights["scale"][:, None, None]).astype(np.float32)]
+    if spec.op == "channels_last":
+        return [x[0].transpose(0, 2, 3, 1)]
     return [x[0].reshape(x[0].shape)]  # to_blocked, to_plain, copy: the layout is all that changes
+
+
+def _attention(spec: LayerSpec, x: list[Array]) -> Array:
+    """softmax(Q K^T * scale + mask) V of every image and head, merged into rows."""
+    a, (rows, total) = spec.attributes, (x[0].shape[0], spec.outputs[0].shape[1])
+
+    def heads(place: tuple[int, int], tokens: int) -> Array:
+        side = x[place[0]][:, place[1] : place[1] + total].astype(np.float64)
+        return side.reshape(len(side) // tokens, tokens, a["heads"], a["width"]).transpose(0, 2, 1, 3)
+
+    counts = (a["tokens"], a["keys"], a["keys"])
+    q, k, v = (heads(place, count) for place, count in zip(a["places"], counts, strict=True))
+    scores = q @ k.transpose(0, 1, 3, 2) * a["scale"]
+    if a["masked"]:
+        scores = scores + (spec.weights["mask"] if "mask" in spec.weights else x[-1])
+    likely = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = likely / likely.sum(-1, keepdims=True) @ v
+    return mixed.transpose(0, 2, 1, 3).reshape(rows, total)
+
+
+def _normalised(spec: LayerSpec, x: Array) -> Array:
+    centred = x - x.mean(-1, keepdims=True)
+    deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + spec.attributes["epsilon"])
+    return np.asarray(centred / deviation * spec.weights["scale"] + spec.weights["shift"])
+
+
+def _widened(bits: Array) -> Array:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _weight(spec: LayerSpec) -> Array:
@@ -92,6 +142,14 @@ def _bf16_bits(value: Array) -> Array:
     """Round to nearest even and keep the upper half."""
     bits = np.ascontiguousarray(value, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def _squeeze_excite(spec: LayerSpec, x: Array) -> Array:
+    value = x.mean((2, 3), dtype=np.float64)
+    for role, function in (("squeeze", "hidden"), ("excite", "gate")):
+        value = value @ spec.weights[role].T.astype(np.float64) + spec.weights[f"{role}_bias"]
+        value = _activate(value.astype(np.float32), spec.attributes[function])
+    return _activate(x * value[:, :, None, None], spec.attributes["activation"])
 
 
 def _steps(spec: LayerSpec, x: list[Array]) -> Array:
@@ -111,15 +169,30 @@ def _steps(spec: LayerSpec, x: list[Array]) -> Array:
 
 
 def _activate(value: Array, activation: str) -> Array:
-    kind, *bounds = activation.split(":")
-    if kind == "relu":
-        return np.maximum(value, 0)
-    if kind == "clip":
-        low, high = (np.float32(bound) for bound in bounds)
-        return np.asarray(np.clip(value, low, high))
-    if kind == "sigmoid":
-        return np.asarray(1 / (1 + np.exp(-value.astype(np.float64))), np.float32)
-    return value
+    kind, *numbers = activation.split(":")
+    parameters = [float(number) for number in numbers]
+    wide = value.astype(np.float64)
+    if kind.startswith("gated-"):
+        result = wide * _activate(value, activation.removeprefix("gated-"))
+    elif kind == "relu":
+        result = np.maximum(wide, 0)
+    elif kind == "clip":
+        result = np.clip(wide, *parameters)
+    elif kind == "leaky":
+        result = np.where(wide < 0, wide * parameters[0], wide)
+    elif kind == "elu":
+        result = np.where(wide < 0, np.expm1(np.minimum(wide, 0)) * parameters[0], wide)
+    elif kind == "sigmoid":
+        result = 1 / (1 + np.exp(-wide))
+    elif kind == "hardsigmoid":
+        result = np.clip(wide * parameters[0] + parameters[1], 0, 1)
+    elif kind == "tanh":
+        result = np.tanh(wide)
+    elif kind == "gelu":
+        result = wide * (1 + _onnx("Erf", [np.asarray(value / np.sqrt(2), np.float32)])) / 2
+    else:
+        return value
+    return np.asarray(result, np.float32)
 
 
 def _onnx(op: str, inputs: Sequence[Array], **attributes: Any) -> Array:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import onnx
 
 from veltair.compiler.graph import Slice
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
 from veltair.compiler.node import attribute
+from veltair.profiles.artifact import ALIGNMENT
 
 
 def concat(node: onnx.NodeProto, lowering: Lowering) -> bool:
@@ -60,13 +62,26 @@ def _move(node: onnx.NodeProto, lowering: Lowering, pieces: list[Activation], wh
 
 def _rows(node: onnx.NodeProto, lowering: Lowering, pieces: list[Activation]) -> bool:
     """Row-major, where every piece can be made in place."""
-    shape, start = lowering.shape_of(node.output[0]), 0
+    shape = lowering.shape_of(node.output[0])
     bases = [lowering.views.get(piece.name, piece.name) for piece in pieces]
     alike = not any(piece.block for piece in pieces) and len({piece.dtype for piece in pieces}) == 1
     if shape[0] != 1 or not alike or len(set(bases)) < len(bases) or not lowering.movable().issuperset(bases):
         return False
-    for piece in pieces:
+    row_bytes = int(np.prod(shape[2:])) * np.dtype(pieces[0].dtype).itemsize
+    starts = np.cumsum([0, *(piece.shape[1] for piece in pieces)])[:-1].tolist()
+    if not all(
+        start * row_bytes % ALIGNMENT == 0 or _loose(b, lowering) for start, b in zip(starts, bases, strict=True)
+    ):
+        return False
+    for piece, start in zip(pieces, starts, strict=True):
         lowering.place(piece.name, Slice(node.output[0], start))
-        start += piece.shape[1]
     lowering.known[node.output[0]] = Activation(node.output[0], pieces[0].dtype, shape)
     return True
+
+
+def _loose(name: str, lowering: Lowering) -> bool:
+    """Whether a tensor may begin anywhere: its kernel writes it so, and nothing but the concatenation reads it."""
+    maker = next(layer for layer in lowering.layers if any(tensor.name == name for tensor in layer.outputs))
+    names = {name, *(view for view, base in lowering.views.items() if base == name)}
+    alone = all(len(lowering.users.get(n, [])) <= 1 for n in names) and not names & lowering.output_names
+    return maker.op == "channels_last" and alone

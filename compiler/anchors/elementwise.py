@@ -2,47 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.activations import activation_behind, activation_of
 from veltair.compiler.epilogue import Epilogue
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
 from veltair.compiler.node import attribute
 
+Found: TypeAlias = tuple[tuple[str, ...], dict[str, NDArray[Any]], tuple[onnx.NodeProto, ...]]  # steps, weights, nodes
+
 
 def elementwise(node: onnx.NodeProto, lowering: Lowering) -> bool:
     """On its own, where its inputs are in blocks already: behind no anchor, or between two consumers."""
     tensors = [name for name in node.input if name and name not in lowering.constants]
-    if not all(map(lowering.is_made, tensors)) or not all(lowering.known[n].block == lowering.block for n in tensors):
+    in_blocks = (lowering.is_made(n) and lowering.known[n].block == lowering.block for n in tensors)
+    if not tensors or not all(in_blocks):
         return False
-    weights: dict[str, NDArray[Any]] = {}
-    steps: tuple[str, ...] = ()
-    if node.op_type in ("Add", "Sum"):
-        if len(tensors) != len(node.input) or len({lowering.shape_of(name) for name in tensors}) > 1:
-            return False
-        steps = tuple(f"add:{i}" for i in range(1, len(tensors)))
-    elif node.op_type == "BatchNormalization":
-        gamma, beta, mean, variance = (lowering.constants.get(name) for name in node.input[1:5])
-        if gamma is None or beta is None or mean is None or variance is None:
-            return False
-        scale = gamma / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
-        weights = {"scale": scale.astype(np.float32), "shift": (beta - mean * scale).astype(np.float32)}
-        steps = ("affine",)
-    else:
-        activation = Epilogue.activation_of(node, lowering.constants)
-        if activation is None:
-            return False
-        steps = (activation,)
-    epilogue = Epilogue.behind(node, lowering, residual=False)
+    found = _combined(node, tensors, lowering) or _activated(node, lowering) or _affine(node, lowering)
+    if found is None:
+        return False
+    steps, weights, nodes = found
+    epilogue = Epilogue.behind(nodes[-1], lowering, residual=False)
     if epilogue.activation != "none":
         steps = (*steps, epilogue.activation)
     y = Activation(epilogue.output, lowering.dtype, lowering.shape_of(node.output[0]), lowering.block)
     count = int(np.prod(np.abs(y.shape)))
     inputs = [lowering.known[n] for n in tensors]
     lowering.emit(lowering.spec(node.name, "elementwise", inputs, [y], {"steps": steps}, weights, count))
-    lowering.done.update(epilogue.swallowed)
+    lowering.done.update((*map(id, nodes), *epilogue.swallowed))
     return True
+
+
+def _combined(node: onnx.NodeProto, tensors: list[str], lowering: Lowering) -> Found | None:
+    """Tensors of one shape, added or multiplied."""
+    step = {"Add": "add", "Sum": "add", "Mul": "mul"}.get(node.op_type)
+    if not step or len(tensors) != len(node.input) or len({lowering.shape_of(name) for name in tensors}) > 1:
+        return None
+    return tuple(f"{step}:{i}" for i in range(1, len(tensors))), {}, (node,)
+
+
+def _affine(node: onnx.NodeProto, lowering: Lowering) -> Found | None:
+    """A scale and a shift for each channel."""
+    channels = lowering.shape_of(node.output[0])[1]
+    if node.op_type == "BatchNormalization":
+        gamma, beta, mean, variance = (lowering.constants.get(name) for name in node.input[1:5])
+        if gamma is None or beta is None or mean is None or variance is None:
+            return None
+        scale = gamma / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
+        shift = beta - mean * scale
+    elif node.op_type in ("Add", "Sub", "Mul", "Div") and len(node.input) == 2:
+        constant = lowering.constants.get(node.input[1])
+        if constant is None and node.op_type in ("Add", "Mul"):
+            constant = lowering.constants.get(node.input[0])
+        if constant is None or constant.size not in (1, channels) or (*constant.shape, 1, 1)[-3:][1:] != (1, 1):
+            return None
+        value = np.broadcast_to(constant.reshape(-1), (channels,)).astype(np.float32)
+        scale = {"Mul": value, "Div": 1 / value}.get(node.op_type, np.ones(channels, np.float32))
+        shift = {"Add": value, "Sub": -value}.get(node.op_type, np.zeros(channels, np.float32))
+    else:
+        return None
+    return ("affine",), {"scale": scale.astype(np.float32), "shift": shift.astype(np.float32)}, (node,)
+
+
+def _activated(node: onnx.NodeProto, lowering: Lowering) -> Found | None:
+    """An activation function, which may take all users of the node's input."""
+    whole = activation_behind(node.input[0], lowering)
+    if whole is not None:
+        return (whole.activation,), {}, whole.nodes
+    activation = activation_of(node, lowering.constants)
+    return ((activation,), {}, (node,)) if activation else None

@@ -22,8 +22,10 @@ Expr = Any  # a TIR expression
 Operand = Activation | NDArray[Any]
 
 
-def primitive(operands: Sequence[Operand], body: Callable[..., None]) -> Any:
+def primitive(operands: Sequence[Operand], body: Callable[..., None], unaligned: Sequence[Operand] = ()) -> Any:
     """A PrimFunc over the operands' buffers, in order; `body` is called with them inside its frame.
+
+    Buffers are aligned to ALIGNMENT, but for those of `unaligned`, which may begin at any of their elements.
 
     A dimension that depends on the batch becomes a variable, bound from the tensors at each call.
     """
@@ -41,8 +43,10 @@ def primitive(operands: Sequence[Operand], body: Callable[..., None]) -> Any:
                 shapes.append([variables[dim] if dim < 0 else dim for dim in shape])
             handles = [T.arg(f"p{i}", T.handle()) for i in range(len(operands))]
             buffers = [
-                T.match_buffer(handle, shape, str(operand.dtype))
+                # An offset that is only known at the call (and is 0) keeps LLVM from assuming an alignment.
+                T.match_buffer(handle, shape, str(operand.dtype), **({"elem_offset": T.int32()} if loose else {}))
                 for handle, shape, operand in zip(handles, shapes, operands, strict=True)
+                for loose in [any(operand is other for other in unaligned)]
             ]
             body(*buffers)
         return builder.get()
@@ -75,16 +79,55 @@ def store(buffer: Any, value: Expr, *index: Expr) -> None:
     T.buffer_store(buffer, value, [*index[:-1], lanes(index[-1])])
 
 
+def store_within(buffer: Any, value: Expr, *index: Expr, width: int) -> None:
+    """Like `store`, but only what lies below column `width`, the first of the 16 columns being below it."""
+    column = index[-1]
+    with when(column + LANES <= width):
+        store(buffer, value, *index)
+    if width % LANES:
+        with when(column + LANES > width):
+            if buffer.dtype == "uint16":  # by hand: LLVM crashes on single lanes of a vector of bfloat16
+                bits = T.bind(T.reinterpret("uint32x16", value))
+                odd = T.bitwise_and(T.shift_right(bits, whole(16)), whole(1))
+                value = T.bind(T.shift_right(bits + whole(0x7FFF) + odd, whole(16)))
+            for lane in range(width % LANES):
+                one = T.Shuffle([value], [T.int32(lane)])
+                T.buffer_store(buffer, T.cast(one, buffer.dtype), [*index[:-1], column + lane])
+
+
+def whole(value: int) -> Expr:
+    """One unsigned integer in every lane."""
+    return T.broadcast(T.uint32(value), LANES)
+
+
 def activate(value: Expr, activation: str) -> Expr:
-    """The activation function at the end of an epilogue: "none", "relu", "clip:low:high" or "sigmoid"."""
-    kind, *bounds = activation.split(":")
+    """The activation function at the end of an epilogue.
+
+    "none", "relu", "clip:low:high", "leaky:slope", "elu:alpha", "sigmoid", "hardsigmoid:alpha:beta", "tanh", "gelu"
+    (by erf), or "gated-…": the value times one of these of it.
+    """
+    from veltair.compiler.kernels import vectormath as vm  # which is written in this vocabulary
+
+    kind, *numbers = activation.split(":")
+    parameters = [splat(float(number)) for number in numbers]
+    value = T.bind(value)
+    if kind.startswith("gated-"):
+        return value * activate(value, activation.removeprefix("gated-"))
     if kind == "relu":
         return T.max(value, splat(0.0))
     if kind == "clip":
-        low, high = (splat(float(bound)) for bound in bounds)
+        low, high = parameters
         return T.min(T.max(value, low), high)
-    if kind == "sigmoid":
-        return T.Div(splat(1.0), T.Add(splat(1.0), T.exp(T.Sub(splat(0.0), value))))
+    if kind == "leaky":
+        return T.max(value, splat(0.0)) + T.min(value, splat(0.0)) * parameters[0]
+    if kind == "elu":
+        return T.max(value, splat(0.0)) + (vm.exp(T.min(value, splat(0.0))) - splat(1.0)) * parameters[0]
+    if kind == "hardsigmoid":
+        return T.min(T.max(value * parameters[0] + parameters[1], splat(0.0)), splat(1.0))
+    if kind == "gelu":
+        return (value * splat(0.5)) * (splat(1.0) + vm.erf(value * splat(0.5**0.5)))
+    if kind in ("sigmoid", "tanh"):
+        return {"sigmoid": vm.sigmoid, "tanh": vm.tanh}[kind](value)
     return value
 
 

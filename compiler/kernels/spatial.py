@@ -1,4 +1,4 @@
-"""Kernels on blocked activations that move or combine data: pooling, element-wise, layout.
+"""The geometry of kernels on blocked activations, and element-wise chains.
 
 They are bound by memory, so their one choice is how many rows a task takes.
 """
@@ -12,8 +12,6 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.emit import LANES, Expr, activate, load, pad_to, primitive, splat, store
-
-LOWEST = -3.4028234663852886e38
 
 
 def rows_of_a_task(height: int, rows: tuple[int, ...] = (4, 1, 16, 1024)) -> list[Point]:
@@ -30,85 +28,27 @@ def row_bytes(tensor: Activation) -> int:
     return tensor.shape[3] * tensor.block * np.dtype(tensor.dtype).itemsize
 
 
-class Pool2d:
-    """Maximum or average over windows; padding never counts as a value."""
+def mean_of_plane(x: Activation, X: Any, image: Expr, block: Expr, lane: int) -> Expr:
+    """The mean over the plane of 16 channels, in several sums, since each waits for its last one."""
+    height, width = x.shape[2:]
+    count = min(width, 8)
+    sums = T.alloc_buffer((count,), "float32x16", scope="local")
+    for i in range(count):
+        T.buffer_store(sums, splat(0.0), [i])
 
-    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return rows_of_a_task(spec.outputs[0].shape[2])
+    def add(i: int, row: Expr, column: Expr) -> None:
+        T.buffer_store(sums, sums[i] + load(X, *inside(x, image, block, row, column, lane)), [i])
 
-    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        x, y = spec.inputs[0], spec.outputs[0]
-        height, width = x.shape[2:]
-        oh, ow = y.shape[2:]
-        (kh, kw), (sh, sw) = spec.attributes["kernel"], spec.attributes["strides"]
-        top, left = spec.attributes["pads"][:2]
-        bottom, right = spec.attributes["pads"][2:]
-        rows = int(point["rows"])
-        chunks = -(-oh // rows)
-        blocks = -(-x.shape[1] // x.block)
-        maximum = spec.attributes["kind"] == "max"
-        count_pad = bool(spec.attributes.get("count_include_pad", 0))
-
-        def body(X: Any, Y: Any) -> None:
-            with T.parallel(0, X.shape[0] * blocks * chunks) as task:
-                total = T.alloc_buffer((1,), "float32x16", scope="local")
-                image, block = T.bind(task // (blocks * chunks)), T.bind(task // chunks % blocks)
-                first = T.bind(task % chunks * rows)
-                with (
-                    T.serial(0, T.min(rows, oh - first)) as r,
-                    T.grid(ow, x.block // LANES) as (column, half),
-                ):
-                    row = first + r
-                    up, low = T.bind(T.max(row * sh - top, 0)), T.bind(T.min(row * sh - top + kh, height))
-                    near, far = (
-                        T.bind(T.max(column * sw - left, 0)),
-                        T.bind(T.min(column * sw - left + kw, width)),
-                    )
-                    T.buffer_store(total, splat(LOWEST if maximum else 0.0), [0])
-                    with T.serial(0, low - up) as u, T.serial(0, far - near) as v:
-                        value = load(X, *inside(x, image, block, up + u, near + v, half * LANES))
-                        T.buffer_store(total, T.max(total[0], value) if maximum else total[0] + value, [0])
-                    result = total[0]
-                    if not maximum:
-                        if count_pad:  # the window cut only where it leaves the padded image
-                            taps = (T.min(row * sh + kh, height + top + bottom) - row * sh) * (
-                                T.min(column * sw + kw, width + left + right) - column * sw
-                            )
-                        else:
-                            taps = (low - up) * (far - near)
-                        result = T.Div(result, T.broadcast(T.cast(T.max(taps, 1), "float32"), LANES))
-                    store(Y, result, *inside(y, image, block, row, column, half * LANES))
-
-        function = primitive([x, y], body)
-        block_size = (rows * sh + kh) * row_bytes(x) + rows * row_bytes(y)
-        return Kernel(function, (), block_size, blocks * chunks)
-
-
-class GlobalAveragePool:
-    """(N, C/b, H, W, b) to row-major (N, C, 1, 1)."""
-
-    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return [{}]
-
-    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        x, y = spec.inputs[0], spec.outputs[0]
-        channels, height, width = x.shape[1:]
-        blocks = -(-channels // x.block)
-
-        def body(X: Any, Y: Any) -> None:
-            with T.parallel(0, X.shape[0] * blocks) as task:
-                total = T.alloc_buffer((x.block,), "float32", scope="local")
-                image, block = T.bind(task // blocks), T.bind(task % blocks)
-                with T.serial(0, x.block // LANES) as half:
-                    store(total, splat(0.0), half * LANES)
-                    with T.grid(height, width) as (row, column):
-                        value = load(X, *inside(x, image, block, row, column, half * LANES))
-                        store(total, load(total, half * LANES) + value, half * LANES)
-                with T.serial(0, T.min(x.block, channels - block * x.block)) as lane:
-                    mean = T.Mul(total[lane], T.float32(1.0 / (height * width)))
-                    T.buffer_store(Y, mean, [image, block * x.block + lane, 0, 0])
-
-        return Kernel(primitive([x, y], body), (), height * row_bytes(x), blocks)
+    with T.serial(0, height) as row:
+        with T.serial(0, width // count) as t:
+            for i in range(count):
+                add(i, row, t * count + i)
+        for i in range(width % count):
+            add(i, row, width // count * count + i)
+    total = sums[0]
+    for i in range(1, count):
+        total = total + sums[i]
+    return T.bind(total * splat(1.0 / (height * width)))
 
 
 class Elementwise:
@@ -158,78 +98,3 @@ class Elementwise:
         function = primitive([*spec.inputs, *weights, y], body)
         block_size = rows * sum(row_bytes(t) for t in (*spec.inputs, y))
         return Kernel(function, weights, block_size, blocks * chunks)
-
-
-class ToBlocked:
-    """Row-major fp32 (N, C, H, W) to blocks; channels that fill up the last block are zero."""
-
-    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return rows_of_a_task(spec.outputs[0].shape[2])
-
-    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        x, y = spec.inputs[0], spec.outputs[0]
-        _, channels, height, width = x.shape
-        rows = int(point["rows"])
-        chunks, blocks = -(-height // rows), -(-channels // y.block)
-
-        def body(X: Any, Y: Any) -> None:
-            with T.parallel(0, X.shape[0] * blocks * chunks) as task:
-                image, block = T.bind(task // (blocks * chunks)), T.bind(task // chunks % blocks)
-                first = T.bind(task % chunks * rows)
-                with T.serial(0, T.min(rows, height - first)) as r, T.grid(width, y.block) as (column, lane):
-                    channel = block * y.block + lane
-                    value = X[image, T.min(channel, channels - 1), first + r, column]
-                    value = T.Select(channel < channels, value, T.float32(0)) if channels % y.block else value
-                    where = list(inside(y, image, block, first + r, column, lane))
-                    T.buffer_store(Y, _narrow(value) if y.dtype == "uint16" else value, where)
-
-        block_size = 2 * rows * row_bytes(y)
-        return Kernel(primitive([x, y], body), (), block_size, blocks * chunks)
-
-
-class ToPlain:
-    """Blocks to row-major fp32 (N, C, H, W)."""
-
-    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return rows_of_a_task(spec.outputs[0].shape[2])
-
-    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        x, y = spec.inputs[0], spec.outputs[0]
-        _, channels, height, width = x.shape
-        rows = int(point["rows"])
-        chunks = -(-height // rows)
-
-        def body(X: Any, Y: Any) -> None:
-            with T.parallel(0, X.shape[0] * channels * chunks) as task:
-                image, channel = T.bind(task // (channels * chunks)), T.bind(task // chunks % channels)
-                first = T.bind(task % chunks * rows)
-                with T.serial(0, T.min(rows, height - first)) as r, T.serial(0, width) as column:
-                    where = inside(x, image, channel // x.block, first + r, column, channel % x.block)
-                    value = X[where]
-                    if x.dtype == "uint16":
-                        value = T.reinterpret("float32", T.shift_left(T.cast(value, "uint32"), T.uint32(16)))
-                    T.buffer_store(Y, value, [image, channel, first + r, column])
-
-        return Kernel(primitive([x, y], body), (), 2 * rows * row_bytes(x), channels * chunks)
-
-
-class Copy:
-    """A row-major tensor as it is."""
-
-    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return [{}]
-
-    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        def body(X: Any, Y: Any) -> None:
-            with T.grid(*X.shape) as index:
-                where = list(index) if len(X.shape) > 1 else [index]
-                T.buffer_store(Y, X[tuple(where)], where)
-
-        return Kernel(primitive([*spec.inputs, *spec.outputs], body), (), 0, 1)
-
-
-def _narrow(value: Expr) -> Expr:
-    """One float's upper half, rounded to nearest even; finite and infinite values only."""
-    bits = T.bind(T.reinterpret("uint32", value))
-    odd = T.bitwise_and(T.shift_right(bits, T.uint32(16)), T.uint32(1))
-    return T.cast(T.shift_right(bits + T.uint32(0x7FFF) + odd, T.uint32(16)), "uint16")

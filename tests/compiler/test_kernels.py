@@ -17,6 +17,10 @@ needs_amx = pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU ha
 PRECISIONS = [pytest.param(FP32, id="fp32"), pytest.param(BF16, id="bf16", marks=needs_amx)]
 relaxed = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 random = np.random.default_rng(7)
+ACTIVATIONS = [
+    "none", "relu", "clip:0.0:6.0", "sigmoid", "gated-sigmoid", "gated-hardsigmoid:0.2:0.5", "leaky:0.1", "elu:1.0",
+    "tanh", "gelu",
+]  # fmt: skip
 
 halos = st.builds(Halo, *[st.integers(0, 2)] * 4)
 
@@ -54,7 +58,7 @@ def convolutions(draw, dtype: str, block: int, depthwise: bool = False) -> Layer
     return LayerSpec(
         "conv", kind, inputs, (y,),
         {"kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads,
-         "activation": draw(st.sampled_from(["none", "relu", "clip:0.0:6.0", "sigmoid"]))},
+         "activation": draw(st.sampled_from(ACTIVATIONS))},
         {"weight": weight.astype(np.float32), "bias": normal(out)}, 0,
     )  # fmt: skip
 

@@ -61,3 +61,84 @@ def test_concatenation_is_made_in_place(
     operators = agree(tmp_path, make(net), net, precision, batch, 3, 13, 10)
     if batch == 1:
         assert operators.count("concat") == copies
+
+
+def activations(net: Net) -> tuple[str, ...]:
+    """Every activation behind a convolution, as exporters write it, and once on its own."""
+    x = net("Conv", "x", normal(36, 3, 3, 3), normal(36))
+    outputs = []
+    for op, attributes in [
+        ("Relu", {}), ("LeakyRelu", {"alpha": 0.1}), ("Elu", {"alpha": 0.7}), ("HardSigmoid", {"alpha": 0.3}),
+        ("Sigmoid", {}), ("Tanh", {}), ("HardSwish", {}),
+    ]:  # fmt: skip
+        outputs.append(net(op, net("Conv", x, normal(20, 36, 1, 1), normal(20)), **attributes))
+    outputs.append(net("PRelu", net("Conv", x, normal(20, 36, 1, 1)), np.full((20, 1, 1), 0.2, np.float32)))
+    outputs.append(net("Clip", net("Conv", x, normal(20, 36, 1, 1)), np.float32(-0.5), np.float32(0.5)))
+    for gate in ("Sigmoid", "HardSigmoid"):
+        y = net("Conv", x, normal(20, 36, 1, 1))
+        outputs.append(net("Mul", y, net(gate, y)))
+    y = net("Conv", x, normal(20, 36, 1, 1))
+    erf = net("Add", net("Erf", net("Div", y, np.float32(2**0.5))), np.float32(1))
+    outputs.append(net("Mul", net("Mul", y, erf), np.float32(0.5)))
+    total = outputs[0]
+    for y in outputs[1:]:
+        total = net("Add", total, y)
+    scaled = net("Sub", net("Mul", total, normal(20, 1, 1)), normal(1, 20, 1, 1))
+    return (net("Mul", scaled, net("Sigmoid", scaled)),)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_activations_ride_on_their_anchors(tmp_path: Path, precision: str) -> None:
+    net = Net(x=[1, 3, 9, 7])
+    operators = agree(tmp_path, activations(net), net, precision, 1, 3, 9, 7)
+    assert set(operators) <= {"to_blocked", "conv2d", "conv2d_amx", "elementwise", "to_plain"}
+
+
+def excited(net: Net) -> tuple[str, ...]:
+    """As in EfficientNet, and with hard gates as in MobileNet-V3."""
+    x = "x"
+    for channels, width, hidden, gate in ((3, 40, 7, "Sigmoid"), (40, 33, 20, "HardSigmoid")):
+        x = net("Conv", x, normal(width, channels, 3, 3), normal(width))
+        squeezed = net("Conv", net("GlobalAveragePool", x), normal(hidden, width, 1, 1), normal(hidden))
+        squeezed = net("Mul", squeezed, net("Sigmoid", squeezed)) if gate == "Sigmoid" else net("Relu", squeezed)
+        excited = net(gate, net("Conv", squeezed, normal(width, hidden, 1, 1), normal(width)))
+        x = net("Mul", excited, x)
+        x = net("HardSwish", x) if gate == "HardSigmoid" else x
+    return (net("Conv", x, normal(10, 33, 1, 1)),)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_squeeze_and_excite_is_one_layer(tmp_path: Path, batch: int, precision: str) -> None:
+    net = Net(x=["n" if batch > 1 else 1, 3, 12, 15])
+    operators = agree(tmp_path, excited(net), net, precision, batch, 3, 12, 15)
+    assert operators.count("squeeze_excite") == 2
+    assert set(operators) <= {"to_blocked", "conv2d", "conv2d_amx", "squeeze_excite", "to_plain"}
+
+
+def detector(net: Net) -> tuple[str, ...]:
+    """Heads as PyTorch and TensorFlow export them, on features one of which is scaled to length one."""
+    x = net("Relu", net("Conv", "x", normal(40, 3, 3, 3), pads=[1, 1, 1, 1]))
+    length = net("Clip", net("ReduceL2", x, axes=[1], keepdims=1), np.float32(1e-12))
+    unit = net("Div", x, net("Expand", length, np.array([1, 40, 9, 14])))
+    features = [net("Mul", normal(1, 40, 1, 1), unit), net("Conv", x, normal(40, 40, 3, 3), strides=[2, 2])]
+    parts: dict[int, list[str]] = {4: [], 11: []}
+    for y, (h, w), anchors in zip(features, [(9, 14), (4, 6)], (3, 5), strict=True):
+        for width in parts:
+            head = net("Conv", y, normal(anchors * width, 40, 3, 3), pads=[1, 1, 1, 1])
+            if anchors == 3:
+                apart = net("Reshape", head, np.array([1, anchors, width, h, w]))
+                last = net("Transpose", apart, perm=[0, 3, 4, 1, 2])
+            else:
+                last = net("Transpose", head, perm=[0, 2, 3, 1])
+            parts[width].append(net("Reshape", last, np.array([1, -1, width])))
+    return net("Concat", *parts[4], axis=1), net("Relu", net("Concat", *parts[11], axis=1))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_detection_heads_write_their_rows(tmp_path: Path, precision: str) -> None:
+    net = Net(x=[1, 3, 9, 14])
+    operators = agree(tmp_path, detector(net), net, precision, 1, 3, 9, 14)
+    assert operators.count("channels_last") == 4
+    assert operators.count("l2_normalize") == 1
+    assert not {"to_plain", "concat", "elementwise"} & set(operators)

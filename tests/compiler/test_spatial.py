@@ -1,0 +1,115 @@
+"""Kernels between convolutions: layouts, pooling and normalisation at odd sizes, at every point of their spaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from kernels import untouched_halo, worst_error
+
+from veltair.compiler.ir import Activation, Halo, LayerSpec
+from veltair.compiler.kernels.spaces import SPACES
+from veltair.machine import features
+
+FP32, BF16 = ("float32", 16, 1e-5), ("uint16", 32, 1.5e-2)
+needs_amx = pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX bfloat16 tiles")
+PRECISIONS = [pytest.param(FP32, id="fp32"), pytest.param(BF16, id="bf16", marks=needs_amx)]
+random = np.random.default_rng(11)
+
+
+def check(spec: LayerSpec, tolerance: float, shift: float = 0.0) -> None:
+    values = [random.standard_normal(t.shape).astype(np.float32) + np.float32(shift) for t in spec.inputs]
+    for point in SPACES[spec.op].points(spec, features()):
+        error, (output,) = worst_error(spec, point, values)
+        assert error < tolerance, (spec.workload, point)
+        if spec.outputs[0].block:
+            assert untouched_halo(spec.outputs[0], output)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("shape", [(2, 40, 7, 9), (1, 5, 3, 37), (1, 64, 13, 13), (2, 33, 4, 16)])
+@pytest.mark.parametrize("halo", [Halo(), Halo(1, 2, 0, 3)])
+def test_layouts(precision: tuple[str, int, float], shape: tuple[int, ...], halo: Halo) -> None:
+    dtype, block, _ = precision
+    n, c, h, w = shape
+    plain, blocked = Activation("p", "float32", shape), Activation("b", dtype, shape, block, halo)
+    tolerance = 4e-3 if dtype == "uint16" else 0.0
+    check(LayerSpec("b", "to_blocked", (plain,), (blocked,), {}, {}, 0), tolerance + 1e-9)
+    check(LayerSpec("p", "to_plain", (blocked,), (plain,), {}, {}, 0), 1e-9)
+    check(LayerSpec("l", "channels_last", (blocked,), (Activation("y", "float32", (n, h, w, c)),), {}, {}, 0), 1e-9)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("width", [11, 16, 35])
+def test_images_become_one_block(precision: tuple[str, int, float], channels: int, width: int) -> None:
+    shape = (2, channels, 5, width)
+    plain = Activation("p", "float32", shape)
+    folded = Activation("b", precision[0], shape, channels, Halo(2, 3, 1, 4))
+    check(LayerSpec("b", "to_blocked", (plain,), (folded,), {}, {}, 0), 4e-3)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", ["max", "avg", "avg with padding"])
+@pytest.mark.parametrize(
+    ("kernel", "strides", "pads"),
+    [
+        ((2, 2), (1, 1), (0, 0, 1, 1)),
+        ((2, 2), (2, 2), (0, 0, 0, 0)),
+        ((3, 3), (1, 1), (1, 1, 1, 1)),
+        ((3, 2), (2, 3), (0, 1, 2, 0)),
+        ((7, 9), (1, 2), (3, 4, 2, 0)),
+    ],
+)
+def test_pooling(
+    precision: tuple[str, int, float], kind: str, kernel: tuple[int, ...], strides: tuple[int, ...], pads: Any
+) -> None:
+    dtype, block, tolerance = precision
+    x = Activation("x", dtype, (1, 40, 9, 14), block, Halo(1, 0, 2, 1))
+    oh, ow = (
+        (9 + pads[0] + pads[2] - kernel[0]) // strides[0] + 1,
+        (14 + pads[1] + pads[3] - kernel[1]) // strides[1] + 1,
+    )
+    y = Activation("y", dtype, (1, 40, oh, ow), block, Halo(1, 1, 1, 1))
+    attributes = {
+        "kernel": kernel, "strides": strides, "pads": pads, "kind": kind[:3],
+        "count_include_pad": int(kind == "avg with padding"),
+    }  # fmt: skip
+    check(LayerSpec("pool", "pool2d", (x,), (y,), attributes, {}, 0), tolerance, shift=-3)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("plane", [(1, 1), (3, 5), (7, 20)])
+def test_global_average(precision: tuple[str, int, float], plane: tuple[int, int]) -> None:
+    dtype, block, _ = precision
+    x = Activation("x", dtype, (2, 40, *plane), block, Halo(1, 0, 2, 1))
+    y = Activation("y", "float32", (2, 40, 1, 1))
+    check(LayerSpec("mean", "global_average_pool", (x,), (y,), {}, {}, 0), 1e-6)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("channels", [16, 33, 70])
+def test_normalisation_over_channels(precision: tuple[str, int, float], channels: int) -> None:
+    dtype, block, tolerance = precision
+    x = Activation("x", dtype, (2, channels, 5, 7), block, Halo(1, 0, 2, 1))
+    y = Activation("y", dtype, x.shape, block, Halo(0, 1, 0, 1))
+    scale = {"scale": random.uniform(5, 20, channels).astype(np.float32)}
+    check(LayerSpec("n", "l2_normalize", (x,), (y,), {"least": 1e-12}, scale, 0), tolerance)
+    for size in (5, 3, 1):
+        attributes = {"size": size, "alpha": 0.9, "bias": 1.5}
+        check(LayerSpec("n", "lrn", (x,), (y,), attributes, {}, 0), tolerance)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_squeeze_and_excite(precision: tuple[str, int, float]) -> None:
+    dtype, block, tolerance = precision
+    x = Activation("x", dtype, (2, 70, 5, 11), block, Halo(1, 0, 2, 1))
+    y = Activation("y", dtype, x.shape, block, Halo(0, 1, 0, 1))
+    weights = {
+        "squeeze": random.standard_normal((18, 70)), "squeeze_bias": random.standard_normal(18),
+        "excite": random.standard_normal((70, 18)), "excite_bias": random.standard_normal(70),
+    }  # fmt: skip
+    functions = {"hidden": "gated-sigmoid", "gate": "hardsigmoid:0.2:0.5", "activation": "relu"}
+    floats = {name: weight.astype(np.float32) for name, weight in weights.items()}
+    check(LayerSpec("s", "squeeze_excite", (x,), (y,), functions, floats, 0), tolerance, shift=1)
