@@ -5,9 +5,8 @@ from __future__ import annotations
 from veltair.compiler.generic import Generic
 from veltair.compiler.ir import Space
 from veltair.compiler.kernels.concat import Concat
-from veltair.compiler.kernels.conv2d import Conv2d
+from veltair.compiler.kernels.conv2d import Conv2d, DepthwiseConv2d
 from veltair.compiler.kernels.conv2d_amx import Conv2dAmx
-from veltair.compiler.kernels.depthwise import DepthwiseConv2d
 from veltair.compiler.kernels.embedding_bag import EmbeddingBag
 from veltair.compiler.kernels.layout import ChannelsLast, Copy, ToBlocked, ToPlain
 from veltair.compiler.kernels.matmul import Matmul
