@@ -11,11 +11,14 @@ from typing import TypeAlias
 
 import onnx
 
+from veltair.compiler.anchors.attention import attention, find_attention, projections
 from veltair.compiler.anchors.bags import bags
 from veltair.compiler.anchors.concat import concat
 from veltair.compiler.anchors.conv import conv
 from veltair.compiler.anchors.elementwise import elementwise
+from veltair.compiler.anchors.embedding import embedding, find_embeddings
 from veltair.compiler.anchors.heads import channels_last
+from veltair.compiler.anchors.layer_norm import layer_norm
 from veltair.compiler.anchors.matmul import matmul
 from veltair.compiler.anchors.normalize import l2_normalize, lrn
 from veltair.compiler.anchors.pool import global_pool, pool
@@ -34,7 +37,8 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
     "AveragePool": (pool,),
     "GlobalAveragePool": (squeeze_excite, global_pool),
     "Gemm": (matmul,),
-    "MatMul": (matmul,),
+    "MatMul": (projections, attention, matmul),
+    "LayerNormalization": (embedding, layer_norm),
     "Gather": (bags,),
     "Concat": (concat,),
     "Add": (elementwise,),
@@ -53,11 +57,15 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
 }
 
 
+# Searched for before the first node is visited.
+PATTERNS = (find_embeddings, find_attention)
 
 
 def lower(model: OnnxModel, precision: str) -> Graph:
     """Lower a loaded model. `precision` is "fp32" or "bf16". Raises ModelError naming what cannot be taken."""
     lowering = Lowering(model, precision)
+    for find in PATTERNS:
+        find(lowering)
     for node in model.nodes:
         if id(node) not in lowering.done and not any(a(node, lowering) for a in ANCHORS.get(node.op_type, ())):
             lowering.region.append(node)

@@ -33,6 +33,7 @@ class Lowering:
         for node in model.nodes:
             for name in node.input:
                 self.users.setdefault(name, []).append(node)
+        self.makers = {name: node for node in model.nodes for name in node.output if name}
         self.output_names = {port.name for port in model.outputs}
         self.known = {
             port.name: Activation(port.name, port.dtype, port.shape) for port in model.inputs
@@ -43,6 +44,7 @@ class Lowering:
         self.halos: dict[str, Halo] = {}
         self.region: list[onnx.NodeProto] = []
         self.done: set[int] = set()  # ids of nodes that a layer has swallowed
+        self.patterns: dict[int, Any] = {}  # what was found around a node, by its id: its anchor makes a layer of all
 
     # Tensors.
 
@@ -74,10 +76,25 @@ class Lowering:
             self.emit(self.spec(twin, "to_blocked", [tensor], [blocked], {}, {}, 0))
         return self.known[twin]
 
+    def rows(self, name: str) -> Activation:
+        """The tensor row-major, in bfloat16 if it was made so."""
+        return self.plain(name) if self.tensor(name).block else self.known[name]
+
+    def narrowed(self, tensor: Activation) -> Activation:
+        """A row-major tensor of float32 in bfloat16; one of bfloat16 as it is."""
+        if tensor.dtype == "uint16":
+            return tensor
+        twin = f"{tensor.name}/narrow"
+        if twin not in self.known:
+            narrow = replace(tensor, name=twin, dtype="uint16")
+            self.emit(self.spec(twin, "cast", [tensor], [narrow], {}, {}, 0))
+        return self.known[twin]
+
     def plain(self, name: str) -> Activation:
-        """The tensor row-major, under its own name if it was made so."""
+        """The tensor row-major and of its ONNX type, under its own name if it was made so."""
         tensor = self.tensor(name)
-        if not tensor.block:
+        wide = tensor.dtype != "uint16" or (name in self.model.values and self.model.values[name].dtype == "uint16")
+        if not tensor.block and wide:
             return tensor
         # The row-major twin of a model's output is the output itself.
         twin = name if name in self.output_names else f"{name}/plain"
@@ -87,7 +104,7 @@ class Lowering:
             tensor = self.known[moved]
         if twin not in self.known:
             plain = Activation(twin, "float32", tensor.shape)
-            self.emit(self.spec(twin, "to_plain", [tensor], [plain], {}, {}, 0))
+            self.emit(self.spec(twin, "to_plain" if tensor.block else "cast", [tensor], [plain], {}, {}, 0))
         return self.known[twin]
 
     def rename(self, old: str, new: str) -> None:
@@ -100,11 +117,11 @@ class Lowering:
             replace(s, inputs=tuple(map(moved, s.inputs)), outputs=tuple(map(moved, s.outputs))) for s in self.layers
         ]
         self.known[new] = moved(self.known.pop(old))
+        self.views = {new if k == old else k: new if v == old else v for k, v in self.views.items()}
         if old in self.halos:
             self.halos[new] = self.halos.pop(old)
         slices = {new if piece == old else piece: where for piece, where in self.slices.items()}
         self.slices = {p: replace(where, whole=new) if where.whole == old else where for p, where in slices.items()}
-        self.views = {view: new if base == old else base for view, base in self.views.items()}
 
     def tensor(self, name: str) -> Activation:
         if name not in self.known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from veltair.compiler.lowering import Lowering
 from veltair.compiler.node import attribute, times
 
 FEW_ROWS = 4  # up to so many, a dense layer is bound by reading its weights, and half of the bytes is half of the time
+TILE_ROWS = 16  # from so many on (for each image of a batch), products are made in bfloat16
 
 
 def matmul(node: onnx.NodeProto, lowering: Lowering) -> bool:
@@ -32,25 +32,92 @@ def matmul(node: onnx.NodeProto, lowering: Lowering) -> bool:
             if found is None or found.size not in (1, out[-1]):
                 return False
             bias = bias + found.reshape(-1) * np.float32(attribute(node, "beta", 1.0))
-    x = lowering.plain(node.input[0])
-    if x.dtype != "float32":
+    if lowering.rows(node.input[0]).dtype not in ("float32", "uint16"):
         return False
-    epilogue = Epilogue.behind(node, lowering, residual=False, bias=len(node.input) < 3)
+    end, out = _reshaped(node, lowering)
+    epilogue = Epilogue.behind(end, lowering, residual=False, bias=len(node.input) < 3)
     if epilogue.bias is not None:
         bias = bias + epilogue.bias
-    rows = times(shape[:-1])
-    x = lowering.reshaped(x, (rows, shape[-1]))
-    y = Activation(epilogue.output, "float32", (rows, out[-1]))
-    flops = 2 * abs(rows) * int(np.prod(weight.shape))
-    weights = {"weight": np.ascontiguousarray(weight, np.float32), "bias": bias.astype(np.float32)}
-    attributes = {
-        "activation": epilogue.activation,
-        "storage": "bf16" if lowering.dtype == "uint16" and 0 < rows <= FEW_ROWS else "fp32",
-    }
-    if len(out) != 2:
-        y = replace(y, name=f"{epilogue.output}/rows")
-    lowering.emit(lowering.spec(node.name, "matmul", [x], [y], attributes, weights, flops))
-    if len(out) != 2:
-        lowering.add_view(Activation(epilogue.output, "float32", out), y.name)
     lowering.done.update(epilogue.swallowed)
+    output, residual = epilogue.output, None
+    if epilogue.activation == "none":
+        output, residual = _residual(output, lowering)
+    rows = times(shape[:-1])
+    narrow = narrow_rows(rows, lowering) and residual is None and read_by_products(output, lowering)
+    y = Activation(output, "uint16" if narrow else "float32", (rows, out[-1]))
+    if len(out) != 2:
+        y = Activation(f"{output}/rows", y.dtype, y.shape)
+    dense(node.name, node.input[0], y, weight, bias, epilogue.activation, residual, lowering)
+    if len(out) != 2:
+        lowering.add_view(Activation(output, y.dtype, out), y.name)
     return True
+
+
+def dense(
+    name: str, x: str, y: Activation, weight: NDArray[Any], bias: NDArray[Any], activation: str,
+    residual: Activation | None, lowering: Lowering,
+) -> None:  # fmt: skip
+    """Emit activation(x @ weight + bias [+ residual]): in bfloat16 where the precision and the rows allow it."""
+    rows = y.shape[0]
+    depth = weight.shape[0]
+    weights = {"weight": np.ascontiguousarray(weight, np.float32), "bias": bias.astype(np.float32)}
+    flops = 2 * abs(rows) * int(np.prod(weight.shape))
+    if narrow_rows(rows, lowering):
+        inputs = [lowering.reshaped(lowering.narrowed(lowering.rows(x)), (rows, depth))]
+        kind, attributes = "matmul_bf16", {"activation": activation}
+    else:
+        inputs = [lowering.reshaped(lowering.plain(x), (rows, depth))]
+        few = lowering.dtype == "uint16" and 0 < rows <= FEW_ROWS
+        kind, attributes = "matmul", {"activation": activation, "storage": "bf16" if few else "fp32"}
+        residual = lowering.plain(residual.name) if residual else None
+    if residual is not None:
+        inputs.append(lowering.reshaped(residual, y.shape))
+    lowering.emit(lowering.spec(name, kind, inputs, [y], attributes, weights, flops))
+
+
+def narrow_rows(rows: int, lowering: Lowering) -> bool:
+    """Whether a product of so many rows (-k: k times the batch) is made in bfloat16."""
+    return lowering.dtype == "uint16" and abs(rows) >= TILE_ROWS
+
+
+def read_by_products(name: str, lowering: Lowering) -> bool:
+    """Whether products with constant weights or attention, and beside them sums alone, read a tensor as bfloat16."""
+
+    def readers(name: str) -> list[str]:
+        found = []
+        for node in lowering.users.get(name, []):
+            if node.op_type == "Reshape" and node.output[0] not in lowering.output_names:
+                inside = id(node) in lowering.done  # of an attention
+                found.extend(["product"] if inside else readers(node.output[0]))
+            else:
+                constant = node.op_type in ("MatMul", "Gemm") and node.input[1] in lowering.constants
+                found.append("product" if constant else node.op_type)
+        return found
+
+    kinds = set(readers(name))
+    return "product" in kinds and kinds <= {"product", "Add"} and name not in lowering.output_names
+
+
+def _reshaped(node: onnx.NodeProto, lowering: Lowering) -> tuple[onnx.NodeProto, tuple[int, ...]]:
+    """The end of a product and its shape: the rows of a Gemm may be reshaped back into sequences."""
+    user = lowering.only_user(node.output[0])
+    out = lowering.shape_of(node.output[0])
+    if user is None or user.op_type != "Reshape" or lowering.shape_of(user.output[0])[-1] != out[-1]:
+        return node, out
+    lowering.done.add(id(user))
+    return user, lowering.shape_of(user.output[0])
+
+
+def _residual(name: str, lowering: Lowering) -> tuple[str, Activation | None]:
+    """The sum behind a tensor, if its other side was made before."""
+    user = lowering.only_user(name)
+    if user is None or user.op_type != "Add":
+        return name, None
+    other = user.input[1] if user.input[0] == name else user.input[0]
+    if other == name or not lowering.is_made(other) or lowering.shape_of(other) != lowering.shape_of(name):
+        return name, None
+    tensor = lowering.known[other]
+    if tensor.block or tensor.dtype not in ("float32", "uint16"):
+        return name, None
+    lowering.done.add(id(user))
+    return user.output[0], tensor

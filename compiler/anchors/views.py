@@ -18,6 +18,6 @@ def view(node: onnx.NodeProto, lowering: Lowering) -> bool:
     shape = lowering.shape_of(node.output[0])
     if node.output[0] in lowering.output_names and source in {p.name for p in lowering.model.inputs}:
         return False  # an input handed through is copied by the region's identity
-    tensor = lowering.plain(source)
+    tensor = lowering.rows(source)
     lowering.add_view(Activation(node.output[0], tensor.dtype, shape), tensor.name)
     return True

@@ -143,6 +143,17 @@ def amx(name: str, *arguments: Expr) -> None:
     T.evaluate(T.call_llvm_intrin("void", f"llvm.x86.{name}", *arguments))
 
 
+def scratch(shape: tuple[int, ...], dtype: str) -> Any:
+    """Memory of a task that tiles are stored to.
+
+    TVM cuts buffers down to what it sees read and written, and it does not see how far a tile reaches: the last
+    element is touched, so that rows keep their distance.
+    """
+    buffer = T.alloc_buffer(shape, dtype, scope="global")
+    T.buffer_store(buffer, T.cast(0, dtype), [extent - 1 for extent in shape])
+    return buffer
+
+
 def tile_configuration() -> NDArray[np.uint8]:
     """Palette 1: eight tiles of 16 rows of 64 bytes (Intel SDM vol. 1, 18.3)."""
     configuration = np.zeros(64, np.uint8)

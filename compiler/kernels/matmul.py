@@ -12,11 +12,21 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, to_bf16_bits, when
+from veltair.compiler.kernels.emit import (
+    LANES,
+    Expr,
+    activate,
+    load,
+    pad_to,
+    primitive,
+    store_within,
+    to_bf16_bits,
+    when,
+)
 
 
 class Matmul:
-    """inputs: x (M, K); weights: weight (K, N), bias (N); output (M, N). M may depend on the batch.
+    """inputs: x (M, K)[, residual (M, N)]; weights: weight (K, N), bias (N); output (M, N). M may depend on the batch.
 
     Attribute `storage` is how weights lie in memory, "fp32" or "bf16"; products are fp32 in both.
     """
@@ -49,7 +59,9 @@ class Matmul:
         activation = str(spec.attributes["activation"])
         step = rows * tall
 
-        def body(X: Any, W: Any, bias_: Any, Y: Any) -> None:
+        def body(X: Any, *rest: Any) -> None:
+            residual = rest[0] if len(spec.inputs) > 1 else None
+            W, bias_, Y = rest[-3:]
             total = X.shape[0]
 
             def tile(acc: Any, group: Expr, row: Expr, count: int) -> None:
@@ -66,14 +78,12 @@ class Matmul:
                             T.buffer_store(acc, acc[at] + value * taps[c], [at])
                 for r in range(count):
                     for c in range(columns):
-                        result = T.bind(activate(acc[r * columns + c], activation))
                         column = T.bind(group * panel + c * LANES)
-                        with when(column + LANES <= width):
-                            T.buffer_store(Y, result, [row + r, lanes(column)])
-                        if width % LANES:
-                            with when(T.And(column < width, column + LANES > width)):
-                                for lane in range(width % LANES):
-                                    T.buffer_store(Y, T.Shuffle([result], [lane]), [row + r, column + lane])
+                        with when(column < width):
+                            value = acc[r * columns + c]
+                            if residual is not None:
+                                value = value + load(residual, row + r, column)
+                            store_within(Y, T.bind(activate(value, activation)), row + r, column, width=width)
 
             chunks = T.ceildiv(total, step)
             with T.parallel(0, groups * chunks) as task:
@@ -87,7 +97,7 @@ class Matmul:
                         row = T.min((chunk + 1) * step, total) - rest + r
                         tile(acc, group, row, 1)
 
-        function = primitive([x, packed, bias, y], body)
+        function = primitive([*spec.inputs, packed, bias, y], body)
         taken = min(step, _rows(spec))
         block_size = packed[0].nbytes + taken * (depth + panel) * 4
         parallelism = groups * -(-_rows(spec) // step) * rows * columns

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from veltair.compiler.generic import Generic
 from veltair.compiler.ir import Space
+from veltair.compiler.kernels.attention import Attention
+from veltair.compiler.kernels.cast import Cast
 from veltair.compiler.kernels.concat import Concat
-from veltair.compiler.kernels.conv2d import Conv2d, DepthwiseConv2d
+from veltair.compiler.kernels.conv2d import Conv2d
 from veltair.compiler.kernels.conv2d_amx import Conv2dAmx
+from veltair.compiler.kernels.depthwise import DepthwiseConv2d
+from veltair.compiler.kernels.embedding import Embedding
 from veltair.compiler.kernels.embedding_bag import EmbeddingBag
+from veltair.compiler.kernels.layer_norm import LayerNorm
 from veltair.compiler.kernels.layout import ChannelsLast, Copy, ToBlocked, ToPlain
 from veltair.compiler.kernels.matmul import Matmul
+from veltair.compiler.kernels.matmul_amx import MatmulBf16
 from veltair.compiler.kernels.normalize import L2Normalize, Lrn
 from veltair.compiler.kernels.pool import GlobalAveragePool, Pool2d
 from veltair.compiler.kernels.spatial import Elementwise
@@ -20,6 +26,11 @@ SPACES: dict[str, Space] = {
     "conv2d_amx": Conv2dAmx(),
     "depthwise_conv2d": DepthwiseConv2d(),
     "matmul": Matmul(),
+    "matmul_bf16": MatmulBf16(),
+    "attention": Attention(),
+    "layer_norm": LayerNorm(),
+    "embedding": Embedding(),
+    "cast": Cast(),
     "embedding_bag": EmbeddingBag(),
     "pool2d": Pool2d(),
     "global_average_pool": GlobalAveragePool(),

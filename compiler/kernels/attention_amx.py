@@ -1,0 +1,133 @@
+"""Attention on AMX tiles: K and V of a head packed in pairs once a task, scores of 32 rows at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.kernels.emit import LANES, Expr, amx, lanes, load, primitive, scratch, store
+from veltair.compiler.kernels.matmul_amx import DEPTH, PAIRS, TILE, configure
+from veltair.compiler.kernels.softmax import mask_index, softmax_row
+
+
+def attention_amx(spec: LayerSpec, point: Point) -> Kernel:
+    """Q, K, V, output bfloat16. Where queries do not fill the last tile, it moves up and makes some twice."""
+    a, y = spec.attributes, spec.outputs[0]
+    heads, width, tokens, keys = (int(a[k]) for k in ("heads", "width", "tokens", "keys"))
+    places: Any = a["places"]
+    chunks = int(point["chunks"])
+    deep, long = -(-width // DEPTH), -(-keys // DEPTH)  # steps of the two products
+    padded, height = long * DEPTH, min(tokens, TILE)
+    parts = -(-width // PAIRS)  # of the output: register blocks of 32 columns
+    pairs = -(-tokens // PAIRS)
+    each = -(-pairs // chunks)
+    pitch = [spec.inputs[i].shape[1] * 2 for i, _ in places]  # bytes between rows
+    operands: list[Activation | NDArray[Any]] = [*spec.inputs, *spec.weights.values(), y]
+
+    def body(*buffers: Any) -> None:
+        Q, K, V = (buffers[i] for i, _ in places)
+        mask = buffers[-2] if a["masked"] else None
+        Y = buffers[-1]
+        images = T.floordiv(Y.shape[0], tokens)
+
+        def product(left: list[Expr], stride: int, right: list[Expr]) -> None:
+            for half in range(2):
+                amx("tileloadd64", T.uint8(4 + half), left[half], T.int64(stride))
+            for half in range(2):
+                amx("tileloadd64", T.uint8(6 + half), right[half], T.int64(64))
+            for register in range(4):
+                amx("tdpbf16ps", T.uint8(register), T.uint8(4 + register // 2), T.uint8(6 + register % 2))
+
+        with T.parallel(0, images * heads * chunks) as task:
+            across = T.alloc_buffer(
+                (padded // TILE, deep, TILE, TILE), "uint32", scope="global"
+            )  # K: pairs of d x keys
+            along = scratch((long, parts * 2, TILE, 2 * TILE), "uint16")  # V: pairs of keys x d
+            queries = scratch((PAIRS, deep * DEPTH), "uint16")
+            scores = scratch((PAIRS, padded), "float32")
+            likely = scratch((PAIRS, padded), "uint16")
+            inverse = scratch((PAIRS,), "float32")
+            mixed = scratch((PAIRS, PAIRS), "float32")
+            configuration = scratch((64,), "uint8")
+            image, head = T.bind(task // (heads * chunks)), T.bind(task // chunks % heads)
+            at = [T.bind(column + head * width) for _, column in places]
+            configure(configuration, T.int32(height))
+            amx("ldtilecfg", T.address_of(configuration[0]))
+
+            with T.grid(padded // TILE, deep, TILE, TILE) as (tile, step, p, n):
+                key, d = T.bind(tile * TILE + n), T.bind(step * DEPTH + p * 2)
+                two = K[image * keys + T.min(key, keys - 1), T.ramp(at[1] + d, 1, 2)]
+                inside = T.And(key < keys, d < width)
+                pair = T.bind(T.reinterpret("uint32", two))
+                T.buffer_store(across, T.Select(inside, pair, T.uint32(0)), [tile, step, p, n])
+            with T.grid(long, TILE) as (step, p):
+                for part in range(parts * 2):
+                    sides = []
+                    for j in range(2):
+                        key = step * DEPTH + p * 2 + j
+                        value = V[image * keys + T.min(key, keys - 1), lanes(at[2] + part * TILE)]
+                        wide = T.cast(value, "uint32x16")
+                        sides.append(T.Select(key < keys, wide, T.broadcast(T.uint32(0), LANES)))
+                    if part * TILE < width:
+                        high = T.shift_left(sides[1], T.broadcast(T.uint32(16), LANES))
+                        both = T.reinterpret("uint16x32", T.bind(T.bitwise_or(sides[0], high)))
+                    else:
+                        both = T.broadcast(T.uint16(0), 2 * LANES)
+                    T.buffer_store(along, both, [step, part, p, lanes(0, 2 * LANES)])
+
+            begin = T.bind(task % chunks * each)
+            with T.serial(0, T.max(T.min(each, pairs - begin), 0)) as pair:
+                start = (begin + pair) * PAIRS
+                first = [T.bind(T.max(T.min(start + half * TILE, tokens - TILE), 0)) for half in range(2)]
+                if width % DEPTH:
+                    for half in range(2):
+                        with T.grid(height, deep * DEPTH) as (r, d):
+                            value = Q[image * tokens + first[half] + r, at[0] + T.min(d, width - 1)]
+                            value = T.Select(d < width, value, T.uint16(0))
+                            T.buffer_store(queries, value, [half * TILE + r, d])
+
+                def left(half: int, step: int) -> Expr:
+                    if width % DEPTH:
+                        return T.address_of(queries[half * TILE, step * DEPTH])
+                    return T.address_of(Q[image * tokens + first[half], at[0] + step * DEPTH])
+
+                with T.serial(0, padded // (2 * TILE)) as some:
+                    for register in range(4):
+                        amx("tilezero", T.uint8(register))
+                    for step in range(deep):
+                        right = [T.address_of(across[some * 2 + half, step, 0, 0]) for half in range(2)]
+                        stride = deep * DEPTH * 2 if width % DEPTH else pitch[0]
+                        product([left(0, step), left(1, step)], stride, right)
+                    for register in range(4):
+                        where = T.address_of(scores[register // 2 * TILE, some * 2 * TILE + register % 2 * TILE])
+                        amx("tilestored64", T.uint8(register), where, T.int64(padded * 4))
+                for half in range(2):
+                    with T.serial(0, height) as r:
+                        where = mask_index(mask, image, head, first[half] + r)
+                        total = softmax_row(scores, likely, half * TILE + r, keys, float(a["scale"]), mask, where)
+                        T.buffer_store(inverse, T.float32(1) / total, [half * TILE + r])
+                for part in range(parts):
+                    for register in range(4):
+                        amx("tilezero", T.uint8(register))
+                    with T.serial(0, long) as step:
+                        right = [T.address_of(along[step, part * 2 + half, 0, 0]) for half in range(2)]
+                        lefts = [T.address_of(likely[half * TILE, step * DEPTH]) for half in range(2)]
+                        product(lefts, padded * 2, right)
+                    for register in range(4):
+                        where = T.address_of(mixed[register // 2 * TILE, register % 2 * TILE])
+                        amx("tilestored64", T.uint8(register), where, T.int64(PAIRS * 4))
+                    for half in range(2):
+                        with T.serial(0, height) as r:
+                            scale = T.bind(T.broadcast(inverse[half * TILE + r], LANES))
+                            for lane in range(0, min(PAIRS, width - part * PAIRS), LANES):
+                                value = T.bind(load(mixed, half * TILE + r, lane) * scale)
+                                column = head * width + part * PAIRS + lane
+                                store(Y, value, image * tokens + first[half] + r, column)
+            amx("tilerelease")
+
+    function = primitive(operands, body)
+    block_size = padded * (deep * DEPTH + parts * PAIRS) * 2 + PAIRS * padded * 6
+    return Kernel(function, tuple(spec.weights.values()), block_size, heads * chunks * 4)

@@ -1,0 +1,186 @@
+"""Matrix product with constant weights on bfloat16: AMX tiles, or pairs of products in vectors (AVX-512-bf16).
+
+Rows are read as they lie: a tile load has a stride. Four accumulator tiles make 32 rows x 32 columns; each step of 32
+products loads two tiles of rows and two of weights. A task takes `panels` panels of 32 columns, whose weights stay in
+L1 and L2, and a share of the rows, which stream past them. Where the rows do not fill the last tile, it moves up and
+makes some of them twice; fewer than a tile's rows are a smaller tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.ir import Kernel, LayerSpec, Point
+from veltair.compiler.kernels.emit import (
+    LANES,
+    Expr,
+    activate,
+    amx,
+    lanes,
+    load,
+    pad_to,
+    primitive,
+    scratch,
+    store_within,
+    to_bf16_bits,
+    when,
+)
+
+TILE = 16  # rows of a tile
+DEPTH = 32  # bfloat16 values in a tile row: products of one step
+PANEL = 32  # columns of a register block: two tiles
+PAIRS = 2 * TILE  # rows of a register block
+
+
+class MatmulBf16:
+    """inputs: x (M, K) bfloat16[, residual (M, N)]; weights: weight (K, N), bias (N); output (M, N), fp32 or bfloat16.
+
+    M may depend on the batch. Sums, bias, residual and activation are fp32.
+    """
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        panels = -(-spec.outputs[0].shape[1] // PANEL)
+        pairs = -(-_rows(spec) // PAIRS)
+        groups = [c for c in (4, 3, 6, 2, 8, 12, 1) if panels % c == 0 and c <= max(panels // 2, 1)]
+        if "amx_bf16" in features:
+            splits = sorted({min(pairs, c) for c in (1, 2, 4)})
+            steps = max(spec.inputs[0].shape[1] // DEPTH, 1)
+            stretches = dict.fromkeys(min(steps, s) for s in (8, 6, 12, 24))
+            return [
+                {"unit": "amx", "panels": p, "chunks": c, "steps": s} for c in splits for s in stretches for p in groups
+            ]
+        found: list[Point] = [
+            {"unit": "dot", "panels": p, "rows": r} for r in (12, 6, 1) for p in groups[:3] if r <= _rows(spec)
+        ]
+        return found
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        return _amx(spec, point)
+
+
+def pack(weight: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """(K, N) -> (N/32, K/32, 2, 16, 16, 2): for each step two tiles of 16 pairs of products x 16 columns."""
+    padded = pad_to(pad_to(weight, 0, DEPTH), 1, PANEL)
+    depth, width = padded.shape
+    steps = padded.reshape(depth // DEPTH, DEPTH // 2, 2, width // PANEL, 2, TILE)
+    return to_bf16_bits(np.ascontiguousarray(steps.transpose(3, 0, 4, 1, 5, 2)))
+
+
+def configure(configuration: Any, rows: Expr) -> None:
+    """Fill in 64 bytes: accumulators 0 … 3 and left operands 4, 5 of so many rows, right operands 6, 7 of 16.
+
+    Palette 1, Intel SDM vol. 1, 18.3.
+    """
+    T.buffer_store(configuration, T.broadcast(T.uint8(0), 64), [T.ramp(0, 1, 64)])
+    T.buffer_store(configuration, T.uint8(1), [0])
+    for tile in range(8):
+        T.buffer_store(configuration, T.uint8(64), [16 + 2 * tile])
+        T.buffer_store(configuration, T.cast(rows, "uint8") if tile < 6 else T.uint8(TILE), [48 + tile])
+
+
+def _amx(spec: LayerSpec, point: Point) -> Kernel:
+    x, y = spec.inputs[0], spec.outputs[0]
+    depth, width = x.shape[1], y.shape[1]
+    panels, chunks, stretch = int(point["panels"]), int(point["chunks"]), int(point["steps"])
+    weight = pack(spec.weights["weight"])  # (panels, steps, 2, 16, 16, 2)
+    bias = pad_to(spec.weights["bias"], 0, PANEL)
+    activation = str(spec.attributes["activation"])
+    steps, tail = depth // DEPTH, depth % DEPTH
+    groups = weight.shape[0] // panels
+    each_most = -(-_rows(spec) // PAIRS)  # pairs of tiles of a task at the greatest batch
+    share = -(-2 * TILE // each_most)  # lines of 64 bytes, of a step's
+    stretches = list(range(0, max(steps, 1), stretch))
+
+    def body(X: Any, *rest: Any) -> None:
+        residual = rest[0] if len(spec.inputs) > 1 else None
+        W, bias_, Y = rest[-3:]
+        rows = X.shape[0]
+
+        def step(panel: Expr, k: Expr, sources: Sequence[tuple[Expr, int]]) -> None:
+            """32 products of 32 x 32 sums."""
+            for half, (address, stride) in enumerate(sources):
+                amx("tileloadd64", T.uint8(4 + half), address, T.int64(stride))
+            for half in range(2):
+                amx("tileloadd64", T.uint8(6 + half), T.address_of(W[panel, k, half, 0, 0, 0]), T.int64(64))
+            for register in range(4):
+                a, b = 4 + register // 2, 6 + register % 2
+                amx("tdpbf16ps", T.uint8(register), T.uint8(a), T.uint8(b))
+
+        def finish(panel: Expr, first: list[Expr], height: Expr, sums: Any, place: Expr) -> None:
+            for half in range(2):
+                with T.serial(0, height) as r:
+                    row = T.bind(first[half] + r)
+                    for lane in (0, LANES):
+                        column = T.bind(panel * PANEL + lane)
+                        with when(column < width):
+                            value = load(sums, place, half, r, lane) + load(bias_, column)
+                            if residual is not None:
+                                value = value + load(residual, row, column)
+                            store_within(Y, T.bind(activate(value, activation)), row, column, width=width)
+
+        with T.parallel(0, groups * chunks) as task:
+            kept = each_most * panels if len(stretches) > 1 else 1
+            sums = scratch((kept, 2, TILE, PANEL), "float32")
+            configuration = scratch((64,), "uint8")
+            ends = scratch((2, TILE, DEPTH), "uint16") if tail else None
+            if ends is not None:
+                with T.grid(2, TILE) as (half, r):
+                    T.buffer_store(ends, T.broadcast(T.uint16(0), DEPTH), [half, r, lanes(0, DEPTH)])
+            height = T.bind(T.min(rows, TILE))
+            configure(configuration, height)
+            amx("ldtilecfg", T.address_of(configuration[0]))
+            group, chunk = T.bind(task // chunks), T.bind(task % chunks)
+            pairs = T.bind(T.ceildiv(rows, PAIRS))
+            each = T.bind(T.ceildiv(pairs, chunks))
+            for begin in stretches:
+                last = begin == stretches[-1]
+                with T.serial(0, T.max(T.min(each, pairs - chunk * each), 0)) as pair:
+                    start = T.bind((chunk * each + pair) * PAIRS)
+                    first = [T.bind(T.max(T.min(start + half * TILE, rows - TILE), 0)) for half in range(2)]
+                    if ends is not None and last:
+                        for half in range(2):
+                            with T.grid(height, tail) as (r, k):
+                                T.buffer_store(ends, X[first[half] + r, steps * DEPTH + k], [half, r, k])
+                    with T.serial(0, panels) as p:
+                        panel = T.bind(group * panels + p)
+                        place = T.bind(pair * panels + p) if len(stretches) > 1 else 0
+                        for register in range(4):
+                            where = T.address_of(sums[place, register // 2, 0, register % 2 * TILE])
+                            if begin:
+                                amx("tileloadd64", T.uint8(register), where, T.int64(PANEL * 4))
+                            else:
+                                amx("tilezero", T.uint8(register))
+                        with T.serial(0, min(stretch, steps - begin)) as nth:
+                            k = T.bind(begin + nth)
+                            step(panel, k, [(T.address_of(X[row, k * DEPTH]), depth * 2) for row in first])
+                            # Weights come from memory: each pair of tiles fetches its share of the next stretch's.
+                            ahead = (panel + panels, nth) if last else (panel, k + stretch)
+                            for line in range(share):
+                                where = T.address_of(W[(*ahead, 0, pair * share + line, 0, 0)])
+                                T.evaluate(
+                                    T.call_llvm_intrin("void", "llvm.prefetch.p0", where, *map(T.int32, (0, 2, 1)))
+                                )
+                        if ends is not None and last:
+                            step(panel, steps, [(T.address_of(ends[half, 0, 0]), DEPTH * 2) for half in range(2)])
+                        for register in range(4):
+                            where = T.address_of(sums[place, register // 2, 0, register % 2 * TILE])
+                            amx("tilestored64", T.uint8(register), where, T.int64(PANEL * 4))
+                        if last:
+                            finish(panel, first, height, sums, place)
+            amx("tilerelease")
+
+    function = primitive([*spec.inputs, weight, bias, *spec.outputs], body)
+    taken = -(-_rows(spec) // (PAIRS * chunks)) * PAIRS
+    block_size = panels * weight[0].nbytes + taken * (depth * 2 + panels * PANEL * np.dtype(y.dtype).itemsize)
+    return Kernel(function, (weight, bias), block_size, groups * chunks * 4)
+
+
+def _rows(spec: LayerSpec) -> int:
+    """Rows at the greatest batch."""
+    rows = spec.inputs[0].shape[0]
+    return -rows * spec.max_batch if rows < 0 else rows
