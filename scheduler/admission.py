@@ -16,7 +16,7 @@ from veltair.types import ModelProfile, Query, RejectQuery, Tenant
 class Admission:
     """The tenants and the costs of their models."""
 
-    __slots__ = ("_costs", "tenants")
+    __slots__ = ("_costs", "_planned_share", "tenants")
 
     def __init__(
         self,
@@ -24,7 +24,11 @@ class Admission:
         profiles: Mapping[str, Sequence[ModelProfile]],
         grid: Sequence[float],
         machine_cores: int,
+        planned_share: float,
     ) -> None:
+        if not 0 < planned_share <= 1:
+            raise ConfigError(f"planned share of the QoS: expected above 0 and at most 1, got {planned_share}")
+        self._planned_share = planned_share
         self.tenants = _by_name(tenants, profiles)
         self._costs = {
             model: [Costs(profile, grid, machine_cores) for profile in by_batch] for model, by_batch in profiles.items()
@@ -38,8 +42,10 @@ class Admission:
         if i == len(by_batch):
             most = by_batch[-1].profile.batch
             return RejectQuery(query.id, f"{tenant.model} takes at most {most} items in a query, got {query.batch}")
-        costs = by_batch[i]
-        return Progress(query, tenant, costs, costs.cores_for_rest(SOLO, 0, tenant.qos.latency_ns))
+        costs, share = by_batch[i], self._planned_share
+        qos_ns = max(1, round(tenant.qos.latency_ns * share))
+        due_ns = query.arrival_ns + min(qos_ns, round((query.deadline_ns - query.arrival_ns) * share))
+        return Progress(query, tenant, costs, qos_ns, due_ns, costs.cores_for_rest(SOLO, 0, qos_ns))
 
 
 def _by_name(tenants: Iterable[Tenant], profiles: Mapping[str, Sequence[ModelProfile]]) -> dict[str, Tenant]:

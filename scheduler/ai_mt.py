@@ -59,7 +59,7 @@ class AiMt(Policy):
         return None
 
     def _kinds(self, progress: Progress) -> _Kinds:
-        key = (progress.costs, progress.tenant.qos.latency_ns)
+        key = (progress.costs, progress.qos_ns)
         kinds = self._models.get(key)
         if kinds is None:
             kinds = self._models[key] = _Kinds(*key)

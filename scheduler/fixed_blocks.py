@@ -44,7 +44,7 @@ class FixedBlocks(Policy):
 
     def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
         level = system.next_level(now_ns) if self._adapt_versions else SOLO
-        costs, start, qos_ns = progress.costs, progress.next_layer, progress.tenant.qos.latency_ns
+        costs, start, qos_ns = progress.costs, progress.next_layer, progress.qos_ns
         key = (costs, qos_ns, level, start)
         plan = self._plans.get(key)
         if plan is None:

@@ -63,7 +63,7 @@ class Packrat(Policy):
         self._queues.add(progress)
         pack = self.packs.get(progress.tenant.name)
         if pack is None:
-            pack = self.packs[progress.tenant.name] = Pack(progress.tenant.qos.latency_ns, progress.costs)
+            pack = self.packs[progress.tenant.name] = Pack(progress.qos_ns, progress.costs)
             self._new = True
             self._next_look_ns = self._next_look_ns or now_ns + PERIOD_NS
         pack.costs = progress.costs

@@ -95,7 +95,7 @@ class Parties(Policy):
         for progress in ready:
             tenant = progress.tenant
             partition = self.partitions[tenant.name]
-            cores = progress.costs.cores_for_rest(SOLO, progress.next_layer, tenant.qos.latency_ns)
+            cores = progress.costs.cores_for_rest(SOLO, progress.next_layer, progress.qos_ns)
             cores = min(cores, partition.cores)
             if cores <= min(system.free, partition.cores - used[tenant.name]):
                 self._queues.discard(progress)

@@ -75,9 +75,12 @@ class Scheduler:
         workers: int,
         *,
         proxy: Proxy | None = None,
+        planned_share: float = 1.0,
     ) -> None:
         """`profiles`: by model name, ascending by batch. `proxy`: where the interference level comes from, by
-        default the observed slowdown. Raises ConfigError, or ProfileError for what is wrong in a profile.
+        default the observed slowdown. `planned_share`: of each QoS target and deadline, what policies plan with;
+        the rest is left for what no profile foresees. Raises ConfigError, or ProfileError for what is wrong in a
+        profile.
         """
         cores = machine.cores
         if not cores or len(set(cores)) != len(cores):
@@ -85,7 +88,7 @@ class Scheduler:
         if workers < 0:
             raise ConfigError(f"workers: expected 0 or more, got {workers}")
         grid = level_grid(profile for by_batch in profiles.values() for profile in by_batch)
-        self._admission = Admission(tenants, profiles, grid, len(cores))
+        self._admission = Admission(tenants, profiles, grid, len(cores), planned_share)
         self._policy = make_policy(policy) if isinstance(policy, str) else policy
         self._proxy: Proxy = ObservedSlowdown() if proxy is None else proxy
         self.system = System(

@@ -87,15 +87,13 @@ class Progress:
     query: Query
     tenant: Tenant
     costs: Costs  # of the profile with the smallest batch that holds the query
+    qos_ns: int  # that is planned for
+    due_ns: int  # the end that is planned for: by QoS or the query's own deadline, whichever comes first
     avg_cores: int  # Avg_C: of the whole model against the QoS at first; a policy may renew it
     next_layer: int = 0  # the first layer that has not run, nor runs now
     run: Run | None = None
     cancelled: bool = False
     ready_ns: int = 0  # since when it waits for cores, or waited for those of the block that runs
-
-    @property
-    def due_ns(self) -> int:
-        return min(self.query.arrival_ns + self.tenant.qos.latency_ns, self.query.deadline_ns)
 
     def block(self, level: int, stop: int, cores: int) -> LayerBlock:
         """The layers from the next one to `stop`, each in its best version for that level and number of cores."""

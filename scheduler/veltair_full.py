@@ -44,7 +44,7 @@ class VeltairFull(Policy):
             budget = Budget(max(0, progress.due_ns - now_ns), work[-1] - work[start], work)
             avg_cores = costs.cores_for_rest(level, start, budget.qos_ns)
         else:
-            budget = Budget(progress.tenant.qos.latency_ns, work[-1], work)
+            budget = Budget(progress.qos_ns, work[-1], work)
             avg_cores = costs.cores_for_rest(level, 0, budget.qos_ns)
         system.renew_avg(progress, avg_cores)
         extra = threshold(avg_cores, system.total_avg, system.cores)  # Alg. 3 l. 11
