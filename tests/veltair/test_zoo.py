@@ -1,4 +1,4 @@
-"""The zoo's models against what was published of them, and against ONNX Runtime."""
+"""The zoo as files and as a command, and DLRM against ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -11,99 +11,20 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from numpy.typing import NDArray
 
 from veltair.cli import main
 from veltair.errors import ConfigError
-from veltair.zoo import dlrm, models
+from veltair.zoo import dlrm, external, models
 from veltair.zoo.dlrm import DlrmShape
-from veltair.zoo.models import IMAGE_MODELS, write
+from veltair.zoo.models import ZOO, write
 
 TINY = DlrmShape(tables=3, rows=1000, dim=8, lookups=5, max_batch=16)
-STATISTICS = (".running_mean", ".running_var")
-
-
-@pytest.fixture(scope="module", params=IMAGE_MODELS)
-def image_model(request: pytest.FixtureRequest) -> onnx.ModelProto:
-    return IMAGE_MODELS[request.param](7)
-
-
-def learned(proto: onnx.ModelProto) -> int:
-    tensors = [t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.FLOAT and t.dims]
-    return sum(math.prod(t.dims) for t in tensors if not t.name.endswith(STATISTICS))
-
-
-def shapes(proto: onnx.ModelProto) -> dict[str, list[int]]:
-    graph = onnx.shape_inference.infer_shapes(proto, strict_mode=True).graph
-    values = (*graph.value_info, *graph.input, *graph.output)
-    return {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
-
-
-def multiply_adds(proto: onnx.ModelProto) -> int:
-    weights = {t.name: list(t.dims) for t in proto.graph.initializer}
-    shape, total = shapes(proto), 0
-    for node in proto.graph.node:
-        if node.op_type in ("Conv", "Gemm"):
-            total += math.prod(shape[node.output[0]]) * math.prod(weights[node.input[1]][1:])
-    return total
 
 
 def session(source: Any) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-
-
-def images(rng: np.random.Generator) -> list[NDArray[np.float32]]:
-    """Noise; noise with the 1/f spectrum of photographs; the same kind, paler and tinted."""
-    frequency = np.hypot(np.fft.fftfreq(224)[:, None], np.fft.fftfreq(224)) + 1 / 224
-    found = [rng.standard_normal((1, 3, 224, 224)) for _ in range(3)]
-    for i in (1, 2):
-        found[i] = np.fft.ifft2(np.fft.fft2(found[i]) / frequency).real
-    noise, photo, tinted = ((x - x.mean()) / x.std() for x in found)
-    tinted = tinted / 2 + np.array([0.5, 0, -0.5])[:, None, None]
-    return [x.astype(np.float32) for x in (noise, photo, tinted)]
-
-
-@pytest.mark.parametrize(("name", "parameters", "macs"), [
-    ("resnet50", 25_557_032, 4_089_184_256),  # torchvision: 25.6 M, 4.09 G
-    ("mobilenet_v2", 3_504_872, 300_774_272),  # torchvision: 3.50 M, 0.30 G
-])  # fmt: skip
-def test_published_counts(name: str, parameters: int, macs: int) -> None:
-    proto = IMAGE_MODELS[name](0)
-    assert learned(proto) == parameters
-    assert multiply_adds(proto) == macs
-
-
-def test_published_shapes() -> None:
-    resnet, mobile = shapes(IMAGE_MODELS["resnet50"](0)), shapes(IMAGE_MODELS["mobilenet_v2"](0))
-    names = ("stem.conv", "stem.pool", "layer1.2.relu", "layer2.3.relu", "layer3.5.relu", "fc.flat")
-    assert [resnet[n] for n in names] == [
-        [1, 64, 112, 112], [1, 64, 56, 56], [1, 256, 56, 56], [1, 512, 28, 28], [1, 1024, 14, 14], [1, 2048]
-    ]  # fmt: skip
-    assert resnet["layer3.0.1.conv"] == [1, 256, 28, 28]  # v1.5: the stride is not on the 1x1
-    assert resnet["layer3.0.2.conv"] == [1, 256, 14, 14]
-    names = ("stem.conv", "block2.0.expand.conv", "block4.3.sum", "head.conv", "classifier.flat")
-    assert [mobile[n] for n in names] == [
-        [1, 32, 112, 112], [1, 96, 112, 112], [1, 64, 14, 14], [1, 1280, 7, 7], [1, 1280]
-    ]  # fmt: skip
-
-
-def test_activations_stay_sane_through_depth(image_model: onnx.ModelProto) -> None:
-    onnx.checker.check_model(image_model, full_check=True)
-    proto = onnx.ModelProto.FromString(image_model.SerializeToString())
-    inner = [n.output[0] for n in proto.graph.node if n.op_type in ("BatchNormalization", "Add", "Relu", "Clip")]
-    proto.graph.output.extend(onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, None) for n in inner)
-    taken, logits = session(proto.SerializeToString()), []
-    for image in images(np.random.default_rng(0)):
-        found, *activations = taken.run(None, {"input": image})
-        logits.append(found[0])
-        spreads = [a.std() for a in activations]
-        assert min(spreads) > 0.2 and max(spreads) < 4
-        assert np.isfinite(found).all() and 0.3 < found.std() < 3
-        assert len(np.unique(found)) > 900
-    for a, b in ((0, 1), (1, 2)):
-        assert np.std(logits[a] - logits[b]) > np.std(logits[a]) / 5  # most of a logit is what all images share
 
 
 def test_the_image_models_as_files(tmp_path: Path) -> None:
@@ -157,7 +78,7 @@ def test_dlrm_tables_lie_where_the_model_says(tmp_path: Path) -> None:
 def test_the_same_bytes_whatever_the_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[int, int]] = []
     whole = [p.read_bytes() for p in write("dlrm", tmp_path / "d.onnx", 3, TINY)]
-    monkeypatch.setattr(dlrm, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(external, "CHUNK_BYTES", 4096)
     paths = write("dlrm", tmp_path / "d.onnx", 3, TINY, lambda n, total: done.append((n, total)))
     assert [p.read_bytes() for p in paths] == whole
     assert len(done) == TINY.tables * 8 and done[-1] == (TINY.tables * TINY.table_bytes,) * 2
@@ -166,13 +87,15 @@ def test_the_same_bytes_whatever_the_chunks(tmp_path: Path, monkeypatch: pytest.
 def test_the_shipped_dlrm_has_a_gigabyte_of_tables() -> None:
     shape = DlrmShape()
     assert shape.tables * shape.table_bytes == 1 << 30
-    proto = dlrm.build(0, shape, "tables")
+    proto, tables = dlrm.build(0, shape, "tables")
+    assert [t.dims for t in tables] == [(1 << 20, 32)] * 8
+    assert ZOO["dlrm"].parameters == shape.parameters
     inputs = {i.name: [d.dim_value or d.dim_param for d in i.type.tensor_type.shape.dim] for i in proto.graph.input}
     assert inputs == {"dense": ["n", 13]} | {f"sparse_{i}": ["n", 80] for i in range(8)}
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dlrm, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(external, "CHUNK_BYTES", 4096)
 
     def stop(done: int, total: int) -> None:
         if done > total // 2:
@@ -190,13 +113,31 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out) == {
         "model": "dlrm",
         "seed": 5,
-        "files": {str(p): p.stat().st_size for p in (path, dlrm.external_file(path))},
+        "files": {str(p): p.stat().st_size for p in (path, external.beside(path))},
     }
     assert main(["zoo", "dlrm", "--out", str(path), *sizes]) == 0
     assert str(path) in capsys.readouterr().out
 
 
+def test_the_command_lists_the_zoo(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zoo"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert list(rows) == list(ZOO)
+    assert "25,557,032" in rows["resnet50"] and "8.178" in rows["resnet50"] and "3x224x224" in rows["resnet50"]
+    assert main(["zoo", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bert_large"]["parameters"] == 334_094_338 and found["bert_large"]["input"] == "384 tokens"
+
+
+def test_the_command_writes_here_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["zoo", "dlrm", "--tables", "1", "--rows", "10"]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dlrm.onnx", "dlrm.onnx.data"]
+
+
 @pytest.mark.parametrize(("arguments", "words"), [
+    (["vgg"], "no model 'vgg' in the zoo; there are resnet50, googlenet"),
+    ([], "expected the NAME of the model to write: resnet50"),
     (["dlrm", "--rows", "0"], "rows must be at least 1, got 0"),
     (["dlrm", "--max-batch", "-1"], "max_batch must be at least 1"),
     (["mobilenet_v2", "--rows", "5"], "fixed shape"),

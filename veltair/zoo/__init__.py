@@ -1,1 +1,1 @@
-"""Demo models as ONNX files with seeded weights: ResNet-50, MobileNet-V2, DLRM. No training, no PyTorch."""
+"""The models of the paper, and DLRM, as ONNX files with seeded weights. No training, no PyTorch."""

@@ -1,17 +1,13 @@
 """DLRM (Naumov et al. 2019) near RM1 of DeepRecSys: bags of many lookups in tables too large for any cache.
 
-Tables are ONNX external data in one file beside the model, each at a multiple of 4096 bytes so that it can be mapped
-and used in place.
+Tables are external data, which can be mapped and used in place.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +15,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.errors import ConfigError
+from veltair.zoo.external import Built, External, references
 from veltair.zoo.graph import model
 
 DENSE, BOTTOM, TOP = 13, (128, 64), (256, 64)
-ALIGNMENT = 4096
-CHUNK_BYTES = 16 << 20
-
-Progress = Callable[[int, int], None]  # bytes written, bytes in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +49,16 @@ class DlrmShape:
         return self.tables * self.rows * self.dim + mlps
 
 
-def build(seed: int, shape: DlrmShape, location: str) -> onnx.ModelProto:
+def build(seed: int, shape: DlrmShape, location: str) -> Built:
     """dense float32 (n, 13), sparse_0 … int64 (n, lookups) in 0 … rows-1 -> probability float32 (n, 1).
 
-    location: name of the file that `write_tables` fills with the same seed and shape.
+    location: name of the file that is to hold the tables, the second result, drawn from the same seed.
     """
     # One child more than there are tables: the MLPs' own. Each table can thus be drawn alone, in chunks.
     rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(shape.tables + 1)[-1])
+    # Uniform in ±bound so that a bag's variance is 1/sqrt(dim) and the dot product of two bags has variance one.
+    bound = math.sqrt(3 / (shape.lookups * math.sqrt(shape.dim)))
+    tables = [External(f"table_{i}", (shape.rows, shape.dim), bound=bound) for i in range(shape.tables)]
     nodes: list[onnx.NodeProto] = []
     weights: list[onnx.TensorProto] = []
 
@@ -85,10 +81,9 @@ def build(seed: int, shape: DlrmShape, location: str) -> onnx.ModelProto:
     axis = constant("axis", np.array([1], np.int64))
     vectors = [node("Unsqueeze", [x, axis], "bottom.vector")]
     for i in range(shape.tables):
-        rows = node("Gather", [table_name(i), f"sparse_{i}"], f"bag_{i}.rows", axis=0)
+        rows = node("Gather", [tables[i].name, f"sparse_{i}"], f"bag_{i}.rows", axis=0)
         bag = node("ReduceSum", [rows, axis], f"bag_{i}", keepdims=0)
         vectors.append(node("Unsqueeze", [bag, axis], f"bag_{i}.vector"))
-        weights.append(_external(table_name(i), shape, location, i))
     count = len(vectors)
     features = node("Concat", vectors, "features", axis=1)
     dots = node("MatMul", [features, node("Transpose", [features], "features.t", perm=[0, 2, 1])], "dots")
@@ -105,48 +100,5 @@ def build(seed: int, shape: DlrmShape, location: str) -> onnx.ModelProto:
         for i in range(shape.tables)
     ]
     outputs = [helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["n", 1])]
-    graph = helper.make_graph(nodes, "dlrm", inputs, outputs, weights)
-    return model(graph, {"qos_ms": 100, "max_batch": shape.max_batch})
-
-
-def table_name(index: int) -> str:
-    return f"table_{index}"
-
-
-def write_tables(file: BinaryIO, seed: int, shape: DlrmShape, progress: Progress) -> None:
-    """Streams all tables into a fresh file; holds one chunk at a time."""
-    total, written = shape.tables * shape.table_bytes, 0
-    for index, child in enumerate(np.random.SeedSequence(seed).spawn(shape.tables)):
-        file.seek(_offset(shape, index))
-        for chunk in _rows(np.random.default_rng(child), shape):
-            written += file.write(chunk.data.cast("B"))
-            progress(written, total)
-
-
-def _rows(rng: np.random.Generator, shape: DlrmShape) -> Iterator[npt.NDArray[np.float32]]:
-    # Uniform in ±a so that a bag's variance is 1/sqrt(dim) and the dot product of two bags has variance one.
-    a = math.sqrt(3 / (shape.lookups * math.sqrt(shape.dim)))
-    step = max(1, CHUNK_BYTES // (4 * shape.dim))
-    for start in range(0, shape.rows, step):
-        chunk = rng.random((min(step, shape.rows - start), shape.dim), dtype=np.float32)
-        chunk *= np.float32(2 * a)
-        chunk -= np.float32(a)
-        yield chunk
-
-
-def _offset(shape: DlrmShape, index: int) -> int:
-    return index * -(-shape.table_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def _external(name: str, shape: DlrmShape, location: str, index: int) -> onnx.TensorProto:
-    place = {"location": location, "offset": _offset(shape, index), "length": shape.table_bytes}
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[shape.rows, shape.dim],
-                         data_location=TensorProto.EXTERNAL)  # fmt: skip
-    for key, value in place.items():
-        tensor.external_data.add(key=key, value=str(value))
-    return tensor
-
-
-def external_file(path: Path) -> Path:
-    """Where the tables of the model at `path` lie."""
-    return path.with_name(path.name + ".data")
+    graph = helper.make_graph(nodes, "dlrm", inputs, outputs, [*references(tables, location), *weights])
+    return model(graph, {"qos_ms": 100, "max_batch": shape.max_batch}), tables

@@ -1,14 +1,13 @@
 """Writes convolutional graphs as exporters do (Conv, BatchNormalization, activation) around seeded weights.
 
-Random weights alone make a net whose activations explode, die, or hardly depend on the input. Each value therefore
-carries its expected mean and variance per channel, propagated in closed form for Gaussian activations, and each
-BatchNormalization gets the statistics that its input really has, as a trained net's running averages would.
+Each value carries its expected moments, and each BatchNormalization gets the statistics that its input really has, as
+a trained net's running averages would.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,43 +15,85 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from veltair.zoo import moments
+from veltair.zoo.moments import Floats, Value
+
 OPSET, IR_VERSION = 17, 8
-Floats = npt.NDArray[np.float64]
+Weights = npt.NDArray[np.float32]
+# The mean over an image of a channel is taken to differ from image to image by this share of the channel's deviation.
+POOLED_DEVIATION = 0.7
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A tensor of the graph: its name and what each channel is expected to hold over images and pixels."""
-
-    name: str
-    mean: Floats  # (channels,)
-    var: Floats  # (channels,)
-
-    @property
-    def channels(self) -> int:
-        return len(self.mean)
+# Where no shortcut carries a net, differences between two inputs grow by half from one rectifier to the next, and
+# rounding errors with them. A trained net does no such thing, nor does one whose rectifiers let most values pass.
+PLAIN_LIFT = 1.0
 
 
 @dataclass(slots=True)
 class ConvGraph:
-    """Appends nodes; `parameters` counts what a trainer would learn (weights, biases, batch-norm affine)."""
+    """Appends nodes; each method gives the value that it computes."""
 
     rng: np.random.Generator
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     initializers: list[onnx.TensorProto] = field(default_factory=list)
-    parameters: int = 0
 
     def image(self, name: str, channels: int) -> Value:
         """The graph's input, normalised as for ImageNet: mean 0, variance 1."""
         return Value(name, np.zeros(channels), np.ones(channels))
 
     def conv_norm(
-        self, x: Value, name: str, out: int, kernel: int, stride: int = 1, groups: int = 1, gain: float = 1.0
+        self,
+        x: Value,
+        name: str,
+        out: int,
+        kernel: int,
+        stride: int = 1,
+        groups: int = 1,
+        gain: float = 1.0,
+        pads: Sequence[int] | None = None,
+        epsilon: float = 1e-5,
+        lift: float = 0.0,
     ) -> Value:
-        """Square convolution without bias, then batch norm. gain: centre of the norm's scale."""
+        """Square convolution without bias, then batch norm. gain: centre of the norm's scale; lift: centre of its
+        shift, in gains; pads: half the kernel when None, else (top, left, bottom, right)."""
+        weight, mean, var = self._filters(x, out, kernel, groups)
+        self._conv([x.name, self.constant(f"{name}.weight", weight)], f"{name}.conv", kernel, stride, pads, 1, groups)
+        scale, shift = self._affine(out, gain, lift)
+        inputs = [
+            f"{name}.conv",
+            self.constant(f"{name}.norm.weight", scale.astype(np.float32)),
+            self.constant(f"{name}.norm.bias", shift.astype(np.float32)),
+            self.constant(f"{name}.norm.running_mean", mean.astype(np.float32)),
+            self.constant(f"{name}.norm.running_var", var.astype(np.float32)),
+        ]
+        self.node("BatchNormalization", inputs, f"{name}.norm", epsilon=epsilon)
+        return Value(f"{name}.norm", shift, scale**2)
+
+    def conv(
+        self,
+        x: Value,
+        name: str,
+        out: int,
+        kernel: int,
+        stride: int = 1,
+        gain: float = 1.0,
+        pads: Sequence[int] | None = None,
+        dilation: int = 1,
+        lift: float = 0.0,
+    ) -> Value:
+        """Square convolution with bias; each channel has a mean about lift * gain and a deviation about gain."""
+        weight, mean, var = self._filters(x, out, kernel, 1)
+        scale, shift = self._affine(out, gain, lift)
+        weight *= (scale / np.sqrt(var)).astype(np.float32)[:, None, None, None]
+        bias = shift - mean * scale / np.sqrt(var)
+        inputs = [x.name, self.constant(f"{name}.weight", weight), self.constant(f"{name}.bias", bias.astype("f4"))]
+        self._conv(inputs, name, kernel, stride, pads, dilation, 1)
+        return Value(name, shift, scale**2)
+
+    def _filters(self, x: Value, out: int, kernel: int, groups: int) -> tuple[Weights, Floats, Floats]:
+        """Filters (out, channels / groups, kernel, kernel), and mean and variance (out,) of what they give."""
         width = x.channels // groups
-        shape = (out, width, kernel, kernel)
-        weight = self.rng.standard_normal(shape, dtype=np.float32)
+        weight = self.rng.standard_normal((out, width, kernel, kernel), dtype=np.float32)
         weight *= np.float32(math.sqrt(2 / (width * kernel * kernel)))
         if groups == 1:
             # Filters that sum to zero over the input channels (weight standardisation) do not pass on a shift that
@@ -62,24 +103,25 @@ class ConvGraph:
         source = np.arange(out) // (out // groups)  # group of each output channel
         mean = np.einsum("ock,oc->o", taps, x.mean.reshape(groups, width)[source])
         var = np.einsum("ock,oc->o", taps**2, x.var.reshape(groups, width)[source])
-        pad = kernel // 2
-        self._node("Conv", [x.name, self._learned(f"{name}.weight", weight)], f"{name}.conv",
-                   kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4, group=groups)  # fmt: skip
-        scale = gain * self.rng.uniform(0.8, 1.2, out)
-        shift = 0.1 * gain * self.rng.standard_normal(out)
-        inputs = [
-            f"{name}.conv",
-            self._learned(f"{name}.norm.weight", scale),
-            self._learned(f"{name}.norm.bias", shift),
-            self.constant(f"{name}.norm.running_mean", mean.astype(np.float32)),
-            self.constant(f"{name}.norm.running_var", var.astype(np.float32)),
-        ]
-        self._node("BatchNormalization", inputs, f"{name}.norm", epsilon=1e-5)
-        return Value(f"{name}.norm", shift, scale**2)
+        return weight, mean, var
+
+    def _affine(self, channels: int, gain: float, lift: float) -> tuple[Floats, Floats]:
+        """Scale and shift (channels,) as a trained norm has them."""
+        scale = gain * self.rng.uniform(0.8, 1.2, channels)
+        return scale, gain * (lift + 0.1 * self.rng.standard_normal(channels))
+
+    def _conv(
+        self, inputs: list[str], output: str, kernel: int, stride: int, pads: Sequence[int] | None, dilation: int,
+        groups: int,
+    ) -> None:  # fmt: skip
+        pads = [dilation * (kernel // 2)] * 4 if pads is None else pads
+        dilated = {} if dilation == 1 else {"dilations": [dilation] * 2}
+        self.node("Conv", inputs, output, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=list(pads),
+                  group=groups, **dilated)  # fmt: skip
 
     def relu(self, x: Value, name: str) -> Value:
-        self._node("Relu", [x.name], name)
-        return _rectified(x, name)
+        self.node("Relu", [x.name], name)
+        return moments.rectified(x, name)
 
     def relu6(self, x: Value, name: str) -> Value:
         """Clip to 0 … 6, as ReLU6 is exported. The cut at 6 is some five deviations out: its moments are Relu's."""
@@ -88,77 +130,95 @@ class ConvGraph:
         for bound, value in bounds.items():
             if bound not in known:
                 self.constant(bound, np.array(value, np.float32))
-        self._node("Clip", [x.name, *bounds], name)
-        return _rectified(x, name)
+        self.node("Clip", [x.name, *bounds], name)
+        return moments.rectified(x, name)
+
+    def leaky_relu(self, x: Value, name: str, slope: float) -> Value:
+        self.node("LeakyRelu", [x.name], name, alpha=slope)
+        return moments.leaky(x, name, slope)
+
+    def silu(self, x: Value, name: str) -> Value:
+        """Sigmoid, then Mul: there is no SiLU in ONNX."""
+        self.node("Sigmoid", [x.name], f"{name}.sigmoid")
+        self.node("Mul", [x.name, f"{name}.sigmoid"], name)
+        return moments.swish(x, name)
+
+    def squeeze_excite(self, x: Value, name: str, squeezed: int) -> Value:
+        """x times a gate per channel, computed from its own averages by two 1x1 convolutions (Hu et al. 2018)."""
+        self.node("GlobalAveragePool", [x.name], f"{name}.pool")
+        pooled = Value(f"{name}.pool", x.mean, x.var * POOLED_DEVIATION**2)
+        y = self.silu(self.conv(pooled, f"{name}.squeeze", squeezed, 1), f"{name}.silu")
+        y = self.conv(y, f"{name}.excite", x.channels, 1)
+        self.node("Sigmoid", [y.name], f"{name}.gate")
+        self.node("Mul", [f"{name}.gate", x.name], name)
+        return moments.product(x, moments.squashed(y, ""), name)
 
     def add(self, x: Value, y: Value, name: str) -> Value:
-        self._node("Add", [x.name, y.name], name)
+        self.node("Add", [x.name, y.name], name)
         return Value(name, x.mean + y.mean, x.var + y.var)
 
     def add_relu(self, stream: Value, y: Value, name: str) -> Value:
         """relu(stream + y) of a rectified stream, taken as zero or one value v, with the same two moments."""
-        square = stream.mean**2 + stream.var
-        v, share = square / stream.mean, stream.mean**2 / square
-        self._node("Add", [stream.name, y.name], f"{name}.sum")
-        self._node("Relu", [f"{name}.sum"], f"{name}.relu")
-        low, high = _rectified(y, name), _rectified(Value(name, y.mean + v, y.var), name)
+        v, share = stream.square / stream.mean, stream.mean**2 / stream.square
+        self.node("Add", [stream.name, y.name], f"{name}.sum")
+        self.node("Relu", [f"{name}.sum"], f"{name}.relu")
+        low, high = moments.rectified(y, name), moments.rectified(Value(name, y.mean + v, y.var), name)
         mean = (1 - share) * low.mean + share * high.mean
-        second = (1 - share) * (low.var + low.mean**2) + share * (high.var + high.mean**2)
-        return Value(f"{name}.relu", mean, second - mean**2)
+        square = (1 - share) * low.square + share * high.square
+        return Value(f"{name}.relu", mean, square - mean**2)
 
-    def max_pool(self, x: Value, name: str) -> Value:
-        """3x3, stride 2, of a rectified value: the largest of nine independent normals has mean 1.485 and variance
-        0.357, where one rectified normal has variance 0.341."""
-        self._node("MaxPool", [x.name], name, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
-        return Value(name, 1.485 * np.sqrt(x.var / 0.341), x.var * (0.357 / 0.341))
+    def concat(self, values: Sequence[Value], name: str) -> Value:
+        self.node("Concat", [v.name for v in values], name, axis=1)
+        return moments.joined(values, name)
+
+    def max_pool(
+        self, x: Value, name: str, kernel: int, stride: int, pads: Sequence[int] = (0, 0, 0, 0), ceil: bool = False
+    ) -> Value:
+        """Of a value that an activation cut at, or near, zero. ceil: a last window may hang over the edge."""
+        rounding = {"ceil_mode": 1} if ceil else {}
+        self.node("MaxPool", [x.name], name, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=list(pads),
+                  **rounding)  # fmt: skip
+        return moments.largest(x, name, kernel * kernel)
 
     def classify(self, x: Value, name: str, classes: int) -> str:
         """Global average pool, flatten, fully connected with bias; the name of the logits (n, classes)."""
-        self._node("GlobalAveragePool", [x.name], f"{name}.pool")
-        self._node("Flatten", [f"{name}.pool"], f"{name}.flat", axis=1)
+        self.node("GlobalAveragePool", [x.name], f"{name}.pool")
+        self.node("Flatten", [f"{name}.pool"], f"{name}.flat", axis=1)
         weight = self.rng.standard_normal((classes, x.channels), dtype=np.float32)
         # Logits of about one. What all images share is left in: taking it out would magnify what is left, and with it
         # every rounding error, far beyond what a trained net shows.
-        weight *= np.float32(1 / math.sqrt(float(np.sum(x.mean**2 + x.var))))
+        weight *= np.float32(1 / math.sqrt(float(np.sum(x.square))))
         bias = 0.1 * self.rng.standard_normal(classes)
-        inputs = [f"{name}.flat", self._learned(f"{name}.weight", weight), self._learned(f"{name}.bias", bias)]
-        self._node("Gemm", inputs, "logits", transB=1)
+        inputs = [
+            f"{name}.flat",
+            self.constant(f"{name}.weight", weight),
+            self.constant(f"{name}.bias", bias.astype(np.float32)),
+        ]
+        self.node("Gemm", inputs, "logits", transB=1)
         return "logits"
 
     def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        """An initializer that is not learned: running statistics, bounds."""
         self.initializers.append(numpy_helper.from_array(value, name))
         return name
 
-    def _learned(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        self.parameters += value.size
-        return self.constant(name, value.astype(np.float32, copy=False))
-
-    def _node(self, op: str, inputs: Sequence[str], output: str, **attributes: object) -> None:
+    def node(self, op: str, inputs: Sequence[str], output: str, **attributes: object) -> str:
+        """Appends a node with one output, and gives its name."""
         self.nodes.append(helper.make_node(op, inputs, [output], name=f"/{output}", **attributes))
+        return output
 
 
-def image_model(name: str, graph: ConvGraph, logits: str, qos_ms: int, size: int = 224) -> onnx.ModelProto:
-    """A classifier of one image: input float32 (1, 3, size, size), output logits float32 (1, 1000)."""
-    inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 3, size, size])]
-    outputs = [helper.make_tensor_value_info(logits, TensorProto.FLOAT, [1, 1000])]
-    return model(helper.make_graph(graph.nodes, name, inputs, outputs, graph.initializers), {"qos_ms": qos_ms})
+def image_model(
+    name: str, graph: ConvGraph, outputs: Mapping[str, Sequence[int]], qos_ms: int, size: int = 224
+) -> onnx.ModelProto:
+    """A model of one image: input float32 (1, 3, size, size); outputs float32, by name, of the given shapes."""
+    floats = [helper.make_tensor_value_info(n, TensorProto.FLOAT, list(shape)) for n, shape in outputs.items()]
+    image = helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 3, size, size])
+    return model(helper.make_graph(graph.nodes, name, [image], floats, graph.initializers), {"qos_ms": qos_ms})
 
 
-def model(graph: onnx.GraphProto, properties: dict[str, int]) -> onnx.ModelProto:
+def model(graph: onnx.GraphProto, properties: Mapping[str, int]) -> onnx.ModelProto:
     """The graph as a model of `OPSET`; properties become `veltair.<key>` in its metadata."""
     opset = [helper.make_opsetid("", OPSET)]
     proto = helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION, producer_name="veltair")
     helper.set_model_props(proto, {f"veltair.{key}": str(value) for key, value in properties.items()})
     return proto
-
-
-def _rectified(x: Value, name: str) -> Value:
-    """Mean and variance of max(0, x) for Gaussian channels."""
-    sigma = np.sqrt(x.var)
-    ratio = x.mean / sigma
-    below = np.array([0.5 * math.erfc(-r / math.sqrt(2)) for r in ratio])  # standard normal distribution
-    density = np.exp(-(ratio**2) / 2) / math.sqrt(2 * math.pi)
-    mean = x.mean * below + sigma * density
-    square = (x.mean**2 + x.var) * below + x.mean * sigma * density
-    return Value(name, mean, square - mean**2)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from veltair.zoo.graph import ConvGraph, Value, image_model
+from veltair.zoo.graph import ConvGraph, image_model
+from veltair.zoo.moments import Value
 
 # expansion, channels, blocks, stride of the first
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -19,7 +20,7 @@ def build(seed: int) -> onnx.ModelProto:
         for block in range(blocks):
             x = _inverted_residual(g, x, f"block{stage}.{block}", expansion, channels, stride if block == 0 else 1)
     x = g.relu6(g.conv_norm(x, "head", 1280, kernel=1), "head.clip")
-    return image_model("mobilenet_v2", g, g.classify(x, "classifier", 1000), qos_ms=50)
+    return image_model("mobilenet_v2", g, {g.classify(x, "classifier", 1000): (1, 1000)}, qos_ms=50)
 
 
 def _inverted_residual(g: ConvGraph, x: Value, name: str, expansion: int, channels: int, stride: int) -> Value:
