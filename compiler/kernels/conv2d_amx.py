@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.conv2d import first_tap, geometry
+from veltair.compiler.kernels.convolution import first_tap, geometry
 from veltair.compiler.kernels.emit import (
     LANES,
     Expr,

@@ -1,0 +1,148 @@
+"""Direct convolution in fp32 on vectors, for AVX2 and AVX-512.
+
+A register tile holds up to `pixels` outputs x `channels` vectors of 16 output channels; each input value is broadcast
+against the weight vectors. A strip is one output row, or several where a row is shorter than a tile: each output of a
+tile has its own address, so tiles run on over row ends. A task is one group of output channels over `rows` output rows.
+
+The weights of a group, its panel, are read once for each tile of the task. Meanwhile the next group's panel is
+prefetched, a share with each tile, so that weights that come from memory come at an even rate.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.ir import Kernel, LayerSpec, Point
+from veltair.compiler.kernels.convolution import balanced, first_tap, geometry, prefetch
+from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, store, when
+
+UNROLL = 4  # input channels of one turn of the innermost loop
+STRIP = 64  # outputs of a strip of several rows, at most: each of its tiles has code of its own
+
+
+def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+    oh, ow, *_ = geometry(spec)
+    blocks = -(-spec.outputs[0].shape[1] // LANES)
+    fitting = [c for c in (4, 2, 3, 1) if blocks % c == 0 and register_tile(c, features)]
+    found: list[tuple[float, Point]] = []
+    for channels in fitting[:2]:
+        most = register_tile(channels, features)
+        for pixels in sorted({most, -(-most * 2 // 3)}):
+            join = _join(oh, ow, pixels, channels)
+            cost = _strip_cycles(join * ow, pixels, channels) / (join * ow * channels)
+            for rows in sorted({min(oh, -(-r // join) * join) for r in (1, 4, 14, 56)}):
+                liking = 0.001 * abs(rows - 4) + 0.1 * (-(-oh // rows) * (blocks // channels) < 2)
+                point: Point = {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
+                found.append((cost + liking, point))
+    best = min(cost for cost, _ in found)
+    return [point for cost, point in sorted(found, key=lambda pair: pair[0]) if cost < 1.6 * best]
+
+
+def build(spec: LayerSpec, point: Point) -> Kernel:
+    x, y = spec.inputs[0], spec.outputs[0]
+    channels, pixels, rows = int(point["channels"]), int(point["pixels"]), int(point["rows"])
+    oh, ow, kh, kw, sh, sw, dh, dw = geometry(spec)
+    inner, width = x.block, channels * LANES
+    blocks, groups, chunks = -(-x.shape[1] // inner), -(-y.shape[1] // LANES) // channels, -(-oh // rows)
+    steps = blocks * kh * kw
+    join = _join(oh, ow, pixels, channels)
+    top, left = first_tap(spec)
+    activation = str(spec.attributes["activation"])
+    each = -(-join * ow // pixels)  # tiles of a strip
+    tiles = -(-oh // join) * each  # of a group
+    lines = -(-inner * channels // tiles)  # of the next panel, to be fetched at one step of one tile
+    ahead = tiles <= inner * channels  # else reading a panel is nothing beside its use
+    unroll = UNROLL if inner % UNROLL == 0 else 1
+
+    weight = pad_to(pad_to(spec.weights["weight"], 0, width), 1, inner)
+    packed = weight.reshape(groups, width, blocks, inner, kh, kw).transpose(0, 2, 4, 5, 3, 1)
+    packed = np.ascontiguousarray(packed).reshape(groups, -1)  # of (groups, IC/b, KH, KW, b, channels * 16)
+    bias = pad_to(spec.weights["bias"], 0, width)
+
+    def body(X: Any, *rest: Any) -> None:
+        residual = rest[0] if len(spec.inputs) > 1 else None
+        W, bias_, Y = rest[-3:]
+
+        def tile(acc: Any, image: Expr, group: Expr, places: list[tuple[Expr, Expr]], turn: Expr) -> None:
+            """The outputs at `places`; the `turn`-th tile of its group."""
+            for c in range(channels):
+                start = T.bind(load(bias_, (group * channels + c) * LANES))
+                for p in range(len(places)):
+                    T.buffer_store(acc, start, [p * channels + c])
+            with T.grid(blocks, kh, kw) as (b, u, v):
+                step = T.bind((b * kh + u) * kw + v)
+                if ahead:
+                    for line in range(lines):
+                        at = ((turn * steps + step) * lines + line) * LANES
+                        prefetch(W[group + 1, at])
+                with T.serial(0, inner // unroll) as turns:
+                    for k in range(unroll):
+                        i = turns * unroll + k
+                        taps = [
+                            T.bind(W[group, lanes((step * inner + i) * width + c * LANES)]) for c in range(channels)
+                        ]
+                        for p, (row, column) in enumerate(places):
+                            value = X[image, b, row * sh + u * dh + top, column * sw + v * dw + left, i]
+                            value = T.bind(T.broadcast(value, LANES))
+                            for c in range(channels):
+                                at = p * channels + c
+                                T.buffer_store(acc, acc[at] + value * taps[c], [at])
+            for p, (row, column) in enumerate(places):
+                for c in range(channels):
+                    block = group * channels + c
+                    result = acc[p * channels + c]
+                    if residual is not None:
+                        halo = spec.inputs[1].halo
+                        result = result + load(residual, image, block, row + halo.top, column + halo.left, 0)
+                    store(Y, activate(result, activation), image, block, row + y.halo.top, column + y.halo.left, 0)
+
+        def strip(acc: Any, image: Expr, group: Expr, row: Expr, height: int, turn: Expr) -> None:
+            """`height` output rows from `row` on."""
+            done = 0
+            for start, count, size in balanced(height * ow, pixels):
+                if height == 1:
+                    with T.serial(0, count) as t:
+                        column = T.bind(t * size + start)
+                        tile(acc, image, group, [(row, column + p) for p in range(size)], turn + done + t)
+                else:
+                    for t in range(count):
+                        cells = range(start + t * size, start + (t + 1) * size)
+                        tile(acc, image, group, [(row + cell // ow, cell % ow) for cell in cells], turn + done + t)
+                done += count
+
+        with T.parallel(0, X.shape[0] * groups * chunks) as task:
+            acc = T.alloc_buffer((pixels * channels,), "float32x16", scope="local")
+            image = T.bind(task // (groups * chunks))
+            group, first = T.bind(task // chunks % groups), T.bind(task % chunks * rows)
+            with T.serial(0, T.min(rows, oh - first) // join) as s:
+                row = T.bind(first + s * join)
+                strip(acc, image, group, row, join, row // join * each)
+            if oh % join:
+                with when(first + rows >= oh):
+                    strip(acc, image, group, oh - oh % join, oh % join, oh // join * each)
+
+    function = primitive([*spec.inputs, packed, bias, *spec.outputs], body)
+    taken = (rows * sh + kh - 1) * ow * sw * blocks * inner * 4  # input rows of a task
+    block_size = taken + packed[0].nbytes + rows * ow * width * 4
+    return Kernel(function, (packed, bias), block_size, groups * chunks * pixels * channels)
+
+
+def register_tile(channels: int, features: frozenset[str]) -> int:
+    """Outputs that fit the registers beside the weights and one input; a vector of 16 takes two of AVX2's."""
+    registers, each = (32, 1) if "avx512" in features else (16, 2)
+    return max((registers - 1) // (each * channels) - 1, 0)
+
+
+def _join(oh: int, ow: int, pixels: int, channels: int) -> int:
+    """Rows of a strip: one, or as few as make for full tiles."""
+    heights = range(1, min(oh, max(1, STRIP // ow)) + 1) if ow < 2 * pixels else range(1, 2)
+    return min(heights, key=lambda h: (round(_strip_cycles(h * ow, pixels, channels) / (h * ow), 2), h))
+
+
+def _strip_cycles(cells: int, pixels: int, channels: int) -> float:
+    """Of one step of the reduction: two products a cycle, two loads a cycle, each sum waits four for the last."""
+    tiles = balanced(cells, pixels)
+    return sum(count * max(size * channels / 2, (size + channels) / 2, 4.0) for _, count, size in tiles)

@@ -1,0 +1,36 @@
+"""Where a convolution's outputs and taps lie, and what its algorithms share."""
+
+from __future__ import annotations
+
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.ir import Halo, LayerSpec
+from veltair.compiler.kernels.emit import Expr
+
+
+def geometry(spec: LayerSpec) -> tuple[int, int, int, int, int, int, int, int]:
+    """Output rows, columns, kernel rows, columns, stride and dilation (each vertical, horizontal)."""
+    oh, ow = spec.outputs[0].shape[2:]
+    return (oh, ow, *spec.attributes["kernel"], *spec.attributes["strides"], *spec.attributes["dilations"])
+
+
+def first_tap(spec: LayerSpec) -> tuple[int, int]:
+    """Where in the haloed input the first tap of output (0, 0) lies."""
+    halo: Halo = spec.inputs[0].halo
+    top, left = spec.attributes["pads"][:2]
+    return halo.top - top, halo.left - left
+
+
+def balanced(total: int, most: int) -> list[tuple[int, int, int]]:
+    """`total` in parts of at most `most` that differ by at most one: (start, how many parts, their size), larger
+    parts first."""
+    parts = -(-total // most)
+    small, larger = divmod(total, parts)
+    found = [(0, larger, small + 1), (larger * (small + 1), parts - larger, small)]
+    return [(start, count, size) for start, count, size in found if count]
+
+
+def prefetch(element: Expr) -> None:
+    """Bring the cache line of an element of a buffer to L2; it may lie behind the buffer's end."""
+    hint = (0, 2, 1)  # to read, moderate locality, data
+    T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", T.address_of(element), *map(T.int32, hint)))

@@ -1,0 +1,88 @@
+"""Every algorithm of a convolution gives what ONNX Runtime gives where its tiles do not fit the image."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernels import LESSER, untouched_halo, worst_error
+
+from veltair.compiler.ir import Activation, Halo, LayerSpec
+from veltair.compiler.kernels.spaces import SPACES
+from veltair.machine import features
+
+Size = tuple[int, int]
+random = np.random.default_rng(11)
+TOLERANCE = {"direct": 1e-5, "winograd": 1e-4}
+
+
+def normal(*shape: int) -> np.ndarray:
+    return random.standard_normal(shape).astype(np.float32)
+
+
+def convolution(
+    channels: Size, size: Size, kernel: int, *, stride: int = 1, dilation: int = 1,
+    pads: tuple[int, ...] = (), batch: int = 1, residual: bool = False,
+) -> LayerSpec:  # fmt: skip
+    ic, oc = channels
+    pads = pads or (kernel // 2,) * 4
+    reach = (kernel - 1) * dilation + 1
+    oh, ow = ((n + pads[i] + pads[i + 2] - reach) // stride + 1 for i, n in enumerate(size))
+    x = Activation("x", "float32", (batch, ic, *size), min(ic, 16), Halo(*pads))
+    y = Activation("y", "float32", (batch, oc, oh, ow), 16, Halo(1, 0, 2, 1))
+    r = Activation("r", "float32", y.shape, 16, Halo(0, 1, 0, 2))
+    attributes = {
+        "kernel": (kernel,) * 2, "strides": (stride,) * 2, "dilations": (dilation,) * 2, "pads": pads,
+        "activation": "relu" if residual else "none",
+    }  # fmt: skip
+    weights = {"weight": normal(oc, ic, kernel, kernel) / np.float32(kernel * ic**0.5), "bias": normal(oc)}
+    return LayerSpec("c", "conv2d", (x, r) if residual else (x,), (y,), attributes, weights, 0)
+
+
+def check(spec: LayerSpec, every: int, mcpu: str = "") -> set[str]:
+    """Runs each `every`-th point, and the algorithms tried."""
+    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, features()))
+    assert len({tuple(p.items()) for p in points}) == len(points) <= 64
+    values = [normal(*t.shape) for t in spec.inputs]
+    for point in points[::every]:
+        error, (output,) = worst_error(spec, point, values, mcpu=mcpu)
+        assert error < TOLERANCE[str(point["algorithm"])], point
+        assert untouched_halo(spec.outputs[0], output), point
+    return {str(point["algorithm"]) for point in points[::every]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(convolution((40, 70), (9, 13), 3, batch=3, residual=True), id="odd blocks, batch 3"),
+        pytest.param(convolution((33, 64), (7, 7), 3), id="tiles across row ends"),
+        pytest.param(convolution((20, 64), (14, 14), 3, residual=True), id="several chunks of tiles"),
+        pytest.param(convolution((16, 32), (6, 30), 3, pads=(0, 2, 1, 0)), id="asymmetric pads"),
+    ],
+)
+def test_winograd_and_direct_agree_with_onnx_runtime(spec: LayerSpec) -> None:
+    assert check(spec, 3) == {"direct", "winograd"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(convolution((48, 96), (7, 7), 1, residual=True), id="pointwise"),
+        pytest.param(convolution((3, 40), (23, 21), 7, stride=2), id="image"),
+        pytest.param(convolution((16, 48), (19, 19), 3, stride=2, pads=(0, 0, 1, 1)), id="stride"),
+        pytest.param(convolution((20, 20), (1, 1), 1, batch=3), id="one output"),
+        pytest.param(convolution((20, 20), (5, 3), 3, dilation=2, pads=(2, 2, 2, 2)), id="dilation"),
+        pytest.param(convolution((24, 24), (10, 10), 5), id="5x5"),
+    ],
+)
+def test_direct_where_winograd_cannot(spec: LayerSpec) -> None:
+    assert check(spec, 2) == {"direct"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mcpu", sorted(LESSER))
+def test_fewer_registers(mcpu: str) -> None:
+    if not LESSER[mcpu] <= features():
+        pytest.skip(f"this CPU cannot run code for {mcpu}")
+    assert check(convolution((33, 64), (7, 9), 3, residual=True), 3, mcpu) == {"direct", "winograd"}
