@@ -1,13 +1,15 @@
 """Where each activation of a model lives: one arena, places shared by tensors whose lives do not overlap.
 
-A tensor with a halo shares its place only with tensors of the very same geometry: kernels write inside the halo
-alone, so the zeros that the arena began with stay zeros.
+The arena is cut into regions. A tensor with a halo lives among tensors whose planes (height and width with halo, block)
+are the same, at a whole number of planes from the region's start: kernels write inside the halo alone, so the zeros
+that the arena began with stay zeros, however many channels lived there before. Tensors without share one region.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Literal
 
 import numpy as np
@@ -31,15 +33,31 @@ class Arena:
 
 @dataclass(slots=True)
 class _Life:
+    """A tensor that owns memory, and the layers that it lives through, both inclusive."""
+
+    name: str
     tensor: Activation
     first: int
     last: int
 
+    @property
+    def region(self) -> tuple[object, ...]:
+        """What tensors that may share memory have in common."""
+        tensor = self.tensor
+        return (tensor.physical[2:], tensor.halo, tensor.dtype) if tensor.halo != Halo() else ()
+
+    def bytes(self, batch: int) -> int:
+        return _bytes(self.tensor.physical, self.tensor.dtype, batch)
+
+    def unit(self, batch: int) -> int:
+        """Bytes of which its offset in its region is a multiple."""
+        tensor = self.tensor
+        return lcm(ALIGNMENT, _bytes(tensor.physical[2:], tensor.dtype, batch)) if self.region else ALIGNMENT
+
 
 def plan(graph: Graph) -> Arena:
-    """First fit by size, largest first; sizes are those of the greatest batch."""
-    inputs = {port.name: Place("input", i) for i, port in enumerate(graph.inputs)}
-    homes: dict[str, Place] = dict(inputs)
+    """In each region first fit by size, largest first; sizes are those of the greatest batch."""
+    homes: dict[str, Place] = {port.name: Place("input", i) for i, port in enumerate(graph.inputs)}
     for i, port in enumerate(graph.outputs):
         homes[graph.views.get(port.name, port.name)] = Place("output", i)
     lives: dict[str, _Life] = {}
@@ -47,35 +65,15 @@ def plan(graph: Graph) -> Arena:
         for tensor in (*layer.inputs, *layer.outputs):
             base, _ = graph.owner(tensor.name)
             if base not in homes:
-                life = lives.setdefault(base, _Life(graph.activations[base], index, index))
-                life.last = index
-    placed: list[tuple[int, int, _Life]] = []  # (offset, end, life)
-    pinned: dict[tuple[object, ...], list[tuple[int, list[_Life]]]] = {}
+                lives.setdefault(base, _Life(base, graph.activations[base], index, index)).last = index
+    regions: dict[tuple[object, ...], list[_Life]] = {}
+    for life in lives.values():
+        regions.setdefault(life.region, []).append(life)
     top = 0
-    for base, life in sorted(lives.items(), key=lambda item: -_size(item[1].tensor, graph.max_batch)):
-        size = _size(life.tensor, graph.max_batch)
-        if life.tensor.halo != Halo():
-            continue
-        clashes = sorted((o, e) for o, e, other in placed if other.first <= life.last and life.first <= other.last)
-        offset = 0
-        for start, end in clashes:
-            if offset + size <= start:
-                break
-            offset = max(offset, end)
-        placed.append((offset, offset + size, life))
-        homes[base] = Place("arena", offset)
-        top = max(top, offset + size)
-    for base, life in lives.items():
-        if life.tensor.halo == Halo():
-            continue
-        rooms = pinned.setdefault((life.tensor.physical, life.tensor.halo, life.tensor.dtype), [])
-        free = [r for r in rooms if all(o.last < life.first or life.last < o.first for o in r[1])]
-        if not free:
-            free = [(top, [])]
-            rooms.extend(free)
-            top += _size(life.tensor, graph.max_batch)
-        free[0][1].append(life)
-        homes[base] = Place("arena", free[0][0])
+    for members in regions.values():
+        offsets, size = _first_fit(members, graph.max_batch)
+        homes |= {name: Place("arena", top + offset) for name, offset in offsets.items()}
+        top += size
     places = dict(homes)
     for name in graph.activations:
         base, offset = graph.owner(name)
@@ -84,7 +82,24 @@ def plan(graph: Graph) -> Arena:
     return Arena(places, top + SLACK_BYTES)
 
 
-def _size(tensor: Activation, batch: int) -> int:
-    """Bytes at this batch, rounded up to the alignment."""
-    count = int(np.prod([-d * batch if d < 0 else d for d in tensor.physical], dtype=np.int64))
-    return -(-count * np.dtype(tensor.dtype).itemsize // ALIGNMENT) * ALIGNMENT
+def _first_fit(lives: Sequence[_Life], batch: int) -> tuple[dict[str, int], int]:
+    """Offsets by name, such that no two tensors that live at once overlap, and the bytes that it takes."""
+    offsets: dict[str, int] = {}
+    placed: list[tuple[int, int, _Life]] = []  # (offset, end, life)
+    for life in sorted(lives, key=lambda life: -life.bytes(batch)):
+        size, unit = life.bytes(batch), life.unit(batch)
+        clashes = sorted((o, e) for o, e, other in placed if other.first <= life.last and life.first <= other.last)
+        offset = 0
+        for start, end in clashes:
+            if offset + size <= start:
+                break
+            offset = max(offset, -(-end // unit) * unit)
+        placed.append((offset, offset + size, life))
+        offsets[life.name] = offset
+    end = max((end for _, end, _ in placed), default=0)
+    return offsets, -(-end // ALIGNMENT) * ALIGNMENT
+
+
+def _bytes(shape: Sequence[int], dtype: str, batch: int) -> int:
+    """Of an array of this shape, a dimension -k standing for k times the batch."""
+    return int(np.prod([-d * batch if d < 0 else d for d in shape], dtype=np.int64)) * np.dtype(dtype).itemsize
