@@ -15,9 +15,11 @@ from veltair.scheduler.parties import Parties
 from veltair.scheduler.planaria import Planaria
 from veltair.scheduler.policy import Policy
 from veltair.scheduler.prema import Prema
+from veltair.scheduler.veltair_default import Veltair
 from veltair.scheduler.veltair_full import VeltairFull
 
 POLICIES: dict[str, Callable[[], Policy]] = {
+    "veltair": Veltair,
     "veltair-full": VeltairFull,
     "veltair-as": partial(VeltairFull, adapt_versions=False),
     "veltair-ac": partial(FixedBlocks, 1, adapt_versions=True),

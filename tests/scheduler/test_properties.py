@@ -39,8 +39,8 @@ PREEMPT = "preempt"
 
 # What leaves no core idle that somebody could use. The others hold back: for a core count or a partition of their
 # own, for who owns the machine, or for the memory.
-WORK_CONSERVING = {"veltair-full", "veltair-as", "veltair-ac", "layerwise", "block-6", "block-11"}
-REFUSING = {"clockwork"}
+WORK_CONSERVING = {"veltair", "veltair-full", "veltair-as", "veltair-ac", "layerwise", "block-6", "block-11"}
+REFUSING = {"clockwork", "veltair"}
 
 
 @dataclass

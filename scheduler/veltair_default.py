@@ -1,0 +1,203 @@
+"""The product's policy: VELTAIR's blocks and versions, with deadlines kept in mind.
+
+Beyond the paper: the query that must start first goes first, at every block boundary; what cannot be in time is
+refused at once, or put last where it has begun; profiles are corrected by what is measured; a query in a hurry may
+stop a block that has time.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush, heapreplace
+from math import inf
+from typing import TypeAlias
+
+from veltair.scheduler.blocks import Budget, form_block, threshold
+from veltair.scheduler.correction import Correction
+from veltair.scheduler.costs import SOLO
+from veltair.scheduler.policy import Grow, Policy, Reject, Start, Step, Stop
+from veltair.scheduler.state import Progress, Run, System
+
+PLANNED = 0.85  # of the time left: what remains is for neighbours that come meanwhile
+
+_Entry: TypeAlias = tuple[float, int, Progress]  # latest start, query id
+
+
+class Veltair(Policy):
+    """Queries of a tenant that cannot hold its target even alone on the machine are served after all others, first
+    come, first served. None waits for ever: what can be in time starts by its latest start or is refused then, and
+    the late are refused when their own deadline can no more be met.
+    """
+
+    def __init__(self) -> None:
+        self._corrections: dict[str, Correction] = {}  # by tenant
+        self._arrived: list[Progress] = []  # not yet looked at
+        self._timely: dict[int, list[_Entry]] = {}  # heaps by priority
+        self._late: dict[int, Progress] = {}  # wait, and cannot be in time
+
+    def query_arrived(self, progress: Progress, now_ns: int) -> None:
+        self._arrived.append(progress)
+
+    def block_ended(self, progress: Progress, run: Run, stop: int, elapsed_ns: int) -> None:
+        if stop == run.block.stop:
+            self._correction(progress).learn(run, elapsed_ns)
+
+    def query_ended(self, progress: Progress, now_ns: int) -> None:
+        self._late.pop(progress.query.id, None)
+
+    def next_step(self, system: System, now_ns: int) -> Step | None:
+        while self._arrived:
+            progress = self._arrived.pop()
+            if (reason := self._refusal(system, progress, now_ns)) is not None:
+                return Reject(progress, reason)
+        first, late = None, None
+        least: float = inf
+        for progress in system.in_flight.values():
+            if progress.run is None:
+                latest_ns = progress.due_ns - self._rest_ns(system, progress)
+                if latest_ns < now_ns:
+                    late = late or progress
+                elif (laxity := (latest_ns - now_ns) / progress.tenant.priority) < least:
+                    first, least = progress, laxity
+        can_start = len(system.in_flight) < system.workers
+        for priority, queue in self._timely.items():
+            if (head := self._head(system, queue, now_ns)) is None:
+                continue
+            latest_ns = queue[0][0]
+            if latest_ns < now_ns:
+                return Reject(head, f"cannot be in time: should have started {_ms(now_ns - latest_ns)} ms ago")
+            if can_start and (laxity := (latest_ns - now_ns) / priority) < least:
+                first, least = head, laxity
+        if first is None:
+            first = late or (next(iter(self._late.values()), None) if can_start else None)
+            if first is not None and now_ns + self._rest_ns(system, first) > first.query.deadline_ns:
+                return Reject(first, "cannot be in time: its deadline can no more be met")
+        elif not system.free:
+            return self._make_room(system, first, now_ns)
+        if not system.free:
+            return None
+        return self._grow(system, now_ns) if first is None else self._start(system, first, now_ns)
+
+    # What is taken
+
+    def _refusal(self, system: System, progress: Progress, now_ns: int) -> str | None:
+        """Why a query that has just arrived cannot be in time, if so; else it is put where it waits."""
+        query, rest_ns = progress.query, self._rest_ns(system, progress)
+        if now_ns + rest_ns > query.deadline_ns:
+            left_ns = max(0, query.deadline_ns - now_ns)
+            return f"cannot be in time: needs {_ms(rest_ns)} ms, {_ms(left_ns)} ms are left"
+        if rest_ns > progress.qos_ns:
+            self._late[query.id] = progress
+            return None
+        if (behind_ns := self._behind_ns(system, progress, now_ns)) > 0:
+            return f"cannot be in time: the queries before it leave it {_ms(behind_ns)} ms short"
+        queue = self._timely.setdefault(progress.tenant.priority, [])
+        heappush(queue, (progress.due_ns - rest_ns, query.id, progress))
+        return None
+
+    def _behind_ns(self, system: System, new: Progress, now_ns: int) -> float:
+        """By how much the work on hand would make this query, or one of its or a higher priority that is due later,
+        miss its end if all cores went to whoever is due first; above 0 only if something would be missed.
+        """
+        if system.free and len(system.waiting) == 1 and len(system.in_flight) < system.workers:
+            return 0.0
+        priority = new.tenant.priority
+        work = [(new.due_ns, new.query.id, self._core_ns(system, new, now_ns))]
+        for progress in (*system.in_flight.values(), *system.waiting.values()):
+            if progress.tenant.priority >= priority and progress is not new and progress.due_ns > now_ns:
+                work.append((progress.due_ns, progress.query.id, self._core_ns(system, progress, now_ns)))
+        work.sort()
+        done_ns = now_ns + 0.0
+        worst = 0.0
+        for due_ns, _, core_ns in work:
+            done_ns += core_ns / system.cores
+            if due_ns >= new.due_ns:
+                worst = max(worst, done_ns - due_ns)
+        return worst
+
+    def _core_ns(self, system: System, progress: Progress, now_ns: int) -> float:
+        """Cores x time of what is left, on the cores that it needs on average."""
+        costs, run, cores = progress.costs, progress.run, progress.avg_cores
+        time_ns = costs.time_ns(SOLO, cores, progress.next_layer, costs.layers)
+        left_ns = time_ns * self._correction(progress).of(cores) * cores
+        return left_ns if run is None else left_ns + max(0, run.ends_ns - now_ns) * len(run.core_set)
+
+    def _head(self, system: System, queue: list[_Entry], now_ns: int) -> Progress | None:
+        """The query that must start first; its latest start is what it is by now."""
+        while queue:
+            latest_ns, id, progress = queue[0]
+            if system.waiting.get(id) is not progress:  # started, or ended
+                heappop(queue)
+            elif latest_ns < now_ns and (renewed := progress.due_ns - self._rest_ns(system, progress)) > latest_ns:
+                heapreplace(queue, (renewed, id, progress))
+            else:
+                return progress
+        return None
+
+    # What is run
+
+    def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
+        self._late.pop(progress.query.id, None)
+        costs, start = progress.costs, progress.next_layer
+        level, correction = system.next_level(now_ns), self._correction(progress)
+        slack_ns = max(0, progress.due_ns - now_ns) * PLANNED
+        on_one_ns = costs.time_ns(level, 1, start, costs.layers) * correction.one_core
+        if on_one_ns <= slack_ns:
+            avg_cores, budget_ns = 1, slack_ns / correction.one_core
+        else:
+            budget_ns = slack_ns / correction.several
+            avg_cores = costs.cores_for_rest(level, start, round(budget_ns))
+        system.renew_avg(progress, avg_cores)
+        if progress.due_ns - now_ns < self._rest_ns(system, progress):
+            cores = min(costs.cores_for_rest(SOLO, 0, progress.qos_ns), system.free)
+            if on_one_ns <= costs.time_ns(level, cores, start, costs.layers) * correction.several:
+                cores = 1
+            return Start(progress, progress.block(level, costs.layers, cores), level, capped=True)
+        work = costs.time_work
+        budget = Budget(round(budget_ns), work[-1] - work[start], work)
+        bound = min(avg_cores + threshold(avg_cores, system.total_avg, system.cores), costs.cores)
+        formed = form_block(costs, level, start, budget, avg_cores, bound)
+        return Start(progress, progress.block(level, formed.stop, formed.cores), level, formed.capped)
+
+    def _grow(self, system: System, now_ns: int) -> Grow | None:
+        for progress in system.in_flight.values():
+            if progress.run is not None and (missing := progress.run.missing_cores(now_ns)):
+                return Grow(progress, min(missing, system.free))
+        return None
+
+    def _make_room(self, system: System, hurried: Progress, now_ns: int) -> Stop | None:
+        """Stops the block whose query has most time, if the hurried one would be late by waiting for any to end,
+        and the other can wait until it is done.
+        """
+        rest_ns = self._rest_ns(system, hurried)
+        stopped, most = None, float(rest_ns)
+        for progress in system.in_flight.values():
+            run = progress.run
+            if run is None:
+                continue
+            if run.stopping or run.ends_ns + rest_ns <= hurried.due_ns:
+                return None
+            later_ns = self._rest_ns(system, progress) if run.block.stop < progress.costs.layers else 0
+            laxity = progress.due_ns - max(run.ends_ns, now_ns) - later_ns
+            if laxity < 0 and progress.tenant.priority <= hurried.tenant.priority:
+                laxity = inf  # late already
+            if laxity > most:
+                stopped, most = progress, laxity
+        return None if stopped is None else Stop(stopped)
+
+    def _rest_ns(self, system: System, progress: Progress) -> float:
+        """What is left of the query after the block that runs, on the cores on which that is fastest."""
+        costs, start, correction = progress.costs, progress.next_layer, self._correction(progress)
+        level = system.steady.index if system.in_flight else SOLO
+        on_one_ns = costs.time_ns(level, 1, start, costs.layers) * correction.one_core
+        return min(on_one_ns, costs.least_rest_ns(level, start) * correction.several)
+
+    def _correction(self, progress: Progress) -> Correction:
+        name = progress.tenant.name
+        correction = self._corrections.get(name)
+        if correction is None:
+            correction = self._corrections[name] = Correction()
+        return correction
+
+
+def _ms(time_ns: float) -> str:
+    return f"{time_ns / 1e6:.3g}"
