@@ -11,6 +11,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from veltair.compiler.ir import Activation, LayerSpec
+from veltair.compiler.stitch.reference import stitched
 
 Array = NDArray[Any]
 
@@ -90,6 +91,8 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         return [_squeeze_excite(spec, x[0])]
     if spec.op == "elementwise":
         return [_steps(spec, x)]
+    if spec.op == "stitched":
+        return stitched(spec, x)
     if spec.op == "concat":
         return [np.concatenate(x, axis=1)]
     if spec.op == "lrn":
@@ -147,7 +150,8 @@ def _bf16_bits(value: Array) -> Array:
 def _squeeze_excite(spec: LayerSpec, x: Array) -> Array:
     value = x.mean((2, 3), dtype=np.float64)
     for role, function in (("squeeze", "hidden"), ("excite", "gate")):
-        value = value @ spec.weights[role].T.astype(np.float64) + spec.weights[f"{role}_bias"]
+        weight = spec.weights[role] if spec.inputs[0].dtype == "float32" else _widened(_bf16_bits(spec.weights[role]))
+        value = value @ weight.T.astype(np.float64) + spec.weights[f"{role}_bias"]
         value = _activate(value.astype(np.float32), spec.attributes[function])
     return _activate(x * value[:, :, None, None], spec.attributes["activation"])
 

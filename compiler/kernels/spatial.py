@@ -28,27 +28,32 @@ def row_bytes(tensor: Activation) -> int:
     return tensor.shape[3] * tensor.block * np.dtype(tensor.dtype).itemsize
 
 
-def mean_of_plane(x: Activation, X: Any, image: Expr, block: Expr, lane: int) -> Expr:
-    """The mean over the plane of 16 channels, in several sums, since each waits for its last one."""
+def means_of_planes(x: Activation, X: Any, image: Expr, block: Expr, means: Any) -> None:
+    """The means over the planes of a block of channels; in several sums, since each step waits for the one before."""
     height, width = x.shape[2:]
+    starts = range(0, x.block, LANES)
     count = min(width, 8)
-    sums = T.alloc_buffer((count,), "float32x16", scope="local")
-    for i in range(count):
+    sums = T.alloc_buffer((count * len(starts),), "float32x16", scope="local")
+    for i in range(count * len(starts)):
         T.buffer_store(sums, splat(0.0), [i])
 
-    def add(i: int, row: Expr, column: Expr) -> None:
-        T.buffer_store(sums, sums[i] + load(X, *inside(x, image, block, row, column, lane)), [i])
+    def add(pixels: int, row: Expr, column: Expr) -> None:
+        for p in range(pixels):
+            for half, start in enumerate(starts):
+                i = half * count + p
+                value = load(X, *inside(x, image, block, row, column + p, start))
+                T.buffer_store(sums, sums[i] + value, [i])
 
     with T.serial(0, height) as row:
         with T.serial(0, width // count) as t:
-            for i in range(count):
-                add(i, row, t * count + i)
-        for i in range(width % count):
-            add(i, row, width // count * count + i)
-    total = sums[0]
-    for i in range(1, count):
-        total = total + sums[i]
-    return T.bind(total * splat(1.0 / (height * width)))
+            add(count, row, t * count)
+        if width % count:
+            add(width % count, row, width - width % count)
+    for half, start in enumerate(starts):
+        total = sums[half * count]
+        for p in range(1, count):
+            total = total + sums[half * count + p]
+        store(means, total * splat(1.0 / (height * width)), start)
 
 
 class Elementwise:

@@ -13,12 +13,13 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, Expr, activate, load, pad_to, primitive, splat, store
-from veltair.compiler.kernels.spatial import inside, mean_of_plane, row_bytes
+from veltair.compiler.kernels.emit import LANES, Expr, activate, load, pad_to, primitive, splat, store, to_bf16_bits
+from veltair.compiler.kernels.spatial import inside, means_of_planes, row_bytes
 
 
 class SqueezeExcite:
-    """inputs: x (N, C/b, H, W, b); weights: squeeze (S, C), squeeze_bias (S), excite (C, S), excite_bias (C).
+    """inputs: x (N, C/b, H, W, b); weights: squeeze (S, C), squeeze_bias (S), excite (C, S), excite_bias (C), in
+    memory of x's type.
 
     y = activation(x * gate(excite @ hidden(squeeze @ mean(x)))), the attributes being activation functions.
     """
@@ -34,40 +35,45 @@ class SqueezeExcite:
         blocks = -(-channels // x.block)
         vectors = x.block // LANES  # of a block
         each = -(-blocks // groups)
-        squeeze = np.ascontiguousarray(pad_to(pad_to(spec.weights["squeeze"].T, 0, x.block), 1, LANES))
-        hidden = squeeze.shape[1]
-        excite = pad_to(pad_to(spec.weights["excite"], 0, x.block), 1, LANES)
-        excite = np.ascontiguousarray(excite.reshape(-1, LANES, hidden).transpose(0, 2, 1))  # (C/16, S, 16)
+        squeeze = pad_to(pad_to(spec.weights["squeeze"].T, 0, x.block), 1, LANES)  # (C, S)
+        hidden, narrow = squeeze.shape[1], len(spec.weights["squeeze"])
+        excite = pad_to(spec.weights["excite"], 0, x.block).reshape(blocks, x.block, narrow).transpose(0, 2, 1)
+        stored = to_bf16_bits if x.dtype == "uint16" else np.ascontiguousarray
         weights = (
-            squeeze, pad_to(spec.weights["squeeze_bias"], 0, LANES),
-            excite, pad_to(spec.weights["excite_bias"], 0, x.block),
+            stored(squeeze), pad_to(spec.weights["squeeze_bias"], 0, LANES),
+            stored(excite), pad_to(spec.weights["excite_bias"], 0, x.block),
         )  # fmt: skip
         functions = {name: str(spec.attributes[name]) for name in ("hidden", "gate", "activation")}
 
         def body(X: Any, W1: Any, B1: Any, W2: Any, B2: Any, Y: Any) -> None:
             n = X.shape[0]
-            parts = T.alloc_buffer((n, blocks * vectors, hidden), "float32", scope="global")
+            parts = T.alloc_buffer((n, blocks, hidden), "float32", scope="global")
 
             def squeezed(image: Expr, block: Expr) -> None:
-                means = T.alloc_buffer((LANES,), "float32", scope="local")
-                for v in range(vectors):
-                    store(means, mean_of_plane(x, X, image, block, v * LANES), 0)
+                means = T.alloc_buffer((x.block,), "float32", scope="local")
+                means_of_planes(x, X, image, block, means)
+                sums = T.alloc_buffer((hidden // LANES,), "float32x16", scope="local")
+                for h in range(0, hidden, LANES):
+                    T.buffer_store(sums, splat(0.0), [h // LANES])
+                with T.serial(0, x.block) as lane:
+                    mean = T.bind(T.broadcast(means[lane], LANES))
                     for h in range(0, hidden, LANES):
-                        value = splat(0.0)
-                        for lane in range(LANES):
-                            tap = load(W1, block * x.block + v * LANES + lane, h)
-                            value = T.bind(value + T.broadcast(means[lane], LANES) * tap)
-                        store(parts, value, image, block * vectors + v, h)
+                        tap = load(W1, block * x.block + lane, h)
+                        T.buffer_store(sums, sums[h // LANES] + mean * tap, [h // LANES])
+                for h in range(0, hidden, LANES):
+                    store(parts, sums[h // LANES], image, block, h)
 
             def excited(image: Expr, block: Expr, middle: Any) -> None:
+                gates = T.alloc_buffer((vectors,), "float32x16", scope="local")
                 for v in range(vectors):
-                    total = T.alloc_buffer((1,), "float32x16", scope="local")
-                    T.buffer_store(total, load(B2, (block * vectors + v) * LANES), [0])
-                    with T.serial(0, hidden) as k:
-                        tap = load(W2, block * vectors + v, k, 0)
-                        T.buffer_store(total, total[0] + T.broadcast(middle[k], LANES) * tap, [0])
-                    gate = T.bind(activate(total[0], functions["gate"]))
-                    with T.grid(height, width) as (row, column):
+                    T.buffer_store(gates, load(B2, (block * vectors + v) * LANES), [v])
+                with T.serial(0, narrow) as k:
+                    value = T.bind(T.broadcast(middle[k], LANES))
+                    for v in range(vectors):
+                        T.buffer_store(gates, gates[v] + value * load(W2, block, k, v * LANES), [v])
+                bound = [T.bind(activate(gates[v], functions["gate"])) for v in range(vectors)]
+                with T.grid(height, width) as (row, column):
+                    for v, gate in enumerate(bound):
                         value = load(X, *inside(x, image, block, row, column, v * LANES)) * gate
                         where = inside(y, image, block, row, column, v * LANES)
                         store(Y, activate(value, functions["activation"]), *where)
@@ -80,7 +86,7 @@ class SqueezeExcite:
                 sums = T.alloc_buffer((hidden // LANES,), "float32x16", scope="local")
                 for h in range(0, hidden, LANES):
                     T.buffer_store(sums, load(B1, h), [h // LANES])
-                with T.serial(0, blocks * vectors) as part:
+                with T.serial(0, blocks) as part:
                     for h in range(0, hidden, LANES):
                         T.buffer_store(sums, sums[h // LANES] + load(parts, image, part, h), [h // LANES])
                 for h in range(0, hidden, LANES):
