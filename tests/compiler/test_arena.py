@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -100,10 +101,16 @@ def chain(*tensors: Activation) -> Graph:
     return Graph(layers, {}, {}, named, (port(tensors[0]),), (port(tensors[-1]),), 1)
 
 
-def test_planes_that_end_between_two_boundaries() -> None:
+@given(st.lists(st.integers(1, 5), min_size=4, max_size=9))
+def test_planes_that_end_between_two_boundaries(planes: list[int]) -> None:
     source, end = Activation("in", "float32", (1, 8)), Activation("out", "float32", (1, 8))
-    image = [Activation(f"i{i}", "uint16", (1, c, 3, 3), 3, Halo(0, 1, 1, 1)) for i, c in enumerate((3, 9, 6, 3, 9))]
-    check(chain(source, *image, end))
+    halo = Halo(0, 1, 1, 1)
+    tensors = [Activation(f"t{i}", "uint16", (1, 3 * n, 3, 3), 3, halo) for i, n in enumerate(planes)]
+    graph = chain(source, *tensors, end)
+    skipping = tuple(  # each reads the two before it
+        replace(each, inputs=(*each.inputs, *before.inputs)) for before, each in pairwise(graph.layers)
+    )
+    check(replace(graph, layers=(graph.layers[0], *skipping)))
 
 
 def test_tensors_with_the_same_planes_share_whatever_their_channels() -> None:
