@@ -1,4 +1,4 @@
-"""Matrix product with constant weights on bfloat16: AMX tiles, or pairs of products in vectors (AVX-512-bf16).
+"""Matrix product with constant weights on bfloat16, in AMX tiles.
 
 Rows are read as they lie: a tile load has a stride. Four accumulator tiles make 32 rows x 32 columns; each step of 32
 products loads two tiles of rows and two of weights. A task takes `panels` panels of 32 columns, whose weights stay in
@@ -37,32 +37,6 @@ PANEL = 32  # columns of a register block: two tiles
 PAIRS = 2 * TILE  # rows of a register block
 
 
-class MatmulBf16:
-    """inputs: x (M, K) bfloat16[, residual (M, N)]; weights: weight (K, N), bias (N); output (M, N), fp32 or bfloat16.
-
-    M may depend on the batch. Sums, bias, residual and activation are fp32.
-    """
-
-    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        panels = -(-spec.outputs[0].shape[1] // PANEL)
-        pairs = -(-_rows(spec) // PAIRS)
-        groups = [c for c in (4, 3, 6, 2, 8, 12, 1) if panels % c == 0 and c <= max(panels // 2, 1)]
-        if "amx_bf16" in features:
-            splits = sorted({min(pairs, c) for c in (1, 2, 4)})
-            steps = max(spec.inputs[0].shape[1] // DEPTH, 1)
-            stretches = dict.fromkeys(min(steps, s) for s in (8, 6, 12, 24))
-            return [
-                {"unit": "amx", "panels": p, "chunks": c, "steps": s} for c in splits for s in stretches for p in groups
-            ]
-        found: list[Point] = [
-            {"unit": "dot", "panels": p, "rows": r} for r in (12, 6, 1) for p in groups[:3] if r <= _rows(spec)
-        ]
-        return found
-
-    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        return _amx(spec, point)
-
-
 def pack(weight: NDArray[np.float32]) -> NDArray[np.uint16]:
     """(K, N) -> (N/32, K/32, 2, 16, 16, 2): for each step two tiles of 16 pairs of products x 16 columns."""
     padded = pad_to(pad_to(weight, 0, DEPTH), 1, PANEL)
@@ -83,7 +57,8 @@ def configure(configuration: Any, rows: Expr) -> None:
         T.buffer_store(configuration, T.cast(rows, "uint8") if tile < 6 else T.uint8(TILE), [48 + tile])
 
 
-def _amx(spec: LayerSpec, point: Point) -> Kernel:
+def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
+    """Sums of a stretch of `steps` steps are kept between stretches, so that rows and weights of one stay in L1."""
     x, y = spec.inputs[0], spec.outputs[0]
     depth, width = x.shape[1], y.shape[1]
     panels, chunks, stretch = int(point["panels"]), int(point["chunks"]), int(point["steps"])
@@ -92,7 +67,7 @@ def _amx(spec: LayerSpec, point: Point) -> Kernel:
     activation = str(spec.attributes["activation"])
     steps, tail = depth // DEPTH, depth % DEPTH
     groups = weight.shape[0] // panels
-    each_most = -(-_rows(spec) // PAIRS)  # pairs of tiles of a task at the greatest batch
+    each_most = -(-matmul_rows(spec) // PAIRS)  # pairs of tiles of a task at the greatest batch
     share = -(-2 * TILE // each_most)  # lines of 64 bytes, of a step's
     stretches = list(range(0, max(steps, 1), stretch))
 
@@ -175,12 +150,12 @@ def _amx(spec: LayerSpec, point: Point) -> Kernel:
             amx("tilerelease")
 
     function = primitive([*spec.inputs, weight, bias, *spec.outputs], body)
-    taken = -(-_rows(spec) // (PAIRS * chunks)) * PAIRS
+    taken = -(-matmul_rows(spec) // (PAIRS * chunks)) * PAIRS
     block_size = panels * weight[0].nbytes + taken * (depth * 2 + panels * PANEL * np.dtype(y.dtype).itemsize)
     return Kernel(function, (weight, bias), block_size, groups * chunks * 4)
 
 
-def _rows(spec: LayerSpec) -> int:
+def matmul_rows(spec: LayerSpec) -> int:
     """Rows at the greatest batch."""
     rows = spec.inputs[0].shape[0]
     return -rows * spec.max_batch if rows < 0 else rows

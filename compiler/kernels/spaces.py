@@ -15,11 +15,12 @@ from veltair.compiler.kernels.embedding_bag import EmbeddingBag
 from veltair.compiler.kernels.layer_norm import LayerNorm
 from veltair.compiler.kernels.layout import ChannelsLast, Copy, ToBlocked, ToPlain
 from veltair.compiler.kernels.matmul import Matmul
-from veltair.compiler.kernels.matmul_amx import MatmulBf16
+from veltair.compiler.kernels.matmul_bf16 import MatmulBf16
 from veltair.compiler.kernels.normalize import L2Normalize, Lrn
 from veltair.compiler.kernels.pool import GlobalAveragePool, Pool2d
 from veltair.compiler.kernels.spatial import Elementwise
 from veltair.compiler.kernels.squeeze_excite import SqueezeExcite
+from veltair.compiler.stitch.space import Stitched
 
 SPACES: dict[str, Space] = {
     "conv2d": Conv2d(),
@@ -44,4 +45,5 @@ SPACES: dict[str, Space] = {
     "to_plain": ToPlain(),
     "copy": Copy(),
     "generic": Generic(),
+    "stitched": Stitched(),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,18 @@ import tvm
 import tvm_ffi
 from numpy.typing import NDArray
 
+from veltair.compiler.graph import Graph
 from veltair.compiler.ir import Activation, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.reference import packed, reference, unpacked
 from veltair.machine import features, tvm_target
 from veltair.profiles.executor import empty, permit_tiles
 
-LESSER = {"haswell": frozenset({"avx2"}), "skylake-avx512": frozenset({"avx2", "avx512"})}
+LESSER = {
+    "haswell": frozenset({"avx2"}),
+    "skylake-avx512": frozenset({"avx2", "avx512"}),
+    "cooperlake": frozenset({"avx2", "avx512", "avx512_bf16"}),
+}
 
 
 def call(
@@ -62,3 +67,22 @@ def untouched_halo(tensor: Activation, physical: NDArray[Any]) -> bool:
     halo, (h, w) = tensor.halo, tensor.shape[2:]
     outside[:, :, halo.top : halo.top + h, halo.left : halo.left + w] = 0
     return not outside.any()
+
+
+def run_graph(graph: Graph, feeds: Mapping[str, NDArray[Any]], batch: int) -> list[NDArray[Any]]:
+    """A lowered model's outputs, each layer in its default version."""
+    memory = {port.name: aligned(feeds[port.name]) for port in graph.inputs}
+
+    def place(tensor: Activation) -> NDArray[Any]:
+        base = graph.views.get(tensor.name, tensor.name)
+        shape = [-d * batch if d < 0 else d for d in tensor.physical]
+        if base not in memory:
+            memory[base] = empty(shape, tensor.dtype)
+        return memory[base].reshape(shape)
+
+    for spec in graph.layers:
+        point = SPACES[spec.op].points(spec, features())[0]
+        results = call(spec, point, [place(tensor) for tensor in spec.inputs], batch)
+        for tensor, result in zip(spec.outputs, results, strict=True):
+            place(tensor)[...] = result
+    return [place(graph.activations[port.name]) for port in graph.outputs]
