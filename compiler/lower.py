@@ -36,6 +36,7 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
     "MaxPool": (pool,),
     "AveragePool": (pool,),
     "GlobalAveragePool": (squeeze_excite, global_pool),
+    "ReduceMean": (global_pool,),
     "Gemm": (matmul,),
     "MatMul": (projections, attention, matmul),
     "LayerNormalization": (embedding, layer_norm),

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.anchors.shuffle import shuffle_behind
 from veltair.compiler.epilogue import Epilogue
 from veltair.compiler.ir import Activation, Halo
 from veltair.compiler.lowering import Lowering
@@ -37,12 +38,17 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
         return False
     x = lowering.blocked(node.input[0], shape[1] if shape[1] <= FOLDED and not depthwise else None)
     epilogue = Epilogue.behind(node, lowering)
+    output, swallowed = epilogue.output, epilogue.swallowed
+    shuffle = shuffle_behind(output, lowering) if epilogue.residual is None and not depthwise else None
+    if shuffle is not None:
+        weight, bias = weight[shuffle.order], None if bias is None else bias[shuffle.order]
+        output, swallowed = shuffle.output, (*swallowed, *map(id, shuffle.nodes))
     right = pads[3]
     if lowering.dtype == "uint16" and x.block < lowering.block:
         right += -(-lowering.block // shape[1]) + 1  # a folded tile row reads on past the last column
     lowering.ask_halo(x, Halo(pads[0], pads[1], pads[2], right))
     kind = "depthwise_conv2d" if depthwise else "conv2d_amx" if lowering.dtype == "uint16" else "conv2d"
-    y = Activation(epilogue.output, lowering.dtype, out, lowering.block)
+    y = Activation(output, lowering.dtype, out, lowering.block)
     flops = 2 * int(np.prod(np.abs(out))) * int(np.prod(weight.shape[1:]))
     attributes = {
         "kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads,
@@ -54,7 +60,7 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
     }
     inputs = [x] if epilogue.residual is None else [x, epilogue.residual]
     lowering.emit(lowering.spec(node.name, kind, inputs, [y], attributes, weights, flops))
-    lowering.done.update(epilogue.swallowed)
+    lowering.done.update(swallowed)
     return True
 
 

@@ -47,26 +47,44 @@ def _combined(node: onnx.NodeProto, tensors: list[str], lowering: Lowering) -> F
 
 
 def _affine(node: onnx.NodeProto, lowering: Lowering) -> Found | None:
-    """A scale and a shift for each channel."""
+    """A scale and a shift for each channel; several in a row are one."""
     channels = lowering.shape_of(node.output[0])[1]
+    scale, shift = np.ones(channels, np.float32), np.zeros(channels, np.float32)
+    nodes: list[onnx.NodeProto] = []
+    user: onnx.NodeProto | None = node
+    while user is not None:
+        step = _scale_and_shift(user, channels, lowering)
+        if step is None:
+            break
+        scale, shift = scale * step[0], shift * step[0] + step[1]
+        nodes.append(user)
+        user = lowering.only_user(user.output[0])
+    weights = {"scale": scale.astype(np.float32), "shift": shift.astype(np.float32)}
+    return (("affine",), weights, tuple(nodes)) if nodes else None
+
+
+def _scale_and_shift(
+    node: onnx.NodeProto, channels: int, lowering: Lowering
+) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    """What a node of one computed input multiplies its channels by, and then adds to them."""
+    one, zero = np.ones(channels, np.float32), np.zeros(channels, np.float32)
     if node.op_type == "BatchNormalization":
         gamma, beta, mean, variance = (lowering.constants.get(name) for name in node.input[1:5])
         if gamma is None or beta is None or mean is None or variance is None:
             return None
         scale = gamma / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
-        shift = beta - mean * scale
-    elif node.op_type in ("Add", "Sub", "Mul", "Div") and len(node.input) == 2:
-        constant = lowering.constants.get(node.input[1])
-        if constant is None and node.op_type in ("Add", "Mul"):
-            constant = lowering.constants.get(node.input[0])
-        if constant is None or constant.size not in (1, channels) or (*constant.shape, 1, 1)[-3:][1:] != (1, 1):
-            return None
-        value = np.broadcast_to(constant.reshape(-1), (channels,)).astype(np.float32)
-        scale = {"Mul": value, "Div": 1 / value}.get(node.op_type, np.ones(channels, np.float32))
-        shift = {"Add": value, "Sub": -value}.get(node.op_type, np.zeros(channels, np.float32))
-    else:
+        return scale, beta - mean * scale
+    if node.op_type not in ("Add", "Sub", "Mul", "Div") or len(node.input) != 2:
         return None
-    return ("affine",), {"scale": scale.astype(np.float32), "shift": shift.astype(np.float32)}, (node,)
+    constant = lowering.constants.get(node.input[1])
+    if constant is None and node.op_type in ("Add", "Mul"):
+        constant = lowering.constants.get(node.input[0])
+    if constant is None or constant.size not in (1, channels):
+        return None
+    if constant.size > 1 and (constant.ndim < 3 or constant.shape[-3] != channels):
+        return None
+    value = np.broadcast_to(constant.reshape(-1), (channels,)).astype(np.float32)
+    return {"Mul": (value, zero), "Div": (1 / value, zero), "Add": (one, value), "Sub": (one, -value)}[node.op_type]
 
 
 def _activated(node: onnx.NodeProto, lowering: Lowering) -> Found | None:

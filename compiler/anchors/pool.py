@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 
@@ -32,10 +34,23 @@ def pool(node: onnx.NodeProto, lowering: Lowering) -> bool:
 
 
 def global_pool(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    """GlobalAveragePool, or ReduceMean over the plane of a tensor in blocks."""
     shape = lowering.shape_of(node.input[0])
     if len(shape) != 4:
         return False
+    if node.op_type == "ReduceMean":
+        axes = attribute(node, "axes", None)
+        if axes is None and len(node.input) > 1 and node.input[1] in lowering.constants:
+            axes = lowering.constants[node.input[1]].tolist()
+        made = lowering.is_made(node.input[0]) and lowering.known[node.input[0]].block
+        if not made or sorted(axis % 4 for axis in axes or []) != [2, 3]:
+            return False
     x = lowering.blocked(node.input[0])
-    y = Activation(node.output[0], "float32", lowering.shape_of(node.output[0]))
+    y = Activation(node.output[0], "float32", (*shape[:2], 1, 1))
+    out = lowering.shape_of(node.output[0])
+    if len(out) == 2:
+        y = replace(y, name=f"{y.name}/1x1")
     lowering.emit(lowering.spec(node.name, "global_average_pool", [x], [y], {}, {}, int(np.prod(np.abs(shape)))))
+    if len(out) == 2:
+        lowering.add_view(Activation(node.output[0], "float32", out), y.name)
     return True

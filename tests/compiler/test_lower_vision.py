@@ -142,3 +142,36 @@ def test_detection_heads_write_their_rows(tmp_path: Path, precision: str) -> Non
     assert operators.count("channels_last") == 4
     assert operators.count("l2_normalize") == 1
     assert not {"to_plain", "concat", "elementwise"} & set(operators)
+
+
+def shuffled(net: Net) -> tuple[str, ...]:
+    """A unit of ShuffleNet, and a mean as PyTorch's `x.mean((2, 3))` is exported."""
+    x = net("Conv", "x", normal(24, 3, 3, 3))
+    y = net("Relu", net("Conv", x, normal(24, 8, 1, 1), normal(24), group=3))
+    y = net("Reshape", y, np.array([0, 3, 8, 7, 9]))
+    y = net("Reshape", net("Transpose", y, perm=[0, 2, 1, 3, 4]), np.array([0, 24, 7, 9]))
+    y = net("Conv", y, normal(24, 1, 3, 3), pads=[1, 1, 1, 1], group=24)
+    return (net("ReduceMean", net("Add", x, net("Conv", y, normal(24, 24, 1, 1))), axes=[-1, 2], keepdims=0),)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_shuffle_is_a_permutation_of_weights(tmp_path: Path, batch: int, precision: str) -> None:
+    net = Net(x=[batch, 3, 9, 11])
+    operators = agree(tmp_path, shuffled(net), net, precision, batch, 3, 9, 11)
+    assert set(operators) <= {"to_blocked", "conv2d", "conv2d_amx", "depthwise_conv2d", "global_average_pool"}
+
+
+def normalised(net: Net) -> tuple[str, ...]:
+    """Scales and shifts behind a value that others read too, as Caffe's nets have them."""
+    x = net("Conv", "x", normal(20, 3, 3, 3))
+    y = net("BatchNormalization", x, *(abs(normal(20)) + 0.5 for _ in range(4)))
+    y = net("Relu", net("Add", net("Mul", y, normal(20, 1, 1)), normal(1, 20, 1, 1)))
+    return (net("Add", x, y),)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_scales_in_a_row_are_one(tmp_path: Path, precision: str) -> None:
+    net = Net(x=[1, 3, 9, 11])
+    operators = agree(tmp_path, normalised(net), net, precision, 1, 3, 9, 11)
+    assert operators.count("elementwise") == 2
