@@ -65,7 +65,7 @@ SHAPES = {
     },
 }  # fmt: skip
 # Two images' outputs differ by at least this share of an output's deviation: most of a logit is what all share.
-DIFFERENCE = {"resnet50": 0.2, "mobilenet_v2": 0.2, "googlenet": 0.3, "efficientnet_b0": 0.15}
+DIFFERENCE = {"resnet50": 0.2, "mobilenet_v2": 0.2, "googlenet": 0.3, "efficientnet_b0": 0.2}
 
 
 @pytest.fixture(scope="module", params=IMAGE_MODELS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from veltair.zoo.graph import ConvGraph, image_model
+from veltair.zoo.graph import PLAIN_LIFT, ConvGraph, image_model
 from veltair.zoo.moments import Value
 
 # expansion, kernel, channels, blocks, stride of the first
@@ -31,8 +31,8 @@ def _mbconv(g: ConvGraph, x: Value, name: str, expansion: int, kernel: int, chan
     hidden = x.channels * expansion
     y = x
     if expansion != 1:
-        y = g.silu(g.conv_norm(y, f"{name}.expand", hidden, kernel=1), f"{name}.expand.silu")
-    y = g.conv_norm(y, f"{name}.depthwise", hidden, kernel, stride, groups=hidden)
+        y = g.silu(g.conv_norm(y, f"{name}.expand", hidden, kernel=1, lift=PLAIN_LIFT), f"{name}.expand.silu")
+    y = g.conv_norm(y, f"{name}.depthwise", hidden, kernel, stride, groups=hidden, lift=PLAIN_LIFT)
     y = g.squeeze_excite(g.silu(y, f"{name}.depthwise.silu"), f"{name}.se", x.channels // 4)
     residual = stride == 1 and x.channels == channels
     y = g.conv_norm(y, f"{name}.project", channels, kernel=1, gain=0.5 if residual else 1.0)

@@ -23,9 +23,9 @@ Weights = npt.NDArray[np.float32]
 # The mean over an image of a channel is taken to differ from image to image by this share of the channel's deviation.
 POOLED_DEVIATION = 0.7
 
-
-# Where no shortcut carries a net, differences between two inputs grow by half from one rectifier to the next, and
-# rounding errors with them. A trained net does no such thing, nor does one whose rectifiers let most values pass.
+# Where no shortcut carries a net, or gates multiply, differences between two inputs grow by half from one activation
+# to the next, and rounding errors with them. A trained net does no such thing, nor does one whose activations let most
+# values pass.
 PLAIN_LIFT = 1.0
 
 
