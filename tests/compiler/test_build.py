@@ -250,13 +250,12 @@ def test_a_version_with_wrong_results_is_left_out(
 ) -> None:
     """A generator that drops the bias at every point but one loses those points, not the layer."""
     folder, model, _ = image
-    good: list[Any] = []
+    good: dict[str, Any] = {}
 
     class Faulty(Conv2d):
         def build(self, spec: Any, point: Any, features: Any) -> Kernel:
-            good[:] = good or [point]
             kernel = super().build(spec, point, features)
-            if point == good[0]:
+            if point == good.setdefault(spec.workload, point):
                 return kernel
             packed, bias = kernel.weights
             return Kernel(kernel.function, (packed, bias * 0), kernel.block_size, kernel.parallelism)
@@ -264,7 +263,8 @@ def test_a_version_with_wrong_results_is_left_out(
     monkeypatch.setitem(build.SPACES, "conv2d", Faulty())
     made = compile_model(model, tmp_path / "out", trials=6, precision="fp32", store=records(folder))
     convolutions = [layer for layer in made.manifest.layers if layer.op == "conv2d"]
-    assert [[v.point for v in layer.versions] for layer in convolutions] == [good] * 3
+    assert len(convolutions) == 3
+    assert all([v.point for v in layer.versions] in [[point] for point in good.values()] for layer in convolutions)
 
 
 def test_a_layer_without_a_right_version_fails_and_writes_nothing(
