@@ -26,7 +26,7 @@
 #include "ffi.h"
 
 enum { MAX_CORES = 1024, LINE = 128 /* bytes: the prefetcher takes cache lines in pairs */ };
-enum { PATIENCE = 4096 /* pauses in a row before the core is offered to others */, GLANCE = 64 /* pauses per look at the clock */ };
+enum { PATIENCE = 4096 /* pauses in a row before the core is offered to others */ };
 enum { GRACE = 8 /* pauses before the launcher looks for offers that nobody took: taking costs the taker too */ };
 
 typedef struct {
@@ -52,7 +52,7 @@ typedef struct {
 static member *members[MAX_CORES]; /* by core */
 static member *team[MAX_CORES];    /* those of the present core set besides the launcher; team[i] runs task i + 1 */
 static int others;                 /* how many */
-static int64_t linger_ns;          /* how long an idle thread waits outside of blocks before it sleeps */
+static int64_t linger_ns;          /* how long after a block a thread waits for the next one before it sleeps */
 static atomic_flag in_use = ATOMIC_FLAG_INIT; /* the team has one launcher at a time */
 
 static atomic_bool in_block; /* nobody of the team sleeps */
@@ -103,22 +103,25 @@ static void sleep_until_woken(member *m, unsigned seen) {
 static void *serve(void *argument) {
   member *m = argument;
   unsigned seen = 0;
-  int64_t until = now_ns() + linger_ns; /* when to sleep; 0: as soon as the block is over */
+  int64_t until = 0; /* when to sleep; 0: that is not set yet */
   for (unsigned turn = 1;; turn++) {
     const unsigned offer = atomic_load_explicit(&m->offered, memory_order_acquire);
     if (offer != seen) {
       seen = offer;
       if (!take(m, offer)) continue;
-      const bool block = atomic_load_explicit(&m->awake, memory_order_relaxed);
       perform(m->body, m->task, &m->of, m->data);
       atomic_store_explicit(&m->done, offer, memory_order_release);
-      until = block ? 0 : now_ns() + linger_ns;
+      until = 0;
     } else if (atomic_load_explicit(&m->awake, memory_order_relaxed)) {
       until = 0;
       if (turn % PATIENCE == 0) sched_yield();
-    } else if (until == 0 || (turn % GLANCE == 0 && now_ns() >= until)) {
+    } else if (until == 0) {
+      until = now_ns() + linger_ns;
+    } else if (now_ns() < until) {
+      sched_yield(); /* whoever has been given this core meanwhile gets it now */
+    } else {
       sleep_until_woken(m, seen);
-      until = 0; /* what it was woken for may be over by now */
+      until = 0;
     }
     pause_core();
   }
