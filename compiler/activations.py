@@ -64,9 +64,13 @@ def activation_of(node: onnx.NodeProto, constants: Constants) -> str | None:
 
 def _gated(name: str, users: list[onnx.NodeProto], lowering: Lowering) -> Activated | None:
     """x * gate(x): SiLU and hard swish."""
-    gates = {node.op_type: node for node in users}
-    gate, product = gates.get("Sigmoid") or gates.get("HardSigmoid"), gates.get("Mul")
-    if gate is None or product is None or lowering.only_user(gate.output[0]) is not product:
+    gates = [node for node in users if node.op_type in ("Sigmoid", "HardSigmoid")]
+    products = [node for node in users if node.op_type == "Mul"]
+    if not gates or not products:
+        return None
+    (gate,), (product,) = gates, products
+    reader = lowering.only_user(gate.output[0])
+    if reader is None or reader is not product:
         return None
     if sorted(product.input) != sorted((name, gate.output[0])):
         return None

@@ -181,7 +181,8 @@ def _activate(value: Array, activation: str) -> Array:
     elif kind == "relu":
         result = np.maximum(wide, 0)
     elif kind == "clip":
-        result = np.clip(wide, *parameters)
+        low, high = parameters
+        result = np.clip(wide, low, high)
     elif kind == "leaky":
         result = np.where(wide < 0, wide * parameters[0], wide)
     elif kind == "elu":

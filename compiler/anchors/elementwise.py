@@ -84,7 +84,9 @@ def _scale_and_shift(
     if constant.size > 1 and (constant.ndim < 3 or constant.shape[-3] != channels):
         return None
     value = np.broadcast_to(constant.reshape(-1), (channels,)).astype(np.float32)
-    return {"Mul": (value, zero), "Div": (1 / value, zero), "Add": (one, value), "Sub": (one, -value)}[node.op_type]
+    if node.op_type in ("Add", "Sub"):
+        return one, value if node.op_type == "Add" else -value
+    return value if node.op_type == "Mul" else one / value, zero
 
 
 def _activated(node: onnx.NodeProto, lowering: Lowering) -> Found | None:
