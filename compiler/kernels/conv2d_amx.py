@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.convolution import first_tap, geometry
+from veltair.compiler.kernels.convolution import first_tap, geometry, prefetch
 from veltair.compiler.kernels.emit import (
     LANES,
     Expr,
@@ -39,6 +39,7 @@ DEPTH = 32  # bfloat16 values in a tile row: products of one step
 FLAT_STRIDE = (
     2  # greatest stride of "flat" mode: what is thrown away grows with it, and so does what is read past the end
 )
+SHALLOW = 16  # steps of a reduction up to which outputs and residual are fetched ahead of the products
 BLOCK = 32  # output channels of a register block: two tiles
 
 
@@ -76,6 +77,11 @@ class Conv2dAmx:
         activation = str(spec.attributes["activation"])
         stride_bytes = sw * x.block * 2
         windows = -(-ow // TILE)  # of an output row, in "row" mode
+        steps = depth * kh * columns
+        lines = (
+            -(-2 * TILE // pairs) if pairs <= 2 * TILE else 0
+        )  # of the weights of the next task, fetched at one step
+        plain = mode == "flat" and all(t.physical[2:4] == (oh, ow) for t in (*spec.inputs, y))  # the plane is one row
 
         def body(X: Any, *rest: Any) -> None:
             residual = rest[0] if len(spec.inputs) > 1 else None
@@ -92,20 +98,32 @@ class Conv2dAmx:
                     return T.address_of(X[image, 0, row, column, v * DEPTH])
                 return T.address_of(X[image, step, row, column + v * dw, 0])
 
-            def position(pair: Expr, r: Expr) -> tuple[Expr, Expr]:
-                """Output row and column of row r (0 … 31) of a pair."""
-                if mode == "flat":
-                    at = pair * (2 * TILE) + r
-                    return T.bind(at // pitch), T.bind(at % pitch)
-                window = T.bind(pair * 2 + r // TILE)
-                return T.bind(window // windows), T.bind(window % windows * TILE + r % TILE)
+            def position(pair: Expr, half: int, r: Expr) -> tuple[Expr, Expr]:
+                """Output row and column of row r of a tile."""
+                if mode == "row":
+                    window = T.bind(pair * 2 + half)
+                    return T.bind(window // windows), T.bind(window % windows * TILE + r)
+                at = T.bind((pair * 2 + half) * TILE + r)
+                return (at // (oh * ow), at) if plain else (T.bind(at // pitch), T.bind(at % pitch))
 
             def outputs(image: Expr, block: Expr, pair: Expr, scratch: Any) -> None:
                 """32 outputs of one block of channels."""
                 for register in range(4):
                     amx("tilezero", T.uint8(register))
+                if steps <= SHALLOW:
+                    for half in range(2):
+                        row, column = position(pair, half, 0)
+                        for r in range(TILE):
+                            at = (row + y.halo.top, column + y.halo.left + r)
+                            prefetch(Y[image, block, *at, 0])
+                            if residual is not None:
+                                halo = spec.inputs[1].halo
+                                prefetch(residual[image, block, row + halo.top, column + halo.left + r, 0])
                 with T.grid(depth, kh) as (step, u):
                     for v in range(columns):
+                        for line in range(lines):
+                            at = ((pair * steps + (step * kh + u) * columns + v) * lines + line) * DEPTH
+                            prefetch(W[block + channels, 0, 0, 0, 0, 0, 0, at])
                         for half in range(2):
                             start = address(image, step, u, v, pair, half)
                             amx("tileloadd64", T.uint8(4 + half), start, T.int64(stride_bytes))
@@ -118,20 +136,29 @@ class Conv2dAmx:
                 for register in range(4):
                     start = T.address_of(scratch[register // 2 * TILE, register % 2 * TILE])
                     amx("tilestored64", T.uint8(register), start, T.int64(BLOCK * 4))
-                with T.serial(0, 2 * TILE) as r:
-                    row, column = position(pair, r)
-                    with when(T.And(row < oh, column < ow)):
-                        halves = []
-                        for lane in (0, LANES):
-                            value = load(scratch, r, lane) + load(bias_, block * BLOCK + lane)
-                            if residual is not None:
-                                halo = spec.inputs[1].halo
-                                value = value + load(residual, image, block, row + halo.top, column + halo.left, lane)
-                            halves.append(activate(value, activation))
-                        narrow = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"  # the second operand lands below
-                        both = T.call_llvm_pure_intrin("bfloat16x32", narrow, halves[1], halves[0])
-                        where = [image, block, row + y.halo.top, column + y.halo.left, T.ramp(0, 1, BLOCK)]
-                        T.buffer_store(Y, T.reinterpret("uint16x32", both), where)
+                starts = [T.bind(load(bias_, block * BLOCK + lane)) for lane in (0, LANES)]
+                for half in range(2):
+                    with T.serial(0, TILE) as r:
+                        row, column = position(pair, half, r)
+                        inside = row < 1 if plain else column < ow if mode == "row" else T.And(row < oh, column < ow)
+                        if mode == "row" and oh * windows % 2:
+                            inside = T.And(inside, row < oh)
+                        with when(inside):
+                            finish(image, block, row, column, half * TILE + r, starts, scratch)
+
+            def finish(image: Expr, block: Expr, row: Expr, column: Expr, r: Expr, starts: Any, scratch: Any) -> None:
+                """One output, from row r of the scratch."""
+                values = []
+                for lane, start in zip((0, LANES), starts, strict=True):
+                    value = load(scratch, r, lane) + start
+                    if residual is not None:
+                        halo = spec.inputs[1].halo
+                        value = value + load(residual, image, block, row + halo.top, column + halo.left, lane)
+                    values.append(activate(value, activation))
+                narrow = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"  # the second operand lands below
+                both = T.call_llvm_pure_intrin("bfloat16x32", narrow, values[1], values[0])
+                where = [image, block, row + y.halo.top, column + y.halo.left, T.ramp(0, 1, BLOCK)]
+                T.buffer_store(Y, T.reinterpret("uint16x32", both), where)
 
             with T.parallel(0, X.shape[0] * groups * chunks) as task:
                 scratch = T.alloc_buffer((2 * TILE, BLOCK), "float32", scope="global")
