@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 from veltair.types import CoreSet
 
-# After a block. It bridges the gap to the next one, mostly 20 to 40 us, and ends soon after; meanwhile the thread yields
-# its core in a loop, so that whoever is given the core next has it at once, and sooner than from a core that is halted.
+# After a block. It bridges the gap to the next one, mostly 20 to 40 us, and ends soon after; meanwhile the thread
+# yields its core in a loop: whoever is given it next has it at once, and sooner than a core that is halted.
 LINGER_NS = 50_000
 
 
