@@ -120,7 +120,7 @@ def _attention(spec: LayerSpec, x: list[Array]) -> Array:
         scores = scores + (spec.weights["mask"] if "mask" in spec.weights else x[-1])
     likely = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = likely / likely.sum(-1, keepdims=True) @ v
-    return mixed.transpose(0, 2, 1, 3).reshape(rows, total)
+    return np.asarray(mixed.transpose(0, 2, 1, 3).reshape(rows, total))
 
 
 def _normalised(spec: LayerSpec, x: Array) -> Array:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, Expr, amx, lanes, load, primitive, scratch, store
+from veltair.compiler.kernels.emit import LANES, Expr, amx, lanes, load, primitive, scratch, store, when
 from veltair.compiler.kernels.matmul_amx import DEPTH, PAIRS, TILE, configure
 from veltair.compiler.kernels.softmax import mask_index, softmax_row
 
@@ -57,12 +57,18 @@ def attention_amx(spec: LayerSpec, point: Point) -> Kernel:
             configure(configuration, T.int32(height))
             amx("ldtilecfg", T.address_of(configuration[0]))
 
-            with T.grid(padded // TILE, deep, TILE, TILE) as (tile, step, p, n):
-                key, d = T.bind(tile * TILE + n), T.bind(step * DEPTH + p * 2)
-                two = K[image * keys + T.min(key, keys - 1), T.ramp(at[1] + d, 1, 2)]
-                inside = T.And(key < keys, d < width)
-                pair = T.bind(T.reinterpret("uint32", two))
-                T.buffer_store(across, T.Select(inside, pair, T.uint32(0)), [tile, step, p, n])
+            with T.grid(padded // TILE, deep) as (tile, step):
+                key, d = T.bind(tile * TILE), T.bind(step * DEPTH)
+                with when(T.And(key + TILE <= keys, d + DEPTH <= width)):
+                    lines = [K[image * keys + key + n, T.ramp(at[1] + d, 1, DEPTH)] for n in range(TILE)]
+                    pairs_of = _turned([T.bind(T.reinterpret("uint32x16", line)) for line in lines])
+                    for p, line in enumerate(pairs_of):
+                        T.buffer_store(across, line, [tile, step, p, lanes(0)])
+                with when(T.Or(key + TILE > keys, d + DEPTH > width)), T.grid(TILE, TILE) as (p, n):
+                    inside = T.And(key + n < keys, d + p * 2 < width)
+                    two = K[image * keys + T.min(key + n, keys - 1), T.ramp(at[1] + d + p * 2, 1, 2)]
+                    value = T.bind(T.reinterpret("uint32", two))
+                    T.buffer_store(across, T.Select(inside, value, T.uint32(0)), [tile, step, p, n])
             with T.grid(long, TILE) as (step, p):
                 for part in range(parts * 2):
                     sides = []
@@ -131,3 +137,17 @@ def attention_amx(spec: LayerSpec, point: Point) -> Kernel:
     function = primitive(operands, body)
     block_size = padded * (deep * DEPTH + parts * PAIRS) * 2 + PAIRS * padded * 6
     return Kernel(function, tuple(spec.weights.values()), block_size, heads * chunks * 4)
+
+
+def _turned(rows: list[Expr]) -> list[Expr]:
+    """The columns of 16 vectors of 16: four rounds, each of which mixes vectors twice as far apart."""
+    for distance in (8, 4, 2, 1):
+        mixed = list(rows)
+        for low in (i for i in range(LANES) if not i & distance):
+            pair = [rows[low], rows[low + distance]]
+            for which in range(2):
+                # Lane j of the lower result comes from the lower vector where j lacks the bit, else from the other.
+                picks = [(j & ~distance) + which * distance + (LANES if j & distance else 0) for j in range(LANES)]
+                mixed[low + which * distance] = T.bind(T.Shuffle(pair, [T.int32(i) for i in picks]))
+        rows = mixed
+    return rows

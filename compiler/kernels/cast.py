@@ -7,7 +7,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, load, primitive, store_within
+from veltair.compiler.kernels.emit import LANES, Expr, load, primitive, store_within
 
 
 class Cast:
@@ -25,7 +25,8 @@ class Cast:
             for dim in X.shape[:-1]:
                 rows = rows * dim
             with T.parallel(0, rows) as row:
-                index, left = [], row
+                index: list[Expr] = []
+                left = row
                 for dim in reversed(X.shape[:-1]):
                     index.insert(0, T.bind(left % dim))
                     left = T.bind(left // dim)
