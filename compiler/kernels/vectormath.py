@@ -65,16 +65,16 @@ def log(x: Expr) -> Expr:
     tiny = x < splat(1.17549435e-38)  # subnormal; TVM cannot bind booleans
     bits = T.bind(_bits(T.Select(tiny, x * splat(2.0**23), x)))
     # The mantissa goes to [sqrt(1/2), sqrt(2)): what exceeds sqrt(2) is halved, by carrying into the exponent.
-    carried = T.bind(bits - _whole(0x3F3504F3))
+    carried = T.bind(bits + _whole(0x3F800000 - 0x3F3504F3))
     exponent = T.cast(T.shift_right(carried, _whole(23)), "float32x16")
-    e = T.bind(T.Select(tiny, exponent - splat(23.0), exponent))
+    e = T.bind(exponent - T.Select(tiny, splat(127.0 + 23.0), splat(127.0)))
     mantissa = T.bitwise_and(carried, _whole(0x7FFFFF)) + _whole(0x3F3504F3)
     r = T.bind(T.reinterpret("float32x16", mantissa) - splat(1.0))
     square = T.bind(r * r)
-    tail = _polynomial(r, LOG) * (r * square) + e * splat(LN2_LOW) - square * splat(0.5)
+    tail = T.bind(_polynomial(r, LOG) * (r * square) + e * splat(LN2_LOW) - square * splat(0.5))
     regular = T.bind(r + tail + e * splat(LN2_HIGH))
-    finite = T.Select(x < splat(math.inf), regular, x)  # infinity and NaN stay what they are
-    above = T.Select(T.EQ(x, splat(0.0)), splat(-math.inf), finite)
+    finite = T.bind(T.Select(x < splat(math.inf), regular, x))  # infinity and NaN stay what they are
+    above = T.bind(T.Select(T.EQ(x, splat(0.0)), splat(-math.inf), finite))
     return T.bind(T.Select(x < splat(0.0), splat(math.nan), above))
 
 
@@ -131,8 +131,8 @@ def _polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
 
 
 def _bits(x: Expr) -> Expr:
-    return T.reinterpret("int32x16", x)
+    return T.reinterpret("uint32x16", x)
 
 
 def _whole(value: int) -> Expr:
-    return T.broadcast(T.int32(value), LANES)
+    return T.broadcast(T.uint32(value), LANES)

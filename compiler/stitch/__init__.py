@@ -1,0 +1,1 @@
+"""Memory-intensive operators stitched into one kernel across reductions (FusionStitching)."""

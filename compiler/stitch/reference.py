@@ -1,0 +1,69 @@
+"""What a stitched program must give: numpy in double precision, operator by operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.ir import LayerSpec
+from veltair.compiler.stitch.graph import Program
+
+Array = NDArray[Any]
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "min": np.minimum,
+    "max": np.maximum,
+    "neg": np.negative,
+    "abs": np.abs,
+    "exp": np.exp,
+    "log": np.log,
+    "erf": lambda a: _erf(a) if a.size else a,
+    "tanh": np.tanh,
+    "sigmoid": lambda a: 1 / (1 + np.exp(-a)),
+    "sqrt": np.sqrt,
+    "reciprocal": np.reciprocal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "equal": np.equal,
+    "where": lambda c, a, b: np.where(c > 0.5, a, b),
+}
+
+
+def evaluate(program: Program, leaves: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs by name."""
+    values = {name: np.asarray(array, np.float64) for name, array in leaves.items()}
+    with np.errstate(all="ignore"):
+        for op in program.ops:
+            terms = [values[t] if isinstance(t, str) else np.float64(t) for t in op.terms]
+            if op.axes:
+                result = getattr(np, op.kind.removeprefix("reduce_"))(terms[0], axis=op.axes, keepdims=True)
+            else:
+                result = FUNCTIONS[op.kind](*terms)
+            values[op.output] = np.asarray(result, np.float64)
+    return {name: values[name].astype(np.float32) for name in program.outputs}
+
+
+def stitched(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array]:
+    """Outputs of a layer, in order."""
+    given = dict(zip(spec.attributes["_names"], [*inputs, *spec.weights.values()], strict=False))
+    found: dict[str, Array] = {}
+    for space in spec.attributes["_domains"]:
+        found |= evaluate(space.program, {name: given[name] for name in space.program.leaves})
+    batch = [
+        b // -d
+        for t, x in zip(spec.inputs, inputs, strict=True)
+        for d, b in zip(t.shape, x.shape, strict=True)
+        if d < 0
+    ]
+    return [
+        found[tensor.name].reshape([-d * batch[0] if d < 0 else d for d in tensor.shape]) for tensor in spec.outputs
+    ]
