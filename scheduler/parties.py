@@ -78,6 +78,8 @@ class Parties(Policy):
 
     def next_step(self, system: System, now_ns: int) -> Start | None:
         if not self.partitions:
+            if not system.waiting:
+                return None
             self._divide(system, now_ns)
         if now_ns >= self._next_poll_ns:
             self._poll(system, now_ns)

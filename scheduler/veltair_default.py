@@ -18,6 +18,7 @@ from veltair.scheduler.policy import Grow, Policy, Reject, Start, Step, Stop
 from veltair.scheduler.state import Progress, Run, System
 
 PLANNED = 0.85  # of the time left: what remains is for neighbours that come meanwhile
+IDLE = 1.3  # what work on hand counts for at arrival: cores lie idle in conflicts and between blocks
 
 _Entry: TypeAlias = tuple[float, int, Progress]  # latest start, query id
 
@@ -64,12 +65,15 @@ class Veltair(Policy):
                 continue
             latest_ns = queue[0][0]
             if latest_ns < now_ns:
-                return Reject(head, f"cannot be in time: should have started {_ms(now_ns - latest_ns)} ms ago")
-            if can_start and (laxity := (latest_ns - now_ns) / priority) < least:
+                if system.in_flight or len(system.waiting) > 1:
+                    return Reject(head, f"cannot be in time: should have started {_ms(now_ns - latest_ns)} ms ago")
+                self._late[head.query.id] = head  # nobody is served better for its being refused
+                heappop(queue)
+            elif can_start and (laxity := (latest_ns - now_ns) / priority) < least:
                 first, least = head, laxity
         if first is None:
             first = late or (next(iter(self._late.values()), None) if can_start else None)
-            if first is not None and now_ns + self._rest_ns(system, first) > first.query.deadline_ns:
+            if first is not None and now_ns + self._rest_ns(system, first) > _own_deadline_ns(first):
                 return Reject(first, "cannot be in time: its deadline can no more be met")
         elif not system.free:
             return self._make_room(system, first, now_ns)
@@ -82,9 +86,8 @@ class Veltair(Policy):
     def _refusal(self, system: System, progress: Progress, now_ns: int) -> str | None:
         """Why a query that has just arrived cannot be in time, if so; else it is put where it waits."""
         query, rest_ns = progress.query, self._rest_ns(system, progress)
-        if now_ns + rest_ns > query.deadline_ns:
-            left_ns = max(0, query.deadline_ns - now_ns)
-            return f"cannot be in time: needs {_ms(rest_ns)} ms, {_ms(left_ns)} ms are left"
+        if now_ns + rest_ns > (deadline_ns := _own_deadline_ns(progress)):
+            return f"cannot be in time: needs {_ms(rest_ns)} ms, {_ms(max(0, deadline_ns - now_ns))} ms are left"
         if rest_ns > progress.qos_ns:
             self._late[query.id] = progress
             return None
@@ -109,7 +112,7 @@ class Veltair(Policy):
         done_ns = now_ns + 0.0
         worst = 0.0
         for due_ns, _, core_ns in work:
-            done_ns += core_ns / system.cores
+            done_ns += IDLE * core_ns / system.cores
             if due_ns >= new.due_ns:
                 worst = max(worst, done_ns - due_ns)
         return worst
@@ -197,6 +200,13 @@ class Veltair(Policy):
         if correction is None:
             correction = self._corrections[name] = Correction()
         return correction
+
+
+def _own_deadline_ns(progress: Progress) -> float:
+    """The deadline that came with the query; infinite if it is merely the end of the tenant's target."""
+    query = progress.query
+    by_target = query.deadline_ns == query.arrival_ns + progress.tenant.qos.latency_ns
+    return inf if by_target else query.deadline_ns
 
 
 def _ms(time_ns: float) -> str:

@@ -40,7 +40,7 @@ def configure(artifacts: Path, tmp_path: Path) -> Callable[..., ServeConfig]:
 
     def make(*names: str, folder: Path = artifacts, **server: Any) -> ServeConfig:
         raw = {
-            "server": {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "workers": 2, **server},
+            "server": {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "workers": 2, "policy": "veltair-full"} | server,
             "tenants": [{"name": name, "artifact": str(folder / name)} for name in names],
         }
         return config.parse(raw, tmp_path / "serve.toml")

@@ -42,7 +42,7 @@ def batches(count: int) -> list[np.ndarray]:
     return [generator.standard_normal((1 + i % 8, 16), dtype=np.float32) for i in range(count)]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "veltair-full"])
+@pytest.mark.parametrize("policy", ["fcfs", "veltair-full", "planaria", "prema"])
 def test_answers_equal_numpys_at_every_batch_while_tenants_share_the_cores(configure: Configure, policy: str) -> None:
     async def scenario() -> None:
         async with serving(configure("mlp", "spin", policy=policy)) as client:
@@ -57,6 +57,24 @@ def test_answers_equal_numpys_at_every_batch_while_tenants_share_the_cores(confi
             for answer, layers in [*((a, 3) for a in answers[:64]), *((a, SPIN_LAYERS) for a in answers[64:])]:
                 covers_its_layers(answer, layers)
             cores_are_never_shared([block for answer in answers for block in answer.blocks])
+
+    asyncio.run(scenario())
+
+
+def test_the_default_policy_refuses_at_once_what_cannot_be_in_time(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with serving(configure("spin", policy="veltair")) as client:
+            burst = [client.infer("spin", spin_inputs(turns, seed=turns)) for turns in range(1, 201)]
+            answers = await asyncio.gather(*burst, return_exceptions=True)
+            refused = [answer for answer in answers if isinstance(answer, OverloadedError)]
+            assert 0 < len(refused) < 200
+            assert all("cannot be in time" in str(error) for error in refused)
+            for turns, answer in enumerate(answers, 1):
+                if not isinstance(answer, OverloadedError):
+                    assert isinstance(answer, Answer)
+                    assert answer.outputs["state"].tolist() == [spin_state(turns, turns)]
+                    covers_its_layers(answer, SPIN_LAYERS)
+            await emptied(client)
 
     asyncio.run(scenario())
 

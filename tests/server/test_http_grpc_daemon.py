@@ -88,7 +88,9 @@ def running(folder: Path, text: str) -> Iterator[Daemon]:
 
 
 def configuration(artifacts: Path, *names: str, **server: Any) -> str:
-    options = "\n".join(f"{key} = {json.dumps(value)}" for key, value in {"workers": 2, **server}.items())
+    options = "\n".join(
+        f"{key} = {json.dumps(value)}" for key, value in ({"workers": 2, "policy": "veltair-full"} | server).items()
+    )
     tenants = "\n".join(f'[[tenants]]\nname = "{n}"\nartifact = "{artifacts / n}"\nqos_ms = 20.0' for n in names)
     return f'[server]\nhttp = "127.0.0.1:0"\ngrpc = "127.0.0.1:0"\n{options}\n{tenants}\n'
 

@@ -58,7 +58,7 @@ def test_every_key_is_read_and_paths_count_from_the_files_folder(
 def test_all_but_the_tenants_has_defaults(tmp_path: Path) -> None:
     server = config.load(write(tmp_path, TENANT)).server
     assert (server.http, server.policy, server.cores, server.event_log) == (
-        "127.0.0.1:8000", "veltair-full", None, None,
+        "127.0.0.1:8000", "veltair", None, None,
     )  # fmt: skip
 
 
