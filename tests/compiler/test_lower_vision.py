@@ -13,6 +13,7 @@ from nets import Net, normal, run
 from veltair.machine import features
 
 PRECISIONS = ["fp32", "bf16"]
+BATCHES = [(1, "fp32"), (1, "bf16"), (3, "fp32")]
 
 
 def agree(path: Path, outputs: tuple[str, ...], net: Net, precision: str, *shape: int) -> list[str]:
@@ -51,8 +52,7 @@ def ragged(net: Net) -> tuple[str, ...]:
     return (net("Conv", net("Concat", *parts, x, axis=1), normal(20, 198, 1, 1)),)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("batch", "precision"), BATCHES)
 @pytest.mark.parametrize(("make", "copies"), [(dense_block, 1), (branches, 0), (ragged, 2)])
 def test_concatenation_is_made_in_place(
     tmp_path: Path, make: Callable[[Net], tuple[str, ...]], copies: int, batch: int, precision: str
@@ -107,8 +107,7 @@ def excited(net: Net) -> tuple[str, ...]:
     return (net("Conv", x, normal(10, 33, 1, 1)),)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("batch", "precision"), BATCHES)
 def test_squeeze_and_excite_is_one_layer(tmp_path: Path, batch: int, precision: str) -> None:
     net = Net(x=["n" if batch > 1 else 1, 3, 12, 15])
     operators = agree(tmp_path, excited(net), net, precision, batch, 3, 12, 15)
@@ -154,8 +153,7 @@ def shuffled(net: Net) -> tuple[str, ...]:
     return (net("ReduceMean", net("Add", x, net("Conv", y, normal(24, 24, 1, 1))), axes=[-1, 2], keepdims=0),)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("batch", "precision"), BATCHES)
 def test_a_shuffle_is_a_permutation_of_weights(tmp_path: Path, batch: int, precision: str) -> None:
     net = Net(x=[batch, 3, 9, 11])
     operators = agree(tmp_path, shuffled(net), net, precision, batch, 3, 9, 11)
