@@ -13,11 +13,11 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.generic import import_region
 from veltair.compiler.graph import Graph, Slice
 from veltair.compiler.ir import Activation, Halo, LayerSpec
 from veltair.compiler.node import attribute
 from veltair.compiler.onnx_model import OnnxModel
+from veltair.compiler.stitch.region import import_region
 from veltair.errors import ModelError
 from veltair.profiles.artifact import Port
 
