@@ -39,7 +39,7 @@ DEPTH = 32  # bfloat16 values in a tile row: products of one step
 FLAT_STRIDE = (
     2  # greatest stride of "flat" mode: what is thrown away grows with it, and so does what is read past the end
 )
-SHALLOW = 16  # steps of a reduction up to which outputs and residual are fetched ahead of the products
+FEW_PAIRS = 8  # up to which reading the weights takes long beside their use
 BLOCK = 32  # output channels of a register block: two tiles
 
 
@@ -57,7 +57,8 @@ class Conv2dAmx:
             for channels in (c for c in (1, 2, 4) if blocks % c == 0):
                 for chunks in sorted({min(_pairs(spec, mode), c) for c in (1, 2, 4, 8, 28)}):
                     if blocks // channels * chunks <= 512:
-                        found.append({"mode": mode, "channels": channels, "chunks": chunks})
+                        for ahead in (1, 0) if _pairs(spec, mode) <= FEW_PAIRS else (0,):
+                            found.append({"mode": mode, "channels": channels, "chunks": chunks, "ahead": ahead})
         # Enough tasks for the cores at hand, the weights of a task small: a good first guess.
         return sorted(found, key=lambda p: (p["mode"] != found[0]["mode"], abs(int(p["chunks"]) - 2), p["channels"]))
 
@@ -78,9 +79,8 @@ class Conv2dAmx:
         stride_bytes = sw * x.block * 2
         windows = -(-ow // TILE)  # of an output row, in "row" mode
         steps = depth * kh * columns
-        lines = (
-            -(-2 * TILE // pairs) if pairs <= 2 * TILE else 0
-        )  # of the weights of the next task, fetched at one step
+        # Of the weights of the next task, fetched at one step of one pair: they come while these are in use.
+        lines = -(-2 * TILE // pairs) if point["ahead"] else 0
         plain = mode == "flat" and all(t.physical[2:4] == (oh, ow) for t in (*spec.inputs, y))  # the plane is one row
 
         def body(X: Any, *rest: Any) -> None:
@@ -110,15 +110,6 @@ class Conv2dAmx:
                 """32 outputs of one block of channels."""
                 for register in range(4):
                     amx("tilezero", T.uint8(register))
-                if steps <= SHALLOW:
-                    for half in range(2):
-                        row, column = position(pair, half, 0)
-                        for r in range(TILE):
-                            at = (row + y.halo.top, column + y.halo.left + r)
-                            prefetch(Y[image, block, *at, 0])
-                            if residual is not None:
-                                halo = spec.inputs[1].halo
-                                prefetch(residual[image, block, row + halo.top, column + halo.left + r, 0])
                 with T.grid(depth, kh) as (step, u):
                     for v in range(columns):
                         for line in range(lines):
@@ -193,11 +184,14 @@ def _pairs(spec: LayerSpec, mode: str) -> int:
 def _pack(spec: LayerSpec) -> NDArray[np.uint16]:
     """(OC/32, IC/32, KH, KW, 2, 16, 16, 2): for each step two tiles of 16 channel pairs x 16 output channels.
 
-    Folded: (OC/32, 1, KH, ceil(KW * IC / 32), 2, 16, 16, 2).
+    Folded: (OC/32, 1, KH, ceil(KW * IC / 32), 2, 16, 16, 2), KW with the gaps of its dilation.
     """
     weight = pad_to(spec.weights["weight"], 0, BLOCK)
     oc, ic, kh, kw = weight.shape
     if _folds(spec):
+        spread = np.zeros((oc, ic, kh, (kw - 1) * spec.attributes["dilations"][1] + 1), np.float32)
+        spread[..., :: spec.attributes["dilations"][1]] = weight  # what lies between two taps counts for nothing
+        weight, kw = spread, spread.shape[3]
         rows = pad_to(weight.transpose(0, 2, 3, 1).reshape(oc, kh, kw * ic), 2, DEPTH)
         steps = rows.reshape(oc // BLOCK, 2, TILE, 1, kh, -1, DEPTH // 2, 2)
         return to_bf16_bits(np.ascontiguousarray(steps.transpose(0, 3, 4, 5, 1, 6, 2, 7)))

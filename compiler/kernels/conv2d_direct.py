@@ -16,7 +16,7 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.convolution import balanced, first_tap, geometry, prefetch
+from veltair.compiler.kernels.convolution import balanced, first_tap, geometry, group_sizes, prefetch, where_present
 from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, store, when
 
 UNROLL = 4  # input channels of one turn of the innermost loop
@@ -26,15 +26,15 @@ STRIP = 64  # outputs of a strip of several rows, at most: each of its tiles has
 def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     oh, ow, *_ = geometry(spec)
     blocks = -(-spec.outputs[0].shape[1] // LANES)
-    fitting = [c for c in (4, 2, 3, 1) if blocks % c == 0 and register_tile(c, features)]
+    sizes = [c for c in (4, 2, 3, 1) if register_tile(c, features)]
     found: list[tuple[float, Point]] = []
-    for channels in fitting[:2]:
+    for channels in group_sizes(blocks, sizes):
         most = register_tile(channels, features)
         for pixels in sorted({most, -(-most * 2 // 3)}):
             join = _join(oh, ow, pixels, channels)
             cost = _strip_cycles(join * ow, pixels, channels) / (join * ow * channels)
             for rows in sorted({min(oh, -(-r // join) * join) for r in (1, 4, 14, 56)}):
-                liking = 0.001 * abs(rows - 4) + 0.1 * (-(-oh // rows) * (blocks // channels) < 2)
+                liking = 0.001 * abs(rows - 4) + 0.1 * (-(-oh // rows) * -(-blocks // channels) < 2)
                 point: Point = {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
                 found.append((cost + liking, point))
     best = min(cost for cost, _ in found)
@@ -46,7 +46,8 @@ def build(spec: LayerSpec, point: Point) -> Kernel:
     channels, pixels, rows = int(point["channels"]), int(point["pixels"]), int(point["rows"])
     oh, ow, kh, kw, sh, sw, dh, dw = geometry(spec)
     inner, width = x.block, channels * LANES
-    blocks, groups, chunks = -(-x.shape[1] // inner), -(-y.shape[1] // LANES) // channels, -(-oh // rows)
+    blocks, outs, chunks = -(-x.shape[1] // inner), -(-y.shape[1] // LANES), -(-oh // rows)
+    groups = -(-outs // channels)
     steps = blocks * kh * kw
     join = _join(oh, ow, pixels, channels)
     top, left = first_tap(spec)
@@ -92,12 +93,14 @@ def build(spec: LayerSpec, point: Point) -> Kernel:
                                 T.buffer_store(acc, acc[at] + value * taps[c], [at])
             for p, (row, column) in enumerate(places):
                 for c in range(channels):
-                    block = group * channels + c
-                    result = acc[p * channels + c]
-                    if residual is not None:
-                        halo = spec.inputs[1].halo
-                        result = result + load(residual, image, block, row + halo.top, column + halo.left, 0)
-                    store(Y, activate(result, activation), image, block, row + y.halo.top, column + y.halo.left, 0)
+                    with where_present(outs, channels, group, c):
+                        block = group * channels + c
+                        result = acc[p * channels + c]
+                        if residual is not None:
+                            halo = spec.inputs[1].halo
+                            result = result + load(residual, image, block, row + halo.top, column + halo.left, 0)
+                        at = (row + y.halo.top, column + y.halo.left)
+                        store(Y, activate(result, activation), image, block, *at, 0)
 
         def strip(acc: Any, image: Expr, group: Expr, row: Expr, height: int, turn: Expr) -> None:
             """`height` output rows from `row` on."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Halo, LayerSpec
-from veltair.compiler.kernels.emit import Expr
+from veltair.compiler.kernels.emit import Expr, when
 
 
 def geometry(spec: LayerSpec) -> tuple[int, int, int, int, int, int, int, int]:
@@ -34,3 +37,18 @@ def prefetch(element: Expr) -> None:
     """Bring the cache line of an element of a buffer to L2; it may lie behind the buffer's end."""
     hint = (0, 2, 1)  # to read, moderate locality, data
     T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", T.address_of(element), *map(T.int32, hint)))
+
+
+def group_sizes(blocks: int, sizes: Sequence[int], most: int = 2) -> list[int]:
+    """Sizes of a group of output blocks that leave little of the last group empty, at most `most`, as they come."""
+    return [size for size in sizes if -(-blocks // size) * size <= 1.1 * blocks][:most]
+
+
+@contextmanager
+def where_present(blocks: int, size: int, group: Expr, member: int) -> Iterator[None]:
+    """Code for one member of a group of output blocks, left out where the last group has no such member."""
+    if blocks % size and member >= blocks % size:
+        with when(group < blocks // size):
+            yield
+    else:
+        yield

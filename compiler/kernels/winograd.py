@@ -19,10 +19,11 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.conv2d_direct import UNROLL, register_tile
-from veltair.compiler.kernels.convolution import balanced, first_tap, geometry, prefetch
+from veltair.compiler.kernels.convolution import balanced, first_tap, geometry, group_sizes, prefetch, where_present
 from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, splat, store, when
 
 SCRATCH_BYTES = 1 << 20  # of transformed inputs
+WEIGHT_BYTES = 64 << 20  # of transformed weights of one layer, beyond which they cost more memory than they are worth
 # Transforms of weights (Lavin & Gray sec. 4.1 and 4.3); those of inputs and outputs are `_forward` and `_inverse`.
 WEIGHTS = {
     2: np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]),
@@ -38,13 +39,17 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     if (kh, kw, sh, sw, dh, dw) != (3, 3, 1, 1, 1, 1) or spec.inputs[0].block != LANES or min(oh, ow) < 4:
         return []
     blocks = -(-spec.outputs[0].shape[1] // LANES)
-    channels = next(c for c in (4, 2, 3, 1) if blocks % c == 0 and register_tile(c, features) > 1)
+    (channels,) = group_sizes(blocks, [c for c in (4, 2, 3, 1) if register_tile(c, features) > 1], 1)
+    groups = -(-blocks // channels)
     found: list[Point] = []
     for m in sorted(WEIGHTS, key=lambda m: cycles(spec, m)):
         count = -(-oh // m) * -(-ow // m)
-        most = SCRATCH_BYTES // ((m + 2) ** 2 * -(-spec.inputs[0].shape[1] // LANES) * LANES * 4)
+        row_bytes = (m + 2) ** 2 * -(-spec.inputs[0].shape[1] // LANES) * LANES * 4  # for one tile or output channel
+        if row_bytes * blocks * LANES > WEIGHT_BYTES:
+            continue
+        most = SCRATCH_BYTES // row_bytes
         for chunks in sorted({-(-count // min(t, max(most, 14))) for t in (14, 28, 56)}):
-            splits = [s for s in (1, 2, 4) if blocks // channels % s == 0 and (s == 1 or chunks < 8)]
+            splits = [s for s in (1, 2, 4) if groups % s == 0 and (s == 1 or chunks < 8)]
             for s in sorted(splits, key=lambda s: (s * chunks < 2, s)):
                 point: Point = {"algorithm": "winograd", "m": m, "tiles": -(-count // chunks)}
                 found.append(point | {"channels": channels, "splits": s})
@@ -65,7 +70,8 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     side, width = m + 2, channels * LANES
     across = -(-ow // m)
     count = -(-oh // m) * across
-    chunks, blocks, groups = -(-count // tiles), -(-x.shape[1] // LANES), -(-y.shape[1] // LANES) // channels
+    chunks, blocks, outs = -(-count // tiles), -(-x.shape[1] // LANES), -(-y.shape[1] // LANES)
+    groups = -(-outs // channels)
     share = groups // splits
     top, left = first_tap(spec)
     bottom, right = x.physical[2] - 1, x.physical[3] - 1
@@ -148,7 +154,8 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                         done += many
                 with T.serial(0, present) as t:
                     for c in range(channels):
-                        inverse(M, image, origin + t, t, group * channels + c, c * LANES)
+                        with where_present(outs, channels, group, c):
+                            inverse(M, image, origin + t, t, group * channels + c, c * LANES)
 
     function = primitive([*spec.inputs, packed, bias, *spec.outputs], body)
     block_size = packed.nbytes // splits + side * side * tiles * (blocks * LANES + width) * 4

@@ -57,6 +57,7 @@ def check(spec: LayerSpec, every: int, mcpu: str = "") -> set[str]:
         pytest.param(convolution((40, 70), (9, 13), 3, batch=3, residual=True), id="odd blocks, batch 3"),
         pytest.param(convolution((33, 64), (7, 7), 3), id="tiles across row ends"),
         pytest.param(convolution((20, 64), (14, 14), 3, residual=True), id="several chunks of tiles"),
+        pytest.param(convolution((16, 170), (9, 10), 3, residual=True), id="a last group that is not full"),
         pytest.param(convolution((16, 32), (6, 30), 3, pads=(0, 2, 1, 0)), id="asymmetric pads"),
     ],
 )
