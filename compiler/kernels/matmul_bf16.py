@@ -16,7 +16,7 @@ class MatmulBf16:
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         panels = -(-spec.outputs[0].shape[1] // PANEL)
         pairs = -(-matmul_rows(spec) // PAIRS)
-        groups = [c for c in (4, 3, 6, 2, 8, 12, 1) if panels % c == 0 and c <= max(panels // 2, 1)]
+        groups = [c for c in (6, 4, 3, 8, 2, 12, 1) if panels % c == 0 and c <= max(panels // 2, 1)]
         splits = sorted({min(pairs, c) for c in (1, 2, 4)})
         if "amx_bf16" in features:
             steps = max(spec.inputs[0].shape[1] // DEPTH, 1)
