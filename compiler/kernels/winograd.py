@@ -5,7 +5,7 @@ Lavin & Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), sec. 4
 weights that are 1.8 and 4 times larger and roundings that grow with m.
 
 A task takes `tiles` output tiles and a share of the output channels: it transforms the inputs of its tiles into a
-scratch that stays in L2, then for each group of output channels multiplies for each of the (m + 2)^2 places
+scratch about the size of L2, then for each group of output channels multiplies for each of the (m + 2)^2 places
 (tiles x IC) by (IC x group) and transforms back. The weights are packed in the order of their use and prefetched.
 """
 
@@ -22,8 +22,9 @@ from veltair.compiler.kernels.conv2d_direct import UNROLL, register_tile
 from veltair.compiler.kernels.convolution import balanced, first_tap, geometry, group_sizes, prefetch, where_present
 from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, splat, store, when
 
-SCRATCH_BYTES = 1 << 20  # of transformed inputs
-WEIGHT_BYTES = 64 << 20  # of transformed weights of one layer, beyond which they cost more memory than they are worth
+# Of transformed inputs; twice L2 still pays, since each task reads all transformed weights of its output channels.
+SCRATCH_BYTES = 4 << 20
+WEIGHT_BYTES = 64 << 20  # of transformed weights of one layer; beyond, they take more memory than they are worth
 # Transforms of weights (Lavin & Gray sec. 4.1 and 4.3); those of inputs and outputs are `_forward` and `_inverse`.
 WEIGHTS = {
     2: np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]),
