@@ -18,9 +18,10 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.ir import Activation
 from veltair.compiler.kernels import vectormath as vm
 from veltair.compiler.kernels.emit import LANES, Expr, Operand, load, primitive, splat, store, when
-from veltair.compiler.stitch.graph import REDUCTIONS, Op
+from veltair.compiler.stitch.graph import EXPENSIVE, REDUCTIONS, Op
 from veltair.compiler.stitch.schemes import Domain
 
+DEEP = 4  # bindings in a chain before a variable ends it
 NEUTRAL = {"reduce_sum": 0.0, "reduce_max": float("-inf"), "reduce_min": float("inf")}
 COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
     "reduce_sum": lambda a, b: a + b,
@@ -134,6 +135,10 @@ class _Kernel:
         self.columns = min(setting.columns or self.width, self.width) if domain.splits else self.width
         self.chunks = -(-self.width // self.columns)
         self.kept = domain.kept(setting.scheme)
+        self.depth = dict.fromkeys(domain.program.leaves, 0)  # of the bindings behind a value
+        for op in domain.program.ops:
+            deep = max((self.depth[name] for name in op.operands), default=0) + (DEEP if op.kind in EXPENSIVE else 1)
+            self.depth[op.output] = 0 if op.kind in REDUCTIONS or deep > DEEP else deep
         self.units: Expr = self.chunks
         for axis in domain.outer:
             self.units = self.units * self.extents[axis]
@@ -156,7 +161,7 @@ class _Kernel:
             self.buffers[name] = T.alloc_buffer((inside * step,), "float32", scope="global")
         self.step = step
         self.accumulators = {
-            op.output: T.alloc_buffer((self.setting.unroll,), "float32x16", scope="local")
+            op.output: T.alloc_buffer((self.setting.unroll * LANES,), "float32", scope="local")
             for op in self.ops.values()
             if op.kind in REDUCTIONS
         }
@@ -212,7 +217,7 @@ class _Kernel:
         for vector in rows:
             for name, when_ in domain.phase.items():
                 if when_ == phase and domain.is_row(name) and name not in vector.row and self._is_used(name):
-                    vector.row[name] = _held(self._row_value(name, vector))
+                    vector.row[name] = self._settled(name, self._row_value(name, vector))
         sinks = [op for op in self.ops.values() if self._is_sink(op, phase)]
         if not sinks:
             return
@@ -220,7 +225,7 @@ class _Kernel:
         slots = len(rows) if across else self.setting.unroll
         for op in reductions:
             for k in range(slots):
-                T.buffer_store(self.accumulators[op.output], splat(NEUTRAL[op.kind]), [k])
+                store(self.accumulators[op.output], splat(NEUTRAL[op.kind]), k * LANES)
         with self._inner() as place:
             if across:
                 vectors = [_Vector(self._placed(v.index, place), v.lanes, v.slot, v.row) for v in across]
@@ -240,11 +245,11 @@ class _Kernel:
             accumulator = self.accumulators[op.output]
             if across:
                 for vector in rows:
-                    vector.row[op.output] = _held(accumulator[vector.slot])
+                    vector.row[op.output] = _held(load(accumulator, vector.slot * LANES))
             else:
-                total = accumulator[0]
+                total = load(accumulator, 0)
                 for k in range(1, slots):
-                    total = COMBINE[op.kind](total, accumulator[k])
+                    total = COMBINE[op.kind](total, load(accumulator, k * LANES))
                 rows[0].row[op.output] = _held(splat(FOLD[op.kind](total)))
 
     @contextmanager
@@ -282,7 +287,8 @@ class _Kernel:
                         inside = T.ramp(T.int32(0), 1, LANES) < T.broadcast(T.int32(vector.lanes), LANES)
                         value = T.Select(inside, value, splat(NEUTRAL[op.kind]))
                     accumulator = self.accumulators[op.output]
-                    T.buffer_store(accumulator, COMBINE[op.kind](accumulator[vector.slot], value), [vector.slot])
+                    slot = vector.slot * LANES
+                    store(accumulator, COMBINE[op.kind](load(accumulator, slot), value), slot)
                     continue
                 value = self._value(op.output, vector, phase)
                 if op.output in self.kept:
@@ -315,7 +321,7 @@ class _Kernel:
             value = ELEMENTWISE[op.kind](
                 *[self._value(t, vector, phase) if isinstance(t, str) else splat(t) for t in op.terms]
             )
-        vector.bound[name] = _held(value)
+        vector.bound[name] = self._settled(name, value)
         return vector.bound[name]
 
     def _row_value(self, name: str, vector: _Vector) -> Expr:
@@ -323,6 +329,9 @@ class _Kernel:
             return self._read(name, vector)
         op = self.ops[name]
         return ELEMENTWISE[op.kind](*[vector.row[t] if isinstance(t, str) else splat(t) for t in op.terms])
+
+    def _settled(self, name: str, value: Expr) -> Expr:
+        return T.bind(value) if self.depth[name] or name not in self.ops else _held(value)
 
     def _place(self, name: str, vector: _Vector) -> list[Expr]:
         return [i for i, along in zip(vector.index, self.domain.varies[name], strict=True) if along] or [0]
@@ -363,9 +372,9 @@ def _held(value: Expr) -> Expr:
 
     A binding would do, but TVM looks through bindings, in time exponential in the length of their chain.
     """
-    variable = T.alloc_buffer((1,), "float32x16", scope="local")
-    T.buffer_store(variable, value, [0])
-    return variable[0]
+    variable = T.alloc_buffer((LANES,), "float32", scope="local")  # of vectors, TVM would ask the heap for it
+    store(variable, value, 0)
+    return load(variable, 0)
 
 
 def _float(value: Expr, count: int) -> Expr:

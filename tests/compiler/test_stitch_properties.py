@@ -1,0 +1,63 @@
+"""Random graphs of memory-intensive operators: every operator in exactly one kernel, no kernel waits for itself."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from veltair.compiler.stitch.explore import Explorer
+from veltair.compiler.stitch.graph import Op, Shape, broadcast, program
+from veltair.compiler.stitch.reference import evaluate
+from veltair.compiler.stitch.schemes import domain
+
+UNARY = ("exp", "tanh", "neg", "abs", "sigmoid")
+BINARY = ("add", "mul", "sub", "max")
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[list[Op], dict[str, Shape], set[str]]:
+    """Operators over a few leaves of one rank, their shapes, and which values others read."""
+    extents = draw(st.tuples(*[st.integers(2, 20)] * 3))
+    leaves = [tuple(draw(st.sampled_from([1, e])) for e in extents) for _ in range(draw(st.integers(1, 3)))]
+    shapes: dict[str, Shape] = {f"x{i}": shape for i, shape in enumerate(leaves)}
+    ops: list[Op] = []
+    for i in range(draw(st.integers(1, 10))):
+        name, a = f"v{i}", draw(st.sampled_from(sorted(shapes)))
+        kind = draw(st.sampled_from(["unary", "binary", "reduction"]))
+        axes = tuple(axis for axis in draw(st.sampled_from([(-1,), (-2, -1), (-2,)])) if shapes[a][axis] > 1)
+        if kind == "reduction" and axes:
+            shape = tuple(1 if axis - 3 in axes else extent for axis, extent in enumerate(shapes[a]))
+            op = Op(name, draw(st.sampled_from(["reduce_sum", "reduce_max"])), (a,), shape, axes)
+        elif kind == "binary":
+            b = draw(st.sampled_from(sorted(shapes)))
+            common = broadcast([shapes[a], shapes[b]])
+            assert common is not None
+            op = Op(name, draw(st.sampled_from(BINARY)), (a, b), common)
+        else:
+            op = Op(name, draw(st.sampled_from(UNARY)), (a,), shapes[a])
+        ops.append(op)
+        shapes[name] = op.shape
+    read = {name for op in ops for name in op.operands}
+    extra = draw(st.sets(st.sampled_from([op.output for op in ops]), max_size=2))
+    return ops, shapes, {op.output for op in ops if op.output not in read} | extra
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(graphs())
+def test_plans_cover_each_operator_once_and_can_run(graph: tuple[list[Op], dict[str, Shape], set[str]]) -> None:
+    ops, shapes, wanted = graph
+    explorer = Explorer(ops, shapes, wanted)
+    groups = explorer.packed(explorer.plan())
+    assert sorted(i for group in groups for pattern in group for i in pattern) == list(range(len(ops)))
+    rng = np.random.default_rng(0)
+    leaves = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items() if n.startswith("x")}
+    known = dict(leaves)
+    for group in groups:
+        kernels = [explorer.program(pattern) for pattern in group]
+        assert all(known.keys() >= kernel.leaves.keys() for kernel in kernels)  # before any of the group has run
+        assert all(domain(kernel) is not None for kernel in kernels)
+        for kernel in kernels:
+            known |= evaluate(kernel, {name: known[name] for name in kernel.leaves})
+    whole = program(ops, shapes, wanted)
+    with np.errstate(all="ignore"):
+        for name, expected in evaluate(whole, {n: leaves[n] for n in whole.leaves}).items():
+            np.testing.assert_allclose(known[name], expected, rtol=1e-3, atol=1e-3)
