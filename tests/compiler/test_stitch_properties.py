@@ -1,13 +1,17 @@
 """Random graphs of memory-intensive operators: every operator in exactly one kernel, no kernel waits for itself."""
 
 import numpy as np
+import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from veltair import machine
+from veltair.compiler.ir import Activation
+from veltair.compiler.stitch.codegen import Setting, stitched
 from veltair.compiler.stitch.explore import Explorer
 from veltair.compiler.stitch.graph import Op, Shape, broadcast, program
 from veltair.compiler.stitch.reference import evaluate
-from veltair.compiler.stitch.schemes import domain
+from veltair.compiler.stitch.schemes import SCHEMES, domain
 
 UNARY = ("exp", "tanh", "neg", "abs", "sigmoid")
 BINARY = ("add", "mul", "sub", "max")
@@ -61,3 +65,29 @@ def test_plans_cover_each_operator_once_and_can_run(graph: tuple[list[Op], dict[
     with np.errstate(all="ignore"):
         for name, expected in evaluate(whole, {n: leaves[n] for n in whole.leaves}).items():
             np.testing.assert_allclose(known[name], expected, rtol=1e-3, atol=1e-3)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(graphs(), st.sampled_from(SCHEMES), st.sampled_from([1, 3, 64]), st.sampled_from([1, 2, 4]))
+def test_kernels_compute_what_numpy_does(
+    graph: tuple[list[Op], dict[str, Shape], set[str]], scheme: str, rows: int, unroll: int
+) -> None:
+    explorer = Explorer(*graph)
+    kernels = [explorer.program(pattern) for pattern in explorer.plan()]
+    rng = np.random.default_rng(1)
+    known = {n: rng.standard_normal(s).astype(np.float32) for n, s in graph[1].items() if n.startswith("x")}
+    for kernel in kernels:
+        space = domain(kernel)
+        assert space is not None
+        names = [*kernel.leaves, *kernel.outputs]
+        operands = [Activation(name, "float32", kernel.shapes[name]) for name in names]
+        function = stitched([(space, Setting(rows, scheme, unroll))], operands, names)
+        module = tvm.IRModule({"f": function.with_attr("global_symbol", "f")})
+        tensors = [tvm.runtime.tensor(known.get(n, np.zeros(kernel.shapes[n], np.float32))) for n in names]
+        tvm.compile(module, target=tvm.target.Target(machine.tvm_target()))["f"](*tensors)
+        expected = evaluate(kernel, {name: known[name] for name in kernel.leaves})
+        for name, tensor in zip(names, tensors, strict=True):
+            if name in expected:
+                known[name] = tensor.numpy()
+                scale = max(1.0, float(np.abs(expected[name]).max(initial=0.0, where=np.isfinite(expected[name]))))
+                np.testing.assert_allclose(known[name], expected[name], rtol=1e-4, atol=1e-5 * scale)
