@@ -10,7 +10,7 @@ from veltair.scheduler.state import Progress, System
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class Task:
     progress: Progress
     slack_ns: int
     least: int | None  # m_i: the least cores that are in time
@@ -64,16 +64,16 @@ def _servable(system: System) -> list[Progress]:
     return servable
 
 
-def _task(progress: Progress, now_ns: int) -> _Task:
+def _task(progress: Progress, now_ns: int) -> Task:
     costs, run = progress.costs, progress.run
     start = progress.next_layer if run is None else run.layer_at(now_ns)
     slack_ns = progress.due_ns - now_ns
     least = costs.cores_to_end(SOLO, start, slack_ns)
     rest_ns = costs.time_ns(SOLO, least or costs.cores, start, costs.layers)
-    return _Task(progress, slack_ns, least, rest_ns)
+    return Task(progress, slack_ns, least, rest_ns)
 
 
-def shares(tasks: list[_Task], cores: int) -> dict[int, int]:
+def shares(tasks: list[Task], cores: int) -> dict[int, int]:
     """Cores by query id; at most `cores` together, and at least one query gets some (scheduler.py of planaria.code)."""
     granted = {task.progress.query.id: 0 for task in tasks}
     needs = sum(task.least or 0 for task in tasks)
@@ -98,7 +98,7 @@ def shares(tasks: list[_Task], cores: int) -> dict[int, int]:
     return granted
 
 
-def _spread(granted: dict[int, int], scored: list[tuple[float, _Task]], spare: int) -> None:
+def _spread(granted: dict[int, int], scored: list[tuple[float, Task]], spare: int) -> None:
     """In proportion to the score, the highest first; what rounding leaves goes to the highest priority."""
     total = sum(score for score, _ in scored)
     left = spare
@@ -108,7 +108,7 @@ def _spread(granted: dict[int, int], scored: list[tuple[float, _Task]], spare: i
         left -= _give(granted, task, left)
 
 
-def _give(granted: dict[int, int], task: _Task, more: int) -> int:
+def _give(granted: dict[int, int], task: Task, more: int) -> int:
     """Up to what the profile measured; returns what was given."""
     more = min(more, task.progress.costs.cores - granted[task.progress.query.id])
     granted[task.progress.query.id] += more

@@ -142,24 +142,30 @@ class Veltair(Policy):
         self._late.pop(progress.query.id, None)
         costs, start = progress.costs, progress.next_layer
         level, correction = system.next_level(now_ns), self._correction(progress)
-        slack_ns = max(0, progress.due_ns - now_ns) * PLANNED
+        left_ns = progress.due_ns - now_ns
+        slack_ns = max(0, left_ns) * PLANNED
         on_one_ns = costs.time_ns(level, 1, start, costs.layers) * correction.one_core
-        if on_one_ns <= slack_ns:
-            avg_cores, budget_ns = 1, slack_ns / correction.one_core
+        several_win = costs.least_rest_ns(level, start) * correction.several < on_one_ns and costs.cores > 1
+        late = left_ns < self._rest_ns(system, progress)
+        if on_one_ns <= slack_ns or not several_win:
+            avg_cores, ratio = 1, correction.one_core
         else:
-            budget_ns = slack_ns / correction.several
-            avg_cores = costs.cores_for_rest(level, start, round(budget_ns))
+            ratio = correction.several
+            avg_cores = max(2, costs.cores_for_rest(level, start, round(slack_ns / ratio)))
         system.renew_avg(progress, avg_cores)
-        if progress.due_ns - now_ns < self._rest_ns(system, progress):
-            cores = min(costs.cores_for_rest(SOLO, 0, progress.qos_ns), system.free)
-            if on_one_ns <= costs.time_ns(level, cores, start, costs.layers) * correction.several:
-                cores = 1
+        if late:  # as if it had the whole target: fast, but without taking the machine for what is lost
+            cores = min(costs.cores_for_rest(SOLO, 0, progress.qos_ns), system.free) if several_win else 1
             return Start(progress, progress.block(level, costs.layers, cores), level, capped=True)
         work = costs.time_work
-        budget = Budget(round(budget_ns), work[-1] - work[start], work)
+        budget = Budget(round(slack_ns / ratio), work[-1] - work[start], work)
         bound = min(avg_cores + threshold(avg_cores, system.total_avg, system.cores), costs.cores)
-        formed = form_block(costs, level, start, budget, avg_cores, bound)
-        return Start(progress, progress.block(level, formed.stop, formed.cores), level, formed.capped)
+        formed = form_block(costs, level, start, budget, avg_cores, bound if several_win else 1)
+        cores = formed.cores
+        if cores == 1 < avg_cores and (
+            costs.time_ns(level, 1, start, formed.stop) * correction.one_core > formed.qos_ns * ratio
+        ):
+            cores = 2  # one would do only if it were as good as several are of late
+        return Start(progress, progress.block(level, formed.stop, cores), level, formed.capped)
 
     def _grow(self, system: System, now_ns: int) -> Grow | None:
         for progress in system.in_flight.values():

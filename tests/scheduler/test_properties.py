@@ -258,6 +258,36 @@ def test_fcfs_starts_in_order_of_arrival(stories, data):
     assert started == sorted(started)
 
 
+@pytest.mark.parametrize("first_come", ["layerwise", "block-6", "block-11", "veltair-ac", "veltair-full", "veltair-as"])
+@given(data=st.data())
+def test_no_query_starts_before_one_that_came_earlier(stories, first_come, data):
+    """The bound on starvation: a first block waits for none of those that came later."""
+    story = data.draw(stories)
+    started: set[int] = set()
+    for scheduler, _, _, decisions in story.tell(first_come):
+        for decision in decisions:
+            if isinstance(decision, StartBlock):
+                started.add(decision.block.query)
+        waiting = scheduler.system.waiting
+        assert not waiting or not started or min(waiting) > max(started)
+
+
+@given(st.data())
+def test_one_query_owns_the_machine_under_prema(stories, data):
+    for scheduler, _, _, _ in data.draw(stories).tell("prema"):
+        assert sum(progress.run is not None for progress in scheduler.system.in_flight.values()) <= 1
+
+
+@given(st.data())
+def test_partitions_hold_under_parties(stories, data):
+    for scheduler, _, _, _ in data.draw(stories).tell("parties"):
+        partitions = scheduler._policy.partitions
+        if len(partitions) <= scheduler.system.cores:
+            used = sum(partition.cores for partition in partitions.values()) + scheduler._policy.spare
+            assert used == (scheduler.system.cores if partitions else 0)
+        assert all(partition.cores >= 1 for partition in partitions.values())
+
+
 @given(st.data())
 def test_averages_and_thresholds_of_the_active_fit_the_machine(stories, data):
     for scheduler, _, _, _ in data.draw(stories).tell("veltair-full"):

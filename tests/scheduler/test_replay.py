@@ -20,6 +20,7 @@ from veltair.types import (
     QueryCancelled,
     RejectQuery,
     StartBlock,
+    StopBlock,
     WorkersChanged,
 )
 
@@ -38,6 +39,7 @@ DECISIONS = [
     FinishQuery(1),
     RejectQuery(1, "too large"),
     CancelQuery(1),
+    StopBlock(1),
 ]
 
 

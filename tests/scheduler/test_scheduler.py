@@ -4,7 +4,7 @@ import pytest
 
 from veltair.errors import ConfigError, InvariantError
 from veltair.scheduler.policies import POLICIES
-from veltair.scheduler.policy import Policy, Start
+from veltair.scheduler.policy import Policy, Reject, Start, Stop
 from veltair.scheduler.proxy import CounterModel, PredictedDemand
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import (
@@ -22,6 +22,7 @@ from veltair.types import (
     QueryCancelled,
     RejectQuery,
     StartBlock,
+    StopBlock,
     WorkersChanged,
 )
 
@@ -207,6 +208,101 @@ def test_the_invariants_notice(scheduler, query, damage):
             system.waiting[1] = system.in_flight[1]
     with pytest.raises(InvariantError, match="the last events"):
         scheduler.check_invariants()
+
+
+class Scripted(Policy):
+    """Does what it is told, and keeps what it is told of."""
+
+    def __init__(self):
+        self.steps, self.heard = [], []
+
+    def next_step(self, system, now_ns):
+        return self.steps.pop(0)(system) if self.steps else None
+
+    def query_arrived(self, progress, now_ns):
+        self.heard.append(("arrived", progress.query.id, now_ns))
+
+    def block_ended(self, progress, run, stop, elapsed_ns):
+        self.heard.append(("block", progress.query.id, stop, elapsed_ns))
+
+    def query_ended(self, progress, now_ns):
+        self.heard.append(("ended", progress.query.id, now_ns))
+
+
+@pytest.fixture
+def scripted(machine, simple, tenant, query):
+    policy = Scripted()
+    scheduler = Scheduler(machine(2), [tenant(90)], {"m": [simple(*LAYERS)]}, policy, 2)
+    policy.steps.append(lambda system: Start(system.waiting[1], system.waiting[1].block(0, 3, 1), 0))
+    assert len(scheduler.handle(QueryArrived(0, query(1)))) == 1
+    return scheduler, policy
+
+
+def test_a_stopped_block_ends_at_its_next_layer_and_its_query_goes_on(scripted):
+    scheduler, policy = scripted
+    policy.steps.append(lambda system: Stop(system.in_flight[1]))
+    assert scheduler.handle(WorkersChanged(10, 2)) == [StopBlock(1)]
+    assert scheduler.system.in_flight[1].run.stopping
+    policy.steps.append(lambda system: Start(system.in_flight[1], system.in_flight[1].block(0, 3, 2), 0))
+    (again,) = scheduler.handle(BlockFinished(30, 1, 1, 30))
+    assert again == StartBlock(LayerBlock(1, 1, 3, (0, 0), 2, 32), (0, 1))
+    assert scheduler.system.in_flight[1].ready_ns == 30
+
+
+def test_what_stops_neither_grows_nor_is_stopped_twice(scripted):
+    scheduler, policy = scripted
+    progress = scheduler.system.in_flight[1]
+    policy.steps += [lambda system: Stop(progress), lambda system: Stop(progress)]
+    with pytest.raises(InvariantError, match="stopping already"):
+        scheduler.handle(WorkersChanged(10, 2))
+    progress.run.block = LayerBlock(1, 0, 3, (0, 0, 0), 2, 48)
+    assert progress.run.missing_cores(10) == 0
+    progress.run.stopping = False
+    assert progress.run.missing_cores(10) == 1
+
+
+def test_a_policy_may_give_up_what_does_not_run(scripted, query):
+    scheduler, policy = scripted
+    policy.steps.append(lambda system: Reject(system.waiting[2], "too late"))
+    assert scheduler.handle(QueryArrived(5, query(2, 5))) == [RejectQuery(2, "too late")]
+    policy.steps.append(lambda system: Reject(system.in_flight[1], "no use"))
+    assert scheduler.handle(BlockFinished(30, 1, 1, 30)) == [RejectQuery(1, "no use")]
+    assert scheduler.stats().in_flight == 0
+    scheduler.check_invariants()
+
+
+def test_a_running_query_is_not_given_up(scripted):
+    scheduler, policy = scripted
+    policy.steps.append(lambda system: Reject(system.in_flight[1], "no use"))
+    with pytest.raises(InvariantError, match="runs a block"):
+        scheduler.handle(WorkersChanged(10, 2))
+
+
+def test_a_policy_is_told_what_happens(scripted, query):
+    scheduler, policy = scripted
+    scheduler.handle(QueryArrived(5, query(2, 5)))
+    scheduler.handle(BlockFinished(30, 1, 1, 28))
+    scheduler.handle(QueryCancelled(31, 1))
+    scheduler.handle(QueryCancelled(32, 2))
+    assert policy.heard == [
+        ("arrived", 1, 0), ("arrived", 2, 5), ("block", 1, 1, 28), ("ended", 1, 31), ("ended", 2, 32)
+    ]  # fmt: skip
+
+
+def test_the_layer_in_execution_is_estimated(scripted):
+    scheduler, _ = scripted
+    run = scheduler.system.in_flight[1].run  # three layers of 30 ns on one core
+    assert [run.layer_at(now) for now in (0, 29, 30, 59, 60, 89, 90, 500)] == [0, 0, 1, 1, 2, 2, 2, 2]
+
+
+def test_a_share_of_the_target_may_be_left_unplanned(machine, simple, tenant, query):
+    scheduler = Scheduler(machine(2), [tenant(100)], {"m": [simple(*LAYERS)]}, "fcfs", 2, planned_share=0.8)
+    (decision,) = scheduler.handle(QueryArrived(0, query(1)))
+    assert decision.block.cores == 2  # 90 ns on one core are within 100, not within 80
+    assert scheduler.system.in_flight[1].due_ns == 80
+    for share in (0.0, 1.5):
+        with pytest.raises(ConfigError, match="planned share"):
+            Scheduler(machine(2), [tenant(100)], {"m": [simple(*LAYERS)]}, "fcfs", 2, planned_share=share)
 
 
 class Greedy(Policy):

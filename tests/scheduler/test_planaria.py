@@ -1,0 +1,81 @@
+"""Planaria's cut of the machine, and how it takes hold."""
+
+import pytest
+
+from veltair.scheduler.planaria import Task, shares
+from veltair.scheduler.scheduler import Scheduler
+from veltair.types import (
+    BlockFinished,
+    FinishQuery,
+    LayerBlock,
+    QoSTarget,
+    QueryArrived,
+    StartBlock,
+    StopBlock,
+    Tenant,
+    WorkersChanged,
+)
+
+EVEN = (80, 40, 28, 20, 16, 14, 12, 10)  # ns on 1 … 8 cores
+
+
+@pytest.fixture
+def system(machine, simple, query):
+    """Builds tasks out of (id, priority, slack, least, rest), all of one model."""
+    scheduler = Scheduler(machine(8), [Tenant("a", "m", QoSTarget(100))], {"m": [simple(EVEN)]}, "planaria", 0)
+
+    def tasks(*rows):
+        made = []
+        for id, priority, slack_ns, least, rest_ns in rows:
+            scheduler.handle(QueryArrived(0, query(id)))
+            progress = scheduler.system.waiting[id]
+            progress.tenant = Tenant("a", "m", QoSTarget(100), priority)
+            made.append(Task(progress, slack_ns, least, rest_ns))
+        return made
+
+    return tasks
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # all fit: the spare 4 by priority / remaining, 3/4 and 1/4
+        ([(1, 3, 50, 2, 40), (2, 1, 50, 2, 40)], {1: 5, 2: 3}),
+        # spare of 3 at 1/2 each: 2 and 1 by rounding, the first of equals first
+        ([(1, 1, 50, 2, 40), (2, 1, 50, 3, 40)], {1: 4, 2: 4}),
+        # 6 + 4 > 8: by priority / (slack x need): 1/(60 x 6) < 1/(50 x 4)
+        ([(1, 1, 60, 6, 10), (2, 1, 50, 4, 20)], {1: 4, 2: 4}),
+        # an infeasible one gets nothing beside a feasible one, and the rest stays unused
+        ([(1, 1, 60, 3, 10), (2, 9, 5, None, 10)], {1: 3, 2: 0}),
+        # all infeasible: in proportion to priority / remaining
+        ([(1, 3, 1, None, 10), (2, 1, -4, None, 10)], {1: 6, 2: 2}),
+        ([(1, 1, 0, None, 10)], {1: 8}),
+    ],
+)
+def test_shares(system, rows, expected):
+    assert shares(system(*rows), 8) == expected
+
+
+def start(query, first, cores, predicted_ns, core_set):
+    return StartBlock(LayerBlock(query, first, 2, (0,) * (2 - first), cores, predicted_ns), core_set)
+
+
+def test_an_arrival_stops_what_runs_and_the_machine_is_cut_anew(machine, simple, tenant, query):
+    scheduler = Scheduler(machine(8), [tenant(200)], {"m": [simple(EVEN, EVEN)]}, "planaria", 2)
+    assert scheduler.handle(QueryArrived(0, query(1))) == [start(1, 0, 8, 20, tuple(range(8)))]
+    assert scheduler.handle(QueryArrived(2, query(2, 2))) == [StopBlock(1)]
+    # half of the machine for each
+    assert scheduler.handle(BlockFinished(10, 1, 1, 10)) == [
+        start(1, 1, 4, 20, (0, 1, 2, 3)),
+        start(2, 0, 4, 40, (4, 5, 6, 7)),
+    ]
+    # alone again, query 2 is stopped to go on with all of it
+    assert scheduler.handle(BlockFinished(30, 1, 2, 20)) == [FinishQuery(1), StopBlock(2)]
+    assert scheduler.handle(BlockFinished(50, 2, 1, 40)) == [start(2, 1, 8, 10, tuple(range(8)))]
+
+
+def test_workers_count(machine, simple, tenant, query):
+    scheduler = Scheduler(machine(8), [tenant(200)], {"m": [simple(EVEN, EVEN)]}, "planaria", 1)
+    assert scheduler.handle(QueryArrived(0, query(1))) == [start(1, 0, 8, 20, tuple(range(8)))]
+    assert scheduler.handle(QueryArrived(1, query(2, 1))) == []
+    assert scheduler.handle(WorkersChanged(2, 2)) == [StopBlock(1)]

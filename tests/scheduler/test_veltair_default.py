@@ -1,0 +1,191 @@
+"""The product's policy, event by event."""
+
+import pytest
+
+from veltair.scheduler.correction import Correction
+from veltair.scheduler.scheduler import Scheduler
+from veltair.scheduler.veltair_default import Veltair
+from veltair.types import (
+    BlockFailed,
+    BlockFinished,
+    FinishQuery,
+    LayerBlock,
+    QoSTarget,
+    Query,
+    QueryArrived,
+    RejectQuery,
+    StartBlock,
+    StopBlock,
+    Tenant,
+)
+
+ONE = (100, 60, 50, 45)  # ns on 1 … 4 cores
+
+
+@pytest.fixture
+def build(machine, simple):
+    """Tenants by (name, qos_ns, priority, layers of ONE); each of a model of its own."""
+
+    def make(*rows, cores=1, workers=8, policy=None):
+        profiles = {name: [simple(*[ONE] * layers, model=name)] for name, _, _, layers in rows}
+        tenants = [Tenant(name, name, QoSTarget(qos_ns), priority) for name, qos_ns, priority, _ in rows]
+        return Scheduler(machine(cores), tenants, profiles, policy or "veltair", workers)
+
+    return make
+
+
+def arrives(scheduler, id, at, tenant, qos_ns=None, deadline_ns=None):
+    """The deadline is the end of the target unless one is given."""
+    if deadline_ns is None:
+        deadline_ns = at + next(t.qos.latency_ns for n, t in scheduler.system.tenants.items() if n == tenant)
+    return scheduler.handle(QueryArrived(at, Query(id, tenant, at, deadline_ns)))
+
+
+def started(decisions):
+    return [decision.block.query for decision in decisions if isinstance(decision, StartBlock)]
+
+
+def test_who_must_start_first_goes_first(build):
+    scheduler = build(("long", 2000, 1, 1), ("mid", 1500, 1, 1), ("tight", 1000, 1, 1))
+    assert started(arrives(scheduler, 1, 0, "long")) == [1]
+    for id, name in ((2, "long"), (3, "mid"), (4, "tight")):
+        assert arrives(scheduler, id, 0, name) == []
+    order = [1]
+    for turn in range(1, 5):
+        order += started(scheduler.handle(BlockFinished(100 * turn, order[-1], 1, 100)))
+    assert order == [1, 4, 3, 2]
+
+
+def test_priority_divides_the_time_that_a_query_has(build):
+    scheduler = build(("low", 1000, 1, 1), ("high", 1500, 2, 1))
+    arrives(scheduler, 1, 0, "low")
+    arrives(scheduler, 2, 0, "low")
+    arrives(scheduler, 3, 0, "high")
+    # (1500 - 100 - 100) / 2 is less than 1000 - 100 - 100
+    assert started(scheduler.handle(BlockFinished(100, 1, 1, 100))) == [3]
+
+
+def test_what_the_work_on_hand_would_make_late_is_refused_at_once(build):
+    scheduler = build(("a", 500, 1, 1))
+    assert started(arrives(scheduler, 1, 0, "a")) == [1]
+    assert arrives(scheduler, 2, 0, "a") == []
+    assert arrives(scheduler, 3, 0, "a") == []  # 3 x 100 x 1.3 < 500
+    assert arrives(scheduler, 4, 0, "a") == [
+        RejectQuery(4, "cannot be in time: the queries before it leave it 2e-05 ms short")
+    ]
+
+
+def test_a_higher_priority_is_not_refused_for_lower_ones(build):
+    scheduler = build(("low", 500, 1, 1), ("high", 500, 2, 1))
+    for id in (1, 2, 3):
+        arrives(scheduler, id, 0, "low")
+    assert arrives(scheduler, 4, 0, "high") == []
+    (refused,) = arrives(scheduler, 5, 0, "low")
+    assert isinstance(refused, RejectQuery)
+
+
+def test_a_query_that_would_make_an_admitted_one_late_is_refused(build):
+    scheduler = build(("long", 800, 1, 5), ("tight", 400, 1, 1))
+    assert started(arrives(scheduler, 1, 0, "long")) == [1]  # 650 of the 800 ns
+    assert arrives(scheduler, 2, 0, "tight") == [StopBlock(1)]  # due before it: 780
+    (refused,) = arrives(scheduler, 3, 0, "tight")
+    assert isinstance(refused, RejectQuery)
+
+
+def test_a_deadline_of_its_own_that_cannot_be_met_is_refused_on_an_idle_machine(build):
+    scheduler = build(("a", 500, 1, 1))
+    assert arrives(scheduler, 1, 0, "a", deadline_ns=99) == [
+        RejectQuery(1, "cannot be in time: needs 0.0001 ms, 9.9e-05 ms are left")
+    ]
+    assert started(arrives(scheduler, 2, 0, "a", deadline_ns=100)) == [2]
+
+
+def test_a_target_beyond_reach_is_served_after_all_others(build):
+    scheduler = build(("hopeless", 50, 1, 1), ("a", 500, 1, 1))
+    assert started(arrives(scheduler, 1, 0, "hopeless")) == [1]
+    assert arrives(scheduler, 2, 0, "hopeless") == []
+    assert arrives(scheduler, 3, 0, "a") == []
+    assert started(scheduler.handle(BlockFinished(100, 1, 1, 100))) == [3]
+    assert started(scheduler.handle(BlockFinished(200, 3, 1, 100))) == [2]
+
+
+def test_one_that_waited_past_its_latest_start_is_refused(build):
+    scheduler = build(("a", 500, 1, 1))
+    for id in (1, 2, 3):
+        arrives(scheduler, id, 0, "a")
+    finished, refused, *_ = scheduler.handle(BlockFinished(401, 1, 1, 100))
+    assert (finished, refused.query) == (FinishQuery(1), 2) and "should have started" in refused.reason
+
+
+def test_on_an_idle_machine_even_a_late_one_is_served(build):
+    scheduler = build(("a", 300, 1, 1))
+    assert started(scheduler.handle(QueryArrived(250, Query(1, "a", 0, 300)))) == [1]
+
+
+def test_a_late_query_that_has_begun_is_put_last_and_given_up_with_its_own_deadline(build):
+    scheduler = build(("a", 1000, 1, 3))
+    assert started(arrives(scheduler, 1, 0, "a", deadline_ns=1400)) == [1]
+    scheduler.handle(BlockFinished(950, 1, 1, 950))  # it is late; nobody else is there
+    assert scheduler.system.in_flight[1].run is not None
+    (refused,) = scheduler.handle(BlockFinished(1350, 1, 2, 400))
+    assert isinstance(refused, RejectQuery) and "can no more be met" in refused.reason
+
+
+def test_a_hurried_query_stops_the_one_that_can_best_wait(build):
+    scheduler = build(("slow", 5000, 1, 10), ("slower", 9000, 1, 10), ("tight", 300, 1, 1), cores=2)
+    assert started(arrives(scheduler, 1, 0, "slow")) == [1]
+    assert started(arrives(scheduler, 2, 0, "slower")) == [2]
+    assert arrives(scheduler, 3, 10, "tight") == [StopBlock(2)]
+    assert scheduler.handle(BlockFinished(100, 2, 1, 100)) == [StartBlock(LayerBlock(3, 0, 1, (0,), 1, 100), (1,))]
+    # and what was stopped goes on where it stood
+    done = scheduler.handle(BlockFinished(200, 3, 1, 100))
+    assert [decision.block.start for decision in done if isinstance(decision, StartBlock)] == [1]
+
+
+def test_nobody_is_stopped_for_a_query_that_can_wait(build):
+    scheduler = build(("slow", 5000, 1, 10), ("loose", 4000, 1, 1))
+    arrives(scheduler, 1, 0, "slow")
+    assert arrives(scheduler, 2, 0, "loose") == []
+
+
+def test_blocks_leave_part_of_the_time_unplanned(build):
+    assert arrives(build(("a", 118, 1, 1), cores=4), 1, 0, "a")[0].block.cores == 1  # 100 <= 0.85 x 118
+    assert arrives(build(("a", 117, 1, 1), cores=4), 1, 0, "a")[0].block.cores == 2
+
+
+def test_profiles_are_corrected_by_what_is_measured(build):
+    scheduler = build(("a", 400, 1, 1), cores=4)
+    for id in range(1, 30):
+        (decision,) = arrives(scheduler, id, 1000 * id, "a")
+        if decision.block.cores > 1:
+            break
+        scheduler.handle(BlockFinished(1000 * id + 390, id, 1, 390))
+    # 100 x ratio > 0.85 x 400 once the ratio is above 3.4
+    assert decision.block.cores > 1 and id > 10
+
+
+def test_the_correction_is_smoothed_bounded_and_forgotten_for_several_cores(build):
+    scheduler = build(("a", 400, 1, 1), cores=2)
+    arrives(scheduler, 1, 0, "a")
+    run = scheduler.system.in_flight[1].run
+    correction = Correction()
+    correction.learn(run, 200)
+    assert (correction.one_core, correction.several) == pytest.approx((1.1, 1.002))
+    correction.several = 8.0
+    for _ in range(200):
+        correction.learn(run, 100)
+    assert correction.several < 1.3
+    for _ in range(200):
+        correction.learn(run, 10**9)
+    assert correction.of(1) == pytest.approx(8.0)
+
+
+def test_blocks_on_several_cores_that_collapse_are_avoided(build):
+    policy = Veltair()
+    scheduler = build(("a", 110, 1, 1), cores=2, policy=policy)
+    (decision,) = arrives(scheduler, 1, 0, "a")
+    assert decision.block.cores == 2  # one core takes 100 of 93
+    policy._corrections["a"].several = 4.0
+    scheduler.handle(BlockFailed(1, 1, "died"))
+    (decision,) = arrives(scheduler, 2, 1000, "a")
+    assert decision.block.cores == 1
