@@ -1,8 +1,9 @@
 """What one decision costs: the scheduler alone, on a virtual machine with many cores and queries in flight.
 
-`python bench/scheduler.py [--cores 64] [--in-flight 16] [--queries 3000]` prints JSON: for each policy, microseconds
-per event (median, p99, greatest) and per query, and the environment. A run is repeatable event by event, so each
-event counts with the least of several runs: what the decision takes, not what the neighbours of this process do.
+`python bench/scheduler.py [--cores 64] [--in-flight 16] [--queries 500] [--policies A,B]` prints JSON: for each policy,
+microseconds per event (median, p99, greatest) and per query, and the environment. A run is repeatable event by event,
+so each event counts with the least of several runs: what the decision takes, not what the neighbours of this process
+do. Policies that decide at every layer (layerwise, veltair-ac) have as many events a query as the model has layers.
 The profiles are synthetic: models of 55, 53 and 12 layers with five code versions each, at five interference
 levels, drawn from a fixed seed.
 """
@@ -145,11 +146,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="microseconds per scheduling decision")
     parser.add_argument("--cores", type=int, default=64)
     parser.add_argument("--in-flight", type=int, default=16)
-    parser.add_argument("--queries", type=int, default=3000)
+    parser.add_argument("--queries", type=int, default=500)
+    parser.add_argument("--policies", type=lambda names: names.split(","), default=list(POLICIES), metavar="A,B,…")
     arguments = parser.parse_args()
     rows = [
         row(policy, arguments.cores, arguments.in_flight, arguments.queries, load)
-        for policy in POLICIES
+        for policy in arguments.policies
         for load in (0.4, 0.6)
     ]
     print(json.dumps({"rows": rows, "environment": environment()}, indent=2))

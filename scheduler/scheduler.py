@@ -96,6 +96,7 @@ class Scheduler:
         )
         self._now_ns = 0
         self._last_events: deque[Event] = deque(maxlen=_REMEMBERED_EVENTS)
+        self._demand = 0.0  # bytes per ns, of all running blocks
         self._blocks_started = self._conflicts = self._blocks_grown = self._capped_blocks = 0
 
     def handle(self, event: Event) -> list[Decision]:
@@ -223,8 +224,7 @@ class Scheduler:
 
     def _give_out_cores(self, decisions: list[Decision]) -> None:
         system, now_ns = self.system, self._now_ns
-        runs = [progress.run for progress in system.in_flight.values() if progress.run is not None]
-        self._proxy.observe(DemandChanged(sum([run.bytes_per_ns for run in runs])))
+        self._proxy.observe(DemandChanged(self._demand))
         system.steady.follow(self._proxy.level)
         while (step := self._policy.next_step(system, now_ns)) is not None:
             decisions.append(self._carry_out(step))
@@ -253,6 +253,7 @@ class Scheduler:
         core_set = system.pool.take(min(block.cores, system.free))
         progress.run = Run.begin(block, progress.costs, core_set, self._now_ns)
         progress.next_layer = block.stop
+        self._demand += progress.run.bytes_per_ns
         conflict = len(core_set) < block.cores
         self._blocks_started += 1
         self._conflicts += conflict
@@ -298,7 +299,10 @@ class Scheduler:
     def _free_cores(self, progress: Progress) -> None:
         if progress.run is not None:
             self.system.pool.give_back(progress.run.core_set)
+            self._demand -= progress.run.bytes_per_ns
             progress.run = None
+            if self.system.free == self.system.cores:
+                self._demand = 0.0  # lest rounding adds up
 
     def _end(self, progress: Progress) -> None:
         self._free_cores(progress)
