@@ -43,6 +43,7 @@ def compile_model(
     qos_ns: int | None = None,
     trials: int = TRIALS,
     precision: Precision = "auto",
+    isa: str | None = None,
     max_batch: int | None = None,
     progress: Progress | None = None,
     store: RecordStore | None = None,
@@ -55,20 +56,22 @@ def compile_model(
             times what the model takes alone.
         trials: candidates measured for each workload without shipped records; 0 measures the default alone.
         precision: "auto" is bf16 where the CPU has AMX tiles for it, else fp32.
+        isa: one of `machine.ISAS`, of which nothing beyond is used; the richest of this CPU by default.
         store: tuning records; the shipped ones and the user's by default.
 
     Raises UserError (ModelError, ConfigError, …) for what is wrong with the input, VeltairError when a layer has no
     version that works.
     """
-    features = machine.features()
-    chosen = pick_precision(precision, features)
+    offered = machine.isa_features(isa, machine.features())
+    chosen = pick_precision(precision, offered)
+    features = offered if chosen == "bf16" else offered & machine.ISAS["avx512"]  # what fp32 code has a use for
     progress = progress or Progress(disable=True)
     with artifact.writing(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
         model = load_onnx(onnx, max_batch)
         graph = lower(model, chosen)
         batches = batch_sizes(graph.max_batch)
         bounds: Bounds = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
-        target, environment = machine.tvm_target(), machine.environment()
+        target, environment = machine.tvm_target(features), machine.environment()
         setting = Setting(target, features, environment.cpu, chosen, batches[len(batches) // 2], bounds, SPACES)
         with Meter(machine.machine().cores) as meter:
             found = search(graph.layers, store or RecordStore(features), meter, setting, trials, progress)
@@ -85,7 +88,7 @@ def compile_model(
             tolerance=TOLERANCE[chosen],
             qos_ns=qos,
             target={k: v if isinstance(v, int | str) else ",".join(v) for k, v in target.items()},
-            features=tuple(sorted(features if chosen == "bf16" else features - {"amx_bf16"})),
+            features=tuple(sorted(features)),
             max_batch=graph.max_batch,
             batches=batches,
             levels=levels,

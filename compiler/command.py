@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from veltair.errors import ConfigError
+from veltair.machine import ISAS
 from veltair.profiles.artifact import Artifact
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
@@ -31,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="candidates to measure where no records are shipped (default: %(default)s)",
     )
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="auto: bf16 with AMX")
+    parser.add_argument(
+        "--isa", metavar="NAME", help=f"of {', '.join(ISAS)}: nothing beyond it is used; default: the richest here"
+    )
     parser.add_argument("--max-batch", type=int, help="of a dynamic batch")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
 
@@ -57,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
                 qos_ns=None if args.qos_ms is None else max(1, round(args.qos_ms * 1e6)),
                 trials=args.trials,
                 precision=args.precision,
+                isa=args.isa,
                 max_batch=args.max_batch,
                 progress=progress,
             )

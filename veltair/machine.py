@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from veltair.errors import ConfigError
 from veltair.types import CoreSet, Environment, Machine
 
 ROOT = Path("/")
@@ -28,6 +29,14 @@ FEATURES: Mapping[str, frozenset[str]] = {
     "avx512_vnni": _AVX512 | {"avx512_vnni"},
     "avx512_bf16": _AVX512 | {"avx512_bf16"},
     "amx_bf16": _AVX512 | {"amx_tile", "amx_bf16"},
+}
+
+# What `--isa` may ask for, poorest first, and the features that code for it may use.
+ISAS: Mapping[str, frozenset[str]] = {
+    "avx2": frozenset({"avx2"}),
+    "avx512": frozenset({"avx2", "avx512"}),
+    "avx512_bf16": frozenset({"avx2", "avx512", "avx512_bf16"}),
+    "amx": frozenset(FEATURES),
 }
 
 _V3 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "abm", "movbe"})
@@ -262,9 +271,38 @@ def features() -> frozenset[str]:
     return frozenset(name for name, need in FEATURES.items() if need <= _cpu()[1])
 
 
-def tvm_target() -> dict[str, Any]:
-    """TVM's target for this machine, e.g. `{"kind": "llvm", "mcpu": "sapphirerapids", "num-cores": 2}`."""
-    return llvm_target(_cpu()[1], len(machine().cores))
+def isa_features(isa: str | None, offered: frozenset[str]) -> frozenset[str]:
+    """Features that code for an instruction set may use; None stands for the richest of those that are offered.
+
+    Raises ConfigError for a name that is none of `ISAS`, and for a set of which the CPU has not everything.
+    """
+    usable = [name for name, need in ISAS.items() if need <= offered]
+    has = ", ".join(usable) or "none of them"
+    if isa is None:
+        return ISAS[usable[-1]] if usable else frozenset()
+    if isa not in ISAS:
+        raise ConfigError(f"isa: expected one of {', '.join(ISAS)}, found {isa!r}; this CPU has {has}")
+    if missing := ISAS[isa] - offered:
+        raise ConfigError(f"isa {isa} needs {', '.join(sorted(missing))}, which this CPU lacks; it has {has}")
+    return ISAS[isa]
+
+
+def tvm_target(allowed: frozenset[str] | None = None) -> dict[str, Any]:
+    """TVM's target for this machine, e.g. `{"kind": "llvm", "mcpu": "sapphirerapids", "num-cores": 2}`.
+
+    allowed: names of `FEATURES` that the code may use; LLVM is told of nothing beyond them, so that the code runs on
+    every CPU that has those. By default everything that this CPU has.
+    """
+    flags = _cpu()[1]
+    return llvm_target(flags if allowed is None else flags & _flags_of(allowed), len(machine().cores))
+
+
+def _flags_of(allowed: frozenset[str]) -> frozenset[str]:
+    """The flags that LLVM may use for code that asks for these features alone."""
+    if "amx_bf16" in allowed:
+        return _SAPPHIRE
+    level = _V4 if "avx512" in allowed else _V3 if "avx2" in allowed else frozenset[str]()
+    return level.union(*(FEATURES[name] for name in allowed))
 
 
 def environment() -> Environment:

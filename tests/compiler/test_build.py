@@ -22,7 +22,7 @@ from veltair.compiler.ir import Kernel
 from veltair.compiler.kernels.conv2d import Conv2d
 from veltair.compiler.library import Source
 from veltair.errors import ArtifactError, ConfigError, ModelError, VeltairError
-from veltair.machine import features, machine
+from veltair.machine import ISAS, features, machine
 from veltair.profiles import artifact
 from veltair.profiles.artifact import Artifact
 from veltair.profiles.records import RecordStore
@@ -245,6 +245,23 @@ def test_bf16_is_right_within_its_tolerance(tmp_path: Path) -> None:
     assert 1e-4 < facts["max_rel_err"] < 2e-2  # so it is bf16 indeed
 
 
+@pytest.mark.parametrize("isa", ["avx2", "avx512", "amx"])
+def test_an_artifact_asks_for_what_its_code_needs(isa: str, tmp_path: Path) -> None:
+    """An fp32 one made on a CPU with tiles runs on any with AVX-512, and `--isa avx2` on any with AVX2."""
+    if not ISAS[isa] <= features():
+        pytest.skip(f"this CPU has no {isa}")
+    model = image_model(tmp_path / "tiny.onnx")
+    options = ("--isa", isa, "--precision", "fp32", "--trials", 0)
+    done = run(tmp_path, "compile", model, "--out", tmp_path / "out", *options)
+    assert done.returncode == 0, done.stderr
+    manifest = artifact.load(tmp_path / "out").manifest
+    assert manifest.features == (("avx2",) if isa == "avx2" else ("avx2", "avx512"))
+    assert manifest.target["mcpu"] == ("x86-64-v3" if isa == "avx2" else "x86-64-v4")
+    assert [p.stem for p in (tmp_path / "xdg").rglob("*.jsonl")] == ["avx2" if isa == "avx2" else "avx512"]
+    facts = json.loads(run(tmp_path, "verify", tmp_path / "out", model, "--json").stdout)
+    assert facts["ok"], facts["mismatches"]
+
+
 def test_a_version_with_wrong_results_is_left_out(
     image: tuple[Path, Path, Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +314,8 @@ def test_what_stands_in_the_way_is_left_alone(image: tuple[Path, Path, Artifact]
         (["--max-batch", "0"], "--max-batch: expected 1 or more"),
         (["--qos-ms", "0"], "--qos-ms: expected a positive number"),
         (["--qos-ms", "nan"], "--qos-ms: expected a positive number"),
+        (["--isa", "avx3"], "isa: expected one of avx2, avx512, avx512_bf16, amx, found 'avx3'; this CPU has"),
+        (["--isa", "avx2", "--precision", "bf16"], "bf16 needs"),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path: Path, options: list[str], says: str) -> None:

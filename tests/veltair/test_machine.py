@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from veltair import machine as m
+from veltair.errors import ConfigError
 
 
 def words(text: str) -> list[str]:
@@ -189,3 +190,26 @@ def test_this_machine() -> None:
     assert environment.cores == len(usable) == m.tvm_target()["num-cores"]
     assert set(environment.isa) == m.features() <= m.FEATURES.keys()
     assert environment.memory_bytes > 0 and environment.versions["apache-tvm"] and environment.versions["veltair"]
+
+
+@pytest.mark.parametrize(("isa", "mcpu", "attributes"), [
+    ("avx2", "x86-64-v3", []), ("avx512", "x86-64-v4", []), ("avx512_bf16", "x86-64-v4", ["+avx512bf16"]),
+    ("amx", "sapphirerapids", []), (None, "sapphirerapids", []),
+])  # fmt: skip
+def test_code_for_an_isa_uses_nothing_beyond_it(
+    isa: str | None, mcpu: str, attributes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(m, "_cpu", lambda: ("a cpu", frozenset(SAPPHIRE) | {"avx10"}))
+    target = m.tvm_target(m.isa_features(isa, m.features()))
+    assert (target["mcpu"], target.get("mattr", [])) == (mcpu, attributes)
+
+
+def test_an_isa_that_is_not_there_is_told_with_those_that_are() -> None:
+    old = frozenset({"avx2", "avx512"})
+    assert m.isa_features(None, old) == m.ISAS["avx512"]
+    assert m.isa_features("avx2", old) == {"avx2"}
+    assert m.isa_features(None, frozenset()) == frozenset()
+    with pytest.raises(ConfigError, match=r"isa amx needs amx_bf16.*which this CPU lacks; it has avx2, avx512$"):
+        m.isa_features("amx", old)
+    with pytest.raises(ConfigError, match=r"expected one of avx2, avx512, avx512_bf16, amx, found 'sse4'"):
+        m.isa_features("sse4", old)
