@@ -11,8 +11,8 @@ from veltair.scheduler.policy import Policy, Start
 from veltair.scheduler.queues import TenantQueues
 from veltair.scheduler.state import Progress, System
 
-PERIOD_NS = 1_000_000_000  # between two looks at the load
-SMOOTHING = 0.5  # the last period's share in the rate
+PERIOD_NS = 250_000_000  # between two looks at the load
+SMOOTHING = 0.3  # the last period's share in the rate
 CHANGED = 0.2  # of a rate: reason to choose anew
 BUSY = 0.8  # an instance is planned to be in use for this share of its time
 
@@ -49,8 +49,8 @@ class Pack:
 
 class Packrat(Policy):
     """Every tenant is served first come, first served by its instances; the configuration is chosen anew when the
-    load has changed, which is looked at once a second. Packrat's choice of a batch size has no counterpart: a query
-    is its own batch.
+    load has changed, which is looked at four times a second. Packrat's choice of a batch size has no counterpart: a
+    query is its own batch.
     """
 
     def __init__(self) -> None:

@@ -27,6 +27,7 @@ class Partition:
     cores: int
     latencies_ns: list[int] = field(default_factory=list)  # of the queries that finished since the last poll
     slacks: deque[float] = field(default_factory=lambda: deque((1.0,), POLLS_AVERAGED))  # the last one is the present
+    fresh: bool = False  # the last poll has seen a query of it: nothing is done on old news
     rest: int = 0  # polls until it may be downsized again
 
     @property
@@ -35,11 +36,11 @@ class Partition:
 
     @property
     def short(self) -> bool:
-        return max(self.slacks[-1], self.slack) < TOO_LITTLE
+        return self.fresh and max(self.slacks[-1], self.slack) < TOO_LITTLE
 
     @property
     def rich(self) -> bool:
-        return min(self.slacks[-1], self.slack) > PLENTY
+        return self.fresh and min(self.slacks[-1], self.slack) > PLENTY
 
     def measure(self, oldest_ns: int) -> None:
         """`oldest_ns`: how long its oldest unfinished query is there, which its latency will exceed."""
@@ -48,7 +49,8 @@ class Partition:
             rank = ceil(self.tenant.qos.percentile * len(self.latencies_ns))
             seen_ns = max(seen_ns, sorted(self.latencies_ns)[rank - 1])
             self.latencies_ns.clear()
-        if seen_ns:
+        self.fresh = seen_ns > 0
+        if self.fresh:
             self.slacks.append(1 - seen_ns / self.tenant.qos.latency_ns)
 
 
@@ -121,9 +123,9 @@ class Parties(Policy):
             partition.measure(oldest_ns[name])
             partition.rest = max(0, partition.rest - polls)
         self._watch_downsized(polls)
-        worst = min(self.partitions.values(), key=attrgetter("slack"))
-        if worst.short:
-            self._upsize(worst)
+        short = [partition for partition in self.partitions.values() if partition.short]
+        if short:
+            self._upsize(min(short, key=attrgetter("slack")))
         elif self._watched is None:
             self._downsize()
 

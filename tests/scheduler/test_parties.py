@@ -69,6 +69,13 @@ def test_plenty_of_slack_is_taken_and_watched(served):
     assert served.cores == {"a": 2, "b": 4}
 
 
+def test_nothing_is_done_on_old_news(served):
+    served.polls(2, a=10, b=17)
+    for _ in range(40):  # polls with only b to be seen
+        served.polls(1, b=17)
+    assert served.cores == {"a": 3, "b": 4}
+
+
 def test_a_downsize_that_hurts_is_undone_and_not_tried_again_for_long(served):
     served.polls(2, a=10, b=17)
     assert served.cores["a"] == 3
