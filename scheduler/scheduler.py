@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 from veltair.errors import ConfigError, InvariantError
@@ -16,6 +15,7 @@ from veltair.scheduler.policies import make_policy
 from veltair.scheduler.policy import Grow, Policy, Reject, Start, Step, Stop
 from veltair.scheduler.proxy import BlockTimed, DemandChanged, ObservedSlowdown, Proxy, SteadyLevel
 from veltair.scheduler.state import Progress, Run, System
+from veltair.scheduler.stats import Stats
 from veltair.types import (
     BlockFailed,
     BlockFinished,
@@ -39,23 +39,6 @@ from veltair.types import (
 )
 
 _REMEMBERED_EVENTS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """How it stands now, and totals since the start."""
-
-    waiting: dict[str, int]  # by tenant: queries that have not started
-    in_flight: int  # queries that hold a worker
-    running: int  # blocks
-    workers: int
-    cores_in_use: int
-    level: float
-    level_source: str
-    blocks_started: int
-    conflicts: int  # blocks that started on fewer cores than they wanted
-    blocks_grown: int  # growths that the workers took up
-    capped_blocks: int  # blocks that could not hold their QoS share on the cores that they may use
 
 
 class Scheduler:

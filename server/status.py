@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from veltair.scheduler.scheduler import Stats
+from veltair.scheduler.stats import Stats
 from veltair.server.messages import Status, WorkerState
 from veltair.server.supervisor import Supervisor
 from veltair.server.ticket import Tally, Ticket

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veltair.scheduler.blocks import threshold
@@ -36,6 +36,7 @@ from veltair.types import (
 
 LEVELS = (1.0, 1.5, 3.0)
 PREEMPT = "preempt"
+EXAMPLES = 50  # of each property under each policy
 
 # What leaves no core idle that somebody could use. The others hold back: for a core count or a partition of their
 # own, for who owns the machine, or for the memory.
@@ -203,6 +204,7 @@ class Watch:
         assert len(held) == len(set(held)) and set(held) <= self.cores
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_every_query_ends_once_and_runs_every_layer_once(stories, policy, data):
     story = data.draw(stories)
@@ -230,6 +232,7 @@ def test_every_query_ends_once_and_runs_every_layer_once(stories, policy, data):
             assert pieces[-1][1] == layers
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_nothing_that_could_run_is_left_waiting(stories, policy, data):
     for scheduler, _, event, _ in data.draw(stories).tell(policy):
@@ -259,6 +262,7 @@ def test_fcfs_starts_in_order_of_arrival(stories, data):
 
 
 @pytest.mark.parametrize("first_come", ["layerwise", "block-6", "block-11", "veltair-ac", "veltair-full", "veltair-as"])
+@settings(max_examples=EXAMPLES)
 @given(data=st.data())
 def test_no_query_starts_before_one_that_came_earlier(stories, first_come, data):
     """The bound on starvation: a first block waits for none of those that came later."""
@@ -300,6 +304,7 @@ def test_averages_and_thresholds_of_the_active_fit_the_machine(stories, data):
             assert sum(averages) + sum(extra) <= system.cores
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_a_recorded_log_gives_the_same_decisions_again(stories, policy, data):
     story = data.draw(stories)
