@@ -55,6 +55,7 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS), help="with commas between (default: all)")
     parser.add_argument("--again", action="store_true", help="measure what was measured already")
     parser.add_argument("--trials", type=int, help="candidates a layer where there are no records (default: compile's)")
+    parser.add_argument("--rounds", type=int, help="turns of each engine (default: veltair bench's)")
     args = parser.parse_args()
     wanted = args.models.split(",")
     if unknown := [name for name in wanted if name not in MODELS]:
@@ -63,12 +64,12 @@ def main() -> int:
     for number, name in enumerate(wanted, 1):
         print(f"== {name} ({number} of {len(wanted)})", flush=True)
         if args.again or not (RESULTS / f"{name}.json").exists():
-            measure(name, args.trials)
+            measure(name, args.trials, args.rounds)
     print(tables())
     return 0
 
 
-def measure(name: str, trials: int | None = None) -> None:
+def measure(name: str, trials: int | None = None, rounds: int | None = None) -> None:
     """Write, compile, verify and race one model; its results."""
     onnx = DEMO / "models" / f"{name}.onnx"
     if not onnx.exists():
@@ -80,6 +81,7 @@ def measure(name: str, trials: int | None = None) -> None:
         for precision, artifact in zip(PRECISIONS, artifacts, strict=True)
     }
     also = [part for artifact in artifacts[1:] for part in ("--also", str(artifact))]
+    also += [] if rounds is None else ["--rounds", str(rounds)]
     found = _json(*CLI, "bench", str(artifacts[0]), str(onnx), *also, "--batch", str(BATCH.get(name, 1)), "--json")
     text = json.dumps(found | {"verify": checks}, indent=1) + "\n"
     (RESULTS / f"{name}.json").write_text(text, "utf-8")
