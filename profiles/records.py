@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -73,6 +73,12 @@ class RecordStore:
     def own(self, workload: str) -> tuple[TuningRecord, ...]:
         """Records measured on this machine; a search that was interrupted has left some of its points."""
         return tuple(self._user.get(workload, ()))
+
+    @property
+    def everything(self) -> Mapping[str, Sequence[TuningRecord]]:
+        """All records by workload, shipped and own: where similar workloads may look."""
+        names = dict.fromkeys(name for found in (*self._shipped, self._user) for name in found)
+        return {name: (*self.shipped(name), *self.own(name)) for name in names}
 
     def append(self, record: TuningRecord) -> None:
         """Keep a record for good, at once: an interrupted search loses nothing of what it measured.

@@ -55,6 +55,16 @@ def test_shipped_records_of_a_lesser_target_serve_where_the_own_has_none(tmp_pat
     assert [r.point["tile"] for r in amx.shipped("conv2d 2")] == [7]
 
 
+def test_all_records_of_a_workload_stand_together(tmp_path: Path) -> None:
+    RecordStore(AVX512, user=tmp_path / "shipped").append(record(tile=1))
+    RecordStore(frozenset({"avx2"}), user=tmp_path / "shipped").append(record("conv2d 2", tile=2))
+    both = store(tmp_path)
+    both.append(record(tile=3))
+    both.append(record("conv2d 3", tile=4))
+    tiles = {name: [r.point["tile"] for r in found] for name, found in both.everything.items()}
+    assert tiles == {"conv2d 1": [1, 3], "conv2d 2": [2], "conv2d 3": [4]}
+
+
 def test_a_torn_last_line_is_skipped_with_a_note_and_cut_by_the_next_append(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
