@@ -1,30 +1,39 @@
-"""Measures the design space of every distinct workload that has no records yet.
+"""Measures the design space of every distinct workload that has no records of this CPU yet.
 
 Each candidate is recorded the moment it was measured, so a search that was interrupted goes on where it stopped.
+Records of another CPU or TVM, and those of similar workloads, say where to look first; their times count for nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from math import log2
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from veltair.compiler.frontier import Candidate
 from veltair.compiler.ir import Kernel, LayerSpec, Point, Space
 from veltair.compiler.library import Source, compile_objects, link
 from veltair.compiler.measure import Bounds, CandidateError, Meter, input_operands, result_operands
+from veltair.compiler.transfer import comparable, parse, transfer
 from veltair.errors import VeltairError
 from veltair.profiles.records import RecordStore, TuningRecord
 
+TRIALS = 64  # candidates of a workload without records
+AGAIN = 4  # of the best points of another CPU's records, measured here
 CHUNK = 8  # candidates built, then measured, together
 HOPELESS = 4  # times the best so far, on one core instead of all: such a candidate is not measured long
+TVM = metadata.version("apache-tvm")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,59 +49,93 @@ class Setting:
     spaces: Mapping[str, Space]
 
 
-def search(
-    specs: Sequence[LayerSpec], store: RecordStore, meter: Meter, setting: Setting, trials: int, progress: Progress
-) -> dict[str, list[Candidate]]:
-    """Measured candidates of each workload, from records where there are any; never an empty list.
+@dataclass(slots=True)
+class _Plan:
+    """What is known of a workload, and how much of it is to be measured."""
 
-    Shipped records count as a search that is done. Own ones do when there are as many as asked for, so a larger
-    `trials` goes on from them. With 0 trials the default point alone is measured.
+    spec: LayerSpec
+    points: Sequence[Point]
+    records: list[TuningRecord]  # of this CPU and TVM
+    foreign: Sequence[TuningRecord]  # the best of another's
+    budget: int  # records to have in the end
+
+    @property
+    def left(self) -> int:
+        return max(min(self.budget, len(self.points)) - len(self.records), 0)
+
+
+def search(
+    specs: Sequence[LayerSpec],
+    store: RecordStore,
+    meter: Meter,
+    setting: Setting,
+    trials: int | None,
+    progress: Progress,
+) -> dict[str, list[Candidate]]:
+    """Candidates of each workload, measured on this CPU with this TVM, now or for the records; never an empty list.
+
+    Shipped records of this CPU count as a search that is done. Own ones do when there are as many as asked for, so a
+    larger `trials` goes on from them.
+
+    Args:
+        trials: candidates to measure of each workload; by default TRIALS, or AGAIN where another CPU's records say
+            which. With 0 they are those alone that such records say: the best point of another CPU's, else those of
+            a similar workload with the default point, else the default point.
 
     Raises VeltairError for a workload none of whose candidates works.
     """
     distinct = {spec.workload: spec for spec in reversed(specs)}  # the first of equals
-    order = list(dict.fromkeys(spec.workload for spec in specs))
-    task = progress.add_task("search", total=len(order))
+    order = dict.fromkeys(spec.workload for spec in specs)
+    plans = [_plan(distinct[workload], store, setting, trials) for workload in order]
+    _warn_of_foreign(plans, setting)
+    total = sum(plan.left for plan in plans)
+    task = progress.add_task("search", total=total, visible=total > 0)
     found: dict[str, list[Candidate]] = {}
-    for number, workload in enumerate(order, 1):
-        spec = distinct[workload]
-        points = setting.spaces[spec.op].points(spec, setting.features)
-        heading = f"search: layer {number} of {len(order)}, {spec.op}"
-        records = _known(store.shipped(workload), setting.batch, points)
-        if not any(record.run_ns for record in records):
-            budget = min(len(points), max(trials, 1))
-            records = _known(store.own(workload), setting.batch, points)
-            _describe(progress, task, heading, records)
-            while chosen := proposals(points, _times(records, points), budget, workload):
-                for record in _measure(spec, [points[i] for i in chosen], meter, setting, records):
+    for number, (workload, plan) in enumerate(zip(order, plans, strict=True), 1):
+        spec, records = plan.spec, plan.records
+        if plan.left:
+            first, source = _first_points(plan, store)
+            if trials == 0 and not plan.foreign:
+                plan.budget = len({0, *first})
+            progress.update(task, total=progress.tasks[task].completed + sum(p.left for p in plans[number - 1 :]))
+            heading = f"search: layer {number} of {len(order)}, {spec.op}"
+            _describe(progress, task, heading, plan, source)
+            while chosen := proposals(plan.points, _times(plan), plan.budget, workload, first=first):
+                for record in _measure(spec, [plan.points[i] for i in chosen], meter, setting, records):
                     store.append(record)
                     records.append(record)
-                    _describe(progress, task, heading, records, f"{len(records)}/{budget}")
+                    progress.advance(task)
+                    _describe(progress, task, heading, plan, source)
         found[workload] = [Candidate(r.point, r.block_size, r.parallelism, r.run_ns) for r in records if r.run_ns]
         if not found[workload]:
             raise VeltairError(f"layer {spec.name} ({workload}): no candidate works; the last said {records[-1].error}")
-        progress.advance(task)
     return found
 
 
 def proposals(
-    points: Sequence[Point], times: Mapping[int, int], trials: int, seed: str, chunk: int = CHUNK
+    points: Sequence[Point],
+    times: Mapping[int, int],
+    trials: int,
+    seed: str,
+    chunk: int = CHUNK,
+    first: Sequence[int] = (),
 ) -> list[int]:
     """Indices of the points to measure next; empty when `trials` are measured.
 
-    times: index -> best ns of the measured ones (a failed one: a huge time). A space no larger than `trials` is
-    measured whole; of a larger one first the default and a seeded sample, half of the trials, then the neighbours
-    of the best. It depends on its arguments alone, so an interrupted search goes on as if it had not been.
+    times: index -> best ns of the measured ones (a failed one: a huge time). `first` come first. A space no larger
+    than `trials` is measured whole; of a larger one then the default and a seeded sample, half of the trials with
+    the first, then the neighbours of the best. It depends on its arguments alone, so an interrupted search goes on as
+    if it had not been.
     """
     left = min(trials, len(points)) - len(times)
     if left <= 0:
         return []
     if len(points) <= trials:
-        wanted = list(range(len(points)))
+        wanted = [*first, *range(len(points))]
     else:
         others = list(range(1, len(points)))
         random.Random(seed).shuffle(others)
-        sample = [0, *others[: trials // 2]]
+        sample = [*first, 0, *others[: max(trials // 2 - len(first), 0)]]
         wanted = [i for i in sample if i not in times]
         if not wanted:
             chunk = min(chunk, 4)  # few at a time: each may move the best
@@ -118,7 +161,44 @@ def neighbours(points: Sequence[Point], at: int) -> list[int]:
     return found
 
 
-def _known(records: Sequence[TuningRecord], batch: int, points: Sequence[Point]) -> list[TuningRecord]:
+def _plan(spec: LayerSpec, store: RecordStore, setting: Setting, trials: int | None) -> _Plan:
+    points = setting.spaces[spec.op].points(spec, setting.features)
+    shipped, own = store.shipped(spec.workload), store.own(spec.workload)
+    done = _known((r for r in shipped if _is_native(r, setting)), setting.batch, points)
+    if any(record.run_ns for record in done):
+        return _Plan(spec, points, done, (), 0)
+    records = _known((r for r in own if _is_native(r, setting)), setting.batch, points)
+    fitting = (r for r in (*shipped, *own) if not _is_native(r, setting) and r.point in points)
+    foreign = comparable(fitting)[:AGAIN]
+    budget = trials if trials is not None else AGAIN if foreign else TRIALS
+    return _Plan(spec, points, records, foreign, max(budget, 1))
+
+
+def _is_native(record: TuningRecord, setting: Setting) -> bool:
+    return (record.cpu, record.tvm) == (setting.cpu, TVM)
+
+
+def _first_points(plan: _Plan, store: RecordStore) -> tuple[Sequence[int], str]:
+    """Indices of the points to begin with, and a word on where they come from."""
+    if plan.foreign:
+        return [plan.points.index(record.point) for record in plan.foreign], "points of another CPU or TVM first"
+    taken = transfer(plan.spec.workload, plan.points, store.everything)
+    return (taken.indices, f"points of {parse(taken.source).brief} first") if taken else ((), "")
+
+
+def _warn_of_foreign(plans: Sequence[_Plan], setting: Setting) -> None:
+    known = [[record.point for record in plan.records] for plan in plans]
+    used = [[r for r in p.foreign if p.left and r.point not in k] for p, k in zip(plans, known, strict=True)]
+    if any(used):
+        places = sorted({f"{record.cpu} with TVM {record.tvm}" for records in used for record in records})
+        log.warning(
+            "the tuning records of %d of %d workloads are of %s, this is %s with TVM %s: their best points are "
+            "measured here again",
+            sum(map(bool, used)), len(plans), ", ".join(places), setting.cpu, TVM,
+        )  # fmt: skip
+
+
+def _known(records: Iterable[TuningRecord], batch: int, points: Sequence[Point]) -> list[TuningRecord]:
     """Records that fit the present space, one a point, of the batch size nearest to the wanted one."""
     fitting = [record for record in records if record.point in points]
     if not fitting:
@@ -128,8 +208,8 @@ def _known(records: Sequence[TuningRecord], batch: int, points: Sequence[Point])
     return list(newest.values())
 
 
-def _times(records: Sequence[TuningRecord], points: Sequence[Point]) -> dict[int, int]:
-    return {points.index(r.point): r.best_ns if r.run_ns else 1 << 62 for r in records}
+def _times(plan: _Plan) -> dict[int, int]:
+    return {plan.points.index(r.point): r.best_ns if r.run_ns else 1 << 62 for r in plan.records}
 
 
 def _measure(
@@ -174,12 +254,13 @@ def _record(
         parallelism=kernel.parallelism,
         features=tuple(sorted(setting.features)),
         cpu=setting.cpu,
-        tvm=metadata.version("apache-tvm"),
+        tvm=TVM,
         error=error,
     )
 
 
-def _describe(progress: Progress, task: TaskID, heading: str, records: Sequence[TuningRecord], count: str = "") -> None:
-    best = min((r.best_ns for r in records if r.run_ns), default=0)
-    parts = [heading, count, f"best {best / 1000:.0f} us" if best else ""]
-    progress.update(task, description=", ".join(part for part in parts if part))
+def _describe(progress: Progress, task: TaskID, heading: str, plan: _Plan, source: str) -> None:
+    best = min((r.best_ns for r in plan.records if r.run_ns), default=0)
+    trial = f"trial {len(plan.records)}/{len(plan.records) + plan.left}"
+    parts = [heading, trial, f"best {best / 1000:.0f} us" if best else "", source]
+    progress.update(task, description=escape(", ".join(part for part in parts if part)))

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.emit import primitive
 from veltair.compiler.measure import Meter
-from veltair.compiler.search import Setting, neighbours, proposals, search
+from veltair.compiler.search import TVM, Setting, neighbours, proposals, search
 from veltair.errors import VeltairError
 from veltair.machine import features, machine, tvm_target
-from veltair.profiles.records import RecordStore
+from veltair.profiles.records import RecordStore, TuningRecord
 
 GRID: list[Point] = [{"rows": r, "unroll": u} for r in (1, 2, 4, 8) for u in (1, 4, 16)]
 
@@ -61,17 +61,28 @@ def test_then_come_the_neighbours_of_the_best() -> None:
     assert proposals(GRID, times, 8, "w")[: len(wanted)] == wanted
 
 
-@given(st.integers(1, 30), st.integers(0, 40), st.integers(1, 8), st.randoms())
-def test_as_many_as_asked_for_none_twice(length: int, trials: int, chunk: int, random: Any) -> None:
+def test_what_looks_promising_comes_first() -> None:
+    assert proposals(GRID, {}, 3, "w", first=(7, 5)) == [7, 5, 0]
+    assert proposals(GRID, {}, 12, "w", chunk=5, first=(7, 5)) == [7, 5, 0, 1, 2]
+    sample = proposals(GRID, {}, 8, "w", first=(7, 5))
+    assert sample[:3] == [7, 5, 0]
+    assert len(sample) == 5  # with them, no more than without
+    assert proposals(GRID, {7: 1}, 8, "w", first=(7, 5))[:2] == [5, 0]
+
+
+@given(st.integers(1, 30), st.integers(0, 40), st.integers(1, 8), st.integers(0, 3), st.randoms())
+def test_as_many_as_asked_for_none_twice(length: int, trials: int, chunk: int, hints: int, random: Any) -> None:
     points: list[Point] = [{"a": i % 5, "b": i // 5} for i in range(length)]
+    first = random.sample(range(length), min(hints, length))
     times: dict[int, int] = {}
-    while chosen := proposals(points, times, trials, "w", chunk):
+    while chosen := proposals(points, times, trials, "w", chunk, first):
         assert len(chosen) <= chunk
         assert not set(chosen) & set(times)
         for i in chosen:
             times[i] = random.randint(1, 100)
     assert len(times) == min(trials, length)
-    assert not times or 0 in times
+    assert len(times) <= len(first) or 0 in times
+    assert set(first[:trials]) <= set(times)
 
 
 # Searches for real: rows x 8 floats are copied, some tiles of rows at a time.
@@ -239,3 +250,117 @@ def test_ids_stay_inside_their_bounds(tmp_path: Path, meter: Meter) -> None:
     outside = Setting(tvm_target(), features(), "a cpu", "fp32", 1, {"ids": (5, 7)}, {"trap": Trap()})
     with pytest.raises(VeltairError, match="SIGABRT"):
         search([spec], store(tmp_path / "outside"), meter, outside, 1, QUIET)
+
+
+# Records of elsewhere: seven tiles, of which the last is the fastest by what they say.
+
+WIDE: list[Point] = [{"tile": t} for t in (1, 2, 4, 8, 16, 32, 64)]
+
+
+def written(
+    store: RecordStore, spec: LayerSpec, points: Sequence[Point], cpu: str = "a cpu", tvm: str = TVM
+) -> RecordStore:
+    for i, point in enumerate(points):
+        store.append(TuningRecord(spec.workload, 1, point, (1_000_000 - i,), 64, 8, (), cpu, tvm))
+    return store
+
+
+def shipping(folder: Path) -> RecordStore:
+    return RecordStore(features(), user=folder / "shipped", shipped=folder / "none")
+
+
+@pytest.mark.parametrize(("cpu", "tvm"), [("another", TVM), ("a cpu", "0.20")])
+def test_foreign_records_say_where_to_look_and_not_how_fast_it_is(
+    cpu: str, tvm: str, tmp_path: Path, meter: Meter, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(shipping(tmp_path), layer(), WIDE, cpu, tvm)
+    space = Copy(WIDE)
+    found = search([layer()], store(tmp_path), meter, setting(space), None, QUIET)[layer().workload]
+    assert space.built == WIDE[:2:-1]  # the best four, the best first
+    assert [c.point for c in found] == WIDE[:2:-1]
+    assert [r.run_ns for r in store(tmp_path).own(layer().workload)] == [c.run_ns for c in found]
+    assert caplog.messages == [
+        f"the tuning records of 1 of 1 workloads are of {cpu} with TVM {tvm}, this is a cpu with TVM {TVM}: "
+        "their best points are measured here again"
+    ]
+
+    again = search([layer()], store(tmp_path), meter, setting(space), None, QUIET)
+    assert (again[layer().workload], len(space.built), len(caplog.messages)) == (found, 4, 1)
+
+
+def test_with_no_trials_the_best_foreign_point_alone_is_measured(tmp_path: Path, meter: Meter) -> None:
+    written(store(tmp_path), layer(), WIDE, cpu="another")
+    space = Copy(WIDE)
+    (candidate,) = search([layer()], store(tmp_path), meter, setting(space), 0, QUIET)[layer().workload]
+    assert [candidate.point] == space.built == WIDE[-1:]
+    assert candidate.run_ns != (1_000_000 - 6,)
+
+
+def test_more_trials_than_foreign_records_go_on(tmp_path: Path, meter: Meter) -> None:
+    written(shipping(tmp_path), layer(), WIDE[4:6], cpu="another")
+    found = search([layer()], store(tmp_path), meter, setting(Copy(WIDE)), 9, QUIET)[layer().workload]
+    assert [c.point for c in found] == [WIDE[5], WIDE[4], *WIDE[:4], WIDE[6]]
+
+
+def test_foreign_records_beside_those_of_this_cpu_are_left_alone(
+    tmp_path: Path, meter: Meter, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(written(shipping(tmp_path), layer(), WIDE, cpu="another"), layer(), WIDE[:2])
+    space = Copy(WIDE)
+    found = search([layer()], store(tmp_path), meter, setting(space), None, QUIET)[layer().workload]
+    assert [(c.point, c.run_ns) for c in found] == [(WIDE[0], (1_000_000,)), (WIDE[1], (999_999,))]
+    assert (space.built, caplog.messages) == ([], [])
+
+
+def test_a_new_shape_begins_with_the_best_points_of_the_nearest(tmp_path: Path, meter: Meter) -> None:
+    known = written(written(store(tmp_path), layer(rows=48), WIDE), layer(rows=4096), WIDE[::-1])
+    alone = Copy(WIDE)
+    found = search([layer(rows=64)], known, meter, setting(alone), 0, QUIET)
+    assert alone.built == [WIDE[6], WIDE[5], WIDE[4], WIDE[0]]  # and the default
+    assert [c.point for c in found[layer(rows=64).workload]] == alone.built
+    assert search([layer(rows=64)], store(tmp_path), meter, setting(alone), 0, QUIET) == found
+    more = Copy(WIDE)
+    search([layer(rows=32)], store(tmp_path), meter, setting(more), 5, QUIET)
+    assert more.built[:4] == [WIDE[6], WIDE[5], WIDE[4], WIDE[0]]
+    assert len(more.built) == 5
+
+
+class Watched(Progress):
+    """Keeps what was told, and (done, all) with it."""
+
+    def __init__(self) -> None:
+        super().__init__(disable=True)
+        self.told: list[tuple[str, float, float | None]] = []
+
+    def update(self, task_id: TaskID, **named: Any) -> None:
+        super().update(task_id, **named)
+        task = self.tasks[task_id]
+        if "description" in named:
+            self.told.append((task.description, task.completed, task.total))
+
+
+def test_progress_tells_the_layer_the_trial_the_best_and_what_is_left_in_all(tmp_path: Path, meter: Meter) -> None:
+    written(store(tmp_path), layer("b", rows=32), TILES[:1])
+    watched = Watched()
+    specs = [layer("a"), layer("b", rows=32), layer("c")]
+    own = store(tmp_path)
+    search(specs, own, meter, setting(Copy(TILES)), 9, watched)
+    assert [told[1:] for told in watched.told] == [(0, 5), (1, 5), (2, 5), (3, 5), (3, 5), (4, 5), (5, 5)]
+    lines = [told[0] for told in watched.told]
+    best = [min(r.best_ns for r in own.own(layer().workload)[:count]) for count in (1, 2, 3)]
+    assert lines[0] == "search: layer 1 of 2, copy, trial 0/3"
+    assert lines[1:4] == [
+        f"search: layer 1 of 2, copy, trial {i}/3, best {ns / 1000:.0f} us" for i, ns in enumerate(best, 1)
+    ]
+    assert lines[4] == "search: layer 2 of 2, copy, trial 1/3, best 1000 us"
+    assert lines[6].startswith("search: layer 2 of 2, copy, trial 3/3, best ")
+
+
+def test_progress_tells_where_the_first_points_are_from(tmp_path: Path, meter: Meter) -> None:
+    known = written(store(tmp_path), layer(rows=48), WIDE[:4])
+    written(known, layer(rows=16), WIDE[:1], cpu="another")
+    watched = Watched()
+    search([layer(rows=64), layer(rows=16)], known, meter, setting(Copy(WIDE)), 0, watched)
+    assert watched.told[0] == (r"search: layer 1 of 2, copy, trial 0/4, points of [48,8] to [48,8] first", 0, 5)
+    assert watched.told[-1][0].endswith("points of another CPU or TVM first")
+    assert watched.told[-1][1:] == (5, 5)
