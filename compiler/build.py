@@ -30,7 +30,6 @@ Precision = Literal["auto", "fp32", "bf16"]
 # Of the whole model: error over the output's largest value. Layers are held to much less (see `check`), but their
 # roundings add up with depth: 3.5 % measured on ResNet-50 and MobileNet-V2 with random weights.
 TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}
-TRIALS = 64
 MAX_SIZES = 5  # batch sizes that are timed
 QOS_FACTOR = 3  # the default target: so many times what the model takes alone, rounded up to a millisecond
 
@@ -41,7 +40,7 @@ def compile_model(
     *,
     name: str | None = None,
     qos_ns: int | None = None,
-    trials: int = TRIALS,
+    trials: int | None = None,
     precision: Precision = "auto",
     isa: str | None = None,
     max_batch: int | None = None,
@@ -54,7 +53,7 @@ def compile_model(
         name: of the model; the file's stem by default.
         qos_ns: latency target; by default what the file asks for in its metadata (`veltair.qos_ms`), else three
             times what the model takes alone.
-        trials: candidates measured for each workload without shipped records; 0 measures the default alone.
+        trials: candidates measured of each workload without shipped records of this CPU; see `search`.
         precision: "auto" is bf16 where the CPU has AMX tiles for it, else fp32.
         isa: one of `machine.ISAS`, of which nothing beyond is used; the richest of this CPU by default.
         store: tuning records; the shipped ones and the user's by default.
@@ -63,7 +62,7 @@ def compile_model(
     version that works.
     """
     offered = machine.isa_features(isa, machine.features())
-    chosen = pick_precision(precision, offered)
+    chosen = pick_precision(precision, offered, isa)
     features = offered if chosen == "bf16" else offered & machine.ISAS["avx512"]  # what fp32 code has a use for
     progress = progress or Progress(disable=True)
     with artifact.writing(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
@@ -107,10 +106,11 @@ def compile_model(
     return replace(checked, path=out)
 
 
-def pick_precision(wanted: Precision, features: frozenset[str]) -> Literal["fp32", "bf16"]:
-    """Raises ConfigError for bf16 on a CPU that has no tiles for it."""
+def pick_precision(wanted: Precision, features: frozenset[str], isa: str | None = None) -> Literal["fp32", "bf16"]:
+    """Raises ConfigError for bf16 without tiles for it, on this CPU or within the instruction set asked for."""
     if wanted == "bf16" and "amx_bf16" not in features:
-        raise ConfigError("precision bf16 needs a CPU with AMX-bf16 (amx_tile and amx_bf16), which this one lacks")
+        has = f"{f'isa {isa}' if isa else 'this CPU'} has {', '.join(sorted(features)) or 'none of the sets used here'}"
+        raise ConfigError(f"precision bf16 needs AMX tiles (amx_bf16), {has}; fp32 runs everywhere")
     if wanted == "auto":
         return "bf16" if "amx_bf16" in features else "fp32"
     return wanted

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 from veltair.errors import ConfigError
 from veltair.machine import ISAS
@@ -28,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trials",
         type=int,
-        default=64,
-        help="candidates to measure where no records are shipped (default: %(default)s)",
+        help="candidates to measure of a layer without shipped records (default: 64; 4 where those are another CPU's)",
     )
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="auto: bf16 with AMX")
     parser.add_argument(
@@ -48,12 +48,16 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--qos-ms: expected a positive number of milliseconds, found {args.qos_ms}")
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
 
+    whole = Column(no_wrap=True)  # a narrow terminal wraps the words, never the numbers
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}", table_column=Column()), BarColumn(20, table_column=whole),
+        MofNCompleteColumn(table_column=whole), TimeElapsedColumn(whole), TimeRemainingColumn(table_column=whole),
     )  # fmt: skip
     begin = time.monotonic()
     try:
-        with Progress(*columns, console=Console(stderr=True), disable=args.json) as progress:
+        console = Console(stderr=True)
+        # Layers differ: the time left is estimated from the last two minutes.
+        with Progress(*columns, console=console, disable=args.json, speed_estimate_period=120) as progress:
             artifact = compile_model(
                 args.model,
                 args.out,

@@ -315,7 +315,7 @@ def test_what_stands_in_the_way_is_left_alone(image: tuple[Path, Path, Artifact]
         (["--qos-ms", "0"], "--qos-ms: expected a positive number"),
         (["--qos-ms", "nan"], "--qos-ms: expected a positive number"),
         (["--isa", "avx3"], "isa: expected one of avx2, avx512, avx512_bf16, amx, found 'avx3'; this CPU has"),
-        (["--isa", "avx2", "--precision", "bf16"], "bf16 needs"),
+        (["--isa", "avx2", "--precision", "bf16"], "bf16 needs AMX tiles (amx_bf16), isa avx2 has avx2"),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path: Path, options: list[str], says: str) -> None:
@@ -357,8 +357,10 @@ def test_precision_is_what_the_cpu_has() -> None:
     assert pick_precision("auto", frozenset({"avx2", "avx512", "amx_bf16"})) == "bf16"
     assert pick_precision("auto", frozenset({"avx2", "avx512", "avx512_bf16"})) == "fp32"
     assert pick_precision("fp32", frozenset({"amx_bf16"})) == "fp32"
-    with pytest.raises(ConfigError, match="bf16 needs a CPU with AMX-bf16"):
+    with pytest.raises(ConfigError, match=r"bf16 needs AMX tiles \(amx_bf16\), this CPU has avx2, avx512; fp32 runs"):
         pick_precision("bf16", frozenset({"avx2", "avx512"}))
+    with pytest.raises(ConfigError, match=r"bf16 needs AMX tiles .*, isa avx2 has avx2; fp32 runs"):
+        pick_precision("bf16", frozenset({"avx2"}), "avx2")
 
 
 @pytest.mark.parametrize(
