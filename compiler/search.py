@@ -96,16 +96,19 @@ def search(
         if plan.left:
             first, source = _first_points(plan, store)
             if trials == 0 and not plan.foreign:
+                total -= plan.left
                 plan.budget = len({0, *first})
-            progress.update(task, total=progress.tasks[task].completed + sum(p.left for p in plans[number - 1 :]))
+                total += plan.left
+                progress.update(task, total=total)
             heading = f"search: layer {number} of {len(order)}, {spec.op}"
-            _describe(progress, task, heading, plan, source)
+            promising = [plan.points[i] for i in first]
+            _describe(progress, task, heading, plan, promising, source)
             while chosen := proposals(plan.points, _times(plan), plan.budget, workload, first=first):
                 for record in _measure(spec, [plan.points[i] for i in chosen], meter, setting, records):
                     store.append(record)
                     records.append(record)
                     progress.advance(task)
-                    _describe(progress, task, heading, plan, source)
+                    _describe(progress, task, heading, plan, promising, source)
         found[workload] = [Candidate(r.point, r.block_size, r.parallelism, r.run_ns) for r in records if r.run_ns]
         if not found[workload]:
             raise VeltairError(f"layer {spec.name} ({workload}): no candidate works; the last said {records[-1].error}")
@@ -259,8 +262,11 @@ def _record(
     )
 
 
-def _describe(progress: Progress, task: TaskID, heading: str, plan: _Plan, source: str) -> None:
+def _describe(progress: Progress, task: TaskID, heading: str, plan: _Plan, first: Sequence[Point], source: str) -> None:
+    """source: a word on the first points, told until they are measured."""
+    measured = [record.point for record in plan.records]
     best = min((r.best_ns for r in plan.records if r.run_ns), default=0)
-    trial = f"trial {len(plan.records)}/{len(plan.records) + plan.left}"
-    parts = [heading, trial, f"best {best / 1000:.0f} us" if best else "", source]
-    progress.update(task, description=escape(", ".join(part for part in parts if part)))
+    parts = [heading, f"trial {len(measured)}/{len(measured) + plan.left}"]
+    parts += [f"best {best / 1000:.1f} us"] if best else []
+    parts += [source] if any(point not in measured for point in first) else []
+    progress.update(task, description=escape(", ".join(parts)))
