@@ -78,7 +78,7 @@ class Executor:
             if len(self._tensors) >= MAX_BATCHES:
                 self._tensors.clear()
             self._tensors[batch] = {
-                index: _tensor(self._view(buffer, batch))
+                index: _tensor(self._view(buffer, batch), _alignment(buffer))
                 for index, buffer in enumerate(self.manifest.buffers)
                 if buffer.kind in ("weight", "arena")
             }
@@ -123,8 +123,13 @@ def _map_now(weights: NDArray[Any]) -> None:
             mapping.madvise(_MADV_POPULATE_READ)
 
 
-def _tensor(array: NDArray[Any]) -> Any:
-    return tvm_ffi.from_dlpack(array, require_alignment=ALIGNMENT, require_contiguous=True)
+def _tensor(array: NDArray[Any], alignment: int = ALIGNMENT) -> Any:
+    return tvm_ffi.from_dlpack(array, require_alignment=alignment, require_contiguous=True)
+
+
+def _alignment(buffer: Buffer) -> int:
+    """Of what a buffer's kernels expect: a piece of a row-major whole may begin at any element."""
+    return ALIGNMENT if buffer.offset % ALIGNMENT == 0 else np.dtype(buffer.dtype).itemsize
 
 
 def run_all(executor: Executor, inputs: Sequence[NDArray[Any]], batch: int, version: int = 0) -> list[NDArray[Any]]:

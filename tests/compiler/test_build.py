@@ -62,6 +62,26 @@ def image_model(path: Path, seed: int = 0) -> Path:
     return write(path, nodes, constants, [("x", TensorProto.FLOAT, (1, 32, 9, 9))], [("y", (1, 10))])
 
 
+def heads_model(path: Path) -> Path:
+    """Two heads of a detector whose rows are joined: the second piece begins 1944 bytes into the whole."""
+    nodes = []
+    for i, stride in enumerate((1, 2)):
+        nodes += [
+            helper.make_node(
+                "Conv", ["x", f"w{i}", f"b{i}"], [f"c{i}"], f"conv{i}", pads=[1] * 4, strides=[stride] * 2
+            ),
+            helper.make_node("Transpose", [f"c{i}"], [f"t{i}"], f"transpose{i}", perm=[0, 2, 3, 1]),
+            helper.make_node("Reshape", [f"t{i}", "rows"], [f"r{i}"], f"reshape{i}"),
+        ]
+    nodes += [
+        helper.make_node("Concat", ["r0", "r1"], ["r"], "join", axis=1),
+        helper.make_node("Softmax", ["r"], ["y"], "scores", axis=2),
+    ]
+    constants = weights(np.random.default_rng(2), w0=(6, 32, 3, 3), w1=(6, 32, 3, 3), b0=(6,), b1=(6,))
+    constants.append(numpy_helper.from_array(np.array([1, -1, 3], np.int64), "rows"))
+    return write(path, nodes, constants, [("x", TensorProto.FLOAT, (1, 32, 9, 9))], [("y", (1, 212, 3))])
+
+
 def bag_model(path: Path) -> Path:
     """Two embedding bags and a dense layer over a dynamic batch."""
     nodes = [
@@ -155,6 +175,14 @@ def test_it_agrees_with_onnx_runtime(image: tuple[Path, Path, Artifact]) -> None
     assert facts["versions"] == sum(len(layer.versions) for layer in made.manifest.layers)
     assert 0 < facts["max_rel_err"] < 1e-4
     assert facts["cores"] == len(machine().cores)
+
+
+def test_pieces_of_a_whole_may_begin_anywhere(tmp_path: Path) -> None:
+    model = heads_model(tmp_path / "heads.onnx")
+    made = compile_model(model, tmp_path / "out", trials=0, precision="fp32", store=records(tmp_path))
+    assert any(b.kind == "arena" and b.offset % 64 for b in made.manifest.buffers)
+    facts = json.loads(run(tmp_path, "verify", tmp_path / "out", model, "--json").stdout)
+    assert facts["ok"], facts["mismatches"]
 
 
 def test_other_weights_are_found_out(image: tuple[Path, Path, Artifact]) -> None:
