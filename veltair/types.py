@@ -241,7 +241,7 @@ class CancelQuery:
 
 @dataclass(frozen=True, slots=True)
 class StopBlock:
-    """Stop the query's running block at its next layer; a BlockFinished or BlockFailed follows, and it goes on later."""
+    """Stop the running block at its next layer; a BlockFinished or BlockFailed follows, and the query goes on later."""
 
     query: int
 
