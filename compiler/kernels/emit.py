@@ -87,12 +87,16 @@ def store_within(buffer: Any, value: Expr, *index: Expr, width: int) -> None:
     if width % LANES:
         with when(column + LANES > width):
             if buffer.dtype == "uint16":  # by hand: LLVM crashes on single lanes of a vector of bfloat16
-                bits = T.bind(T.reinterpret("uint32x16", value))
-                odd = T.bitwise_and(T.shift_right(bits, whole(16)), whole(1))
-                value = T.bind(T.shift_right(bits + whole(0x7FFF) + odd, whole(16)))
+                value = T.bind(upper_half(T.bind(T.reinterpret("uint32x16", value)), whole))
             for lane in range(width % LANES):
                 one = T.Shuffle([value], [T.int32(lane)])
                 T.buffer_store(buffer, T.cast(one, buffer.dtype), [*index[:-1], column + lane])
+
+
+def upper_half(bits: Expr, number: Callable[[int], Expr]) -> Expr:
+    """The bits of bfloat16 nearest to those of finite or infinite floats, ties to even; `number` makes the integers."""
+    odd = T.bitwise_and(T.shift_right(bits, number(16)), number(1))
+    return T.shift_right(bits + number(0x7FFF) + odd, number(16))
 
 
 def whole(value: int) -> Expr:

@@ -13,7 +13,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Activation, Halo, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, Expr, load, primitive, splat, store, when
+from veltair.compiler.kernels.emit import LANES, Expr, load, primitive, splat, store, upper_half, when
 from veltair.compiler.kernels.spatial import inside, row_bytes, rows_of_a_task
 
 
@@ -25,10 +25,7 @@ class ToBlocked:
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
-        channels, block = x.shape[1], y.block
-        height, width = _plane(y)
-        rows = min(int(point["rows"]), height)
-        chunks, blocks = -(-height // rows), -(-channels // block)
+        block = y.block
 
         def tile(X: Any, Y: Any, image: Expr, b: Expr, count: int, row: Expr, column: Expr, size: int) -> None:
             """`size` pixels (16, or 1) of the `count` channels of a block."""
@@ -46,13 +43,7 @@ class ToBlocked:
                 for pixel, value in enumerate(_turned(taken[first : first + LANES])):
                     store(Y, value, *inside(y, image, b, row, column + pixel, first))
 
-        def body(X: Any, Y: Any) -> None:
-            with _tasks(X, blocks, chunks, rows, height) as (image, b, row):
-                for count, whole in _fillings(channels, block):
-                    with when(b < channels // block if whole else b == channels // block):
-                        _pixels(width, lambda *at, n=count: tile(X, Y, image, b, n, row, *at))
-
-        return Kernel(primitive([x, y], body), (), 2 * rows * row_bytes(y), blocks * chunks)
+        return _by_tiles(x, y, y, int(point["rows"]), tile)
 
 
 class ToPlain:
@@ -63,10 +54,7 @@ class ToPlain:
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
-        channels, block = x.shape[1], x.block
-        height, width = _plane(x)
-        rows = min(int(point["rows"]), height)
-        chunks, blocks = -(-height // rows), -(-channels // block)
+        block = x.block
 
         def tile(X: Any, Y: Any, image: Expr, b: Expr, count: int, row: Expr, column: Expr, size: int) -> None:
             for first in range(0, count, LANES):
@@ -82,13 +70,7 @@ class ToPlain:
                 for c, value in enumerate(_turned(pixels)[:here]):
                     store(Y, value, image, b * block + first + c, row, column)
 
-        def body(X: Any, Y: Any) -> None:
-            with _tasks(X, blocks, chunks, rows, height) as (image, b, row):
-                for count, whole in _fillings(channels, block):
-                    with when(b < channels // block if whole else b == channels // block):
-                        _pixels(width, lambda *at, n=count: tile(X, Y, image, b, n, row, *at))
-
-        return Kernel(primitive([x, y], body), (), 2 * rows * row_bytes(x), blocks * chunks)
+        return _by_tiles(x, y, x, int(point["rows"]), tile)
 
 
 class ChannelsLast:
@@ -142,6 +124,24 @@ def _plane(blocked: Activation) -> tuple[int, int]:
     """Rows and columns; one long row where no halo lies between the rows."""
     _, _, height, width = blocked.shape
     return (1, height * width) if blocked.halo == Halo() and width % LANES else (height, width)
+
+
+def _by_tiles(x: Activation, y: Activation, blocked: Activation, rows: int, tile: Callable[..., None]) -> Kernel:
+    """Calls `tile(X, Y, image, block, channels, row, column, pixels)` for all of `blocked`, which is x or y; a task
+    takes up to `rows` rows of a block.
+    """
+    channels, block = blocked.shape[1], blocked.block
+    height, width = _plane(blocked)
+    rows = min(rows, height)
+    chunks, blocks = -(-height // rows), -(-channels // block)
+
+    def body(X: Any, Y: Any) -> None:
+        with _tasks(X, blocks, chunks, rows, height) as (image, b, row):
+            for count, whole in _fillings(channels, block):
+                with when(b < channels // block if whole else b == channels // block):
+                    _pixels(width, lambda *at, n=count: tile(X, Y, image, b, n, row, *at))
+
+    return Kernel(primitive([x, y], body), (), 2 * rows * row_bytes(blocked), blocks * chunks)
 
 
 @contextmanager
@@ -201,7 +201,5 @@ def _interleaved(channels: Sequence[Expr]) -> list[Expr]:
 def _store_one(buffer: Any, value: Expr, *index: Expr) -> None:
     """One float; rounded to nearest even where the buffer holds bfloat16 bits. Finite and infinite values only."""
     if buffer.dtype == "uint16":
-        bits = T.bind(T.reinterpret("uint32", value))
-        odd = T.bitwise_and(T.shift_right(bits, T.uint32(16)), T.uint32(1))
-        value = T.cast(T.shift_right(bits + T.uint32(0x7FFF) + odd, T.uint32(16)), "uint16")
+        value = T.cast(upper_half(T.bind(T.reinterpret("uint32", value)), T.uint32), "uint16")
     T.buffer_store(buffer, value, list(index))

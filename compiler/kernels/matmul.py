@@ -32,7 +32,7 @@ class Matmul:
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        rows_in = _rows(spec)
+        rows_in = matmul_rows(spec)
         vectors = -(-spec.outputs[0].shape[1] // LANES)
         registers, per_vector = (30, 1) if "avx512" in features else (14, 2)
         found: list[Point] = []
@@ -80,10 +80,7 @@ class Matmul:
                     for c in range(columns):
                         column = T.bind(group * panel + c * LANES)
                         with when(column < width):
-                            value = acc[r * columns + c]
-                            if residual is not None:
-                                value = value + load(residual, row + r, column)
-                            store_within(Y, T.bind(activate(value, activation)), row + r, column, width=width)
+                            store_outputs(Y, acc[r * columns + c], residual, activation, row + r, column, width)
 
             chunks = T.ceildiv(total, step)
             with T.parallel(0, groups * chunks) as task:
@@ -98,13 +95,22 @@ class Matmul:
                         tile(acc, group, row, 1)
 
         function = primitive([*spec.inputs, packed, bias, y], body)
-        taken = min(step, _rows(spec))
+        taken = min(step, matmul_rows(spec))
         block_size = packed[0].nbytes + taken * (depth + panel) * 4
-        parallelism = groups * -(-_rows(spec) // step) * rows * columns
+        parallelism = groups * -(-matmul_rows(spec) // step) * rows * columns
         return Kernel(function, (packed, bias), block_size, parallelism)
 
 
-def _rows(spec: LayerSpec) -> int:
+def matmul_rows(spec: LayerSpec) -> int:
     """Rows at the greatest batch."""
     rows = spec.inputs[0].shape[0]
     return -rows * spec.max_batch if rows < 0 else rows
+
+
+def store_outputs(Y: Any, value: Expr, residual: Any, activation: str, row: Expr, column: Expr, width: int) -> None:
+    """16 outputs of a product: the residual (None: there is none) added, activated, and what lies below column
+    `width` stored, the first of them being below it.
+    """
+    if residual is not None:
+        value = value + load(residual, row, column)
+    store_within(Y, T.bind(activate(value, activation)), row, column, width=width)

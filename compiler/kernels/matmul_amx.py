@@ -19,17 +19,16 @@ from veltair.compiler.ir import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.emit import (
     LANES,
     Expr,
-    activate,
     amx,
     lanes,
     load,
     pad_to,
     primitive,
     scratch,
-    store_within,
     to_bf16_bits,
     when,
 )
+from veltair.compiler.kernels.matmul import matmul_rows, store_outputs
 
 TILE = 16  # rows of a tile
 DEPTH = 32  # bfloat16 values in a tile row: products of one step
@@ -94,9 +93,7 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                         column = T.bind(panel * PANEL + lane)
                         with when(column < width):
                             value = load(sums, place, half, r, lane) + load(bias_, column)
-                            if residual is not None:
-                                value = value + load(residual, row, column)
-                            store_within(Y, T.bind(activate(value, activation)), row, column, width=width)
+                            store_outputs(Y, value, residual, activation, row, column, width)
 
         with T.parallel(0, groups * chunks) as task:
             kept = each_most * panels if len(stretches) > 1 else 1
@@ -153,9 +150,3 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
     taken = -(-matmul_rows(spec) // (PAIRS * chunks)) * PAIRS
     block_size = panels * weight[0].nbytes + taken * (depth * 2 + panels * PANEL * np.dtype(y.dtype).itemsize)
     return Kernel(function, (weight, bias), block_size, groups * chunks * 4)
-
-
-def matmul_rows(spec: LayerSpec) -> int:
-    """Rows at the greatest batch."""
-    rows = spec.inputs[0].shape[0]
-    return -rows * spec.max_batch if rows < 0 else rows

@@ -13,16 +13,15 @@ from veltair.compiler.ir import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.emit import (
     LANES,
     Expr,
-    activate,
     load,
     pad_to,
     primitive,
     splat,
-    store_within,
     when,
     whole,
 )
-from veltair.compiler.kernels.matmul_amx import DEPTH, PANEL, matmul_rows, pack
+from veltair.compiler.kernels.matmul import matmul_rows, store_outputs
+from veltair.compiler.kernels.matmul_amx import DEPTH, PANEL, pack
 
 HALVES = PANEL // LANES
 
@@ -71,9 +70,7 @@ def matmul_wide(spec: LayerSpec, point: Point) -> Kernel:
                     column = T.bind(panel * PANEL + half * LANES)
                     with when(column < width):
                         value = acc[r * HALVES + half] + load(bias_, column)
-                        if residual is not None:
-                            value = value + load(residual, row + r, column)
-                        store_within(Y, T.bind(activate(value, activation)), row + r, column, width=width)
+                        store_outputs(Y, value, residual, activation, row + r, column, width)
 
         with T.parallel(0, groups * chunks) as task:
             acc = T.alloc_buffer((tall * HALVES,), "float32x16", scope="local")
