@@ -101,10 +101,7 @@ class _Kinds:
 
     def _cut(self, start: int, stop: int) -> _Piece:
         costs = self._costs
-        cores = costs.least_cores(SOLO, start, stop, self._whole.share_ns(start, stop), costs.cores)
-        capped = cores is None
-        if cores is None:
-            cores = costs.fastest_cores(SOLO, start, stop, costs.cores)
+        cores, held = costs.cores_for(SOLO, start, stop, self._whole.share_ns(start, stop))
         time_ns = costs.time_ns(SOLO, cores, start, stop)
         rate = (costs.bytes[stop] - costs.bytes[start]) / time_ns
-        return _Piece(stop, cores, costs.versions(SOLO, cores, start, stop), time_ns, rate, capped)
+        return _Piece(stop, cores, costs.versions(SOLO, cores, start, stop), time_ns, rate, not held)

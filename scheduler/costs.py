@@ -140,6 +140,12 @@ class Costs:
                 return cores + 1
         return None
 
+    def cores_for(self, level: int, start: int, stop: int, qos_ns: int) -> tuple[int, bool]:
+        """The least cores that run layers [start, stop) within `qos_ns`, or the fastest count where none do; and
+        whether they do."""
+        cores = self.least_cores(level, start, stop, qos_ns, self.cores)
+        return (self.fastest_cores(level, start, stop, self.cores), False) if cores is None else (cores, True)
+
     def fastest_cores(self, level: int, start: int, stop: int, bound: int) -> int:
         """The core count up to `bound` on which layers [start, stop) are fastest; the least of equals."""
         begin, end = self.prefix_ns[level][start][:bound], self.prefix_ns[level][stop][:bound]

@@ -55,12 +55,9 @@ class FixedBlocks(Policy):
     def _plan(self, costs: Costs, qos_ns: int, level: int, start: int) -> _Plan:
         stop = min(start - start % self._layers + self._layers, costs.layers)
         share_ns = Budget(qos_ns, costs.time_work[-1], costs.time_work).share_ns(start, stop)
-        cores = costs.least_cores(level, start, stop, share_ns, costs.cores)
-        capped = cores is None
-        if cores is None:
-            cores = costs.fastest_cores(level, start, stop, costs.cores)
+        cores, held = costs.cores_for(level, start, stop, share_ns)
         time_ns = costs.time_ns(level, cores, start, stop)
-        return _Plan(stop, cores, costs.versions(level, cores, start, stop), time_ns, capped)
+        return _Plan(stop, cores, costs.versions(level, cores, start, stop), time_ns, not held)
 
 
 def _lacks_cores(progress: Progress, now_ns: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -45,7 +46,7 @@ class Reject:
 Step: TypeAlias = Start | Grow | Stop | Reject
 
 
-class Policy:
+class Policy(ABC):
     """Who gets cores next, and for which layers.
 
     After every event the state machine asks for steps, carrying each out, until there is none. All the rest, from
@@ -54,17 +55,17 @@ class Policy:
     block runs: nothing else is sure to bring another event.
     """
 
+    @abstractmethod
     def next_step(self, system: System, now_ns: int) -> Step | None:
         """None: nothing more to do until the next event."""
-        raise NotImplementedError
 
-    # What happens between two questions, for those that want to know. The default is to ignore it.
+    # What happens between two questions, for those that want to know. The default is to ignore it (hence no B027).
 
-    def query_arrived(self, progress: Progress, now_ns: int) -> None:
+    def query_arrived(self, progress: Progress, now_ns: int) -> None:  # noqa: B027
         """An admitted query waits from now on."""
 
-    def block_ended(self, progress: Progress, run: Run, stop: int, elapsed_ns: int) -> None:
+    def block_ended(self, progress: Progress, run: Run, stop: int, elapsed_ns: int) -> None:  # noqa: B027
         """A block ran up to layer `stop`, in `elapsed_ns` of execution alone."""
 
-    def query_ended(self, progress: Progress, now_ns: int) -> None:
+    def query_ended(self, progress: Progress, now_ns: int) -> None:  # noqa: B027
         """However it ended: finished if `next_layer` is the number of layers and nothing was cancelled."""
