@@ -63,30 +63,35 @@ def main() -> int:
         if name in found:
             continue
         print(f"== {name}", flush=True)
-        found[name] = peak(command, args)
+        found[name] = peak(command, args.scenario.read_text("utf-8"), args.config, args.seeds)
         path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     print(table(found))
     return 0
 
 
-def peak(command: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
-    """The report of the search; `command` is a peer's, or the name of a policy alone."""
-    with tempfile.TemporaryDirectory(prefix="veltair-mix-") as folder, _daemon(command, args) as address:
-        text = re.sub(r"(?m)^target = .*", f'target = "grpc://{address}"', args.scenario.read_text("utf-8"), count=1)
-        scenario = Path(folder) / "scenario.toml"
-        scenario.write_text(text, "utf-8")
-        load = [*CLI, "load", str(scenario), "--find-peak", "--seeds", str(args.seeds), "--json"]
+def peak(command: Sequence[str], scenario: str, config: Path, seeds: int) -> dict[str, Any]:
+    """The report of the search.
+
+    Args:
+        command: a peer's, or the name of a policy alone.
+        scenario: text of a scenario file; its target is put in.
+        config: of the daemon.
+    """
+    with tempfile.TemporaryDirectory(prefix="veltair-mix-") as folder, _daemon(command, config) as address:
+        path = Path(folder) / "scenario.toml"
+        path.write_text(re.sub(r"(?m)^target = .*", f'target = "grpc://{address}"', scenario, count=1), "utf-8")
+        load = [*CLI, "load", str(path), "--find-peak", "--seeds", str(seeds), "--json"]
         done = subprocess.run(load, check=True, stdout=subprocess.PIPE, text=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 
 
 @contextmanager
-def _daemon(command: Sequence[str], args: argparse.Namespace) -> Iterator[str]:
+def _daemon(command: Sequence[str], config: Path) -> Iterator[str]:
     """Its gRPC address."""
-    own = args.config.with_name(".mix.toml")
+    own = config.with_name(".mix.toml")
     if len(command) == 1:
-        text = args.config.read_text("utf-8")
+        text = config.read_text("utf-8")
         own.write_text(text.replace("[server]", f'[server]\npolicy = "{command[0]}"', 1), "utf-8")
         command = [*CLI, "serve", str(own), "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

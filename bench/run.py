@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import kernels
+import mix
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -67,28 +68,10 @@ def scheduler() -> None:
 
 def peak() -> None:
     """The greatest load of the demo's mix with every tenant's QoS held, by policy."""
+    text = (ROOT / "scenarios" / "demo.toml").read_text("utf-8")
+    scenario = re.sub(r"(?m)^duration_s = .*", "duration_s = 10.0", text)
     for policy in POLICIES:
-        config = DEMO / "peak.toml"
-        text = (DEMO / "serve.toml").read_text("utf-8")
-        config.write_text(text.replace("[server]", f'[server]\npolicy = "{policy}"'), "utf-8")
-        daemon = subprocess.Popen(
-            [*CLI, "serve", str(config), "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        try:
-            assert daemon.stdout is not None
-            address = json.loads(daemon.stdout.readline())["grpc"]
-            scenario = (ROOT / "scenarios" / "demo.toml").read_text("utf-8")
-            lines = [
-                f'target = "grpc://{address}"' if line.startswith("target =") else line for line in scenario.split("\n")
-            ]
-            lines = ["duration_s = 10.0" if line.startswith("duration_s") else line for line in lines]
-            (DEMO / "peak-scenario.toml").write_text("\n".join(lines), "utf-8")
-            found = output(*CLI, "load", str(DEMO / "peak-scenario.toml"), "--find-peak", "--seeds", "3", "--json")
-            save(f"peak-{policy}", found)
-        finally:
-            daemon.send_signal(signal.SIGTERM)
-            daemon.wait()
-            config.unlink()
+        save(f"peak-{policy}", json.dumps(mix.peak([policy], scenario, DEMO / "serve.toml", seeds=3)))
 
 
 def read(name: str) -> dict[str, Any]:

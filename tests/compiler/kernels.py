@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
 import tvm_ffi
 from numpy.typing import NDArray
@@ -22,6 +23,12 @@ LESSER = {
     "skylake-avx512": frozenset({"avx2", "avx512"}),
     "cooperlake": frozenset({"avx2", "avx512", "avx512_bf16"}),
 }
+
+
+def need(wanted: frozenset[str], what: str) -> None:
+    """Skips the test where this CPU lacks an instruction set, and says which code it cannot run."""
+    if not wanted <= features():
+        pytest.skip(f"this CPU cannot run {what}: it lacks {', '.join(sorted(wanted - features()))}")
 
 
 def call(

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from kernels import need
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler import build, versions
@@ -276,8 +277,7 @@ def test_bf16_is_right_within_its_tolerance(tmp_path: Path) -> None:
 @pytest.mark.parametrize("isa", ["avx2", "avx512", "amx"])
 def test_an_artifact_asks_for_what_its_code_needs(isa: str, tmp_path: Path) -> None:
     """An fp32 one made on a CPU with tiles runs on any with AVX-512, and `--isa avx2` on any with AVX2."""
-    if not ISAS[isa] <= features():
-        pytest.skip(f"this CPU has no {isa}")
+    need(ISAS[isa], f"code for {isa}")
     model = image_model(tmp_path / "tiny.onnx")
     options = ("--isa", isa, "--precision", "fp32", "--trials", 0)
     done = run(tmp_path, "compile", model, "--out", tmp_path / "out", *options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernels import LESSER, untouched_halo, worst_error
+from kernels import LESSER, need, untouched_halo, worst_error
 
 from veltair.compiler.ir import Activation, Halo, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
@@ -84,6 +84,5 @@ def test_direct_where_winograd_cannot(spec: LayerSpec) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mcpu", sorted(LESSER))
 def test_fewer_registers(mcpu: str) -> None:
-    if not LESSER[mcpu] <= features():
-        pytest.skip(f"this CPU cannot run code for {mcpu}")
+    need(LESSER[mcpu], f"code for {mcpu}")
     assert check(convolution((33, 64), (7, 9), 3, residual=True), 3, mcpu) == {"direct", "winograd"}

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
+from kernels import need
 from nets import Net, normal, run
 from onnx import TensorProto
 
 from veltair.compiler.lower import lower
 from veltair.compiler.onnx_model import load
 from veltair.errors import ModelError
-from veltair.machine import features
 
 
 def residual_net(net: Net, channels: int = 24) -> tuple[str, ...]:
@@ -63,8 +63,8 @@ NETS: dict[str, Callable[[Net], tuple[str, ...]]] = {
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", NETS)
 def test_equal_to_onnx_runtime(tmp_path: Path, name: str, batch: int, precision: str) -> None:
-    if precision == "bf16" and "amx_bf16" not in features():
-        pytest.skip("this CPU has no AMX bfloat16 tiles")
+    if precision == "bf16":
+        need(frozenset({"amx_bf16"}), "bfloat16 tiles")
     net = Net(x=["n" if batch > 1 else 1, 3, 21, 26])
     path = net.save(tmp_path / "net.onnx", *NETS[name](net))
     feeds = {"x": normal(batch, 3, 21, 26) * 10}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernels import LESSER, untouched_halo, worst_error
+from kernels import LESSER, need, untouched_halo, worst_error
 
 from veltair.compiler.ir import Activation, Halo, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
@@ -125,8 +125,7 @@ def test_squeeze_and_excite(precision: tuple[str, int, float]) -> None:
 
 @pytest.mark.parametrize("mcpu", sorted(LESSER))
 def test_code_for_lesser_instruction_sets(mcpu: str) -> None:
-    if not LESSER[mcpu] <= features():
-        pytest.skip(f"this CPU cannot run code for {mcpu}")
+    need(LESSER[mcpu], f"code for {mcpu}")
     plain = Activation("p", "float32", (1, 21, 5, 18))
     x, y = (Activation(name, "float32", plain.shape, 16, Halo(1, 1, 1, 1)) for name in "xy")
     window = {"kernel": (3, 3), "strides": (1, 1), "pads": (1, 1, 1, 1), "kind": "max", "count_include_pad": 0}

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernels import LESSER, need
 from numpy.typing import NDArray
 from onnx.helper import make_node as node
 from stitching import Case, assert_right
@@ -104,8 +105,7 @@ def test_like_onnx_runtime(name: str, place: int) -> None:
 
 @pytest.mark.parametrize("name", ["masked attention", "decomposed layer norm", "across rows", "selection"])
 def test_on_a_lesser_cpu(name: str) -> None:
-    if "avx2" not in machine.features():
-        pytest.skip("this CPU has no AVX2")
+    need(LESSER["haswell"], "code for haswell")
     assert_right(CASES[name], mcpu="haswell")
 
 
