@@ -17,7 +17,7 @@ FOLDERS = {
     "veltair.server": "server",
     "veltair.loadgen": "loadgen",
 }
-BASE = {"veltair.types", "veltair.errors", "veltair.machine"}
+BASE = {"veltair.types", "veltair.errors", "veltair.machine", "veltair.reuse"}
 # What each package may import of this project, besides itself. Data flows compiler -> profiles -> scheduler -> server.
 MAY_IMPORT = {
     "veltair.profiles": BASE,
