@@ -22,7 +22,7 @@ from statistics import median, quantiles
 
 from veltair.scheduler.policies import POLICIES
 from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.virtual import VirtualMachine, solo_times
+from veltair.scheduler.virtual import Alone, VirtualMachine, solo_times
 from veltair.types import (
     CodeVersion,
     Decision,
@@ -97,7 +97,7 @@ def run(policy: str, cores: int, in_flight: int, queries: int, load: float) -> T
         count += 1
         return round(solo_ns(query, layer, version, cores) * slower[count % len(slower)])
 
-    virtual = VirtualMachine(scheduler, layer_ns)
+    virtual = VirtualMachine(scheduler, Alone(layer_ns))
     now_ns = 0
     gap_ns = sum(work_ns.values()) / len(work_ns) / cores / load
     for id in range(queries):

@@ -1,14 +1,20 @@
-"""A machine in virtual time: carries out a scheduler's decisions by the profiles, layer by layer.
+"""A machine in virtual time: carries out a scheduler's decisions, block by block.
 
-It drives the same Scheduler as the daemon does, faithfully to what a worker does: core sets and cancellations are
-looked at between two layers. Everything that varies is an argument, so a run is repeatable.
+It drives the same Scheduler as the daemon does, faithfully to what a worker does: core sets, stops and
+cancellations are looked at between two layers. How fast a block goes is its surroundings' to say, and may change
+whenever other blocks come and go: what is left of it is then rescaled. Everything that varies is an argument, so a
+run is repeatable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import accumulate
+from math import ceil
+from typing import Protocol, TypeAlias
 
 from veltair.errors import InvariantError
 from veltair.scheduler.scheduler import Scheduler
@@ -23,14 +29,55 @@ from veltair.types import (
     FinishQuery,
     GrowBlock,
     LayerBlock,
+    ModelProfile,
     QueryCancelled,
     RejectQuery,
     StartBlock,
     StopBlock,
 )
 
-# How long a layer takes: (query, layer, version, cores) -> ns.
+# How long a layer takes whatever runs beside it: (query, layer, version, cores) -> ns.
 LayerTime = Callable[[int, int, int, int], int]
+# When the layers of a block end, in ns since its begin, if nothing changes: 0 first, then one for each, ascending.
+Course: TypeAlias = Sequence[float]
+# Makes an event when its time, which it is given, has come.
+Reading: TypeAlias = Callable[[int], Event]
+
+
+class Surroundings(Protocol):
+    """What the speed of blocks depends on: the machine, and who runs beside whom."""
+
+    def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, *, grown: bool) -> float:
+        """The block runs on this core set from now on; before, it did not (or on fewer cores: `grown`). Returns the
+        ns that pass before its next layer begins."""
+
+    def leave(self, query: int) -> None:
+        """The query's block runs no more."""
+
+    def changed(self) -> Iterator[tuple[int, Course]]:
+        """Each query whose block goes differently since the last call, and how; those that entered are among them."""
+
+
+class Alone:
+    """Every block runs as if it had the machine to itself."""
+
+    def __init__(self, layer_ns: LayerTime) -> None:
+        self._layer_ns = layer_ns
+        self._entered: list[tuple[LayerBlock, int]] = []
+
+    def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, *, grown: bool) -> float:
+        self._entered.append((block, len(core_set)))
+        return 0.0
+
+    def leave(self, query: int) -> None:
+        self._entered = [(block, cores) for block, cores in self._entered if block.query != query]
+
+    def changed(self) -> Iterator[tuple[int, Course]]:
+        for block, cores in self._entered:
+            layers = enumerate(block.versions, block.start)
+            times = (self._layer_ns(block.query, layer, version, cores) for layer, version in layers)
+            yield block.query, list(accumulate(times, initial=0))
+        self._entered.clear()
 
 
 def solo_times(scheduler: Scheduler) -> LayerTime:
@@ -48,10 +95,31 @@ class _Running:
     block: LayerBlock
     granted: CoreSet
     core_set: CoreSet  # in use
-    began_ns: int
-    layer: int
+    began_ns: float
+    since_ns: float  # when it stood at `done_ns` of its course; later than now while it waits for cores to wake
+    course: Course = (0.0,)
+    done_ns: float = 0.0
+    due: int = 0  # the number of its entry that counts, others are out of date
+    halt: int = 0  # layers of the block that are done then
     cancelled: bool = False
     stop_early: bool = False
+
+    def layer(self, now_ns: float) -> int:
+        """Moves its mark to now and returns how many of its layers are done."""
+        if now_ns > self.since_ns:
+            self.done_ns += now_ns - self.since_ns
+            self.since_ns = now_ns
+        return min(bisect_right(self.course, self.done_ns) - 1, len(self.block.versions) - 1)
+
+    def follow(self, course: Course, now_ns: float) -> None:
+        """What is done of the layer in execution stays done; the rest goes as the new course says."""
+        layer, before = self.layer(now_ns), self.course
+        if len(before) == 1:  # it begins
+            self.course = course
+            return
+        took_ns, takes_ns = before[layer + 1] - before[layer], course[layer + 1] - course[layer]
+        share = (self.done_ns - before[layer]) / took_ns if took_ns else 0.0
+        self.course, self.done_ns = course, course[layer] + min(share, 1.0) * takes_ns
 
 
 @dataclass(slots=True)
@@ -59,11 +127,11 @@ class VirtualMachine:
     """Feeds events to the scheduler in order of time and keeps what came of every query."""
 
     scheduler: Scheduler
-    layer_ns: LayerTime
+    surroundings: Surroundings
     now_ns: int = 0
     ended_ns: dict[int, int] = field(default_factory=dict)  # by query, however it ended
     outcome: dict[int, str] = field(default_factory=dict)  # by query: finished, rejected, failed or cancelled
-    _due: list[tuple[int, int, Event | _Running]] = field(default_factory=list)
+    _due: list[tuple[int, int, Event | Reading | _Running]] = field(default_factory=list)
     _count: int = 0  # makes simultaneous entries first come, first served
     _running: dict[int, _Running] = field(default_factory=dict)
 
@@ -76,63 +144,91 @@ class VirtualMachine:
         """Stops the query's running block, if one runs, at its next layer; the query itself goes on."""
         if query in self._running:
             self._running[query].stop_early = True
+            self._schedule(self._running[query])
+
+    def every(self, period_ns: int, read: Reading) -> None:
+        """Takes a reading, such as of counters, once every so often until nothing else is left to happen."""
+
+        def again(now_ns: int) -> Event:
+            if self._due:
+                self._push(now_ns + period_ns, again)
+            return read(now_ns)
+
+        self._push(self.now_ns + period_ns, again)
 
     def run(self) -> Iterator[tuple[Event, list[Decision]]]:
         """Runs until nothing is left to happen; each event with what the scheduler decided."""
         while self._due:
-            self.now_ns, _, entry = heappop(self._due)
-            event = self._layer_done(entry) if isinstance(entry, _Running) else self._from_outside(entry)
-            if event is None:
-                continue
+            time_ns, number, entry = heappop(self._due)
+            if isinstance(entry, _Running):
+                if entry.due != number:
+                    continue
+                self.now_ns = time_ns
+                event = self._halted(entry)
+            else:
+                self.now_ns = time_ns
+                event = entry(time_ns) if callable(entry) else entry
+                if not self._concerns(event):
+                    continue
             decisions = self.scheduler.handle(event)
             for decision in decisions:
                 self._carry_out(decision)
+            for query, course in self.surroundings.changed():
+                running = self._running[query]
+                running.follow(course, time_ns)
+                self._schedule(running)
             yield event, decisions
 
-    def _push(self, time_ns: int, entry: Event | _Running) -> None:
+    def _push(self, time_ns: int, entry: Event | Reading | _Running) -> int:
         self._count += 1
         heappush(self._due, (time_ns, self._count, entry))
+        return self._count
 
-    def _from_outside(self, event: Event) -> Event | None:
+    def _concerns(self, event: Event) -> bool:
+        """Takes an event from outside to the blocks; whether the scheduler should hear of it."""
         system = self.scheduler.system
         match event:
             case QueryCancelled(query=query):
                 if query not in system.waiting and query not in system.in_flight:
-                    return None
+                    return False
                 if query not in self._running:
                     self._end(query, "cancelled")
             case BlockFailed(query=query):
                 if query not in system.in_flight:
-                    return None
-                self._running.pop(query, None)
+                    return False
+                if query in self._running:
+                    self._leave(self._running[query])
                 self._end(query, "failed")
-        return event
+        return True
 
-    def _layer_done(self, running: _Running) -> Event | None:
+    def _halted(self, running: _Running) -> Event:
+        """The block has reached its end, or the layer boundary where something was to happen."""
         block = running.block
-        if self._running.get(block.query) is not running:  # it failed meanwhile
-            return None
-        running.layer += 1
-        if running.layer == block.stop or running.stop_early or running.cancelled:
-            del self._running[block.query]
+        layer = block.start + running.halt
+        if layer == block.stop or running.stop_early or running.cancelled:
+            self._leave(running)
             if running.cancelled:
                 self._end(block.query, "cancelled")
-            return BlockFinished(self.now_ns, block.query, running.layer, self.now_ns - running.began_ns)
-        grown = running.granted != running.core_set
+            elapsed_ns = max(0, self.now_ns - round(running.began_ns))
+            return BlockFinished(self.now_ns, block.query, layer, elapsed_ns)
         running.core_set = running.granted
-        self._next_layer(running)
-        return BlockGrown(self.now_ns, block.query, running.layer, running.core_set) if grown else None
+        running.done_ns, running.since_ns = running.course[running.halt], float(self.now_ns)
+        running.since_ns += self._enter(running, grown=True)
+        self._schedule(running)
+        return BlockGrown(self.now_ns, block.query, layer, running.core_set)
 
     def _carry_out(self, decision: Decision) -> None:
         match decision:
             case StartBlock(block=block, core_set=core_set):
-                running = _Running(block, core_set, core_set, self.now_ns, block.start)
+                running = _Running(block, core_set, core_set, self.now_ns, self.now_ns)
+                running.began_ns = running.since_ns = self.now_ns + self._enter(running, grown=False)
                 self._running[block.query] = running
-                self._next_layer(running)
             case GrowBlock(query=query, core_set=core_set):
                 self._running[query].granted = core_set
+                self._schedule(self._running[query])
             case CancelQuery(query=query):
                 self._running[query].cancelled = True
+                self._schedule(self._running[query])
             case StopBlock(query=query):
                 self.preempt(query)
             case FinishQuery(query=query):
@@ -140,10 +236,24 @@ class VirtualMachine:
             case RejectQuery(query=query):
                 self._end(query, "rejected")
 
-    def _next_layer(self, running: _Running) -> None:
-        block, layer = running.block, running.layer
-        version = block.versions[layer - block.start]
-        self._push(self.now_ns + self.layer_ns(block.query, layer, version, len(running.core_set)), running)
+    def _enter(self, running: _Running, *, grown: bool) -> float:
+        profile = self.scheduler.system.in_flight[running.block.query].costs.profile
+        return self.surroundings.enter(running.block, running.core_set, profile, grown=grown)
+
+    def _leave(self, running: _Running) -> None:
+        running.due = 0
+        del self._running[running.block.query]
+        self.surroundings.leave(running.block.query)
+
+    def _schedule(self, running: _Running) -> None:
+        """Looks up when the block next needs attention: at its end, or at its next layer if something waits there."""
+        layer = running.layer(self.now_ns)
+        if len(running.course) == 1:  # started at this very moment; its course follows
+            return
+        soon = running.stop_early or running.cancelled or running.granted != running.core_set
+        running.halt = layer + 1 if soon else len(running.block.versions)
+        left_ns = running.course[running.halt] - running.done_ns
+        running.due = self._push(ceil(running.since_ns + left_ns), running)
 
     def _end(self, query: int, how: str) -> None:
         if query in self.outcome:

@@ -3,7 +3,7 @@ import pytest
 from veltair.errors import ConfigError
 from veltair.scheduler.plan import explain
 from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.virtual import VirtualMachine, solo_times
+from veltair.scheduler.virtual import Alone, VirtualMachine, solo_times
 from veltair.types import QueryArrived, StartBlock
 
 EVEN = (40, 20, 14, 10)
@@ -47,7 +47,7 @@ def test_the_scheduler_does_as_explained(simple, machine, tenant, query):
     profile = simple(EVEN, STIFF, STIFF, EVEN, (60, 31, 20, 15), STIFF)
     for qos_ns in range(100, 260, 7):
         scheduler = Scheduler(machine(4), [tenant(qos_ns)], {"m": [profile]}, "veltair-full", 1)
-        virtual = VirtualMachine(scheduler, solo_times(scheduler))
+        virtual = VirtualMachine(scheduler, Alone(solo_times(scheduler)))
         virtual.at(QueryArrived(0, query(1)))
         started = [d.block for _, decisions in virtual.run() for d in decisions if isinstance(d, StartBlock)]
         plan = explain(profile, machine(4), qos_ns)

@@ -14,7 +14,7 @@ from veltair.scheduler.blocks import threshold
 from veltair.scheduler.policies import POLICIES
 from veltair.scheduler.replay import dump_decision, dump_event, load_event, replay
 from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.virtual import VirtualMachine
+from veltair.scheduler.virtual import Alone, VirtualMachine
 from veltair.types import (
     BlockFailed,
     BlockFinished,
@@ -69,7 +69,7 @@ class Story:
     def tell(self, policy):
         """Runs it all and yields (scheduler, machine, event, decisions)."""
         scheduler = self.scheduler(policy)
-        virtual = VirtualMachine(scheduler, self.layer_ns(scheduler))
+        virtual = VirtualMachine(scheduler, Alone(self.layer_ns(scheduler)))
         preemptions = [entry for entry in self.outside if isinstance(entry, tuple)]
         for event in self.outside:
             if not isinstance(event, tuple):
