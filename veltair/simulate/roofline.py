@@ -1,0 +1,72 @@
+"""How long a layer takes on a machine model: the slowest of its resources, as if all were used at once.
+
+    time = max(compute, L2 <-> L3 traffic / L3 bandwidth, traffic of the domains / their links, DRAM traffic / share)
+           + launch
+
+Compute knows how parallel tasks come out on so many cores. What moves below the L3 follows from how much of it the
+layer can keep (`veltair.reuse`). Everything is an array over all layers and code versions of a model, so that one call
+costs microseconds; versions that a layer does not have take for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.simulate.machines import MachineModel
+
+Table = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """What one query of a model asks of a machine; axes (cores, layers, versions), index 0 of cores being one core."""
+
+    model: str
+    compute_ns: Table  # and task overhead, as tasks come out on the cores
+    l3_bytes: Table  # that pass between the cores' L2 and their L3
+    remote_bytes: Table  # of activations that lie in other domains' L3
+    need_bytes: Table  # (cores, levels, layers, versions): of all domains' L3 together, ascending with the levels
+    dram_bytes: Table  # likewise: what passes below the L3 when that much is kept
+    flops: NDArray[np.float64]  # (layers)
+
+    @property
+    def cores(self) -> int:
+        return len(self.compute_ns)
+
+
+def dram_bytes(work: ModelWork, cores: int, l3_bytes: float) -> Table:
+    """(layers, versions): bytes from and to DRAM when the layer keeps `l3_bytes` of its domains' L3, all together."""
+    need, moved = work.need_bytes[cores - 1], work.dram_bytes[cores - 1]
+    result = moved[0].copy()
+    for low, high, inner, outer in zip(need, need[1:], moved, moved[1:], strict=False):
+        held = np.clip((l3_bytes - low) / np.maximum(high - low, 1.0), 0.0, 1.0)
+        reached = l3_bytes >= low
+        result = np.where(reached, inner + held * (outer - inner), result)
+    return result
+
+
+def layer_ns(work: ModelWork, cores: int, l3_bytes: float, dram_gb_s: float, machine: MachineModel) -> Table:
+    """(layers, versions): time on so many cores that keep `l3_bytes` of L3 and get `dram_gb_s` of DRAM bandwidth."""
+    moved = dram_bytes(work, cores, l3_bytes)
+    link = min(cores * machine.core_gb_s, machine.domains(cores) * machine.domain_gb_s)
+    row = cores - 1
+    return (
+        np.maximum.reduce(
+            [
+                work.compute_ns[row],
+                work.l3_bytes[row] / (cores * machine.l3_gb_s),
+                (moved + work.remote_bytes[row]) / link,
+                moved / min(dram_gb_s, machine.dram_gb_s),
+            ]
+        )
+        + machine.launch_ns
+        + machine.launch_core_ns * (cores - 1)
+    )
+
+
+def footprint_bytes(work: ModelWork, cores: int) -> Table:
+    """(layers, versions): what it would keep of the L3 if it could, of all its domains together."""
+    return work.need_bytes[cores - 1, -1]
