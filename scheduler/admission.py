@@ -16,7 +16,7 @@ from veltair.types import ModelProfile, Query, RejectQuery, Tenant
 class Admission:
     """The tenants and the costs of their models."""
 
-    __slots__ = ("_costs", "_planned_share", "tenants")
+    __slots__ = ("_planned_share", "costs", "tenants")
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class Admission:
             raise ConfigError(f"planned share of the QoS: expected above 0 and at most 1, got {planned_share}")
         self._planned_share = planned_share
         self.tenants = _by_name(tenants, profiles)
-        self._costs = {
+        self.costs = {  # by model, ascending by batch
             model: [Costs(profile, grid, machine_cores) for profile in by_batch] for model, by_batch in profiles.items()
         }
 
     def admit(self, query: Query) -> Progress | RejectQuery:
         """The profile is the one with the smallest batch that holds the query. The tenant must be known."""
         tenant = self.tenants[query.tenant]
-        by_batch = self._costs[tenant.model]
+        by_batch = self.costs[tenant.model]
         i = bisect_left(by_batch, query.batch, key=attrgetter("profile.batch"))
         if i == len(by_batch):
             most = by_batch[-1].profile.batch

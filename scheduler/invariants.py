@@ -17,14 +17,17 @@ def violations(system: System) -> Iterator[str]:
         yield f"blocks hold the cores {sorted(held)}, free are {free}, the machine has {system.machine.cores}"
     if len(system.in_flight) > max(system.workers, system.most_in_flight):
         yield f"{len(system.in_flight)} queries are in flight on {system.workers} workers"
-    if system.waiting.keys() & system.in_flight.keys():
-        yield "a query both waits and is in flight"
+    states = system.waiting, system.in_flight, system.led
+    if len(set().union(*states)) < sum(map(len, states)):
+        yield "a query is two of: waiting, in flight, part of another's batch"
+    if system.led != {member.query.id: leader for leader in system.in_flight.values() for member in leader.members}:
+        yield f"the batches in flight are not made of {system.led}"
     active = [*system.waiting.values(), *system.in_flight.values()]
     if system.total_avg != sum(progress.avg_cores for progress in active):
         yield f"the active queries' average needs do not add up to {system.total_avg}"
     for progress in system.waiting.values():
-        if progress.run is not None or progress.next_layer != 0 or progress.cancelled:
-            yield f"query {progress.query.id} waits to start, but has run or was cancelled"
+        if progress.run is not None or progress.next_layer != 0 or progress.cancelled or progress.members:
+            yield f"query {progress.query.id} waits to start, but has run, was cancelled or leads a batch"
     for progress in system.in_flight.values():
         yield from _of_query(progress)
 
@@ -32,7 +35,7 @@ def violations(system: System) -> Iterator[str]:
 def _of_query(progress: Progress) -> Iterator[str]:
     query, run = progress.query.id, progress.run
     if run is None:
-        if not 0 <= progress.next_layer < progress.costs.layers or progress.cancelled:
+        if not 0 <= progress.next_layer < progress.costs.layers or progress.forsaken:
             yield f"query {query} has nothing to run, but has not ended"
         return
     block = run.block

@@ -12,7 +12,10 @@ from veltair.types import LayerBlock
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start this block now, on as many of its cores as are free (at least one is)."""
+    """Start this block now, on as many of its cores as are free (at least one is).
+
+    `System.join` before it makes a batch of queries that wait.
+    """
 
     progress: Progress
     block: LayerBlock
@@ -37,7 +40,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Give up a query that runs no block now."""
+    """Give up a query that runs no block now, or a batch."""
 
     progress: Progress
     reason: str
@@ -68,4 +71,7 @@ class Policy(ABC):
         """A block ran up to layer `stop`, in `elapsed_ns` of execution alone."""
 
     def query_ended(self, progress: Progress, now_ns: int) -> None:  # noqa: B027
-        """However it ended: finished if `next_layer` is the number of layers and nothing was cancelled."""
+        """However it ended: finished if `next_layer` is the number of layers and nothing was cancelled.
+
+        Not told of those that are cancelled while the batch goes on for others.
+        """

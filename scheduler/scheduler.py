@@ -12,7 +12,7 @@ from veltair.scheduler.cores import CorePool
 from veltair.scheduler.costs import level_grid
 from veltair.scheduler.invariants import violations
 from veltair.scheduler.policies import make_policy
-from veltair.scheduler.policy import Grow, Policy, Reject, Start, Step, Stop
+from veltair.scheduler.policy import Grow, Policy, Reject, Start, Stop
 from veltair.scheduler.proxy import BlockTimed, DemandChanged, ObservedSlowdown, Proxy, SteadyLevel
 from veltair.scheduler.state import Progress, Run, System
 from veltair.scheduler.stats import Stats
@@ -47,6 +47,10 @@ class Scheduler:
     A query runs block by block and holds a worker from its first block to its end. Every query that arrives ends
     exactly once: by FinishQuery or RejectQuery, by BlockFailed, or by being cancelled. No decision follows the
     last two, since whoever sent the event knows already.
+
+    A batch runs in the name of one of its queries, the leader, and holds one worker: events and decisions of its
+    blocks name the leader, its end is one FinishQuery or RejectQuery for each query that was not cancelled, in the
+    order in which they joined.
     """
 
     def __init__(
@@ -71,11 +75,11 @@ class Scheduler:
         if workers < 0:
             raise ConfigError(f"workers: expected 0 or more, got {workers}")
         grid = level_grid(profile for by_batch in profiles.values() for profile in by_batch)
-        self._admission = Admission(tenants, profiles, grid, len(cores), planned_share)
+        self._admission = admission = Admission(tenants, profiles, grid, len(cores), planned_share)
         self._policy = make_policy(policy) if isinstance(policy, str) else policy
         self._proxy: Proxy = ObservedSlowdown() if proxy is None else proxy
         self.system = System(
-            machine, grid, CorePool(machine), SteadyLevel(grid), workers, len(cores), self._admission.tenants
+            machine, grid, CorePool(machine), SteadyLevel(grid), workers, len(cores), admission.tenants, admission.costs
         )
         self._now_ns = 0
         self._last_events: deque[Event] = deque(maxlen=_REMEMBERED_EVENTS)
@@ -88,9 +92,10 @@ class Scheduler:
         Time never runs backwards: an event stamped before its predecessor counts as simultaneous with it. An event
         that cannot be (an unknown query, a block that does not run, …) raises InvariantError and changes nothing.
 
-        A cancelled query that waits, for its first block or between two, is dropped without a decision; one that
-        runs gets CancelQuery, and ends with the BlockFinished or BlockFailed that follows. After a BlockFinished
-        short of the block's stop, as one that got StopBlock sends, the query goes on from there.
+        A cancelled query that waits, for its first block or between two, is dropped without a decision, and so is
+        one of a batch that others wait for; one that runs alone gets CancelQuery, and ends with the BlockFinished or
+        BlockFailed that follows. After a BlockFinished short of the block's stop, as one that got StopBlock sends,
+        the query goes on from there.
         """
         self._last_events.append(event)
         self._now_ns = max(self._now_ns, event.time_ns)
@@ -150,7 +155,7 @@ class Scheduler:
 
     def _arrived(self, query: Query, decisions: list[Decision]) -> None:
         system = self.system
-        if query.id in system.waiting or query.id in system.in_flight:
+        if query.id in system.waiting or query.id in system.in_flight or query.id in system.led:
             self._broken(f"query {query.id} arrived twice")
         if query.tenant not in self._admission.tenants:
             self._broken(f"query {query.id} is of an unknown tenant, {query.tenant!r}")
@@ -173,11 +178,11 @@ class Scheduler:
         progress.next_layer = event.stop
         progress.ready_ns = self._now_ns
         self._policy.block_ended(progress, run, event.stop, event.elapsed_ns)
-        if progress.cancelled:
+        if progress.forsaken:
             self._end(progress)
         elif event.stop == progress.costs.layers:
             self._end(progress)
-            decisions.append(FinishQuery(event.query))
+            decisions += [FinishQuery(each.query.id) for each in progress.awaited()]
 
     def _grown(self, event: BlockGrown) -> None:
         _, run = self._running(event.query)
@@ -190,12 +195,21 @@ class Scheduler:
         self._blocks_grown += 1
 
     def _cancelled(self, query: int, decisions: list[Decision]) -> None:
-        progress = self.system.waiting.get(query) or self._in_flight(query)
-        if progress.run is None:
-            self._end(progress)
-        elif not progress.cancelled:
-            progress.cancelled = progress.run.stopping = True
-            decisions.append(CancelQuery(query))
+        system = self.system
+        if (leader := system.led.pop(query, None)) is not None:
+            leader.members = [member for member in leader.members if member.query.id != query]
+        else:
+            leader = system.waiting.get(query) or self._in_flight(query)
+            if leader.cancelled:
+                return
+            leader.cancelled = True
+        if not leader.forsaken:
+            return  # the batch goes on for the others
+        if leader.run is None:
+            self._end(leader)
+        else:
+            leader.run.stopping = True
+            decisions.append(CancelQuery(leader.query.id))
 
     def _workers_changed(self, workers: int) -> None:
         if workers < 0:
@@ -210,18 +224,15 @@ class Scheduler:
         self._proxy.observe(DemandChanged(self._demand))
         system.steady.follow(self._proxy.level)
         while (step := self._policy.next_step(system, now_ns)) is not None:
-            decisions.append(self._carry_out(step))
-
-    def _carry_out(self, step: Step) -> Decision:
-        match step:
-            case Start():
-                return self._start(step)
-            case Grow():
-                return self._grow(step)
-            case Stop():
-                return self._stop(step)
-            case Reject():
-                return self._reject(step)
+            match step:
+                case Start():
+                    decisions.append(self._start(step))
+                case Grow():
+                    decisions.append(self._grow(step))
+                case Stop():
+                    decisions.append(self._stop(step))
+                case Reject():
+                    decisions += self._reject(step)
 
     def _start(self, step: Start) -> StartBlock:
         system, progress, block = self.system, step.progress, step.block
@@ -229,10 +240,12 @@ class Scheduler:
             self._broken(f"the policy wants {block} with no core free")
         if progress.run is not None or block.start != progress.next_layer:
             self._broken(f"the policy wants {block}, but the query stands at layer {progress.next_layer}")
+        members: tuple[int, ...] = ()
         if block.query in system.waiting:
             if len(system.in_flight) >= system.workers:
                 self._broken(f"the policy wants {block} with no worker free")
             system.in_flight[block.query] = system.waiting.pop(block.query)
+            members = tuple([member.query.id for member in progress.members])
         core_set = system.pool.take(min(block.cores, system.free))
         progress.run = Run.begin(block, progress.costs, core_set, self._now_ns)
         progress.next_layer = block.stop
@@ -241,7 +254,7 @@ class Scheduler:
         self._blocks_started += 1
         self._conflicts += conflict
         self._capped_blocks += step.capped
-        return StartBlock(block, core_set, conflict, system.grid[step.level])
+        return StartBlock(block, core_set, conflict, system.grid[step.level], members)
 
     def _grow(self, step: Grow) -> GrowBlock:
         query, run = step.progress.query.id, step.progress.run
@@ -258,12 +271,12 @@ class Scheduler:
         run.stopping = True
         return StopBlock(query)
 
-    def _reject(self, step: Reject) -> RejectQuery:
-        query = step.progress.query.id
-        if step.progress.run is not None:
-            self._broken(f"the policy wants to give up query {query}, which runs a block")
-        self._end(step.progress)
-        return RejectQuery(query, step.reason)
+    def _reject(self, step: Reject) -> list[RejectQuery]:
+        progress = step.progress
+        if progress.run is not None:
+            self._broken(f"the policy wants to give up query {progress.query.id}, which runs a block")
+        self._end(progress)
+        return [RejectQuery(each.query.id, step.reason) for each in progress.awaited()]
 
     # State
 
@@ -288,6 +301,7 @@ class Scheduler:
                 self._demand = 0.0  # lest rounding adds up
 
     def _end(self, progress: Progress) -> None:
+        """Of a query, and of all that run in its name."""
         self._free_cores(progress)
         system, query = self.system, progress.query.id
         if query in system.waiting:
@@ -297,6 +311,10 @@ class Scheduler:
         system.most_in_flight = min(system.most_in_flight, len(system.in_flight))
         system.total_avg -= progress.avg_cores
         self._policy.query_ended(progress, self._now_ns)
+        for member in progress.members:
+            del system.led[member.query.id]
+            member.next_layer = progress.next_layer
+            self._policy.query_ended(member, self._now_ns)
 
     def _broken(self, what: str) -> NoReturn:
         events = "\n  ".join(map(repr, self._last_events))

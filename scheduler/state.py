@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from veltair.scheduler.cores import CorePool
 from veltair.scheduler.costs import SOLO, Costs, nearest_level
@@ -82,11 +84,11 @@ def _rescaled(block: LayerBlock, costs: Costs, start: int, cores: int) -> int:
 
 @dataclass(slots=True)
 class Progress:
-    """An admitted, unfinished query."""
+    """An admitted, unfinished query, or the batch that runs in its name."""
 
     query: Query
     tenant: Tenant
-    costs: Costs  # of the profile with the smallest batch that holds the query
+    costs: Costs  # of the profile with the smallest batch that holds the query, and the members
     qos_ns: int  # that is planned for
     due_ns: int  # the end that is planned for: by QoS or the query's own deadline, whichever comes first
     avg_cores: int  # Avg_C: of the whole model against the QoS at first; a policy may renew it
@@ -94,12 +96,27 @@ class Progress:
     run: Run | None = None
     cancelled: bool = False
     ready_ns: int = 0  # since when it waits for cores, or waited for those of the block that runs
+    members: list[Progress] = field(default_factory=list)  # run in its name, as one batch with it; none is cancelled
+
+    @property
+    def forsaken(self) -> bool:
+        """Nobody waits for it any more."""
+        return self.cancelled and not self.members
+
+    def awaited(self) -> Iterator[Progress]:
+        """It and its members, but for the cancelled."""
+        if not self.cancelled:
+            yield self
+        yield from self.members
 
     def block(self, level: int, stop: int, cores: int) -> LayerBlock:
         """The layers from the next one to `stop`, each in its best version for that level and number of cores."""
         costs, start = self.costs, self.next_layer
         versions = costs.versions(level, cores, start, stop)
         return LayerBlock(self.query.id, start, stop, versions, cores, costs.time_ns(level, cores, start, stop))
+
+
+_batch = attrgetter("profile.batch")
 
 
 @dataclass(slots=True)
@@ -113,8 +130,10 @@ class System:
     workers: int
     cores: int  # of the machine
     tenants: Mapping[str, Tenant]  # by name
+    costs: Mapping[str, Sequence[Costs]]  # by model, ascending by batch
     waiting: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of arrival
     in_flight: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of start; one worker each
+    led: dict[int, Progress] = field(default_factory=dict)  # members of batches in flight, by id: who leads them
     total_avg: int = 0  # sum of avg_cores over all active queries
     most_in_flight: int = 0  # in flight when the workers last became fewer; more than `workers` until those have ended
 
@@ -131,6 +150,26 @@ class System:
     def startable(self) -> Iterable[Progress]:
         """The queries that have not started, in order of arrival; none if no worker is free for them."""
         return self.waiting.values() if len(self.in_flight) < self.workers else ()
+
+    def costs_for(self, model: str, samples: int) -> Costs | None:
+        """Those of the smallest profiled batch that holds so many; None if none does."""
+        by_batch = self.costs[model]
+        i = bisect_left(by_batch, samples, key=_batch)
+        return by_batch[i] if i < len(by_batch) else None
+
+    def join(self, leader: Progress, members: Sequence[Progress], costs: Costs) -> None:
+        """Makes waiting queries of a tenant one batch in the name of one that waits, too, and must be started next.
+
+        `costs`: of a profile that holds all their samples.
+        """
+        for member in members:
+            id = member.query.id
+            del self.waiting[id]
+            self.led[id] = leader
+            self.total_avg -= member.avg_cores
+            leader.due_ns = min(leader.due_ns, member.due_ns)
+        leader.members += members
+        leader.costs = costs
 
     def renew_avg(self, progress: Progress, avg_cores: int) -> None:
         self.total_avg += avg_cores - progress.avg_cores

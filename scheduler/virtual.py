@@ -101,7 +101,7 @@ class _Running:
     done_ns: float = 0.0
     due: int = 0  # the number of its entry that counts, others are out of date
     halt: int = 0  # layers of the block that are done then
-    cancelled: bool = False
+    cancelled: int | None = None  # the last query that waited for it
     stop_early: bool = False
 
     def layer(self, now_ns: float) -> int:
@@ -189,26 +189,32 @@ class VirtualMachine:
         system = self.scheduler.system
         match event:
             case QueryCancelled(query=query):
-                if query not in system.waiting and query not in system.in_flight:
+                leader = system.led.get(query) or system.in_flight.get(query) or system.waiting.get(query)
+                if leader is None or query in self.outcome:
                     return False
-                if query not in self._running:
+                if leader.query.id not in self._running or any(each.query.id != query for each in leader.awaited()):
                     self._end(query, "cancelled")
+                else:
+                    self._running[leader.query.id].cancelled = query
             case BlockFailed(query=query):
                 if query not in system.in_flight:
                     return False
-                if query in self._running:
-                    self._leave(self._running[query])
-                self._end(query, "failed")
+                lost = [each.query.id for each in system.in_flight[query].awaited()]
+                if (running := self._running.get(query)) is not None:
+                    self._leave(running)
+                    lost += [] if running.cancelled is None else [running.cancelled]
+                for each in lost:
+                    self._end(each, "failed")
         return True
 
     def _halted(self, running: _Running) -> Event:
         """The block has reached its end, or the layer boundary where something was to happen."""
         block = running.block
         layer = block.start + running.halt
-        if layer == block.stop or running.stop_early or running.cancelled:
+        if layer == block.stop or running.stop_early or running.cancelled is not None:
             self._leave(running)
-            if running.cancelled:
-                self._end(block.query, "cancelled")
+            if running.cancelled is not None:
+                self._end(running.cancelled, "cancelled")
             elapsed_ns = max(0, self.now_ns - round(running.began_ns))
             return BlockFinished(self.now_ns, block.query, layer, elapsed_ns)
         running.core_set = running.granted
@@ -227,7 +233,6 @@ class VirtualMachine:
                 self._running[query].granted = core_set
                 self._schedule(self._running[query])
             case CancelQuery(query=query):
-                self._running[query].cancelled = True
                 self._schedule(self._running[query])
             case StopBlock(query=query):
                 self.preempt(query)
@@ -250,7 +255,7 @@ class VirtualMachine:
         layer = running.layer(self.now_ns)
         if len(running.course) == 1:  # started at this very moment; its course follows
             return
-        soon = running.stop_early or running.cancelled or running.granted != running.core_set
+        soon = running.stop_early or running.cancelled is not None or running.granted != running.core_set
         running.halt = layer + 1 if soon else len(running.block.versions)
         left_ns = running.course[running.halt] - running.done_ns
         running.due = self._push(ceil(running.since_ns + left_ns), running)

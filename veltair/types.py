@@ -105,6 +105,7 @@ class Tenant:
     model: str
     qos: QoSTarget
     priority: int = 1
+    batching: bool = False  # its queries may run together: every input and output has the batch in front
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class BlockFinished:
 
 @dataclass(frozen=True, slots=True)
 class BlockFailed:
-    """The worker died or refused; the query is lost, its cores are free."""
+    """The worker died or refused; the query is lost, and its batch with it; its cores are free."""
 
     time_ns: int
     query: int
@@ -179,7 +180,10 @@ class BlockGrown:
 
 @dataclass(frozen=True, slots=True)
 class QueryCancelled:
-    """The client went away or its deadline expired; the query stops at its next layer."""
+    """The client went away or its deadline expired; the query stops at its next layer.
+
+    One that runs as part of a batch is only left out of the answers, even if the batch runs in its name.
+    """
 
     time_ns: int
     query: int
@@ -213,6 +217,7 @@ class StartBlock:
     core_set: CoreSet
     conflict: bool = False  # fewer cores than the block wanted
     level: float = 1.0  # interference level that the versions were picked for
+    members: tuple[int, ...] = ()  # waited until now: from here on part of the query's batch, and end with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +239,10 @@ class RejectQuery:
 
 @dataclass(frozen=True, slots=True)
 class CancelQuery:
-    """Stop the query's running block at its next layer; a BlockFinished or BlockFailed follows."""
+    """Stop the query's running block at its next layer; a BlockFinished or BlockFailed follows.
+
+    The query is the block's: of a batch that nobody waits for any more, the one that it runs in the name of.
+    """
 
     query: int
 
