@@ -11,11 +11,12 @@ class Conv2d:
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         direct, fewer_products = conv2d_direct.points(spec, features), winograd.points(spec, features)
-        if fewer_products and winograd.cycles(spec, int(fewer_products[0]["m"])) < winograd.cycles(spec, 1):
-            return [*fewer_products, *direct]
-        return [*direct, *fewer_products]
+        if not fewer_products:
+            return direct
+        transformed, plain = (winograd.cycles(spec, m, features) for m in (int(fewer_products[0]["m"]), 1))
+        return [*fewer_products, *direct] if transformed < plain else [*direct, *fewer_products]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         if point["algorithm"] == "winograd":
             return winograd.build(spec, point, features)
-        return conv2d_direct.build(spec, point)
+        return conv2d_direct.build(spec, point, features)

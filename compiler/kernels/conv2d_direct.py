@@ -26,13 +26,14 @@ STRIP = 64  # outputs of a strip of several rows, at most: each of its tiles has
 def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     oh, ow, *_ = geometry(spec)
     blocks = -(-spec.outputs[0].shape[1] // LANES)
-    sizes = [c for c in (4, 2, 3, 1) if register_tile(c, features)]
+    each = registers_each(features)
+    sizes = [c for c in ((4, 2, 3, 1) if each == 1 else (1, 2)) if register_tile(c, features)]
     found: list[tuple[float, Point]] = []
     for channels in group_sizes(blocks, sizes):
         most = register_tile(channels, features)
         for pixels in sorted({most, -(-most * 2 // 3)}):
-            join = _join(oh, ow, pixels, channels)
-            cost = _strip_cycles(join * ow, pixels, channels) / (join * ow * channels)
+            join = _join(oh, ow, pixels, channels, each)
+            cost = _strip_cycles(join * ow, pixels, channels, each) / (join * ow * channels * each)
             for rows in sorted({min(oh, -(-r // join) * join) for r in (1, 4, 14, 56)}):
                 liking = 0.001 * abs(rows - 4) + 0.1 * (-(-oh // rows) * -(-blocks // channels) < 2)
                 point: Point = {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
@@ -41,7 +42,7 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     return [point for cost, point in sorted(found, key=lambda pair: pair[0]) if cost < 1.6 * best]
 
 
-def build(spec: LayerSpec, point: Point) -> Kernel:
+def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     x, y = spec.inputs[0], spec.outputs[0]
     channels, pixels, rows = int(point["channels"]), int(point["pixels"]), int(point["rows"])
     oh, ow, kh, kw, sh, sw, dh, dw = geometry(spec)
@@ -49,7 +50,7 @@ def build(spec: LayerSpec, point: Point) -> Kernel:
     blocks, outs, chunks = -(-x.shape[1] // inner), -(-y.shape[1] // LANES), -(-oh // rows)
     groups = -(-outs // channels)
     steps = blocks * kh * kw
-    join = _join(oh, ow, pixels, channels)
+    join = _join(oh, ow, pixels, channels, registers_each(features))
     top, left = first_tap(spec)
     activation = str(spec.attributes["activation"])
     each = -(-join * ow // pixels)  # tiles of a strip
@@ -133,19 +134,25 @@ def build(spec: LayerSpec, point: Point) -> Kernel:
     return Kernel(function, (packed, bias), block_size, groups * chunks * pixels * channels)
 
 
+def registers_each(features: frozenset[str]) -> int:
+    """Registers that a vector of 16 floats takes."""
+    return 1 if "avx512" in features else 2
+
+
 def register_tile(channels: int, features: frozenset[str]) -> int:
-    """Outputs that fit the registers beside the weights and one input; a vector of 16 takes two of AVX2's."""
-    registers, each = (32, 1) if "avx512" in features else (16, 2)
-    return max((registers - 1) // (each * channels) - 1, 0)
+    """Outputs that fit the registers beside the weights and one input."""
+    each = registers_each(features)
+    return max((32 // each - 1) // (each * channels) - 1, 0)
 
 
-def _join(oh: int, ow: int, pixels: int, channels: int) -> int:
+def _join(oh: int, ow: int, pixels: int, channels: int, each: int) -> int:
     """Rows of a strip: one, or as few as make for full tiles."""
-    heights = range(1, min(oh, max(1, STRIP // ow)) + 1) if ow < 2 * pixels else range(1, 2)
-    return min(heights, key=lambda h: (round(_strip_cycles(h * ow, pixels, channels) / (h * ow), 2), h))
+    heights = range(1, min(oh, max(1, STRIP // ow)) + 1) if ow < 2 * each * pixels else range(1, 2)
+    return min(heights, key=lambda h: (round(_strip_cycles(h * ow, pixels, channels, each) / (h * ow), 2), h))
 
 
-def _strip_cycles(cells: int, pixels: int, channels: int) -> float:
+def _strip_cycles(cells: int, pixels: int, channels: int, each: int) -> float:
     """Of one step of the reduction: two products a cycle, two loads a cycle, each sum waits four for the last."""
+    vectors = channels * each
     tiles = balanced(cells, pixels)
-    return sum(count * max(size * channels / 2, (size + channels) / 2, 4.0) for _, count, size in tiles)
+    return sum(count * max(size * vectors / 2, (size + vectors) / 2, 4.0) for _, count, size in tiles)

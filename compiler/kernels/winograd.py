@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.conv2d_direct import UNROLL, register_tile
+from veltair.compiler.kernels.conv2d_direct import UNROLL, register_tile, registers_each
 from veltair.compiler.kernels.convolution import balanced, first_tap, geometry, group_sizes, prefetch, where_present
 from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, splat, store, when
 
@@ -40,10 +40,10 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     if (kh, kw, sh, sw, dh, dw) != (3, 3, 1, 1, 1, 1) or spec.inputs[0].block != LANES or min(oh, ow) < 4:
         return []
     blocks = -(-spec.outputs[0].shape[1] // LANES)
-    (channels,) = group_sizes(blocks, [c for c in (4, 2, 3, 1) if register_tile(c, features) > 1], 1)
+    (channels,) = group_sizes(blocks, [c for c in (4, 2, 3, 1) if register_tile(c, features) > 2], 1)
     groups = -(-blocks // channels)
     found: list[Point] = []
-    for m in sorted(WEIGHTS, key=lambda m: cycles(spec, m)):
+    for m in sorted(WEIGHTS, key=lambda m: cycles(spec, m, features)):
         count = -(-oh // m) * -(-ow // m)
         row_bytes = (m + 2) ** 2 * -(-spec.inputs[0].shape[1] // LANES) * LANES * 4  # for one tile or output channel
         if row_bytes * blocks * LANES > WEIGHT_BYTES:
@@ -57,10 +57,10 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     return found
 
 
-def cycles(spec: LayerSpec, m: int) -> float:
+def cycles(spec: LayerSpec, m: int, features: frozenset[str]) -> float:
     """Estimated, for each pair of input and output channels; m = 1 is direct convolution."""
     oh, ow, *_ = geometry(spec)
-    products = -(-oh // m) * -(-ow // m) * (m + 2) ** 2 / 32  # a cycle makes 32
+    products = -(-oh // m) * -(-ow // m) * (m + 2) ** 2 * registers_each(features) / 32  # a cycle makes 32 or 16
     return products * (1.45 if m > 1 else 1.1) + (m + 2) ** 2 / 2  # transforms; weights come at 8 bytes a cycle
 
 
