@@ -1,0 +1,59 @@
+"""Embedding tables of a feature description, and where their files may lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.errors import ModelError
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f]{1,128}$")]
+Count = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+Small = Annotated[int, msgspec.Meta(ge=1, le=4096)]
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rows of an embedding: from a file, or seeded. `file` is .npy, or raw little-endian from byte `offset` on."""
+
+    name: Name
+    rows: Count
+    dim: Small
+    dtype: Literal["float32", "float16"] = "float32"
+    file: str | None = None
+    offset: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seed: int | None = None
+
+
+def beside(path: Path, name: str, where: str) -> Path:
+    """A file in or below the folder of the description. Raises ModelError for any other."""
+    base = path.absolute().parent.resolve()
+    found = (base / name).resolve()
+    if not found.is_relative_to(base):
+        raise ModelError(f"{where}: {name!r} lies outside of the description's folder")
+    return found
+
+
+def rows_of(table: Table, path: Path) -> NDArray[np.float32]:
+    """(rows, dim) float32; mapped from the file where that is what it holds. Raises ModelError."""
+    shape = (table.rows, table.dim)
+    if table.file is None:
+        return np.random.default_rng(table.seed).random(shape, np.float32) - np.float32(0.5)
+    where = f"{path}: table {table.name!r}: file"
+    file = beside(path, table.file, where)
+    try:
+        if file.suffix == ".npy":
+            values: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
+        else:
+            dtype = np.dtype(table.dtype).newbyteorder("<")
+            if file.stat().st_size < table.offset + table.rows * table.dim * dtype.itemsize:
+                raise ValueError(f"it ends before row {table.rows - 1}")
+            values = np.memmap(file, dtype, "r", table.offset, shape)
+    except (OSError, ValueError, EOFError) as error:
+        raise ModelError(f"{where}: {file}: {error}") from None
+    if values.shape != shape or values.dtype != np.dtype(table.dtype):
+        raise ModelError(f"{where}: expected {table.dtype} {shape}, got {values.dtype} {values.shape}")
+    return np.asarray(values, np.float32)
