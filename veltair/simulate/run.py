@@ -1,0 +1,217 @@
+"""One run: a scenario under a policy on a machine model, from the first arrival to the last answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+import numpy as np
+
+from veltair.loadgen.arrivals import Times
+from veltair.loadgen.tally import Tally
+from veltair.scheduler.proxy import ObservedSlowdown, PredictedDemand, Proxy
+from veltair.scheduler.replay import dump_decision, dump_event
+from veltair.scheduler.scheduler import Scheduler
+from veltair.scheduler.virtual import VirtualMachine
+from veltair.simulate.arrivals import draw
+from veltair.simulate.contention import Contention
+from veltair.simulate.machines import MachineModel
+from veltair.simulate.pace import Pace
+from veltair.simulate.roofline import ModelWork
+from veltair.simulate.scenario import Scenario
+from veltair.types import Decision, Machine, ModelProfile, QoSTarget, Query, QueryArrived, StartBlock, Tenant
+
+QUERIES = 3000  # of a run where the scenario does not say
+LOOK_EVERY = 256  # events between two looks at how far it is and whether it is lost
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Subject:
+    """A model as the scheduler knows it, and what it really asks of the machine."""
+
+    profile: ModelProfile
+    work: ModelWork
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """What a run showed after its warm-up."""
+
+    tallies: list[Tally]  # by tenant; what was not answered counts as missed
+    blocks: int
+    conflicts: int  # blocks that started on fewer cores than they wanted
+    core_ns: float  # cores held x time
+    window_ns: int
+    abandoned: bool  # given up before its end
+
+    @property
+    def conflict_rate(self) -> float:
+        return self.conflicts / self.blocks if self.blocks else 0.0
+
+
+class Simulation:
+    """A scenario on a machine; its runs share what is computed of the models."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        model: MachineModel,
+        subjects: Mapping[str, Sequence[Subject]],
+        cores: int | None = None,
+    ) -> None:
+        """`subjects`: by model, ascending by batch; `cores`: of the machine in use, by default all."""
+        self.scenario, self.model = scenario, model
+        self.machine: Machine = model.machine(cores)
+        self.profiles = {name: [subject.profile for subject in by_batch] for name, by_batch in subjects.items()}
+        self._paces = {
+            (subject.profile.model, subject.profile.batch): Pace(subject.work, model)
+            for by_batch in subjects.values()
+            for subject in by_batch
+        }
+        self.tenants = [
+            Tenant(load.name, load.model, QoSTarget(load.target_ns, load.percentile), load.priority)
+            for load in scenario.tenants
+        ]
+
+    def scheduler(self, policy: str) -> Scheduler:
+        """A fresh one; a run's log replays through it."""
+        load = self.scenario.load
+        workers = load.workers or len(self.machine.cores)
+        proxy, share = self._proxy(), load.planned_share
+        return Scheduler(self.machine, self.tenants, self.profiles, policy, workers, proxy=proxy, planned_share=share)
+
+    def duration_ns(self, scale: float = 1.0) -> int:
+        """Of the arrivals, at `scale` times the scenario's rates."""
+        load = self.scenario.load
+        if load.duration_s is not None:
+            return round(load.duration_s * 1e9)
+        return round((load.queries or QUERIES) / (self.scenario.qps * scale) * 1e9)
+
+    def run(
+        self,
+        policy: str,
+        seed: int,
+        scale: float = 1.0,
+        *,
+        planned: int | None = None,
+        before: Sequence[Run] = (),
+        log: TextIO | None = None,
+        tick: Callable[[float], None] | None = None,
+    ) -> Run:
+        """The same arguments give the same run.
+
+        `planned`: the run is given up once a tenant has missed more than so many runs together may, those `before`
+        counted. `log`: gets what `scheduler.replay` reads. `tick`: is told the share of the arrivals' time that is
+        over, now and then.
+        """
+        duration_ns = self.duration_ns(scale)
+        warm_ns = round(duration_ns * self.scenario.load.warmup)
+        arrivals = draw(self.scenario, scale, seed, duration_ns)
+        scheduler = self.scheduler(policy)
+        contention = Contention(self.model, self.machine, self._paces, np.random.default_rng([seed, len(arrivals)]))
+        virtual = VirtualMachine(scheduler, contention)
+        _send(virtual, self.tenants, arrivals)
+        seen = _Seen(scheduler, warm_ns, duration_ns)
+        abandoned = False
+        allowed = None if planned is None else self._allowed(arrivals, warm_ns, planned, before)
+        for count, (event, decisions) in enumerate(virtual.run()):
+            seen.add(virtual.now_ns, decisions)
+            if log is not None:
+                log.writelines(line + "\n" for line in (dump_event(event), *map(dump_decision, decisions)))
+            if count % LOOK_EVERY == 0:
+                if tick is not None:
+                    tick(min(virtual.now_ns / duration_ns, 1.0))
+                if allowed is not None and self._lost(virtual, arrivals, warm_ns, allowed):
+                    abandoned = True
+                    break
+        tallies = self._tallies(virtual, arrivals, warm_ns, duration_ns)
+        return Run(tallies, seen.blocks, seen.conflicts, seen.core_ns, duration_ns - warm_ns, abandoned)
+
+    def _proxy(self) -> Proxy:
+        match self.scenario.load.proxy:
+            case "observed":
+                return ObservedSlowdown()
+            case "demand":
+                return PredictedDemand(self.model.dram_gb_s)
+
+    def _tallies(
+        self, virtual: VirtualMachine, arrivals: Sequence[Times], warm_ns: int, duration_ns: int
+    ) -> list[Tally]:
+        tallies, first = [], 0
+        for load, times in zip(self.scenario.tenants, arrivals, strict=True):
+            ids = range(first, first + len(times))
+            first += len(times)
+            finished = np.array([virtual.outcome.get(id) == "finished" for id in ids], bool)
+            done_ns = np.array([virtual.ended_ns.get(id, 0) for id in ids], np.int64)
+            rejected = np.array([virtual.outcome.get(id) == "rejected" for id in ids], bool)
+            measured = times >= warm_ns
+            tally = Tally(
+                load.name,
+                load.target_ns,
+                load.percentile,
+                window_ns=duration_ns - warm_ns,
+                offered=int(measured.sum()),
+                refused=int((measured & rejected).sum()),
+                errors=int((measured & ~finished & ~rejected).sum()),
+                served=int((finished & (done_ns >= warm_ns) & (done_ns < duration_ns)).sum()),
+                latency_ns=np.sort((done_ns - times)[measured & finished]),
+            )
+            tallies.append(tally)
+        return tallies
+
+    def _allowed(self, arrivals: Sequence[Times], warm_ns: int, planned: int, before: Sequence[Run]) -> list[float]:
+        """Misses by tenant."""
+        return [
+            (1 - load.percentile) * int((times >= warm_ns).sum()) * planned
+            - sum(run.tallies[i].offered - run.tallies[i].within for run in before)
+            for i, (load, times) in enumerate(zip(self.scenario.tenants, arrivals, strict=True))
+        ]
+
+    def _lost(self, virtual: VirtualMachine, arrivals: Sequence[Times], warm_ns: int, allowed: Sequence[float]) -> bool:
+        """Whether a tenant has missed more than allowed, those counted that are overdue."""
+        now_ns, first = virtual.now_ns, 0
+        ended = np.full(sum(map(len, arrivals)), np.iinfo(np.int64).max)
+        for id, how in virtual.outcome.items():
+            if how == "finished":
+                ended[id] = virtual.ended_ns[id]
+        for load, times, most in zip(self.scenario.tenants, arrivals, allowed, strict=True):
+            due_ns = times + load.target_ns
+            missed = (times >= warm_ns) & (due_ns < now_ns) & (ended[first : first + len(times)] > due_ns)
+            if int(missed.sum()) > most:
+                return True
+            first += len(times)
+        return False
+
+
+class _Seen:
+    """What is counted while a run goes on, after its warm-up and before its arrivals end."""
+
+    __slots__ = ("_from_ns", "_scheduler", "_to_ns", "_used", "blocks", "conflicts", "core_ns")
+
+    def __init__(self, scheduler: Scheduler, warm_ns: int, duration_ns: int) -> None:
+        self._scheduler, self._from_ns, self._to_ns = scheduler, warm_ns, duration_ns
+        self._used = 0  # cores, since the last event
+        self.blocks = self.conflicts = 0
+        self.core_ns = 0.0
+
+    def add(self, now_ns: int, decisions: list[Decision]) -> None:
+        if self._from_ns <= now_ns and self._from_ns < self._to_ns:
+            until_ns = min(now_ns, self._to_ns)
+            self.core_ns += self._used * (until_ns - self._from_ns)
+            self._from_ns = until_ns
+            for decision in decisions:
+                if isinstance(decision, StartBlock):
+                    self.blocks += 1
+                    self.conflicts += decision.conflict
+        system = self._scheduler.system
+        self._used = system.cores - system.free
+
+
+def _send(virtual: VirtualMachine, tenants: Sequence[Tenant], arrivals: Sequence[Times]) -> None:
+    """Queries are numbered through tenant by tenant."""
+    id = 0
+    for tenant, times in zip(tenants, arrivals, strict=True):
+        for time_ns in times.tolist():
+            virtual.at(QueryArrived(time_ns, Query(id, tenant.name, time_ns, time_ns + tenant.qos.latency_ns)))
+            id += 1
