@@ -192,7 +192,7 @@ class EngineClient:
         )  # fmt: skip
         configure = Configure(
             specs, server.policy, server.cores, server.workers, server.spare_workers, server.queue_slots,
-            server.event_log,
+            server.event_log, server.batching,
         )  # fmt: skip
         engine = EngineProcess(configure, self._manifests, self._remember)
         try:
@@ -221,8 +221,9 @@ class EngineClient:
                     logger.error("the engine does not start: %s; next try in %.1f s", error, delay_s)
 
     def _remember(self, ended: Ended) -> None:
-        self._blocks.extend(ended.blocks)
-        self._cursor += len(ended.blocks)
+        own = [block for block in ended.blocks if block.query == ended.query]  # a batch's come with its first query
+        self._blocks.extend(own)
+        self._cursor += len(own)
 
 
 def _expire(engine: EngineProcess, query: int, answer: asyncio.Future[Answer]) -> None:

@@ -25,7 +25,7 @@ from veltair.server.processes import leave_signals_to_front, set_nice, tie_to_pa
 from veltair.server.status import Timings, status
 from veltair.server.supervisor import Supervisor, WorkerProcess
 from veltair.server.tenancy import default_workers, open_artifact, usable_machine
-from veltair.server.ticket import Tally, Ticket
+from veltair.server.ticket import Flight, Tally, Ticket
 from veltair.types import (
     BlockFailed,
     BlockFinished,
@@ -56,8 +56,9 @@ FRONT_BURST = 16  # messages from the front before the workers are looked after 
 class Engine:
     """Everything that is live: tickets of queries, workers, the scheduler.
 
-    Invariants: every Infer gets exactly one Ended; a worker is held by one ticket at most; a ticket's slot is not
-    touched any more when its Ended goes out, since its worker has answered or is gone.
+    Invariants: every Infer gets exactly one Ended; a worker is held by one flight at most; a ticket's slot is not
+    touched any more when its Ended goes out, since its flight's worker has answered or is gone: one of a batch that
+    is cancelled ends with the batch.
     """
 
     def __init__(self, front: Channel[m.ToEngine], tensors: int, configure: m.Configure) -> None:
@@ -68,7 +69,7 @@ class Engine:
         cores = machine.cores
         self._workers = configure.workers or default_workers(len(cores), artifacts)
         self._allowed = self._workers  # queries in flight, as the scheduler was last told
-        setup = Setup(machine, configure.tenants, configure.policy, self._workers)
+        setup = Setup(machine, configure.tenants, configure.policy, self._workers, configure.batching)
         self._scheduler = setup.scheduler(artifacts)
         self._log = EventLog(Path(configure.event_log), setup) if configure.event_log else None
         self._cores = cores
@@ -76,6 +77,7 @@ class Engine:
         self._tenants = configure.tenants
         self._tally = {spec.name: Tally(spec.qos_ns) for spec in configure.tenants}
         self._tickets: dict[int, Ticket] = {}
+        self._flights: dict[int, Flight] = {}
         self._counters: L3Counters | None = open_counters(cores)
         self._next_sample_ns = 0
         self._ready = self._leaving = False
@@ -147,8 +149,8 @@ class Engine:
                     self._cancel(query)
                 case m.Ask():
                     stats = self._scheduler.stats()
-                    tickets = self._tickets.values()
-                    self._front.send(status(stats, tickets, self._tally, self._supervisor, self._timings))
+                    flights = self._flights.values()
+                    self._front.send(status(stats, flights, self._tally, self._supervisor, self._timings))
                 case m.Shutdown():
                     self._leaving = True
                     return
@@ -167,8 +169,10 @@ class Engine:
         if ticket is None or ticket.cancelled:
             return  # its end is on the way to the front
         ticket.cancelled = True
-        if ticket.order is None:
+        if (flight := ticket.flight) is None:
             self._end(ticket, "cancelled")
+        elif flight.forsaken and flight.order is None:
+            self._land(flight, "cancelled")
         self._decide(QueryCancelled(time.monotonic_ns(), query))
 
     # Workers
@@ -197,10 +201,10 @@ class Engine:
             case m.BlockDone():
                 self._block_done(message)
             case m.BlockBroke(query=query, reason=reason):
-                logger.error("query %d of %s: %s", query, self._tickets[query].tenant, reason)
-                self._fail(self._tickets[query], "failed", reason)
+                logger.error("query %d of %s: %s", query, self._flights[query].tenant, reason)
+                self._fail(self._flights[query], "failed", reason)
             case m.Grown(query=query, layer=layer, cores=cores, time_ns=time_ns):
-                self._tickets[query].grown.append(m.Growth(layer, cores, time_ns))
+                self._flights[query].grown.append(m.Growth(layer, cores, time_ns))
                 self._decide(BlockGrown(time.monotonic_ns(), query, layer, cores))
             case m.Loaded():
                 self._supervisor.loaded_one(worker)
@@ -211,20 +215,20 @@ class Engine:
                     self._give_up(message)
 
     def _block_done(self, done: m.BlockDone) -> None:
-        ticket = self._tickets[done.query]
-        if ticket.order is None:
+        flight = self._flights[done.query]
+        if flight.order is None:
             raise InvariantError(f"a worker finished {done}, which was not ordered")
-        if ticket.idle_since_ns:
-            self._timings.gap_ns += done.begin_ns - ticket.idle_since_ns
+        if flight.idle_since_ns:
+            self._timings.gap_ns += done.begin_ns - flight.idle_since_ns
             self._timings.gaps += 1
-        ticket.record(ticket.order, done)
-        if ticket.cancelled:
-            self._end(ticket, "cancelled")
-        ticket.idle_since_ns = done.end_ns
+        flight.record(flight.order, done)
+        if flight.forsaken:
+            self._land(flight, "cancelled")
+        flight.idle_since_ns = done.end_ns
         elapsed_ns = done.end_ns - done.begin_ns
         self._decide(BlockFinished(time.monotonic_ns(), done.query, done.stop, elapsed_ns))
-        if not ticket.running:
-            ticket.idle_since_ns = 0
+        if flight.order is None:
+            flight.idle_since_ns = 0
 
     def _lost(self, worker: WorkerProcess) -> None:
         now_ns = time.monotonic_ns()
@@ -232,9 +236,7 @@ class Engine:
         if not self._ready and self._supervisor.failed_starts >= FAILED_STARTS:
             self._give_up(m.Refused("ArtifactError", f"workers cannot start: the last one {ending}"))
         if worker.query is not None:
-            ticket = self._tickets[worker.query]
-            ticket.worker = None
-            self._fail(ticket, "worker_died", f"the worker process that held the query {ending}")
+            self._fail(self._flights[worker.query], "worker_died", f"the worker process that held the query {ending}")
 
     def _workers_changed(self) -> None:
         loaded = self._supervisor.loaded
@@ -267,51 +269,59 @@ class Engine:
             case StartBlock():
                 self._start(decision)
             case GrowBlock(query=query, core_set=core_set):
-                self._held(query).cell.order(core_set)
+                self._flights[query].worker.cell.order(core_set)
             case CancelQuery(query=query) | StopBlock(query=query):
-                self._held(query).cell.cancel(query)
+                self._flights[query].worker.cell.cancel(query)
             case FinishQuery(query=query):
-                self._end(self._tickets[query], "done")
+                self._settle(query, "done")
             case RejectQuery(query=query, reason=reason):
-                self._end(self._tickets[query], "rejected", reason)
+                self._settle(query, "rejected", reason)
 
     def _start(self, order: StartBlock) -> None:
         block = order.block
-        ticket = self._tickets[block.query]
-        if ticket.worker is None:
-            ticket.worker = self._supervisor.take(block.query)
-            if ticket.worker is None:
+        flight = self._flights.get(block.query)
+        if flight is None:
+            worker = self._supervisor.take(block.query)
+            if worker is None:
                 raise InvariantError(f"query {block.query} is to start, but no worker is idle")
-        ticket.order, ticket.ordered_ns = order, time.monotonic_ns()
-        ticket.worker.cell.cancel(0)  # a block before this one may have been told to stop
-        ticket.worker.cell.order(order.core_set)
-        infer = ticket.infer
-        run = m.Run(
-            block.query, infer.tenant, infer.slot, infer.batch, block.start, block.versions, order.core_set
-        )  # fmt: skip
+            flight = Flight([self._tickets[query] for query in (block.query, *order.members)], worker)
+            self._flights[block.query] = flight
+            self._tally[flight.tenant].batches[len(flight.tickets)] += 1
+        flight.order, flight.ordered_ns = order, time.monotonic_ns()
+        worker = flight.worker
+        worker.cell.cancel(0)  # a block before this one may have been told to stop
+        worker.cell.order(order.core_set)
+        tenant = flight.tickets[0].infer.tenant
+        run = m.Run(block.query, tenant, flight.parts, block.start, block.versions, order.core_set)
         with suppress(ClosedError):  # it has just died: its pidfd tells next
-            ticket.worker.channel.send(run)
+            worker.channel.send(run)
 
-    def _held(self, query: int) -> WorkerProcess:
-        worker = self._tickets[query].worker
-        if worker is None:
-            raise InvariantError(f"query {query} holds no worker")
-        return worker
+    def _fail(self, flight: Flight, outcome: m.Outcome, reason: str) -> None:
+        self._land(flight, outcome, reason)
+        self._decide(BlockFailed(time.monotonic_ns(), flight.query, reason))
 
-    def _fail(self, ticket: Ticket, outcome: m.Outcome, reason: str) -> None:
-        ticket.order = None
-        self._end(ticket, outcome, reason)
-        self._decide(BlockFailed(time.monotonic_ns(), ticket.infer.query, reason))
+    def _settle(self, query: int, outcome: m.Outcome, reason: str = "") -> None:
+        """As the scheduler says; a batch lands with the first of its queries that it names."""
+        ticket = self._tickets.get(query)
+        if ticket is not None and ticket.flight is not None:
+            self._land(ticket.flight, outcome, reason)
+        elif ticket is not None:
+            self._end(ticket, outcome, reason)
+
+    def _land(self, flight: Flight, outcome: m.Outcome, reason: str = "") -> None:
+        """Answer all of the batch, and free the worker before the scheduler can want it for another."""
+        del self._flights[flight.query]
+        flight.order = None
+        self._supervisor.release(flight.worker)
+        for ticket in flight.tickets:
+            self._end(ticket, "cancelled" if ticket.cancelled else outcome, reason)
 
     def _end(self, ticket: Ticket, outcome: m.Outcome, reason: str = "") -> None:
-        """Answer, and free the worker before the scheduler can want it for another query."""
         query = ticket.infer.query
         del self._tickets[query]
-        if ticket.worker is not None:
-            self._supervisor.release(ticket.worker)
-            ticket.worker = None
         self._tally[ticket.tenant].ended(ticket, outcome, time.monotonic_ns())
-        self._front.send(m.Ended(query, outcome, reason, tuple(ticket.blocks)))
+        blocks = tuple(ticket.flight.blocks) if ticket.flight else ()
+        self._front.send(m.Ended(query, outcome, reason, blocks))
 
 
 def main(arguments: Sequence[str]) -> int:

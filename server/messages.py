@@ -42,6 +42,7 @@ class Configure(Message, frozen=True):
     spare_workers: int
     slots: int  # per tenant, in the tensor pool
     event_log: str | None
+    batching: bool
 
 
 class Infer(Message, frozen=True):
@@ -101,6 +102,7 @@ class BlockRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     conflict: bool  # it wanted more cores than were free
     level: float  # interference level that the versions were picked for
     grown: tuple[Growth, ...] = ()
+    queries: int = 1  # in the batch that it ran for, which bears the id of its first
 
     @property
     def elapsed_ns(self) -> int:
@@ -132,6 +134,7 @@ class TenantCount(msgspec.Struct, frozen=True):
     failed: int = 0
     queue_ns: int = 0  # arrival to first block, summed over the done
     execute_ns: int = 0  # in blocks, summed over the done
+    batches: dict[int, int] = {}  # started, by their number of queries
 
 
 class RunningBlock(msgspec.Struct, frozen=True):
@@ -183,16 +186,22 @@ class Load(Message, frozen=True):
     slots: int
 
 
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One query of a batch: where its tensors stand."""
+
+    slot: int
+    samples: int
+
+
 class Run(Message, frozen=True):
-    """Run layers [start, start + len(versions)) of the query in the slot, on the cores that the cell names.
+    """Run layers [start, start + len(versions)) of a query or a batch, on the cores that the cell names.
 
     `cores` is what it names at this moment: the worker reports when it finds others.
     """
 
-    query: int
+    query: int  # the batch's first
     tenant: int
-    slot: int
-    batch: int
+    parts: tuple[Part, ...]
     start: int
     versions: tuple[int, ...]
     cores: CoreSet

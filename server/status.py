@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from veltair.scheduler.stats import Stats
 from veltair.server.messages import Status, WorkerState
 from veltair.server.supervisor import Supervisor
-from veltair.server.ticket import Tally, Ticket
+from veltair.server.ticket import Flight, Tally
 
 
 @dataclass(slots=True)
@@ -23,12 +23,11 @@ class Timings:
 
 
 def status(
-    stats: Stats, tickets: Collection[Ticket], tallies: Mapping[str, Tally], supervisor: Supervisor, timings: Timings
+    stats: Stats, flights: Collection[Flight], tallies: Mapping[str, Tally], supervisor: Supervisor, timings: Timings
 ) -> Status:
-    started = [ticket for ticket in tickets if ticket.worker is not None]
     holding = dict.fromkeys(tallies, 0)
-    for ticket in started:
-        holding[ticket.tenant] += 1
+    for flight in flights:
+        holding[flight.tenant] += len(flight.tickets)
     return Status(
         time_ns=time.monotonic_ns(),
         level=stats.level,
@@ -42,6 +41,6 @@ def status(
         gaps=timings.gaps,
         worker_deaths=supervisor.deaths,
         tenants={name: tally.count(stats.waiting[name], holding[name]) for name, tally in tallies.items()},
-        running=tuple(t.running_block(t.order, t.worker) for t in started if t.order and t.worker),
+        running=tuple(flight.running_block(flight.order) for flight in flights if flight.order),
         workers=tuple(WorkerState(w.pid, w.state, w.query, w.started_ns) for w in supervisor.all),
     )

@@ -31,9 +31,9 @@ def open_artifact(spec: TenantSpec) -> Artifact:
 
 
 def tenants_and_profiles(
-    specs: Sequence[TenantSpec], artifacts: Sequence[Artifact]
+    specs: Sequence[TenantSpec], artifacts: Sequence[Artifact], batching: bool
 ) -> tuple[tuple[Tenant, ...], dict[str, tuple[ModelProfile, ...]]]:
-    """As the scheduler takes them. `artifacts`: one for each tenant, in order."""
+    """As the scheduler takes them. `artifacts`: one for each tenant, in order; `batching`: of those that can."""
     names: dict[str, set[str]] = {}
     for artifact in artifacts:
         names.setdefault(artifact.manifest.model, set()).add(artifact.digest)
@@ -44,10 +44,19 @@ def tenants_and_profiles(
         return model if len(names[model]) == 1 else f"{model}@{artifact.digest[:12]}"
 
     tenants = tuple(
-        Tenant(spec.name, key(artifact), QoSTarget(spec.qos_ns, spec.percentile), spec.priority)
+        Tenant(
+            spec.name, key(artifact), QoSTarget(spec.qos_ns, spec.percentile), spec.priority,
+            batching and can_batch(artifact.manifest),
+        )
         for spec, artifact in zip(specs, artifacts, strict=True)
-    )
+    )  # fmt: skip
     return tenants, {key(artifact): artifact.profiles() for artifact in artifacts}
+
+
+def can_batch(manifest: Manifest) -> bool:
+    """Whether several queries can stand in one batch: each input and output has a row for every sample."""
+    ports = (*manifest.inputs, *manifest.outputs)
+    return manifest.max_batch > 1 and all(port.shape[:1] == (-1,) for port in ports)
 
 
 def usable_machine(cores: int | None) -> Machine:

@@ -75,6 +75,7 @@ class TensorPool:
 
     def __init__(self, fd: int, manifests: Sequence[Manifest], slots: int) -> None:
         self.regions = regions(manifests, slots)
+        self._slots = slots
         self._bytes = np.frombuffer(mmap.mmap(fd, pool_bytes(self.regions, slots)), np.uint8)
 
     def inputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
@@ -82,6 +83,21 @@ class TensorPool:
 
     def outputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
         return self._views(self.regions[tenant].outputs, tenant, slot, batch)
+
+    def rows(self, fields: Sequence[Field], tenant: int, batch: int) -> list[NDArray[Any]]:
+        """For each field the rows of all the tenant's slots, `batch` of them a slot: (slots, batch, …)."""
+        region = self.regions[tenant]
+        views = []
+        for field in fields:
+            item, shape = ITEM_BYTES[field.dtype], field.at(batch)
+            strides = [math.prod(shape[i:]) * item for i in range(1, len(shape) + 1)]
+            views.append(
+                np.ndarray(
+                    (self._slots, *shape), field.dtype, self._bytes,
+                    region.offset + field.offset, (region.slot_bytes, *strides),
+                )
+            )  # fmt: skip
+        return views
 
     def _views(self, fields: Sequence[Field], tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
         region = self.regions[tenant]

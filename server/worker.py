@@ -1,4 +1,4 @@
-"""A worker process: holds every tenant's model and runs one query at a time, block by block.
+"""A worker process: holds every tenant's model and runs one query or batch at a time, block by block.
 
 Started by the engine as `python -m veltair.server.worker PARENT SOCKET CELL POOL` (the last three are inherited
 descriptors). It ends when the engine's end of the socket closes, or with the engine.
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from veltair.profiles.artifact import Artifact
     from veltair.profiles.block_runner import Block
     from veltair.profiles.core_pool import CorePool
+    from veltair.server.batch import Batch
     from veltair.server.tensor_pool import TensorPool
     from veltair.types import CoreSet
 
 logger = logging.getLogger("veltair.worker")
 
-MAX_BOUND = 512  # bindings kept: one per slot and batch that was seen
+MAX_BOUND = 512  # bindings kept: one per slot and number of samples that was seen
 
 
 class Worker:
@@ -46,7 +47,8 @@ class Worker:
         self._pool = pool
         self._cores = cores
         self._executors: list[executor.Executor] = []  # by tenant; tenants with the same artifact share one
-        self._bound: dict[tuple[int, int, int], executor.Run] = {}  # (tenant, slot, batch)
+        self._bound: dict[tuple[int, int | None, int], executor.Run] = {}  # (tenant, slot, samples)
+        self._batches: dict[int, Batch] = {}  # by tenant; its bindings have no slot
         self._watch = Watch(*cell.addresses())
         self._sequence = -1  # of the cell, as last read
         self._told: CoreSet = ()  # the block's cores as the engine believes
@@ -71,22 +73,40 @@ class Worker:
 
     def _run(self, run: Run) -> BlockDone | BlockBroke:
         try:
-            block = self._block(run)
+            batch = self._batch(run.tenant) if len(run.parts) > 1 else None
+            if batch and run.start == 0:
+                batch.gather(run.parts)
+            block = self._block(run, batch)
             begin_ns = time.monotonic_ns()
             stop = self._layers(run, block)
-            return BlockDone(run.query, stop, begin_ns, time.monotonic_ns())
-        except Exception as error:  # whatever a kernel raises costs this query alone
+            end_ns = time.monotonic_ns()
+            if batch and stop == len(self._executors[run.tenant].manifest.layers):
+                batch.scatter(run.parts)
+            return BlockDone(run.query, stop, begin_ns, end_ns)
+        except Exception as error:  # whatever a kernel raises costs this batch alone
             return BlockBroke(run.query, f"{type(error).__name__}: {error}")
 
-    def _block(self, run: Run) -> Block:
-        key = (run.tenant, run.slot, run.batch)
+    def _block(self, run: Run, batch: Batch | None) -> Block:
+        tenant, slot = run.tenant, run.parts[0].slot
+        samples = sum([part.samples for part in run.parts])
+        key = (tenant, None if batch else slot, samples)
         bound = self._bound.get(key)
         if bound is None:
             if len(self._bound) >= MAX_BOUND:
                 self._bound.clear()
-            inputs, outputs = self._pool.inputs(*key), self._pool.outputs(*key)
-            bound = self._bound[key] = self._executors[run.tenant].bind(run.batch, inputs, outputs)
+            if batch:
+                inputs, outputs = batch.inputs(samples), batch.outputs(samples)
+            else:
+                inputs, outputs = self._pool.inputs(tenant, slot, samples), self._pool.outputs(tenant, slot, samples)
+            bound = self._bound[key] = self._executors[tenant].bind(samples, inputs, outputs)
         return bound.block(run.start, run.versions)
+
+    def _batch(self, tenant: int) -> Batch:
+        from veltair.server.batch import Batch
+
+        if tenant not in self._batches:
+            self._batches[tenant] = Batch(self._pool, tenant, self._executors[tenant].manifest)
+        return self._batches[tenant]
 
     def _layers(self, run: Run, block: Block) -> int:
         """All layers of the block in one call, or in one more each time the cell has news."""

@@ -22,6 +22,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cores: Positive | None = None  # default: all that the affinity mask and the cgroup quota allow
     workers: Positive | None = None  # queries in flight; default: twice the cores, as memory allows
     spare_workers: Annotated[int, msgspec.Meta(ge=0)] = 1  # loaded and idle, to stand in for one that dies
+    batching: bool = True  # under policies that batch: queries of a tenant that wait may run together
     queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] = 256  # queries held at once, waiting included
     body_limit_mb: Positive = 64
     drain_timeout_s: PositiveReal = 30.0

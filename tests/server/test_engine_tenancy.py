@@ -66,13 +66,24 @@ def test_workers_are_twice_the_cores_as_far_as_memory_goes(monkeypatch: pytest.M
 
 def test_artifacts_of_one_name_are_told_apart_and_the_same_artifact_is_one_model(mlp: Artifact) -> None:
     twin = replace(mlp, digest="f" * 64)
-    tenants, profiles = tenancy.tenants_and_profiles([spec("a", mlp), spec("b", mlp)], [mlp, mlp])
+    tenants, profiles = tenancy.tenants_and_profiles([spec("a", mlp), spec("b", mlp)], [mlp, mlp], batching=True)
     assert [t.model for t in tenants] == ["mlp", "mlp"]
     assert list(profiles) == ["mlp"]
+    assert all(t.batching for t in tenants)
     assert (tenants[0].qos.latency_ns, tenants[0].qos.percentile, tenants[0].priority) == (5_000_000, 0.99, 3)
-    tenants, profiles = tenancy.tenants_and_profiles([spec("a", mlp), spec("b", twin)], [mlp, twin])
+    tenants, profiles = tenancy.tenants_and_profiles([spec("a", mlp), spec("b", twin)], [mlp, twin], batching=False)
     assert [t.model for t in tenants] == [f"mlp@{mlp.digest[:12]}", "mlp@ffffffffffff"]
     assert set(profiles) == {t.model for t in tenants}
+    assert not any(t.batching for t in tenants)
+
+
+def test_a_model_batches_if_every_tensor_has_a_row_for_each_sample(mlp: Artifact) -> None:
+    manifest = mlp.manifest
+    assert tenancy.can_batch(manifest)
+    assert not tenancy.can_batch(msgspec.structs.replace(manifest, max_batch=1, batches=(1,)))
+    fixed = msgspec.structs.replace(manifest.inputs[0], shape=(1, 16))
+    assert not tenancy.can_batch(msgspec.structs.replace(manifest, inputs=(*manifest.inputs, fixed)))
+    assert not tenancy.can_batch(msgspec.structs.replace(manifest, outputs=(*manifest.outputs, fixed)))
 
 
 def test_an_artifact_is_opened_only_as_it_was_checked(mlp: Artifact, tmp_path: Path) -> None:

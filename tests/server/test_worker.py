@@ -18,7 +18,18 @@ from veltair.machine import machine
 from veltair.profiles import artifact as artifact_store
 from veltair.server import tensor_pool
 from veltair.server.channel import ClosedError
-from veltair.server.messages import BlockBroke, BlockDone, FromWorker, Grown, Load, Loaded, Refused, Run, TenantSpec
+from veltair.server.messages import (
+    BlockBroke,
+    BlockDone,
+    FromWorker,
+    Grown,
+    Load,
+    Loaded,
+    Part,
+    Refused,
+    Run,
+    TenantSpec,
+)
 from veltair.server.supervisor import WorkerProcess
 from veltair.server.tensor_pool import TensorPool
 
@@ -54,7 +65,7 @@ class Driven:
         for view, value in zip(self.pool.inputs(0, 1, 1), (turns, 5), strict=True):
             view[:] = value
         self.cell.order(cores)
-        self.process.channel.send(Run(query, 0, 1, 1, start, versions, cores))
+        self.process.channel.send(Run(query, 0, (Part(1, 1),), start, versions, cores))
 
     def reach(self, layer: int) -> None:
         """Until that layer is in execution; the worker says so in its cell."""
@@ -129,7 +140,7 @@ def test_a_core_set_that_changed_before_the_block_began_is_reported_too(worker: 
     for view, value in zip(worker.pool.inputs(0, 1, 1), (3, 5), strict=True):
         view[:] = value
     worker.cell.order(CORES[:2])
-    worker.process.channel.send(Run(1, 0, 1, 1, 0, ALL, CORES[:1]))
+    worker.process.channel.send(Run(1, 0, (Part(1, 1),), 0, ALL, CORES[:1]))
     grown = worker.next()
     assert isinstance(grown, Grown)
     assert (grown.layer, grown.cores) == (0, CORES[:2])

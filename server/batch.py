@@ -1,0 +1,52 @@
+"""Several queries of a tenant as one batch: their rows are gathered for the kernels, and the results given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.profiles.artifact import Manifest
+from veltair.profiles.executor import empty
+from veltair.server.messages import Part
+from veltair.server.tensor_pool import TensorPool
+
+
+class Batch:
+    """Room for one batch of a tenant in a worker's own memory; every input and output has a row for each sample."""
+
+    def __init__(self, pool: TensorPool, tenant: int, manifest: Manifest) -> None:
+        region, self._most = pool.regions[tenant], manifest.max_batch
+        self._sources = pool.rows(region.inputs, tenant, self._most)
+        self._targets = pool.rows(region.outputs, tenant, self._most)
+        self._inputs = [empty(field.at(self._most), field.dtype) for field in region.inputs]
+        self._outputs = [empty(field.at(self._most), field.dtype) for field in region.outputs]
+
+    def inputs(self, samples: int) -> list[NDArray[Any]]:
+        return [array[:samples] for array in self._inputs]
+
+    def outputs(self, samples: int) -> list[NDArray[Any]]:
+        return [array[:samples] for array in self._outputs]
+
+    def gather(self, parts: Sequence[Part]) -> None:
+        """Raises IndexError for a slot that is not there, ValueError for more rows than there is room for."""
+        places = self._places(parts)
+        for array, source in zip(self.inputs(len(places[0])), self._sources, strict=True):
+            array[...] = source[places]
+
+    def scatter(self, parts: Sequence[Part]) -> None:
+        places = self._places(parts)
+        for array, target in zip(self.outputs(len(places[0])), self._targets, strict=True):
+            target[places] = array
+
+    def _places(self, parts: Sequence[Part]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Slot and row within it of each sample."""
+        samples = [part.samples for part in parts]
+        total = sum(samples)
+        if min(samples) < 1 or total > self._most:
+            raise ValueError(f"expected a batch of at most {self._most} samples, got {samples}")
+        slots = np.repeat([part.slot for part in parts], samples)
+        begins = np.repeat(np.cumsum(samples) - samples, samples)
+        return slots, np.arange(total) - begins
