@@ -29,35 +29,34 @@ def derive(path: Path, model: str) -> ModelShape:
 def shape(spec: LayerSpec) -> LayerShape:
     """One layer: a product where it has one, else a stream."""
     weights = sum(weight.size for weight in spec.weights.values())
-    inputs = sum(map(_elements, spec.inputs))
-    outputs = sum(map(_elements, spec.outputs))
-    flops = spec.flops
+    first, *others = map(_elements, spec.inputs)
+    extra, outputs = sum(others), sum(map(_elements, spec.outputs))
     match spec.op:
-        case "conv2d" | "conv2d_amx":
+        case "conv2d":
             _, channels, height, width = spec.outputs[0].shape
             _, depth, kh, kw = spec.weights["weight"].shape
             return LayerShape(
-                spec.name, "conv2d", flops, inputs, weights, outputs,
+                spec.name, spec.op, spec.flops, first, weights, outputs, extra,
                 m=height * width, n=channels, k=depth * kh * kw, row=width,
                 reach=round((kh - 1) / spec.attributes["strides"][0], 3),
             )  # fmt: skip
-        case "matmul" | "matmul_bf16":
+        case "matmul":
             depth, width = spec.weights["weight"].shape
             return LayerShape(
-                spec.name, "matmul", flops, inputs, weights, outputs, m=abs(spec.outputs[0].shape[0]), n=width, k=depth
-            )
+                spec.name, spec.op, spec.flops, first, weights, outputs, extra,
+                m=abs(spec.outputs[0].shape[0]), n=width, k=depth,
+            )  # fmt: skip
         case "attention":
-            heads, each = spec.attributes["heads"], spec.attributes["width"]
-            tokens, keys = spec.attributes["tokens"], spec.attributes["keys"]
+            heads, width, tokens, keys = (spec.attributes[key] for key in ("heads", "width", "tokens", "keys"))
             return LayerShape(
-                spec.name, "attention", flops, inputs, weights, outputs, m=tokens, n=keys, k=2 * each, groups=heads
-            )
+                spec.name, spec.op, spec.flops, tokens * heads * width, weights, outputs, extra,
+                second=2 * keys * heads * width, m=tokens, n=keys, k=2 * width, groups=heads,
+            )  # fmt: skip
         case "embedding" | "embedding_bag":  # of the tables only the rows that are asked for
-            ids = sum(_elements(x) for x in spec.inputs)
-            width = spec.outputs[0].shape[-1]
-            return LayerShape(spec.name, spec.op, flops, ids, ids * width, outputs)
+            rows = (first + extra) * spec.outputs[0].shape[-1]
+            return LayerShape(spec.name, spec.op, spec.flops, first + extra, rows, outputs)
         case _:
-            return LayerShape(spec.name, spec.op, flops, inputs, weights, outputs)
+            return LayerShape(spec.name, spec.op, spec.flops, first, weights, outputs, extra)
 
 
 def _elements(tensor: Activation) -> int:

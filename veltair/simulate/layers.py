@@ -22,15 +22,17 @@ class LayerShape:
     name: str
     op: str
     flops: int
-    inputs: int  # read from activations, each once
+    inputs: int  # activations that the operator reads
     weights: int  # constants: cold at each query
     outputs: int
+    extra: int = 0  # activations that are read beside, once each: a residual
+    second: int = 0  # activations that are a product's second operand: keys and values
     m: int = 0  # a product: outputs (pixels, rows), of each group; 0: a stream, each element seen once
     n: int = 0  # output channels, columns, of each group
     k: int = 0  # products that are summed
     groups: int = 1  # independent products, such as attention heads
     row: int = 1  # neighbouring outputs that a block takes whole: a row of pixels
-    reach: float = 0.0  # rows of inputs beyond its own that a block of rows reads, in its own rows
+    reach: float = 0.0  # rows of inputs beyond its own that a block of rows reads, in rows of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,34 +37,48 @@ class ModelWork:
         return len(self.compute_ns)
 
 
-def dram_bytes(work: ModelWork, cores: int, l3_bytes: float) -> Table:
-    """(layers, versions): bytes from and to DRAM when the layer keeps `l3_bytes` of its domains' L3, all together."""
-    need, moved = work.need_bytes[cores - 1], work.dram_bytes[cores - 1]
+def kept_traffic(need: Table, moved: Table, kept: float | Table) -> Table:
+    """`veltair.reuse.traffic_bytes` for arrays: axis 0 are the loop levels, `kept` bytes are held of each rest."""
     result = moved[0].copy()
     for low, high, inner, outer in zip(need, need[1:], moved, moved[1:], strict=False):
-        held = np.clip((l3_bytes - low) / np.maximum(high - low, 1.0), 0.0, 1.0)
-        reached = l3_bytes >= low
-        result = np.where(reached, inner + held * (outer - inner), result)
+        held = (kept - low) / np.maximum(high - low, 1.0)
+        np.clip(held, 0.0, 1.0, out=held)
+        held *= outer - inner
+        result += held
     return result
 
 
-def layer_ns(work: ModelWork, cores: int, l3_bytes: float, dram_gb_s: float, machine: MachineModel) -> Table:
+def dram_bytes(work: ModelWork, cores: int, l3_bytes: float | Table) -> Table:
+    """(layers, versions): bytes from and to DRAM when the layer keeps `l3_bytes` of its domains' L3, all together."""
+    return kept_traffic(work.need_bytes[cores - 1], work.dram_bytes[cores - 1], l3_bytes)
+
+
+def layer_ns(work: ModelWork, cores: int, l3_bytes: float | Table, dram_gb_s: float, machine: MachineModel) -> Table:
     """(layers, versions): time on so many cores that keep `l3_bytes` of L3 and get `dram_gb_s` of DRAM bandwidth."""
-    moved = dram_bytes(work, cores, l3_bytes)
-    link = min(cores * machine.core_gb_s, machine.domains(cores) * machine.domain_gb_s)
     row = cores - 1
-    return (
-        np.maximum.reduce(
-            [
-                work.compute_ns[row],
-                work.l3_bytes[row] / (cores * machine.l3_gb_s),
-                (moved + work.remote_bytes[row]) / link,
-                moved / min(dram_gb_s, machine.dram_gb_s),
-            ]
-        )
-        + machine.launch_ns
-        + machine.launch_core_ns * (cores - 1)
-    )
+    moved = dram_bytes(work, cores, l3_bytes)
+    count = np.array(float(cores))
+    return _slowest(work.compute_ns[row], work.l3_bytes[row], work.remote_bytes[row], moved, count, dram_gb_s, machine)
+
+
+def under_pressure_ns(work: ModelWork, pressure: float, machine: MachineModel) -> Table:
+    """(cores, layers, versions): time while others hold that share of the L3 and of the DRAM bandwidth."""
+    count = np.arange(1.0, work.cores + 1)[:, None, None]
+    kept = -(-count // machine.domain_cores) * machine.l3_bytes * (1 - pressure)
+    moved = kept_traffic(np.moveaxis(work.need_bytes, 1, 0), np.moveaxis(work.dram_bytes, 1, 0), kept)
+    share = machine.dram_gb_s * (1 - pressure)
+    return _slowest(work.compute_ns, work.l3_bytes, work.remote_bytes, moved, count, share, machine)
+
+
+def _slowest(
+    compute_ns: Table, l3: Table, remote: Table, moved: Table, cores: Table, dram_gb_s: float, machine: MachineModel
+) -> Table:
+    link = np.minimum(cores * machine.core_gb_s, -(-cores // machine.domain_cores) * machine.domain_gb_s)
+    longest = np.maximum(compute_ns, l3 / (cores * machine.l3_gb_s))
+    np.maximum(longest, (moved + remote) / link, out=longest)
+    np.maximum(longest, moved / min(dram_gb_s, machine.dram_gb_s), out=longest)
+    longest += machine.launch_ns + machine.launch_core_ns * (cores - 1)
+    return longest
 
 
 def footprint_bytes(work: ModelWork, cores: int) -> Table:

@@ -1,0 +1,179 @@
+"""From the layers of a model to what the scheduler and the simulator know of it on a machine model.
+
+Code versions are chosen as the compiler chooses them (Alg. 1: those within the layer's share of the QoS, the frontier
+of block size and parallelism, V of it, pruned at ten levels), with the one that is best alone always among them.
+
+A pressure is what others hold of the L3 and of the memory bandwidth: ten, from none to nine tenths. Its interference
+level is how much it slows layers on average (section 4.3), over all layers of all models of a set and their versions
+that are best alone, so that a level means the same pressure in every profile of the set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler import frontier
+from veltair.compiler.frontier import Candidate
+from veltair.errors import ConfigError
+from veltair.simulate.layers import LayerShape, ModelShape
+from veltair.simulate.machines import MachineModel
+from veltair.simulate.roofline import ModelWork, Table, under_pressure_ns
+from veltair.simulate.tilings import Tilings, tilings
+from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile, TensorSpec
+
+PRESSURES = tuple(i / 10 for i in range(10))
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A model on a machine model: for the scheduler, and for the machine that it schedules."""
+
+    profile: ModelProfile
+    work: ModelWork  # its layers and versions are those of the profile
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    shape: LayerShape
+    candidates: Tilings
+    times_ns: Table  # (candidates, pressures, cores)
+
+
+def simulated(
+    shapes: Sequence[ModelShape],
+    machine: MachineModel,
+    qos_ns: Mapping[str, int],
+    *,
+    cores: int | None = None,
+    versions: int = frontier.VERSIONS,
+) -> dict[str, Simulated]:
+    """A set of models that share their interference levels, by name.
+
+    qos_ns: by model, of which Alg. 1 gives each layer its share. versions: at most so many for a layer; 1 is a
+    compiler without adaptive versions, and takes the one that is best alone over all core counts. ConfigError for
+    fewer, and for a core count that the machine does not have.
+    """
+    if versions < 1:
+        raise ConfigError(f"versions: expected at least 1, got {versions}")
+    count = len(machine.machine(cores).cores)
+    known: dict[tuple[object, ...], _Layer] = {}
+    layers = {s.model: [_layer(shape, machine, count, known) for shape in s.layers] for s in shapes}
+    levels = _levels([layer for of_model in layers.values() for layer in of_model])
+    return {
+        shape.model: _simulate(shape, layers[shape.model], levels, machine, qos_ns[shape.model], versions)
+        for shape in shapes
+    }
+
+
+def _layer(shape: LayerShape, machine: MachineModel, cores: int, known: dict[tuple[object, ...], _Layer]) -> _Layer:
+    key = tuple(getattr(shape, field) for field in LayerShape.__dataclass_fields__ if field != "name")
+    if key not in known:
+        candidates = tilings(shape, machine, cores)
+        work = _work("", [(shape, candidates, range(len(candidates.points)))])
+        times = [under_pressure_ns(work, pressure, machine)[:, 0] for pressure in PRESSURES]
+        known[key] = _Layer(shape, candidates, np.stack(times).transpose(2, 0, 1))
+    return known[key]
+
+
+def _work(model: str, layers: Sequence[tuple[LayerShape, Tilings, Sequence[int]]]) -> ModelWork:
+    """Stacks the chosen candidates of each layer; missing versions take for ever."""
+    chosen = [(t, np.asarray(at)) for _, t, at in layers]
+    most = max(len(at) for _, at in chosen)
+
+    def stacked(field: str, missing: float) -> Table:
+        padded = []
+        for t, at in chosen:
+            values = getattr(t, field)[at]
+            filler = np.full((most - len(at), *values.shape[1:]), missing)
+            padded.append(np.concatenate([values, filler]))
+        return np.ascontiguousarray(np.moveaxis(np.stack(padded), 2, 0))  # (cores, layers, versions[, levels])
+
+    need, moved = (np.ascontiguousarray(np.moveaxis(stacked(f, 0.0), -1, 1)) for f in ("need_bytes", "dram_bytes"))
+    return ModelWork(
+        model=model,
+        compute_ns=stacked("compute_ns", np.inf),
+        l3_bytes=stacked("l3_bytes", 0.0),
+        remote_bytes=stacked("remote_bytes", 0.0),
+        need_bytes=need,
+        dram_bytes=moved,
+        flops=np.array([shape.flops for shape, _, _ in layers], float),
+    )
+
+
+def _levels(layers: Sequence[_Layer]) -> tuple[float, ...]:
+    """The interference level of each pressure."""
+    slowdowns = []
+    for layer in layers:
+        alone = layer.times_ns[:, 0]
+        best = alone.argmin(axis=0)
+        columns = np.arange(alone.shape[1])
+        slowdowns.append((layer.times_ns[best, :, columns] / layer.times_ns[best, 0, columns][:, None]).mean(axis=0))
+    means: NDArray[np.float64] = np.mean(slowdowns, axis=0)
+    return tuple(round(float(level), 4) for level in means)
+
+
+def _simulate(
+    shape: ModelShape,
+    layers: Sequence[_Layer],
+    levels: tuple[float, ...],
+    machine: MachineModel,
+    qos_ns: int,
+    versions: int,
+) -> Simulated:
+    shares = frontier.layer_qos_ns([int(layer.times_ns[:, 0].min()) for layer in layers], qos_ns)
+    chosen = [_choose(layer, share, versions) for layer, share in zip(layers, shares, strict=True)]
+    works = [(s, layer.candidates, at) for s, layer, at in zip(shape.layers, layers, chosen, strict=True)]
+    work = _work(shape.model, works)
+    rising = [i for i in range(len(levels)) if i == 0 or levels[i] > max(levels[:i])]
+    tables = [
+        tuple(
+            CodeVersion(
+                index,
+                number,
+                int(layer.candidates.block_size[at]),
+                int(layer.candidates.parallelism[at]),
+                f"layer{index}_{number}",
+                LatencyTable(
+                    tuple(levels[i] for i in rising),
+                    tuple(tuple(max(1, round(t)) for t in layer.times_ns[at, i].tolist()) for i in rising),
+                ),
+            )
+            for number, at in enumerate(ats)
+        )
+        for index, (layer, ats) in enumerate(zip(layers, chosen, strict=True))
+    ]
+    item = machine.element_bytes
+    described = tuple(_described(index, s, item) for index, s in enumerate(shape.layers))
+    environment = {"machine": machine.title, "source": "analytic", "cores": str(work.cores)}
+    return Simulated(ModelProfile(shape.model, 1, described, tuple(tables), environment, shape.source_digest), work)
+
+
+def _described(index: int, shape: LayerShape, item: int) -> Layer:
+    dtype = {2: "bfloat16", 4: "float32"}[item]
+    bytes_ = (shape.inputs + shape.extra + shape.second + shape.weights + shape.outputs) * item
+    inputs = (TensorSpec("in", dtype, (shape.inputs,)),)
+    return Layer(
+        index, shape.name, shape.op, inputs, (TensorSpec("out", dtype, (shape.outputs,)),), shape.flops, bytes_
+    )
+
+
+def _choose(layer: _Layer, share_ns: float, versions: int) -> list[int]:
+    """Candidates that become code versions, by ascending block size."""
+    times = layer.times_ns
+    alone = times[:, 0]
+    solo = int((alone / alone.min(axis=0)).max(axis=1).argmin())  # least behind on its worst core count
+    if versions == 1:
+        return [solo]
+    candidates = [
+        Candidate({"at": at}, int(layer.candidates.block_size[at]), int(layer.candidates.parallelism[at]), run)
+        for at, run in enumerate(tuple(map(int, row)) for row in alone.tolist())
+    ]
+    dominant = frontier.extract_dominant(c for c in candidates if c.best_ns <= share_ns)
+    picked = [int(c.point["at"]) for c in frontier.spread(dominant, versions)]
+    wanted = [solo, *(at for at in picked if at != solo)][:versions]
+    kept = [wanted[i] for i in frontier.prune(times[wanted].reshape(len(wanted), -1), protected=(0,))]
+    return sorted(kept, key=lambda at: int(layer.candidates.block_size[at]))
