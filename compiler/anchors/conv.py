@@ -13,6 +13,7 @@ from veltair.compiler.epilogue import Epilogue
 from veltair.compiler.ir import Activation, Halo
 from veltair.compiler.lowering import Lowering
 from veltair.compiler.node import attribute, padding
+from veltair.compiler.rounding import rounded_filters
 
 FOLDED = 4  # up to so many input channels (an image), a convolution takes them as one innermost block
 DENSE_GROUPS = 8  # so many groups are computed as one convolution with zeros between them
@@ -54,8 +55,9 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
         "kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads,
         "activation": epilogue.activation,
     }  # fmt: skip
+    weight = np.asarray(weight, np.float32)
     weights = {
-        "weight": np.asarray(weight, np.float32),
+        "weight": rounded_filters(weight) if kind == "conv2d_amx" else weight,
         "bias": np.zeros(channels, np.float32) if bias is None else np.asarray(bias, np.float32),
     }
     inputs = [x] if epilogue.residual is None else [x, epilogue.residual]
