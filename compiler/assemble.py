@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from rich.progress import Progress
 
 from veltair.compiler import arena
 from veltair.compiler.graph import Graph
-from veltair.compiler.ir import Activation, LayerSpec
+from veltair.compiler.ir import Activation
 from veltair.compiler.library import link
-from veltair.compiler.measure import physical
+from veltair.compiler.locality import compulsory_bytes
 from veltair.compiler.search import Setting
 from veltair.compiler.versions import Version
 from veltair.compiler.weights import WeightFile
@@ -91,19 +90,3 @@ def assemble(
         digest = file.digest
     link(dict.fromkeys(v.object_file for group in versions.values() for v in group), folder / KERNELS)
     return Parts(tuple(entries), tuple(buffers.index), plan.bytes, digest)
-
-
-def compulsory_bytes(spec: LayerSpec, batch: int) -> int:
-    """What must be moved once: inputs, outputs, and the weights, of tables only the rows that are picked."""
-    moved = sum(_bytes(tensor, batch) for tensor in (*spec.inputs, *spec.outputs))
-    if spec.op == "embedding_bag":
-        for i, ids in enumerate(spec.inputs):
-            table = spec.weights[f"table{i}"]
-            lookups = int(np.prod(physical(ids, batch), dtype=np.int64))
-            moved += min(table.nbytes, lookups * table.shape[1] * table.itemsize)
-        return moved
-    return moved + sum(weight.nbytes for weight in spec.weights.values())
-
-
-def _bytes(tensor: Activation, batch: int) -> int:
-    return int(np.prod(physical(tensor, batch), dtype=np.int64)) * np.dtype(tensor.dtype).itemsize
