@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from veltair.scheduler.state import Progress
+from veltair.types import Tenant
 
 
 class TenantQueues:
@@ -21,6 +22,9 @@ class TenantQueues:
     def discard(self, progress: Progress) -> None:
         """Does nothing for a query that is not here."""
         self._queues.get(progress.tenant.name, {}).pop(progress.query.id, None)
+
+    def of(self, tenant: Tenant) -> Iterable[Progress]:
+        return self._queues.get(tenant.name, {}).values()
 
     def heads(self) -> Iterator[Progress]:
         """The first query of every tenant that has one."""

@@ -2,7 +2,7 @@
 
 Beyond the paper: the query that must start first goes first, at every block boundary; what cannot be in time is
 refused at once, or put last where it has begun; profiles are corrected by what is measured; a query in a hurry may
-stop a block that has time.
+stop a block that has time; queries of one tenant that wait run as one batch where that takes less of the cores.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from heapq import heappop, heappush, heapreplace
 from math import inf
 from typing import TypeAlias
 
+from veltair.scheduler.batching import growing
 from veltair.scheduler.blocks import Budget, form_block, threshold
 from veltair.scheduler.correction import Correction
-from veltair.scheduler.costs import SOLO
+from veltair.scheduler.costs import SOLO, Costs
 from veltair.scheduler.policy import Grow, Policy, Reject, Start, Step, Stop
+from veltair.scheduler.queues import TenantQueues
 from veltair.scheduler.state import Progress, Run, System
+from veltair.types import Query, Tenant
 
 PLANNED = 0.85  # of the time left: what remains is for neighbours that come meanwhile
 IDLE = 1.3  # what work on hand counts for at arrival: cores lie idle in conflicts and between blocks
@@ -34,6 +37,7 @@ class Veltair(Policy):
         self._arrived: list[Progress] = []  # not yet looked at
         self._timely: dict[int, list[_Entry]] = {}  # heaps by priority
         self._late: dict[int, Progress] = {}  # wait, and cannot be in time
+        self._batchable = TenantQueues()  # wait, and can, of tenants that batch
 
     def query_arrived(self, progress: Progress, now_ns: int) -> None:
         self._arrived.append(progress)
@@ -44,6 +48,7 @@ class Veltair(Policy):
 
     def query_ended(self, progress: Progress, now_ns: int) -> None:
         self._late.pop(progress.query.id, None)
+        self._batchable.discard(progress)
 
     def next_step(self, system: System, now_ns: int) -> Step | None:
         while self._arrived:
@@ -68,6 +73,7 @@ class Veltair(Policy):
                 if system.in_flight or len(system.waiting) > 1:
                     return Reject(head, f"cannot be in time: should have started {_ms(now_ns - latest_ns)} ms ago")
                 self._late[head.query.id] = head  # nobody is served better for its being refused
+                self._batchable.discard(head)
                 heappop(queue)
             elif can_start and (laxity := (latest_ns - now_ns) / priority) < least:
                 first, least = head, laxity
@@ -79,7 +85,11 @@ class Veltair(Policy):
             return self._make_room(system, first, now_ns)
         if not system.free:
             return None
-        return self._grow(system, now_ns) if first is None else self._start(system, first, now_ns)
+        if first is None:
+            return self._grow(system, now_ns)
+        if first.next_layer == 0 and first.query.id in system.waiting:
+            self._gather(system, first, now_ns)
+        return self._start(system, first, now_ns)
 
     # What is taken
 
@@ -93,6 +103,8 @@ class Veltair(Policy):
             return None
         if (behind_ns := self._behind_ns(system, progress, now_ns)) > 0:
             return f"cannot be in time: the queries before it leave it {_ms(behind_ns)} ms short"
+        if progress.tenant.batching:
+            self._batchable.add(progress)
         queue = self._timely.setdefault(progress.tenant.priority, [])
         heappush(queue, (progress.due_ns - rest_ns, query.id, progress))
         return None
@@ -137,6 +149,23 @@ class Veltair(Policy):
         return None
 
     # What is run
+
+    def _gather(self, system: System, leader: Progress, now_ns: int) -> None:
+        """Has the query run as a batch with others that wait, if none becomes late and together they take less of the
+        cores than one by one, each on one. Of such batches the one that saves most. Nobody waits for company.
+        """
+        level, correction = system.next_level(now_ns), self._correction(leader)
+        best, most = None, 0.0
+        for batch in growing(system, leader, self._batchable.of(leader.tenant)):
+            alone_ns = sum(_on_one_ns(each.costs, level) for each in (leader, *batch.members)) * correction.one_core
+            slack_ns = (batch.due_ns - now_ns) * PLANNED
+            if (saved_ns := alone_ns - _core_ns(batch.costs, level, slack_ns, correction)) > most:
+                best, most = batch, saved_ns
+        self._batchable.discard(leader)
+        if best is not None:
+            for member in best.members:
+                self._batchable.discard(member)
+            system.join(leader, best.members, best.costs)
 
     def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
         self._late.pop(progress.query.id, None)
@@ -208,11 +237,27 @@ class Veltair(Policy):
         return correction
 
 
+def _on_one_ns(costs: Costs, level: int) -> int:
+    return costs.time_ns(level, 1, 0, costs.layers)
+
+
+def _core_ns(costs: Costs, level: int, slack_ns: float, correction: Correction) -> float:
+    """Cores x time of the whole model on as few cores as hold the slack; infinite if none do."""
+    on_one_ns = _on_one_ns(costs, level) * correction.one_core
+    if on_one_ns <= slack_ns:
+        return on_one_ns
+    cores = costs.cores_to_end(level, 0, round(slack_ns / correction.several))
+    return inf if cores is None else cores * costs.time_ns(level, cores, 0, costs.layers) * correction.several
+
+
 def _own_deadline_ns(progress: Progress) -> float:
-    """The deadline that came with the query; infinite if it is merely the end of the tenant's target."""
-    query = progress.query
-    by_target = query.deadline_ns == query.arrival_ns + progress.tenant.qos.latency_ns
-    return inf if by_target else query.deadline_ns
+    """The deadline that came with the query, or the last of its batch's; infinite if one has merely the end of the
+    tenant's target."""
+    return max(_asked_ns(each.query, progress.tenant) for each in progress.awaited())
+
+
+def _asked_ns(query: Query, tenant: Tenant) -> float:
+    return inf if query.deadline_ns == query.arrival_ns + tenant.qos.latency_ns else query.deadline_ns
 
 
 def _ms(time_ns: float) -> str:

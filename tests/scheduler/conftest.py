@@ -53,8 +53,8 @@ def _machine(*sizes: int) -> Machine:
     return Machine(tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)))
 
 
-def _tenant(qos_ns: int, name: str = "a", model: str = "m") -> Tenant:
-    return Tenant(name, model, QoSTarget(qos_ns))
+def _tenant(qos_ns: int, name: str = "a", model: str = "m", *, batching: bool = False) -> Tenant:
+    return Tenant(name, model, QoSTarget(qos_ns), batching=batching)
 
 
 def _query(id: int, arrival_ns: int = 0, tenant: str = "a", batch: int = 1) -> Query:

@@ -36,6 +36,7 @@ from veltair.types import (
 
 LEVELS = (1.0, 1.5, 3.0)
 PREEMPT = "preempt"
+TOO_LARGE = 9  # samples of a query, for every profile
 EXAMPLES = 50  # of each property under each policy
 
 # What leaves no core idle that somebody could use. The others hold back: for a core count or a partition of their
@@ -88,9 +89,9 @@ def stories(profile, machine, tenant, query):
         cores = draw(st.sampled_from((1, sum(sizes), sum(sizes), sum(sizes) + 1)))  # what the profiles measured
         numbers = Random(draw(st.integers(0, 2**32)))  # a table drawn number by number takes far longer
 
-        def version():
-            """Times that shrink with the cores as Amdahl says and grow with the level, give or take."""
-            work_ns, serial, frail = numbers.randint(10, 300), numbers.random(), numbers.random()
+        def version(batch):
+            """Times that shrink with the cores as Amdahl says and grow with level and batch, give or take."""
+            work_ns, serial, frail = numbers.randint(10, 300) * batch**0.7, numbers.random(), numbers.random()
             return [
                 [
                     round(1 + work_ns * (serial + (1 - serial) / c) * level**frail * numbers.uniform(0.8, 1.2))
@@ -100,25 +101,25 @@ def stories(profile, machine, tenant, query):
             ]
 
         def model(name, batch, depth):
-            layers = [[version() for _ in range(numbers.randint(1, 3))] for _ in range(depth)]
+            layers = [[version(batch) for _ in range(numbers.randint(1, 3))] for _ in range(depth)]
             return profile(layers, levels=LEVELS, model=name, batch=batch, nbytes=64)
 
-        profiles = {
-            name: [model(name, batch, numbers.randint(1, 8)) for batch in (1, 2)]
-            for name in ["x", "y"][: draw(st.integers(1, 2))]
-        }
+        depths = {name: numbers.randint(1, 8) for name in ["x", "y"][: draw(st.integers(1, 2))]}
+        profiles = {name: [model(name, batch, depth) for batch in (1, 2, 8)] for name, depth in depths.items()}
         tenants = []
-        for name, (small, _) in profiles.items():
+        for name, (small, *_) in profiles.items():
             one_core_ns = sum(versions[0].latency.at(1.0, 1) for versions in small.versions)
             percent = numbers.choice((30, 80, 150, 300, 800))
-            tenants.append(tenant(1 + one_core_ns * percent // 100, name=f"t-{name}", model=name))
+            tenants.append(
+                tenant(1 + one_core_ns * percent // 100, name=f"t-{name}", model=name, batching=numbers.random() < 0.7)
+            )
         queries, events, now = [], [], 0
         work_ns = sum(versions[0].latency.at(1.0, 1) for versions in small.versions)
         gap_ns = work_ns / sum(sizes) * numbers.choice((0.1, 0.5, 1, 2, 5))
         for id in range(draw(st.integers(1, 12))):
             now += round(numbers.expovariate(1 / gap_ns))
             on = draw(st.sampled_from(tenants)).name
-            queries.append(query(id, now, on, batch=draw(st.sampled_from((1, 1, 1, 2, 3)))))
+            queries.append(query(id, now, on, batch=draw(st.sampled_from((1, 1, 1, 2, TOO_LARGE)))))
             events.append(QueryArrived(now, queries[-1]))
         for _ in range(draw(st.integers(0, 24))):
             victim = draw(st.sampled_from(queries))
@@ -157,15 +158,23 @@ class Watch:
         self.held: dict[int, tuple[int, ...]] = {}  # query -> core set
         self.blocks: dict[int, LayerBlock] = {}
         self.covered: dict[int, list[tuple[int, int]]] = defaultdict(list)  # query -> layers run, in pieces
-        self.in_flight: set[int] = set()
+        self.in_flight: set[int] = set()  # batches by their leaders
+        self.leader: dict[int, int] = {}  # of the members of batches
         self.ended: dict[int, str] = {}
 
     def end(self, query, how):
         assert query not in self.ended, f"query {query} ended twice"
         self.ended[query] = how
-        self.in_flight.discard(query)
+        self.in_flight.discard(self.leader.get(query, query))
 
-    def see_event(self, event):
+    def batch(self, leader):
+        return [leader, *(member for member, led_by in self.leader.items() if led_by == leader)]
+
+    def see_cancelled(self, cancelled):
+        """Those go without a word; a batch goes on while others wait for it."""
+        self.in_flight -= {leader for leader in self.in_flight if cancelled.issuperset(self.batch(leader))}
+
+    def see_event(self, event, outcome):
         match event:
             case BlockFinished(query=query, stop=stop):
                 del self.held[query]
@@ -174,7 +183,9 @@ class Watch:
             case BlockFailed(query=query):
                 self.held.pop(query, None)
                 self.blocks.pop(query, None)
-                self.end(query, "failed")
+                for each in self.batch(query):
+                    if outcome[each] != "cancelled":
+                        self.end(each, "failed")
             case BlockGrown(query=query, core_set=core_set):
                 assert set(core_set) <= set(self.held[query])
             case WorkersChanged(workers=workers):
@@ -182,11 +193,14 @@ class Watch:
 
     def see_decision(self, decision):
         match decision:
-            case StartBlock(block=block, core_set=core_set, conflict=conflict):
+            case StartBlock(block=block, core_set=core_set, conflict=conflict, members=members):
                 assert block.query not in self.held and block.query not in self.ended
                 if block.query not in self.in_flight:
                     assert len(self.in_flight) < self.workers
                     self.in_flight.add(block.query)
+                    self.leader |= dict.fromkeys(members, block.query)
+                    members = ()
+                assert not members
                 reached = self.covered[block.query][-1][1] if self.covered[block.query] else 0
                 assert block.start == reached < block.stop
                 assert len(block.versions) == block.stop - block.start
@@ -210,8 +224,8 @@ def test_every_query_ends_once_and_runs_every_layer_once(stories, policy, data):
     story = data.draw(stories)
     watch = Watch(story)
     for scheduler, virtual, event, decisions in story.tell(policy):
-        watch.see_event(event)
-        watch.in_flight -= {query for query, how in virtual.outcome.items() if how == "cancelled"}  # without a word
+        watch.see_event(event, virtual.outcome)
+        watch.see_cancelled({query for query, how in virtual.outcome.items() if how == "cancelled"})
         for decision in decisions:
             watch.see_decision(decision)
         scheduler.check_invariants()
@@ -222,12 +236,15 @@ def test_every_query_ends_once_and_runs_every_layer_once(stories, policy, data):
     assert (stats.in_flight, stats.running, stats.cores_in_use, sum(stats.waiting.values())) == (0, 0, 0, 0)
     for query, how in virtual.outcome.items():
         assert watch.ended.get(query, "cancelled") == how
-        if policy not in REFUSING or arrived[query].batch == 3:
-            assert (how == "rejected") is (arrived[query].batch == 3)
-        pieces = [piece for piece in watch.covered[query] if piece[0] < piece[1]]
+        if policy not in REFUSING or arrived[query].batch == TOO_LARGE:
+            assert (how == "rejected") is (arrived[query].batch == TOO_LARGE)
+        leader = watch.leader.get(query, query)
+        assert arrived[query].tenant == arrived[leader].tenant
+        assert sum(arrived[each].batch for each in watch.batch(leader)) <= 8 or arrived[query].batch == TOO_LARGE
+        pieces = [piece for piece in watch.covered[leader] if piece[0] < piece[1]]
         if how == "finished":
             model = arrived[query].tenant.removeprefix("t-")
-            layers = len(story.profiles[model][arrived[query].batch - 1].layers)
+            layers = len(story.profiles[model][0].layers)
             assert [start for start, _ in pieces] == [0, *(stop for _, stop in pieces[:-1])]
             assert pieces[-1][1] == layers
 

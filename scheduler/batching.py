@@ -1,0 +1,36 @@
+"""Which of the queries that wait could run as one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from veltair.scheduler.costs import Costs
+from veltair.scheduler.state import Progress, System
+
+
+class Batch(NamedTuple):
+    members: list[Progress]  # the leader not among them
+    costs: Costs  # of the smallest profiled batch that holds them all
+    due_ns: int  # when the first of them is due
+
+
+def growing(system: System, leader: Progress, queue: Iterable[Progress]) -> Iterator[Batch]:
+    """Ever larger batches of a query and those of its tenant behind it, in their order, filling one profile each."""
+    if not leader.tenant.batching:
+        return
+    behind = (progress for progress in queue if progress is not leader)
+    following = next(behind, None)
+    members: list[Progress] = []
+    samples, due_ns = leader.query.batch, leader.due_ns
+    for costs in system.costs[leader.tenant.model]:
+        before = len(members)
+        while following is not None and samples + following.query.batch <= costs.profile.batch:
+            members.append(following)
+            samples += following.query.batch
+            due_ns = min(due_ns, following.due_ns)
+            following = next(behind, None)
+        if len(members) > before:
+            yield Batch(members.copy(), costs, due_ns)
+        if following is None:
+            return
