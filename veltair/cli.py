@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": ("veltair.plan", "explain the layer-blocks that would be formed"),
     "doctor": ("veltair.doctor", "say what this machine offers"),
     "zoo": ("veltair.zoo.command", "write a model of the zoo as ONNX"),
+    "simulate": ("veltair.simulate.command", "run a scenario in virtual time on a machine that is not here"),
     "demo": ("veltair.demo", "build, compile, serve and load the three demo models"),
 }
 

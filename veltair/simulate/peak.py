@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import TextIO, TypeAlias
 
 from veltair.loadgen.peak import bisect
 from veltair.loadgen.tally import Tally, pooled
@@ -40,6 +40,7 @@ def probe(
     scale: float = 1.0,
     *,
     give_up: bool = False,
+    log: TextIO | None = None,
     tick: Tick | None = None,
 ) -> Probe:
     """`give_up`: as soon as the QoS cannot be held any more; what the probe shows is then of no worth but that."""
@@ -47,7 +48,7 @@ def probe(
     for seed in seeds:
         planned = len(seeds) if give_up else None
         within = None if tick is None else partial(_tick, tick, len(runs), len(seeds))
-        runs.append(simulation.run(policy, seed, scale, planned=planned, before=tuple(runs), tick=within))
+        runs.append(simulation.run(policy, seed, scale, planned=planned, before=tuple(runs), log=log, tick=within))
         if runs[-1].abandoned:
             break
     total = pooled([run.tallies for run in runs])

@@ -18,20 +18,12 @@ from veltair.simulate.arrivals import draw
 from veltair.simulate.contention import Contention
 from veltair.simulate.machines import MachineModel
 from veltair.simulate.pace import Pace
-from veltair.simulate.roofline import ModelWork
+from veltair.simulate.profiles import Simulated
 from veltair.simulate.scenario import Scenario
-from veltair.types import Decision, Machine, ModelProfile, QoSTarget, Query, QueryArrived, StartBlock, Tenant
+from veltair.types import Decision, Machine, QoSTarget, Query, QueryArrived, StartBlock, Tenant
 
 QUERIES = 3000  # of a run where the scenario does not say
 LOOK_EVERY = 256  # events between two looks at how far it is and whether it is lost
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Subject:
-    """A model as the scheduler knows it, and what it really asks of the machine."""
-
-    profile: ModelProfile
-    work: ModelWork
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,18 +49,19 @@ class Simulation:
         self,
         scenario: Scenario,
         model: MachineModel,
-        subjects: Mapping[str, Sequence[Subject]],
+        models: Mapping[str, Sequence[Simulated]],
         cores: int | None = None,
     ) -> None:
-        """`subjects`: by model, ascending by batch; `cores`: of the machine in use, by default all."""
+        """`models`: by name, ascending by batch; `cores`: of the machine in use, by default all."""
         self.scenario, self.model = scenario, model
         self.machine: Machine = model.machine(cores)
-        self.profiles = {name: [subject.profile for subject in by_batch] for name, by_batch in subjects.items()}
+        self.profiles = {name: [known.profile for known in by_batch] for name, by_batch in models.items()}
         self._paces = {
-            (subject.profile.model, subject.profile.batch): Pace(subject.work, model)
-            for by_batch in subjects.values()
-            for subject in by_batch
+            (known.profile.model, known.profile.batch): Pace(known.work, model)
+            for by_batch in models.values()
+            for known in by_batch
         }
+        self.workers = scenario.load.workers or len(self.machine.cores)
         self.tenants = [
             Tenant(load.name, load.model, QoSTarget(load.target_ns, load.percentile), load.priority)
             for load in scenario.tenants
@@ -76,10 +69,10 @@ class Simulation:
 
     def scheduler(self, policy: str) -> Scheduler:
         """A fresh one; a run's log replays through it."""
-        load = self.scenario.load
-        workers = load.workers or len(self.machine.cores)
-        proxy, share = self._proxy(), load.planned_share
-        return Scheduler(self.machine, self.tenants, self.profiles, policy, workers, proxy=proxy, planned_share=share)
+        proxy, share = self._proxy(), self.scenario.load.planned_share
+        return Scheduler(
+            self.machine, self.tenants, self.profiles, policy, self.workers, proxy=proxy, planned_share=share
+        )
 
     def duration_ns(self, scale: float = 1.0) -> int:
         """Of the arrivals, at `scale` times the scenario's rates."""

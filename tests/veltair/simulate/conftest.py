@@ -7,8 +7,8 @@ import pytest
 
 from veltair.simulate.machines import MachineModel
 from veltair.simulate.pace import Pace
+from veltair.simulate.profiles import Simulated
 from veltair.simulate.roofline import ModelWork
-from veltair.simulate.run import Subject
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile
 
 MB = 2**20
@@ -47,7 +47,7 @@ def _work(model: MachineModel, layers: str, name: str = "m") -> ModelWork:
     return ModelWork(name, compute, l3, np.zeros_like(l3), need, moved, flops)
 
 
-def _subject(model: MachineModel, layers: str, name: str = "m") -> Subject:
+def _simulated(model: MachineModel, layers: str, name: str = "m") -> Simulated:
     work = _work(model, layers, name)
     pace = Pace(work, model)
     cores = range(1, model.cores + 1)
@@ -61,7 +61,7 @@ def _subject(model: MachineModel, layers: str, name: str = "m") -> Subject:
         for i in range(len(layers))
     )
     about = tuple(Layer(i, f"layer{i}", "conv2d", (), (), 10**6, 10**6) for i in range(len(layers)))
-    return Subject(ModelProfile(name, 1, about, versions, {}, ""), work)
+    return Simulated(ModelProfile(name, 1, about, versions, {}, ""), work)
 
 
 @pytest.fixture(scope="session")
@@ -70,5 +70,5 @@ def machine_model():
 
 
 @pytest.fixture(scope="session")
-def subject():
-    return _subject
+def simulated():
+    return _simulated

@@ -1,0 +1,97 @@
+"""The numbers of a simulation for programs and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from veltair.loadgen.tally import Tally
+from veltair.simulate.peak import Probe
+from veltair.simulate.scenario import TenantLoad
+
+
+class TenantResult(msgspec.Struct, frozen=True):
+    """Times are of answered queries, from arrival to answer; None where there are none."""
+
+    name: str
+    qps: float  # answered within the measured time
+    qos_rate: float | None  # share of all that arrived that were answered in time
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    mean_ms: float | None
+    offered: int
+    refused: int
+
+
+class Result(msgspec.Struct, frozen=True):
+    policy: str
+    peak_qps: float | None  # answered, all tenants together; 0: no rate held; None: not searched
+    offered_qps: float  # by all tenants together, of the runs that the rest is about: at the peak if searched
+    conflict_rate: float  # blocks that started on fewer cores than they wanted, of all
+    core_seconds_per_query: float | None  # cores held x time
+    tenants: list[TenantResult]
+
+
+def result(policy: str, tried: Probe, peak_qps: float | None) -> Result:
+    blocks, served = sum(run.blocks for run in tried.runs), sum(tally.served for tally in tried.tallies)
+    return Result(
+        policy,
+        None if peak_qps is None else round(peak_qps, 4),
+        round(tried.offered_qps, 4),
+        round(sum(run.conflicts for run in tried.runs) / blocks, 6) if blocks else 0.0,
+        round(sum(run.core_ns for run in tried.runs) / 1e9 / served, 6) if served else None,
+        [_of_tenant(tally) for tally in tried.tallies],
+    )
+
+
+def _of_tenant(tally: Tally) -> TenantResult:
+    p50_ms = p95_ms = p99_ms = mean_ms = None
+    if len(tally.latency_ns):
+        p50_ms, p95_ms, p99_ms = (np.percentile(tally.latency_ns, [50, 95, 99]) / 1e6).round(4).tolist()
+        mean_ms = round(float(tally.latency_ns.mean()) / 1e6, 4)
+    qos_rate = None if tally.qos_rate is None else round(tally.qos_rate, 6)
+    qps = round(tally.served / tally.window_ns * 1e9, 4) if tally.window_ns else 0.0
+    return TenantResult(tally.name, qps, qos_rate, p50_ms, p95_ms, p99_ms, mean_ms, tally.offered, tally.refused)
+
+
+def print_results(
+    console: Console, results: Sequence[Result], tenants: Sequence[TenantLoad], machine: str, cores: int
+) -> None:
+    """A line for each tenant under each policy; what breaches a target is red, and nothing else."""
+    searched = results[0].peak_qps is not None
+    table = Table(
+        title=Text(f"{machine}, {cores} cores"), title_justify="left", title_style="bold",
+        box=SIMPLE_HEAD, show_edge=False, padding=(0, 0),
+    )  # fmt: skip
+    for heading in ("\npolicy", "\ntenant"):
+        table.add_column(heading, no_wrap=True)
+    for heading in (
+        *("peak\nQPS" if searched else "offered\nQPS", "conflicts\n%", "core-ms\n/query"),
+        *("\nQPS", "QoS rate\n%", "p50\nms", "p95\nms", "p99\nms"),
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in results:
+        shown = row.peak_qps if row.peak_qps is not None else row.offered_qps
+        work = "-" if row.core_seconds_per_query is None else f"{row.core_seconds_per_query * 1e3:.1f}"
+        head = row.policy, f"{shown:.1f}", f"{row.conflict_rate * 100:.1f}", work
+        for load, tenant in zip(tenants, row.tenants, strict=True):
+            rate = tenant.qos_rate
+            breach = rate is not None and rate < load.percentile - 1e-9
+            table.add_row(
+                head[0],
+                Text(tenant.name),
+                *head[1:],
+                f"{tenant.qps:.1f}",
+                Text("-" if rate is None else f"{rate * 100:.1f}", style="red" if breach else ""),
+                *("-" if ms is None else f"{ms:.2f}" for ms in (tenant.p50_ms, tenant.p95_ms, tenant.p99_ms)),
+            )
+            head = "", "", "", ""
+        table.add_section()
+    console.print(table)
