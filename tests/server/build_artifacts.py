@@ -3,6 +3,7 @@
 mlp    x (-1, 16) float32 -> y (-1, 8) float32, batch up to 8: three dense layers, two code versions each
 spin   turns, seed (1,) int32 -> state (1,) int32: LAYERS layers, each of which turns a congruential generator
        `turns` times; the sender thus chooses how long a query takes
+spins  as spin, for a batch of up to 4, each row with its own turns
 brittle  as spin, but a layer adds one to the seed, and fails once that + 15 exceeds `turns`, in the last of 16
        parallel parts; 0 turns never fail
 crash  address, as spin's turns: a layer that reads from wherever it is told, and dies of it
@@ -90,6 +91,19 @@ def spin(turns: T.handle, source: T.handle, target: T.handle):
 
 
 @T.prim_func
+def spins(turns: T.handle, source: T.handle, target: T.handle):
+    T.func_attr({"global_symbol": "spins", "tirx.noalias": True})
+    rows = T.int64()
+    N = T.match_buffer(turns, (rows, 1), "int32")
+    A = T.match_buffer(source, (rows, 1), "int32")
+    C = T.match_buffer(target, (rows, 1), "int32")
+    for i in T.parallel(rows):
+        C[i, 0] = A[i, 0]
+        for _ in range(N[i, 0]):
+            C[i, 0] = C[i, 0] * 1664525 + 1013904223
+
+
+@T.prim_func
 def brittle(turns: T.handle, source: T.handle, target: T.handle):
     T.func_attr({"global_symbol": "brittle", "tirx.noalias": True})
     N = T.match_buffer(turns, (1,), "int32")
@@ -163,19 +177,22 @@ def build_mlp(final: Path) -> None:
     )  # fmt: skip
 
 
-def build_chain(final: Path, kernel: Any, count: int) -> None:
-    ports = (Port("turns", "int32", (1,)), Port("seed", "int32", (1,)))
-    buffers = [Buffer("input", "int32", (1,), 0), Buffer("input", "int32", (1,), 1)]
-    buffers += [Buffer("output", "int32", (1,), 0)]
-    buffers += [Buffer("arena", "int32", (1,), 64 * i) for i in range(count - 1)]
+def build_chain(final: Path, kernel: Any, count: int, batches: tuple[int, ...] = (1,)) -> None:
+    shape = (1,) if len(batches) == 1 else (-1, 1)
+    ports = (Port("turns", "int32", shape), Port("seed", "int32", shape))
+    buffers = [Buffer("input", "int32", shape, 0), Buffer("input", "int32", shape, 1)]
+    buffers += [Buffer("output", "int32", shape, 0)]
+    buffers += [Buffer("arena", "int32", shape, 64 * i) for i in range(count - 1)]
     places = [1, *range(3, 2 + count), 2]
-    layers = []
+    layers, sizes = [], len(batches)
+    symbol = kernel.attrs["global_symbol"]
     for i, (source, target) in enumerate(pairwise(places)):
-        entries = versions(kernel.attrs["global_symbol"], arguments=(0, source, target), batches=1, solo_ns=2_000_000)
-        layers.append(layer(f"turn{i}", source, target, entries, 1))
+        entries = versions(symbol, arguments=(0, source, target), batches=sizes, solo_ns=2_000_000)
+        layers.append(layer(f"turn{i}", source, target, entries, sizes))
     write(
-        final, [kernel], np.zeros(0, np.uint8), qos_ns=150_000_000, max_batch=1, batches=(1,), inputs=ports,
-        outputs=(Port("state", "int32", (1,)),), buffers=tuple(buffers), arena_bytes=64 * count, layers=tuple(layers),
+        final, [kernel], np.zeros(0, np.uint8), qos_ns=150_000_000, max_batch=batches[-1], batches=batches,
+        inputs=ports, outputs=(Port("state", "int32", shape),), buffers=tuple(buffers), arena_bytes=64 * count,
+        layers=tuple(layers),
     )  # fmt: skip
 
 
@@ -183,6 +200,7 @@ def main(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     build_mlp(folder / "mlp")
     build_chain(folder / "spin", spin, LAYERS)
+    build_chain(folder / "spins", spins, LAYERS, (1, 4))
     build_chain(folder / "brittle", brittle, LAYERS)
     build_chain(folder / "crash", crash, 2)
 

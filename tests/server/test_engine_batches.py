@@ -1,0 +1,219 @@
+"""Queries that run as one batch on a real worker: each its own answer, whatever befalls the others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from veltair.config import ServeConfig
+from veltair.errors import WorkerDiedError
+from veltair.profiles import artifact as artifact_store
+from veltair.scheduler.replay import replay
+from veltair.server import tensor_pool
+from veltair.server.batch import Batch
+from veltair.server.client import Answer, EngineClient
+from veltair.server.event_log import read_setup
+from veltair.server.messages import Part, TenantCount
+from veltair.server.tensor_pool import TensorPool
+
+from .conftest import LONG_TURNS, SPIN_LAYERS, block_under_way, serving, spin_inputs, until
+from .conftest import mlp_outputs as expected
+
+pytestmark = pytest.mark.slow
+
+Configure = Callable[..., ServeConfig]
+RNG = np.random.default_rng(5)
+
+
+def samples(count: int) -> np.ndarray:
+    return RNG.standard_normal((count, 16), dtype=np.float32)
+
+
+def spins(turns: int, seed: int) -> dict[str, np.ndarray]:
+    return {name: values[None] for name, values in spin_inputs(turns, seed).items()}
+
+
+def state_after(turns: int, seed: int) -> int:
+    """What the spins model answers: that many turns a layer, by squaring."""
+    factor, addend, scale, shift, count = 1664525, 1013904223, 1, 0, SPIN_LAYERS * turns
+    while count:
+        if count % 2:
+            scale, shift = scale * factor % 2**32, (shift * factor + addend) % 2**32
+        factor, addend, count = factor * factor % 2**32, (addend * factor + addend) % 2**32, count // 2
+    return int(np.int32(np.uint32((seed * scale + shift) % 2**32)))
+
+
+@pytest.fixture
+def patient(configure: Configure) -> Configure:
+    """One worker, and targets that nothing here misses."""
+
+    def make(*names: str, **server: Any) -> ServeConfig:
+        config = configure(*names, **{"policy": "veltair", "workers": 1, **server})
+        tenants = tuple(msgspec.structs.replace(tenant, qos_ms=600_000.0) for tenant in config.tenants)
+        return msgspec.structs.replace(config, tenants=tenants)
+
+    return make
+
+
+async def counts(client: EngineClient, tenant: str) -> TenantCount:
+    return (await client.snapshot()).status.tenants[tenant]
+
+
+async def waiting(client: EngineClient, tenant: str, queries: int) -> None:
+    async def look() -> bool:
+        return (await counts(client, tenant)).waiting == queries
+
+    await until(f"{queries} queries of {tenant} wait", look)
+
+
+def right(answer: Answer, x: np.ndarray) -> None:
+    np.testing.assert_allclose(answer.outputs["y"], expected(x), rtol=1e-4, atol=1e-4)
+
+
+async def behind_a_long_one(client: EngineClient, sizes: list[int]) -> tuple[list[np.ndarray], list[asyncio.Task]]:
+    """Queries that wait since another holds the only worker, which is then let go."""
+    long = asyncio.create_task(client.infer("spin", spin_inputs(LONG_TURNS)))
+    await block_under_way(client, "spin")
+    xs = [samples(size) for size in sizes]
+    tasks = []
+    for i, x in enumerate(xs, 1):  # one by one, so that they wait in this order
+        tasks.append(asyncio.create_task(client.infer("mlp", {"x": x})))
+        await waiting(client, "mlp", i)
+    long.cancel()
+    await asyncio.wait([long])
+    return xs, tasks
+
+
+def test_members_of_different_sizes_get_their_own_rows(patient: Configure, tmp_path: Path) -> None:
+    config = patient("spin", "mlp", event_log=str(tmp_path / "log"))
+
+    async def scenario() -> None:
+        async with serving(config) as client:
+            xs, tasks = await behind_a_long_one(client, [1, 3, 2, 1, 1, 5, 2])
+            answers = await asyncio.gather(*tasks)
+            for x, answer in zip(xs, answers, strict=True):
+                right(answer, x)
+            assert [answer.blocks[0].queries for answer in answers] == [5, 5, 5, 5, 5, 2, 2]
+            assert len({answer.blocks[0].query for answer in answers}) == 2
+            assert (await counts(client, "mlp")).batches == {5: 1, 2: 1}
+            snapshot = await client.snapshot()
+            assert snapshot.held == 0
+            ran = [block for block in snapshot.blocks if block.tenant == "mlp"]
+            assert len(ran) == len({(block.query, block.start) for block in ran})  # each told once
+
+    asyncio.run(scenario())
+    artifacts = {tenant.name: artifact_store.load(Path(tenant.artifact)) for tenant in config.tenants}
+    log = tmp_path / "log"
+    assert replay(read_setup(log, artifacts), log.read_text().splitlines()) > 8
+
+
+@pytest.mark.parametrize("switch", [{"batching": False}, {"policy": "fcfs"}])
+def test_without_batching_queries_run_one_by_one(patient: Configure, switch: dict[str, object]) -> None:
+    async def scenario() -> None:
+        async with serving(patient("spin", "mlp", **switch)) as client:
+            xs, tasks = await behind_a_long_one(client, [1, 3, 2])
+            for x, answer in zip(xs, await asyncio.gather(*tasks), strict=True):
+                right(answer, x)
+                assert {block.queries for block in answer.blocks} == {1}
+            assert (await counts(client, "mlp")).batches == {1: 3}
+
+    asyncio.run(scenario())
+
+
+async def batch_under_way(client: EngineClient, turns: int) -> tuple[int, list[asyncio.Task]]:
+    """A batch of three spinning queries, seeds 1 to 3, in execution, and on which worker."""
+    first = asyncio.create_task(client.infer("spins", spins(LONG_TURNS, 0)))
+    await block_under_way(client, "spins")
+    tasks = []
+    for seed in (1, 2, 3):
+        tasks.append(asyncio.create_task(client.infer("spins", spins(turns, seed))))
+        await waiting(client, "spins", seed)
+    first.cancel()
+    await asyncio.wait([first])
+
+    async def started() -> bool:
+        return (await counts(client, "spins")).batches == {1: 1, 3: 1}
+
+    await until("the batch", started)
+    return (await block_under_way(client, "spins")).worker, tasks
+
+
+async def emptied(client: EngineClient) -> None:
+    async def look() -> bool:
+        return (await client.snapshot()).held == 0
+
+    await until("every slot free", look)
+
+
+def test_a_killed_worker_costs_each_member_one_error(patient: Configure) -> None:
+    async def scenario() -> None:
+        async with serving(patient("spins")) as client:
+            worker, tasks = await batch_under_way(client, LONG_TURNS)
+            os.kill(worker, signal.SIGKILL)
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(error, WorkerDiedError) and "SIGKILL" in str(error) for error in errors)
+            status = (await client.snapshot()).status
+            assert (status.tenants["spins"].failed, status.worker_deaths) == (3, 1)
+            answer = await client.infer("spins", spins(2, 7))
+            assert answer.outputs["state"].tolist() == [[state_after(2, 7)]]
+            assert (await client.snapshot()).held == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("gone", [[0], [1], [0, 2]])
+def test_one_cancelled_in_the_middle_leaves_the_others_their_answers(patient: Configure, gone: list[int]) -> None:
+    async def scenario() -> None:
+        turns = 5_000_000  # a few hundred ms in all
+        async with serving(patient("spins")) as client:
+            _, tasks = await batch_under_way(client, turns)
+            for index in gone:
+                tasks[index].cancel()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            for index, answer in enumerate(answers):
+                if index in gone:
+                    assert isinstance(answer, asyncio.CancelledError)
+                else:
+                    assert isinstance(answer, Answer)
+                    assert answer.outputs["state"].tolist() == [[state_after(turns, 1 + index)]]
+            await emptied(client)
+            tally = await counts(client, "spins")
+            assert (tally.cancelled, tally.done) == (1 + len(gone), 3 - len(gone))
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_that_nobody_waits_for_stops(patient: Configure) -> None:
+    async def scenario() -> None:
+        async with serving(patient("spins")) as client:
+            _, tasks = await batch_under_way(client, LONG_TURNS)
+            for index in (1, 0, 2):
+                tasks[index].cancel()
+            await asyncio.wait(tasks)
+            await emptied(client)
+            snapshot = await client.snapshot()
+            assert snapshot.status.tenants["spins"].cancelled == 4
+            assert snapshot.status.worker_deaths == 0
+            assert snapshot.blocks[-1].stop < SPIN_LAYERS
+
+    asyncio.run(scenario())
+
+
+def test_gathering_refuses_what_does_not_fit(artifacts: Path) -> None:
+    manifest = artifact_store.load(artifacts / "mlp").manifest
+    fd = tensor_pool.create([manifest], 2)
+    batch = Batch(TensorPool(fd, [manifest], 2), 0, manifest)
+    os.close(fd)
+    for parts in ((Part(0, 5), Part(1, 4)), (Part(0, 0), Part(1, 1))):
+        with pytest.raises(ValueError, match="at most 8 samples"):
+            batch.gather(parts)
+    with pytest.raises(IndexError):
+        batch.gather((Part(0, 1), Part(2, 1)))
