@@ -1,10 +1,12 @@
 """A mix of models served by this daemon under several policies and by its peers behind the same front end.
 
-    python bench/mix.py SCENARIO.toml [--config demo/serve.toml] [--models demo/models] [--policies a,b] [--seeds 3]
+    python bench/mix.py SCENARIO.toml [--policies a,b] [--rounds 3] [--percentiles 0.95,0.99]
 
-For each stack in turn: start it, search the greatest load at which every tenant keeps its percentile within target
-(`veltair load --find-peak`, over gRPC), stop it. The load generator shares the cores with all of them alike. Writes
-`bench/results/mix-<scenario>.json` after each stack and goes on from there when it is run again; `--again` starts over.
+The scenario's tenants name models of the zoo or of the onnx package's `light_*` networks; they are built and compiled
+into demo/mix first. Then, in every round, each stack in turn: start it, search the greatest load at which every tenant
+keeps its percentile within target (`veltair load --find-peak`, over gRPC), stop it. The load generator shares the cores
+with all of them alike. Writes `bench/results/mix-<scenario>.json` after each search and goes on from there when it is
+run again; `--again` starts over.
 """
 
 from __future__ import annotations
@@ -13,29 +15,99 @@ import argparse
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+import onnx
+
+from veltair.machine import environment
+from veltair.zoo.models import ZOO
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
+FOLDER = ROOT / "demo" / "mix"
 CLI = [sys.executable, "-m", "veltair.cli"]
 
 
-def stacks(args: argparse.Namespace) -> dict[str, list[str]]:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenario", type=Path, metavar="SCENARIO.toml")
+    parser.add_argument("--policies", default="veltair,veltair-full,fcfs")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--percentiles", default="0.95,0.99")
+    parser.add_argument("--again", action="store_true")
+    args = parser.parse_args()
+    path = RESULTS / f"mix-{args.scenario.stem}.json"
+    found: dict[str, Any] = {"environment": asdict(environment()), "searches": []}
+    if path.exists() and not args.again:
+        found = json.loads(path.read_text("utf-8"))
+    done = {(s["stack"], s["percentile"], s["round"]) for s in found["searches"]}
+    scenario = args.scenario.read_text("utf-8")
+    config = prepare(args.scenario)
+    for number in range(1, args.rounds + 1):
+        for percentile in map(float, args.percentiles.split(",")):
+            for name, command in stacks(config, args.policies).items():
+                if (name, percentile, number) in done:
+                    continue
+                print(f"== round {number}, {percentile:.0%}: {name}", flush=True)
+                report = peak(command, asking(scenario, percentile, number), config)
+                found["searches"].append({"stack": name, "percentile": percentile, "round": number, **report})
+                path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    print(table(found))
+    return 0
+
+
+def prepare(scenario: Path, precision: str = "auto") -> Path:
+    """The daemon's configuration for a scenario's tenants, its models built and compiled where they are not yet.
+
+    Artifacts are kept in demo/mix by precision.
+    """
+    (FOLDER / "models").mkdir(parents=True, exist_ok=True)
+    light = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+    lines = ['[server]\nhttp = "127.0.0.1:0"\ngrpc = "127.0.0.1:0"\n']
+    for tenant in tomllib.loads(scenario.read_text("utf-8"))["tenants"]:
+        name = tenant["name"]
+        model, artifact = FOLDER / "models" / f"{name}.onnx", FOLDER / precision / name
+        if not model.exists():
+            if name in ZOO:
+                subprocess.run([*CLI, "zoo", name, "--out", str(model)], check=True)
+            else:
+                shutil.copy(light / f"{name}.onnx", model)
+        if not artifact.exists():
+            options = ["--out", str(artifact), "--name", name, "--precision", precision]
+            subprocess.run([*CLI, "compile", str(model), *options], check=True)
+        lines.append(f'[[tenants]]\nname = "{name}"\nartifact = "{artifact}"\nqos_ms = {tenant["target_ms"]}\n')
+    config = FOLDER / f"{scenario.stem}.toml"
+    config.write_text("\n".join(lines), "utf-8")
+    return config
+
+
+def asking(scenario: str, percentile: float, seed: int) -> str:
+    """The text of a scenario with this percentile for all tenants, and this seed."""
+    text = re.sub(r"(?m)^(percentile|seed) *=.*\n", "", scenario)
+    text = text.replace("[[tenants]]", f"[[tenants]]\npercentile = {percentile}")
+    return text.replace("[load]", f"[load]\nseed = {seed}", 1)
+
+
+def stacks(config: Path, policies: str) -> dict[str, list[str]]:
     """Command of each stack by its name. A peer gets what its makers advise for low latency and for throughput."""
     cores = len(os.sched_getaffinity(0))
-    peers = [sys.executable, str(ROOT / "bench" / "peers.py"), str(args.config), str(args.models), "--engine"]
+    peers = [sys.executable, str(ROOT / "bench" / "peers.py"), str(config), str(FOLDER / "models"), "--engine"]
 
     def peer(engine: str, threads: int, at_once: int, hint: str = "latency") -> list[str]:
         return [*peers, engine, "--threads", str(threads), "--at-once", str(at_once), "--hint", hint]
 
-    ours = {f"veltair, {policy}": [policy] for policy in args.policies.split(",") if policy}
+    ours = {f"veltair, {policy}": [policy] for policy in policies.split(",") if policy}
     theirs = {
         "OpenVINO, latency hint, one at a time": peer("openvino", cores, 1),
         f"OpenVINO, one thread each, {cores} at a time": peer("openvino", 1, cores),
@@ -46,30 +118,7 @@ def stacks(args: argparse.Namespace) -> dict[str, list[str]]:
     return ours | theirs
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenario", type=Path, metavar="SCENARIO.toml")
-    parser.add_argument("--config", type=Path, default=ROOT / "demo" / "serve.toml")
-    parser.add_argument("--models", type=Path, default=ROOT / "demo" / "models")
-    parser.add_argument("--policies", default="veltair,veltair-full,fcfs")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--again", action="store_true")
-    args = parser.parse_args()
-    path = RESULTS / f"mix-{args.scenario.stem}.json"
-    found: dict[str, Any] = {}
-    if path.exists() and not args.again:
-        found = json.loads(path.read_text("utf-8"))
-    for name, command in stacks(args).items():
-        if name in found:
-            continue
-        print(f"== {name}", flush=True)
-        found[name] = peak(command, args.scenario.read_text("utf-8"), args.config, args.seeds)
-        path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-    print(table(found))
-    return 0
-
-
-def peak(command: Sequence[str], scenario: str, config: Path, seeds: int) -> dict[str, Any]:
+def peak(command: Sequence[str], scenario: str, config: Path, seeds: int = 1) -> dict[str, Any]:
     """The report of the search.
 
     Args:
@@ -77,10 +126,15 @@ def peak(command: Sequence[str], scenario: str, config: Path, seeds: int) -> dic
         scenario: text of a scenario file; its target is put in.
         config: of the daemon.
     """
+    return drive(command, scenario, config, "--find-peak", "--seeds", str(seeds))
+
+
+def drive(command: Sequence[str], scenario: str, config: Path, *options: str) -> dict[str, Any]:
+    """The report of `veltair load`; the arguments are those of `peak`."""
     with tempfile.TemporaryDirectory(prefix="veltair-mix-") as folder, _daemon(command, config) as address:
         path = Path(folder) / "scenario.toml"
         path.write_text(re.sub(r"(?m)^target = .*", f'target = "grpc://{address}"', scenario, count=1), "utf-8")
-        load = [*CLI, "load", str(path), "--find-peak", "--seeds", str(seeds), "--json"]
+        load = [*CLI, "load", str(path), *options, "--json"]
         done = subprocess.run(load, check=True, stdout=subprocess.PIPE, text=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
@@ -108,15 +162,24 @@ def _daemon(command: Sequence[str], config: Path) -> Iterator[str]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown."""
-    peers = [report["peak_qps"] or 0.0 for name, report in found.items() if not name.startswith("veltair")]
-    best = max(peers, default=0.0)
-    lines = ["| stack | peak QPS | over the best peer | p95 ms by tenant |", "| --- | --- | --- | --- |"]
-    for name, report in found.items():
-        qps = report["peak_qps"] or 0.0  # none: some tenant misses its target even when almost idle
-        over = f"{qps / best:.2f}x" if best else ""
-        tails = ", ".join(f"{t['name']} {t['p95_ms']:.1f}" for t in report["tenants"] if t["p95_ms"] is not None)
-        lines.append(f"| {name} | {qps:.0f} | {over} | {tails} |")
+    """Markdown: medians over the rounds."""
+    searches = found["searches"]
+    names = list(dict.fromkeys(search["stack"] for search in searches))
+    columns = sorted({search["percentile"] for search in searches})
+    qps: dict[tuple[str, float], float] = {}  # none held: some tenant misses its target even when almost idle
+    for name in names:
+        for column in columns:
+            of_stack = [s for s in searches if (s["stack"], s["percentile"]) == (name, column)]
+            qps[name, column] = median([s["peak_qps"] or 0.0 for s in of_stack] or [0.0])
+    heads = [f"peak QPS at {column:.0%} | over the best peer" for column in columns]
+    lines = [f"| stack | {' | '.join(heads)} |", "| --- |" + " --- | --- |" * len(columns)]
+    for name in names:
+        cells = []
+        for column in columns:
+            best = max((qps[peer, column] for peer in names if not peer.startswith("veltair")), default=0.0)
+            over = f"{qps[name, column] / best:.2f}x" if best else ""
+            cells.append(f"{qps[name, column]:.0f} | {over}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
