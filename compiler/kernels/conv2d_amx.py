@@ -9,6 +9,9 @@ of weights. An input tile is 16 outputs' worth of 32 channels, and since a tile 
 
 A convolution over few channels (an image) folds its columns into the channels: with the channels innermost, the
 `KW x IC` inputs of a kernel row lie side by side, and are one tile row.
+
+Sums leave the tiles through memory. Their epilogue is done by vectors between the products of the next block of
+outputs, a few rows a step, so that it costs next to nothing where there are products enough.
 """
 
 from __future__ import annotations
@@ -29,27 +32,32 @@ from veltair.compiler.kernels.emit import (
     load,
     pad_to,
     primitive,
+    scratch,
     tile_configuration,
     to_bf16_bits,
     when,
 )
 
 TILE = 16  # rows of a tile: outputs
+PAIR = 2 * TILE  # outputs of a register block
 DEPTH = 32  # bfloat16 values in a tile row: products of one step
 FLAT_STRIDE = (
     2  # greatest stride of "flat" mode: what is thrown away grows with it, and so does what is read past the end
 )
 FEW_PAIRS = 8  # up to which reading the weights takes long beside their use
 BLOCK = 32  # output channels of a register block: two tiles
+LATE_STEPS = 16  # last ones of a long reduction, in which sums are finished: their lines are still in L1 when the next
+# sums are stored there, and stores that miss it wait for one another (a sixth of the time of 72 steps)
 
 
 class Conv2dAmx:
     """inputs: x (N, IC/b, H, W, b)[, residual as the output], bfloat16; weights: weight (OC, IC, KH, KW), bias (OC)."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        *_, sh, sw, _, _ = geometry(spec)
+        _, ow, _, _, sh, sw, _, _ = geometry(spec)
         blocks = -(-spec.outputs[0].shape[1] // BLOCK)
-        modes = ["flat", "row"] if sh == sw <= FLAT_STRIDE and not _folds(spec) else ["row"]
+        between = spec.inputs[0].physical[3] - ow  # a pair of tiles in "flat" mode must find an output
+        modes = ["flat", "row"] if sh == sw <= FLAT_STRIDE and not _folds(spec) and between < PAIR else ["row"]
         found: list[Point] = []
         for mode in sorted(modes, key=lambda mode: _pairs(spec, mode)):
             if _pairs(spec, mode) > 1.5 * min(_pairs(spec, m) for m in modes):
@@ -63,12 +71,11 @@ class Conv2dAmx:
         return sorted(found, key=lambda p: (p["mode"] != found[0]["mode"], abs(int(p["chunks"]) - 2), p["channels"]))
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        x, y = spec.inputs[0], spec.outputs[0]
+        x = spec.inputs[0]
         oh, ow, kh, _, sh, sw, dh, dw = geometry(spec)
         mode, channels, chunks = str(point["mode"]), int(point["channels"]), int(point["chunks"])
         top, left = first_tap(spec)
         folds = _folds(spec)
-        pitch = x.physical[3]  # columns of a haloed input row
         pairs = _pairs(spec, mode)
         each = -(-pairs // chunks)
         weight = _pack(spec)  # (OC/32, steps…, 2, 16, 16, 2)
@@ -80,17 +87,25 @@ class Conv2dAmx:
         windows = -(-ow // TILE)  # of an output row, in "row" mode
         steps = depth * kh * columns
         # Of the weights of the next task, fetched at one step of one pair: they come while these are in use.
-        lines = -(-2 * TILE // pairs) if point["ahead"] else 0
-        plain = mode == "flat" and all(t.physical[2:4] == (oh, ow) for t in (*spec.inputs, y))  # the plane is one row
+        lines = -(-PAIR // pairs) if point["ahead"] else 0
+        # A power of two of outputs is finished at each of the last steps, so that it comes out even.
+        rows = next(n for n in (1, 2, 4, 8, 16, 32) if n * (LATE_STEPS if steps > 3 * LATE_STEPS else steps) >= PAIR)
+        finishing = steps - PAIR // rows
+        plain = _is_plain(spec, mode)
+        places = np.zeros((1, 1, 1), np.int32) if plain else _places(spec, mode)
 
         def body(X: Any, *rest: Any) -> None:
             residual = rest[0] if len(spec.inputs) > 1 else None
-            W, bias_, configuration, Y = rest[-4:]
+            W, bias_, places_, configuration, Y = rest[-5:]
+
+            def start(pair: Expr) -> Expr:
+                """Place of a pair's first output; the last pair of a plain image moves up and makes some again."""
+                return T.min(pair * PAIR, oh * ow - PAIR) if plain else pair * PAIR
 
             def address(image: Expr, step: Expr, u: Expr, v: int, pair: Expr, half: int) -> Expr:
                 """First input of tile `half` of a pair at one step of the reduction; runs on over row ends."""
                 if mode == "flat":
-                    place = (pair * 2 + half) * TILE * sw + v * dw + left
+                    place = (start(pair) + half * TILE) * sw + v * dw + left
                     return T.address_of(X[image, step, u * dh + top, place, 0])
                 window = T.min(pair * 2 + half, oh * windows - 1)  # an odd last pair repeats its first tile
                 row, column = window // windows * sh + u * dh + top, window % windows * TILE * sw + left
@@ -98,79 +113,112 @@ class Conv2dAmx:
                     return T.address_of(X[image, 0, row, column, v * DEPTH])
                 return T.address_of(X[image, step, row, column + v * dw, 0])
 
-            def position(pair: Expr, half: int, r: Expr) -> tuple[Expr, Expr]:
-                """Output row and column of row r of a tile."""
-                if mode == "row":
-                    window = T.bind(pair * 2 + half)
-                    return T.bind(window // windows), T.bind(window % windows * TILE + r)
-                at = T.bind((pair * 2 + half) * TILE + r)
-                return (at // (oh * ow), at) if plain else (T.bind(at // pitch), T.bind(at % pitch))
-
-            def outputs(image: Expr, block: Expr, pair: Expr, scratch: Any) -> None:
-                """32 outputs of one block of channels."""
+            def products(image: Expr, block: Expr, pair: Expr, between: Any) -> None:
+                """Sums of 32 outputs x 32 channels in the accumulators; `between(k)` makes code for behind step k."""
                 for register in range(4):
                     amx("tilezero", T.uint8(register))
                 with T.grid(depth, kh) as (step, u):
                     for v in range(columns):
+                        k = T.bind((step * kh + u) * columns + v)
                         for line in range(lines):
-                            at = ((pair * steps + (step * kh + u) * columns + v) * lines + line) * DEPTH
+                            at = ((pair * steps + k) * lines + line) * DEPTH
                             prefetch(W[block + channels, 0, 0, 0, 0, 0, 0, at])
                         for half in range(2):
-                            start = address(image, step, u, v, pair, half)
-                            amx("tileloadd64", T.uint8(4 + half), start, T.int64(stride_bytes))
+                            first = address(image, step, u, v, pair, half)
+                            amx("tileloadd64", T.uint8(4 + half), first, T.int64(stride_bytes))
                         for half in range(2):
-                            start = T.address_of(W[block, step, u, v, half, 0, 0, 0])
-                            amx("tileloadd64", T.uint8(6 + half), start, T.int64(64))
+                            first = T.address_of(W[block, step, u, v, half, 0, 0, 0])
+                            amx("tileloadd64", T.uint8(6 + half), first, T.int64(64))
                         for register in range(4):
                             a, b = 4 + register // 2, 6 + register % 2
                             amx("tdpbf16ps", T.uint8(register), T.uint8(a), T.uint8(b))
-                for register in range(4):
-                    start = T.address_of(scratch[register // 2 * TILE, register % 2 * TILE])
-                    amx("tilestored64", T.uint8(register), start, T.int64(BLOCK * 4))
-                starts = [T.bind(load(bias_, block * BLOCK + lane)) for lane in (0, LANES)]
-                for half in range(2):
-                    with T.serial(0, TILE) as r:
-                        row, column = position(pair, half, r)
-                        inside = row < 1 if plain else column < ow if mode == "row" else T.And(row < oh, column < ow)
-                        if mode == "row" and oh * windows % 2:
-                            inside = T.And(inside, row < oh)
-                        with when(inside):
-                            finish(image, block, row, column, half * TILE + r, starts, scratch)
+                        between(k)
 
-            def finish(image: Expr, block: Expr, row: Expr, column: Expr, r: Expr, starts: Any, scratch: Any) -> None:
-                """One output, from row r of the scratch."""
-                values = []
-                for lane, start in zip((0, LANES), starts, strict=True):
-                    value = load(scratch, r, lane) + start
-                    if residual is not None:
-                        halo = spec.inputs[1].halo
-                        value = value + load(residual, image, block, row + halo.top, column + halo.left, lane)
-                    values.append(activate(value, activation))
+            def finish(image: Expr, block: Expr, pair: Expr, n: Expr, sums: Any) -> None:
+                """The nth output of a pair."""
+                place, row = T.bind(start(pair) + n), n
+                if not plain:
+                    word = T.bind(places_[0, pair, n])
+                    place, row = T.bind(T.shift_right(word, 5)), T.bind(T.bitwise_and(word, PAIR - 1))
+                values = [load(sums, row, lane) + load(bias_, block * BLOCK + lane) for lane in (0, LANES)]
+                if residual is not None:
+                    other = T.bind(places_[places.shape[0] - 1, pair, n] >> 5) if not plain else place
+                    added = [load(residual, image, block, 0, other, lane) for lane in (0, LANES)]
+                    values = [value + more for value, more in zip(values, added, strict=True)]
+                low, high = (activate(value, "none" if activation == "relu" else activation) for value in values)
                 narrow = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"  # the second operand lands below
-                both = T.call_llvm_pure_intrin("bfloat16x32", narrow, values[1], values[0])
-                where = [image, block, row + y.halo.top, column + y.halo.left, T.ramp(0, 1, BLOCK)]
-                T.buffer_store(Y, T.reinterpret("uint16x32", both), where)
+                bits = T.reinterpret("int16x32", T.call_llvm_pure_intrin("bfloat16x32", narrow, high, low))
+                if activation == "relu":
+                    bits = T.max(bits, T.broadcast(T.int16(0), BLOCK))  # negative floats are negative as integers
+                T.buffer_store(Y, T.reinterpret("uint16x32", bits), [image, block, 0, place, T.ramp(0, 1, BLOCK)])
 
             with T.parallel(0, X.shape[0] * groups * chunks) as task:
-                scratch = T.alloc_buffer((2 * TILE, BLOCK), "float32", scope="global")
+                sums = scratch((PAIR, BLOCK), "float32")
                 image = T.bind(task // (groups * chunks))
                 group = T.bind(task // chunks % groups)
                 first = T.bind(task % chunks * each)
+                count = T.bind(T.max(T.min(each, pairs - first), 0) * channels)
                 amx("ldtilecfg", T.address_of(configuration[0]))
-                with T.serial(0, T.max(T.min(each, pairs - first), 0)) as p, T.serial(0, channels) as c:
-                    outputs(image, group * channels + c, first + p, scratch)
+
+                def place(nth: Expr) -> tuple[Expr, Expr]:
+                    return T.bind(group * channels + nth % channels), T.bind(first + nth // channels)
+
+                with T.serial(0, count) as nth:
+                    earlier = place(nth - 1)
+
+                    def between(k: Expr) -> None:
+                        with when(T.And(nth > 0, k >= finishing)):
+                            for r in range(rows):
+                                finish(image, *earlier, (k - finishing) * rows + r, sums)
+
+                    products(image, *place(nth), between)
+                    for register in range(4):
+                        corner = T.address_of(sums[register // 2 * TILE, register % 2 * TILE])
+                        amx("tilestored64", T.uint8(register), corner, T.int64(BLOCK * 4))
+                with when(count > 0), T.serial(0, PAIR) as n:
+                    finish(image, *place(count - 1), n, sums)
                 amx("tilerelease")
 
         configuration = tile_configuration()
-        function = primitive([*spec.inputs, weight, bias, configuration, *spec.outputs], body)
-        taken = each * 2 * TILE * sh * sw * x.block * depth * 2
-        block_size = taken + channels * weight[0].nbytes + each * 2 * TILE * BLOCK * channels * 2
-        return Kernel(function, (weight, bias, configuration), block_size, groups * chunks * 4)
+        function = primitive([*spec.inputs, weight, bias, places, configuration, *spec.outputs], body)
+        taken = each * PAIR * sh * sw * x.block * depth * 2
+        block_size = taken + channels * weight[0].nbytes + each * PAIR * BLOCK * channels * 2
+        return Kernel(function, (weight, bias, places, configuration), block_size, groups * chunks * 4)
 
 
 def _folds(spec: LayerSpec) -> bool:
     """The input keeps all of its few channels innermost, so kernel columns fold into the reduction."""
     return spec.inputs[0].block < DEPTH
+
+
+def _is_plain(spec: LayerSpec, mode: str) -> bool:
+    """The outputs and what they are made of are long rows without gaps."""
+    oh, ow, _, _, sh, _, _, _ = geometry(spec)
+    tensors = (*spec.inputs, *spec.outputs)
+    return mode == "flat" and sh == 1 and oh * ow >= PAIR and all(t.physical[2:4] == (oh, ow) for t in tensors)
+
+
+def _places(spec: LayerSpec, mode: str) -> NDArray[np.int32]:
+    """(1 or 2, pairs, 32): 32 times the place of an output in its haloed plane, plus its row of the pair's two tiles.
+
+    The second table, if any, is that of the residual, where its halo differs. Rows of tiles that are no output are left
+    out, and in their stead some outputs are listed twice: code without a branch for what falls behind a row's end.
+    """
+    oh, ow = spec.outputs[0].shape[2:]
+    pairs, windows = _pairs(spec, mode), -(-ow // TILE)
+    at = np.arange(pairs * PAIR).reshape(pairs, PAIR)
+    row, column = np.divmod(at, spec.inputs[0].physical[3])
+    if mode == "row":
+        row, window = np.divmod(np.minimum(at // TILE, oh * windows - 1), windows)
+        column = window * TILE + at % TILE
+    inside = (row < oh) & (column < ow)
+    tables = []
+    for tensor in (*spec.outputs, *spec.inputs[1:]):
+        place = (row + tensor.halo.top) * tensor.physical[3] + column + tensor.halo.left
+        words = place * PAIR + at % PAIR
+        tables.append([np.resize(some[there], PAIR) for some, there in zip(words, inside, strict=True)])
+    same = len(tables) == 2 and np.array_equal(*tables)
+    return np.array(tables[:1] if same else tables, np.int32)
 
 
 def _pairs(spec: LayerSpec, mode: str) -> int:

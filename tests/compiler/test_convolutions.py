@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from kernels import LESSER, need, untouched_halo, worst_error
@@ -86,3 +89,49 @@ def test_direct_where_winograd_cannot(spec: LayerSpec) -> None:
 def test_fewer_registers(mcpu: str) -> None:
     need(LESSER[mcpu], f"code for {mcpu}")
     assert check(convolution((33, 64), (7, 9), 3, residual=True), 3, mcpu) == {"direct", "winograd"}
+
+
+def tiles(channels: Size, size: Size, kernel: int, **more: Any) -> LayerSpec:
+    """A convolution in bfloat16 on AMX."""
+    spec = convolution(channels, size, kernel, **more)
+    folds = channels[0] <= 4
+    block = channels[0] if folds else 32
+    right = 32 // channels[0] + 1 if folds else 0
+    halo = spec.inputs[0].halo
+    x = replace(spec.inputs[0], dtype="uint16", block=block, halo=replace(halo, right=halo.right + right))
+    others = [replace(t, dtype="uint16", block=32) for t in (*spec.inputs[1:], *spec.outputs)]
+    return replace(spec, op="conv2d_amx", inputs=(x, *others[:-1]), outputs=(others[-1],))
+
+
+def bare(spec: LayerSpec, activation: str = "none") -> LayerSpec:
+    """The same between tensors without halos, as between pointwise convolutions."""
+    tensors = [replace(t, halo=Halo()) for t in (*spec.inputs, *spec.outputs)]
+    attributes = {**spec.attributes, "activation": activation}
+    return replace(spec, inputs=tuple(tensors[:-1]), outputs=(tensors[-1],), attributes=attributes)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX bfloat16 tiles")
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(
+            bare(tiles((40, 70), (7, 9), 1, residual=True), "relu"), id="a plain image, its last pair moves up"
+        ),
+        pytest.param(bare(tiles((64, 33), (5, 6), 1, residual=True), "gated-sigmoid"), id="fewer outputs than a pair"),
+        pytest.param(tiles((48, 40), (9, 11), 1, residual=True), id="one or two steps, halos"),
+        pytest.param(tiles((33, 64), (14, 14), 3, residual=True, batch=2), id="residual of another halo"),
+        pytest.param(tiles((256, 40), (7, 7), 3), id="many steps"),
+        pytest.param(tiles((70, 40), (13, 9), 3, stride=2), id="stride"),
+        pytest.param(tiles((64, 96), (14, 14), 1, stride=2), id="pointwise with stride"),
+        pytest.param(tiles((3, 40), (23, 37), 7, stride=2), id="image"),
+        pytest.param(tiles((160, 40), (1, 1), 1, batch=3), id="one output"),
+        pytest.param(tiles((64, 64), (19, 19), 3, dilation=6, pads=(6, 6, 6, 6)), id="dilation"),
+    ],
+)
+def test_tiles_at_every_point(spec: LayerSpec) -> None:
+    values = [normal(*t.shape) for t in spec.inputs]
+    for point in SPACES[spec.op].points(spec, features())[::3]:
+        error, (output,) = worst_error(spec, point, values)
+        assert error < 1e-2, point
+        assert untouched_halo(spec.outputs[0], output), point
