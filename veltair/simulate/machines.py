@@ -45,7 +45,6 @@ class MachineModel:
     dram_gb_s: float  # of the machine
     launch_ns: float  # fork and join of one parallel layer
     launch_core_ns: float  # on top for each core beyond the first
-    task_ns: float  # to take up one parallel task
     spawn_median_ns: float  # growth of a running block by more cores: log-normal
     spawn_mean_ns: float
 
@@ -109,7 +108,7 @@ _File = msgspec.defstruct(
     kw_only=True,
     forbid_unknown_fields=True,
 )
-_MAY_BE_ZERO = {"matrix_flops", "matrix_efficiency", "launch_core_ns", "task_ns"}
+_MAY_BE_ZERO = {"matrix_flops", "matrix_efficiency", "launch_core_ns"}
 
 
 def parse(text: str, where: str) -> MachineModel:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,7 +123,7 @@ def _product(shape: LayerShape, machine: MachineModel, cores: int) -> Tilings:
         tuple(points),
         (x + w + sums).astype(np.int64),
         (tasks * mr * nr).astype(np.int64),
-        t * (padded[:, None] + machine.task_ns),
+        t * padded[:, None],
         l3_bytes,
         x_all * (1 - 1 / domains),
         need * domains[..., None],
@@ -133,8 +134,9 @@ def _product(shape: LayerShape, machine: MachineModel, cores: int) -> Tilings:
 def _points(shape: LayerShape, machine: MachineModel) -> list[Point]:
     """Even cuts of each dimension into 1, 2, 4, … parts."""
     lanes = TILE if _in_tiles(shape, machine) else machine.vector_bits // 32
-    heights = sorted({-(-(shape.m // shape.row) // parts) for parts in (2**i for i in range(8))})
-    widths = sorted({-(-(-(-shape.n // lanes)) // parts) for parts in (2**i for i in range(8))})
+    heights = sorted({ceil(shape.m // shape.row / 2**i) for i in range(8)})
+    vectors = ceil(shape.n / lanes)
+    widths = sorted({ceil(vectors / 2**i) for i in range(8)})
     depths = [*(d for d in _DEPTHS if d < shape.k), shape.k]
     return [
         {"rows": h * shape.row, "columns": min(w * lanes, shape.n), "depth": d, "order": order}
@@ -189,7 +191,7 @@ def _stream(shape: LayerShape, machine: MachineModel, cores: int) -> Tilings:
         tuple({"tasks": count} for count in counts),
         np.array([(activations + weights) // count for count in counts], np.int64),
         np.array(counts, np.int64) * (machine.vector_bits // 32),
-        rounds * (shape.flops / (rate * tasks) + machine.task_ns),
+        rounds * shape.flops / (rate * tasks),
         (activations + weights) * ones,
         shape.inputs * item * (1 - 1 / domains) * ones,
         every,

@@ -1,0 +1,128 @@
+"""Writes the model of this machine for the simulator: `python bench/machine.py --name NAME --out FILE.toml`.
+
+Run it on an idle machine. Sizes and instruction sets are read from the kernel; bandwidths and the clock are measured
+by `machine.c`, the cost of a launch by `blocks.py`; what kernels reach of the bound of their register tile is the
+median over the tuning records of large convolutions. Each value is written with where it is from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from veltair.compiler.transfer import parse
+from veltair.machine import cache_bytes, environment, features, machine, memory_bytes
+from veltair.profiles.records import SHIPPED, read
+from veltair.simulate.layers import LayerShape
+from veltair.simulate.machines import MachineModel
+from veltair.simulate.machines import parse as parse_machine
+from veltair.simulate.tilings import tilings
+
+HERE = Path(__file__).parent
+LARGE = 50_000_000  # FLOPs of a convolution whose time on one core is not its launch
+MEMORY_BYTES = 2 << 30  # read by each core: more than any cache
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    text = describe(arguments.name, measure(), json.loads((HERE / "results" / "blocks.json").read_text("utf-8")))
+    parse_machine(text, str(arguments.out))
+    arguments.out.write_text(text, "utf-8")
+
+
+def measure() -> dict[str, float]:
+    """Clock in GHz and bandwidths in GB/s, by `machine.c`."""
+    l3_bytes = 4 * cache_bytes()["L2"]
+    memory = min(MEMORY_BYTES, memory_bytes() // 4 // len(machine().cores))
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "machine"
+        subprocess.run(["gcc", "-O3", "-march=native", "-pthread", HERE / "machine.c", "-o", program], check=True)
+        command = [program, str(l3_bytes), str(memory), *map(str, machine().cores)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    measured: dict[str, float] = json.loads(done.stdout)
+    return measured
+
+
+def describe(name: str, measured: dict[str, float], blocks: dict[str, Any]) -> str:
+    """The machine's file."""
+    wide, tiles, count = "avx512" in features(), "amx_bf16" in features(), len(machine().cores)
+    domains, sizes = machine().domains, cache_bytes()
+    empty_ns = [1000 * blocks["cores"][str(n)]["us_per_empty_layer"]["call a block"] for n in (1, count)]
+    empty = "bench/blocks.py: an empty parallel layer of a block on this machine"
+    read_by = "bench/machine.c: loads"
+    values: dict[str, tuple[float, str]] = {
+        "cores": (count, "affinity mask and cgroup quota"),
+        "domain_cores": (max(map(len, domains)), "/sys/devices/system/cpu/cpu*/cache/index3/shared_cpu_list"),
+        "l2_bytes": (sizes["L2"], "/sys/devices/system/cpu/cpu0/cache/index2/size"),
+        "l3_bytes": (sizes["L3"], "/sys/devices/system/cpu/cpu0/cache/index3/size"),
+        "clock_ghz": (measured["clock_ghz"], "bench/machine.c: dependent additions, one a cycle"),
+        "vector_bits": (512 if wide else 256, "flags of /proc/cpuinfo"),
+        "fma_units": (2, "Intel optimization manual: two units of the full width since Skylake-SP; AMD since Zen 2"),
+        "fma_latency": (4, "Intel optimization manual: 4 cycles"),
+        "loads": (2, "Intel optimization manual: two loads of the full width a cycle"),
+        "registers": (32 if wide else 16, "architecture"),
+        "matrix_flops": (
+            1024 if tiles else 0,
+            "Intel optimization manual: a tile product of 16384 bfloat16 FLOPs each 16 cycles",
+        ),
+        "vector_efficiency": (1.0, ""),
+        "matrix_efficiency": (1.0 if tiles else 0.0, ""),
+        "l3_gb_s": (measured["l3_gb_s"], f"{read_by} of one core from four times its L2"),
+        "core_gb_s": (measured["core_gb_s"], f"{read_by} of one core from memory"),
+        "domain_gb_s": (measured["dram_gb_s"], f"{read_by} of all cores from memory"),
+        "dram_gb_s": (measured["dram_gb_s"], f"{read_by} of all cores from memory"),
+        "launch_ns": (round(empty_ns[0]), f"{empty}, on one core"),
+        "launch_core_ns": (round((empty_ns[1] - empty_ns[0]) / max(count - 1, 1)), f"{empty}, each core more"),
+        "spawn_median_ns": (100_000, "VELTAIR fig. 5b"),
+        "spawn_mean_ns": (220_000, "VELTAIR fig. 5b"),
+    }
+    model = MachineModel(name, "", **{key: value for key, (value, _) in values.items()})  # type: ignore[arg-type]
+    for unit, record in (("vector", "avx512"), ("matrix", "amx")):
+        key = f"{unit}_efficiency"
+        if values[key][0]:
+            ratios = efficiencies(model if unit == "matrix" else replace(model, matrix_flops=0), record)
+            source = (
+                f"bench/machine.py: median over {len(ratios)} large convolutions of profiles/records/{record}.jsonl"
+            )
+            values[key] = (round(statistics.median(ratios), 3), source)
+    lines = [
+        "# Written by bench/machine.py.",
+        f'name = "{name}"',
+        f'title = "{environment().cpu}, {count} cores"',
+    ]
+    for key, (value, source) in values.items():
+        lines += ["", f"[{key}]", f"value = {value:g}" if value != int(value) else f"value = {int(value)}"]
+        lines += [f"source = {json.dumps(source)}"]
+    return "\n".join(lines) + "\n"
+
+
+def efficiencies(model: MachineModel, record: str) -> list[float]:
+    """What the best recorded kernel of each large direct convolution reaches of its bound, on one core."""
+    best: dict[str, int] = {}
+    for entry in read(SHIPPED / f"{record}.jsonl"):
+        direct = entry.point.get("algorithm", "direct") == "direct"
+        if entry.workload.startswith("conv2d") and direct and entry.run_ns:
+            best[entry.workload] = min(entry.run_ns[0], best.get(entry.workload, entry.run_ns[0]))
+    ratios = []
+    for workload, took_ns in best.items():
+        (_, x, _), *_, (_, y, _) = parse(workload).tensors
+        rows, columns = (int(part) for part in parse(workload).attributes["kernel"].strip("()").split(","))
+        depth, m = x[1] * rows * columns, y[2] * y[3]
+        flops = 2 * m * y[1] * depth
+        if flops >= LARGE:
+            shape = LayerShape("", "conv2d", flops, 0, 0, 0, m=m, n=y[1], k=depth, row=y[3])
+            ratios.append(float(tilings(shape, model, 1).compute_ns.min()) / took_ns)
+    return ratios
+
+
+if __name__ == "__main__":
+    main()
