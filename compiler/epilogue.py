@@ -39,8 +39,10 @@ class Epilogue:
                 tensor = lowering.known[other]
                 if tensor.block == lowering.block and tensor.shape == shape:
                     added = tensor
-            elif bias and other in lowering.constants and lowering.constants[other].size == shape[-1]:
-                constant = lowering.constants[other].reshape(-1)
+            elif bias and other in lowering.constants:
+                found = lowering.constants[other]
+                if found.shape[-1:] == (found.size,) == shape[-1:] and found.ndim <= len(shape):  # one for each column
+                    constant = found.reshape(-1)
             if added is not None or constant is not None:
                 swallowed.append(id(user))
                 name = user.output[0]

@@ -13,6 +13,7 @@ import onnx
 
 from veltair.compiler.anchors.attention import attention, find_attention, projections
 from veltair.compiler.anchors.bags import bags
+from veltair.compiler.anchors.batched_matmul import batched_matmul, find_products
 from veltair.compiler.anchors.concat import concat
 from veltair.compiler.anchors.conv import conv
 from veltair.compiler.anchors.elementwise import elementwise
@@ -37,8 +38,8 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
     "AveragePool": (pool,),
     "GlobalAveragePool": (squeeze_excite, global_pool),
     "ReduceMean": (global_pool,),
-    "Gemm": (matmul,),
-    "MatMul": (projections, attention, matmul),
+    "Gemm": (matmul, batched_matmul),
+    "MatMul": (projections, attention, matmul, batched_matmul),
     "LayerNormalization": (embedding, layer_norm),
     "Gather": (bags,),
     "Concat": (concat,),
@@ -59,7 +60,7 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
 
 
 # Searched for before the first node is visited.
-PATTERNS = (find_embeddings, find_attention)
+PATTERNS = (find_embeddings, find_attention, find_products)
 
 
 def lower(model: OnnxModel, precision: str) -> Graph:

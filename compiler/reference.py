@@ -70,6 +70,14 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     if spec.op == "matmul_bf16":
         product = x[0].astype(np.float64) @ _widened(_bf16_bits(spec.weights["weight"])) + spec.weights["bias"]
         return [_activate((product + x[1] if len(x) > 1 else product).astype(np.float32), a["activation"])]
+    if spec.op == "batched_matmul":
+        found = iter(x)
+        left, right = (
+            (spec.weights[side] if side in spec.weights else next(found)).transpose(a[f"{side}_order"])
+            for side in ("left", "right")
+        )
+        product = left.astype(np.float64) @ right.astype(np.float64) * a["scale"] + spec.weights["bias"]
+        return [_activate(product.astype(np.float32), a["activation"])]
     if spec.op == "attention":
         return [_attention(spec, x)]
     if spec.op == "layer_norm":

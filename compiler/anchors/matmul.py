@@ -29,7 +29,7 @@ def matmul(node: onnx.NodeProto, lowering: Lowering) -> bool:
         weight = (weight.T if attribute(node, "transB", 0) else weight) * np.float32(attribute(node, "alpha", 1.0))
         if len(node.input) > 2 and node.input[2]:
             found = lowering.constants.get(node.input[2])
-            if found is None or found.size not in (1, out[-1]):
+            if found is None or (found.size > 1 and found.shape[-1:] != (found.size,)):  # one for each column
                 return False
             bias = bias + found.reshape(-1) * np.float32(attribute(node, "beta", 1.0))
     if lowering.rows(node.input[0]).dtype not in ("float32", "uint16"):

@@ -40,7 +40,7 @@ class ToBlocked:
                 for j, value in enumerate(_interleaved(taken)):
                     store(Y, value, *inside(y, image, b, row, column, j * LANES))
             for first in range(0, block - block % LANES, LANES):
-                for pixel, value in enumerate(_turned(taken[first : first + LANES])):
+                for pixel, value in enumerate(turned(taken[first : first + LANES])):
                     store(Y, value, *inside(y, image, b, row, column + pixel, first))
 
         return _by_tiles(x, y, y, int(point["rows"]), tile)
@@ -67,7 +67,7 @@ class ToPlain:
                         value = T.Shuffle(pixels, [T.int32(c)])
                         T.buffer_store(Y, value, [image, b * block + first + c, row, column])
                     continue
-                for c, value in enumerate(_turned(pixels)[:here]):
+                for c, value in enumerate(turned(pixels)[:here]):
                     store(Y, value, image, b * block + first + c, row, column)
 
         return _by_tiles(x, y, x, int(point["rows"]), tile)
@@ -171,7 +171,7 @@ def _pixels(width: int, tile: Callable[[Expr, int], None]) -> None:
         tile(T.int32(width - LANES), LANES)
 
 
-def _turned(rows: Sequence[Expr]) -> list[Expr]:
+def turned(rows: Sequence[Expr]) -> list[Expr]:
     """The transpose of 16 vectors of 16: blocks of 8, 4, 2 and 1 change places across the diagonal."""
     found = list(rows)
     for distance in (8, 4, 2, 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from veltair.compiler.generic import Generic
 from veltair.compiler.ir import Space
 from veltair.compiler.kernels.attention import Attention
+from veltair.compiler.kernels.batched_matmul import BatchedMatmul
 from veltair.compiler.kernels.cast import Cast
 from veltair.compiler.kernels.concat import Concat
 from veltair.compiler.kernels.conv2d import Conv2d
@@ -28,6 +29,7 @@ SPACES: dict[str, Space] = {
     "depthwise_conv2d": DepthwiseConv2d(),
     "matmul": Matmul(),
     "matmul_bf16": MatmulBf16(),
+    "batched_matmul": BatchedMatmul(),
     "attention": Attention(),
     "layer_norm": LayerNorm(),
     "embedding": Embedding(),
