@@ -8,6 +8,7 @@ from itertools import pairwise
 from operator import attrgetter
 
 from veltair.errors import ConfigError
+from veltair.scheduler.between import filled
 from veltair.scheduler.costs import SOLO, Costs
 from veltair.scheduler.state import Progress
 from veltair.types import ModelProfile, Query, RejectQuery, Tenant
@@ -31,7 +32,8 @@ class Admission:
         self._planned_share = planned_share
         self.tenants = _by_name(tenants, profiles)
         self.costs = {  # by model, ascending by batch
-            model: [Costs(profile, grid, machine_cores) for profile in by_batch] for model, by_batch in profiles.items()
+            model: [Costs(profile, grid, machine_cores) for profile in filled(by_batch)]
+            for model, by_batch in profiles.items()
         }
 
     def admit(self, query: Query) -> Progress | RejectQuery:

@@ -43,10 +43,9 @@ class Batch:
 
     def _places(self, parts: Sequence[Part]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Slot and row within it of each sample."""
-        samples = [part.samples for part in parts]
-        total = sum(samples)
-        if min(samples) < 1 or total > self._most:
-            raise ValueError(f"expected a batch of at most {self._most} samples, got {samples}")
-        slots = np.repeat([part.slot for part in parts], samples)
-        begins = np.repeat(np.cumsum(samples) - samples, samples)
-        return slots, np.arange(total) - begins
+        samples = np.array([part.samples for part in parts], np.intp)
+        total = int(samples.sum())
+        if samples.min() < 1 or total > self._most:
+            raise ValueError(f"expected a batch of at most {self._most} samples, got {samples.tolist()}")
+        slots = np.repeat(np.array([part.slot for part in parts], np.intp), samples)
+        return slots, np.arange(total) - np.repeat(samples.cumsum() - samples, samples)

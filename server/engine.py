@@ -227,7 +227,7 @@ class Engine:
         flight.idle_since_ns = done.end_ns
         elapsed_ns = done.end_ns - done.begin_ns
         self._decide(BlockFinished(time.monotonic_ns(), done.query, done.stop, elapsed_ns))
-        if flight.order is None:
+        if not flight.running:
             flight.idle_since_ns = 0
 
     def _lost(self, worker: WorkerProcess) -> None:

@@ -47,6 +47,10 @@ class Flight:
         return self.tickets[0].tenant
 
     @property
+    def running(self) -> bool:
+        return self.order is not None
+
+    @property
     def forsaken(self) -> bool:
         """Nobody waits for it any more."""
         return all(ticket.cancelled for ticket in self.tickets)

@@ -112,7 +112,7 @@ def test_a_worker_may_die_between_two_blocks(between_blocks):
 def test_the_profile_is_the_smallest_that_holds_the_batch(machine, simple, tenant, query):
     profiles = [simple((10,), batch=1), simple((40,), batch=4), simple((80,), batch=8)]
     scheduler = Scheduler(machine(1, 1), [tenant(500)], {"m": profiles}, "fcfs", workers=9)
-    for batch, predicted_ns in ((1, 10), (2, 40), (4, 40), (5, 80), (8, 80)):
+    for batch, predicted_ns in ((1, 10), (2, 20), (4, 40), (5, 50), (6, 70), (7, 70), (8, 80)):
         (decision,) = scheduler.handle(QueryArrived(0, query(batch, batch=batch)))
         assert decision.block.predicted_ns == predicted_ns
         scheduler.handle(BlockFinished(1, batch, 1, 1))

@@ -1,0 +1,59 @@
+"""Profiles of batch sizes between those that were timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from veltair.types import LatencyTable, ModelProfile
+
+STEP = 1.4  # a batch is planned as one of at most so many times its samples, or of the next whole number
+
+
+def filled(by_batch: Sequence[ModelProfile]) -> Iterator[ModelProfile]:
+    """The profiles, ascending, and between two of the same code versions as many as it takes: times, operations and
+    bytes are linear in the batch there."""
+    for low, high in pairwise(by_batch):
+        yield low
+        batch = max(low.batch + 1, int(low.batch * STEP))
+        while batch < high.batch and _alike(low, high):
+            yield _between(low, high, batch)
+            batch = max(batch + 1, int(batch * STEP))
+    yield by_batch[-1]
+
+
+def _alike(low: ModelProfile, high: ModelProfile) -> bool:
+    """Whether each layer has the same versions, timed at the same levels and core counts."""
+    return _extent(low) == _extent(high)
+
+
+def _extent(profile: ModelProfile) -> object:
+    return len(profile.layers), [
+        [(v.latency.levels, [len(row) for row in v.latency.latency_ns]) for v in versions]
+        for versions in profile.versions
+    ]
+
+
+def _between(low: ModelProfile, high: ModelProfile, batch: int) -> ModelProfile:
+    share = (batch - low.batch) / (high.batch - low.batch)
+
+    def mixed(a: int, b: int) -> int:
+        return round(a + share * (b - a))
+
+    def table(a: LatencyTable, b: LatencyTable) -> LatencyTable:
+        before, after = np.array(a.latency_ns), np.array(b.latency_ns)
+        times = np.rint(before + share * (after - before)).astype(np.int64)
+        return LatencyTable(a.levels, tuple(map(tuple, times.tolist())))
+
+    layers = tuple(
+        replace(a, flops=mixed(a.flops, b.flops), bytes=mixed(a.bytes, b.bytes))
+        for a, b in zip(low.layers, high.layers, strict=True)
+    )
+    versions = tuple(
+        tuple(replace(a, latency=table(a.latency, b.latency)) for a, b in zip(*pair, strict=True))
+        for pair in zip(low.versions, high.versions, strict=True)
+    )
+    return replace(low, batch=batch, layers=layers, versions=versions)
