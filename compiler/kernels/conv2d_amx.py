@@ -71,7 +71,8 @@ class Conv2dAmx:
         return sorted(found, key=lambda p: (p["mode"] != found[0]["mode"], abs(int(p["chunks"]) - 2), p["channels"]))
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        x = spec.inputs[0]
+        x, y = spec.inputs[0], spec.outputs[0]
+        pitch = x.physical[3]  # columns of a haloed input row
         oh, ow, kh, _, sh, sw, dh, dw = geometry(spec)
         mode, channels, chunks = str(point["mode"]), int(point["channels"]), int(point["chunks"])
         top, left = first_tap(spec)
@@ -92,11 +93,10 @@ class Conv2dAmx:
         rows = next(n for n in (1, 2, 4, 8, 16, 32) if n * (LATE_STEPS if steps > 3 * LATE_STEPS else steps) >= PAIR)
         finishing = steps - PAIR // rows
         plain = _is_plain(spec, mode)
-        places = np.zeros((1, 1, 1), np.int32) if plain else _places(spec, mode)
 
         def body(X: Any, *rest: Any) -> None:
             residual = rest[0] if len(spec.inputs) > 1 else None
-            W, bias_, places_, configuration, Y = rest[-5:]
+            W, bias_, configuration, Y = rest[-4:]
 
             def start(pair: Expr) -> Expr:
                 """Place of a pair's first output; the last pair of a plain image moves up and makes some again."""
@@ -134,23 +134,45 @@ class Conv2dAmx:
                             amx("tdpbf16ps", T.uint8(register), T.uint8(a), T.uint8(b))
                         between(k)
 
+            def output(pair: Expr, n: Expr) -> tuple[Expr, Expr, Expr]:
+                """Row of a pair's sums, and output row and column, of its nth output.
+
+                Rows of tiles that are none, behind a row's end, give its last output again, or the next row's first:
+                that costs less than a branch.
+                """
+                if plain:
+                    return n, 0, T.bind(T.min(pair * PAIR, oh * ow - PAIR) + n)
+                if mode == "row":
+                    window = T.bind(T.min(pair * 2 + n // TILE, oh * windows - 1))
+                    first = T.bind(window % windows * TILE)
+                    column = T.bind(T.min(first + n % TILE, ow - 1))
+                    return n // TILE * TILE + column - first, window // windows, column
+                begin, at = T.bind(pair * PAIR), T.bind(pair * PAIR + n)
+                behind = T.bind(begin % pitch)
+                first = T.bind(begin + T.Select(behind < ow, 0, pitch - behind))
+                place = T.min(at - T.max(at % pitch - (ow - 1), 0), (oh - 1) * pitch + ow - 1)
+                place = T.bind(T.max(place, first))
+                return place - begin, T.bind(place // pitch), T.bind(place % pitch)
+
             def finish(image: Expr, block: Expr, pair: Expr, n: Expr, sums: Any) -> None:
                 """The nth output of a pair."""
-                place, row = T.bind(start(pair) + n), n
-                if not plain:
-                    word = T.bind(places_[0, pair, n])
-                    place, row = T.bind(T.shift_right(word, 5)), T.bind(T.bitwise_and(word, PAIR - 1))
-                values = [load(sums, row, lane) + load(bias_, block * BLOCK + lane) for lane in (0, LANES)]
+                r, row, column = output(pair, n)
+                values = [load(sums, r, lane) + load(bias_, block * BLOCK + lane) for lane in (0, LANES)]
                 if residual is not None:
-                    other = T.bind(places_[places.shape[0] - 1, pair, n] >> 5) if not plain else place
-                    added = [load(residual, image, block, 0, other, lane) for lane in (0, LANES)]
+                    halo = spec.inputs[1].halo
+                    where = (image, block, row + halo.top, column + halo.left)
+                    added = [load(residual, *where, lane) for lane in (0, LANES)]
                     values = [value + more for value, more in zip(values, added, strict=True)]
                 low, high = (activate(value, "none" if activation == "relu" else activation) for value in values)
                 narrow = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"  # the second operand lands below
                 bits = T.reinterpret("int16x32", T.call_llvm_pure_intrin("bfloat16x32", narrow, high, low))
                 if activation == "relu":
                     bits = T.max(bits, T.broadcast(T.int16(0), BLOCK))  # negative floats are negative as integers
-                T.buffer_store(Y, T.reinterpret("uint16x32", bits), [image, block, 0, place, T.ramp(0, 1, BLOCK)])
+                T.buffer_store(
+                    Y,
+                    T.reinterpret("uint16x32", bits),
+                    [image, block, row + y.halo.top, column + y.halo.left, T.ramp(0, 1, BLOCK)],
+                )
 
             with T.parallel(0, X.shape[0] * groups * chunks) as task:
                 sums = scratch((PAIR, BLOCK), "float32")
@@ -180,10 +202,10 @@ class Conv2dAmx:
                 amx("tilerelease")
 
         configuration = tile_configuration()
-        function = primitive([*spec.inputs, weight, bias, places, configuration, *spec.outputs], body)
+        function = primitive([*spec.inputs, weight, bias, configuration, *spec.outputs], body)
         taken = each * PAIR * sh * sw * x.block * depth * 2
         block_size = taken + channels * weight[0].nbytes + each * PAIR * BLOCK * channels * 2
-        return Kernel(function, (weight, bias, places, configuration), block_size, groups * chunks * 4)
+        return Kernel(function, (weight, bias, configuration), block_size, groups * chunks * 4)
 
 
 def _folds(spec: LayerSpec) -> bool:
@@ -196,29 +218,6 @@ def _is_plain(spec: LayerSpec, mode: str) -> bool:
     oh, ow, _, _, sh, _, _, _ = geometry(spec)
     tensors = (*spec.inputs, *spec.outputs)
     return mode == "flat" and sh == 1 and oh * ow >= PAIR and all(t.physical[2:4] == (oh, ow) for t in tensors)
-
-
-def _places(spec: LayerSpec, mode: str) -> NDArray[np.int32]:
-    """(1 or 2, pairs, 32): 32 times the place of an output in its haloed plane, plus its row of the pair's two tiles.
-
-    The second table, if any, is that of the residual, where its halo differs. Rows of tiles that are no output are left
-    out, and in their stead some outputs are listed twice: code without a branch for what falls behind a row's end.
-    """
-    oh, ow = spec.outputs[0].shape[2:]
-    pairs, windows = _pairs(spec, mode), -(-ow // TILE)
-    at = np.arange(pairs * PAIR).reshape(pairs, PAIR)
-    row, column = np.divmod(at, spec.inputs[0].physical[3])
-    if mode == "row":
-        row, window = np.divmod(np.minimum(at // TILE, oh * windows - 1), windows)
-        column = window * TILE + at % TILE
-    inside = (row < oh) & (column < ow)
-    tables = []
-    for tensor in (*spec.outputs, *spec.inputs[1:]):
-        place = (row + tensor.halo.top) * tensor.physical[3] + column + tensor.halo.left
-        words = place * PAIR + at % PAIR
-        tables.append([np.resize(some[there], PAIR) for some, there in zip(words, inside, strict=True)])
-    same = len(tables) == 2 and np.array_equal(*tables)
-    return np.array(tables[:1] if same else tables, np.int32)
 
 
 def _pairs(spec: LayerSpec, mode: str) -> int:
