@@ -28,7 +28,7 @@ class Attention:
         chunks = [c for c in (1, 2, 3, 4) if c == 1 or tokens // c >= 32]
         if spec.inputs[0].dtype == "uint16" and "amx_bf16" in features:
             return [{"unit": "amx", "chunks": c} for c in chunks]
-        tiles = ((6, 4), (12, 2), (8, 3)) if "avx512" in features else ((3, 2), (6, 1), (2, 2))
+        tiles = ((6, 4), (12, 2), (8, 3)) if "avx512" in features else ((6, 1), (4, 1), (2, 2))
         return [{"unit": "vector", "chunks": c, "rows": r, "columns": v} for c in chunks for r, v in tiles]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:

@@ -1,6 +1,7 @@
 """Depthwise convolution: each channel by itself, fp32 or bfloat16 in memory, fp32 in registers.
 
-A register tile holds `pixels` neighbouring outputs of a row; LLVM keeps the inputs that its taps share.
+A register tile holds `pixels` neighbouring outputs of a row, or of `tall` rows, which share inputs: that pays where an
+input is widened before it is used.
 """
 
 from __future__ import annotations
@@ -14,25 +15,36 @@ from veltair.compiler.ir import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.convolution import first_tap, geometry
 from veltair.compiler.kernels.emit import LANES, Expr, activate, load, pad_to, primitive, store
 
+UNROLLED = 3  # kernel rows: the taps of more would not stay in registers all at once
+
 
 class DepthwiseConv2d:
     """inputs: x (N, C/b, H, W, b)[, residual]; weights: weight (C, 1, KH, KW), bias (C). fp32 or bfloat16 in memory."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         oh, ow = spec.outputs[0].shape[2:]
-        widths = sorted({min(ow, p) for p in (4, 7, 8, 14)}, key=lambda p: (ow % p > 0, abs(p - 8)))
         heights = sorted({min(oh, r) for r in (7, 1, 28, 112)}, key=lambda r: abs(r - 7))
-        return [{"pixels": p, "rows": r} for p in widths for r in heights]
+        if "avx512" not in features:
+            return [{"pixels": p, "rows": r} for p in dict.fromkeys(min(ow, p) for p in (4, 5, 3)) for r in heights]
+        kernel = spec.attributes["kernel"][0]
+        liked = 8 if kernel <= UNROLLED else 14
+        widths = sorted({min(ow, p) for p in (4, 7, 8, 14)}, key=lambda p: (ow % p > 0, abs(p - liked)))
+        found: list[Point] = [{"pixels": p, "rows": r} for p in widths for r in heights]
+        if spec.inputs[0].dtype == "uint16" and kernel <= UNROLLED and oh > 1:
+            taller: Point = {"pixels": min(ow, 7), "tall": 2}
+            found = [*(taller | {"rows": r} for r in heights if r > 1), *found]
+        return found
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
-        pixels, rows = int(point["pixels"]), int(point["rows"])
+        pixels, rows, tall = int(point["pixels"]), int(point["rows"]), int(point.get("tall", 1))
         oh, ow, kh, kw, sh, sw, dh, dw = geometry(spec)
         top, left = first_tap(spec)
         out = y.halo
         vectors = x.block // LANES
         blocks = -(-x.shape[1] // x.block)
         chunks = -(-oh // rows)
+        uneven = rows % tall or oh % rows % tall  # some task ends with rows that fill no tile
         activation = str(spec.attributes["activation"])
         weight = pad_to(spec.weights["weight"][:, 0], 0, x.block).reshape(blocks, x.block, kh, kw)
         packed = np.ascontiguousarray(weight.transpose(0, 2, 3, 1))  # (C/b, KH, KW, b)
@@ -42,36 +54,66 @@ class DepthwiseConv2d:
             residual = rest[0] if len(spec.inputs) > 1 else None
             W, bias_, Y = rest[-3:]
 
-            def tile(image: Expr, block: Expr, row: Expr, column: Expr, half: int, count: int) -> None:
+            def tile(
+                acc: Any, image: Expr, block: Expr, row: Expr, column: Expr, half: int, height: int, count: int
+            ) -> None:
+                """`height` x `count` outputs."""
                 lane = half * LANES
                 start = T.bind(load(bias_, block * x.block + lane))
-                sums = [start] * count
-                for u in range(kh):
-                    for v in range(kw):
-                        tap = T.bind(load(W, block, u, v, lane))
-                        for p in range(count):
-                            at = (row * sh + u * dh + top, (column + p) * sw + v * dw + left)
-                            sums[p] = T.bind(sums[p] + load(X, image, block, *at, lane) * tap)
-                for p in range(count):
-                    result = sums[p]
-                    if residual is not None:
-                        halo = spec.inputs[1].halo
-                        result = result + load(residual, image, block, row + halo.top, column + p + halo.left, lane)
-                    where = (image, block, row + out.top, column + p + out.left, lane)
-                    store(Y, activate(result, activation), *where)
+                for i in range(height * count):
+                    T.buffer_store(acc, start, [i])
+
+                def add(below: Expr, turns: list[tuple[int, Expr]]) -> None:
+                    """An input row to output row r by kernel row u, for each (r, u) of `turns`; inputs load once."""
+                    values: dict[int, Expr] = {}
+                    for r, u in turns:
+                        for v in range(kw):
+                            tap = T.bind(load(W, block, u, v, lane))
+                            for p in range(count):
+                                at = p * sw + v * dw
+                                if at not in values:
+                                    where = (row * sh + below + top, column * sw + at + left)
+                                    values[at] = T.bind(load(X, image, block, *where, lane))
+                                i = r * count + p
+                                T.buffer_store(acc, acc[i] + values[at] * tap, [i])
+
+                if height == 1 and kh > UNROLLED:
+                    with T.serial(0, kh) as u:
+                        add(u * dh, [(0, u)])
+                else:
+                    for i in range((height - 1) * sh + (kh - 1) * dh + 1):
+                        add(i, [(r, u) for r in range(height) for u in range(kh) if r * sh + u * dh == i])
+                for r in range(height):
+                    for p in range(count):
+                        result = acc[r * count + p]
+                        if residual is not None:
+                            halo = spec.inputs[1].halo
+                            at = (row + r + halo.top, column + p + halo.left)
+                            result = result + load(residual, image, block, *at, lane)
+                        where = (image, block, row + r + out.top, column + p + out.left, lane)
+                        store(Y, activate(result, activation), *where)
+
+            def line(acc: Any, image: Expr, block: Expr, row: Expr, height: int) -> None:
+                """All columns of `height` output rows."""
+                for half in range(vectors):
+                    with T.serial(0, ow // pixels) as t:
+                        tile(acc, image, block, row, t * pixels, half, height, pixels)
+                    if ow % pixels:
+                        tile(acc, image, block, row, ow // pixels * pixels, half, height, ow % pixels)
 
             with T.parallel(0, X.shape[0] * blocks * chunks) as task:
+                acc = T.alloc_buffer((tall * pixels,), "float32x16", scope="local")
                 image = T.bind(task // (blocks * chunks))
                 block = T.bind(task // chunks % blocks)
                 first = T.bind(task % chunks * rows)
-                with T.serial(0, T.min(rows, oh - first)) as r:
-                    for half in range(vectors):
-                        with T.serial(0, ow // pixels) as t:
-                            tile(image, block, first + r, t * pixels, half, pixels)
-                        if ow % pixels:
-                            tile(image, block, first + r, ow // pixels * pixels, half, ow % pixels)
+                present = T.bind(T.min(rows, oh - first))
+                with T.serial(0, present // tall) as r:
+                    line(acc, image, block, first + r * tall, tall)
+                if uneven:
+                    with T.serial(0, present % tall) as r:
+                        line(acc, image, block, first + present // tall * tall + r, 1)
 
         function = primitive([*spec.inputs, packed, bias, *spec.outputs], body)
         item = np.dtype(x.dtype).itemsize
         block_size = ((rows * sh + kh - 1) * ow * sw + rows * ow) * x.block * item + packed[0].nbytes
-        return Kernel(function, (packed, bias), block_size, blocks * chunks * pixels)
+        return Kernel(function, (packed, bias), block_size, blocks * chunks * pixels * tall)

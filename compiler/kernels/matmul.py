@@ -24,6 +24,11 @@ from veltair.compiler.kernels.emit import (
     when,
 )
 
+# Register tiles (columns in vectors, rows) that leave room for the weights and an input; of one row, the weights are
+# operands in memory. AVX2 has half as many registers, and a vector takes two.
+AVX512_TILES = ((4, 6), (4, 4), (4, 1), (2, 6), (2, 12), (2, 4), (2, 1), (1, 6), (1, 12), (1, 4), (1, 1))
+AVX2_TILES = ((1, 6), (1, 4), (4, 1), (2, 1), (1, 1))
+
 
 class Matmul:
     """inputs: x (M, K)[, residual (M, N)]; weights: weight (K, N), bias (N); output (M, N). M may depend on the batch.
@@ -34,15 +39,13 @@ class Matmul:
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         rows_in = matmul_rows(spec)
         vectors = -(-spec.outputs[0].shape[1] // LANES)
-        registers, per_vector = (30, 1) if "avx512" in features else (14, 2)
         found: list[Point] = []
-        for columns in (4, 2, 1):
-            for rows in (6, 12, 4, 1):
-                if columns * (rows + 1) * per_vector > registers or rows > max(rows_in, 1) or columns > vectors:
-                    continue
-                for tall in (1, 4, 16):
-                    if tall == 1 or rows * tall < 2 * rows_in:
-                        found.append({"columns": columns, "rows": rows, "tall": tall})
+        for columns, rows in AVX512_TILES if "avx512" in features else AVX2_TILES:
+            if rows > max(rows_in, 1) or columns > vectors:
+                continue
+            for tall in (1, 4, 16):
+                if tall == 1 or rows * tall < 2 * rows_in:
+                    found.append({"columns": columns, "rows": rows, "tall": tall})
         return found or [{"columns": 1, "rows": 1, "tall": 1}]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:

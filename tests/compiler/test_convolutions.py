@@ -91,6 +91,37 @@ def test_fewer_registers(mcpu: str) -> None:
     assert check(convolution((33, 64), (7, 9), 3, residual=True), 3, mcpu) == {"direct", "winograd"}
 
 
+def depthwise(channels: int, size: Size, kernel: int, dtype: str, **more: Any) -> LayerSpec:
+    spec = convolution((channels, channels), size, kernel, residual=True, **more)
+    block = 16 if dtype == "float32" else 32
+    tensors = [replace(t, dtype=dtype, block=block) for t in (*spec.inputs, *spec.outputs)]
+    weights = {"weight": normal(channels, 1, kernel, kernel), "bias": normal(channels)}
+    op = "depthwise_conv2d"
+    return replace(spec, op=op, inputs=tuple(tensors[:-1]), outputs=(tensors[-1],), weights=weights)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        pytest.param({"size": (9, 11), "kernel": 3}, id="3x3"),
+        pytest.param({"size": (13, 9), "kernel": 3, "stride": 2, "pads": (0, 1, 1, 0)}, id="stride"),
+        pytest.param({"size": (9, 17), "kernel": 5, "batch": 2}, id="5x5"),
+        pytest.param({"size": (11, 8), "kernel": 3, "dilation": 2, "pads": (2, 2, 2, 2)}, id="dilation"),
+        pytest.param({"size": (2, 1), "kernel": 3}, id="one column"),
+    ],
+)
+@pytest.mark.parametrize(("dtype", "mcpu"), [("float32", ""), ("float32", "haswell"), ("uint16", "")])
+def test_depthwise_at_every_point(dtype: str, mcpu: str, geometry: dict[str, Any]) -> None:
+    need(frozenset({"avx512_bf16"} if dtype == "uint16" else {"avx2"}), f"{dtype} in vectors")
+    spec = depthwise(40, dtype=dtype, **geometry)
+    values = [normal(*t.shape) for t in spec.inputs]
+    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, features()))
+    for point in (*points[:2], *points[2::4]):
+        error, (output,) = worst_error(spec, point, values, mcpu=mcpu)
+        assert error < (1e-6 if dtype == "float32" else 1e-2), point
+        assert untouched_halo(spec.outputs[0], output), point
+
+
 def tiles(channels: Size, size: Size, kernel: int, **more: Any) -> LayerSpec:
     """A convolution in bfloat16 on AMX."""
     spec = convolution(channels, size, kernel, **more)
