@@ -10,6 +10,7 @@ prefetched, a share with each tile, so that weights that come from memory come a
 
 from __future__ import annotations
 
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,10 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         for pixels in sorted({most, -(-most * 2 // 3)}):
             join = _join(oh, ow, pixels, channels, each)
             cost = _strip_cycles(join * ow, pixels, channels, each) / (join * ow * channels * each)
-            for rows in sorted({min(oh, -(-r // join) * join) for r in (1, 4, 14, 56)}):
-                liking = 0.001 * abs(rows - 4) + 0.1 * (-(-oh // rows) * -(-blocks // channels) < 2)
+            for rows in sorted({min(oh, -(-r // join) * join) for r in (1, 4, 7, 14, 56)}):
+                chunks = -(-oh // rows)
+                uneven = chunks * rows / oh - 1  # what the last chunk lacks
+                liking = 0.003 * abs(log2(rows / 5)) + 0.02 * uneven + 0.1 * (chunks * -(-blocks // channels) < 2)
                 point: Point = {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
                 found.append((cost + liking, point))
     best = min(cost for cost, _ in found)
@@ -152,7 +155,8 @@ def _join(oh: int, ow: int, pixels: int, channels: int, each: int) -> int:
 
 
 def _strip_cycles(cells: int, pixels: int, channels: int, each: int) -> float:
-    """Of one step of the reduction: two products a cycle, two loads a cycle, each sum waits four for the last."""
+    """Of one step of the reduction: two products a cycle, two loads a cycle, each sum waits for the last: four cycles,
+    and one more where all registers of a narrow machine are needed to get there."""
     vectors = channels * each
     tiles = balanced(cells, pixels)
-    return sum(count * max(size * vectors / 2, (size + vectors) / 2, 4.0) for _, count, size in tiles)
+    return sum(count * max(size * vectors / 2, (size + vectors) / 2, 3.0 + each) for _, count, size in tiles)
