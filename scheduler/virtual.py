@@ -9,7 +9,7 @@ run is repeatable.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -48,13 +48,15 @@ class Surroundings(Protocol):
     """What the speed of blocks depends on: the machine, and who runs beside whom."""
 
     def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, *, grown: bool) -> float:
-        """The block runs on this core set from now on; before, it did not (or on fewer cores: `grown`). Returns the
-        ns that pass before its next layer begins."""
+        """The block runs on this core set from now on. Returns the ns that pass before its next layer begins.
+
+        `grown`: it, or the block that was stopped to make room for it, ran on fewer cores before.
+        """
 
     def leave(self, query: int) -> None:
         """The query's block runs no more."""
 
-    def changed(self) -> Iterator[tuple[int, Course]]:
+    def changed(self) -> Iterable[tuple[int, Course]]:
         """Each query whose block goes differently since the last call, and how; those that entered are among them."""
 
 
@@ -95,7 +97,7 @@ class _Running:
     block: LayerBlock
     granted: CoreSet
     core_set: CoreSet  # in use
-    began_ns: float
+    began_ns: int
     since_ns: float  # when it stood at `done_ns` of its course; later than now while it waits for cores to wake
     course: Course = (0.0,)
     done_ns: float = 0.0
@@ -134,6 +136,7 @@ class VirtualMachine:
     _due: list[tuple[int, int, Event | Reading | _Running]] = field(default_factory=list)
     _count: int = 0  # makes simultaneous entries first come, first served
     _running: dict[int, _Running] = field(default_factory=dict)
+    _stopped: dict[int, int] = field(default_factory=dict)  # by query: cores that its block had when it was stopped
 
     def at(self, event: Event) -> None:
         """Puts in an event from outside. Cancelling a query that is not active then does
@@ -213,10 +216,11 @@ class VirtualMachine:
         layer = block.start + running.halt
         if layer == block.stop or running.stop_early or running.cancelled is not None:
             self._leave(running)
+            if layer < block.stop and running.cancelled is None:
+                self._stopped[block.query] = len(running.core_set)
             if running.cancelled is not None:
                 self._end(running.cancelled, "cancelled")
-            elapsed_ns = max(0, self.now_ns - round(running.began_ns))
-            return BlockFinished(self.now_ns, block.query, layer, elapsed_ns)
+            return BlockFinished(self.now_ns, block.query, layer, self.now_ns - running.began_ns)
         running.core_set = running.granted
         running.done_ns, running.since_ns = running.course[running.halt], float(self.now_ns)
         running.since_ns += self._enter(running, grown=True)
@@ -227,7 +231,8 @@ class VirtualMachine:
         match decision:
             case StartBlock(block=block, core_set=core_set):
                 running = _Running(block, core_set, core_set, self.now_ns, self.now_ns)
-                running.began_ns = running.since_ns = self.now_ns + self._enter(running, grown=False)
+                grown = len(core_set) > self._stopped.pop(block.query, len(core_set))
+                running.since_ns += self._enter(running, grown=grown)
                 self._running[block.query] = running
             case GrowBlock(query=query, core_set=core_set):
                 self._running[query].granted = core_set
@@ -252,11 +257,10 @@ class VirtualMachine:
 
     def _schedule(self, running: _Running) -> None:
         """Looks up when the block next needs attention: at its end, or at its next layer if something waits there."""
-        layer = running.layer(self.now_ns)
         if len(running.course) == 1:  # started at this very moment; its course follows
             return
         soon = running.stop_early or running.cancelled is not None or running.granted != running.core_set
-        running.halt = layer + 1 if soon else len(running.block.versions)
+        running.halt = running.layer(self.now_ns) + 1 if soon else len(running.block.versions)
         left_ns = running.course[running.halt] - running.done_ns
         running.due = self._push(ceil(running.since_ns + left_ns), running)
 

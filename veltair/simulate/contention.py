@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import log, sqrt
 
@@ -10,16 +10,20 @@ import numpy as np
 
 from veltair.scheduler.virtual import Course
 from veltair.simulate.machines import MachineModel
-from veltair.simulate.pace import Pace, Stretch, pressure_level
+from veltair.simulate.pace import LEVEL_BOUNDS, Pace, Stretch, pressure_level
 from veltair.types import CoreSet, LayerBlock, Machine, ModelProfile
 
 
 @dataclass(slots=True, eq=False)
-class _Neighbour:
+class Neighbour:
+    """A running block, and what it has to bear."""
+
     stretch: Stretch
     shares: dict[int, float]  # of its cores, by L3 domain
-    cache: int = 0  # pressure on its L3 domains, a level
-    memory: int = -1  # on the memory; -1: not known yet
+    cache: int = -1  # pressure on its L3 domains, a level; -1: not known yet
+    demand: float = 0.0  # bytes per ns of memory bandwidth, if it had no neighbours there
+    memory: int = -1  # pressure on the memory, a level
+    others: tuple[float, float] = (0.0, 0.0)  # while the others' demand is in here, `memory` stays as it is
 
 
 class Contention:
@@ -32,20 +36,18 @@ class Contention:
         self.model = model
         self._paces, self._rng = paces, rng
         self._domain_of = {core: i for i, domain in enumerate(machine.domains) for core in domain}
-        self._running: dict[int, _Neighbour] = {}  # by query
-        self._inside: list[dict[int, _Neighbour]] = [{} for _ in machine.domains]  # by domain, by query
+        self._shares_of: dict[CoreSet, dict[int, float]] = {}
+        self.running: dict[int, Neighbour] = {}  # by query
+        self._inside: list[dict[int, Neighbour]] = [{} for _ in machine.domains]  # by domain, by query
         self._stirred: set[int] = set()  # domains that blocks entered or left
         self._spawn_sigma = sqrt(2 * log(model.spawn_mean_ns / model.spawn_median_ns))
 
     def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, *, grown: bool) -> float:
-        if grown:
+        if block.query in self.running:
             self.leave(block.query)
         stretch = self._paces[profile.model, profile.batch].stretch(block.start, block.versions, len(core_set))
-        shares: dict[int, float] = {}
-        for core in core_set:
-            domain = self._domain_of[core]
-            shares[domain] = shares.get(domain, 0.0) + 1 / len(core_set)
-        neighbour = self._running[block.query] = _Neighbour(stretch, shares)
+        shares = self._shares(core_set)
+        neighbour = self.running[block.query] = Neighbour(stretch, shares)
         for domain in shares:
             self._inside[domain][block.query] = neighbour
         self._stirred.update(shares)
@@ -53,28 +55,44 @@ class Contention:
             return 0.0
         return float(self._rng.lognormal(log(self.model.spawn_median_ns), self._spawn_sigma))
 
+    def _shares(self, core_set: CoreSet) -> dict[int, float]:
+        known = self._shares_of.get(core_set)
+        if known is None:
+            known = self._shares_of[core_set] = {}
+            for core in core_set:
+                domain = self._domain_of[core]
+                known[domain] = known.get(domain, 0.0) + 1 / len(core_set)
+        return known
+
     def leave(self, query: int) -> None:
-        for domain in self._running.pop(query).shares:
+        for domain in self.running.pop(query).shares:
             del self._inside[domain][query]
             self._stirred.add(domain)
 
-    def changed(self) -> Iterator[tuple[int, Course]]:
+    def changed(self) -> Iterable[tuple[int, Course]]:
         if not self._stirred:
-            return
-        affected = {query: it for domain in sorted(self._stirred) for query, it in self._inside[domain].items()}
+            return []
+        pressed: dict[int, Neighbour] = {}
+        for domain in sorted(self._stirred):
+            pressed.update(self._inside[domain])
         self._stirred.clear()
-        before = {query: it.cache for query, it in affected.items()}
-        for query, it in affected.items():
-            it.cache = pressure_level(self._cache_pressure(query, it))
-        demands = [it.stretch.demand(it.cache) for it in self._running.values()]
-        total, dram_gb_s = sum(demands), self.model.dram_gb_s
-        for (query, it), demand in zip(self._running.items(), demands, strict=True):
-            memory = pressure_level((total - demand) / dram_gb_s)
-            if memory != it.memory or it.cache != before.get(query, it.cache):
-                it.memory = memory
-                yield query, it.stretch.course(it.cache, memory)
+        changed: dict[int, Neighbour] = {}
+        for query, it in pressed.items():
+            cache = pressure_level(self._cache_pressure(query, it))
+            if cache != it.cache:
+                it.cache, it.demand = cache, it.stretch.demand(cache)
+                changed[query] = it
+        total = sum([it.demand for it in self.running.values()])
+        for query, it in self.running.items():
+            low, high = it.others
+            if not low <= total - it.demand < high:
+                level = pressure_level((total - it.demand) / self.model.dram_gb_s)
+                it.others = LEVEL_BOUNDS[level] * self.model.dram_gb_s, LEVEL_BOUNDS[level + 1] * self.model.dram_gb_s
+                it.memory = level
+                changed[query] = it
+        return [(query, it.stretch.course(it.cache, it.memory)) for query, it in changed.items()]
 
-    def _cache_pressure(self, query: int, it: _Neighbour) -> float:
+    def _cache_pressure(self, query: int, it: Neighbour) -> float:
         """What the others would keep of its domains, over what those hold; the mean over its cores."""
         pressure, l3_bytes = 0.0, self.model.l3_bytes
         for domain, share in it.shares.items():

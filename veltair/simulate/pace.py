@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from veltair.simulate.roofline import ModelWork, Table, dram_bytes, footprint_by
 
 PRESSURES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BETWEEN = [(low + high) / 2 for low, high in pairwise(PRESSURES)]
-LEVELS = len(PRESSURES)
+LEVEL_BOUNDS = (-inf, *_BETWEEN, inf)  # level i is nearest from the i-th up to the next
 
 
 def pressure_level(pressure: float) -> int:
