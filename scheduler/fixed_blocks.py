@@ -31,7 +31,9 @@ class FixedBlocks(Policy):
             return None
         first: Progress | None = None
         for progress in system.in_flight.values():
-            if (first is None or progress.ready_ns < first.ready_ns) and _lacks_cores(progress, now_ns):
+            if ((run := progress.run) is None or (run.growable and run.missing_cores(now_ns))) and (
+                first is None or progress.ready_ns < first.ready_ns
+            ):
                 first = progress
         head = system.head()
         if head is not None and (first is None or head.ready_ns < first.ready_ns):
@@ -58,10 +60,6 @@ class FixedBlocks(Policy):
         cores, held = costs.cores_for(level, start, stop, share_ns)
         time_ns = costs.time_ns(level, cores, start, stop)
         return _Plan(stop, cores, costs.versions(level, cores, start, stop), time_ns, not held)
-
-
-def _lacks_cores(progress: Progress, now_ns: int) -> bool:
-    return progress.run is None or progress.run.missing_cores(now_ns) > 0
 
 
 class _Plan(NamedTuple):

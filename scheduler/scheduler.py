@@ -260,8 +260,7 @@ class Scheduler:
         query, run = step.progress.query.id, step.progress.run
         if run is None or not 0 < step.more <= self.system.free:
             self._broken(f"the policy wants {step.more} more cores for query {query}")
-        more = self.system.pool.take(step.more, beside=run.core_set)
-        run.core_set = tuple(sorted(run.core_set + more))
+        run.grow(self.system.pool.take(step.more, beside=run.core_set))
         return GrowBlock(query, run.core_set)
 
     def _stop(self, step: Stop) -> StopBlock:

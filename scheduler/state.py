@@ -24,6 +24,7 @@ class Run:
     predicted_ns: int  # on the cores that it really has, at the level of its start
     ends_ns: int  # expected
     bytes_per_ns: float
+    growable: bool  # has fewer cores than it wanted, and more than one layer
     stopping: bool = False  # told to stop at its next layer, or cancelled
 
     @classmethod
@@ -34,7 +35,13 @@ class Run:
             predicted_ns = _rescaled(block, costs, block.start, cores)
         bytes_per_ns = (costs.bytes[block.stop] - costs.bytes[block.start]) / max(predicted_ns, 1)
         stretches = [(block.start, cores)]
-        return cls(block, costs, core_set, stretches, predicted_ns, now_ns + predicted_ns, bytes_per_ns)
+        growable = cores < block.cores and block.stop - block.start > 1
+        return cls(block, costs, core_set, stretches, predicted_ns, now_ns + predicted_ns, bytes_per_ns, growable)
+
+    def grow(self, more: CoreSet) -> None:
+        """Grants more cores, which the worker is yet to take up."""
+        self.core_set = tuple(sorted(self.core_set + more))
+        self.growable = len(self.core_set) < self.block.cores
 
     def take_up(self, layer: int, cores: int, now_ns: int) -> None:
         """The block goes on with `layer` on that many cores; the prediction of what remains follows."""
@@ -45,6 +52,10 @@ class Run:
 
     def solo_ns(self, stop: int) -> int:
         """What the layers up to `stop` take alone on the machine, each on the cores that it really had."""
+        if len(self.stretches) == 1:
+            return self.costs.solo_ns(
+                self.block.versions, self.block.start, self.block.start, stop, self.stretches[0][1]
+            )
         ends = [layer for layer, _ in self.stretches[1:]] + [stop]
         return sum(
             self.costs.solo_ns(self.block.versions, self.block.start, start, min(end, stop), cores)
@@ -67,10 +78,9 @@ class Run:
 
     def missing_cores(self, now_ns: int) -> int:
         """How many more cores the block could still use; it takes them up between two of its layers."""
-        missing = self.block.cores - len(self.core_set)
-        if missing == 0 or self.stopping or self.block.stop - self.block.start == 1 or self.soon_to_finish(now_ns):
+        if not self.growable or self.stopping or self.soon_to_finish(now_ns):
             return 0
-        return missing
+        return self.block.cores - len(self.core_set)
 
 
 def _rescaled(block: LayerBlock, costs: Costs, start: int, cores: int) -> int:
@@ -184,12 +194,11 @@ class System:
         at = self.steady.index
         if at == 0:
             return 0
-        running = staying = 0
+        running, staying = self.cores - self.free, 0
         for progress in self.in_flight.values():
-            if (run := progress.run) is not None:
-                running += len(run.core_set)
-                if not run.soon_to_finish(now_ns):
-                    staying += len(run.core_set)
+            run = progress.run
+            if run is not None and (run.ends_ns - now_ns) * 10 > run.predicted_ns:  # not run.soon_to_finish(now_ns)
+                staying += len(run.core_set)
         if staying == running:
             return at if running else 0
         return nearest_level(self.grid, 1.0 + (self.grid[at] - 1.0) * staying / running)

@@ -44,7 +44,7 @@ class Veltair(Policy):
 
     def block_ended(self, progress: Progress, run: Run, stop: int, elapsed_ns: int) -> None:
         if stop == run.block.stop:
-            self._correction(progress).learn(run, elapsed_ns)
+            self._correction(progress.tenant).learn(run, elapsed_ns)
 
     def query_ended(self, progress: Progress, now_ns: int) -> None:
         self._late.pop(progress.query.id, None)
@@ -116,10 +116,20 @@ class Veltair(Policy):
         if system.free and len(system.waiting) == 1 and len(system.in_flight) < system.workers:
             return 0.0
         priority = new.tenant.priority
-        work = [(new.due_ns, new.query.id, self._core_ns(system, new, now_ns))]
-        for progress in (*system.in_flight.values(), *system.waiting.values()):
-            if progress.tenant.priority >= priority and progress is not new and progress.due_ns > now_ns:
-                work.append((progress.due_ns, progress.query.id, self._core_ns(system, progress, now_ns)))
+        work = []
+        for progress in system.in_flight.values():
+            if progress.tenant.priority >= priority and progress.due_ns > now_ns:
+                work.append((progress.due_ns, progress.query.id, self._core_ns(progress, now_ns)))
+        batched_ns: dict[str, float] = {}  # by tenant
+        for progress in system.waiting.values():
+            tenant = progress.tenant
+            if tenant.priority >= priority and (progress.due_ns > now_ns or progress is new):
+                core_ns = self._core_ns(progress, now_ns)
+                if tenant.batching:
+                    if tenant.name not in batched_ns:
+                        batched_ns[tenant.name] = self._batched_ns(system, tenant)
+                    core_ns = min(core_ns, batched_ns[tenant.name] * progress.query.batch)
+                work.append((progress.due_ns, progress.query.id, core_ns))
         work.sort()
         done_ns = now_ns + 0.0
         worst = 0.0
@@ -129,12 +139,21 @@ class Veltair(Policy):
                 worst = max(worst, done_ns - due_ns)
         return worst
 
-    def _core_ns(self, system: System, progress: Progress, now_ns: int) -> float:
+    def _core_ns(self, progress: Progress, now_ns: int) -> float:
         """Cores x time of what is left, on the cores that it needs on average."""
         costs, run, cores = progress.costs, progress.run, progress.avg_cores
         time_ns = costs.time_ns(SOLO, cores, progress.next_layer, costs.layers)
-        left_ns = time_ns * self._correction(progress).of(cores) * cores
+        left_ns = time_ns * self._correction(progress.tenant).of(cores) * cores
         return left_ns if run is None else left_ns + max(0, run.ends_ns - now_ns) * len(run.core_set)
+
+    def _batched_ns(self, system: System, tenant: Tenant) -> float:
+        """What a sample takes of a core in the largest batch that those that wait now fill, and that is in time."""
+        samples, least = self._batchable.samples(tenant), inf
+        for costs in system.costs[tenant.model]:
+            if costs.profile.batch > samples or costs.least_rest_ns(SOLO, 0) > tenant.qos.latency_ns * PLANNED:
+                break
+            least = min(least, _on_one_ns(costs, SOLO) / costs.profile.batch)
+        return least * self._correction(tenant).one_core
 
     def _head(self, system: System, queue: list[_Entry], now_ns: int) -> Progress | None:
         """The query that must start first; its latest start is what it is by now."""
@@ -154,12 +173,12 @@ class Veltair(Policy):
         """Has the query run as a batch with others that wait, if none becomes late and together they take less of the
         cores than one by one, each on one. Of such batches the one that saves most. Nobody waits for company.
         """
-        level, correction = system.next_level(now_ns), self._correction(leader)
+        level, correction = system.next_level(now_ns), self._correction(leader.tenant)
         best, most = None, 0.0
         for batch in growing(system, leader, self._batchable.of(leader.tenant)):
             alone_ns = sum(_on_one_ns(each.costs, level) for each in (leader, *batch.members)) * correction.one_core
             slack_ns = (batch.due_ns - now_ns) * PLANNED
-            if (saved_ns := alone_ns - _core_ns(batch.costs, level, slack_ns, correction)) > most:
+            if (saved_ns := alone_ns - _spent_ns(batch.costs, level, slack_ns, correction)) > most:
                 best, most = batch, saved_ns
         self._batchable.discard(leader)
         if best is not None:
@@ -170,7 +189,7 @@ class Veltair(Policy):
     def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
         self._late.pop(progress.query.id, None)
         costs, start = progress.costs, progress.next_layer
-        level, correction = system.next_level(now_ns), self._correction(progress)
+        level, correction = system.next_level(now_ns), self._correction(progress.tenant)
         left_ns = progress.due_ns - now_ns
         slack_ns = max(0, left_ns) * PLANNED
         on_one_ns = costs.time_ns(level, 1, start, costs.layers) * correction.one_core
@@ -198,7 +217,7 @@ class Veltair(Policy):
 
     def _grow(self, system: System, now_ns: int) -> Grow | None:
         for progress in system.in_flight.values():
-            if progress.run is not None and (missing := progress.run.missing_cores(now_ns)):
+            if (run := progress.run) is not None and run.growable and (missing := run.missing_cores(now_ns)):
                 return Grow(progress, min(missing, system.free))
         return None
 
@@ -224,16 +243,15 @@ class Veltair(Policy):
 
     def _rest_ns(self, system: System, progress: Progress) -> float:
         """What is left of the query after the block that runs, on the cores on which that is fastest."""
-        costs, start, correction = progress.costs, progress.next_layer, self._correction(progress)
+        costs, start, correction = progress.costs, progress.next_layer, self._correction(progress.tenant)
         level = system.steady.index if system.in_flight else SOLO
         on_one_ns = costs.time_ns(level, 1, start, costs.layers) * correction.one_core
         return min(on_one_ns, costs.least_rest_ns(level, start) * correction.several)
 
-    def _correction(self, progress: Progress) -> Correction:
-        name = progress.tenant.name
-        correction = self._corrections.get(name)
+    def _correction(self, tenant: Tenant) -> Correction:
+        correction = self._corrections.get(tenant.name)
         if correction is None:
-            correction = self._corrections[name] = Correction()
+            correction = self._corrections[tenant.name] = Correction()
         return correction
 
 
@@ -241,7 +259,7 @@ def _on_one_ns(costs: Costs, level: int) -> int:
     return costs.time_ns(level, 1, 0, costs.layers)
 
 
-def _core_ns(costs: Costs, level: int, slack_ns: float, correction: Correction) -> float:
+def _spent_ns(costs: Costs, level: int, slack_ns: float, correction: Correction) -> float:
     """Cores x time of the whole model on as few cores as hold the slack; infinite if none do."""
     on_one_ns = _on_one_ns(costs, level) * correction.one_core
     if on_one_ns <= slack_ns:

@@ -31,7 +31,7 @@ class VeltairFull(Policy):
             run = progress.run
             if run is None:
                 return self._start(system, progress, now_ns)
-            if missing := run.missing_cores(now_ns):
+            if run.growable and (missing := run.missing_cores(now_ns)):
                 return Grow(progress, min(missing, system.free))
         head = system.head()
         return None if head is None else self._start(system, head, now_ns)

@@ -3,6 +3,7 @@
 import pytest
 
 from veltair.scheduler.scheduler import Scheduler
+from veltair.scheduler.virtual import Alone, VirtualMachine, solo_times
 from veltair.types import (
     BlockFailed,
     BlockFinished,
@@ -145,3 +146,13 @@ def test_queries_of_several_samples_count_as_many(build, arrives):
         arrives(scheduler, id, batch=samples)
     assert members(scheduler.handle(BlockFinished(100, 1, 2, 100))) == (3, 4)
     assert scheduler.system.in_flight[2].run.costs.profile.batch == 5
+
+
+@pytest.mark.parametrize("batching", [True, False])
+def test_as_many_are_taken_as_batches_will_serve_in_time(build, arrives, batching):
+    scheduler = build(qos_ns=600, batching=batching)
+    refused = [id for id in range(20) if any(isinstance(d, RejectQuery) for d in arrives(scheduler, id))]
+    virtual = VirtualMachine(scheduler, Alone(solo_times(scheduler)))
+    virtual.at(BlockFinished(100, 0, 2, 100))
+    assert [event for event, _ in virtual.run() if event.time_ns > 600] == []
+    assert refused == list(range(9 if batching else 4, 20))

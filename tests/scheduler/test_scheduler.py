@@ -255,7 +255,7 @@ def test_what_stops_neither_grows_nor_is_stopped_twice(scripted):
     policy.steps += [lambda system: Stop(progress), lambda system: Stop(progress)]
     with pytest.raises(InvariantError, match="stopping already"):
         scheduler.handle(WorkersChanged(10, 2))
-    progress.run.block = LayerBlock(1, 0, 3, (0, 0, 0), 2, 48)
+    progress.run.block, progress.run.growable = LayerBlock(1, 0, 3, (0, 0, 0), 2, 48), True
     assert progress.run.missing_cores(10) == 0
     progress.run.stopping = False
     assert progress.run.missing_cores(10) == 1
