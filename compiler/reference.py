@@ -57,7 +57,7 @@ def packed(tensor: Activation, value: Array) -> Array:
 def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     a = spec.attributes
     if spec.op in ("conv2d", "conv2d_amx", "depthwise_conv2d"):
-        group = x[0].shape[1] if spec.op == "depthwise_conv2d" else 1
+        group = x[0].shape[1] if spec.op == "depthwise_conv2d" else a.get("groups", 1)
         y = _onnx(
             "Conv", [x[0], _weight(spec), spec.weights["bias"]],
             strides=a["strides"], pads=a["pads"], dilations=a["dilations"], group=group,

@@ -16,7 +16,7 @@ from veltair.compiler.node import attribute, padding
 from veltair.compiler.rounding import rounded_filters
 
 FOLDED = 4  # up to so many input channels (an image), a convolution takes them as one innermost block
-DENSE_GROUPS = 8  # so many groups are computed as one convolution with zeros between them
+DENSE_GROUPS = 8  # so many groups are computed as one convolution with zeros between them, if a shuffle comes with it
 
 
 def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
@@ -26,10 +26,6 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
         return False
     group, channels = attribute(node, "group", 1), weight.shape[0]
     depthwise = group == shape[1] == channels and group > 1
-    if group != 1 and not depthwise:
-        if group > DENSE_GROUPS:
-            return False
-        weight = _dense(weight, group)
     kernel = tuple(weight.shape[2:])
     strides = tuple(attribute(node, "strides", [1, 1]))
     dilations = tuple(attribute(node, "dilations", [1, 1]))
@@ -40,8 +36,10 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
     x = lowering.blocked(node.input[0], shape[1] if shape[1] <= FOLDED and not depthwise else None)
     epilogue = Epilogue.behind(node, lowering)
     output, swallowed = epilogue.output, epilogue.swallowed
-    shuffle = shuffle_behind(output, lowering) if epilogue.residual is None and not depthwise else None
+    mixable = epilogue.residual is None and not depthwise and group <= DENSE_GROUPS
+    shuffle = shuffle_behind(output, lowering) if mixable else None
     if shuffle is not None:
+        weight, group = _dense(weight, group), 1
         weight, bias = weight[shuffle.order], None if bias is None else bias[shuffle.order]
         output, swallowed = shuffle.output, (*swallowed, *map(id, shuffle.nodes))
     right = pads[3]
@@ -55,6 +53,8 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
         "kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads,
         "activation": epilogue.activation,
     }  # fmt: skip
+    if group > 1 and not depthwise:
+        attributes["groups"] = group
     weight = np.asarray(weight, np.float32)
     weights = {
         "weight": rounded_filters(weight) if kind == "conv2d_amx" else weight,
@@ -69,7 +69,7 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
 def _dense(weight: NDArray[Any], group: int) -> NDArray[Any]:
     """A grouped convolution's weights (OC, IC / group, KH, KW) as those of one group, zero outside the diagonal.
 
-    Costs `group` times the products, which vectors do faster than a plain schedule does the few.
+    Costs up to `group` times the products, and its output channels may come in any order.
     """
     oc, ic = weight.shape[:2]
     dense = np.zeros((oc, ic * group, *weight.shape[2:]), weight.dtype)

@@ -10,7 +10,8 @@ class Conv2d:
     """inputs: x (N, IC/b, H, W, b)[, residual as the output]; weights: weight (OC, IC, KH, KW), bias (OC)."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        direct, fewer_products = conv2d_direct.points(spec, features), winograd.points(spec, features)
+        direct = conv2d_direct.points(spec, features)
+        fewer_products = winograd.points(spec, features) if "groups" not in spec.attributes else []
         if not fewer_products:
             return direct
         transformed, plain = (winograd.cycles(spec, m, features) for m in (int(fewer_products[0]["m"]), 1))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.convolution import first_tap, geometry, prefetch
+from veltair.compiler.kernels.convolution import first_tap, geometry, prefetch, reach
 from veltair.compiler.kernels.emit import (
     LANES,
     Expr,
@@ -79,7 +79,8 @@ class Conv2dAmx:
         folds = _folds(spec)
         pairs = _pairs(spec, mode)
         each = -(-pairs // chunks)
-        weight = _pack(spec)  # (OC/32, steps…, 2, 16, 16, 2)
+        wide, _, first_block = reach(spec, BLOCK)
+        weight = _pack(spec, wide)  # (OC/32, steps…, 2, 16, 16, 2)
         blocks, depth, _, columns = weight.shape[:4]
         groups = blocks // channels
         bias = pad_to(spec.weights["bias"], 0, BLOCK)
@@ -124,7 +125,7 @@ class Conv2dAmx:
                             at = ((pair * steps + k) * lines + line) * DEPTH
                             prefetch(W[block + channels, 0, 0, 0, 0, 0, 0, at])
                         for half in range(2):
-                            first = address(image, step, u, v, pair, half)
+                            first = address(image, first_block(block) + step, u, v, pair, half)
                             amx("tileloadd64", T.uint8(4 + half), first, T.int64(stride_bytes))
                         for half in range(2):
                             first = T.address_of(W[block, step, u, v, half, 0, 0, 0])
@@ -228,12 +229,12 @@ def _pairs(spec: LayerSpec, mode: str) -> int:
     return -(-oh * -(-ow // TILE) // 2)
 
 
-def _pack(spec: LayerSpec) -> NDArray[np.uint16]:
+def _pack(spec: LayerSpec, weight: NDArray[np.float32]) -> NDArray[np.uint16]:
     """(OC/32, IC/32, KH, KW, 2, 16, 16, 2): for each step two tiles of 16 channel pairs x 16 output channels.
 
     Folded: (OC/32, 1, KH, ceil(KW * IC / 32), 2, 16, 16, 2), KW with the gaps of its dilation.
     """
-    weight = pad_to(spec.weights["weight"], 0, BLOCK)
+    weight = pad_to(weight, 0, BLOCK)
     oc, ic, kh, kw = weight.shape
     if _folds(spec):
         spread = np.zeros((oc, ic, kh, (kw - 1) * spec.attributes["dilations"][1] + 1), np.float32)

@@ -17,7 +17,15 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.convolution import balanced, first_tap, geometry, group_sizes, prefetch, where_present
+from veltair.compiler.kernels.convolution import (
+    balanced,
+    first_tap,
+    geometry,
+    group_sizes,
+    prefetch,
+    reach,
+    where_present,
+)
 from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, store, when
 
 UNROLL = 4  # input channels of one turn of the innermost loop
@@ -32,6 +40,7 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     found: list[tuple[float, Point]] = []
     for channels in group_sizes(blocks, sizes):
         most = register_tile(channels, features)
+        taken = reach(spec, channels * LANES)[1]
         for pixels in sorted({most, -(-most * 2 // 3)}):
             join = _join(oh, ow, pixels, channels, each)
             cost = _strip_cycles(join * ow, pixels, channels, each) / (join * ow * channels * each)
@@ -40,7 +49,7 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
                 uneven = chunks * rows / oh - 1  # what the last chunk lacks
                 liking = 0.003 * abs(log2(rows / 5)) + 0.02 * uneven + 0.1 * (chunks * -(-blocks // channels) < 2)
                 point: Point = {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
-                found.append((cost + liking, point))
+                found.append((taken * (cost + liking), point))
     best = min(cost for cost, _ in found)
     return [point for cost, point in sorted(found, key=lambda pair: pair[0]) if cost < 1.6 * best]
 
@@ -50,7 +59,8 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     channels, pixels, rows = int(point["channels"]), int(point["pixels"]), int(point["rows"])
     oh, ow, kh, kw, sh, sw, dh, dw = geometry(spec)
     inner, width = x.block, channels * LANES
-    blocks, outs, chunks = -(-x.shape[1] // inner), -(-y.shape[1] // LANES), -(-oh // rows)
+    outs, chunks = -(-y.shape[1] // LANES), -(-oh // rows)
+    weight, blocks, first_block = reach(spec, width)
     groups = -(-outs // channels)
     steps = blocks * kh * kw
     join = _join(oh, ow, pixels, channels, registers_each(features))
@@ -62,7 +72,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     ahead = tiles <= inner * channels  # else reading a panel is nothing beside its use
     unroll = UNROLL if inner % UNROLL == 0 else 1
 
-    weight = pad_to(pad_to(spec.weights["weight"], 0, width), 1, inner)
+    weight = pad_to(pad_to(weight, 0, width), 1, inner)
     packed = weight.reshape(groups, width, blocks, inner, kh, kw).transpose(0, 2, 4, 5, 3, 1)
     packed = np.ascontiguousarray(packed).reshape(groups, -1)  # of (groups, IC/b, KH, KW, b, channels * 16)
     bias = pad_to(spec.weights["bias"], 0, width)
@@ -78,7 +88,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                 for p in range(len(places)):
                     T.buffer_store(acc, start, [p * channels + c])
             with T.grid(blocks, kh, kw) as (b, u, v):
-                step = T.bind((b * kh + u) * kw + v)
+                step, block = T.bind((b * kh + u) * kw + v), T.bind(first_block(group) + b)
                 if ahead:
                     for line in range(lines):
                         at = ((turn * steps + step) * lines + line) * LANES
@@ -90,7 +100,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                             T.bind(W[group, lanes((step * inner + i) * width + c * LANES)]) for c in range(channels)
                         ]
                         for p, (row, column) in enumerate(places):
-                            value = X[image, b, row * sh + u * dh + top, column * sw + v * dw + left, i]
+                            value = X[image, block, row * sh + u * dh + top, column * sw + v * dw + left, i]
                             value = T.bind(T.broadcast(value, LANES))
                             for c in range(channels):
                                 at = p * channels + c

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Halo, LayerSpec
@@ -22,6 +24,36 @@ def first_tap(spec: LayerSpec) -> tuple[int, int]:
     halo: Halo = spec.inputs[0].halo
     top, left = spec.attributes["pads"][:2]
     return halo.top - top, halo.left - left
+
+
+def reach(spec: LayerSpec, width: int) -> tuple[NDArray[np.float32], int, Callable[[Expr], Expr]]:
+    """What `width` neighbouring output channels read, of a convolution in groups: as many blocks of input channels, and
+    a function that gives the first of them for the nth such output channels. Between the groups lie zeros.
+
+    The weights are (OC, blocks * b, KH, KW); all input blocks where there are no groups.
+    """
+    weight, x, count = spec.weights["weight"], spec.inputs[0], int(spec.attributes.get("groups", 1))
+    blocks = -(-x.shape[1] // x.block)
+    if count == 1:
+        return weight, blocks, lambda nth: 0
+    oc, each_in = weight.shape[:2]
+    each_out = oc // count
+    ends = [
+        (
+            n * width // each_out * each_in // x.block,
+            -(-((min(n * width + width, oc) - 1) // each_out + 1) * each_in // x.block),
+        )
+        for n in range(-(-oc // width))
+    ]
+    taken = max(end - start for start, end in ends)
+    firsts = [min(start, blocks - taken) for start, _ in ends]
+    wide = np.zeros((oc, taken * x.block, *weight.shape[2:]), np.float32)
+    for channel in range(oc):
+        start = channel // each_out * each_in - firsts[channel // width] * x.block
+        wide[channel, start : start + each_in] = weight[channel]
+    if taken == blocks:
+        return wide, taken, lambda nth: 0
+    return wide, taken, lambda nth: T.min(nth * width // each_out * each_in // x.block, blocks - taken)
 
 
 def balanced(total: int, most: int) -> list[tuple[int, int, int]]:
