@@ -73,12 +73,12 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: str = ""  # default: the feature's
     hash: Count | None = None  # buckets
     boundaries: tuple[float, ...] | None = None
-    vocabulary: tuple[str, ...] | tuple[int, ...] | None = None
+    vocabulary: tuple[str | int, ...] | None = None
     vocabulary_file: str | None = None  # a key a line
     oov: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0  # buckets behind the vocabulary for what is not in it
     identity: Count | None = None  # ids below this
     number: Literal[True] | None = None
-    default: Annotated[int, msgspec.Meta(ge=-(1 << 30), lt=1 << 31)] = -1  # vocabulary, identity: any other key's id
+    default: Annotated[int, msgspec.Meta(ge=-(1 << 30), lt=(1 << 31) - 1)] = -1  # for any other key
     guards: tuple[Guard, ...] = ()
     table: str | None = None
     combiner: Literal["none", "sum", "mean", "sqrtn"] | None = None
@@ -254,6 +254,8 @@ def _check_column(column: Column, feature: Feature, table: Table | None, where: 
         if not keys or not all(type(key) is wanted for key in keys):
             raise ModelError(f"{where}: vocabulary: expected a list of {'integers' if wanted is int else 'strings'}")
         _unique([str(key) for key in keys], "vocabulary", Path(where))
+        if len(keys) + column.oov >= 1 << 31:
+            raise ModelError(f"{where}: oov: beyond 31 bits")
     many = feature.values is None or feature.values > 1
     if column.combiner == "none" and many and step != "copy":
         raise ModelError(f"{where}: combiner: several values a row need sum, mean or sqrtn")
@@ -265,7 +267,7 @@ def _check_column(column: Column, feature: Feature, table: Table | None, where: 
         low, high = guard.interval
         if not -(1 << 30) <= low < high < 1 << 31:
             raise ModelError(f"{where}: guards[{place}]: expected [low, high) with low < high within 31 bits")
-        if not -(1 << 30) <= guard.value < 1 << 31:
+        if not -(1 << 30) <= guard.value < (1 << 31) - 1:
             raise ModelError(f"{where}: guards[{place}]: value: beyond 31 bits")
 
 

@@ -1,0 +1,125 @@
+"""All columns of an input in one kernel, driven by tables of numbers: its code does not grow with the columns.
+
+RECom 3.1 maps a column to a thread block; here a task is a tile of rows of a chunk of columns that share their code.
+First the indices of the whole tile, many rows at a time, then its rows of the tables, copied side by side.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.columns.indices import Work
+from veltair.compiler.columns.lookup import Roads
+from veltair.compiler.columns.plan import Field, Plan
+from veltair.compiler.columns.text import powers_of_ten
+from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.kernels.emit import primitive, when
+
+SPECIAL = 4  # widths of rows that have code of their own: the most frequent ones
+WIDEST = 128  # of those
+INDEX_BYTES = 4
+
+
+def layer(name: str, plan: Plan, max_batch: int) -> LayerSpec:
+    """The layer that gives `name` (B, width) from the merged inputs; those that no column reads are left out.
+
+    ints, floats: each feature's values (B, width) one feature after the other; ends: the end of each text in bytes,
+    each feature's B texts one feature after the other.
+    """
+    inputs = [
+        Activation(f"{name}.{kind}", dtype, (-size,))
+        for kind, dtype, size in (
+            ("ints", "int64", plan.ints), ("floats", "float32", plan.floats),
+            ("ends", "int32", plan.texts), ("bytes", "uint8", plan.text_bytes),
+        )
+        if size
+    ]  # fmt: skip
+    weights = {"tables": plan.tables}
+    output = Activation(name, "float32", (-1, plan.width))
+    attributes = {"_plan": plan, "plan": plan.digest}
+    return LayerSpec(name, "columns", tuple(inputs), (output,), attributes, weights, plan.width, max_batch)
+
+
+class Columns:
+    """See `layer`. A point: rows of a tile, columns of a chunk, what neighbouring tasks share, ids fetched ahead."""
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        """`along` "rows": the cores take tiles of rows each; "columns": columns each, which share no table."""
+        rows = [r for r in (64, 32, 128, 256) if r == 32 or r < 2 * spec.max_batch]
+        return [
+            {"rows": r, "columns": c, "along": along, "ahead": ahead}
+            for ahead in (16, 0, 4)
+            for along in ("columns", "rows")
+            for r in rows
+            for c in (32, 8)
+        ]
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        plan: Plan = spec.attributes["_plan"]
+        rows, columns = int(point["rows"]), int(point["columns"])
+        chunks, roads, dims = _chunks(plan, columns)
+        words = plan.vocabularies
+        weights = {
+            "chunks": chunks, "columns": plan.columns, "guards": plan.guards, "edges": plan.edges,
+            "slots": words.slots, "keys": words.keys, "spans": words.spans, "letters": words.letters,
+            "powers": powers_of_ten(), "tables": plan.tables,
+        }  # fmt: skip
+        kinds = [tensor.name.rpartition(".")[2] for tensor in spec.inputs]
+
+        def body(*operands: Any) -> None:
+            names = [*kinds, *weights, "out"]
+            buffers = dict(zip(names, operands, strict=True))
+            batch = buffers["out"].shape[0]
+            tiles, count = T.ceildiv(batch, rows), len(chunks)
+            with T.parallel(0, tiles * count) as task:
+                by_rows = point["along"] == "rows"
+                tile = T.bind(T.floordiv(task, count) if by_rows else T.floormod(task, tiles))
+                chunk = T.bind(T.floormod(task, count) if by_rows else T.floordiv(task, tiles))
+                table = buffers["chunks"]
+                road, dim, first, many = (T.bind(table[chunk, place]) for place in range(4))
+                start = T.bind(tile * rows)
+                work = Work(
+                    buffers, first, many, start, T.bind(T.min(rows, batch - start)), batch,
+                    rows, columns, int(point["ahead"]),
+                )  # fmt: skip
+                code = Roads(work)
+                for number, name in enumerate(roads):
+                    with when(road == number):
+                        code.run(name)
+                for number, width in enumerate(dims):
+                    with when(dim == number):
+                        code.rows(width)
+
+        function = primitive([*spec.inputs, *weights.values(), *spec.outputs], body)
+        widest = int(plan.columns[:, Field.DIM].max())
+        block = rows * columns * (INDEX_BYTES + 3 * 4 * widest)
+        tasks = -(-spec.max_batch // rows) * len(chunks)
+        return Kernel(function, tuple(weights.values()), block, tasks)
+
+
+def _chunks(plan: Plan, columns: int) -> tuple[NDArray[np.int32], list[str], list[int]]:
+    """(chunks, 4): road, width, first column, how many; dealt so that any stretch of them holds every kind.
+
+    Also the roads and the widths that have code, by their numbers; width 0 is any other one, -1 of what copies no rows.
+    """
+    looked_up = [group for group in plan.groups if group.one_row]
+    often: Counter[int] = Counter()
+    for group in looked_up:
+        often[group.dim] += group.count
+    dims = [dim for dim, _ in often.most_common(SPECIAL) if dim <= WIDEST]
+    dims += [0] if any(group.dim not in dims for group in looked_up) else []
+    roads = list(dict.fromkeys(group.road for group in plan.groups))
+    found = []
+    for group in plan.groups:
+        width = dims.index(group.dim if group.dim in dims else 0) if group.one_row else -1
+        pieces = -(-group.count // columns)
+        for piece in range(pieces):
+            first = group.first + piece * columns
+            many = min(columns, group.first + group.count - first)
+            found.append(((piece + 0.5) / pieces, roads.index(group.road), width, first, many))
+    return np.array([entry[1:] for entry in sorted(found)], np.int32), roads, dims

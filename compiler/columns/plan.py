@@ -1,0 +1,269 @@
+"""A description as tables: one row of numbers for each column, which one kernel reads (no code for each column).
+
+Columns that take the same road through the kernel and have rows of one width stand together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.columns.description import Column, Description, Feature, Joined
+from veltair.compiler.columns.ranges import Map, Range, Remove, Replace, Step, proved, simplified
+from veltair.compiler.columns.tables import rows_of
+from veltair.compiler.columns.vocabulary import Vocabularies
+
+ABSENT = -(1 << 31)  # an index that was removed, or of a value that is missing
+UNLIMITED = (1 << 31) - 1
+LINE = 16  # floats; tables begin at a cache line
+EDGES = 16  # boundaries are padded to vectors
+COMBINERS = ("sum", "mean", "sqrtn")
+LARGE_BYTES = 1 << 20  # rows of tables above this are prefetched
+
+
+class Field(IntEnum):
+    """Numbers of a column's row."""
+
+    SOURCE = 0  # numbers: the feature's first value in a row of all; text: the feature's place among the texts
+    WIDTH = 1  # values a row
+    FIRST = 2  # boundaries: where they begin; vocabulary: where its slots begin
+    SIZE = 3  # hash: buckets; identity: ids; boundaries: their number; vocabulary: slots
+    KEYS = 4  # vocabulary: where its keys begin
+    KEY_COUNT = 5
+    DEFAULT = 6  # index of what is in no vocabulary or no identity
+    OOV = 7
+    TABLE = 8  # where the rows begin
+    ROWS = 9
+    DIM = 10
+    FILL = 11  # row that is read where nothing is left
+    OUT = 12  # first number of the output
+    CHECKED = 13  # 0: range propagation proved that no index is outside of the table
+    GUARD = 14  # first guard
+    GUARDS = 15
+    MISSING = 16  # ints: the id that is absent
+    DROPS = 17  # whether missing ids or empty texts are absent
+    LIMIT = 18  # tokens of a row that are read
+    SEPARATOR = 19
+    COMBINER = 20  # place in COMBINERS
+    LARGE = 21
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring columns [first, first + count) that run through the same code."""
+
+    road: str  # "<kind of feature>.<step>", with ".many" where a row may have several values
+    dim: int
+    first: int
+    count: int
+
+    @property
+    def one_row(self) -> bool:
+        """Whether each value is a row of a table, and nothing is added up."""
+        return not self.road.endswith((".many", ".copy", ".number"))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All columns that one input of the model joins."""
+
+    width: int  # of the output
+    ints: int  # int64 values of all features a row
+    floats: int
+    texts: int  # features of strings or tokens
+    text_bytes: int  # room for a row's texts, on average
+    groups: tuple[Group, ...]
+    columns: NDArray[np.int64]  # (columns, Field)
+    guards: NDArray[np.int32]  # (guards, 4): 1 to remove, low, high, value
+    edges: NDArray[np.float32]
+    vocabularies: Vocabularies
+    tables: NDArray[np.float32]  # all rows of all tables, and the rows that stand in for nothing
+
+    @property
+    def digest(self) -> str:
+        """Of all that code and time depend on: everything but the values of rows, boundaries and keys."""
+        shapes = (len(self.tables), len(self.edges), len(self.vocabularies.keys), self.vocabularies.letters.size)
+        text = repr((self.groups, shapes)).encode() + self.columns.tobytes() + self.guards.tobytes()
+        return hashlib.sha256(text).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each feature lies in the merged inputs, in the order of the description."""
+
+    source: Mapping[str, int]
+    ints: int
+    floats: int
+    texts: int
+    text_bytes: int
+
+
+def layout(description: Description, joined: Joined) -> Layout:
+    """Features that this input reads, one after the other: values of a row for numbers, ordinals for texts."""
+    used = {c.feature for c in description.columns if c.name in joined.columns}
+    source: dict[str, int] = {}
+    ints = floats = texts = text_bytes = 0
+    for feature in description.features:
+        if feature.name not in used:
+            continue
+        if feature.textual:
+            source[feature.name], texts, text_bytes = texts, texts + 1, text_bytes + feature.max_bytes
+        elif feature.kind == "int":
+            source[feature.name], ints = ints, ints + feature.width
+        else:
+            source[feature.name], floats = floats, floats + feature.width
+    return Layout(source, ints, floats, texts, text_bytes)
+
+
+def plan(description: Description, joined: Joined, tables: Mapping[str, NDArray[np.float32]] | None = None) -> Plan:
+    """`tables` by name; default: those of the description. Raises ModelError for a table that cannot be read."""
+    by_name = {column.name: column for column in description.columns}
+    features = {feature.name: feature for feature in description.features}
+    wanted = [by_name[name] for name in joined.columns]
+    widths = [description.width(column) for column in wanted]
+    outs = dict(zip(joined.columns, np.cumsum([0, *widths])[:-1].tolist(), strict=True))
+    width_of = dict(zip(joined.columns, widths, strict=True))
+
+    def key(column: Column) -> tuple[str, int]:
+        return road(column, features[column.feature]), width_of[column.name]
+
+    ordered = sorted(wanted, key=lambda column: (*key(column), outs[column.name]))
+    place = layout(description, joined)
+    store = _Tables(description, ordered, tables)
+    edges: list[NDArray[np.float32]] = []
+    guards: list[tuple[int, int, int, int]] = []
+    vocabularies = Vocabularies.of({c.name: c.vocabulary for c in ordered if c.vocabulary is not None})
+    rows = np.zeros((len(ordered), len(Field)), np.int64)
+    for row, column in zip(rows, ordered, strict=True):
+        feature, table = features[column.feature], description.table(column)
+        absent_free = not _may_be_absent(column, feature)
+        steps = simplified(steps_of(column))
+        row[Field.SOURCE], row[Field.WIDTH] = place.source[feature.name], feature.width
+        row[Field.OUT], row[Field.DIM] = outs[column.name], width_of[column.name]
+        row[Field.MISSING] = 0 if feature.missing is False else feature.missing
+        row[Field.DROPS] = feature.empty == "drop" if feature.textual else feature.missing is not False
+        row[Field.LIMIT] = feature.truncate or UNLIMITED
+        row[Field.SEPARATOR] = ord(feature.separator)
+        row[Field.COMBINER] = COMBINERS.index(column.combiner) if column.combiner in COMBINERS else 1
+        row[Field.DEFAULT], row[Field.OOV] = column.default, column.oov
+        row[Field.GUARD], found = len(guards), _guards(steps)
+        guards += found
+        row[Field.GUARDS] = len(found)
+        if table is not None:
+            row[Field.TABLE], row[Field.ROWS], row[Field.FILL] = store.place(column)
+            row[Field.LARGE] = table.rows * table.dim * 4 > LARGE_BYTES
+            row[Field.CHECKED] = not (absent_free and proved(steps, table.rows) and not _removes(steps))
+        if column.boundaries is not None:
+            row[Field.FIRST], row[Field.SIZE] = sum(map(len, edges)), len(column.boundaries)
+            padded = np.full(-(-len(column.boundaries) // EDGES) * EDGES, np.inf, np.float32)
+            padded[: len(column.boundaries)] = column.boundaries
+            edges.append(padded)
+        if column.vocabulary is not None:
+            first = vocabularies.first[column.name]
+            row[Field.FIRST], row[Field.SIZE], row[Field.KEYS], row[Field.KEY_COUNT] = first
+        if column.hash is not None or column.identity is not None:
+            row[Field.SIZE] = column.hash or column.identity or 0
+    groups, first_column = [], 0
+    for (name, dim), members in groupby(ordered, key):
+        count = len(list(members))
+        groups.append(Group(name, dim, first_column, count))
+        first_column += count
+    return Plan(
+        sum(widths), place.ints, place.floats, place.texts, place.text_bytes, tuple(groups), rows,
+        np.array(guards or [(0, 0, 0, 0)], np.int32),
+        np.concatenate(edges) if edges else np.zeros(EDGES, np.float32), vocabularies, store.merged(),
+    )  # fmt: skip
+
+
+def road(column: Column, feature: Feature) -> str:
+    """One value a row at most is looked up without a reduction (RECom 5.2), whatever the combiner."""
+    many = feature.kind == "tokens" or (feature.width > 1 and column.step != "copy")
+    kind = "float" if feature.kind == "dense" else feature.kind
+    return f"{kind}.{column.step}" + (".many" if many else "")
+
+
+def steps_of(column: Column) -> tuple[Step, ...]:
+    """A column's way to its index in the terms of range propagation."""
+    into = Range()
+    if column.hash is not None:
+        into = Range(0, column.hash)
+    elif column.boundaries is not None:
+        into = Range(0, len(column.boundaries) + 1)
+    elif column.identity is not None or column.vocabulary is not None:
+        known = column.identity if column.vocabulary is None else len(column.vocabulary) + column.oov
+        assert known is not None
+        into = Range(0, known)
+        if not column.oov:
+            into = into.or_(Range(column.default, column.default + 1))
+    steps: list[Step] = [Map(into)]
+    for guard in column.guards:
+        inside = Range(*guard.interval)
+        steps.append(Remove(inside) if guard.remove is not None else Replace(inside, guard.value))
+    return tuple(steps)
+
+
+def _guards(steps: Sequence[Step]) -> list[tuple[int, int, int, int]]:
+    """Intervals are cut to 32 bits, and an empty one to nothing, which loses no index."""
+    found = []
+    for step in steps:
+        if isinstance(step, Replace | Remove):
+            low = max(step.inside.low, ABSENT + 1)
+            high = max(min(step.inside.high, UNLIMITED), low)
+            found.append((int(isinstance(step, Remove)), low, high, 0 if isinstance(step, Remove) else step.value))
+    return found
+
+
+def _removes(steps: Sequence[Step]) -> bool:
+    return any(isinstance(step, Remove) for step in steps)
+
+
+def _may_be_absent(column: Column, feature: Feature) -> bool:
+    if feature.kind == "int":
+        return feature.missing is not False and column.boundaries is None
+    return feature.textual and feature.empty == "drop"
+
+
+class _Tables:
+    """All rows in one array, each table once, followed by the rows that its columns read where nothing is left."""
+
+    def __init__(
+        self, description: Description, columns: Sequence[Column], given: Mapping[str, NDArray[np.float32]] | None
+    ) -> None:
+        self._tables = {t.name: t for t in description.tables}
+        self._fills: dict[str, list[int | None]] = {}
+        for column in columns:
+            if column.table is not None:
+                fills = self._fills.setdefault(column.table, [])
+                if column.empty_row not in fills:
+                    fills.append(column.empty_row)
+        self._given, self._path = given, description.path
+        self._first: dict[str, int] = {}
+        self._size = 0
+        for name, fills in self._fills.items():
+            table = self._tables[name]
+            self._first[name] = self._size
+            self._size += -(-(table.rows + len(fills)) * table.dim // LINE) * LINE
+
+    def place(self, column: Column) -> tuple[int, int, int]:
+        """First number, rows, the row that stands in for nothing."""
+        assert column.table is not None
+        rows = self._tables[column.table].rows
+        return self._first[column.table], rows, rows + self._fills[column.table].index(column.empty_row)
+
+    def merged(self) -> NDArray[np.float32]:
+        flat = np.zeros(max(self._size, LINE), np.float32)
+        for name, fills in self._fills.items():
+            table, first = self._tables[name], self._first[name]
+            values = self._given[name] if self._given is not None else rows_of(table, self._path)
+            inside = flat[first : first + (table.rows + len(fills)) * table.dim].reshape(-1, table.dim)
+            inside[: table.rows] = values
+            for place, row in enumerate(fills):
+                if row is not None:
+                    inside[table.rows + place] = values[row]
+        return flat

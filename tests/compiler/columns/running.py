@@ -1,0 +1,88 @@
+"""Runs columns through their kernel, and makes raw features for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from numpy.typing import NDArray
+
+from veltair.compiler.columns.description import Description, parse
+from veltair.compiler.columns.inputs import Texts, merged
+from veltair.compiler.columns.kernel import Columns, layer
+from veltair.compiler.columns.plan import plan
+from veltair.compiler.ir import Point
+from veltair.machine import features, tvm_target
+from veltair.profiles.executor import empty
+
+WORDS = [b"a", b"bc", b"d", b"", b"longer than eight", b"a\0b", b"\xff\xfe\x80", "Größe".encode()]
+NUMBERS = [b"1.5", b"-2e1", b"abc", b"", b".5", b" 7. ", b"1e", b"-", b"12345678901234567890", b"1E-3", b"nan", b"+4"]
+
+
+def described(
+    features: Sequence[Mapping[str, Any]], columns: Sequence[Mapping[str, Any]], **shapes: Any
+) -> Description:
+    """Columns joined in their order by one input; `shapes`: a seeded table (rows, dim) by name."""
+    tables = [{"name": name, "rows": r, "dim": d, "seed": place} for place, (name, (r, d)) in enumerate(shapes.items())]
+    names = [column.get("name", column["feature"]) for column in columns]
+    raw = {
+        "features": [dict(feature) for feature in features], "columns": [dict(column) for column in columns],
+        "tables": tables, "inputs": [{"name": "x", "columns": names}],
+    }  # fmt: skip
+    return parse(raw, Path("features.toml"))
+
+
+class Compiled:
+    """One point's kernel of a description's first input."""
+
+    def __init__(
+        self, description: Description, point: Point, isa: frozenset[str] | None = None, mcpu: str = ""
+    ) -> None:
+        self.description, self.joined = description, description.inputs[0]
+        self.plan = plan(description, self.joined)
+        self.spec = layer(self.joined.name, self.plan, 64)
+        kernel = Columns().build(self.spec, point, isa or features())
+        target = tvm.target.Target(tvm_target() | ({"mcpu": mcpu} if mcpu else {}))
+        module = tvm.IRModule({"main": kernel.function.with_attr("global_symbol", "main")})
+        self.library = tvm.compile(module, target=target)
+        self.weights = [aligned(weight) for weight in kernel.weights]
+        self.names = [tensor.name.rpartition(".")[2] for tensor in self.spec.inputs]
+
+    def __call__(self, raw: Mapping[str, Any], batch: int) -> NDArray[np.float32]:
+        return self.run([aligned(array) for array in self.arrays(raw, batch)], batch)
+
+    def arrays(self, raw: Mapping[str, Any], batch: int) -> list[NDArray[Any]]:
+        """The merged inputs in the kernel's order; texts may be given as lists of bytes."""
+        values = {name: Texts.of(value) if isinstance(value, list) else value for name, value in raw.items()}
+        found = merged(self.description, self.joined, values, batch)
+        return [found[name] for name in self.names]
+
+    def run(self, arrays: Sequence[NDArray[Any]], batch: int) -> NDArray[np.float32]:
+        out = empty((batch, self.plan.width), "float32")
+        out[...] = np.nan
+        self.library["main"](*[tvm_ffi.from_dlpack(a) for a in (*arrays, *self.weights, out)])
+        return out
+
+
+def aligned(array: NDArray[Any]) -> NDArray[Any]:
+    copy = empty(array.shape, str(array.dtype))
+    copy[...] = array
+    return copy
+
+
+def texts(
+    chance: np.random.Generator, batch: int, separator: bytes = b"", words: Sequence[bytes] = WORDS
+) -> list[bytes]:
+    """Up to eight words a row, some of them random bytes of any length class."""
+    found = []
+    for _ in range(batch):
+        row = [words[i] for i in chance.integers(len(words), size=chance.integers(0, 9))]
+        if words is WORDS and row:
+            noise = chance.bytes(int(chance.integers(0, 200)))
+            row[0] = noise.replace(separator, b"") if separator else noise
+        found.append(separator.join(row))
+    return found

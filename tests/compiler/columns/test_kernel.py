@@ -1,0 +1,143 @@
+"""The fused kernel against plain Python: every road at odd batches, and inputs made to read outside."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import Any
+
+import numpy as np
+import pytest
+from columns.running import NUMBERS, Compiled, described, texts
+from numpy.typing import NDArray
+
+from veltair.compiler.columns.description import Description
+from veltair.compiler.columns.reference import reference
+from veltair.compiler.ir import Point
+
+FEATURES = [
+    {"name": "f", "kind": "float"},
+    {"name": "i", "kind": "int"},
+    {"name": "many", "kind": "int", "width": 4},
+    {"name": "s", "kind": "string"},
+    {"name": "kept", "kind": "string", "empty": "keep"},
+    {"name": "t", "kind": "tokens", "separator": ";", "truncate": 5},
+    {"name": "all", "kind": "tokens", "separator": ";", "empty": "keep"},
+    {"name": "dense", "kind": "dense", "width": 3},
+    {"name": "n", "kind": "tokens", "separator": " "},
+]
+WORDS_KNOWN = ["", "a", "bc", "longer than eight", "Größe"]
+COLUMNS: list[dict[str, Any]] = [
+    {"feature": "f", "boundaries": [x * 0.3 - 1.5 for x in range(10)], "table": "t8"},
+    {"name": "searched", "feature": "f", "boundaries": [x * 0.003 - 1.5 for x in range(1000)], "table": "t1001"},
+    {"feature": "i", "hash": 100, "table": "t16"},
+    {"name": "i.id", "feature": "i", "identity": 9, "table": "t16b", "empty_row": 3},
+    {"name": "i.known", "feature": "i", "vocabulary": [5, 7, -3, 10**15], "oov": 3, "table": "t12"},
+    {"name": "i.bucket", "feature": "i", "boundaries": [-5.0, 0.0, 3.0, 50.0], "table": "t8"},
+    {"feature": "many", "hash": 30, "combiner": "mean", "table": "t8b"},
+    {"name": "many.id", "feature": "many", "identity": 9, "guards": [{"remove": (2, 8)}], "table": "t16b"},
+    {"feature": "s", "hash": 50, "table": "t5"},
+    {
+        "name": "s.known", "feature": "s", "vocabulary": WORDS_KNOWN, "default": 2,
+        "guards": [{"replace": (0, 4), "value": 1}], "table": "t12",
+    },
+    {"feature": "kept", "hash": 50, "table": "t5"},
+    {"feature": "t", "hash": 40, "combiner": "sqrtn", "table": "t24"},
+    {"name": "t.known", "feature": "t", "vocabulary": WORDS_KNOWN, "combiner": "sum", "table": "t8b", "empty_row": 2},
+    {"feature": "all", "hash": 40, "combiner": "mean", "table": "t24"},
+    {"feature": "dense"},
+    {"feature": "n", "number": True},
+]  # fmt: skip
+SHAPES = {
+    "t8": (11, 8), "t1001": (1001, 1), "t16": (100, 16), "t16b": (9, 16), "t12": (7, 12), "t5": (50, 5),
+    "t24": (40, 24), "t8b": (30, 8),
+}  # fmt: skip
+POINT: Point = {"rows": 32, "columns": 2, "along": "rows", "ahead": 4}
+LESS = frozenset({"avx2"})
+
+
+def raw_features(seed: int, batch: int) -> dict[str, Any]:
+    chance = np.random.default_rng(seed)
+    ints = chance.integers(-10, 20, batch)
+    ints[::7] = chance.integers(-(2**63), 2**63 - 1, len(ints[::7]), dtype=np.int64)
+    floats = chance.standard_normal(batch).astype(np.float32)
+    for place, odd in enumerate((-(2**63), 2**63 - 1, 2**40, 2**31, -1, 0, 10**15, 10**16)):
+        ints[place * 3 % batch] = odd
+    floats[: min(batch, 3)] = [np.nan, np.inf, -np.inf][: min(batch, 3)]
+    return {
+        "f": floats, "i": ints, "many": chance.integers(-1, 12, (batch, 4)),
+        "s": texts(chance, batch), "kept": texts(chance, batch),
+        "t": texts(chance, batch, b";"), "all": texts(chance, batch, b";"),
+        "dense": chance.standard_normal((batch, 3)).astype(np.float32), "n": texts(chance, batch, b" ", NUMBERS),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole() -> Description:
+    return described(FEATURES, COLUMNS, **SHAPES)
+
+
+@pytest.fixture(scope="module")
+def compiled(whole: Description) -> Compiled:
+    return Compiled(whole, POINT)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16, 31, 33, 70, 200])
+def test_every_road_equals_the_reference(compiled: Compiled, whole: Description, batch: int) -> None:
+    raw = raw_features(batch, batch)
+    np.testing.assert_allclose(compiled(raw, batch), reference(whole, raw)["x"], rtol=1e-5, atol=1e-6)
+
+
+def test_columns_in_parallel_on_avx2() -> None:
+    some = [c for c in COLUMNS if c["feature"] in ("f", "i", "t")]
+    small = described([f for f in FEATURES if f["name"] in ("f", "i", "t")], some, **SHAPES)
+    code = Compiled(small, {"rows": 128, "columns": 32, "along": "columns", "ahead": 0}, LESS, "haswell")
+    raw = raw_features(3, 150)
+    np.testing.assert_allclose(code(raw, 150), reference(small, raw)["x"], rtol=1e-5, atol=1e-6)
+
+
+def test_offsets_that_fall_or_pass_the_end_are_empty_texts(compiled: Compiled, whole: Description) -> None:
+    """The kernel's own check; `inputs.merged` refuses them before."""
+    raw = raw_features(5, 4)
+    arrays = {name: guarded(array) for name, array in zip(compiled.names, compiled.arrays(raw, 4), strict=True)}
+    arrays["ends"][1] = 2**31 - 1  # row 1 of s; row 2 then begins past the end, and its end falls
+    arrays["ends"][7] = -5  # row 3 of kept; the row behind begins before everything
+    out = compiled.run([arrays[name] for name in compiled.names], 4)
+    for feature, rows in (("s", (1, 2)), ("kept", (3,)), ("t", (0,))):
+        for row in rows:
+            raw[feature][row] = b""
+    np.testing.assert_allclose(out, reference(whole, raw)["x"], rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_is_read_outside_of_texts_numbers_and_tables(compiled: Compiled, whole: Description) -> None:
+    """Every array ends at a page that no one may touch: a read behind it kills the process."""
+    compiled.weights[:] = [guarded(weight) for weight in compiled.weights]
+    for batch in (1, 7, 16, 33):
+        raw = raw_features(batch, batch)
+        arrays = [guarded(array) for array in compiled.arrays(raw, batch)]
+        np.testing.assert_allclose(compiled.run(arrays, batch), reference(whole, raw)["x"], rtol=1e-5, atol=1e-6)
+
+
+def test_long_texts_and_a_million_separators(compiled: Compiled, whole: Description) -> None:
+    raw = raw_features(9, 2)
+    raw["s"] = [b"x" * 10_000_000, b"\0" * 65]
+    raw["all"] = [b";" * 1_000_000, b"a;" * 500_000 + b"b"]
+    # A million float32 rows one after the other: the sum itself is that inexact.
+    np.testing.assert_allclose(compiled(raw, 2), reference(whole, raw)["x"], rtol=2e-2, atol=1e-6)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def guarded(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy whose last bytes lie before a page without access, as near as 64-byte alignment of its begin allows."""
+    room = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, room + 2 * mmap.PAGESIZE)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + mmap.PAGESIZE
+    for edge in (first - mmap.PAGESIZE, first + room):
+        assert _libc.mprotect(ctypes.c_void_p(edge), mmap.PAGESIZE, 0) == 0
+    whole = np.frombuffer(memory, np.uint8)
+    start = mmap.PAGESIZE + (room - array.nbytes) // 64 * 64
+    copy = whole[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
