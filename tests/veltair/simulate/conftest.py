@@ -20,7 +20,7 @@ def _model(cores: int = 16, domain_cores: int = 4, **other: float) -> MachineMod
     values = {
         "name": "small", "title": "Small", "cores": cores, "domain_cores": domain_cores, "l2_bytes": MB,
         "l3_bytes": 16 * MB, "l3_gb_s": 30.0, "core_gb_s": 20.0, "domain_gb_s": 40.0, "dram_gb_s": 80.0,
-        "launch_ns": 1000.0, "spawn_median_ns": 100_000.0, "spawn_mean_ns": 220_000.0,
+        "launch_ns": 1000.0, "launch_core_ns": 0.0, "spawn_median_ns": 100_000.0, "spawn_mean_ns": 220_000.0,
     }  # fmt: skip
     fields = MachineModel.__dataclass_fields__
     return MachineModel(**{name: (values | other).get(name, 1) for name in fields})
@@ -31,7 +31,7 @@ def _work(model: MachineModel, layers: str, name: str = "m") -> ModelWork:
 
     The second version keeps a quarter and computes a tenth longer.
     """
-    rows = {"c": (4e6, 2e5, 1e6, 2e6), "k": (2e6, 1e6, 12 * MB, 60e6), "s": (4e5, 1e6, 1e6, 40e6)}
+    rows = {"c": (4e6, 2e5, 1e6, 2e6), "k": (2e6, 1e6, 12 * MB, 60e6), "s": (4e5, 40e6, 1e6, 40e6)}
     shape = model.cores, 2, len(layers), 2
     compute, l3 = np.empty((shape[0], *shape[2:])), np.empty((shape[0], *shape[2:]))
     need, moved = np.zeros(shape), np.empty(shape)
@@ -42,7 +42,7 @@ def _work(model: MachineModel, layers: str, name: str = "m") -> ModelWork:
                 compute[cores - 1, i, version] = work_ns * (1 + 0.1 * version) / cores
                 l3[cores - 1, i, version] = 1e6
                 need[cores - 1, 1, i, version] = keeps / (1 + 3 * version)
-                moved[cores - 1, :, i, version] = most / (1 + version), low * (1 + version)
+                moved[cores - 1, :, i, version] = max(most / (1 + version), low), low
     flops = np.full(len(layers), 1e6)
     return ModelWork(name, compute, l3, np.zeros_like(l3), need, moved, flops)
 

@@ -1,0 +1,115 @@
+"""Speeds under neighbours, against arithmetic done by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veltair.simulate.contention import Contention
+from veltair.simulate.pace import PRESSURES, Pace, pressure_level
+from veltair.types import LayerBlock
+
+MB = 2**20
+
+
+@pytest.fixture
+def place(machine_model, simulated):
+    """A machine of four domains of four cores: `place(layers)` makes one with a model of such layers on it."""
+
+    def make(layers, **other):
+        model = machine_model(16, **other)
+        known = simulated(model, layers)
+        surroundings = Contention(model, model.machine(), {("m", 1): Pace(known.work, model)}, np.random.default_rng(1))
+
+        def enter(query, cores, *, version=0, grown=False):
+            block = LayerBlock(query, 0, len(layers), (version,) * len(layers), len(cores), 0)
+            return surroundings.enter(block, tuple(cores), known.profile, grown=grown)
+
+        return surroundings, enter
+
+    return make
+
+
+def ends(surroundings):
+    return {query: course[-1] for query, course in surroundings.changed()}
+
+
+def test_a_block_alone_takes_the_slowest_of_its_resources(place):
+    surroundings, enter = place("cks")
+    enter(1, range(4))
+    # 1 us to launch each; computing; 12 MB kept of 16, so computing; 40 MB over a link of 40 GB/s
+    assert dict(surroundings.changed())[1] == pytest.approx([0, 1001e3, 1001e3 + 501e3, 1502e3 + 1001e3])
+    assert ends(surroundings) == {}
+
+
+def test_streams_share_the_memory_and_draw_all_of_it(place):
+    surroundings, enter = place("s")
+    for query in range(4):
+        enter(query, range(4 * query, 4 * query + 4))
+    # 40 GB/s each through their links, 80 together: 20 each
+    took = ends(surroundings)
+    assert took == pytest.approx(dict.fromkeys(range(4), 2001e3), rel=0.02)
+    surroundings.leave(3)
+    assert ends(surroundings) == pytest.approx(dict.fromkeys(range(3), 1501e3), rel=0.02)
+    surroundings.leave(2)
+    assert ends(surroundings) == pytest.approx(dict.fromkeys(range(2), 1001e3), rel=0.02)
+
+
+def test_computing_does_not_suffer_from_streams(place):
+    surroundings, enter = place("c")
+    enter(0, range(4))
+    alone = ends(surroundings)[0]
+    surroundings, enter = place("cs")
+    for query in range(4):
+        enter(query, range(4 * query, 4 * query + 4))
+    assert dict(surroundings.changed())[0][1] == pytest.approx(alone)
+
+
+def test_neighbours_in_a_domain_share_its_cache_and_others_do_not(place):
+    surroundings, enter = place("k", core_gb_s=8.0, dram_gb_s=1e6)
+    enter(0, (0, 1))
+    enter(1, (4, 5))
+    assert ends(surroundings) == pytest.approx({0: 1001e3, 1: 1001e3})  # computing
+    enter(2, (2, 3))
+    # 12 MB are wanted twice of 16: each keeps 8, and a third of the 59 MB moves that it could save, at 16 GB/s
+    slow_ns = (1e6 + 59e6 / 3) / 16 + 1e3
+    assert ends(surroundings) == pytest.approx({0: slow_ns, 2: slow_ns})
+    surroundings.leave(2)
+    assert ends(surroundings) == pytest.approx({0: 1001e3})
+    enter(3, (2, 3), version=1)
+    # the other version wants but 3 MB: there is room for both
+    assert ends(surroundings) == pytest.approx({0: 1001e3, 3: 1101e3})
+
+
+def test_growth_costs_what_the_machine_says(place):
+    surroundings, enter = place("c")
+    assert enter(0, range(2)) == 0
+    ends(surroundings)
+    costs = []
+    for _ in range(4000):
+        costs.append(enter(0, range(4), grown=True))
+    assert np.median(costs) == pytest.approx(100e3, rel=0.1)
+    assert np.mean(costs) == pytest.approx(220e3, rel=0.15)
+    assert ends(surroundings) == pytest.approx({0: 1001e3})
+    assert list(surroundings.running) == [0]
+
+
+@given(
+    st.text("cks", min_size=1, max_size=5), st.integers(1, 16), st.integers(0, 1),
+    st.integers(0, len(PRESSURES) - 2), st.integers(0, len(PRESSURES) - 1),
+)  # fmt: skip
+def test_more_pressure_never_helps(machine_model, simulated, layers, cores, version, cache, memory):
+    model = machine_model(16)
+    stretch = Pace(simulated(model, layers).work, model).stretch(0, (version,) * len(layers), cores)
+    here = np.diff(stretch.course(cache, memory))
+    assert (np.diff(stretch.course(cache + 1, memory)) >= here - 1e-6).all()
+    assert (np.diff(stretch.course(memory, cache + 1)) >= np.diff(stretch.course(memory, cache)) - 1e-6).all()
+    assert stretch.demand(cache) <= model.dram_gb_s
+
+
+@given(st.floats(0, 20))
+def test_a_pressure_is_taken_to_the_nearest_level(pressure):
+    off = [abs(level - pressure) for level in PRESSURES]
+    assert off[pressure_level(pressure)] == pytest.approx(min(off))
