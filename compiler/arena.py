@@ -16,6 +16,7 @@ import numpy as np
 
 from veltair.compiler.graph import Graph
 from veltair.compiler.ir import Activation, Halo
+from veltair.errors import VeltairError
 from veltair.profiles.artifact import ALIGNMENT, SLACK_BYTES
 
 
@@ -78,6 +79,8 @@ def plan(graph: Graph) -> Arena:
     for name in graph.activations:
         base, offset = graph.owner(name)
         if base in homes and name not in homes:
+            if offset and homes[base].kind != "arena":  # `Lowering` copies such an output
+                raise VeltairError(f"tensor {name!r} lies inside {homes[base].kind} {base!r}, which is a whole only")
             places[name] = Place(homes[base].kind, homes[base].offset + offset)
     return Arena(places, top + SLACK_BYTES)
 

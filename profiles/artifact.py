@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -29,6 +29,7 @@ from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile, Tensor
 SCHEMA = 1
 ALIGNMENT = 64  # bytes; what TVM's kernels assume of every tensor
 SLACK_BYTES = 8192  # kernels may read a register tile past the end of a tensor, never write there
+LevelSource: TypeAlias = Literal["measured", "modelled"]
 MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels.so"
 
 
@@ -97,6 +98,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source_digest: str  # sha256 of the ONNX file
     kernels_digest: str
     weights_digest: str
+    level_sources: tuple[LevelSource, ...] = ()  # of each level; none stands for all measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +192,23 @@ def _check(path: Path, m: Manifest) -> None:
         fail(f"batches {m.batches} do not ascend to max_batch {m.max_batch}")
     if not m.levels or m.levels[0] != 1.0 or list(m.levels) != sorted(set(m.levels)):
         fail(f"levels {m.levels} do not ascend from 1.0")
+    if m.level_sources and len(m.level_sources) != len(m.levels):
+        fail(f"{len(m.level_sources)} level_sources for {len(m.levels)} levels")
     ends = {"input": len(m.inputs), "output": len(m.outputs), "arena": m.arena_bytes}
     ends["weight"] = (path / WEIGHTS).stat().st_size
+    ports = {"input": m.inputs, "output": m.outputs}
+    unknown = {b.dtype for b in (*m.buffers, *m.inputs, *m.outputs)} - ITEM_BYTES.keys()
+    if unknown:
+        fail(f"unknown dtype {', '.join(sorted(unknown))}; expected one of {', '.join(ITEM_BYTES)}")
     for i, b in enumerate(m.buffers):
         size = nbytes(b, m.max_batch) if b.kind in ("weight", "arena") else 1
         if b.offset < 0 or b.offset + size > ends[b.kind]:
             fail(f"buffer {i} ({b.kind}) ends at {b.offset + size}, past {ends[b.kind]}")
+        if b.kind in ports:  # kernels take the whole tensor of a port, and write no further
+            port = ports[b.kind][b.offset]
+            whole = Buffer(b.kind, port.dtype, port.shape, b.offset)
+            if b.dtype != port.dtype or any(nbytes(b, n) != nbytes(whole, n) for n in (1, m.max_batch)):
+                fail(f"buffer {i} is {b.dtype} {list(b.shape)}, {b.kind} {port.name} {port.dtype} {list(port.shape)}")
     shape = (len(m.batches), len(m.levels))
     for layer in m.layers:
         if not layer.versions:
