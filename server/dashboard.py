@@ -185,7 +185,19 @@ class Dashboard:
         """Compact: a frame holds hundreds. Times in ms of the monotonic clock."""
         grown = [[g.time_ns / 1e6, g.cores] for g in b.grown]
         ends = b.begin_ns / 1e6, b.end_ns / 1e6
-        return [b.tenant, b.query, b.start, b.stop, *ends, b.cores, b.conflict, b.level, runs(b.versions), grown]
+        return [
+            b.tenant,
+            b.query,
+            b.start,
+            b.stop,
+            *ends,
+            b.cores,
+            b.conflict,
+            b.level,
+            runs(b.versions),
+            grown,
+            b.queries,
+        ]
 
 
 def runs(versions: Sequence[int]) -> list[tuple[int, int]]:

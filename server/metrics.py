@@ -36,6 +36,15 @@ _EDGES_NS = tuple(
 )  # 100 us … 5 s; the target is put between
 
 
+_BATCH_EDGES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def _batch_buckets(sizes: Mapping[int, int]) -> list[tuple[str, float]]:
+    """Cumulative, as (le in queries, count)."""
+    rows = [(str(edge), float(sum(n for size, n in sizes.items() if size <= edge))) for edge in _BATCH_EDGES]
+    return [*rows, ("+Inf", float(sum(sizes.values())))]
+
+
 def outcome_of(error: BaseException) -> str:
     """The label of a request that ended with this error."""
     if isinstance(error, RequestError):
@@ -205,6 +214,11 @@ class Metrics:
             running.add_metric((name,), count.running if count else 0)
             allocated.add_metric((name,), sum(len(b.cores) for b in s.running if b.tenant == name))
         yield from (waiting, running, allocated)
+        batches = HistogramMetricFamily("veltair_batch_queries", "Queries in a batch, by batch", labels=("tenant",))
+        for name in self.tenants:
+            sizes = s.tenants[name].batches if name in s.tenants else {}
+            batches.add_metric((name,), _batch_buckets(sizes), float(sum(size * n for size, n in sizes.items())))
+        yield batches
         yield GaugeMetricFamily("veltair_cores", "Cores that may be handed out", value=len(snapshot.cores))
         level = GaugeMetricFamily("veltair_interference_level", "Slowdown against running alone", labels=("source",))
         level.add_metric((s.level_source,), s.level)

@@ -162,9 +162,10 @@ class Service:
 
 def _trace(answer: Answer) -> dict[str, Parameter]:
     blocks = [
-        {"start": b.start, "stop": b.stop, "cores": len(b.cores), "versions": b.versions, "elapsed_ns": b.elapsed_ns}
+        {"start": b.start, "stop": b.stop, "cores": len(b.cores), "versions": b.versions, "elapsed_ns": b.elapsed_ns,
+         "queries": b.queries}
         for b in answer.blocks
-    ]
+    ]  # fmt: skip
     return {
         "queue_ns": answer.queue_ns,
         "execute_ns": answer.execute_ns,

@@ -36,8 +36,8 @@ export class Timeline {
 
   add(now, rows, dropped) {
     this.now = now;
-    for (const [tenant, query, start, stop, begin, end, cores, conflict, level, versions, grown] of rows)
-      this.blocks.push({ tenant, query, start, stop, begin, end, cores, conflict, level, versions, grown });
+    for (const [tenant, query, start, stop, begin, end, cores, conflict, level, versions, grown, queries] of rows)
+      this.blocks.push({ tenant, query, start, stop, begin, end, cores, conflict, level, versions, grown, queries });
     const oldest = (this.end ?? now) - KEPT_MS;
     this.blocks = this.blocks.filter((block) => block.end > oldest);
     this.dropped = dropped;
@@ -218,6 +218,7 @@ function tell(tip, block, { index, layers }, event) {
     `versions ${shown.join(" ")}`,
     `interference level ${block.level.toFixed(2)}`,
   ];
+  if (block.queries > 1) lines.push(`a batch of ${block.queries} queries`);
   if (block.conflict) lines.push("conflict: it wanted more cores than were free");
   tip.replaceChildren(
     make("p", "tenant", dot(colour(index.get(block.tenant) ?? 0)), make("span", "", block.tenant), make("span", "model", `query ${block.query}`)),

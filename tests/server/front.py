@@ -79,7 +79,7 @@ class NumpyEngine:
         status = Status(
             time_ns=time.monotonic_ns(), level=1.25, level_source="observed", conflicts=4, capped_blocks=1, blocks=9,
             scheduler_ns=9000, scheduler_events=3, gap_ns=500, gaps=1, worker_deaths=2,
-            tenants={"sums": TenantCount(arrived=done, waiting=5, running=1)},
+            tenants={"sums": TenantCount(arrived=done, waiting=5, running=1, batches={1: 7, 3: 2, 200: 1})},
             running=(RunningBlock(7, "sums", 1, 0, 3, 1, (0, 0, 0), (0, 1), False, 0),),
             workers=(WorkerState(1, "busy", 7, 0), WorkerState(2, "idle", None, 0)),
         )  # fmt: skip

@@ -44,7 +44,7 @@ def test_the_answer_tells_how_it_was_served_when_asked() -> None:
         assert parameters["queue_ns"] == 3 * MS
         assert parameters["execute_ns"] == 2 * MS
         (block,) = json.loads(parameters["blocks"])
-        assert block == {"start": 0, "stop": 3, "cores": 2, "versions": [0, 2, 2], "elapsed_ns": 2 * MS}
+        assert block == {"start": 0, "stop": 3, "cores": 2, "versions": [0, 2, 2], "elapsed_ns": 2 * MS, "queries": 1}
 
     run(test)
 

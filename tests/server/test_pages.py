@@ -53,6 +53,10 @@ def test_metrics() -> None:
         assert value("veltair_interference_level", ("source", "observed")) == 1.25
         assert value("veltair_queue_depth", ("tenant", "sums")) == 5
         assert value("veltair_cores_allocated", ("tenant", "sums")) == 2
+        edges = {"1": 7, "2": 7, "4": 9, "128": 9, "+Inf": 10}
+        assert {le: value("veltair_batch_queries_bucket", ("tenant", "sums"), ("le", le)) for le in edges} == edges
+        assert value("veltair_batch_queries_sum", ("tenant", "sums")) == 213
+        assert value("veltair_batch_queries_count", ("tenant", "two")) == 0
         assert value("veltair_cores") == 2
         assert value("veltair_conflicts_total") == 4
         assert value("veltair_scheduler_seconds_sum") == 9e-6
