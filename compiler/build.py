@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 from veltair import machine
 from veltair.compiler.assemble import assemble
+from veltair.compiler.interference import this_memory
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.lower import lower
 from veltair.compiler.measure import Bounds, Meter
@@ -22,7 +23,7 @@ from veltair.compiler.search import Setting, search
 from veltair.compiler.versions import choose_versions
 from veltair.errors import ConfigError
 from veltair.profiles import artifact
-from veltair.profiles.artifact import Artifact, Manifest
+from veltair.profiles.artifact import Artifact, LevelSource, Manifest
 from veltair.profiles.records import RecordStore
 from veltair.types import Environment
 
@@ -44,6 +45,7 @@ def compile_model(
     precision: Precision = "auto",
     isa: str | None = None,
     max_batch: int | None = None,
+    levels: LevelSource = "measured",
     progress: Progress | None = None,
     store: RecordStore | None = None,
 ) -> Artifact:
@@ -56,6 +58,7 @@ def compile_model(
         trials: candidates measured of each workload without shipped records of this CPU; see `search`.
         precision: "auto" is bf16 where the CPU has AMX tiles for it, else fp32.
         isa: one of `machine.ISAS`, of which nothing beyond is used; the richest of this CPU by default.
+        levels: "modelled" takes interference levels from a model where co-runners cost nothing measurable.
         store: tuning records; the shipped ones and the user's by default.
 
     Raises UserError (ModelError, ConfigError, …) for what is wrong with the input, VeltairError when a layer has no
@@ -72,12 +75,14 @@ def compile_model(
         bounds: Bounds = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
         target, environment = machine.tvm_target(features), machine.environment()
         setting = Setting(target, features, environment.cpu, chosen, batches[len(batches) // 2], bounds, SPACES)
-        with Meter(machine.machine().cores) as meter:
+        cores = machine.machine().cores
+        with Meter(cores) as meter:
             found = search(graph.layers, store or RecordStore(features), meter, setting, trials, progress)
             alone_ns = sum(min(c.best_ns for c in found[layer.workload]) for layer in graph.layers)
             qos = qos_ns or _asked_qos_ns(model.metadata) or -(-QOS_FACTOR * alone_ns // 1_000_000) * 1_000_000
-            levels, versions = choose_versions(
-                graph.layers, found, qos, batches, meter, setting, Path(scratch), progress
+            memory = this_memory(cores) if levels == "modelled" else None
+            tables, versions = choose_versions(
+                graph.layers, found, qos, batches, meter, setting, Path(scratch), progress, memory
             )
         parts = assemble(graph, versions, batches, setting, draft, progress)
         manifest = Manifest(
@@ -90,7 +95,8 @@ def compile_model(
             features=tuple(sorted(features)),
             max_batch=graph.max_batch,
             batches=batches,
-            levels=levels,
+            levels=tables.levels,
+            level_sources=tables.sources,
             inputs=graph.inputs,
             outputs=graph.outputs,
             buffers=parts.buffers,

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -14,8 +15,9 @@ from rich.table import Column
 
 from veltair.errors import ConfigError
 from veltair.machine import ISAS
-from veltair.profiles.artifact import Artifact
+from veltair.profiles.artifact import Artifact, LevelSource
 
+LEVELS: Mapping[str, LevelSource] = {"measured": "measured", "model": "modelled"}
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 
@@ -36,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--isa", metavar="NAME", help=f"of {', '.join(ISAS)}: nothing beyond it is used; default: the richest here"
     )
     parser.add_argument("--max-batch", type=int, help="of a dynamic batch")
+    parser.add_argument(
+        "--levels",
+        choices=LEVELS,
+        default="measured",
+        help="interference levels: measured beside co-runners, or from a model where those cost nothing",
+    )
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
 
 
@@ -67,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 precision=args.precision,
                 isa=args.isa,
                 max_batch=args.max_batch,
+                levels=LEVELS[args.levels],
                 progress=progress,
             )
     except KeyboardInterrupt:
@@ -97,6 +106,8 @@ def summary(artifact: Artifact) -> dict[str, str | int | float]:
         "layers": len(manifest.layers),
         "versions": sum(len(layer.versions) for layer in manifest.layers),
         "max_batch": manifest.max_batch,
+        "levels": len(manifest.levels),
+        "levels_modelled": manifest.level_sources.count("modelled"),
         "alone_ms": best_ns / 1e6,  # at batch 1, the best versions at their best core counts
         "qos_ms": manifest.qos_ns / 1e6,
         "weights_bytes": artifact.weights.stat().st_size,

@@ -38,6 +38,7 @@ def describe(found: Artifact) -> dict[str, Any]:
         "qos_ns": manifest.qos_ns,
         "batches": manifest.batches,
         "levels": manifest.levels,
+        "level_sources": manifest.level_sources or ("measured",) * len(manifest.levels),
         "inputs": [{"name": p.name, "dtype": p.dtype, "shape": p.shape} for p in manifest.inputs],
         "outputs": [{"name": p.name, "dtype": p.dtype, "shape": p.shape} for p in manifest.outputs],
         "arena_bytes": manifest.arena_bytes,
@@ -54,6 +55,7 @@ def describe(found: Artifact) -> dict[str, Any]:
                         "parallelism": v.parallelism,
                         "latency_ns": v.latency_ns,
                         "point": v.point,
+                        "origin": v.origin,
                         "symbol": v.symbol,
                     }
                     for v in layer.versions
@@ -71,10 +73,13 @@ def _print(found: Artifact) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=200)  # a file or a pipe has room for whole names
+    levels = ", ".join(f"{level:g}" for level in manifest.levels)
+    if "modelled" in manifest.level_sources:
+        levels += " (above 1 modelled)"
     console.print(
         f"[bold]{manifest.model}[/] {manifest.precision}, target {manifest.qos_ns / 1e6:g} ms, "
         f"batches {', '.join(map(str, manifest.batches))}, "
-        f"levels {', '.join(f'{level:g}' for level in manifest.levels)}, "
+        f"levels {levels}, "
         f"weights {found.weights.stat().st_size / 1e6:.1f} MB, arena {manifest.arena_bytes / 1e6:.1f} MB",
         highlight=False,
         soft_wrap=True,
@@ -86,6 +91,7 @@ def _print(found: Artifact) -> None:
     columns = ["block KB", "parallelism", *(f"{c} core{'s' * (c > 1)} us" for c in _shown(cores)), "MFLOP"]
     for column in columns:
         table.add_column(column, justify="right")
+    table.add_column("origin", overflow="fold")
     for layer in manifest.layers:
         for number, version in enumerate(layer.versions):
             alone = version.latency_ns[0][0]
@@ -93,7 +99,7 @@ def _print(found: Artifact) -> None:
             head = (layer.name, layer.op) if number == 0 else ("", "")
             flops = f"{layer.flops[0] / 1e6:.1f}" if number == 0 else ""
             sizes = (f"{version.block_size / 1024:.0f}", str(version.parallelism))
-            table.add_row(*head, str(number), *sizes, *times, flops)
+            table.add_row(*head, str(number), *sizes, *times, flops, version.origin)
     console.print(table)
     console.print(
         " ".join(f"{k}={v}" for k, v in manifest.environment.items()), style="dim", highlight=False, soft_wrap=True

@@ -1,8 +1,9 @@
 """What a kernel moves below a cache of any size, worked out from its loops (`veltair.reuse`).
 
 A loop that is run again finds in the cache what it left there, if one pass of its body fits: what passes share lies no
-further back than one pass. So a loop has a need, the bytes that one pass of its body touches, and moves the union of
-what all its passes touch once the need is met; below, each pass moves what the loops inside it move. Tasks of the
+further back than one pass. So a loop has a need, the bytes that one pass of its body touches (or one pass of the loop
+inside, where that touches all that is shared), and moves the union of what all its passes touch once the need is met;
+below, each pass moves what the loops inside it move. Tasks of the
 parallel loop come in the order of their numbers and are taken apart by the divisors that split a number into image,
 group and chunk: each of them is a loop of its own.
 
@@ -14,14 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from veltair.compiler.ir import Activation, Kernel, LayerSpec
-from veltair.compiler.loopnest import LINE, Body, Box, Guard, Loop, Nest, UnreadableError, join, loop_range, read
+from veltair.compiler.loopnest import LINE, Body, Box, Guard, Loop, Nest, Touch, UnreadableError, join, loop_range, read
 from veltair.compiler.measure import physical
 from veltair.compiler.spans import Linear, Opaque, Span, single
 from veltair.reuse import LoopLevel, Reuse
+
+ENOUGH = 0.9  # of what the passes of a loop share: the rest, rows at the edge of a window, is let go
+Footprint: TypeAlias = dict[int, int]  # bytes touched of each storage
 
 
 def kernel_reuse(spec: LayerSpec, kernel: Kernel, batch: int = 1) -> Reuse:
@@ -56,8 +61,9 @@ def compulsory_bytes(spec: LayerSpec, batch: int) -> int:
 def levels(nest: Nest) -> Reuse:
     """Loop levels of a nest; each next one needs more and moves less."""
     counter = _Counter(nest)
-    top = counter.part(nest.body, {}, scratch=True)
-    whole = counter.bytes(nest.body, {}, scratch=False)
+    top = counter.part(nest.body, {})
+    everything = counter.touched(nest.body, {})
+    whole = counter.sum(everything, scratch=False)
     needs = sorted({(loop.task_bytes + loop.shared_bytes, loop.task_bytes, loop.shared_bytes) for loop in top.walk()})
     found: list[LoopLevel] = []
     for need, task, shared in (n for n in needs if n[0]):
@@ -65,7 +71,7 @@ def levels(nest: Nest) -> Reuse:
         if not found or moved < found[-1].traffic_bytes:
             found.append(LoopLevel(task, shared, moved))
     if not found or whole < found[-1].traffic_bytes:
-        found.append(LoopLevel(0, counter.bytes(nest.body, {}, scratch=True), whole))
+        found.append(LoopLevel(0, counter.sum(everything), whole))
     return tuple(found)
 
 
@@ -90,8 +96,9 @@ class _Pass:
     """A loop seen from outside: how often its body is passed, and what that needs and touches."""
 
     passes: int
-    task_bytes: int
+    task_bytes: int  # that one pass needs
     shared_bytes: int
+    once: Footprint  # of one pass
     union_bytes: int  # of all passes
     inside: _Part
 
@@ -105,27 +112,24 @@ class _Counter:
     def __init__(self, nest: Nest) -> None:
         self._storages = nest.storages
 
-    def part(self, body: Body, ranges: Mapping[int, Span], scratch: bool) -> _Part:
-        """One pass of a body in which the variables of the loops around it stand still.
-
-        scratch: whether its own loops' traffic is that of one task, in which scratch moves as tensors do.
-        """
-        loops: list[_Pass] = []
-        for inner in _loops(body, ranges):
-            loops.append(self._tasks(inner, ranges) if inner.parallel else self._serial(inner, ranges))
+    def part(self, body: Body, ranges: Mapping[int, Span]) -> _Part:
+        """One pass of a body in which the variables of the loops around it stand still."""
+        loops = [self._tasks(i, ranges) if i.parallel else self._serial(i, ranges) for i in _loops(body, ranges)]
         straight = Body(list(_straight(body, ranges)))
-        return _Part(self.bytes(straight, ranges, scratch), loops)
+        return _Part(self.sum(self.touched(straight, ranges)), loops)
 
     def _serial(self, loop: Loop, ranges: Mapping[int, Span]) -> _Pass:
         over = loop_range(loop, ranges)
-        once = {**ranges, loop.variable: single(over.first + over.count // 2)}
-        union = self.bytes(loop.body, {**ranges, loop.variable: over}, scratch=True)
-        need = self.bytes(loop.body, once, scratch=True)
-        return _Pass(over.count, need, 0, union, self.part(loop.body, once, scratch=True))
+        middle = {**ranges, loop.variable: single(over.first + over.length // 2)}
+        once = self.touched(loop.body, middle)
+        union = self.touched(loop.body, {**ranges, loop.variable: over})
+        inside = self.part(loop.body, middle)
+        need = _need(over.length, once, union, inside) or (self.sum(once), 0)
+        return _Pass(over.length, *need, once, self.sum(union), inside)
 
     def _tasks(self, loop: Loop, ranges: Mapping[int, Span]) -> _Pass:
         """A parallel loop as one loop for each divisor of a task's number, around each other."""
-        count = loop_range(loop, ranges).count
+        count = loop_range(loop, ranges).length
         steps = [1]
         for divisor in sorted({d.span(ranges).first for d in _divisors(loop.body, loop.variable)} | {count}):
             if divisor > steps[-1] and divisor % steps[-1] == 0 and count % divisor == 0:
@@ -136,30 +140,33 @@ class _Counter:
             first = count // size // 2 * size
             return {**ranges, loop.variable: Span(first, first + size - 1, 1 if size > 1 else 0)}
 
-        inside = self.part(loop.body, some(1), scratch=True)
-        task = self.bytes(loop.body, some(1), scratch=True)
-        own = task - self.bytes(loop.body, some(1), scratch=False)
+        inside = self.part(loop.body, some(1))
+        once = self.touched(loop.body, some(1))
+        own = self.sum(once) - self.sum(once, scratch=False)
         for inner, outer in zip(steps[:-1] or steps, steps[1:] or steps, strict=True):
-            shared = 0 if inner == 1 else self.bytes(loop.body, some(inner), scratch=False)
-            union = self.bytes(loop.body, some(outer), scratch=False)
-            inside = _Part(0, [_Pass(outer // inner, task if inner == 1 else own, shared, union, inside)])
+            union = self.touched(loop.body, some(outer))
+            need = (self.sum(once), 0) if inner == 1 else (own, self.sum(once, scratch=False))
+            need = _need(outer // inner, once, union, inside) or need
+            inside = _Part(0, [_Pass(outer // inner, *need, once, self.sum(union, scratch=False), inside)])
+            once = union
         return inside.loops[0]
 
-    def bytes(self, body: Body, ranges: Mapping[int, Span], scratch: bool) -> int:
+    def sum(self, footprint: Footprint, scratch: bool = True) -> int:
+        return sum(size for at, size in footprint.items() if scratch or not self._storages[at].scratch)
+
+    def touched(self, body: Body, ranges: Mapping[int, Span]) -> Footprint:
         """What a body touches, its loops run through; each byte once."""
         boxes: dict[int, list[Box]] = {}
-        self._collect(body, ranges, boxes, scratch)
-        return sum(
-            min(sum(_box_bytes(box, self._storages[at].shape, self._storages[at].item_bytes) for box in found), limit)
-            for at, found in boxes.items()
-            for limit in [self._storages[at].bytes]
-        )
+        self._collect(body, ranges, boxes)
+        found: Footprint = {}
+        for at, of in boxes.items():
+            storage = self._storages[at]
+            found[at] = min(sum(_box_bytes(box, storage.shape, storage.item_bytes) for box in of), storage.bytes)
+        return found
 
-    def _collect(self, body: Body, ranges: Mapping[int, Span], boxes: dict[int, list[Box]], scratch: bool) -> None:
+    def _collect(self, body: Body, ranges: Mapping[int, Span], boxes: dict[int, list[Box]]) -> None:
         for touch in body.touches:
             storage = self._storages[touch.storage]
-            if storage.scratch and not scratch:
-                continue
             corner = [index.span(ranges) for index in touch.corner]
             for offsets in touch.boxes:
                 spans = [
@@ -171,11 +178,24 @@ class _Counter:
         for inner in body.inner:
             if isinstance(inner, Loop):
                 if inner.variable in ranges:
-                    self._collect(inner.body, ranges, boxes, scratch)
+                    self._collect(inner.body, ranges, boxes)
                 else:
-                    self._collect(inner.body, {**ranges, inner.variable: loop_range(inner, ranges)}, boxes, scratch)
+                    self._collect(inner.body, {**ranges, inner.variable: loop_range(inner, ranges)}, boxes)
             elif not inner.condition.never(ranges):
-                self._collect(inner.body, ranges, boxes, scratch)
+                self._collect(inner.body, ranges, boxes)
+
+
+def _need(passes: int, once: Footprint, union: Footprint, inside: _Part) -> tuple[int, int] | None:
+    """What the passes of a loop need, where it is less than all that one pass touches; None where it is not.
+
+    What the passes share may be touched whole in each pass of the one loop inside, and so be always young.
+    """
+    gains = {at: passes * size - union[at] for at, size in once.items()}
+    if len(inside.loops) != 1 or inside.loops[0].passes < 2:
+        return None
+    inner = inside.loops[0]
+    young = sum(gain for at, gain in gains.items() if inner.once.get(at, 0) >= once[at])
+    return (inner.task_bytes, inner.shared_bytes) if young >= ENOUGH * sum(gains.values()) > 0 else None
 
 
 def _loops(body: Body, ranges: Mapping[int, Span]) -> Iterator[Loop]:
@@ -187,7 +207,7 @@ def _loops(body: Body, ranges: Mapping[int, Span]) -> Iterator[Loop]:
             yield from _loops(inner.body, ranges)
 
 
-def _straight(body: Body, ranges: Mapping[int, Span]) -> Iterator[object]:
+def _straight(body: Body, ranges: Mapping[int, Span]) -> Iterator[Touch]:
     yield from body.touches
     for inner in body.inner:
         if isinstance(inner, Guard) and not inner.condition.never(ranges):
@@ -236,13 +256,13 @@ def _expressions(body: Body) -> Iterator[Linear]:
 def _box_bytes(box: Box, shape: Sequence[int], item_bytes: int) -> int:
     """Bytes of the cache lines that a box touches; rows that are whole follow each other without a gap."""
     *outer, row = box
-    if row.count == shape[-1]:
-        count = row.count * item_bytes
+    if row.length == shape[-1]:
+        count = row.length * item_bytes
     elif row.step * item_bytes >= LINE:
-        count = row.count * LINE
+        count = row.length * LINE
     else:
         count = -(-(row.last - row.first + 1) * item_bytes // LINE) * LINE
-    return count * int(np.prod([span.count for span in outer], dtype=np.int64))
+    return count * int(np.prod([span.length for span in outer], dtype=np.int64))
 
 
 def _bytes(tensor: Activation, batch: int) -> int:

@@ -125,7 +125,7 @@ def size(box: Box) -> int:
     """Elements."""
     count = 1
     for span in box:
-        count *= span.count
+        count *= span.length
     return count
 
 

@@ -21,7 +21,7 @@ class Span(NamedTuple):
     step: int = 1
 
     @property
-    def count(self) -> int:
+    def length(self) -> int:
         return (self.last - self.first) // self.step + 1 if self.step else 1
 
     def plus(self, other: Span) -> Span:
@@ -130,9 +130,9 @@ def _opaque(atom: Opaque, ranges: Mapping[int, Span]) -> Span:
     if atom.kind in ("div", "mod") and not right.step and right.first > 0:
         return left.floordiv(right.first) if atom.kind == "div" else left.modulo(right.first)
     if atom.kind == "min":
-        return _clamped(left, right, min)
+        return _least(left, right)
     if atom.kind == "max":
-        return _clamped(left, right, max)
+        return _least(left.times(-1), right.times(-1)).times(-1)
     if atom.kind == "any":
         return left.hull(right)
     if atom.kind == "product":
@@ -141,9 +141,9 @@ def _opaque(atom: Opaque, ranges: Mapping[int, Span]) -> Span:
     raise ValueError(f"no range for {atom.kind} of {left} and {right}")
 
 
-def _clamped(left: Span, right: Span, pick: type[min] | type[max]) -> Span:  # type: ignore[valid-type]
-    first, last = pick(left.first, right.first), pick(left.last, right.last)
-    for side in (left, right):
-        if (first, last) == side[:2]:
+def _least(left: Span, right: Span) -> Span:
+    for side, other in ((left, right), (right, left)):
+        if side.last <= other.first:
             return side
-    return Span(first, last, gcd(gcd(left.step, right.step), abs(left.first - right.first)) if last > first else 0)
+    first, last = min(left.first, right.first), min(left.last, right.last)
+    return Span(first, last, left.hull(right).step if last > first else 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,13 +15,16 @@ from rich.progress import Progress
 from veltair.compiler import frontier
 from veltair.compiler.check import Check
 from veltair.compiler.frontier import Candidate
+from veltair.compiler.interference import Memory
 from veltair.compiler.ir import LayerSpec, Point
 from veltair.compiler.library import Source, compile_objects, link
+from veltair.compiler.locality import compulsory_bytes, kernel_reuse
 from veltair.compiler.measure import CandidateError, Meter, input_operands, result_operands
 from veltair.compiler.search import Setting
 from veltair.compiler.stopwatch import Operand
-from veltair.compiler.timing import Job, measure_tables, passes
+from veltair.compiler.timing import Job, Model, Tables, measure_tables, passes
 from veltair.errors import VeltairError
+from veltair.reuse import Reuse
 
 Latency: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]  # ns; (batches, levels, cores)
 
@@ -36,6 +39,7 @@ class Version:
     block_size: int
     parallelism: int
     latency_ns: Latency = ()
+    origin: str = ""  # how the search came by its point
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class _Draft:
     version: Version
     library: Path
     operands: tuple[tuple[Operand, ...], ...]  # (batches)
+    reuse: tuple[Reuse, ...]  # (batches); none where levels are not modelled
 
 
 def choose_versions(
@@ -56,13 +61,16 @@ def choose_versions(
     setting: Setting,
     scratch: Path,
     progress: Progress,
-) -> tuple[tuple[float, ...], dict[str, list[Version]]]:
-    """Interference levels, and the versions of each distinct `LayerSpec.symbol` by ascending block size.
+    memory: Memory | None = None,
+) -> tuple[Tables, dict[str, list[Version]]]:
+    """The tables of all that were timed, with their levels, and what is kept of it: the versions of each distinct
+    `LayerSpec.symbol` by ascending block size.
 
     Args:
         found: measured candidates of each workload.
         batches: sizes of a dynamic batch to time.
         scratch: a folder for object files, which the versions refer to.
+        memory: given, levels are modelled for it where none can be measured.
 
     Raises VeltairError for a layer none of whose candidates gives what its reference gives.
     """
@@ -73,12 +81,15 @@ def choose_versions(
     task = progress.add_task("build and check", total=len(distinct))
     drafts: dict[str, list[_Draft]] = {}
     for symbol, (spec, share) in distinct.items():
-        drafts[symbol] = _Layer(spec, batches, meter, setting, scratch).drafts(found[spec.workload], share, progress)
+        layer = _Layer(spec, batches, meter, setting, scratch, modelled=memory is not None)
+        drafts[symbol] = layer.drafts(found[spec.workload], share, progress)
         progress.advance(task)
 
-    jobs = [Job(d.library, d.version.symbol, d.operands, layers[s]) for s, ds in drafts.items() for d in ds]
+    jobs = [Job(d.library, d.version.symbol, d.operands, layers[s], d.reuse) for s, ds in drafts.items() for d in ds]
     timing = progress.add_task("time alone and under pressure", total=len(jobs) * passes(len(meter.cores)))
-    tables = measure_tables(jobs, meter, tick=lambda: progress.advance(timing))
+    resident = tuple(sum(compulsory_bytes(spec, batch) for spec in specs) for batch in batches)
+    model = Model(memory, resident) if memory else None
+    tables = measure_tables(jobs, meter, tick=lambda: progress.advance(timing), model=model)
     rows = iter(tables.latency_ns)
     kept: dict[str, list[Version]] = {}
     for symbol, group in drafts.items():
@@ -86,19 +97,28 @@ def choose_versions(
         alone = table[:, batches.index(setting.batch), 0]
         indices = frontier.prune(table.reshape(len(group), -1).astype(np.float64), set(alone.argmin(axis=0).tolist()))
         kept[symbol] = [_timed(group[i].version, table[i]) for i in indices]
-    return tables.levels, kept
+    return tables, kept
 
 
 def _timed(version: Version, table: NDArray[np.int64]) -> Version:
     latency = tuple(tuple(tuple(row) for row in rows) for rows in table.tolist())
-    return Version(version.point, version.symbol, version.object_file, version.block_size, version.parallelism, latency)
+    return replace(version, latency_ns=latency)
 
 
 class _Layer:
     """One distinct code: builds and checks its versions."""
 
-    def __init__(self, spec: LayerSpec, batches: Sequence[int], meter: Meter, setting: Setting, scratch: Path) -> None:
+    def __init__(
+        self,
+        spec: LayerSpec,
+        batches: Sequence[int],
+        meter: Meter,
+        setting: Setting,
+        scratch: Path,
+        modelled: bool,
+    ) -> None:
         self._spec, self._batches, self._meter, self._setting, self._scratch = spec, batches, meter, setting, scratch
+        self._modelled = modelled
         sizes = sorted({1, min(3, batches[-1]), batches[-1]})  # 3: tiles of rows that do not come out even
         self._checks = [Check(spec, size, setting.bounds, setting.precision) for size in sizes]
         self._verdicts: dict[tuple[tuple[str, int | str], ...], _Draft | str] = {}  # by point
@@ -135,12 +155,16 @@ class _Layer:
         for candidate, kernel, source, fault in zip(candidates, kernels, sources, faults, strict=True):
             weights = self._meter.weights(kernel)
             fault = fault or self._fault(library, source.symbol, weights)
-            version = Version(candidate.point, source.symbol, source.path, kernel.block_size, kernel.parallelism)
+            version = Version(
+                candidate.point, source.symbol, source.path, kernel.block_size, kernel.parallelism,
+                origin=candidate.origin,
+            )  # fmt: skip
             operands = (
                 (*input_operands(spec, batch, setting.bounds), *weights, *result_operands(spec, batch))
                 for batch in self._batches
             )
-            verdicts.append(fault or _Draft(version, library, tuple(operands)))
+            reuse = tuple(kernel_reuse(spec, kernel, batch) for batch in self._batches) if self._modelled else ()
+            verdicts.append(fault or _Draft(version, library, tuple(operands), reuse))
         return verdicts
 
     def _fault(self, library: Path, symbol: str, weights: Sequence[Operand]) -> str:

@@ -66,6 +66,7 @@ class VersionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parallelism: int
     point: dict[str, int | str]  # where in its design space this version lies
     latency_ns: tuple[tuple[tuple[int, ...], ...], ...]  # (batches, levels, cores)
+    origin: str = ""  # how the search came by the point: searched, a shipped record, another workload's best, …
 
 
 class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,232 @@
+"""Reuse read from kernels' code: against nests counted by hand, a simulated cache, and the tensors' own bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.ir import Activation, Halo, LayerSpec, Point
+from veltair.compiler.kernels.emit import lanes, primitive
+from veltair.compiler.kernels.spaces import SPACES
+from veltair.compiler.locality import compulsory_bytes, kernel_reuse, levels
+from veltair.compiler.loopnest import read
+from veltair.compiler.spans import Linear, Span, combine, variable
+from veltair.machine import ISAS
+from veltair.reuse import Reuse, traffic_bytes
+
+GROUPS, CHUNKS, ROWS, DEPTH = 4, 3, 8, 64
+LINES = {"W": GROUPS * DEPTH, "X": CHUNKS * ROWS * DEPTH // 16, "Y": CHUNKS * ROWS * GROUPS}
+
+
+def product() -> Reuse:
+    """Y = X W by tasks of one group of 16 columns and one chunk of rows."""
+
+    def body(X: Any, W: Any, Y: Any) -> None:
+        with T.parallel(0, GROUPS * CHUNKS) as task:
+            acc = T.alloc_buffer((1,), "float32x16", scope="local")
+            group, chunk = T.bind(task // CHUNKS), T.bind(task % CHUNKS)
+            with T.serial(0, ROWS) as r:
+                row = T.bind(chunk * ROWS + r)
+                with T.serial(0, DEPTH) as k:
+                    value = T.broadcast(X[row, k], 16)
+                    T.buffer_store(acc, acc[0] + value * W[group, k, lanes(0)], [0])
+                T.buffer_store(Y, acc[0], [row, lanes(group * 16)])
+
+    x, w = np.zeros((CHUNKS * ROWS, DEPTH), np.float32), np.zeros((GROUPS, DEPTH, 16), np.float32)
+    y = np.zeros((CHUNKS * ROWS, GROUPS * 16), np.float32)
+    return levels(read(primitive([x, w, y], body), [x.shape, w.shape, y.shape]))
+
+
+def trace() -> list[tuple[str, int]]:
+    """The cache lines that the same product touches, in order."""
+    found = []
+    for group in range(GROUPS):
+        for row in range(CHUNKS * ROWS):
+            for k in range(DEPTH):
+                found += [("X", (row * DEPTH + k) // 16), ("W", group * DEPTH + k)]
+            found.append(("Y", row * GROUPS + group))
+    return found
+
+
+def missed(lines: int, lru: bool) -> int:
+    """Bytes fetched by a fully associative cache of so many lines, by age or by chance."""
+    held: OrderedDict[tuple[str, int], None] = OrderedDict()
+    order: list[tuple[str, int]] = []
+    chance, misses = Random(0), 0
+    for line in trace():
+        if line in held:
+            held.move_to_end(line)
+            continue
+        misses += 1
+        if len(held) == lines:
+            if lru:
+                held.popitem(last=False)
+            else:
+                at = chance.randrange(lines)
+                del held[order[at]]
+                order[at] = line
+        if len(order) < lines:
+            order.append(line)
+        held[line] = None
+    return misses * 64
+
+
+def test_a_nest_counted_by_hand() -> None:
+    panel, row = DEPTH, DEPTH // 16 + 1
+    passes = GROUPS * CHUNKS * ROWS
+    expected = [
+        (2, passes * (panel + row)),  # of a row: nothing of its panel is left for the next one
+        # Panel and row: the panel stays for all rows of its task, and, always young, for all tasks of its group.
+        (panel + row, GROUPS * (panel + CHUNKS * ROWS * row)),
+        (panel + CHUNKS * ROWS * row, sum(LINES.values())),  # all rows stay for all groups
+    ]
+    found = product()
+    assert [(level.need(1) // 64, level.traffic_bytes // 64) for level in found] == expected
+    assert [bool(level.shared_bytes) for level in found] == [False, False, True]
+
+
+def test_a_simulated_cache_moves_as_much() -> None:
+    reuse = product()
+    for level, next_one in zip(reuse, [*reuse[1:], None], strict=True):
+        room = level.need(1) // 64 + 8  # some lines more: what streams past needs room too
+        assert missed(room, lru=True) == pytest.approx(traffic_bytes(reuse, 1, level.need(1)), rel=0.1)
+        if next_one and next_one.need(1) > 1.5 * level.need(1):
+            between = (level.need(1) + next_one.need(1)) // 2
+            by_age, by_chance = missed(between // 64, lru=True), missed(between // 64, lru=False)
+            assert next_one.traffic_bytes <= by_age <= level.traffic_bytes
+            assert 0.5 < by_chance / traffic_bytes(reuse, 1, between) < 2  # which keeps no row whole
+
+
+def conv(
+    op: str, dtype: str, channels: tuple[int, int], size: int, kernel: int, stride: int = 1, block: int = 16
+) -> LayerSpec:
+    pad = kernel // 2
+    halo = Halo(pad, pad, pad, pad)
+    out = -(-size // stride)
+    x = Activation("x", dtype, (1, channels[0], size, size), block, halo)
+    y = Activation("y", dtype, (1, channels[1], out, out), block)
+    attributes = {
+        "kernel": (kernel, kernel), "strides": (stride, stride), "dilations": (1, 1), "pads": (pad,) * 4,
+        "activation": "relu",
+    }  # fmt: skip
+    shape = (channels[1], 1 if op == "depthwise_conv2d" else channels[0], kernel, kernel)
+    weights = {"weight": np.zeros(shape, np.float32), "bias": np.zeros(channels[1], np.float32)}
+    return LayerSpec("c", op, (x,), (y,), attributes, weights, 0)
+
+
+def dense(op: str, dtype: str, rows: int, depth: int, width: int) -> LayerSpec:
+    weights = {"weight": np.zeros((depth, width), np.float32), "bias": np.zeros(width, np.float32)}
+    x, y = Activation("x", dtype, (rows, depth)), Activation("y", dtype, (rows, width))
+    return LayerSpec("d", op, (x,), (y,), {"activation": "none", "storage": "fp32"}, weights, 0, max_batch=4)
+
+
+def attention(dtype: str) -> LayerSpec:
+    a = {"heads": 4, "width": 64, "tokens": 96, "keys": 96, "places": ((0, 0), (0, 256), (0, 512))}
+    a |= {"scale": 0.125, "masked": False}
+    x, y = Activation("x", dtype, (96, 768)), Activation("y", dtype, (96, 256))
+    return LayerSpec("a", "attention", (x,), (y,), a, {}, 0)
+
+
+LAYERS = {
+    "1x1": conv("conv2d", "float32", (64, 128), 14, 1),
+    "3x3": conv("conv2d", "float32", (48, 64), 13, 3),
+    "5x5 stride 2": conv("conv2d", "float32", (16, 32), 15, 5, stride=2),
+    "depthwise": conv("depthwise_conv2d", "float32", (64, 64), 14, 3),
+    "amx 1x1": conv("conv2d_amx", "uint16", (64, 128), 14, 1, block=32),
+    "amx 3x3": conv("conv2d_amx", "uint16", (64, 64), 14, 3, block=32),
+    "amx 3x3 stride 2": conv("conv2d_amx", "uint16", (64, 64), 28, 3, stride=2, block=32),
+    "matmul": dense("matmul", "float32", 96, 256, 192),
+    "matmul, batch": dense("matmul", "float32", -1, 256, 192),
+    "amx matmul": dense("matmul_bf16", "uint16", 96, 256, 192),
+    "attention": attention("float32"),
+    "amx attention": attention("uint16"),
+}
+
+
+def touched(spec: LayerSpec, weights: tuple[NDArray[Any], ...], batch: int) -> int:
+    """Bytes of the tensors: of images with halos what the taps reach, of outputs without their halo."""
+    total = sum(weight.nbytes for weight in weights)
+    for tensor in (*spec.inputs, *spec.outputs):
+        shape = [-dim * batch if dim < 0 else dim for dim in tensor.physical]
+        total += int(np.prod(shape)) * np.dtype(tensor.dtype).itemsize
+    return total
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_point_moves_less_with_more_cache_and_each_tensor_at_least_once(name: str) -> None:
+    spec = LAYERS[name]
+    features = ISAS["amx" if "amx" in name else "avx512"]
+    batch = 4 if "batch" in name else 1
+    for point in SPACES[spec.op].points(spec, features)[::5]:
+        kernel = SPACES[spec.op].build(spec, point, features)
+        reuse = kernel_reuse(spec, kernel, batch)
+        assert len(reuse) > 1 or spec.op == "depthwise_conv2d", point
+        moved = [level.traffic_bytes for level in reuse]
+        assert moved == sorted(moved, reverse=True), point
+        needs = [level.need(1) for level in reuse]
+        assert needs == sorted(needs), point
+        assert moved[-1] == pytest.approx(touched(spec, kernel.weights, batch), rel=0.05), point
+
+
+def test_a_stride_leaves_lines_out() -> None:
+    spec = conv("conv2d", "float32", (64, 64), 28, 1, stride=2)
+    kernel = SPACES["conv2d"].build(spec, SPACES["conv2d"].points(spec, ISAS["avx512"])[0], ISAS["avx512"])
+    x, y = 64 * 28 * 28 * 4 // 4, 64 * 14 * 14 * 4
+    expected = x + y + sum(w.nbytes for w in kernel.weights)
+    assert kernel_reuse(spec, kernel)[-1].traffic_bytes == pytest.approx(expected, rel=0.02)
+
+
+def panels(point: Point) -> Reuse:
+    spec = conv("conv2d", "float32", (256, 256), 14, 1)
+    return kernel_reuse(spec, SPACES["conv2d"].build(spec, point, ISAS["avx512"]))
+
+
+def test_larger_blocks_move_less_and_need_more() -> None:
+    small, large = (panels({"algorithm": "direct", "channels": 2, "pixels": 8, "rows": rows}) for rows in (1, 14))
+    assert traffic_bytes(large, 1, 300 << 10) < 0.5 * traffic_bytes(small, 1, 64 << 10)
+    assert max(level.task_bytes for level in large) > max(level.task_bytes for level in small)
+
+
+def test_look_ups_count_the_rows_that_are_picked() -> None:
+    ids = (Activation("ids", "int64", (-1, 9)),)
+    weights = {"table0": np.zeros((1000, 32), np.float32), "positions": np.zeros((9, 32), np.float32)}
+    weights |= {"scale": np.ones(32, np.float32), "shift": np.zeros(32, np.float32)}
+    y = Activation("y", "float32", (-9, 32))
+    spec = LayerSpec("e", "embedding", ids, (y,), {"epsilon": 1e-5}, weights, 0, max_batch=2)
+    kernel = SPACES["embedding"].build(spec, {"rows": 8}, ISAS["avx512"])
+    expected = 2 * 9 * (8 + 128 + 128) + 9 * 128 + 256
+    (only,) = kernel_reuse(spec, kernel, 2)
+    assert only.traffic_bytes == compulsory_bytes(spec, 2) == expected
+
+
+spans = st.builds(lambda first, count, step: Span(first, first + (count - 1) * step, step if count > 1 else 0),
+                  st.integers(0, 50), st.integers(1, 12), st.integers(1, 9))  # fmt: skip
+
+
+def values(span: Span) -> set[int]:
+    return set(range(span.first, span.last + 1, span.step or 1))
+
+
+@given(spans, spans, st.integers(1, 12), st.integers(1, 20))
+def test_spans_hold_every_value(a: Span, b: Span, by: int, size: int) -> None:
+    ranges = {0: a, 1: b}
+    x, y, by_ = variable(0), variable(1), Linear((), by)
+    for kind, of in (
+        ("div", lambda m, n: m // by), ("mod", lambda m, n: m % by), ("min", min), ("max", max),
+        ("product", lambda m, n: m * n), ("any", lambda m, n: m), ("any", lambda m, n: n),
+    ):  # fmt: skip
+        span = combine(kind, x, by_ if kind in ("div", "mod") else y).span(ranges)
+        assert {of(m, n) for m in values(a) for n in values(b)} <= values(span), kind
+    plain = x.times(3).plus(y.times(-2)).plus(Linear((), 7)).span(ranges)
+    assert {3 * m - 2 * n + 7 for m in values(a) for n in values(b)} <= values(plain)
+    assert values(a) | values(b) <= values(a.hull(b))
+    inside = a.plus(Span(-20, -20, 0)).within(size)
+    assert (values(inside) if inside else set()) == {v - 20 for v in values(a) if 0 <= v - 20 < size}
