@@ -1,9 +1,10 @@
-"""Clockwork (OSDI'20), one query a batch: what cannot be in time is dropped before it starts, the rest goes by its
-latest start.
+"""Clockwork (OSDI'20): what cannot be in time is dropped before it starts, the rest goes by its latest start, in
+batches as large as deadlines and demand allow.
 """
 
 from __future__ import annotations
 
+from veltair.scheduler.batching import growing
 from veltair.scheduler.costs import SOLO
 from veltair.scheduler.policy import Policy, Reject, Start, Step
 from veltair.scheduler.queues import TenantQueues
@@ -13,9 +14,9 @@ from veltair.scheduler.state import Progress, System
 class Clockwork(Policy):
     """A queue for each tenant; the head with the least deadline minus estimate starts next, and nobody passes it.
 
-    Executions are predictable since nothing is preempted and everything is timed beforehand: a query runs as a whole,
-    on the least cores that are in time from now. The estimate is of the cores on which the model is fastest. Heads
-    that cannot make it on any number are dropped.
+    Executions are predictable since nothing is preempted and everything is timed beforehand: a query or a batch runs as
+    a whole, on the least cores that are in time from now. The estimate is of the cores on which the model is fastest.
+    Heads that cannot make it on any number are dropped.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,15 @@ class Clockwork(Policy):
                 first, first_ns = head, latest_ns
         if first is None or len(system.in_flight) >= system.workers:
             return None
+        largest = None
+        for batch in growing(system, first, self._queues.of(first.tenant)):
+            cores = batch.costs.cores_to_end(SOLO, 0, batch.due_ns - now_ns)
+            if cores is not None and cores <= system.free:
+                largest = batch
+        if largest is not None:
+            for member in largest.members:
+                self._queues.discard(member)
+            system.join(first, largest.members, largest.costs)
         step = _start(first, system, now_ns)
         if step is not None:
             self._queues.discard(first)

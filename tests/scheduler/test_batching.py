@@ -1,4 +1,4 @@
-"""Queries that run as one batch: what becomes of them, and when `veltair` makes one."""
+"""Queries that run as one batch: what becomes of them, and when `veltair` and `clockwork` make one."""
 
 import pytest
 
@@ -146,6 +146,14 @@ def test_queries_of_several_samples_count_as_many(build, arrives):
         arrives(scheduler, id, batch=samples)
     assert members(scheduler.handle(BlockFinished(100, 1, 2, 100))) == (3, 4)
     assert scheduler.system.in_flight[2].run.costs.profile.batch == 5
+
+
+def test_clockwork_takes_the_largest_batch_that_is_in_time(build, arrives):
+    for qos_ns, most in ((565, 9), (566, 12)):  # 12 take 466
+        scheduler = build(policy="clockwork", qos_ns=qos_ns)
+        for id in range(1, 21):
+            arrives(scheduler, id)
+        assert members(scheduler.handle(BlockFinished(100, 1, 2, 100))) == tuple(range(3, most + 2))
 
 
 @pytest.mark.parametrize("batching", [True, False])
