@@ -39,7 +39,7 @@ class ModelWork:
 
 def kept_traffic(need: Table, moved: Table, kept: float | Table) -> Table:
     """`veltair.reuse.traffic_bytes` for arrays: axis 0 are the loop levels, `kept` bytes are held of each rest."""
-    result = moved[0].copy()
+    result: Table = moved[0].copy()
     for low, high, inner, outer in zip(need, need[1:], moved, moved[1:], strict=False):
         held = (kept - low) / np.maximum(high - low, 1.0)
         np.clip(held, 0.0, 1.0, out=held)
@@ -83,4 +83,5 @@ def _slowest(
 
 def footprint_bytes(work: ModelWork, cores: int) -> Table:
     """(layers, versions): what it would keep of the L3 if it could, of all its domains together."""
-    return work.need_bytes[cores - 1, -1]
+    wanted: Table = work.need_bytes[cores - 1, -1]
+    return wanted

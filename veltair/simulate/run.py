@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TextIO
 
 import numpy as np
 
 from veltair.loadgen.arrivals import Times
 from veltair.loadgen.tally import Tally
-from veltair.scheduler.proxy import ObservedSlowdown, PredictedDemand, Proxy
+from veltair.scheduler.proxy import CounterModel, ObservedSlowdown, PredictedDemand, Proxy
 from veltair.scheduler.replay import dump_decision, dump_event
 from veltair.scheduler.scheduler import Scheduler
 from veltair.scheduler.virtual import VirtualMachine
 from veltair.simulate.arrivals import draw
+from veltair.simulate.calibration import calibrate
 from veltair.simulate.contention import Contention
+from veltair.simulate.counters import PERIOD_NS, CountedContention
 from veltair.simulate.machines import MachineModel
 from veltair.simulate.pace import Pace
 from veltair.simulate.profiles import Simulated
+from veltair.simulate.proxy_fit import CounterFit, Sample, fit
 from veltair.simulate.scenario import Scenario
 from veltair.types import Decision, Machine, QoSTarget, Query, QueryArrived, StartBlock, Tenant
 
@@ -56,7 +60,7 @@ class Simulation:
         self.scenario, self.model = scenario, model
         self.machine: Machine = model.machine(cores)
         self.profiles = {name: [known.profile for known in by_batch] for name, by_batch in models.items()}
-        self._paces = {
+        self.paces = {
             (known.profile.model, known.profile.batch): Pace(known.work, model)
             for by_batch in models.values()
             for known in by_batch
@@ -91,19 +95,25 @@ class Simulation:
         before: Sequence[Run] = (),
         log: TextIO | None = None,
         tick: Callable[[float], None] | None = None,
+        samples: list[Sample] | None = None,
     ) -> Run:
         """The same arguments give the same run.
 
         `planned`: the run is given up once a tenant has missed more than so many runs together may, those `before`
         counted. `log`: gets what `scheduler.replay` reads. `tick`: is told the share of the arrivals' time that is
-        over, now and then.
+        over, now and then. `samples`: gets what the machine's counters showed.
         """
         duration_ns = self.duration_ns(scale)
         warm_ns = round(duration_ns * self.scenario.load.warmup)
         arrivals = draw(self.scenario, scale, seed, duration_ns)
         scheduler = self.scheduler(policy)
-        contention = Contention(self.model, self.machine, self._paces, np.random.default_rng([seed, len(arrivals)]))
-        virtual = VirtualMachine(scheduler, contention)
+        rng = np.random.default_rng([seed, len(arrivals)])
+        if self.scenario.load.proxy == "counters" or samples is not None:
+            contention = CountedContention(self.model, self.machine, self.paces, rng, lambda: virtual.now_ns)
+            virtual = VirtualMachine(scheduler, contention)
+            virtual.every(PERIOD_NS, partial(contention.event, samples=samples))
+        else:
+            virtual = VirtualMachine(scheduler, Contention(self.model, self.machine, self.paces, rng))
         _send(virtual, self.tenants, arrivals)
         seen = _Seen(scheduler, warm_ns, duration_ns)
         abandoned = False
@@ -121,8 +131,17 @@ class Simulation:
         tallies = self._tallies(virtual, arrivals, warm_ns, duration_ns)
         return Run(tallies, seen.blocks, seen.conflicts, seen.core_ns, duration_ns - warm_ns, abandoned)
 
+    @cached_property
+    def counter_fit(self) -> CounterFit:
+        """Counters against slowdowns, as they would be measured on the machine before it serves."""
+        profiles = {name: by_batch[0] for name, by_batch in self.profiles.items()}
+        return fit(calibrate(self.model, self.machine, profiles, self.paces), "calibration")
+
     def _proxy(self) -> Proxy:
         match self.scenario.load.proxy:
+            case "counters":
+                found = self.counter_fit
+                return CounterModel(found.constant, found.per_miss_rate, found.per_access_per_ns)
             case "observed":
                 return ObservedSlowdown()
             case "demand":
@@ -180,19 +199,21 @@ class Simulation:
 class _Seen:
     """What is counted while a run goes on, after its warm-up and before its arrivals end."""
 
-    __slots__ = ("_from_ns", "_scheduler", "_to_ns", "_used", "blocks", "conflicts", "core_ns")
+    __slots__ = ("_from_ns", "_scheduler", "_since_ns", "_to_ns", "_used", "blocks", "conflicts", "core_ns")
 
     def __init__(self, scheduler: Scheduler, warm_ns: int, duration_ns: int) -> None:
         self._scheduler, self._from_ns, self._to_ns = scheduler, warm_ns, duration_ns
+        self._since_ns = warm_ns
         self._used = 0  # cores, since the last event
         self.blocks = self.conflicts = 0
         self.core_ns = 0.0
 
     def add(self, now_ns: int, decisions: list[Decision]) -> None:
-        if self._from_ns <= now_ns and self._from_ns < self._to_ns:
-            until_ns = min(now_ns, self._to_ns)
-            self.core_ns += self._used * (until_ns - self._from_ns)
-            self._from_ns = until_ns
+        until_ns = min(now_ns, self._to_ns)
+        if until_ns > self._since_ns:
+            self.core_ns += self._used * (until_ns - self._since_ns)
+            self._since_ns = until_ns
+        if self._from_ns <= now_ns < self._to_ns:
             for decision in decisions:
                 if isinstance(decision, StartBlock):
                     self.blocks += 1

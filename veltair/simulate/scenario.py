@@ -22,7 +22,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     duration_s: Positive | None = None  # instead of `queries`: arrivals stop then
     warmup: Annotated[float, Meta(ge=0, lt=1)] = 0.1  # share of the run that is not counted
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 1
-    proxy: Literal["observed", "demand"] = "observed"  # where the interference level comes from
+    proxy: Literal["counters", "observed", "demand"] = "observed"  # where the interference level comes from
     workers: Annotated[int, Meta(ge=1)] | None = None  # queries in flight; default: one for each core
     planned_share: Annotated[float, Meta(gt=0, le=1)] = 1.0  # of each target, what policies plan with
 
