@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kernels import LESSER, need, untouched_halo, worst_error
 
-from veltair.compiler.ir import Activation, Halo, LayerSpec
+from veltair.compiler.ir import Activation, Halo, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine import features
 
@@ -144,25 +144,31 @@ def bare(spec: LayerSpec, activation: str = "none") -> LayerSpec:
 @pytest.mark.slow
 @pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX bfloat16 tiles")
 @pytest.mark.parametrize(
-    "spec",
+    ("modes", "spec"),
     [
+        pytest.param("flat", bare(tiles((40, 70), (7, 9), 1, residual=True), "relu"), id="the last pair moves up"),
         pytest.param(
-            bare(tiles((40, 70), (7, 9), 1, residual=True), "relu"), id="a plain image, its last pair moves up"
+            "flat", bare(tiles((64, 33), (5, 6), 1, residual=True), "gated-sigmoid"), id="fewer outputs than a pair"
         ),
-        pytest.param(bare(tiles((64, 33), (5, 6), 1, residual=True), "gated-sigmoid"), id="fewer outputs than a pair"),
-        pytest.param(tiles((48, 40), (9, 11), 1, residual=True), id="one or two steps, halos"),
-        pytest.param(tiles((33, 64), (14, 14), 3, residual=True, batch=2), id="residual of another halo"),
-        pytest.param(tiles((256, 40), (7, 7), 3), id="many steps"),
-        pytest.param(tiles((70, 40), (13, 9), 3, stride=2), id="stride"),
-        pytest.param(tiles((64, 96), (14, 14), 1, stride=2), id="pointwise with stride"),
-        pytest.param(tiles((3, 40), (23, 37), 7, stride=2), id="image"),
-        pytest.param(tiles((160, 40), (1, 1), 1, batch=3), id="one output"),
-        pytest.param(tiles((64, 64), (19, 19), 3, dilation=6, pads=(6, 6, 6, 6)), id="dilation"),
+        pytest.param("flat row", tiles((48, 40), (9, 11), 1, residual=True), id="one or two steps, halos"),
+        pytest.param("flat row", tiles((33, 64), (14, 14), 3, residual=True, batch=2), id="residual of another halo"),
+        pytest.param("flat tall", tiles((256, 40), (7, 7), 3, residual=True), id="many steps"),
+        pytest.param("row", tiles((70, 40), (9, 27), 3, stride=2), id="stride"),
+        pytest.param("flat row tall", tiles((40, 70), (13, 13), 3, stride=2, batch=2), id="copied inputs in one stack"),
+        pytest.param("dense flat row", tiles((64, 96), (14, 14), 1, stride=2, batch=2), id="pointwise with stride"),
+        pytest.param("dense flat", bare(tiles((64, 96), (7, 9), 1, stride=2)), id="fewer outputs than a pair, copied"),
+        pytest.param("row", tiles((3, 40), (23, 37), 7, stride=2), id="image"),
+        pytest.param("flat row", tiles((160, 40), (1, 1), 1, batch=3), id="one output"),
+        pytest.param("flat row", tiles((64, 64), (19, 19), 3, dilation=6, pads=(6, 6, 6, 6)), id="dilation"),
     ],
 )
-def test_tiles_at_every_point(spec: LayerSpec) -> None:
+def test_tiles_in_every_mode(modes: str, spec: LayerSpec) -> None:
     values = [normal(*t.shape) for t in spec.inputs]
-    for point in SPACES[spec.op].points(spec, features())[::3]:
+    tried: dict[str, list[Point]] = {}
+    for point in SPACES[spec.op].points(spec, features()):
+        tried.setdefault(str(point["mode"]), []).append(point)
+    assert set(modes.split()) == set(tried)
+    for point in (p for mode in tried.values() for p in mode[:: max(len(mode) - 1, 1)]):
         error, (output,) = worst_error(spec, point, values)
         assert error < 1e-2, point
         assert untouched_halo(spec.outputs[0], output), point
