@@ -71,6 +71,8 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     lines = -(-inner * channels // tiles)  # of the next panel, to be fetched at one step of one tile
     ahead = tiles <= inner * channels  # else reading a panel is nothing beside its use
     unroll = UNROLL if inner % UNROLL == 0 else 1
+    final = x.physical[1] - 1  # block of input channels, of which there may be fewer than `inner`
+    stretches, final_stretches = inner // unroll, -(-(x.shape[1] - final * inner) // unroll)
 
     weight = pad_to(pad_to(weight, 0, width), 1, inner)
     packed = weight.reshape(groups, width, blocks, inner, kh, kw).transpose(0, 2, 4, 5, 3, 1)
@@ -93,9 +95,12 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                     for line in range(lines):
                         at = ((turn * steps + step) * lines + line) * LANES
                         prefetch(W[group + 1, at])
-                with T.serial(0, inner // unroll) as turns:
+                present = stretches
+                if final_stretches < stretches:
+                    present = T.bind(T.Select(block < final, T.int32(stretches), T.int32(final_stretches)))
+                with T.serial(0, present) as stretch:
                     for k in range(unroll):
-                        i = turns * unroll + k
+                        i = stretch * unroll + k
                         taps = [
                             T.bind(W[group, lanes((step * inner + i) * width + c * LANES)]) for c in range(channels)
                         ]
