@@ -73,6 +73,7 @@ def assemble(
                         parallelism=version.parallelism,
                         point=version.point,
                         latency_ns=version.latency_ns,
+                        origin=version.origin,
                     )
                 )
             entries.append(

@@ -8,7 +8,7 @@ its best solo code to a trade-off, so the fastest candidate at every core count 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 
@@ -29,6 +29,7 @@ class Candidate:
     block_size: int  # bytes of working set of one parallel task
     parallelism: int  # parallel extent x unroll
     run_ns: tuple[int, ...]  # on 1, 2, … cores; at least one
+    origin: str = field(default="", compare=False)  # how the search came by it, in words
 
     @property
     def best_ns(self) -> int:

@@ -10,7 +10,7 @@ import logging
 import random
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from math import log2
 from pathlib import Path
@@ -58,6 +58,7 @@ class _Plan:
     records: list[TuningRecord]  # of this CPU and TVM
     foreign: Sequence[TuningRecord]  # the best of another's
     budget: int  # records to have in the end
+    origins: dict[int, str] = field(default_factory=dict)  # by index of a point that was measured: how we came by it
 
     @property
     def left(self) -> int:
@@ -104,15 +105,39 @@ def search(
             promising = [plan.points[i] for i in first]
             _describe(progress, task, heading, plan, promising, source)
             while chosen := proposals(plan.points, _times(plan), plan.budget, workload, first=first):
+                plan.origins |= {
+                    i: f"best {source}" if i in first else "default" if i == 0 else "searched" for i in chosen
+                }
                 for record in _measure(spec, [plan.points[i] for i in chosen], meter, setting, records):
                     store.append(record)
                     records.append(record)
                     progress.advance(task)
                     _describe(progress, task, heading, plan, promising, source)
-        found[workload] = [Candidate(r.point, r.block_size, r.parallelism, r.run_ns) for r in records if r.run_ns]
+        if not any(record.run_ns for record in records) and 0 not in _times(plan):
+            why = records[-1].error if records else "there are none"
+            log.warning(
+                "layer %s (%s): no point that records named works here, the default is taken: %s",
+                spec.name, workload, why,
+            )  # fmt: skip
+            plan.origins[0] = "default, since no recorded point works"
+            for record in _measure(spec, plan.points[:1], meter, setting, records):
+                store.append(record)
+                records.append(record)
+        found[workload] = _candidates(plan)
         if not found[workload]:
             raise VeltairError(f"layer {spec.name} ({workload}): no candidate works; the last said {records[-1].error}")
     return found
+
+
+def _candidates(plan: _Plan) -> list[Candidate]:
+    """Those that worked, and how the search came by them."""
+    return [
+        Candidate(
+            r.point, r.block_size, r.parallelism, r.run_ns, plan.origins.get(plan.points.index(r.point), "record")
+        )
+        for r in plan.records
+        if r.run_ns
+    ]
 
 
 def proposals(
@@ -169,7 +194,7 @@ def _plan(spec: LayerSpec, store: RecordStore, setting: Setting, trials: int | N
     shipped, own = store.shipped(spec.workload), store.own(spec.workload)
     done = _known((r for r in shipped if _is_native(r, setting)), setting.batch, points)
     if any(record.run_ns for record in done):
-        return _Plan(spec, points, done, (), 0)
+        return _Plan(spec, points, done, (), 0, {points.index(record.point): "shipped record" for record in done})
     records = _known((r for r in own if _is_native(r, setting)), setting.batch, points)
     fitting = (r for r in (*shipped, *own) if not _is_native(r, setting) and r.point in points)
     foreign = comparable(fitting)[:AGAIN]
@@ -184,9 +209,9 @@ def _is_native(record: TuningRecord, setting: Setting) -> bool:
 def _first_points(plan: _Plan, store: RecordStore) -> tuple[Sequence[int], str]:
     """Indices of the points to begin with, and a word on where they come from."""
     if plan.foreign:
-        return [plan.points.index(record.point) for record in plan.foreign], "points of another CPU or TVM first"
+        return [plan.points.index(record.point) for record in plan.foreign], "of another CPU or TVM"
     taken = transfer(plan.spec.workload, plan.points, store.everything)
-    return (taken.indices, f"points of {parse(taken.source).brief} first") if taken else ((), "")
+    return (taken.indices, f"of {parse(taken.source).brief}") if taken else ((), "")
 
 
 def _warn_of_foreign(plans: Sequence[_Plan], setting: Setting) -> None:
@@ -229,7 +254,9 @@ def _measure(
             )
         faults = compile_objects([source for *_, source in built], setting.target)
         library = Path(folder, "candidates.so")
-        link([source.path for (*_, source), fault in zip(built, faults, strict=True) if not fault], library)
+        objects = [source.path for (*_, source), fault in zip(built, faults, strict=True) if not fault]
+        if objects:
+            link(objects, library)
         for (point, kernel, source), fault in zip(built, faults, strict=True):
             if fault:
                 yield _record(spec, point, kernel, (), setting, fault)
@@ -268,5 +295,5 @@ def _describe(progress: Progress, task: TaskID, heading: str, plan: _Plan, first
     best = min((r.best_ns for r in plan.records if r.run_ns), default=0)
     parts = [heading, f"trial {len(measured)}/{len(measured) + plan.left}"]
     parts += [f"best {best / 1000:.1f} us"] if best else []
-    parts += [source] if any(point not in measured for point in first) else []
+    parts += [f"points {source} first"] if any(point not in measured for point in first) else []
     progress.update(task, description=escape(", ".join(parts)))

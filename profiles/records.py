@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -21,6 +22,8 @@ SHIPPED = Path(__file__).parent / "records"
 TARGETS = ("amx", "avx512", "avx2", "generic")
 _NEEDS: Mapping[str, str] = {"amx": "amx_bf16", "avx512": "avx512", "avx2": "avx2"}
 
+Positive: TypeAlias = Annotated[int, msgspec.Meta(gt=0)]
+
 log = logging.getLogger(__name__)
 
 
@@ -28,9 +31,9 @@ class TuningRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One measured candidate."""
 
     workload: str  # LayerSpec.workload
-    batch: int  # size of a dynamic batch that was timed; 1 where there is none
+    batch: Positive  # size of a dynamic batch that was timed; 1 where there is none
     point: dict[str, int | str]  # where in the workload's design space
-    run_ns: tuple[int, ...]  # median ns on 1, 2, … cores; empty for a candidate that failed
+    run_ns: tuple[Positive, ...]  # median ns on 1, 2, … cores; empty for a candidate that failed
     block_size: int  # bytes of working set of one parallel task
     parallelism: int  # parallel extent x unroll
     features: tuple[str, ...]  # instruction sets that the code generator was allowed
@@ -59,7 +62,7 @@ class RecordStore:
     """All records that apply to one target: the shipped ones, then the user's, in the order they were made."""
 
     def __init__(self, features: frozenset[str], user: Path | None = None, shipped: Path = SHIPPED) -> None:
-        """Raises UserError with file and line for a record that cannot be read."""
+        """Raises UserError for a file that cannot be read; a line in it that is no record is skipped with a note."""
         self.target = target_name(features)
         self._own = (user_folder() if user is None else user) / f"{self.target}.jsonl"
         lineage = TARGETS[TARGETS.index(self.target) :]
@@ -103,8 +106,9 @@ class RecordStore:
 def read(path: Path) -> Iterator[TuningRecord]:
     """The records of one file; none where there is no file.
 
-    A last line without its line end was torn by an interrupted run and is skipped with a note; any other line that
-    is no record raises UserError.
+    What cannot be read as one is left out with a note: a last line without its line end, torn by an interrupted run,
+    and lines that were altered or that another version wrote. A record says where to look and what is fast; without
+    it a search takes longer, and nothing is wrong.
     """
     try:
         raw = path.read_bytes()
@@ -113,13 +117,15 @@ def read(path: Path) -> Iterator[TuningRecord]:
     except OSError as error:
         raise UserError(f"{path}: cannot read tuning records ({error.strerror})") from None
     *lines, rest = raw.split(b"\n")
+    broken = []
     for number, line in enumerate(lines, 1):
         try:
             yield msgspec.json.decode(line, type=TuningRecord)
-        except msgspec.MsgspecError as error:
-            raise UserError(f"{path}:{number}: expected a tuning record, one JSON object a line: {error}") from None
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}:{number}: expected a tuning record in UTF-8: {error}") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            broken.append(f"{path}:{number}: expected a tuning record, one JSON object a line: {error}")
+    if broken:
+        more = f"; {len(broken) - 1} more lines of the file are none" if len(broken) > 1 else ""
+        log.warning("%s; skipped%s: their layers are searched again", broken[0], more)
     if rest:
         log.warning("%s:%d: the last record is cut short by an interrupted run; skipped", path, len(lines) + 1)
 

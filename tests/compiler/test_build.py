@@ -230,6 +230,7 @@ def test_inspect_tells_every_version(image: tuple[Path, Path, Artifact]) -> None
         assert (layer["name"], layer["op"]) == (entry.name, entry.op)
         for told, version in zip(layer["versions"], entry.versions, strict=True):
             assert (told["block_size"], told["parallelism"]) == (version.block_size, version.parallelism)
+            assert told["origin"] == version.origin != ""
             assert told["latency_ns"] == [[list(row) for row in rows] for rows in version.latency_ns]
     table = run(folder, "inspect", folder / "out").stdout
     assert all(entry.name in table for entry in made.manifest.layers)

@@ -296,6 +296,31 @@ def test_with_no_trials_the_best_foreign_point_alone_is_measured(tmp_path: Path,
     assert candidate.run_ns != (1_000_000 - 6,)
 
 
+def test_where_the_only_foreign_point_fails_the_default_is_taken(
+    tmp_path: Path, meter: Meter, caplog: pytest.LogCaptureFixture
+) -> None:
+    points: list[Point] = [{"tile": 1}, {"tile": 2, "call": "abort"}, {"tile": 4}]
+    written(store(tmp_path), layer(), points[1:2], cpu="another")
+    for _ in range(2):  # the second time, the default has a record
+        found = search([layer()], store(tmp_path), meter, setting(Copy(points)), 0, QUIET)[layer().workload]
+        assert [c.point for c in found] == points[:1]
+    (warning,) = (text for text in caplog.messages if "default" in text)
+    assert warning.startswith("layer l (copy float32[64,8]/0") and "SIGABRT" in warning
+
+
+def test_candidates_tell_how_the_search_came_by_them(tmp_path: Path, meter: Meter) -> None:
+    known = written(store(tmp_path), layer(rows=48), WIDE)
+    found = search([layer(rows=64)], known, meter, setting(Copy(WIDE)), 5, QUIET)[layer(rows=64).workload]
+    here = "best of [48,8] to [48,8]"
+    assert [c.origin for c in found] == [here, here, here, "default", "searched"]
+    again = search([layer(rows=64)], store(tmp_path), meter, setting(Copy(WIDE)), 5, QUIET)[layer(rows=64).workload]
+    assert {c.origin for c in again} == {"record"}
+    written(shipping(tmp_path), layer(), WIDE[:1])
+    written(store(tmp_path), layer(rows=32), WIDE[:1], cpu="another")
+    found = search([layer(), layer(rows=32)], store(tmp_path), meter, setting(Copy(WIDE)), 0, QUIET)
+    assert [c.origin for group in found.values() for c in group] == ["shipped record", "best of another CPU or TVM"]
+
+
 def test_more_trials_than_foreign_records_go_on(tmp_path: Path, meter: Meter) -> None:
     written(shipping(tmp_path), layer(), WIDE[4:6], cpu="another")
     found = search([layer()], store(tmp_path), meter, setting(Copy(WIDE)), 9, QUIET)[layer().workload]

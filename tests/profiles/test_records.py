@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from veltair.errors import UserError
@@ -87,17 +88,27 @@ def test_a_torn_line_longer_than_a_page_is_cut(tmp_path: Path) -> None:
     assert [r.point["tile"] for r in read(path)] == [1, 2]
 
 
+RECORD = msgspec.json.decode(msgspec.json.encode(record()))
+
+
 @pytest.mark.parametrize(
-    "line", [b"{}", b"not json", b'{"workload": 5}', b"[1]", b"", b"\xff\xfe", b'{"workload":"a","colour":"red"}']
-)
-def test_any_other_broken_line_is_named_by_file_and_line(tmp_path: Path, line: bytes) -> None:
-    store(tmp_path).append(record())
+    "line",
+    [
+        b"{}", b"not json", b'{"workload": 5}', b"[1]", b"", b"\xff\xfe", b'{"workload":"a","colour":"red"}',
+        *(msgspec.json.encode(RECORD | altered) for altered in ({"run_ns": [0]}, {"run_ns": [-5]}, {"batch": 0})),
+    ],
+)  # fmt: skip
+def test_any_other_broken_line_is_named_by_file_and_line_and_skipped(
+    tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    store(tmp_path).append(record(tile=1))
     path = tmp_path / "user" / "avx512.jsonl"
-    path.write_bytes(path.read_bytes() + line + b"\n")
-    store_text = path.read_bytes()
-    with pytest.raises(UserError, match=r"avx512\.jsonl:2: expected a tuning record"):
-        store(tmp_path)
-    assert path.read_bytes() == store_text
+    path.write_bytes(path.read_bytes() + line + b"\n" + line + b"\n")
+    store(tmp_path).append(record(tile=2))
+    caplog.clear()
+    assert [r.point["tile"] for r in store(tmp_path).own("conv2d 1")] == [1, 2]
+    (told,) = caplog.messages
+    assert told.startswith(f"{path}:2: expected a tuning record") and "1 more lines of the file are none" in told
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
