@@ -124,8 +124,9 @@ class _Counter:
         once = self.touched(loop.body, middle)
         union = self.touched(loop.body, {**ranges, loop.variable: over})
         inside = self.part(loop.body, middle)
-        need = _need(over.length, once, union, inside) or (self.sum(once), 0)
-        return _Pass(over.length, *need, once, self.sum(union), inside)
+        need = _need(over.length, once, union, inside)
+        pair = (self.sum(once) + need, 0) if isinstance(need, int) else need
+        return _Pass(over.length, *pair, once, self.sum(union), inside)
 
     def _tasks(self, loop: Loop, ranges: Mapping[int, Span]) -> _Pass:
         """A parallel loop as one loop for each divisor of a task's number, around each other."""
@@ -145,9 +146,13 @@ class _Counter:
         own = self.sum(once) - self.sum(once, scratch=False)
         for inner, outer in zip(steps[:-1] or steps, steps[1:] or steps, strict=True):
             union = self.touched(loop.body, some(outer))
-            need = (self.sum(once), 0) if inner == 1 else (own, self.sum(once, scratch=False))
-            need = _need(outer // inner, once, union, inside) or need
-            inside = _Part(0, [_Pass(outer // inner, *need, once, self.sum(union, scratch=False), inside)])
+            need = _need(outer // inner, once, union, inside)
+            if isinstance(need, int):
+                moved = self.sum(once, scratch=False) + need
+                pair = (own + moved, 0) if inner == 1 else (own, moved)
+            else:
+                pair = need
+            inside = _Part(0, [_Pass(outer // inner, *pair, once, self.sum(union, scratch=False), inside)])
             once = union
         return inside.loops[0]
 
@@ -185,17 +190,21 @@ class _Counter:
                 self._collect(inner.body, ranges, boxes)
 
 
-def _need(passes: int, once: Footprint, union: Footprint, inside: _Part) -> tuple[int, int] | None:
-    """What the passes of a loop need, where it is less than all that one pass touches; None where it is not.
+def _need(passes: int, once: Footprint, union: Footprint, inside: _Part) -> tuple[int, int] | int:
+    """What the passes of a loop need to keep what they share, other than what one of them touches.
 
-    What the passes share may be touched whole in each pass of the one loop inside, and so be always young.
+    Where it is touched whole by each pass of the one loop inside, it is always young, and what that loop needs is
+    enough: a pair, as in `_Pass`. What is young but not shared is there twice when one pass follows another: the bytes
+    to add.
     """
-    gains = {at: passes * size - union[at] for at, size in once.items()}
     if len(inside.loops) != 1 or inside.loops[0].passes < 2:
-        return None
+        return 0
     inner = inside.loops[0]
-    young = sum(gain for at, gain in gains.items() if inner.once.get(at, 0) >= once[at])
-    return (inner.task_bytes, inner.shared_bytes) if young >= ENOUGH * sum(gains.values()) > 0 else None
+    gains = {at: passes * size - union[at] for at, size in once.items()}
+    young = [at for at, size in once.items() if inner.once.get(at, 0) >= size]
+    if sum(gains[at] for at in young) >= ENOUGH * sum(gains.values()) > 0:
+        return inner.task_bytes, inner.shared_bytes
+    return sum(once[at] for at in young if not gains[at])
 
 
 def _loops(body: Body, ranges: Mapping[int, Span]) -> Iterator[Loop]:

@@ -86,7 +86,8 @@ def test_a_nest_counted_by_hand() -> None:
         (2, passes * (panel + row)),  # of a row: nothing of its panel is left for the next one
         # Panel and row: the panel stays for all rows of its task, and, always young, for all tasks of its group.
         (panel + row, GROUPS * (panel + CHUNKS * ROWS * row)),
-        (panel + CHUNKS * ROWS * row, sum(LINES.values())),  # all rows stay for all groups
+        # All rows stay for all groups; meanwhile one group's panel gives way to the next one's.
+        (2 * panel + CHUNKS * ROWS * row, sum(LINES.values())),
     ]
     found = product()
     assert [(level.need(1) // 64, level.traffic_bytes // 64) for level in found] == expected
