@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,9 +70,26 @@ class Indices:
             with when(T.Not(self.missing(column, value))):
                 self.of_int(column, step, value, out)
         else:
-            begin, size = self.text(column, row)
-            with when(T.Or(self.field(column, Field.DROPS) == 0, size > 0)):
+            with self.texts(column, kind, row) as (begin, size):
                 self.of_text(column, step, begin, size, out)
+
+    @contextmanager
+    def texts(self, column: Expr, kind: str, row: Expr) -> Iterator[tuple[Expr, Expr]]:
+        """Code for each text of a row that is there: begin and size."""
+        begin, size = self.text(column, row)
+        kept = T.alloc_buffer((1,), "int32", scope="local")
+        drops = T.bind(self.field(column, Field.DROPS) == 1)
+        if kind == "string":
+            with when(T.Or(T.Not(drops), size > 0)):
+                yield begin, size
+            return
+        separator = self.field(column, Field.SEPARATOR, "uint8")
+        T.buffer_store(kept, T.int32(0), [0])
+        wanted = kept[0] < self.field(column, Field.LIMIT)
+        found = text.tokens(self.work.buffers["bytes"], begin, begin + size, separator, wanted)
+        with found as (start, length), when(T.Or(T.Not(drops), length > 0)):
+            T.buffer_store(kept, kept[0] + 1, [0])
+            yield start, length
 
     def of_int(self, column: Expr, step: str, value: Expr, out: Any) -> None:
         if step == "identity":

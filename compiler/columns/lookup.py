@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from tvm.script.ir_builder import tirx as T
 
@@ -153,7 +152,7 @@ class Roads:
                         self.of.of_int(column, step, number, index)
                         take()
             else:
-                with self._texts(column, kind, row) as (begin, size):
+                with self.of.texts(column, kind, row) as (begin, size):
                     self.of.of_text(column, step, begin, size, index)
                     take()
             add_up()
@@ -176,24 +175,6 @@ class Roads:
 
                     _across(0, width, scaled)
 
-    @contextmanager
-    def _texts(self, column: Expr, kind: str, row: Expr) -> Iterator[tuple[Expr, Expr]]:
-        """Code for each text of a row that is there: begin and size."""
-        begin, size = self.of.text(column, row)
-        kept = T.alloc_buffer((1,), "int32", scope="local")
-        drops = T.bind(self.of.field(column, Field.DROPS) == 1)
-        if kind == "string":
-            with when(T.Or(T.Not(drops), size > 0)):
-                yield begin, size
-            return
-        separator = self.of.field(column, Field.SEPARATOR, "uint8")
-        T.buffer_store(kept, T.int32(0), [0])
-        wanted = kept[0] < self.of.field(column, Field.LIMIT)
-        found = text.tokens(self.work.buffers["bytes"], begin, begin + size, separator, wanted)
-        with found as (start, length), when(T.Or(T.Not(drops), length > 0)):
-            T.buffer_store(kept, kept[0] + 1, [0])
-            yield start, length
-
     def _numbers(self, column: Expr, kind: str) -> None:
         """Tokens to numbers to their mean in one pass (AtRec IV-A)."""
         work, powers = self.work, self.work.buffers["powers"]
@@ -203,7 +184,7 @@ class Roads:
             row = text.held(work.start + r)
             T.buffer_store(total, T.float64(0), [0])
             T.buffer_store(count, T.int32(0), [0])
-            with self._texts(column, kind, row) as (begin, size):
+            with self.of.texts(column, kind, row) as (begin, size):
                 text.number(work.buffers["bytes"], begin, size, powers, value, valid)
                 with when(valid[0] == 1):
                     T.buffer_store(total, total[0] + value[0], [0])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.columns.description import Column, Description, Feature, Joined
 from veltair.compiler.columns.ranges import Map, Range, Remove, Replace, Step, proved, simplified
+from veltair.compiler.columns.shapes import Extent, Symbols, one_value
 from veltair.compiler.columns.tables import rows_of
 from veltair.compiler.columns.vocabulary import Vocabularies
 
@@ -183,7 +184,8 @@ def plan(description: Description, joined: Joined, tables: Mapping[str, NDArray[
 
 def road(column: Column, feature: Feature) -> str:
     """One value a row at most is looked up without a reduction (RECom 5.2), whatever the combiner."""
-    many = feature.kind == "tokens" or (feature.width > 1 and column.step != "copy")
+    batch, text_bytes = Extent.of("batch"), Extent.of("bytes")
+    many = column.step != "copy" and not one_value(feature, Symbols(), batch, text_bytes)
     kind = "float" if feature.kind == "dense" else feature.kind
     return f"{kind}.{column.step}" + (".many" if many else "")
 

@@ -23,6 +23,7 @@ FEATURES = [
     {"name": "kept", "kind": "string", "empty": "keep"},
     {"name": "t", "kind": "tokens", "separator": ";", "truncate": 5},
     {"name": "all", "kind": "tokens", "separator": ";", "empty": "keep"},
+    {"name": "first", "kind": "tokens", "separator": ";", "truncate": 1},
     {"name": "dense", "kind": "dense", "width": 3},
     {"name": "n", "kind": "tokens", "separator": " "},
 ]
@@ -45,6 +46,7 @@ COLUMNS: list[dict[str, Any]] = [
     {"feature": "t", "hash": 40, "combiner": "sqrtn", "table": "t24"},
     {"name": "t.known", "feature": "t", "vocabulary": WORDS_KNOWN, "combiner": "sum", "table": "t8b", "empty_row": 2},
     {"feature": "all", "hash": 40, "combiner": "mean", "table": "t24"},
+    {"feature": "first", "hash": 40, "combiner": "mean", "table": "t24"},
     {"feature": "dense"},
     {"feature": "n", "number": True},
 ]  # fmt: skip
@@ -68,6 +70,7 @@ def raw_features(seed: int, batch: int) -> dict[str, Any]:
         "f": floats, "i": ints, "many": chance.integers(-1, 12, (batch, 4)),
         "s": texts(chance, batch), "kept": texts(chance, batch),
         "t": texts(chance, batch, b";"), "all": texts(chance, batch, b";"),
+        "first": texts(chance, batch, b";"),
         "dense": chance.standard_normal((batch, 3)).astype(np.float32), "n": texts(chance, batch, b" ", NUMBERS),
     }  # fmt: skip
 
