@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from veltair.simulate.machines import MachineModel
 
 Table = NDArray[np.float64]
+_EMPTY = 1e-6  # bytes: a level that needs no more than the one before is reached with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def kept_traffic(need: Table, moved: Table, kept: float | Table) -> Table:
     """`veltair.reuse.traffic_bytes` for arrays: axis 0 are the loop levels, `kept` bytes are held of each rest."""
     result: Table = moved[0].copy()
     for low, high, inner, outer in zip(need, need[1:], moved, moved[1:], strict=False):
-        held = (kept - low) / np.maximum(high - low, 1.0)
+        held = (kept - low + _EMPTY) / np.maximum(high - low, _EMPTY)
         np.clip(held, 0.0, 1.0, out=held)
         held *= outer - inner
         result += held

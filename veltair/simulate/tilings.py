@@ -118,12 +118,13 @@ def _product(shape: LayerShape, machine: MachineModel, cores: int) -> Tilings:
     domains = np.minimum(-(-counts // machine.domain_cores)[None], tasks[:, None])
     sharing = np.minimum(-(-counts // domains), busy)
     need, moved, x_all = level_bytes(tasks[:, None] / domains, domains, sharing, outside=True)
-    padded = shape.flops / (rate * tasks)  # ns of one task
+    mean_ns = shape.flops / (rate * tasks)  # of one task
+    full_ns = mean_ns * rows * columns * gm * gn / (shape.m * shape.n)
     return Tilings(
         tuple(points),
         (x + w + sums).astype(np.int64),
         (tasks * mr * nr).astype(np.int64),
-        t * padded[:, None],
+        np.maximum(t * mean_ns[:, None], full_ns[:, None]),
         l3_bytes,
         x_all * (1 - 1 / domains),
         need * domains[..., None],
@@ -153,22 +154,22 @@ def _register_tile(shape: LayerShape, machine: MachineModel, point: Point) -> tu
     rows, columns = int(point["rows"]), int(point["columns"])
     if _in_tiles(shape, machine):
         useful = 1.0
-        for size, step in ((rows, TILE), (columns, TILE), (shape.k, DEPTH)):
+        for size, step in ((rows, TILE), (shape.n, TILE), (shape.k, DEPTH)):
             useful *= size / (-(-size // step) * step)
         peak = machine.clock_ghz * machine.matrix_flops
         return min(rows, 2 * TILE), min(columns, 2 * TILE), peak * useful * machine.matrix_efficiency
     lanes = machine.vector_bits // 32
     vectors = -(-columns // lanes)
-    best = (1.0, float(lanes), 0.0)
+    best = (1.0, 1.0, 0.0)
     for wide in range(1, min(vectors, 4) + 1):
         most = (machine.registers - 1 - wide) // wide
         tiles = -(-rows // most)
         high = rows / tiles  # balanced
         cycles = max(high * wide / machine.fma_units, (high + wide) / machine.loads, machine.fma_latency)
-        filled = vectors / (-(-vectors // wide) * wide) * columns / (vectors * lanes)
+        filled = vectors / (-(-vectors // wide) * wide) * shape.n / (-(-shape.n // lanes) * lanes)
         reached = high * wide / machine.fma_units / cycles * filled
         if reached > best[2]:
-            best = (high, float(wide * lanes), reached)
+            best = (high, float(min(wide * lanes, columns)), reached)
     return best[0], best[1], machine.vector_flops * best[2] * machine.vector_efficiency
 
 

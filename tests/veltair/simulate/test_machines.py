@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from veltair.errors import ConfigError
+from veltair.simulate import machines
+
+PAPERS = "threadripper-3990x"
+
+
+def text() -> str:
+    folder = Path(machines.__file__).parent / "data" / "machines"
+    return (folder / f"{PAPERS}.toml").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", machines.names())
+def test_what_ships_can_be_loaded(name: str) -> None:
+    model = machines.load(name)
+    assert model.name == name
+    assert len(model.machine().cores) == model.cores
+
+
+def test_the_papers_machine_is_that_of_section_5() -> None:
+    model = machines.load(PAPERS)
+    assert (model.cores, model.domain_cores, model.clock_ghz) == (64, 4, 2.9)
+    assert model.domains(64) * model.l3_bytes == 256 * 2**20
+    assert model.vector_flops == pytest.approx(2.9 * 32)  # two multiply-adds of eight floats a cycle
+    assert model.machine(6).domains == ((0, 1, 2, 3), (4, 5))
+
+
+def test_any_file_can_be_a_machine(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text().replace(f'name = "{PAPERS}"', 'name = "mine"'))
+    assert machines.load(str(path)).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("value = 64", "value = 0", "cores: expected a value above 0"),
+        ("value = 64", "value = 63.5", "cores: expected a whole number, got 63.5"),
+        ("value = 64", 'value = "many"', "cores.value: expected `float`, got `str`"),
+        ("value = 0.764", "value = 1.2", "vector_efficiency: expected at most 1, got 1.2"),
+        ("value = 220000", "value = 20000", "spawn_mean_ns: a log-normal mean is not below its median"),
+        ("[cores]", "[sockets]", "unknown field `sockets`"),
+        ("[cores]", "[cores", "line"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place(before: str, after: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=r"^m\.toml: ") as caught:
+        machines.parse(text().replace(before, after, 1), "m.toml")
+    assert said in str(caught.value)
+
+
+def test_a_value_without_its_source_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cores: .*`source`"):
+        machines.parse("name = 'a'\ntitle = 'a'\n[cores]\nvalue = 1\n", "m.toml")
+
+
+@pytest.mark.parametrize("name", ["nothing", "nothing.toml"])
+def test_an_unknown_machine_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="nothing"):
+        machines.load(name)
+
+
+@pytest.mark.parametrize("cores", [0, 65])
+def test_cores_that_a_machine_does_not_have(cores: int) -> None:
+    with pytest.raises(ConfigError, match="expected 1 to 64 cores"):
+        machines.load(PAPERS).machine(cores)
