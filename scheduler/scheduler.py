@@ -63,11 +63,13 @@ class Scheduler:
         *,
         proxy: Proxy | None = None,
         planned_share: float = 1.0,
+        grows_inside_layers: bool = False,
     ) -> None:
         """`profiles`: by model name, ascending by batch. `proxy`: where the interference level comes from, by
         default the observed slowdown. `planned_share`: of each QoS target and deadline, what policies plan with;
-        the rest is left for what no profile foresees. Raises ConfigError, or ProfileError for what is wrong in a
-        profile.
+        the rest is left for what no profile foresees. `grows_inside_layers`: whoever carries out the decisions
+        gives a block more cores at once, and not between two of its layers. Raises ConfigError, or ProfileError
+        for what is wrong in a profile.
         """
         cores = machine.cores
         if not cores or len(set(cores)) != len(cores):
@@ -79,8 +81,9 @@ class Scheduler:
         self._policy = make_policy(policy) if isinstance(policy, str) else policy
         self._proxy: Proxy = ObservedSlowdown() if proxy is None else proxy
         self.system = System(
-            machine, grid, CorePool(machine), SteadyLevel(grid), workers, len(cores), admission.tenants, admission.costs
-        )
+            machine, grid, CorePool(machine), SteadyLevel(grid), workers, len(cores), admission.tenants,
+            admission.costs, grows_inside_layers,
+        )  # fmt: skip
         self._now_ns = 0
         self._last_events: deque[Event] = deque(maxlen=_REMEMBERED_EVENTS)
         self._demand = 0.0  # bytes per ns, of all running blocks
@@ -173,7 +176,8 @@ class Scheduler:
         block = run.block
         if not block.start <= event.stop <= block.stop or event.elapsed_ns < 0:
             self._broken(f"query {event.query} cannot have finished so: it runs {block}")
-        self._proxy.observe(BlockTimed(event.elapsed_ns, run.solo_ns(event.stop)))
+        if not (self.system.grows_inside_layers and len(run.stretches) > 1):  # what it takes alone is not known
+            self._proxy.observe(BlockTimed(event.elapsed_ns, run.solo_ns(event.stop)))
         self._free_cores(progress)
         progress.next_layer = event.stop
         progress.ready_ns = self._now_ns
@@ -247,7 +251,7 @@ class Scheduler:
             system.in_flight[block.query] = system.waiting.pop(block.query)
             members = tuple([member.query.id for member in progress.members])
         core_set = system.pool.take(min(block.cores, system.free))
-        progress.run = Run.begin(block, progress.costs, core_set, self._now_ns)
+        progress.run = Run.begin(block, progress.costs, core_set, self._now_ns, system.grows_inside_layers)
         progress.next_layer = block.stop
         self._demand += progress.run.bytes_per_ns
         conflict = len(core_set) < block.cores

@@ -24,18 +24,20 @@ class Run:
     predicted_ns: int  # on the cores that it really has, at the level of its start
     ends_ns: int  # expected
     bytes_per_ns: float
-    growable: bool  # has fewer cores than it wanted, and more than one layer
+    growable: bool  # has fewer cores than it wanted, and a moment to take up more
     stopping: bool = False  # told to stop at its next layer, or cancelled
 
     @classmethod
-    def begin(cls, block: LayerBlock, costs: Costs, core_set: CoreSet, now_ns: int) -> Run:
+    def begin(
+        cls, block: LayerBlock, costs: Costs, core_set: CoreSet, now_ns: int, grows_inside_layers: bool = False
+    ) -> Run:
         cores = len(core_set)
         predicted_ns = block.predicted_ns
         if cores < block.cores:
             predicted_ns = _rescaled(block, costs, block.start, cores)
         bytes_per_ns = (costs.bytes[block.stop] - costs.bytes[block.start]) / max(predicted_ns, 1)
         stretches = [(block.start, cores)]
-        growable = cores < block.cores and block.stop - block.start > 1
+        growable = cores < block.cores and (grows_inside_layers or block.stop - block.start > 1)
         return cls(block, costs, core_set, stretches, predicted_ns, now_ns + predicted_ns, bytes_per_ns, growable)
 
     def grow(self, more: CoreSet) -> None:
@@ -77,7 +79,7 @@ class Run:
         return min(max(layer, self.costs.layer_after(SOLO, cores, layer, done_ns)), block.stop - 1)
 
     def missing_cores(self, now_ns: int) -> int:
-        """How many more cores the block could still use; it takes them up between two of its layers."""
+        """How many more cores the block could still use."""
         if not self.growable or self.stopping or self.soon_to_finish(now_ns):
             return 0
         return self.block.cores - len(self.core_set)
@@ -141,6 +143,7 @@ class System:
     cores: int  # of the machine
     tenants: Mapping[str, Tenant]  # by name
     costs: Mapping[str, Sequence[Costs]]  # by model, ascending by batch
+    grows_inside_layers: bool = False  # a block takes up more cores at once, else between two of its layers
     waiting: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of arrival
     in_flight: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of start; one worker each
     led: dict[int, Progress] = field(default_factory=dict)  # members of batches in flight, by id: who leads them

@@ -1,9 +1,9 @@
 """A machine in virtual time: carries out a scheduler's decisions, block by block.
 
 It drives the same Scheduler as the daemon does, faithfully to what a worker does: core sets, stops and
-cancellations are looked at between two layers. How fast a block goes is its surroundings' to say, and may change
-whenever other blocks come and go: what is left of it is then rescaled. Everything that varies is an argument, so a
-run is repeatable.
+cancellations are looked at between two layers (or growth at once, where the scheduler counts on it). How fast a
+block goes is its surroundings' to say, and may change whenever other blocks come and go: what is left of it is then
+rescaled. Everything that varies is an argument, so a run is repeatable.
 """
 
 from __future__ import annotations
@@ -208,6 +208,8 @@ class VirtualMachine:
                     lost += [] if running.cancelled is None else [running.cancelled]
                 for each in lost:
                     self._end(each, "failed")
+            case BlockGrown(query=query):
+                return query in self._running  # it may have failed at the same moment
         return True
 
     def _halted(self, running: _Running) -> Event:
@@ -235,8 +237,12 @@ class VirtualMachine:
                 running.since_ns += self._enter(running, grown=grown)
                 self._running[block.query] = running
             case GrowBlock(query=query, core_set=core_set):
-                self._running[query].granted = core_set
-                self._schedule(self._running[query])
+                running = self._running[query]
+                running.granted = core_set
+                if self.scheduler.system.grows_inside_layers:
+                    self._grow_now(running)
+                else:
+                    self._schedule(running)
             case CancelQuery(query=query):
                 self._schedule(self._running[query])
             case StopBlock(query=query):
@@ -245,6 +251,13 @@ class VirtualMachine:
                 self._end(query, "finished")
             case RejectQuery(query=query):
                 self._end(query, "rejected")
+
+    def _grow_now(self, running: _Running) -> None:
+        """What is left of the layer in execution goes on more cores, too, once these are awake."""
+        layer = running.block.start + running.layer(self.now_ns)
+        running.core_set = running.granted
+        running.since_ns = max(running.since_ns, float(self.now_ns)) + self._enter(running, grown=True)
+        self._push(self.now_ns, BlockGrown(self.now_ns, running.block.query, layer, running.core_set))
 
     def _enter(self, running: _Running, *, grown: bool) -> float:
         profile = self.scheduler.system.in_flight[running.block.query].costs.profile

@@ -55,9 +55,11 @@ class Story:
     workers: int
     outside: list  # events, and (time_ns, PREEMPT, query)
     slowdowns: list[int]  # percent of the profile's time; layers take turns
+    grows_inside_layers: bool
 
     def scheduler(self, policy):
-        return Scheduler(self.machine, self.tenants, self.profiles, policy, self.workers)
+        grows = self.grows_inside_layers
+        return Scheduler(self.machine, self.tenants, self.profiles, policy, self.workers, grows_inside_layers=grows)
 
     def layer_ns(self, scheduler):
         def time_ns(query, layer, version, cores):
@@ -139,7 +141,8 @@ def stories(profile, machine, tenant, query):
         events.append(WorkersChanged(now + work_ns + 1, draw(st.integers(1, 4))))  # lest 0 were the last word
         events.sort(key=lambda event: event[0] if isinstance(event, tuple) else event.time_ns)
         slowdowns = [numbers.randint(50, 250) for _ in range(5)]
-        return Story(machine(*sizes), tenants, profiles, draw(st.sampled_from((0, 1, 2, 4, 8))), events, slowdowns)
+        workers, inside = draw(st.sampled_from((0, 1, 2, 4, 8))), draw(st.booleans())
+        return Story(machine(*sizes), tenants, profiles, workers, events, slowdowns, inside)
 
     return build()
 

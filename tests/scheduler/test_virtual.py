@@ -66,6 +66,16 @@ def test_a_block_that_grows_stands_still_while_its_cores_wake(simple, machine, t
     assert done == {0: 45, 1: 50 + 7 + 10}
 
 
+def test_where_blocks_grow_inside_layers_the_rest_of_the_layer_goes_on_more_cores(simple, machine, tenant, query):
+    tenants, profiles = [tenant(100), tenant(75, "b")], {"m": [simple(EVEN, EVEN, EVEN)]}
+    scheduler = Scheduler(machine(4), tenants, profiles, "block-6", 2, grows_inside_layers=True)
+    done, told = ends(scheduler, Crowded(10), query(0, 0), query(1, 15, "b"))
+    grown = [(event.time_ns, event.layer, event.core_set) for event, _ in told if isinstance(event, BlockGrown)]
+    # 1 has done a layer and a half when 0 ends at 45, waits for its cores, and does the other half and a layer
+    assert grown == [(45, 1, (0, 1, 2, 3))]
+    assert done == {0: 45, 1: 45 + 7 + 5 + 10}
+
+
 def test_readings_end_with_the_work(simple, machine, tenant, query):
     scheduler = Scheduler(machine(4), [tenant(10_000)], {"m": [simple(EVEN, EVEN)]}, "fcfs", 4)
     virtual = VirtualMachine(scheduler, Alone(solo_times(scheduler)))
