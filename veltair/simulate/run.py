@@ -73,10 +73,11 @@ class Simulation:
 
     def scheduler(self, policy: str) -> Scheduler:
         """A fresh one; a run's log replays through it."""
-        proxy, share = self._proxy(), self.scenario.load.planned_share
+        load = self.scenario.load
         return Scheduler(
-            self.machine, self.tenants, self.profiles, policy, self.workers, proxy=proxy, planned_share=share
-        )
+            self.machine, self.tenants, self.profiles, policy, self.workers,
+            proxy=self._proxy(), planned_share=load.planned_share, grows_inside_layers=load.grows_inside_layers,
+        )  # fmt: skip
 
     def duration_ns(self, scale: float = 1.0) -> int:
         """Of the arrivals, at `scale` times the scenario's rates."""
