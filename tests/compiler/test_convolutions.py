@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from kernels import LESSER, need, untouched_halo, worst_error
 
 from veltair.compiler.ir import Activation, Halo, LayerSpec, Point
@@ -120,6 +122,26 @@ def test_depthwise_at_every_point(dtype: str, mcpu: str, geometry: dict[str, Any
         error, (output,) = worst_error(spec, point, values, mcpu=mcpu)
         assert error < (1e-6 if dtype == "float32" else 1e-2), point
         assert untouched_halo(spec.outputs[0], output), point
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(convolution((32, 96), (14, 14), 1), id="pointwise"),
+        pytest.param(convolution((16, 64), (15, 15), 3, stride=2), id="direct"),
+        pytest.param(convolution((32, 64), (14, 14), 3), id="winograd"),
+    ],
+)
+def test_default_tiles_for_avx2_fit_its_registers(spec: LayerSpec) -> None:
+    """No product reads a vector that was spilled to the stack."""
+    narrow = LESSER["haswell"]
+    space = SPACES[spec.op]
+    kernel = space.build(spec, space.points(spec, narrow)[0], narrow)
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "haswell"})
+    code = tvm.compile(tvm.IRModule({"main": kernel.function.with_attr("global_symbol", "main")}), target=target)
+    products = re.findall(r"vfn?m[a-z]+\d+ps\s.*", code.mod.inspect_source("asm"))
+    assert len(products) >= 12
+    assert not [line for line in products if "%rsp" in line or "%rbp" in line or "zmm" in line]
 
 
 def tiles(channels: Size, size: Size, kernel: int, **more: Any) -> LayerSpec:
