@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     notes = Console(stderr=True, markup=False, highlight=False)
     with ExitStack() as stack:
         log = None if args.log is None else stack.enter_context(_opened(args.log))
-        bar = Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), console=notes, transient=True)
+        columns = *Progress.get_default_columns()[:-1], TimeRemainingColumn()
+        bar = Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
         results = _Session(simulation, policies, seeds, stack.enter_context(bar)).run(args.find_peak, log)
     if args.json:
         print(json.dumps({"results": msgspec.to_builtins(results), "environment": _environment(simulation, seeds)}))

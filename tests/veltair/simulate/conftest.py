@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ UNDER = ((0, 0), (5, 3), (9, 8))  # the pressures (cache, memory) at which the l
 def _model(cores: int = 16, domain_cores: int = 4, **other: float) -> MachineModel:
     values = {
         "name": "small", "title": "Small", "cores": cores, "domain_cores": domain_cores, "l2_bytes": MB,
-        "l3_bytes": 16 * MB, "l3_gb_s": 30.0, "core_gb_s": 20.0, "domain_gb_s": 40.0, "dram_gb_s": 80.0,
+        "l3_bytes": 16 * MB, "l3_gb_s": 300.0, "core_gb_s": 20.0, "domain_gb_s": 40.0, "dram_gb_s": 80.0,
         "launch_ns": 1000.0, "launch_core_ns": 0.0, "spawn_median_ns": 100_000.0, "spawn_mean_ns": 220_000.0,
     }  # fmt: skip
     fields = MachineModel.__dataclass_fields__
@@ -40,13 +42,14 @@ def _work(model: MachineModel, layers: str, name: str = "m") -> ModelWork:
             work_ns, low, keeps, most = rows[kind]
             for version in (0, 1):
                 compute[cores - 1, i, version] = work_ns * (1 + 0.1 * version) / cores
-                l3[cores - 1, i, version] = 1e6
+                l3[cores - 1, i, version] = most
                 need[cores - 1, 1, i, version] = keeps / (1 + 3 * version)
                 moved[cores - 1, :, i, version] = max(most / (1 + version), low), low
     flops = np.full(len(layers), 1e6)
     return ModelWork(name, compute, l3, np.zeros_like(l3), need, moved, flops)
 
 
+@cache
 def _simulated(model: MachineModel, layers: str, name: str = "m") -> Simulated:
     work = _work(model, layers, name)
     pace = Pace(work, model)
