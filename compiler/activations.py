@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +32,8 @@ def activation_behind(name: str, lowering: Lowering) -> Activated | None:
     if len(users) == 1:
         activation = activation_of(users[0], lowering.constants)
         return Activated(activation, users[0].output[0], (users[0],)) if activation else None
-    if len(users) == 2:
-        return _gated(name, users, lowering) or _gelu(name, users, lowering)
-    return None
+    gated = _gated(name, users, lowering) if len(users) == 2 else None
+    return gated or _spelled_out(name, lowering)
 
 
 def activation_of(node: onnx.NodeProto, constants: Constants) -> str | None:
@@ -57,6 +57,8 @@ def activation_of(node: onnx.NodeProto, constants: Constants) -> str | None:
     if kind == "HardSigmoid":
         alpha, beta = float(attribute(node, "alpha", 0.2)), float(attribute(node, "beta", 0.5))
         return f"hardsigmoid:{alpha!r}:{beta!r}"
+    if kind == "Gelu":
+        return "gelu-tanh" if attribute(node, "approximate", b"none") == b"tanh" else "gelu"
     return {"Relu": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "HardSwish": "gated-hardsigmoid:0.16666667:0.5"}.get(
         kind
     )
@@ -77,27 +79,47 @@ def _gated(name: str, users: list[onnx.NodeProto], lowering: Lowering) -> Activa
     return Activated(f"gated-{activation_of(gate, lowering.constants)}", product.output[0], (gate, product))
 
 
-def _gelu(name: str, users: list[onnx.NodeProto], lowering: Lowering) -> Activated | None:
-    """x * (1 + erf(x / sqrt 2)) * 0.5, as torch exports it."""
-    chain = [node for node in users if node.op_type in ("Div", "Mul") and _constant(node, lowering.constants)]
-    if len(chain) != 1:
-        return None
-    for kind in ("Erf", "Add", "Mul", "Mul"):
-        user = lowering.only_user(chain[-1].output[0])
-        if user is None or user.op_type != kind:
+# Functions that exporters write as a few nodes, in this order or that; a fit at GRID tells them.
+GRID = np.linspace(-10, 10, 401)
+_ERF = np.array([math.erf(x) for x in GRID / math.sqrt(2)])
+FORMULAS = {
+    "gelu": GRID * (1 + _ERF) / 2,
+    "gelu-tanh": GRID * (1 + np.tanh(math.sqrt(2 / math.pi) * (GRID + 0.044715 * GRID**3))) / 2,
+}
+MOST_NODES = 9  # of a formula
+FIT = 1e-5  # the two kinds of GELU are 5e-4 apart
+OPERATORS: Mapping[str, Callable[..., NDArray[np.float64]]] = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power, "Tanh": np.tanh,
+    "Erf": np.vectorize(math.erf, otypes=[float]),
+}  # fmt: skip
+
+
+def _spelled_out(name: str, lowering: Lowering) -> Activated | None:
+    """One of FORMULAS, if the nodes around a tensor compute it and nothing else reads what lies between."""
+    values = {name: GRID}  # of each tensor of the formula so far
+    nodes: list[onnx.NodeProto] = []
+    while len(nodes) < MOST_NODES and not values.keys() & lowering.output_names:
+        inside = set(map(id, nodes))
+        for node in (user for t in values for user in lowering.users.get(t, []) if id(user) not in inside):
+            operands = [values[i] if i in values else _number(i, lowering.constants) for i in node.input]
+            fits = lowering.shape_of(node.output[0]) == lowering.shape_of(name)
+            if node.op_type in OPERATORS and fits and all(operand is not None for operand in operands):
+                break
+        else:
             return None
-        chain.append(user)
-    scale, _, one, product, half = chain
-    root = _constant(scale, lowering.constants)
-    factors = (1 / root if scale.op_type == "Div" else root, _constant(one, lowering.constants))
-    right = np.allclose([*factors, _constant(half, lowering.constants)], [2**-0.5, 1.0, 0.5], rtol=1e-4)
-    if not right or product not in users or name not in product.input:
-        return None
-    return Activated("gelu", half.output[0], tuple(chain))
+        nodes.append(node)
+        with np.errstate(all="ignore"):
+            values[node.output[0]] = OPERATORS[node.op_type](*operands)
+        inside.add(id(node))
+        open_ends = {t for t in values for user in lowering.users.get(t, []) if id(user) not in inside}
+        if open_ends <= {node.output[0]}:
+            for activation, expected in FORMULAS.items():
+                if np.allclose(values[node.output[0]], expected, rtol=FIT, atol=FIT):
+                    return Activated(activation, node.output[0], tuple(nodes))
+    return None
 
 
-def _constant(node: onnx.NodeProto, constants: Constants) -> float:
-    """The one number that stands beside a tensor; 0 where there is none."""
-    found = [constants[i] for i in node.input if i in constants and constants[i].size == 1]
-    behind = len(node.input) == 2 and (node.op_type != "Div" or node.input[1] in constants)
-    return float(found[0].reshape(())) if len(found) == 1 and behind else 0.0
+def _number(name: str, constants: Constants) -> NDArray[np.float64] | None:
+    """A constant of one element."""
+    value = constants.get(name)
+    return None if value is None or value.size != 1 else np.asarray(value, np.float64).reshape(())

@@ -45,7 +45,7 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
     "Concat": (concat,),
     "Add": (elementwise,),
     **dict.fromkeys(("Sum", "Sub", "Mul", "Div", "BatchNormalization"), (elementwise,)),
-    **dict.fromkeys(("Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Tanh"), (elementwise,)),
+    **dict.fromkeys(("Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Tanh", "Gelu"), (elementwise,)),
     **dict.fromkeys(("Sigmoid", "HardSigmoid", "HardSwish"), (elementwise,)),
     "LRN": (lrn,),
     "ReduceL2": (l2_normalize,),

@@ -201,6 +201,8 @@ def _activate(value: Array, activation: str) -> Array:
         result = np.clip(wide * parameters[0] + parameters[1], 0, 1)
     elif kind == "tanh":
         result = np.tanh(wide)
+    elif kind == "gelu-tanh":
+        result = wide * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))) / 2
     elif kind == "gelu":
         result = wide * (1 + _onnx("Erf", [np.asarray(value / np.sqrt(2), np.float32)])) / 2
     else:

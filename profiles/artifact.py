@@ -198,7 +198,7 @@ def _check(path: Path, m: Manifest) -> None:
     ends = {"input": len(m.inputs), "output": len(m.outputs), "arena": m.arena_bytes}
     ends["weight"] = (path / WEIGHTS).stat().st_size
     ports = {"input": m.inputs, "output": m.outputs}
-    unknown = {b.dtype for b in (*m.buffers, *m.inputs, *m.outputs)} - ITEM_BYTES.keys()
+    unknown = ({b.dtype for b in m.buffers} | {p.dtype for p in (*m.inputs, *m.outputs)}) - ITEM_BYTES.keys()
     if unknown:
         fail(f"unknown dtype {', '.join(sorted(unknown))}; expected one of {', '.join(ITEM_BYTES)}")
     for i, b in enumerate(m.buffers):

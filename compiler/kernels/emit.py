@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import pi
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ def activate(value: Expr, activation: str) -> Expr:
     """The activation function at the end of an epilogue.
 
     "none", "relu", "clip:low:high", "leaky:slope", "elu:alpha", "sigmoid", "hardsigmoid:alpha:beta", "tanh", "gelu"
-    (by erf), or "gated-…": the value times one of these of it.
+    (by erf), "gelu-tanh", or "gated-…": the value times one of these of it.
     """
     from veltair.compiler.kernels import vectormath as vm  # which is written in this vocabulary
 
@@ -130,6 +131,8 @@ def activate(value: Expr, activation: str) -> Expr:
         return T.min(T.max(value * parameters[0] + parameters[1], splat(0.0)), splat(1.0))
     if kind == "gelu":
         return (value * splat(0.5)) * (splat(1.0) + vm.erf(value * splat(0.5**0.5)))
+    if kind == "gelu-tanh":
+        return value * vm.sigmoid((value + value * value * value * splat(0.044715)) * splat(2 * (2 / pi) ** 0.5))
     if kind in ("sigmoid", "tanh"):
         return {"sigmoid": vm.sigmoid, "tanh": vm.tanh}[kind](value)
     return value

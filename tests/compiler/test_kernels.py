@@ -19,7 +19,7 @@ relaxed = settings(max_examples=12, deadline=None, suppress_health_check=list(He
 random = np.random.default_rng(7)
 ACTIVATIONS = [
     "none", "relu", "clip:0.0:6.0", "sigmoid", "gated-sigmoid", "gated-hardsigmoid:0.2:0.5", "leaky:0.1", "elu:1.0",
-    "tanh", "gelu",
+    "tanh", "gelu", "gelu-tanh",
 ]  # fmt: skip
 
 halos = st.builds(Halo, *[st.integers(0, 2)] * 4)
