@@ -37,6 +37,7 @@ class TenantInfo:
     artifact: Artifact
     qos: QoSTarget
     priority: int
+    batching: bool
 
     @property
     def manifest(self) -> Manifest:
@@ -89,7 +90,7 @@ class EngineClient:
             artifact = await asyncio.to_thread(artifacts.load, Path(entry.artifact))
             qos_ns = artifact.manifest.qos_ns if entry.qos_ms is None else round(entry.qos_ms * 1e6)
             qos = QoSTarget(qos_ns, entry.percentile)
-            tenants[entry.name] = TenantInfo(entry.name, artifact, qos, entry.priority)
+            tenants[entry.name] = TenantInfo(entry.name, artifact, qos, entry.priority, entry.batching)
         client = cls(config, tenants)
         engine = await client._spawn()
         client._keeper = asyncio.create_task(client._keep(engine))
@@ -186,13 +187,13 @@ class EngineClient:
         specs = tuple(
             TenantSpec(
                 info.name, str(info.artifact.path), info.artifact.digest,
-                info.qos.latency_ns, info.qos.percentile, info.priority,
+                info.qos.latency_ns, info.qos.percentile, info.priority, info.batching,
             )
             for info in self.tenants.values()
         )  # fmt: skip
         configure = Configure(
             specs, server.policy, server.cores, server.workers, server.spare_workers, server.queue_slots,
-            server.event_log, server.batching,
+            server.event_log,
         )  # fmt: skip
         engine = EngineProcess(configure, self._manifests, self._remember)
         try:

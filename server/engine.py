@@ -69,7 +69,7 @@ class Engine:
         cores = machine.cores
         self._workers = configure.workers or default_workers(len(cores), artifacts)
         self._allowed = self._workers  # queries in flight, as the scheduler was last told
-        setup = Setup(machine, configure.tenants, configure.policy, self._workers, configure.batching)
+        setup = Setup(machine, configure.tenants, configure.policy, self._workers)
         self._scheduler = setup.scheduler(artifacts)
         self._log = EventLog(Path(configure.event_log), setup) if configure.event_log else None
         self._cores = cores

@@ -25,11 +25,10 @@ class Setup(msgspec.Struct, frozen=True):
     tenants: tuple[TenantSpec, ...]
     policy: str
     workers: int
-    batching: bool
 
     def scheduler(self, artifacts: Sequence[Artifact]) -> Scheduler:
         """A fresh one. `artifacts`: one for each tenant, in order."""
-        tenants, profiles = tenants_and_profiles(self.tenants, artifacts, self.batching)
+        tenants, profiles = tenants_and_profiles(self.tenants, artifacts)
         return Scheduler(self.machine, tenants, profiles, self.policy, self.workers)
 
 

@@ -30,6 +30,7 @@ class TenantSpec(msgspec.Struct, frozen=True):
     qos_ns: int
     percentile: float
     priority: int
+    batching: bool
 
 
 class Configure(Message, frozen=True):
@@ -42,7 +43,6 @@ class Configure(Message, frozen=True):
     spare_workers: int
     slots: int  # per tenant, in the tensor pool
     event_log: str | None
-    batching: bool
 
 
 class Infer(Message, frozen=True):

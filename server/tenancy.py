@@ -31,9 +31,9 @@ def open_artifact(spec: TenantSpec) -> Artifact:
 
 
 def tenants_and_profiles(
-    specs: Sequence[TenantSpec], artifacts: Sequence[Artifact], batching: bool
+    specs: Sequence[TenantSpec], artifacts: Sequence[Artifact]
 ) -> tuple[tuple[Tenant, ...], dict[str, tuple[ModelProfile, ...]]]:
-    """As the scheduler takes them. `artifacts`: one for each tenant, in order; `batching`: of those that can."""
+    """As the scheduler takes them. `artifacts`: one for each tenant, in order."""
     names: dict[str, set[str]] = {}
     for artifact in artifacts:
         names.setdefault(artifact.manifest.model, set()).add(artifact.digest)
@@ -46,7 +46,7 @@ def tenants_and_profiles(
     tenants = tuple(
         Tenant(
             spec.name, key(artifact), QoSTarget(spec.qos_ns, spec.percentile), spec.priority,
-            batching and can_batch(artifact.manifest),
+            spec.batching and can_batch(artifact.manifest),
         )
         for spec, artifact in zip(specs, artifacts, strict=True)
     )  # fmt: skip

@@ -22,10 +22,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cores: Positive | None = None  # default: all that the affinity mask and the cgroup quota allow
     workers: Positive | None = None  # queries in flight; default: twice the cores, as memory allows
     spare_workers: Annotated[int, msgspec.Meta(ge=0)] = 1  # loaded and idle, to stand in for one that dies
-    batching: bool = True  # under policies that batch: queries of a tenant that wait may run together
     queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] = 256  # queries held at once, waiting included
     body_limit_mb: Positive = 64
     drain_timeout_s: PositiveReal = 30.0
+    counter_model: str | None = None  # coefficients by `veltair profile --fit-proxy`, used where there are L3 counters
     event_log: str | None = None  # JSON lines of every event and decision, for scheduler/replay.py
 
 
@@ -35,6 +35,7 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     qos_ms: PositiveReal | None = None  # default: the artifact's
     percentile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
     priority: Positive = 1
+    batching: bool = True  # queries that wait may run as one batch; off for models whose samples affect each other
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +43,24 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     server: ServerConfig = ServerConfig()
     tenants: Annotated[tuple[TenantConfig, ...], msgspec.Meta(min_length=1)]
+
+
+class CounterCoefficients(msgspec.Struct, frozen=True):
+    """Of `scheduler.proxy.CounterModel`; whatever else stands in the file is about the fit."""
+
+    constant: float
+    per_miss_rate: float
+    per_access_per_ns: float
+
+
+def counter_coefficients(path: Path) -> CounterCoefficients:
+    """Reads what `veltair profile --fit-proxy` wrote. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CounterCoefficients)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{path}: expected coefficients by `veltair profile --fit-proxy`: {error}") from None
 
 
 def load(path: Path) -> ServeConfig:
@@ -76,9 +95,15 @@ def parse(raw: dict[str, Any], path: Path) -> ServeConfig:
         except ConfigError as error:
             raise ConfigError(f"{path}: server.{key}: {error}") from None
     base = path.absolute().parent
-    log = config.server.event_log
+    files = {key: getattr(config.server, key) for key in ("event_log", "counter_model")}
+    absolute = {key: None if file is None else str(base / file) for key, file in files.items()}
+    if absolute["counter_model"] is not None:
+        try:
+            counter_coefficients(Path(absolute["counter_model"]))
+        except ConfigError as error:
+            raise ConfigError(f"{path}: server.counter_model: {error}") from None
     return ServeConfig(
-        server=msgspec.structs.replace(config.server, event_log=None if log is None else str(base / log)),
+        server=msgspec.structs.replace(config.server, **absolute),
         tenants=tuple(msgspec.structs.replace(t, artifact=str(base / t.artifact)) for t in config.tenants),
     )
 

@@ -55,9 +55,11 @@ def state_after(turns: int, seed: int) -> int:
 def patient(configure: Configure) -> Configure:
     """One worker, and targets that nothing here misses."""
 
-    def make(*names: str, **server: Any) -> ServeConfig:
+    def make(*names: str, batching: bool = True, **server: Any) -> ServeConfig:
         config = configure(*names, **{"policy": "veltair", "workers": 1, **server})
-        tenants = tuple(msgspec.structs.replace(tenant, qos_ms=600_000.0) for tenant in config.tenants)
+        tenants = tuple(
+            msgspec.structs.replace(tenant, qos_ms=600_000.0, batching=batching) for tenant in config.tenants
+        )
         return msgspec.structs.replace(config, tenants=tenants)
 
     return make
@@ -116,7 +118,7 @@ def test_members_of_different_sizes_get_their_own_rows(patient: Configure, tmp_p
 
 
 @pytest.mark.parametrize("switch", [{"batching": False}, {"policy": "fcfs"}])
-def test_without_batching_queries_run_one_by_one(patient: Configure, switch: dict[str, object]) -> None:
+def test_without_batching_queries_run_one_by_one(patient: Configure, switch: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with serving(patient("spin", "mlp", **switch)) as client:
             xs, tasks = await behind_a_long_one(client, [1, 3, 2])

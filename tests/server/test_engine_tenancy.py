@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow
 TWO_SOCKETS = Machine(((0, 1, 2, 3), (8, 9, 10, 11)))
 
 
-def spec(name: str, artifact: Artifact) -> TenantSpec:
-    return TenantSpec(name, str(artifact.path), artifact.digest, 5_000_000, 0.99, 3)
+def spec(name: str, artifact: Artifact, *, batching: bool = True) -> TenantSpec:
+    return TenantSpec(name, str(artifact.path), artifact.digest, 5_000_000, 0.99, 3, batching)
 
 
 @pytest.fixture
@@ -66,15 +66,14 @@ def test_workers_are_twice_the_cores_as_far_as_memory_goes(monkeypatch: pytest.M
 
 def test_artifacts_of_one_name_are_told_apart_and_the_same_artifact_is_one_model(mlp: Artifact) -> None:
     twin = replace(mlp, digest="f" * 64)
-    tenants, profiles = tenancy.tenants_and_profiles([spec("a", mlp), spec("b", mlp)], [mlp, mlp], batching=True)
+    tenants, profiles = tenancy.tenants_and_profiles([spec("a", mlp), spec("b", mlp, batching=False)], [mlp, mlp])
     assert [t.model for t in tenants] == ["mlp", "mlp"]
     assert list(profiles) == ["mlp"]
-    assert all(t.batching for t in tenants)
+    assert [t.batching for t in tenants] == [True, False]
     assert (tenants[0].qos.latency_ns, tenants[0].qos.percentile, tenants[0].priority) == (5_000_000, 0.99, 3)
-    tenants, profiles = tenancy.tenants_and_profiles([spec("a", mlp), spec("b", twin)], [mlp, twin], batching=False)
+    tenants, profiles = tenancy.tenants_and_profiles([spec("a", mlp), spec("b", twin)], [mlp, twin])
     assert [t.model for t in tenants] == [f"mlp@{mlp.digest[:12]}", "mlp@ffffffffffff"]
     assert set(profiles) == {t.model for t in tenants}
-    assert not any(t.batching for t in tenants)
 
 
 def test_a_model_batches_if_every_tensor_has_a_row_for_each_sample(mlp: Artifact) -> None:

@@ -46,7 +46,7 @@ class Driven:
 
     def __init__(self, artifacts: Path, digest: str | None = None, name: str = "spin") -> None:
         loaded = artifact_store.load(artifacts / name)
-        spec = TenantSpec(name, str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1)
+        spec = TenantSpec(name, str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1, False)
         fd = tensor_pool.create([loaded.manifest], 2)
         self.pool = TensorPool(fd, [loaded.manifest], 2)
         self.process = WorkerProcess(fd, Load((spec,), CORES, 2))
