@@ -17,7 +17,8 @@ import pytest
 from kernels import need
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler import build, versions
+from veltair.cli import main
+from veltair.compiler import build, timing, versions
 from veltair.compiler.build import batch_sizes, compile_model, pick_precision
 from veltair.compiler.ir import Kernel
 from veltair.compiler.kernels.conv2d import Conv2d
@@ -150,6 +151,33 @@ def test_the_artifact_is_complete_and_consistent(image: tuple[Path, Path, Artifa
     assert manifest.qos_ns > 0
     assert manifest.qos_ns % 1_000_000 == 0
     assert [entry.name for entry in folder.iterdir() if entry.name.startswith(".")] == []
+
+
+def test_modelled_levels_are_labelled_and_older_manifests_still_load(
+    image: tuple[Path, Path, Artifact], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, model, plain = image
+    assert set(plain.manifest.level_sources) == {"measured"}
+    monkeypatch.setattr(timing, "distinct_levels", lambda slowdowns: [])  # as where co-runners cost nothing
+    store = records(folder)
+    made = compile_model(model, folder / "modelled", trials=6, precision="fp32", store=store, levels="modelled")
+    levels = made.manifest.levels
+    assert made.manifest.level_sources == ("measured", *["modelled"] * (len(levels) - 1))
+    for layer in made.manifest.layers:
+        for version in layer.versions:
+            rows = np.array(version.latency_ns[0])
+            assert (np.diff(rows, axis=0) >= 0).all()  # more pressure is never faster
+    assert main(["inspect", str(folder / "modelled")]) == 0
+    assert ("modelled" in capsys.readouterr().out) == (len(levels) > 1)
+
+    facts = json.loads((folder / "modelled" / artifact.MANIFEST).read_text())
+    del facts["level_sources"]
+    (folder / "modelled" / artifact.MANIFEST).write_text(json.dumps(facts))
+    assert artifact.load(folder / "modelled").manifest.level_sources == ()
+    facts["level_sources"] = ["measured"] * (len(levels) + 1)
+    (folder / "modelled" / artifact.MANIFEST).write_text(json.dumps(facts))
+    with pytest.raises(ArtifactError, match="level_sources"):
+        artifact.load(folder / "modelled")
 
 
 def test_layers_of_equal_code_share_it_and_have_their_own_weights(image: tuple[Path, Path, Artifact]) -> None:
