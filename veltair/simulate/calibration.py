@@ -40,12 +40,12 @@ def _sample(
     paces: Mapping[tuple[str, int], Pace],
     rng: np.random.Generator,
 ) -> Sample:
-    """All models (as many as there is room for), each on its part of one half of the cores, in the versions that are
-    best there alone; of the other half, a random part streams, one co-runner in each L3 domain."""
+    """All models (as many as there is room for) side by side on one half of the cores, on equally many each, in the
+    versions that are best there alone; of the other half, a random part streams, one co-runner in each L3 domain."""
     contention = Contention(model, machine, paces, rng)
     half = len(machine.cores) // 2
     count = min(len(profiles), max(half, 1))
-    each = max(half // count, 1)
+    each = int(rng.integers(1, max(half // count, 1) + 1))
     chosen = rng.choice(sorted(profiles), count, replace=False)
     for query, name in enumerate(chosen.tolist()):
         profile = profiles[name]
@@ -53,7 +53,7 @@ def _sample(
         alone = [[version.latency.latency_ns[0][each - 1] for version in of_layer] for of_layer in profile.versions]
         versions = tuple(times.index(min(times)) for times in alone)
         contention.enter(LayerBlock(query, 0, len(versions), versions, each, 0), core_set, profile, grown=False)
-    left = machine.cores[count * each :]
+    left = machine.cores[half:]
     pressing = set(left[: int(rng.integers(0, len(left) + 1))])
     for query, domain in enumerate(machine.domains, count):
         if taken := tuple(core for core in domain if core in pressing):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,7 @@ def test_tables_are_those_of_the_machine(many: dict[str, Simulated]) -> None:
 def test_less_is_never_faster(many: dict[str, Simulated]) -> None:
     for known in many.values():
         times = [under_pressure_ns(known.work, pressure, PAPERS) for pressure in PRESSURES]
-        assert all((after >= before).all() for before, after in zip(times, times[1:], strict=False))
+        assert all((after >= before).all() for before, after in pairwise(times))
         few = layer_ns(known.work, 8, 1e6, 20.0, PAPERS)
         assert (layer_ns(known.work, 8, 4e6, 20.0, PAPERS) <= few).all()
         assert (layer_ns(known.work, 8, 1e6, 40.0, PAPERS) <= few).all()
