@@ -31,8 +31,9 @@ class DepthwiseConv2d:
         widths = sorted({min(ow, p) for p in (4, 7, 8, 14)}, key=lambda p: (ow % p > 0, abs(p - liked)))
         found: list[Point] = [{"pixels": p, "rows": r} for p in widths for r in heights]
         if spec.inputs[0].dtype == "uint16" and kernel <= UNROLLED and oh > 1:
-            taller: Point = {"pixels": min(ow, 7), "tall": 2}
-            found = [*(taller | {"rows": r} for r in heights if r > 1), *found]
+            taller: list[Point] = [{"pixels": min(ow, 7), "tall": 2, "rows": r} for r in heights if r > 1]
+            # An exponential at the end costs more than what is saved.
+            found = [*found, *taller] if "gated" in spec.attributes["activation"] else [*taller, *found]
         return found
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
