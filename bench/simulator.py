@@ -1,0 +1,72 @@
+"""How fast the simulator is: queries of the mix on the paper's 64 cores per second of wall time, by policy.
+
+    python bench/simulator.py [--queries 3000] [--policies A,B] [--out bench/results/simulator.json]
+
+The scheduler's own time is in it, and so is drawing the arrivals and building the scheduler; the models' profiles are
+not. A run is timed twice: at first, while what follows from the models is computed and kept, and again. Two loads: one
+that every policy holds, and one near the end of what the machine can do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+
+from veltair.machine import environment
+from veltair.scheduler.policies import POLICIES
+from veltair.simulate import machines
+from veltair.simulate.command import DEFAULT_MACHINE, models
+from veltair.simulate.run import Simulation
+from veltair.simulate.scenario import Scenario, read_scenario
+
+MIX = Path(__file__).resolve().parent.parent / "scenarios" / "mix.toml"
+SCALES = (0.2, 0.5)  # of the scenario's rates
+WANTED = 3000  # queries a second
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--queries", type=int, default=3000)
+    parser.add_argument("--policies", type=lambda names: names.split(","), default=list(POLICIES), metavar="A,B,…")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    scenario, machine = read_scenario(MIX), machines.load(DEFAULT_MACHINE)
+    known = models(scenario, machine, None)
+    load = msgspec.structs.replace(scenario.load, queries=args.queries)
+    rows = []
+    for policy in args.policies:
+        simulation = Simulation(Scenario(scenario.tenants, load), machine, known)
+        rows += [_row(simulation, policy, scale) for scale in SCALES]
+    result = {"bar": WANTED, "machine": machine.title, "rows": rows, "environment": asdict(environment())}
+    text = json.dumps(result, indent=1)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n", "utf-8")
+
+
+def _row(simulation: Simulation, policy: str, scale: float) -> dict[str, object]:
+    times_s = []
+    for _ in range(2):
+        begin_ns = time.perf_counter_ns()
+        run = simulation.run(policy, 1, scale)
+        times_s.append((time.perf_counter_ns() - begin_ns) / 1e9)
+    load = simulation.scenario.load
+    queries = (load.queries or 0) * (1 - load.warmup)  # what `run` counts is after the warm-up
+    return {
+        "policy": policy,
+        "offered_qps": round(simulation.scenario.qps * scale, 1),
+        "queries": load.queries,
+        "blocks_per_query": round(run.blocks / queries, 2),
+        "cores_in_use": round(run.core_ns / run.window_ns, 1),
+        "first_queries_per_s": round((load.queries or 0) / times_s[0]),
+        "queries_per_s": round((load.queries or 0) / times_s[1]),
+    }
+
+
+if __name__ == "__main__":
+    main()
