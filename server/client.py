@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from veltair.config import ServeConfig
+from veltair.config import ServeConfig, counter_coefficients
 from veltair.errors import DeadlineError, OverloadedError, QueryError, UnknownModelError, VeltairError
 from veltair.profiles import artifact as artifacts
 from veltair.profiles.artifact import Artifact, Manifest
@@ -194,6 +194,7 @@ class EngineClient:
         configure = Configure(
             specs, server.policy, server.cores, server.workers, server.spare_workers, server.queue_slots,
             server.event_log,
+            None if server.counter_model is None else counter_coefficients(Path(server.counter_model)),
         )  # fmt: skip
         engine = EngineProcess(configure, self._manifests, self._remember)
         try:

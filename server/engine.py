@@ -69,7 +69,11 @@ class Engine:
         cores = machine.cores
         self._workers = configure.workers or default_workers(len(cores), artifacts)
         self._allowed = self._workers  # queries in flight, as the scheduler was last told
-        setup = Setup(machine, configure.tenants, configure.policy, self._workers)
+        self._counters: L3Counters | None = open_counters(cores)
+        fitted = configure.counter_model if self._counters else None
+        if configure.counter_model and not self._counters:
+            logger.warning("counter_model is not used: no L3 counters; the level comes from observed slowdown")
+        setup = Setup(machine, configure.tenants, configure.policy, self._workers, fitted)
         self._scheduler = setup.scheduler(artifacts)
         self._log = EventLog(Path(configure.event_log), setup) if configure.event_log else None
         self._cores = cores
@@ -78,7 +82,6 @@ class Engine:
         self._tally = {spec.name: Tally(spec.qos_ns) for spec in configure.tenants}
         self._tickets: dict[int, Ticket] = {}
         self._flights: dict[int, Flight] = {}
-        self._counters: L3Counters | None = open_counters(cores)
         self._next_sample_ns = 0
         self._ready = self._leaving = False
         self._timings = Timings()

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from veltair.config import CounterCoefficients
 from veltair.errors import ConfigError
 from veltair.profiles.artifact import Artifact
+from veltair.scheduler.proxy import CounterModel
 from veltair.scheduler.replay import dump_decision, dump_event
 from veltair.scheduler.scheduler import Scheduler
 from veltair.server.messages import TenantSpec
@@ -25,11 +27,14 @@ class Setup(msgspec.Struct, frozen=True):
     tenants: tuple[TenantSpec, ...]
     policy: str
     workers: int
+    counter_model: CounterCoefficients | None = None  # None: the level comes from observed slowdown
 
     def scheduler(self, artifacts: Sequence[Artifact]) -> Scheduler:
         """A fresh one. `artifacts`: one for each tenant, in order."""
         tenants, profiles = tenants_and_profiles(self.tenants, artifacts)
-        return Scheduler(self.machine, tenants, profiles, self.policy, self.workers)
+        fitted = self.counter_model
+        proxy = fitted and CounterModel(fitted.constant, fitted.per_miss_rate, fitted.per_access_per_ns)
+        return Scheduler(self.machine, tenants, profiles, self.policy, self.workers, proxy=proxy)
 
 
 class EventLog:

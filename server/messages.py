@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from veltair.config import CounterCoefficients
 from veltair.types import CoreSet
 
 
@@ -43,6 +44,7 @@ class Configure(Message, frozen=True):
     spare_workers: int
     slots: int  # per tenant, in the tensor pool
     event_log: str | None
+    counter_model: CounterCoefficients | None = None
 
 
 class Infer(Message, frozen=True):

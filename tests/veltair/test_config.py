@@ -115,3 +115,20 @@ def test_addresses(address: str, parts: tuple[str, int]) -> None:
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ConfigError, match="expected host:port"):
         config.split_address(address)
+
+
+def test_a_counter_model_is_read_beside_the_file(tmp_path: Path) -> None:
+    fitted = '{"constant": 0.9, "per_miss_rate": 0.5, "per_access_per_ns": 0.02, "r2": 0.9}'
+    (tmp_path / "proxy.json").write_text(fitted)
+    server = config.load(write(tmp_path, f'[server]\ncounter_model = "proxy.json"\n{TENANT}')).server
+    assert server.counter_model == str(tmp_path / "proxy.json")
+    assert config.counter_coefficients(tmp_path / "proxy.json") == config.CounterCoefficients(0.9, 0.5, 0.02)
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"constant": 1}', '{"constant": "a"}'])
+def test_a_wrong_counter_model_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "proxy.json").write_text(content)
+    path = write(tmp_path, f'[server]\ncounter_model = "proxy.json"\n{TENANT}')
+    with pytest.raises(ConfigError, match=r"serve\.toml: server\.counter_model: .*proxy\.json: "):
+        config.load(path)
