@@ -60,9 +60,7 @@ class DepthwiseConv2d:
             ) -> None:
                 """`height` x `count` outputs."""
                 lane = half * LANES
-                start = T.bind(load(bias_, block * x.block + lane))
-                for i in range(height * count):
-                    T.buffer_store(acc, start, [i])
+                sums = [T.bind(load(bias_, block * x.block + lane))] * (height * count)
 
                 def add(below: Expr, turns: list[tuple[int, Expr]]) -> None:
                     """An input row to output row r by kernel row u, for each (r, u) of `turns`; inputs load once."""
@@ -76,17 +74,25 @@ class DepthwiseConv2d:
                                     where = (row * sh + below + top, column * sw + at + left)
                                     values[at] = T.bind(load(X, image, block, *where, lane))
                                 i = r * count + p
-                                T.buffer_store(acc, acc[i] + values[at] * tap, [i])
+                                sums[i] = T.bind(sums[i] + values[at] * tap)
+
+                def keep() -> None:
+                    """Carry the sums over a turn of the loop."""
+                    for i, value in enumerate(sums):
+                        T.buffer_store(acc, value, [i])
+                        sums[i] = acc[i]
 
                 if height == 1 and kh > UNROLLED:
+                    keep()
                     with T.serial(0, kh) as u:
                         add(u * dh, [(0, u)])
+                        keep()
                 else:
                     for i in range((height - 1) * sh + (kh - 1) * dh + 1):
                         add(i, [(r, u) for r in range(height) for u in range(kh) if r * sh + u * dh == i])
                 for r in range(height):
                     for p in range(count):
-                        result = acc[r * count + p]
+                        result = sums[r * count + p]
                         if residual is not None:
                             halo = spec.inputs[1].halo
                             at = (row + r + halo.top, column + p + halo.left)
@@ -103,7 +109,7 @@ class DepthwiseConv2d:
                         tile(acc, image, block, row, ow // pixels * pixels, half, height, ow % pixels)
 
             with T.parallel(0, X.shape[0] * blocks * chunks) as task:
-                acc = T.alloc_buffer((tall * pixels,), "float32x16", scope="local")
+                acc = T.alloc_buffer((pixels,), "float32x16", scope="local") if kh > UNROLLED else None
                 image = T.bind(task // (blocks * chunks))
                 block = T.bind(task // chunks % blocks)
                 first = T.bind(task % chunks * rows)
