@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -167,11 +166,11 @@ def parse(raw: dict[str, Any], path: Path) -> Description:
             raise ModelError(f"{path}: column {column.name!r}: table: there is no table {column.table!r}")
         where = f"{path}: column {column.name!r} (feature {column.feature!r})"
         _check_column(column, known[column.feature], by_name.get(column.table or ""), where)
-    names = {c.name for c in read}
+    named = {c.name for c in read}
     joined_names = {name for joined in inputs for name in joined.columns}
-    if unknown := sorted(joined_names - names):
-        raise ModelError(f"{path}: inputs: columns: there is no column {unknown[0]!r}")
-    if idle := sorted(names - joined_names):
+    if strange := sorted(joined_names - named):
+        raise ModelError(f"{path}: inputs: columns: there is no column {strange[0]!r}")
+    if idle := sorted(named - joined_names):
         raise ModelError(f"{path}: column {idle[0]!r}: no input joins it")
     return Description(features=features, tables=tables, columns=read, inputs=inputs, path=path)
 
@@ -273,7 +272,8 @@ def _check_column(column: Column, feature: Feature, table: Table | None, where: 
 
 def _check_boundaries(column: Column, feature: Feature, where: str) -> None:
     edges = column.boundaries or ()
-    if not edges or any(np.isnan(edge) for edge in edges) or any(a >= b for a, b in pairwise(np.float32(edges))):
+    rounded = np.array(edges, np.float32)
+    if not edges or np.isnan(rounded).any() or (rounded[1:] <= rounded[:-1]).any():
         raise ModelError(f"{where}: boundaries: expected float32 numbers that rise")
     if feature.width > 1:
         raise ModelError(f"{where}: boundaries: expected a feature of one value a row, got width {feature.width}")

@@ -10,8 +10,8 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.columns import text
+from veltair.compiler.columns.hashing import fingerprint, held, u64, word
 from veltair.compiler.columns.plan import ABSENT, Field
-from veltair.compiler.columns.text import u64, word
 from veltair.compiler.kernels.emit import LANES, Expr, lanes, when
 
 GANG = 4  # vectors of rows that are compared with a boundary together
@@ -40,7 +40,7 @@ class Indices:
         self.work = work
 
     def field(self, column: Expr, field: Field, dtype: str = "int32") -> Expr:
-        return text.held(T.cast(self.work.buffers["columns"][column, int(field)], dtype))
+        return held(T.cast(self.work.buffers["columns"][column, int(field)], dtype))
 
     def missing(self, column: Expr, value: Expr) -> Expr:
         return T.And(self.field(column, Field.DROPS) == 1, value == self.field(column, Field.MISSING, "int64"))
@@ -48,25 +48,23 @@ class Indices:
     def at(self, column: Expr, row: Expr, value: Expr | int = 0) -> Expr:
         """Where a number stands in the merged input."""
         source, width = self.field(column, Field.SOURCE, "int64"), self.field(column, Field.WIDTH, "int64")
-        return text.held(
-            source * T.cast(self.work.batch, "int64") + T.cast(row, "int64") * width + T.cast(value, "int64")
-        )
+        return held(source * T.cast(self.work.batch, "int64") + T.cast(row, "int64") * width + T.cast(value, "int64"))
 
     def text(self, column: Expr, row: Expr) -> tuple[Expr, Expr]:
         """Begin and size of a row's text; those that fall or pass the end of all texts are empty."""
         ends, letters = self.work.buffers["ends"], self.work.buffers["bytes"]
-        at = text.held(self.field(column, Field.SOURCE) * self.work.batch + row)
-        begin = text.held(T.Select(at > 0, ends[T.max(at - 1, 0)], T.int32(0)))
-        end = text.held(ends[at])
+        at = held(self.field(column, Field.SOURCE) * self.work.batch + row)
+        begin = held(T.Select(at > 0, ends[T.max(at - 1, 0)], T.int32(0)))
+        end = held(ends[at])
         unsigned = [T.cast(value, "uint32") for value in (begin, end, letters.shape[0])]
         right = T.bind(T.And(unsigned[0] <= unsigned[1], unsigned[1] <= unsigned[2]))
-        return text.held(T.Select(right, begin, T.int32(0))), text.held(T.Select(right, end - begin, T.int32(0)))
+        return held(T.Select(right, begin, T.int32(0))), held(T.Select(right, end - begin, T.int32(0)))
 
     def index(self, column: Expr, kind: str, step: str, row: Expr, out: Any) -> None:
         """The index of a feature's only value, or ABSENT."""
         T.buffer_store(out, T.int32(ABSENT), [0])
         if kind == "int":
-            value = text.held(self.work.buffers["ints"][self.at(column, row)])
+            value = held(self.work.buffers["ints"][self.at(column, row)])
             with when(T.Not(self.missing(column, value))):
                 self.of_int(column, step, value, out)
         else:
@@ -77,7 +75,7 @@ class Indices:
     def texts(self, column: Expr, kind: str, row: Expr) -> Iterator[tuple[Expr, Expr]]:
         """Code for each text of a row that is there: begin and size."""
         begin, size = self.text(column, row)
-        kept = T.alloc_buffer((1,), "int32", scope="local")
+        kept = T.alloc_buffer((1,), "int32", scope="global")
         drops = T.bind(self.field(column, Field.DROPS) == 1)
         if kind == "string":
             with when(T.Or(T.Not(drops), size > 0)):
@@ -96,27 +94,27 @@ class Indices:
             inside = u64(value) < self.field(column, Field.SIZE, "uint64")
             T.buffer_store(out, T.Select(inside, T.cast(value, "int32"), self.field(column, Field.DEFAULT)), [0])
             return
-        digits = T.alloc_buffer((text.DIGITS,), "uint8", scope="local")
-        print_ = T.alloc_buffer((1,), "uint64", scope="local")
+        digits = T.alloc_buffer((text.DIGITS,), "uint8", scope="global")
+        print_ = T.alloc_buffer((1,), "uint64", scope="global")
         begin, size = text.decimal(value, digits)
-        text.fingerprint(digits, begin, size, print_, longest=20)
+        fingerprint(digits, begin, size, print_, longest=20)
         if step == "hash":
             self._bucket(column, print_[0], out)
         else:
             self._known(column, print_[0], value, lambda entry: T.bool(True), out)
 
     def of_text(self, column: Expr, step: str, begin: Expr, size: Expr, out: Any) -> None:
-        print_ = T.alloc_buffer((1,), "uint64", scope="local")
+        print_ = T.alloc_buffer((1,), "uint64", scope="global")
         letters = self.work.buffers["bytes"]
-        text.fingerprint(letters, begin, size, print_)
+        fingerprint(letters, begin, size, print_)
         if step == "hash":
             self._bucket(column, print_[0], out)
             return
 
         def same(entry: Expr) -> Expr:
             spans, words = self.work.buffers["spans"], self.work.buffers["letters"]
-            first = text.held(spans[entry])
-            equal = T.alloc_buffer((1,), "int32", scope="local")
+            first = held(spans[entry])
+            equal = T.alloc_buffer((1,), "int32", scope="global")
             T.buffer_store(equal, T.cast(spans[entry + 1] - first == size, "int32"), [0])
             with when(equal[0] == 1), T.serial(0, size) as i:
                 T.buffer_store(
@@ -134,12 +132,12 @@ class Indices:
         slots, keys = self.work.buffers["slots"], self.work.buffers["keys"]
         first, mask = self.field(column, Field.FIRST), self.field(column, Field.SIZE) - 1
         first_key, oov = self.field(column, Field.KEYS), self.field(column, Field.OOV)
-        probe = T.alloc_buffer((2,), "int32", scope="local")  # the slot; whether to go on
-        print_ = text.held(print_)
+        probe = T.alloc_buffer((2,), "int32", scope="global")  # the slot; whether to go on
+        print_ = held(print_)
         T.buffer_store(probe, T.bitwise_and(T.cast(T.bitwise_and(print_, word(0x7FFFFFFF)), "int32"), mask), [0])
         T.buffer_store(probe, T.int32(1), [1])
         with T.While(probe[1] == 1):
-            place = text.held(slots[first + probe[0]])
+            place = held(slots[first + probe[0]])
             with T.If(place < 0):
                 with T.Then():
                     T.buffer_store(probe, T.int32(0), [1])
@@ -150,7 +148,7 @@ class Indices:
                         with T.Else():
                             T.buffer_store(out, self.field(column, Field.DEFAULT), [0])
                 with T.Else():
-                    entry = text.held(first_key + place)
+                    entry = held(first_key + place)
                     with when(keys[entry] == key), when(same(entry)):
                         T.buffer_store(out, place, [0])
                         T.buffer_store(probe, T.int32(0), [1])
@@ -165,29 +163,30 @@ class Indices:
 
         def numbers(row: Expr) -> Expr:
             found = values[lanes(origin + T.cast(row, "int64"))]
-            return text.held(T.cast(found, f"float32x{LANES}"))
+            return held(T.cast(found, f"float32x{LANES}"))
 
         def counted(rows: list[Expr]) -> None:
             xs = [numbers(row) for row in rows]
-            acc = T.alloc_buffer((len(rows),), f"int32x{LANES}", scope="local")
-            for v in range(len(rows)):
-                T.buffer_store(acc, T.broadcast(T.int32(0), LANES), [v])
+            acc = T.alloc_buffer((len(rows) * LANES,), "int32", scope="global")
+            places = [lanes(v * LANES) for v in range(len(rows))]
+            for place in places:
+                T.buffer_store(acc, T.broadcast(T.int32(0), LANES), [place])
             with T.serial(0, size) as i:
-                edge = text.held(T.broadcast(edges[first + i], LANES))
-                for v, x in enumerate(xs):
+                edge = held(T.broadcast(edges[first + i], LANES))
+                for place, x in zip(places, xs, strict=True):
                     more = T.Select(x < edge, T.broadcast(T.int32(0), LANES), T.broadcast(T.int32(1), LANES))
-                    T.buffer_store(acc, acc[v] + more, [v])
-            for v, row in enumerate(rows):
-                T.buffer_store(out, acc[v], [lanes(base + row)])
+                    T.buffer_store(acc, acc[place] + more, [place])
+            for place, row in zip(places, rows, strict=True):
+                T.buffer_store(out, acc[place], [lanes(base + row)])
 
         def searched(row: Expr) -> None:
             """The first boundary that the number is below, by halves."""
-            span = T.alloc_buffer((2,), "int32", scope="local")
-            x = text.held(T.cast(values[origin + T.cast(row, "int64")], "float32"))
+            span = T.alloc_buffer((2,), "int32", scope="global")
+            x = held(T.cast(values[origin + T.cast(row, "int64")], "float32"))
             T.buffer_store(span, T.int32(0), [0])
             T.buffer_store(span, size, [1])
             with T.While(span[1] > 0):
-                half = text.held(T.shift_right(span[1], 1))
+                half = held(T.shift_right(span[1], 1))
                 below = T.bind(x < edges[first + span[0] + half])
                 T.buffer_store(span, T.Select(below, span[0], span[0] + half + 1), [0])
                 T.buffer_store(span, T.Select(below, half, span[1] - half - 1), [1])
@@ -200,20 +199,20 @@ class Indices:
             with T.Else():
                 gang = GANG * LANES
                 with T.serial(0, T.floordiv(work.count, gang)) as g:
-                    counted([text.held(g * gang + v * LANES) for v in range(GANG)])
-                done = text.held(T.floordiv(work.count, gang) * gang)
+                    counted([held(g * gang + v * LANES) for v in range(GANG)])
+                done = held(T.floordiv(work.count, gang) * gang)
                 with T.serial(0, T.floordiv(work.count - done, LANES)) as v:
-                    counted([text.held(done + v * LANES)])
+                    counted([held(done + v * LANES)])
                 with when(T.floormod(work.count, LANES) > 0):  # the last 16, some for the second time
-                    counted([text.held(work.count - LANES)])
+                    counted([held(work.count - LANES)])
 
     def guarded(self, guard: Expr, index: Expr, count: int) -> Expr:
-        removes, low, high, value = (text.held(self.work.buffers["guards"][guard, place]) for place in range(4))
-        instead = text.held(T.Select(removes == 1, T.int32(ABSENT), value))
+        removes, low, high, value = (held(self.work.buffers["guards"][guard, place]) for place in range(4))
+        instead = held(T.Select(removes == 1, T.int32(ABSENT), value))
 
         def all_(number: Expr) -> Expr:
             return T.broadcast(number, count) if count > 1 else number
 
-        index = text.held(index)
+        index = held(index)
         outside = T.Or(index < all_(low), index >= all_(high))
         return T.Select(T.And(outside, index != all_(T.int32(ABSENT))), all_(instead), index)

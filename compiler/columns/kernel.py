@@ -64,7 +64,7 @@ class Columns:
         rows, columns = int(point["rows"]), int(point["columns"])
         chunks, roads, dims = _chunks(plan, columns)
         words = plan.vocabularies
-        weights = {
+        weights: dict[str, NDArray[Any]] = {
             "chunks": chunks, "columns": plan.columns, "guards": plan.guards, "edges": plan.edges,
             "slots": words.slots, "keys": words.keys, "spans": words.spans, "letters": words.letters,
             "powers": powers_of_ten(), "tables": plan.tables,

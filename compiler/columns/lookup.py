@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.columns import text
+from veltair.compiler.columns.hashing import held
 from veltair.compiler.columns.indices import Indices, Work
 from veltair.compiler.columns.plan import COMBINERS, Field
 from veltair.compiler.kernels.emit import LANES, Expr, lanes, when
@@ -36,23 +37,23 @@ class Roads:
 
     def _each_column(self, body: Callable[[Expr, Expr], None]) -> None:
         with T.serial(0, self.work.many) as place:
-            body(text.held(self.work.first + place), place)
+            body(held(self.work.first + place), place)
 
     def _one(self, column: Expr, place: Expr, kind: str, step: str) -> None:
-        base = text.held(place * self.stride + LANES)
+        base = held(place * self.stride + LANES)
         if step == "boundaries":
             self.of.buckets(column, base, kind, self.indices)
         else:
-            index = T.alloc_buffer((1,), "int32", scope="local")
+            index = T.alloc_buffer((1,), "int32", scope="global")
             with T.serial(0, self.work.count) as row:
-                self.of.index(column, kind, step, text.held(self.work.start + row), index)
+                self.of.index(column, kind, step, held(self.work.start + row), index)
                 T.buffer_store(self.indices, index[0], [base + row])
         self._guard(column, base)
         self._check(column, base)
 
     def _guard(self, column: Expr, base: Expr) -> None:
         with T.serial(0, self.of.field(column, Field.GUARDS)) as i:
-            guard = text.held(self.of.field(column, Field.GUARD) + i)
+            guard = held(self.of.field(column, Field.GUARD) + i)
             with T.serial(0, T.ceildiv(self.work.count, LANES)) as v:
                 at = lanes(base + v * LANES)
                 T.buffer_store(self.indices, self.of.guarded(guard, self.indices[at], LANES), [at])
@@ -61,7 +62,7 @@ class Roads:
         """One unsigned compare: what is in no row reads the row that stands in for nothing (RECom 5.1)."""
         with when(self.of.field(column, Field.CHECKED) == 1), T.serial(0, T.ceildiv(self.work.count, LANES)) as v:
             at = lanes(base + v * LANES)
-            index = text.held(self.indices[at])
+            index = held(self.indices[at])
             rows = T.broadcast(self.of.field(column, Field.ROWS, "uint32"), LANES)
             fill = T.broadcast(self.of.field(column, Field.FILL), LANES)
             T.buffer_store(self.indices, T.Select(T.cast(index, f"uint32x{LANES}") < rows, index, fill), [at])
@@ -72,7 +73,7 @@ class Roads:
                     self._fetch(first + T.cast(self.indices[base + row], "int64") * dim, dim)
 
     def _fetch(self, where: Expr, dim: Expr) -> None:
-        where = text.held(where)
+        where = held(where)
         with T.serial(T.int64(0), T.ceildiv(dim, T.int64(LANES))) as line:
             at = T.address_of(self.work.buffers["tables"][where + line * T.int64(LANES)])
             T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", at, *map(T.int32, (0, 3, 1))))
@@ -81,11 +82,11 @@ class Roads:
         """Rows of the tables to the output, side by side for each row of the batch."""
         work, tables, out = self.work, self.work.buffers["tables"], self.work.buffers["out"]
         with T.serial(0, work.count) as row, T.serial(0, work.many) as place:
-            column = text.held(work.first + place)
+            column = held(work.first + place)
             width = T.int64(dim) if dim else self.of.field(column, Field.DIM, "int64")
             index = T.cast(self.indices[place * self.stride + LANES + row], "int64")
-            source = text.held(self.of.field(column, Field.TABLE, "int64") + index * width)
-            target, where = self.of.field(column, Field.OUT), text.held(work.start + row)
+            source = held(self.of.field(column, Field.TABLE, "int64") + index * width)
+            target, where = self.of.field(column, Field.OUT), held(work.start + row)
 
             def piece(offset: Expr, count: int) -> None:
                 value = tables[_span(source + T.cast(offset, "int64"), count)]
@@ -101,30 +102,30 @@ class Roads:
         width = self.of.field(column, Field.DIM, "int64")
         table, target = self.of.field(column, Field.TABLE, "int64"), self.of.field(column, Field.OUT)
         rows, room = self.of.field(column, Field.ROWS, "uint32"), work.ahead or 1
-        ids = T.alloc_buffer((room,), "int32", scope="local")
-        waiting, total, index = (T.alloc_buffer((1,), "int32", scope="local") for _ in range(3))
+        ids = T.alloc_buffer((room,), "int32", scope="global")
+        waiting, total, index = (T.alloc_buffer((1,), "int32", scope="global") for _ in range(3))
         with T.serial(0, work.count) as r:
-            row = text.held(work.start + r)
+            row = held(work.start + r)
 
             def source(index: Expr, offset: Expr, count: int) -> Expr:
                 return tables[_span(table + T.cast(index, "int64") * width + T.cast(offset, "int64"), count)]
 
             def add_up() -> None:
                 def piece(offset: Expr, count: int) -> None:
-                    acc = T.alloc_buffer((1,), f"float32x{count}" if count > 1 else "float32", scope="local")
-                    T.buffer_store(acc, out[row, _span(target + offset, count)], [0])
+                    acc, all_ = T.alloc_buffer((count,), "float32", scope="global"), _span(0, count)
+                    T.buffer_store(acc, out[row, _span(target + offset, count)], [all_])
                     with T.serial(0, waiting[0]) as i:
-                        T.buffer_store(acc, acc[0] + source(ids[i], offset, count), [0])
-                    T.buffer_store(out, acc[0], [row, _span(target + offset, count)])
+                        T.buffer_store(acc, acc[all_] + source(ids[i], offset, count), [all_])
+                    T.buffer_store(out, acc[all_], [row, _span(target + offset, count)])
 
                 _across(0, width, piece)
                 T.buffer_store(waiting, T.int32(0), [0])
 
             def take() -> None:
                 with T.serial(0, self.of.field(column, Field.GUARDS)) as i:
-                    guard = text.held(self.of.field(column, Field.GUARD) + i)
+                    guard = held(self.of.field(column, Field.GUARD) + i)
                     T.buffer_store(index, self.of.guarded(guard, index[0], 1), [0])
-                found = text.held(index[0])
+                found = held(index[0])
                 proved = self.of.field(column, Field.CHECKED) == 0
                 with when(T.Or(proved, T.cast(found, "uint32") < rows)):
                     T.buffer_store(ids, found, [waiting[0]])
@@ -147,7 +148,7 @@ class Roads:
             )
             if kind == "int":
                 with T.serial(0, self.of.field(column, Field.WIDTH)) as value:
-                    number = text.held(work.buffers["ints"][self.of.at(column, row, value)])
+                    number = held(work.buffers["ints"][self.of.at(column, row, value)])
                     with when(T.Not(self.of.missing(column, number))):
                         self.of.of_int(column, step, number, index)
                         take()
@@ -167,7 +168,7 @@ class Roads:
                         ),
                     )
                 with T.Else(), when(self.of.field(column, Field.COMBINER) != COMBINERS.index("sum")):
-                    scale = text.held(T.cast(self._scale(column, total[0]), "float32"))
+                    scale = held(T.cast(self._scale(column, total[0]), "float32"))
 
                     def scaled(offset: Expr, count: int) -> None:
                         spot = [row, _span(target + offset, count)]
@@ -178,10 +179,10 @@ class Roads:
     def _numbers(self, column: Expr, kind: str) -> None:
         """Tokens to numbers to their mean in one pass (AtRec IV-A)."""
         work, powers = self.work, self.work.buffers["powers"]
-        value, total = (T.alloc_buffer((1,), "float64", scope="local") for _ in range(2))
-        valid, count = (T.alloc_buffer((1,), "int32", scope="local") for _ in range(2))
+        value, total = (T.alloc_buffer((1,), "float64", scope="global") for _ in range(2))
+        valid, count = (T.alloc_buffer((1,), "int32", scope="global") for _ in range(2))
         with T.serial(0, work.count) as r:
-            row = text.held(work.start + r)
+            row = held(work.start + r)
             T.buffer_store(total, T.float64(0), [0])
             T.buffer_store(count, T.int32(0), [0])
             with self.of.texts(column, kind, row) as (begin, size):
@@ -194,7 +195,7 @@ class Roads:
 
     def _scale(self, column: Expr, count: Expr) -> Expr:
         """What a sum of so many is multiplied by, float64."""
-        combiner, count = self.of.field(column, Field.COMBINER), text.held(T.cast(count, "float64"))
+        combiner, count = self.of.field(column, Field.COMBINER), held(T.cast(count, "float64"))
         mean, root = T.float64(1) / count, T.float64(1) / T.sqrt(count)
         inverse = T.Select(combiner == COMBINERS.index("mean"), mean, root)
         return T.Select(combiner == COMBINERS.index("sum"), T.float64(1), inverse)
@@ -203,7 +204,7 @@ class Roads:
         work = self.work
         width = self.of.field(column, Field.WIDTH)
         with T.serial(0, work.count) as r, T.serial(0, width) as value:
-            row = text.held(work.start + r)
+            row = held(work.start + r)
             found = work.buffers["floats"][self.of.at(column, row, value)]
             T.buffer_store(work.buffers["out"], found, [row, self.of.field(column, Field.OUT) + value])
 
@@ -212,9 +213,9 @@ def _across(dim: int, width: Expr, body: Callable[[Expr, int], None]) -> None:
     """Code for a row's numbers in pieces (offset, how many): straight-line for a known `dim`, a loop for 0."""
     if not dim:
         with T.serial(0, T.cast(T.floordiv(width, T.int64(HALF)), "int32")) as piece:
-            body(text.held(piece * HALF), HALF)
+            body(held(piece * HALF), HALF)
         with T.serial(0, T.cast(T.floormod(width, T.int64(HALF)), "int32")) as rest:
-            body(text.held(T.cast(width, "int32") - 1 - rest), 1)
+            body(held(T.cast(width, "int32") - 1 - rest), 1)
         return
     offset = 0
     for count in (LANES, HALF, 1):

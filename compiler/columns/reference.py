@@ -65,7 +65,7 @@ def values_of(feature: Feature, value: Any, step: str) -> list[Any]:
 
 def index_of(column: Column, value: Any) -> int | None:
     """A value's index after step and guards; None once it is removed."""
-    index = _mapped(column, value)
+    index: int | None = _mapped(column, value)
     for guard in column.guards:
         low, high = guard.interval
         if index is not None and not low <= index < high:

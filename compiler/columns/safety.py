@@ -48,7 +48,8 @@ class Ranges:
             weight = attribute(node, "value", None)
         if weight is None or int(np.prod(weight.dims, dtype=np.int64)) > LARGEST:
             return None
-        return numpy_helper.to_array(weight)
+        value: NDArray[Any] = numpy_helper.to_array(weight)
+        return value
 
     def number(self, tensor: str) -> int | None:
         value = self.constant(tensor)

@@ -1,4 +1,4 @@
-"""Code over bytes: fingerprints, decimal digits, tokens between separators, numbers.
+"""Code over bytes: decimal digits, tokens between separators, numbers.
 
 Nothing outside of [begin, begin + size) is read, whatever the bytes are, and nothing is stored of a token.
 """
@@ -13,147 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.columns.fingerprint import K0, K1, K2
+from veltair.compiler.columns.hashing import add, held, u64, word
 from veltair.compiler.kernels.emit import Expr, lanes, when
 
 BLOCK = 32  # bytes compared with the separator at once
 DIGITS = 24  # bytes of scratch for a decimal number: three words of eight digits
 POWERS = 340  # of ten, each way
-
-
-def word(value: int) -> Expr:
-    """A 64-bit constant; TVM refuses literals of 2**63 and above."""
-    return T.uint64(value) if value < 1 << 63 else T.reinterpret("uint64", T.int64(value - (1 << 64)))
-
-
-def u64(value: Expr) -> Expr:
-    return T.cast(value, "uint64")
-
-
-def held(value: Expr) -> Expr:
-    """A value in a variable of its own: TVM looks through bindings, and through chains of them exponentially."""
-    kind = value.ty.dtype if hasattr(value, "ty") and hasattr(value.ty, "dtype") else value.dtype
-    variable = T.alloc_buffer((1,), str(kind), scope="local")
-    T.buffer_store(variable, value, [0])
-    return variable[0]
-
-
-def rotate(value: Expr, by: int) -> Expr:
-    value = held(value)
-    return T.bitwise_or(T.shift_right(value, word(by)), T.shift_left(value, word(64 - by)))
-
-
-def shift_mix(value: Expr) -> Expr:
-    value = held(value)
-    return held(T.bitwise_xor(value, T.shift_right(value, word(47))))
-
-
-def mix(u: Expr, v: Expr, mul: Expr) -> Expr:
-    v = held(v)
-    first = shift_mix(T.bitwise_xor(u, v) * mul)
-    return shift_mix(T.bitwise_xor(v, first) * mul) * mul
-
-
-def fetch(text: Any, at: Expr) -> Expr:
-    return held(T.reinterpret("uint64", text[lanes(at, 8)]))
-
-
-def fetch32(text: Any, at: Expr) -> Expr:
-    return held(u64(T.reinterpret("uint32", text[lanes(at, 4)])))
-
-
-def fingerprint(text: Any, begin: Expr, size: Expr, out: Any, longest: int | None = None) -> None:
-    """Fingerprint64 of `size` bytes to out[0]. `longest` leaves out the classes that cannot occur."""
-    wide = held(u64(size))
-    mul = held(word(K2) + wide * word(2))
-    end = held(begin + size)
-
-    def give(value: Expr) -> None:
-        T.buffer_store(out, value, [0])
-
-    with T.If(size <= 16):
-        with T.Then(), T.If(size >= 8):
-            with T.Then():
-                a, b = fetch(text, begin) + word(K2), fetch(text, end - 8)
-                give(mix(rotate(b, 37) * mul + a, (rotate(a, 25) + b) * mul, mul))
-            with T.Else(), T.If(size >= 4):
-                with T.Then():
-                    give(mix(wide + T.shift_left(fetch32(text, begin), word(3)), fetch32(text, end - 4), mul))
-                with T.Else(), T.If(size > 0):
-                    with T.Then():
-                        first, middle, last = (u64(text[at]) for at in (begin, begin + T.shift_right(size, 1), end - 1))
-                        y = first + T.shift_left(middle, word(8))
-                        z = wide + T.shift_left(last, word(2))
-                        give(shift_mix(T.bitwise_xor(y * word(K2), z * word(K0))) * word(K2))
-                    with T.Else():
-                        give(word(K2))
-        with T.Else():
-            if longest is not None and longest <= 32:
-                give(_middle(text, begin, end, mul, K1)[2])
-            else:
-                with T.If(size <= 32):
-                    with T.Then():
-                        give(_middle(text, begin, end, mul, K1)[2])
-                    with T.Else(), T.If(size <= 64):
-                        with T.Then():
-                            a, y, z = _middle(text, begin, end, mul, K2)
-                            e, f = held(fetch(text, begin + 16) * mul), fetch(text, begin + 24)
-                            g = held((y + fetch(text, end - 32)) * mul)
-                            h = held((z + fetch(text, end - 24)) * mul)
-                            give(mix(rotate(e + f, 43) + rotate(g, 30) + h, e + rotate(f + a, 18) + g, mul))
-                        with T.Else():
-                            _long(text, begin, size, out)
-
-
-def _middle(text: Any, begin: Expr, end: Expr, mul: Expr, first: int) -> tuple[Expr, Expr, Expr]:
-    """What lengths of 17 to 32 and of 33 to 64 have in common: (a, y, z), z being the hash of the former."""
-    a, b = held(fetch(text, begin) * word(first)), fetch(text, begin + 8)
-    c, d = held(fetch(text, end - 8) * mul), held(fetch(text, end - 16) * word(K2))
-    y = held(rotate(a + b, 43) + rotate(c, 30) + d)
-    return a, y, held(mix(y, a + rotate(b + word(K2), 18) + c, mul))
-
-
-def _long(text: Any, begin: Expr, size: Expr, out: Any) -> None:
-    """More than 64 bytes: a state of seven words, 64 bytes at a time, the last 64 over again."""
-    state = T.alloc_buffer((7,), "uint64", scope="local")  # x, y, z, v, w
-
-    def put(*values: Expr) -> None:
-        for place, value in enumerate(values):
-            T.buffer_store(state, value, [place])
-
-    def weak(at: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-        w, x, y, z = (fetch(text, at + step) for step in (0, 8, 16, 24))
-        first = held(a + w)
-        turned = rotate(b + first + z, 21)
-        third = held(first + x + y)
-        return held(third + z), held(rotate(third, 44) + turned + first)
-
-    def block(at: Expr, mul: Expr, factor: int) -> None:
-        x, y, z, v0, v1, w0, w1 = (held(state[place]) for place in range(7))
-        x = held(rotate(x + y + v0 + fetch(text, at + 8), 37) * mul)
-        y = held(rotate(y + v1 + fetch(text, at + 48), 42) * mul)
-        x = held(T.bitwise_xor(x, w1 * word(factor)))
-        y = held(y + v0 * word(factor) + fetch(text, at + 40))
-        z = held(rotate(z + w0, 33) * mul)
-        v = weak(at, held(v1 * mul), held(x + w0))
-        w = weak(at + 32, held(z + w1), held(y + fetch(text, at + 16)))
-        put(z, y, x, *v, *w)
-
-    y = (81 * K1 + 113) & ((1 << 64) - 1)
-    mixed = (y * K2 + 113) & ((1 << 64) - 1)
-    start = 81 * K2 & ((1 << 64) - 1)
-    zero = word(0)
-    put(word(start) + fetch(text, begin), word(y), word((mixed ^ mixed >> 47) * K2 & ((1 << 64) - 1)), *[zero] * 4)
-    with T.serial(0, T.shift_right(size - 1, 6)) as number:
-        block(held(begin + number * 64), word(K1), 1)
-    mul = held(word(K1) + T.shift_left(T.bitwise_and(state[2], word(0xFF)), word(1)))
-    T.buffer_store(state, state[5] + u64(T.bitwise_and(size - 1, 63)), [5])
-    T.buffer_store(state, state[3] + state[5], [3])
-    T.buffer_store(state, state[5] + state[3], [5])
-    block(held(begin + size - 64), mul, 9)
-    x, y, z, v0, v1, w0, w1 = (held(state[place]) for place in range(7))
-    left = held(mix(v0, w0, mul) + shift_mix(y) * word(K0) + z)
-    T.buffer_store(out, mix(left, held(mix(v1, w1, mul) + x), mul), [0])
 
 
 def eight_digits(value: Expr) -> Expr:
@@ -171,7 +36,7 @@ def decimal(value: Expr, digits: Any) -> tuple[Expr, Expr]:
     """Writes an int64 as decimal digits to the end of scratch (DIGITS,): where they begin, and how many."""
     value = held(value)
     negative = T.bind(value < T.int64(0))
-    size = held(u64(T.Select(negative, T.int64(0) - value, value)))  # right for -2**63 as well, as an unsigned one
+    size = held(T.Select(negative, add(T.bitwise_not(u64(value)), word(1)), u64(value)))
     upper = held(T.floordiv(size, word(10**8)))
     top = held(T.floordiv(upper, word(10**8)))
     words = [eight_digits(part) for part in (top, upper - top * word(10**8), size - upper * word(10**8))]
@@ -208,8 +73,8 @@ def tokens(text: Any, begin: Expr, end: Expr, separator: Expr, wanted: Expr) -> 
     32 bytes at a time are compared with the separator; the end counts as one. Blocks that would pass the end of all
     texts are read byte by byte.
     """
-    at = T.alloc_buffer((2,), "int32", scope="local")  # where the token and the block begin
-    found = T.alloc_buffer((1,), "uint32", scope="local")  # separators of the block that are left
+    at = T.alloc_buffer((2,), "int32", scope="global")  # where the token and the block begin
+    found = T.alloc_buffer((1,), "uint32", scope="global")  # separators of the block that are left
     T.buffer_store(at, begin, [0])
     T.buffer_store(at, begin, [1])
     with T.While(T.And(at[1] <= end, wanted)):
@@ -252,8 +117,8 @@ def number(text: Any, begin: Expr, size: Expr, powers: Any, out: Any, valid: Any
 
     Seventeen digits count; those and the power of ten are exact to a unit of float64's last place or two.
     """
-    at, exponent, seen, power = (T.alloc_buffer((1,), "int32", scope="local") for _ in range(4))
-    digits = T.alloc_buffer((1,), "int64", scope="local")
+    at, exponent, seen, power = (T.alloc_buffer((1,), "int32", scope="global") for _ in range(4))
+    digits = T.alloc_buffer((1,), "int64", scope="global")
     end = held(begin + size)
 
     def here() -> Expr:

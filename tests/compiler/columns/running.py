@@ -40,10 +40,11 @@ class Compiled:
     """One point's kernel of a description's first input."""
 
     def __init__(
-        self, description: Description, point: Point, isa: frozenset[str] | None = None, mcpu: str = ""
-    ) -> None:
+        self, description: Description, point: Point, isa: frozenset[str] | None = None, mcpu: str = "",
+        tables: Mapping[str, NDArray[np.float32]] | None = None,
+    ) -> None:  # fmt: skip
         self.description, self.joined = description, description.inputs[0]
-        self.plan = plan(description, self.joined)
+        self.plan = plan(description, self.joined, tables)
         self.spec = layer(self.joined.name, self.plan, 64)
         kernel = Columns().build(self.spec, point, isa or features())
         target = tvm.target.Target(tvm_target() | ({"mcpu": mcpu} if mcpu else {}))
