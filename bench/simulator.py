@@ -20,7 +20,8 @@ import msgspec
 from veltair.machine import environment
 from veltair.scheduler.policies import POLICIES
 from veltair.simulate import machines
-from veltair.simulate.command import DEFAULT_MACHINE, models
+from veltair.simulate.command import DEFAULT_MACHINE
+from veltair.simulate.profiles import subjects
 from veltair.simulate.run import Simulation
 from veltair.simulate.scenario import Scenario, read_scenario
 
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     scenario, machine = read_scenario(MIX), machines.load(DEFAULT_MACHINE)
-    known = models(scenario, machine, None)
+    known = subjects(scenario, machine)
     load = msgspec.structs.replace(scenario.load, queries=args.queries)
     rows = []
     for policy in args.policies:

@@ -80,7 +80,7 @@ def probe_counters(cores: CoreSet) -> dict[str, Any]:
 def interference(counters: dict[str, Any]) -> dict[str, str]:
     """The source that the engine's scheduler takes the interference level from, and why."""
     cause = (
-        "the L3 counters work, but a level needs a model fitted to them (veltair profile --fit-proxy, server.counter_model)"
+        "the L3 counters work, but a level needs a model of them: veltair profile --fit-proxy, server.counter_model"
         if counters["available"]
         else "there are no usable hardware counters"
     )

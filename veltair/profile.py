@@ -125,12 +125,12 @@ def _timed(query: Callable[[], object], window_ns: int) -> float:
 def simulated(path: Path, name: str) -> list[Sample]:
     """The scenario's models on a machine model, beside co-runners as `live` has them."""
     from veltair.simulate.calibration import calibrate
-    from veltair.simulate.command import models
+    from veltair.simulate.profiles import subjects
     from veltair.simulate.run import Simulation
     from veltair.simulate.scenario import read_scenario
 
     model, scenario = machines.load(name), read_scenario(path)
-    known = Simulation(scenario, model, models(scenario, model, None))
+    known = Simulation(scenario, model, subjects(scenario, model))
     profiles = {name: by_batch[0] for name, by_batch in known.profiles.items()}
     return calibrate(model, known.machine, profiles, known.paces)
 

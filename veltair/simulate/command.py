@@ -16,10 +16,9 @@ from rich.progress import Progress, TimeRemainingColumn
 
 from veltair.errors import ConfigError
 from veltair.scheduler.policies import POLICIES
-from veltair.simulate import layers, machines
-from veltair.simulate.machines import MachineModel
+from veltair.simulate import machines
 from veltair.simulate.peak import WIDTH, Probe, find_peak, probe
-from veltair.simulate.profiles import Simulated, simulated
+from veltair.simulate.profiles import subjects
 from veltair.simulate.report import Result, print_results, result
 from veltair.simulate.run import Simulation
 from veltair.simulate.scenario import MOST_QUERIES, Scenario, read_scenario
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     seeds = range(scenario.load.seed, scenario.load.seed + args.seeds)
     if args.log is not None and (args.find_peak or len(policies) > 1 or len(seeds) > 1):
         raise ConfigError("--log: expected a single run: one policy, --seeds 1 and no --find-peak")
-    simulation = Simulation(scenario, model, models(scenario, model, args.cores), args.cores)
+    simulation = Simulation(scenario, model, subjects(scenario, model, cores=args.cores), args.cores)
     notes = Console(stderr=True, markup=False, highlight=False)
     with ExitStack() as stack:
         log = None if args.log is None else stack.enter_context(_opened(args.log))
@@ -111,15 +110,6 @@ def _to_come(probes: Sequence[Probe]) -> int:
     if not low or not high:
         return 1 + ceil(log2(1 / WIDTH))
     return max(0, ceil(log2((high - low) / (WIDTH * low))))
-
-
-def models(scenario: Scenario, model: MachineModel, cores: int | None) -> dict[str, list[Simulated]]:
-    """The tenants' models on a machine model; of a model with several targets the tightest counts."""
-    qos_ns: dict[str, int] = {}
-    for tenant in scenario.tenants:
-        qos_ns[tenant.model] = min(tenant.target_ns, qos_ns.get(tenant.model, tenant.target_ns))
-    known = simulated([layers.load(name) for name in qos_ns], model, qos_ns, cores=cores)
-    return {name: [each] for name, each in known.items()}
 
 
 def _policies(text: str) -> list[str]:

@@ -11,7 +11,8 @@ that are best alone, so that a level means the same pressure in every profile of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,12 @@ from numpy.typing import NDArray
 from veltair.compiler import frontier
 from veltair.compiler.frontier import Candidate
 from veltair.errors import ConfigError
+from veltair.simulate import layers
 from veltair.simulate.layers import LayerShape, ModelShape
 from veltair.simulate.machines import MachineModel
+from veltair.simulate.measured import of_artifact
 from veltair.simulate.roofline import ModelWork, Table, under_pressure_ns
+from veltair.simulate.scenario import Scenario
 from veltair.simulate.tilings import Tilings, tilings
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile, TensorSpec
 
@@ -43,6 +47,28 @@ class _Layer:
     times_ns: Table  # (candidates, pressures, cores)
 
 
+def subjects(
+    scenario: Scenario, machine: MachineModel, *, cores: int | None = None, versions: int = frontier.VERSIONS
+) -> dict[str, list[Simulated]]:
+    """The models of a scenario's tenants, by name and ascending by batch: artifacts as they were measured, models of
+    the zoo as `simulated` has them; of a model with several targets the tightest counts.
+    """
+    qos_ns: dict[str, int] = {}
+    for tenant in scenario.tenants:
+        qos_ns[tenant.model] = min(tenant.target_ns, qos_ns.get(tenant.model, tenant.target_ns))
+    count = len(machine.machine(cores).cores)
+    found: dict[str, list[Simulated]] = {}
+    for model in qos_ns:
+        if "/" in model:
+            known = of_artifact(Path(model), machine, count)
+            found[model] = [Simulated(replace(profile, model=model), work) for profile, work in known]
+    shapes = [layers.load(model) for model in qos_ns if model not in found]
+    if shapes:
+        analytic = simulated(shapes, machine, qos_ns, cores=cores, versions=versions)
+        found |= {model: [each] for model, each in analytic.items()}
+    return found
+
+
 def simulated(
     shapes: Sequence[ModelShape],
     machine: MachineModel,
@@ -61,10 +87,10 @@ def simulated(
         raise ConfigError(f"versions: expected at least 1, got {versions}")
     count = len(machine.machine(cores).cores)
     known: dict[tuple[object, ...], _Layer] = {}
-    layers = {s.model: [_layer(shape, machine, count, known) for shape in s.layers] for s in shapes}
-    levels = _levels([layer for of_model in layers.values() for layer in of_model])
+    by_model = {s.model: [_layer(shape, machine, count, known) for shape in s.layers] for s in shapes}
+    levels = _levels([layer for of_model in by_model.values() for layer in of_model])
     return {
-        shape.model: _simulate(shape, layers[shape.model], levels, machine, qos_ns[shape.model], versions)
+        shape.model: _simulate(shape, by_model[shape.model], levels, machine, qos_ns[shape.model], versions)
         for shape in shapes
     }
 
@@ -79,9 +105,9 @@ def _layer(shape: LayerShape, machine: MachineModel, cores: int, known: dict[tup
     return known[key]
 
 
-def _work(model: str, layers: Sequence[tuple[LayerShape, Tilings, Sequence[int]]]) -> ModelWork:
+def _work(model: str, chosen_of: Sequence[tuple[LayerShape, Tilings, Sequence[int]]]) -> ModelWork:
     """Stacks the chosen candidates of each layer; missing versions take for ever."""
-    chosen = [(t, np.asarray(at)) for _, t, at in layers]
+    chosen = [(t, np.asarray(at)) for _, t, at in chosen_of]
     most = max(len(at) for _, at in chosen)
 
     def stacked(field: str, missing: float) -> Table:
@@ -100,14 +126,14 @@ def _work(model: str, layers: Sequence[tuple[LayerShape, Tilings, Sequence[int]]
         remote_bytes=stacked("remote_bytes", 0.0),
         need_bytes=need,
         dram_bytes=moved,
-        flops=np.array([shape.flops for shape, _, _ in layers], float),
+        flops=np.array([shape.flops for shape, _, _ in chosen_of], float),
     )
 
 
-def _levels(layers: Sequence[_Layer]) -> tuple[float, ...]:
+def _levels(known: Sequence[_Layer]) -> tuple[float, ...]:
     """The interference level of each pressure."""
     slowdowns = []
-    for layer in layers:
+    for layer in known:
         alone = layer.times_ns[:, 0]
         best = alone.argmin(axis=0)
         columns = np.arange(alone.shape[1])
@@ -118,15 +144,15 @@ def _levels(layers: Sequence[_Layer]) -> tuple[float, ...]:
 
 def _simulate(
     shape: ModelShape,
-    layers: Sequence[_Layer],
+    of_model: Sequence[_Layer],
     levels: tuple[float, ...],
     machine: MachineModel,
     qos_ns: int,
     versions: int,
 ) -> Simulated:
-    shares = frontier.layer_qos_ns([int(layer.times_ns[:, 0].min()) for layer in layers], qos_ns)
-    chosen = [_choose(layer, share, versions) for layer, share in zip(layers, shares, strict=True)]
-    works = [(s, layer.candidates, at) for s, layer, at in zip(shape.layers, layers, chosen, strict=True)]
+    shares = frontier.layer_qos_ns([int(layer.times_ns[:, 0].min()) for layer in of_model], qos_ns)
+    chosen = [_choose(layer, share, versions) for layer, share in zip(of_model, shares, strict=True)]
+    works = [(s, layer.candidates, at) for s, layer, at in zip(shape.layers, of_model, chosen, strict=True)]
     work = _work(shape.model, works)
     rising = [i for i in range(len(levels)) if i == 0 or levels[i] > max(levels[:i])]
     tables = [
@@ -144,7 +170,7 @@ def _simulate(
             )
             for number, at in enumerate(ats)
         )
-        for index, (layer, ats) in enumerate(zip(layers, chosen, strict=True))
+        for index, (layer, ats) in enumerate(zip(of_model, chosen, strict=True))
     ]
     item = machine.element_bytes
     described = tuple(_described(index, s, item) for index, s in enumerate(shape.layers))

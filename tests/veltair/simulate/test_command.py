@@ -13,7 +13,7 @@ import pytest
 from veltair.cli import main
 from veltair.scheduler.replay import replay
 from veltair.simulate import machines
-from veltair.simulate.command import models
+from veltair.simulate.profiles import subjects
 from veltair.simulate.run import Simulation
 from veltair.simulate.scenario import read_scenario
 
@@ -77,7 +77,7 @@ def test_the_log_replays_to_the_same_decisions(capsys, scenario, tmp_path):
     log = tmp_path / "log.jsonl"
     assert simulate(capsys, scenario, "--cores", 8, "--seeds", 1, "--log", log)[0] == 0
     read, model = read_scenario(scenario), machines.load("threadripper-3990x")
-    simulation = Simulation(read, model, models(read, model, 8), 8)
+    simulation = Simulation(read, model, subjects(read, model, cores=8), 8)
     assert replay(simulation.scheduler("veltair"), log.read_text().splitlines()) > 60
 
 
