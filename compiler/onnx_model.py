@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import helper
 
+from veltair.compiler.onnx_simplify import said, saved, simplified
 from veltair.compiler.onnx_tensors import all_nodes, check_tensors, take_tables, type_name
 from veltair.errors import ModelError
 from veltair.machine import memory_bytes
@@ -62,15 +62,16 @@ def load(path: Path, max_batch: int | None = None) -> OnnxModel:
     _name_nodes(proto)
     _check_nodes(proto, path)
     check_tensors(proto, path)
-    tables = take_tables(proto, path)
-    dynamic = _is_dynamic(proto, path)
-    proto = _up_to_date(proto, path)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    limit = _max_batch(metadata, max_batch, path) if dynamic else 1
-    _check_sizes(_inferred(proto, limit, path, strict=False), path)
-    simple = _simplified(proto, path)
+    with tempfile.TemporaryDirectory(prefix="veltair-") as folder:
+        tables = take_tables(proto, path, Path(folder))
+        dynamic = _is_dynamic(proto, path)
+        proto = _up_to_date(proto, path, Path(folder))
+        limit = _max_batch(metadata, max_batch, path) if dynamic else 1
+        _check_sizes(_inferred(proto, limit, path, strict=False), path)
+        simple, constants = simplified(proto, path, Path(folder))
     values = _shapes(simple, dynamic, path)
-    constants = {t.name: numpy_helper.to_array(t) for t in simple.graph.initializer} | tables
+    constants |= tables
     for name, array in constants.items():
         values[name] = TensorSpec(name, str(array.dtype), array.shape)
     _name_nodes(simple)
@@ -134,18 +135,19 @@ def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
             raise ModelError(f"{where}: operator {node.op_type} is in training mode; expected a model for inference")
 
 
-def _up_to_date(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    """Checked by ONNX's own checker, of opset 17 or newer, constants no longer listed as inputs."""
+def _up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelProto:
+    """Checked by ONNX's own checker, of opset 17 or newer, constants no longer listed as inputs; large ones move to
+    the folder."""
     version = next(o.version for o in proto.opset_import if o.domain in STANDARD)
     try:
         if any(not output.type.tensor_type.HasField("shape") for output in proto.graph.output):
             # An output may come without its shape, which the checker does not like.
             proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True)
-        onnx.checker.check_model(proto)
+        onnx.checker.check_model(str(saved(proto, folder / "checked.onnx")))
         if version < OPSET:
             proto = onnx.version_converter.convert_version(proto, OPSET)
     except Exception as error:
-        raise ModelError(f"{path}: {_said(error)}") from None
+        raise ModelError(f"{path}: {said(error)}") from None
     proto.ir_version = max(proto.ir_version, 8)  # below 4, a constant had to be an input as well
     constants = {t.name for t in proto.graph.initializer}
     inputs = [i for i in proto.graph.input if i.name not in constants]
@@ -191,22 +193,6 @@ def _check_sizes(known: Known, path: Path) -> None:
             raise ModelError(f"{path}: tensor {name!r} of shape {shape} is larger than this machine's memory")
 
 
-def _simplified(proto: onnx.ModelProto, path: Path) -> onnx.ModelProto:
-    with tempfile.TemporaryDirectory(prefix="veltair-") as folder:
-        out = Path(folder) / "simple.onnx"
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        options.optimized_model_filepath = str(out)
-        options.log_severity_level = 4
-        options.intra_op_num_threads = 1
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        try:
-            ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-            return onnx.load(str(out))
-        except Exception as error:
-            raise ModelError(f"{path}: {_said(error)}") from None
-
-
 def _shapes(proto: onnx.ModelProto, dynamic: bool, path: Path) -> dict[str, TensorSpec]:
     """Every tensor's type and shape."""
     small = _inferred(proto, BATCHES[0], path)
@@ -230,7 +216,7 @@ def _inferred(proto: onnx.ModelProto, batch: int, path: Path, strict: bool = Tru
     try:
         found = onnx.shape_inference.infer_shapes(_outline(proto, batch), strict, strict, data_prop=True)
     except Exception as error:
-        raise ModelError(f"{path}: {_said(error)}") from None
+        raise ModelError(f"{path}: {said(error)}") from None
     known: Known = {}
     for value in (*found.graph.value_info, *found.graph.output, *found.graph.input):
         tensor = value.type.tensor_type
@@ -253,7 +239,7 @@ def _outline(proto: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     graph, small = proto.graph, []
     inputs = {i.name: i for i in graph.input}
     for tensor in graph.initializer:
-        if tensor.ByteSize() <= SHAPE_BYTES:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() <= SHAPE_BYTES:
             small.append(tensor)
         elif tensor.name not in inputs:
             inputs[tensor.name] = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
@@ -290,11 +276,3 @@ def _check_values(proto: onnx.ModelProto, values: Mapping[str, TensorSpec], path
                 raise ModelError(f"{where}: operator {node.op_type} gives {spec.dtype}; expected float32 or integers")
             if 0 in spec.shape:
                 raise ModelError(f"{where}: operator {node.op_type} gives an empty tensor of shape {spec.shape}")
-
-
-def _said(error: Exception) -> str:
-    """What ONNX or ONNX Runtime says, in one line, without the places in their sources."""
-    text = " ".join(str(error).split())
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
-    text = re.sub(r"/\S+\.(?:h|cc):\d+ .*?\) (?=[A-Z])", "", text)
-    return text[:300] or type(error).__name__

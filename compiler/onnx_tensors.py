@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import onnx
@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from veltair.errors import ModelError
 
+MAPPED_BYTES = 1 << 20  # constants from here on stay in files
 TABLE_BYTES = 1 << 20  # a constant from here on, read by Gather alone, is a table
 TYPES = frozenset(
     {
@@ -68,11 +69,11 @@ def size_bytes(tensor: TensorProto) -> int:
     return int(math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
-def take_tables(proto: onnx.ModelProto, path: Path) -> dict[str, NDArray[Any]]:
+def take_tables(proto: onnx.ModelProto, path: Path, folder: Path) -> dict[str, NDArray[Any]]:
     """Turn tables into inputs of the graph and return them, mapped where they are external.
 
-    Every other external tensor is read, and initializers that nobody uses are dropped: ONNX Runtime stumbles over
-    some of them. `check_tensors` comes first.
+    Every other external tensor is read, or copied into a file in the folder where it is large, and initializers that
+    nobody uses are dropped: ONNX Runtime stumbles over some of them. `check_tensors` comes first.
     """
     graph = proto.graph
     elsewhere = {o.name for o in graph.output} | {n for node in graph.node for n in _captured(node)}
@@ -95,9 +96,10 @@ def take_tables(proto: onnx.ModelProto, path: Path) -> dict[str, NDArray[Any]]:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     del graph.initializer[:]
     graph.initializer.extend(kept)
-    for tensor in _tensors(proto):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            _read(tensor, path)
+    with (folder / "external.weights").open("wb") as copies:
+        for tensor in _tensors(proto):
+            if tensor.data_location == TensorProto.EXTERNAL:
+                _read(tensor, path, copies)
     return tables
 
 
@@ -112,13 +114,20 @@ def _table(tensor: TensorProto, path: Path) -> NDArray[Any]:
         raise ModelError(f"{path}: tensor {tensor.name!r}: its data does not fill {list(tensor.dims)}") from None
 
 
-def _read(tensor: TensorProto, path: Path) -> None:
+def _read(tensor: TensorProto, path: Path, copies: BinaryIO) -> None:
     file, offset, length = _place(tensor, path)
+    del tensor.external_data[:]
     with file.open("rb") as stream:
         stream.seek(offset)
-        tensor.raw_data = stream.read(length)
-    del tensor.external_data[:]
-    tensor.data_location = TensorProto.DEFAULT
+        if length < MAPPED_BYTES:
+            tensor.raw_data = stream.read(length)
+            tensor.data_location = TensorProto.DEFAULT
+            return
+        entries = {"location": Path(copies.name).name, "offset": copies.tell(), "length": length}
+        for key, value in entries.items():
+            tensor.external_data.add(key=key, value=str(value))
+        for start in range(0, length, MAPPED_BYTES):
+            copies.write(stream.read(min(MAPPED_BYTES, length - start)))
 
 
 def _place(tensor: TensorProto, path: Path) -> tuple[Path, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -336,3 +337,21 @@ def test_an_asked_batch_below_one(tmp_path: Path) -> None:
     proto = model([node("Relu", "x", "y")], [port("x", ("n", 4))], [port("y", ("n", 4))])
     with pytest.raises(ModelError, match="at least 1, got 0"):
         load(saved(tmp_path, proto), 0)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_large_constants_stay_in_files_and_are_right(tmp_path: Path, apart: bool) -> None:
+    weight = np.random.default_rng(5).standard_normal((600, 700)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Add", ["a", "b"], ["y"])]
+    constants = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(weight[0], "b")]
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, d]) for n, d in (("x", 600), ("y", 700))]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], constants)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=apart, location="m.weights")
+    loaded = load(tmp_path / "m.onnx")
+    (found,) = (a for a in loaded.initializers.values() if a.shape == weight.shape)
+    assert np.array_equal(found, weight)
+    owner: Any = found
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    assert isinstance(owner.obj if isinstance(owner, memoryview) else owner, mmap.mmap)
