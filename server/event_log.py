@@ -33,7 +33,9 @@ class Setup(msgspec.Struct, frozen=True):
         """A fresh one. `artifacts`: one for each tenant, in order."""
         tenants, profiles = tenants_and_profiles(self.tenants, artifacts)
         fitted = self.counter_model
-        proxy = fitted and CounterModel(fitted.constant, fitted.per_miss_rate, fitted.per_access_per_ns)
+        proxy = None
+        if fitted is not None:
+            proxy = CounterModel(fitted.constant, fitted.per_miss_rate, fitted.per_access_per_ns)
         return Scheduler(self.machine, tenants, profiles, self.policy, self.workers, proxy=proxy)
 
 
