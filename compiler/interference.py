@@ -102,7 +102,7 @@ def this_memory(cores: Sequence[CoreId]) -> Memory:
     return Memory(l2, llc, _streamed(cores, near), _streamed(cores, far))
 
 
-def _streamed(cores: Sequence[CoreId], size: int, windows: int = 5, window_ns: int = 40_000_000) -> float:
+def _streamed(cores: Sequence[CoreId], size: int, windows: int = 10, window_ns: int = 40_000_000) -> float:
     """Bytes a nanosecond that each of the cores reads from a buffer of its own of `size` bytes, all at once.
 
     The best of a few windows: what else runs now does not count.
