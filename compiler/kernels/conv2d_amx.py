@@ -13,6 +13,7 @@ rows a step, so that it costs next to nothing where there are products enough.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -84,10 +85,10 @@ class Conv2dAmx:
         lines = -(-unit // stacks) if point["ahead"] else 0
         once = mode == "tall"
         distance = AHEAD_STEPS * unit * DEPTH if once else 0
-        # A power of two of outputs is finished at each of the last steps, so that it comes out even.
-        late = LATE_STEPS * (1 if steps > 3 * LATE_STEPS else 4)
-        rows = next(n for n in (1, 2, 4, 8, 16, 32, 64) if n * min(late, steps) >= outputs)
-        finishing = steps - outputs // rows
+        # The last steps of long reductions finish the sums before, as many at each; code of the others is kept short.
+        tail = depth if steps <= 3 * LATE_STEPS else -(-LATE_STEPS // (kh * columns))
+        rows = -(-outputs // (tail * kh * columns))
+        finishing = tail * kh * columns - -(-outputs // rows)
 
         def body(X: Any, *rest: Any) -> None:
             residual = rest[0] if len(spec.inputs) > 1 else None
@@ -109,28 +110,34 @@ class Conv2dAmx:
                             T.buffer_store(dense, value, [image, block, u, v, row * ow + column, T.ramp(0, 1, DEPTH)])
                 return dense
 
-            def products(source: Any, image: Expr, nth: Expr, stack: Expr, between: Callable[[Expr], None]) -> None:
+            def products(source: Any, image: Expr, nth: Expr, stack: Expr, between: Callable[[int], None]) -> None:
                 """Sums of a stack of outputs x a unit of channels in the accumulators; `between(k)` makes code for
-                behind step k."""
+                behind the kth of the steps that finish those before."""
                 for register in range(4):
                     amx("tilezero", T.uint8(register))
-                with T.grid(depth, kh) as (step, u):
-                    for v in range(columns):
-                        k = T.bind((step * kh + u) * columns + v)
-                        for line in range(lines):
-                            at = ((stack * steps + k) * lines + line) * DEPTH
-                            prefetch(W[nth + (0 if once else channels), 0, 0, 0, 0, 0, 0, at + distance])
-                        block = first_block(nth * unit // BLOCK) + step
-                        right = [T.address_of(W[nth, step, u, v, tile, 0, 0, 0]) for tile in range(width)]
-                        for tile, first in enumerate(right):
-                            amx("tileloadd64", T.uint8(8 - width + tile), first, T.int64(64))
-                        for tile in range(height):
-                            first = cover.address(source, image, block, u, v, stack, tile)
-                            left = T.uint8(4 + tile % (4 - width))
-                            amx("tileloadd64", left, first, T.int64(cover.stride_bytes))
-                            for other in range(width):
-                                amx("tdpbf16ps", T.uint8(tile * width + other), left, T.uint8(8 - width + other))
-                        between(k)
+
+                def one(step: Expr, u: Expr, v: int) -> None:
+                    for line in range(lines):
+                        at = ((stack * steps + (step * kh + u) * columns + v) * lines + line) * DEPTH
+                        prefetch(W[nth + (0 if once else channels), 0, 0, 0, 0, 0, 0, at + distance])
+                    for tile in range(width):
+                        first = T.address_of(W[nth, step, u, v, tile, 0, 0, 0])
+                        amx("tileloadd64", T.uint8(8 - width + tile), first, T.int64(64))
+                    block = first_block(nth * unit // BLOCK) + step
+                    for tile in range(height):
+                        left = T.uint8(4 + tile % (4 - width))
+                        first = cover.address(source, image, block, u, v, stack, tile)
+                        amx("tileloadd64", left, first, T.int64(cover.stride_bytes))
+                        for other in range(width):
+                            amx("tdpbf16ps", T.uint8(tile * width + other), left, T.uint8(8 - width + other))
+
+                if depth > tail:
+                    with T.grid(depth - tail, kh) as (step, u):
+                        for v in range(columns):
+                            one(step, u, v)
+                for k, (step, u, v) in enumerate(product(range(depth - tail, depth), range(kh), range(columns))):
+                    one(step, u, v)
+                    between(k - finishing)
 
             def finish(image: Expr, nth: Expr, stack: Expr, n: Expr, sums: Any) -> None:
                 """The nth output of a stack."""
@@ -144,9 +151,10 @@ class Conv2dAmx:
                     values = [value + more for value, more in zip(values, added, strict=True)]
                 where = (image, block, row + y.halo.top, column + y.halo.left)
                 if len(values) == 1:
-                    store(Y, activate(values[0], activation), *where, lane)
+                    store(Y, activate(values[0], activation, rough=True), *where, lane)
                     return
-                low, high = (activate(value, "none" if activation == "relu" else activation) for value in values)
+                early = "none" if activation == "relu" else activation
+                low, high = (activate(value, early, rough=True) for value in values)
                 narrow = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"  # the second operand lands below
                 bits = T.reinterpret("int16x32", T.call_llvm_pure_intrin("bfloat16x32", narrow, high, low))
                 if activation == "relu":
@@ -168,10 +176,11 @@ class Conv2dAmx:
                 with T.serial(0, count) as nth:
                     earlier = place(nth - 1)
 
-                    def between(k: Expr) -> None:
-                        with when(T.And(nth > 0, k >= finishing)):
-                            for r in range(rows):
-                                finish(image, *earlier, (k - finishing) * rows + r, sums)
+                    def between(k: int) -> None:
+                        if k >= 0:
+                            with when(nth > 0):
+                                for n in range(k * rows, min(k * rows + rows, outputs)):
+                                    finish(image, *earlier, n, sums)
 
                     products(source, image, *place(nth), between)
                     for register in range(4):

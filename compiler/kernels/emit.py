@@ -105,11 +105,13 @@ def whole(value: int) -> Expr:
     return T.broadcast(T.uint32(value), LANES)
 
 
-def activate(value: Expr, activation: str) -> Expr:
+def activate(value: Expr, activation: str, rough: bool = False) -> Expr:
     """The activation function at the end of an epilogue.
 
     "none", "relu", "clip:low:high", "leaky:slope", "elu:alpha", "sigmoid", "hardsigmoid:alpha:beta", "tanh", "gelu"
     (by erf), "gelu-tanh", or "gated-…": the value times one of these of it.
+
+    rough: the result is rounded to bfloat16, on a CPU with AVX-512.
     """
     from veltair.compiler.kernels import vectormath as vm  # which is written in this vocabulary
 
@@ -117,7 +119,7 @@ def activate(value: Expr, activation: str) -> Expr:
     parameters = [splat(float(number)) for number in numbers]
     value = T.bind(value)
     if kind.startswith("gated-"):
-        return value * activate(value, activation.removeprefix("gated-"))
+        return value * activate(value, activation.removeprefix("gated-"), rough)
     if kind == "relu":
         return T.max(value, splat(0.0))
     if kind == "clip":
@@ -133,6 +135,8 @@ def activate(value: Expr, activation: str) -> Expr:
         return (value * splat(0.5)) * (splat(1.0) + vm.erf(value * splat(0.5**0.5)))
     if kind == "gelu-tanh":
         return value * vm.sigmoid((value + value * value * value * splat(0.044715)) * splat(2 * (2 / pi) ** 0.5))
+    if kind == "sigmoid" and rough:
+        return vm.rough_sigmoid(value)
     if kind in ("sigmoid", "tanh"):
         return {"sigmoid": vm.sigmoid, "tanh": vm.tanh}[kind](value)
     return value

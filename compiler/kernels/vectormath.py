@@ -22,6 +22,8 @@ LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first has few bits: n * L
 ROUND = 12582912.0 + 126.0  # 1.5 * 2**23 + 126
 # 2 * (e**r - 1 - r) / r**2 on [-ln 2 / 2, ln 2 / 2] (Cephes), highest power first.
 EXP = (2 * 1.9875691500e-4, 2 * 1.3981999507e-3, 2 * 8.3334519073e-3, 2 * 4.1665795894e-2, 2 * 1.6666665459e-1, 1.0)
+# 2**f on [-1/2, 1/2] with a relative error of 8e-5, highest power first.
+EXP2 = (0.0551713905, 0.2426111075, 0.6932610373, 0.9999280754)
 # (log(1 + r) - r + r**2 / 2) / r**3 on [sqrt(1/2) - 1, sqrt(2) - 1] (Cephes).
 LOG = (
     7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
@@ -91,6 +93,17 @@ def tanh(x: Expr) -> Expr:
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + e**-x)."""
     return T.bind(T.Div(splat(1.0), splat(1.0) + exp(splat(0.0) - x)))
+
+
+def rough_sigmoid(x: Expr) -> Expr:
+    """The same with a relative error below 2e-4, for what is rounded to bfloat16: a third of the time. AVX-512."""
+    x = T.bind(T.min(splat(87.0), T.max(splat(-87.0), x)))
+    shifted = T.bind(T.call_llvm_pure_intrin("float32x16", "llvm.fma.v16f32", x, splat(-LOG2_E), splat(ROUND + 1.0)))
+    f = T.bind(x * splat(-LOG2_E) - (shifted - splat(ROUND + 1.0)))
+    power = T.reinterpret("float32x16", T.shift_left(_bits(shifted), _whole(23)))
+    sum_ = T.bind(_polynomial(f, EXP2) * power + splat(1.0))
+    inverse = "llvm.x86.avx512.rcp14.ps.512"
+    return T.bind(T.call_llvm_pure_intrin("float32x16", inverse, sum_, sum_, T.int16(-1)))
 
 
 def sum_lanes(x: Expr) -> Expr:

@@ -111,3 +111,12 @@ def test_lanes_are_combined(target: Any) -> None:
     np.testing.assert_allclose(run(target, vectormath.sum_lanes, x, 1), rows.sum(1), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(run(target, vectormath.max_lanes, x, 1), rows.max(1))
     np.testing.assert_array_equal(run(target, vectormath.min_lanes, x, 1), rows.min(1))
+
+
+def test_a_rough_sigmoid_is_good_for_bfloat16() -> None:
+    if "avx512" not in machine.features():
+        pytest.skip("this CPU has no AVX-512")
+    x = everywhere(-86, 86)
+    found = run(tvm.target.Target(TARGETS["avx512"]), vectormath.rough_sigmoid, x).astype(np.float64)
+    expected = 1 / (1 + np.exp(-np.clip(x.astype(np.float64), -87, 87)))
+    np.testing.assert_allclose(found, expected, rtol=2e-4, equal_nan=True)
