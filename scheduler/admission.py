@@ -26,13 +26,14 @@ class Admission:
         grid: Sequence[float],
         machine_cores: int,
         planned_share: float,
+        split_by_ops: bool,
     ) -> None:
         if not 0 < planned_share <= 1:
             raise ConfigError(f"planned share of the QoS: expected above 0 and at most 1, got {planned_share}")
         self._planned_share = planned_share
         self.tenants = _by_name(tenants, profiles)
         self.costs = {  # by model, ascending by batch
-            model: [Costs(profile, grid, machine_cores) for profile in filled(by_batch)]
+            model: [Costs(profile, grid, machine_cores, split_by_ops=split_by_ops) for profile in filled(by_batch)]
             for model, by_batch in profiles.items()
         }
 

@@ -83,7 +83,7 @@ class _Kinds:
 
     def __init__(self, costs: Costs, qos_ns: int) -> None:
         self._costs = costs
-        self._whole = Budget(qos_ns, costs.time_work[-1], costs.time_work)
+        self._whole = Budget(qos_ns, costs.work[-1], costs.work)
         self._pieces: dict[int, _Piece] = {}
         rates = [self._cut(layer, layer + 1).bytes_per_ns for layer in range(costs.layers)]
         self.most = max(rates)

@@ -19,7 +19,7 @@ class Budget:
 
     qos_ns: int  # for all of `work_left`; never negative
     work_left: int
-    work: list[int]  # prefix sums over the layers (Costs.time_work or Costs.op_work)
+    work: list[int]  # prefix sums over the layers (Costs.work or Costs.time_work)
 
     def share_ns(self, start: int, stop: int) -> int:
         """The QoS of layers [start, stop): the sum of the layers' own."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from veltair.errors import ProfileError
 from veltair.types import CodeVersion, ModelProfile
 
+_NUMBER_BYTES = 4
 SOLO = 0  # the grid's first level is 1.0: running alone
 _FINEST_RATIO = 1.15  # neighbouring levels of the grid lie no further apart than this
 
@@ -62,13 +63,18 @@ class Costs:
         "cores",
         "layers",
         "least_ns",
-        "op_work",
         "prefix_ns",
         "profile",
         "time_work",
+        "work",
     )
 
-    def __init__(self, profile: ModelProfile, grid: Sequence[float], machine_cores: int) -> None:
+    def __init__(
+        self, profile: ModelProfile, grid: Sequence[float], machine_cores: int, *, split_by_ops: bool = False
+    ) -> None:
+        """`split_by_ops`: `work`, by which a model's QoS is split among its layers, is their operations, as in the
+        paper (Alg. 1 l. 3), at least one for each number that a layer moves; else the time that they take.
+        """
         _validate(profile)
         self.profile = profile
         self.layers = len(profile.layers)
@@ -94,10 +100,10 @@ class Costs:
         self._version: list[list[list[int]]] = which.transpose(0, 2, 1).tolist()  # [level][cores - 1][layer]
         self._solo_ns = [[version.latency.latency_ns[0] for version in of_layer] for of_layer in profile.versions]
 
-        # what a layer's share of the QoS is measured by, as prefix sums: profiled time (of one core, alone; on
-        # more cores every layer would be given exactly the time that it needs there), or the paper's op count
+        # As prefix sums. Time is of one core, alone: on more every layer would be given just what it needs there.
         self.time_work = [row[0] for row in self.prefix_ns[SOLO]]
-        self.op_work = _running_sum(layer.flops for layer in profile.layers)
+        ops = (max(layer.flops, layer.bytes // _NUMBER_BYTES, 1) for layer in profile.layers)
+        self.work = _running_sum(ops) if split_by_ops else self.time_work
         self.bytes = _running_sum(layer.bytes for layer in profile.layers)
 
     def time_ns(self, level: int, cores: int, start: int, stop: int) -> int:

@@ -56,7 +56,7 @@ class FixedBlocks(Policy):
 
     def _plan(self, costs: Costs, qos_ns: int, level: int, start: int) -> _Plan:
         stop = min(start - start % self._layers + self._layers, costs.layers)
-        share_ns = Budget(qos_ns, costs.time_work[-1], costs.time_work).share_ns(start, stop)
+        share_ns = Budget(qos_ns, costs.work[-1], costs.work).share_ns(start, stop)
         cores, held = costs.cores_for(level, start, stop, share_ns)
         time_ns = costs.time_ns(level, cores, start, stop)
         return _Plan(stop, cores, costs.versions(level, cores, start, stop), time_ns, not held)

@@ -41,12 +41,18 @@ class Plan:
 
 
 def explain(
-    profile: ModelProfile, machine: Machine, qos_ns: int, level: float = 1.0, load: Sequence[int] | int = ()
+    profile: ModelProfile,
+    machine: Machine,
+    qos_ns: int,
+    level: float = 1.0,
+    load: Sequence[int] | int = (),
+    *,
+    split_by_ops: bool = False,
 ) -> Plan:
     """The blocks of one query that finds the machine at this level and under this load.
 
     `load`: the other active queries' average needs (Avg_C), or their sum; both in cores. They and the level stay
-    as they are throughout.
+    as they are throughout. `split_by_ops`: layers have their QoS by operations (`Costs`).
     """
     cores = len(machine.cores)
     others = load if isinstance(load, int) else sum(load)
@@ -59,13 +65,13 @@ def explain(
         raise ConfigError(f"plan: expected a load of 0 cores or more, got {load}")
     grid = level_grid([profile])
     at = nearest_level(grid, level)
-    costs = Costs(profile, grid, cores)
+    costs = Costs(profile, grid, cores, split_by_ops=split_by_ops)
 
     blocks: list[PlannedBlock] = []
     conflict_prone: tuple[int, ...] = ()
     start = spent_ns = 0
     while start < costs.layers:
-        budget = Budget(max(0, qos_ns - spent_ns), costs.time_work[-1] - costs.time_work[start], costs.time_work)
+        budget = Budget(max(0, qos_ns - spent_ns), costs.work[-1] - costs.work[start], costs.work)
         avg_cores = costs.cores_for_rest(at, start, budget.qos_ns)
         extra = threshold(avg_cores, others + avg_cores, cores)
         bound = min(avg_cores + extra, costs.cores)

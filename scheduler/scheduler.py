@@ -64,12 +64,14 @@ class Scheduler:
         proxy: Proxy | None = None,
         planned_share: float = 1.0,
         grows_inside_layers: bool = False,
+        split_by_ops: bool = False,
     ) -> None:
         """`profiles`: by model name, ascending by batch. `proxy`: where the interference level comes from, by
         default the observed slowdown. `planned_share`: of each QoS target and deadline, what policies plan with;
         the rest is left for what no profile foresees. `grows_inside_layers`: whoever carries out the decisions
-        gives a block more cores at once, and not between two of its layers. Raises ConfigError, or ProfileError
-        for what is wrong in a profile.
+        gives a block more cores at once, and not between two of its layers. `split_by_ops`: the paper's policies
+        give layers their QoS by operations (`Costs`). Raises ConfigError, or ProfileError for what is wrong in a
+        profile.
         """
         cores = machine.cores
         if not cores or len(set(cores)) != len(cores):
@@ -77,7 +79,7 @@ class Scheduler:
         if workers < 0:
             raise ConfigError(f"workers: expected 0 or more, got {workers}")
         grid = level_grid(profile for by_batch in profiles.values() for profile in by_batch)
-        self._admission = admission = Admission(tenants, profiles, grid, len(cores), planned_share)
+        self._admission = admission = Admission(tenants, profiles, grid, len(cores), planned_share, split_by_ops)
         self._policy = make_policy(policy) if isinstance(policy, str) else policy
         self._proxy: Proxy = ObservedSlowdown() if proxy is None else proxy
         self.system = System(

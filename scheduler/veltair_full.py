@@ -15,14 +15,13 @@ class VeltairFull(Policy):
     few (a conflict); a query that waits for a worker comes last. Nothing is refused.
     """
 
-    def __init__(self, *, adapt_versions: bool = True, against_slack: bool = True, split_by_ops: bool = False) -> None:
+    def __init__(self, *, adapt_versions: bool = True, against_slack: bool = True) -> None:
         """`adapt_versions`: for the level of the moment, else those that are best alone (VELTAIR-AS).
         `against_slack`: Avg_C and the layers' QoS are those of the layers left against the time left, else
-        those of the whole model. `split_by_ops`: layer QoS by op count (the paper's), else by profiled time.
+        those of the whole model.
         """
         self._adapt_versions = adapt_versions
         self._against_slack = against_slack
-        self._split_by_ops = split_by_ops
 
     def next_step(self, system: System, now_ns: int) -> Step | None:
         if not system.free:
@@ -39,7 +38,7 @@ class VeltairFull(Policy):
     def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
         costs, start = progress.costs, progress.next_layer
         level = system.next_level(now_ns) if self._adapt_versions else SOLO  # Alg. 3 l. 10
-        work = costs.op_work if self._split_by_ops else costs.time_work
+        work = costs.work
         if self._against_slack:
             budget = Budget(max(0, progress.due_ns - now_ns), work[-1] - work[start], work)
             avg_cores = costs.cores_for_rest(level, start, budget.qos_ns)

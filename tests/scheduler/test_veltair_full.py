@@ -63,7 +63,7 @@ def test_the_static_form_does_not_look_at_the_clock(full, simple, query):
 
 def test_in_paper_mode_the_operations_split_the_qos(full, simple, query):
     profile = simple(EVEN, EVEN, flops=(3, 1))
-    by_ops = full(profile, 45, sizes=(4,), policy=VeltairFull(split_by_ops=True))
+    by_ops = full(profile, 45, sizes=(4,), split_by_ops=True)
     # shares 33.75 and 11.25: the second layer needs 4 cores, the bound; the first one can do with 2
     assert by_ops.handle(QueryArrived(0, query(1))) == [start(1, (0, 1), 2, 20, (0, 1))]
     by_time = full(profile, 45, sizes=(4,))

@@ -77,6 +77,7 @@ class Simulation:
         return Scheduler(
             self.machine, self.tenants, self.profiles, policy, self.workers,
             proxy=self._proxy(), planned_share=load.planned_share, grows_inside_layers=load.grows_inside_layers,
+            split_by_ops=load.layer_qos == "ops",
         )  # fmt: skip
 
     def duration_ns(self, scale: float = 1.0) -> int:
