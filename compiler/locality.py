@@ -3,9 +3,8 @@
 A loop that is run again finds in the cache what it left there, if one pass of its body fits: what passes share lies no
 further back than one pass. So a loop has a need, the bytes that one pass of its body touches (or one pass of the loop
 inside, where that touches all that is shared), and moves the union of what all its passes touch once the need is met;
-below, each pass moves what the loops inside it move. Tasks of the
-parallel loop come in the order of their numbers and are taken apart by the divisors that split a number into image,
-group and chunk: each of them is a loop of its own.
+below, each pass moves what the loops inside it move. Tasks of the parallel loop come in the order of their numbers and
+are taken apart by the divisors that split a number into image, group and chunk: each of them is a loop of its own.
 
 Bytes are counted in whole cache lines. Scratch takes room in the cache of each core, but moves nothing from task to
 task, since the next task of a core writes to the same place.
@@ -20,11 +19,13 @@ from typing import TypeAlias
 import numpy as np
 
 from veltair.compiler.ir import Activation, Kernel, LayerSpec
-from veltair.compiler.loopnest import LINE, Body, Box, Guard, Loop, Nest, Touch, UnreadableError, join, loop_range, read
+from veltair.compiler.loopnest import Body, Box, Guard, Loop, Nest, Touch, join, loop_range
 from veltair.compiler.measure import physical
 from veltair.compiler.spans import Linear, Opaque, Span, single
+from veltair.compiler.tir_nest import UnreadableError, read
 from veltair.reuse import LoopLevel, Reuse
 
+LINE = 64  # bytes of a cache line
 ENOUGH = 0.9  # of what the passes of a loop share: the rest, rows at the edge of a window, is let go
 Footprint: TypeAlias = dict[int, int]  # bytes touched of each storage
 

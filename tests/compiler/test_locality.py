@@ -17,8 +17,8 @@ from veltair.compiler.ir import Activation, Halo, LayerSpec, Point
 from veltair.compiler.kernels.emit import lanes, primitive
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.locality import compulsory_bytes, kernel_reuse, levels
-from veltair.compiler.loopnest import read
 from veltair.compiler.spans import Linear, Span, combine, variable
+from veltair.compiler.tir_nest import read
 from veltair.machine import ISAS
 from veltair.reuse import Reuse, traffic_bytes
 
