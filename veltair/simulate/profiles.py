@@ -21,6 +21,7 @@ from veltair.compiler import frontier
 from veltair.compiler.frontier import Candidate
 from veltair.errors import ConfigError
 from veltair.simulate import layers
+from veltair.simulate.batches import batched, sizes
 from veltair.simulate.layers import LayerShape, ModelShape
 from veltair.simulate.machines import MachineModel
 from veltair.simulate.measured import of_artifact
@@ -54,18 +55,29 @@ def subjects(
     the zoo as `simulated` has them; of a model with several targets the tightest counts.
     """
     qos_ns: dict[str, int] = {}
+    most: dict[str, int] = {}
     for tenant in scenario.tenants:
         qos_ns[tenant.model] = min(tenant.target_ns, qos_ns.get(tenant.model, tenant.target_ns))
+        most[tenant.model] = max(tenant.max_batch, most.get(tenant.model, 1))
     count = len(machine.machine(cores).cores)
     found: dict[str, list[Simulated]] = {}
     for model in qos_ns:
         if "/" in model:
             known = of_artifact(Path(model), machine, count)
             found[model] = [Simulated(replace(profile, model=model), work) for profile, work in known]
-    shapes = [layers.load(model) for model in qos_ns if model not in found]
-    if shapes:
-        analytic = simulated(shapes, machine, qos_ns, cores=cores, versions=versions)
-        found |= {model: [each] for model, each in analytic.items()}
+    asked = {
+        (model, batch): batched(layers.load(model), batch)
+        for model in qos_ns
+        if model not in found
+        for batch in sizes(most[model])
+    }
+    if asked:
+        targets = {shape.model: qos_ns[model] for (model, _), shape in asked.items()}
+        analytic = simulated(list(asked.values()), machine, targets, cores=cores, versions=versions)
+        for (model, batch), shape in asked.items():
+            each = analytic[shape.model]
+            profile = replace(each.profile, model=model, batch=batch)
+            found.setdefault(model, []).append(Simulated(profile, replace(each.work, model=model)))
     return found
 
 

@@ -16,6 +16,7 @@ from veltair.scheduler.replay import dump_decision, dump_event
 from veltair.scheduler.scheduler import Scheduler
 from veltair.scheduler.virtual import VirtualMachine
 from veltair.simulate.arrivals import draw
+from veltair.simulate.batches import works
 from veltair.simulate.calibration import calibrate
 from veltair.simulate.contention import Contention
 from veltair.simulate.counters import PERIOD_NS, CountedContention
@@ -61,13 +62,13 @@ class Simulation:
         self.machine: Machine = model.machine(cores)
         self.profiles = {name: [known.profile for known in by_batch] for name, by_batch in models.items()}
         self.paces = {
-            (known.profile.model, known.profile.batch): Pace(known.work, model)
-            for by_batch in models.values()
-            for known in by_batch
+            (name, batch): Pace(work, model)
+            for name, by_batch in models.items()
+            for batch, work in works([(known.profile, known.work) for known in by_batch])
         }
         self.workers = scenario.load.workers or len(self.machine.cores)
         self.tenants = [
-            Tenant(load.name, load.model, QoSTarget(load.target_ns, load.percentile), load.priority)
+            Tenant(load.name, load.model, QoSTarget(load.target_ns, load.percentile), load.priority, load.max_batch > 1)
             for load in scenario.tenants
         ]
 

@@ -36,8 +36,13 @@ class TenantLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     target_ms: Annotated[float, Meta(gt=0, le=3_600_000)]  # arrival to answer
     percentile: Annotated[float, Meta(gt=0, le=1)] = 0.95  # share of the queries that must meet target_ms
     priority: Annotated[int, Meta(ge=1)] = 1
+    max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1  # so many waiting queries may run as one, where a policy batches
     arrivals: Literal["poisson", "even", "file"] = "poisson"
     file: str | None = None  # with `arrivals = "file"`: a time in seconds a line, ascending; `#` begins a comment
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            msgspec.structs.force_setattr(self, "model", self.name)
 
     @property
     def target_ns(self) -> int:
@@ -81,8 +86,7 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def _model(tenant: TenantLoad, path: Path) -> str:
-    model = tenant.model or tenant.name
-    return str(path.parent / model) if "/" in model else model
+    return str(path.parent / tenant.model) if "/" in tenant.model else tenant.model
 
 
 def _key_first(text: str) -> str:
