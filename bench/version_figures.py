@@ -31,8 +31,9 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
     recorded = [_Layer(entry, memory) for entry in found["records"]]
     facts = {"source": MODELLED, "memory": found["memory"], "cores": CORES, "measured_on": found["environment"]}
     _figure_6(next(x for x in searched if "3x3, 256" in x.name), facts, folder)
-    _figure_7([*searched, *(x for x in recorded if x.name not in {y.name for y in searched})], facts, folder)
-    _figure_9(next(x for x in searched if "832 to 384" in x.name), [*searched, *recorded], facts, folder)
+    everything = [*searched, *(x for x in recorded if x.name not in {y.name for y in searched})]
+    _figure_7(everything, facts, folder)
+    _figure_9(next(x for x in searched if "832 to 384" in x.name), everything, facts, folder)
     _measured(searched, facts, folder)
 
 
@@ -93,17 +94,17 @@ class _Layer:
 
 
 def _figure_6(layer: _Layer, facts: Mapping[str, Any], folder: Path) -> None:
-    """Versions that are best at no, low, medium and high pressure, at all pressures."""
-    picks = list(dict.fromkeys(int(layer.ns[:, at].argmin()) for at in (0, 3, 6, 9)))
-    fig, (left, right) = figure(2)
+    """The versions that are best at some pressure, the best alone first, at all pressures."""
+    picks = layer.optimal
+    fig, (left, right) = figure(2, width=4.6)
     for n, pick in enumerate(picks):
         style = {"marker": MARKERS[n], "color": CYCLE[n], "label": f"version {n + 1}: {_brief(layer, pick)}"}
         left.plot(PRESSURE, layer.ns[pick] / layer.ns[pick, 0], **style)
         right.plot(PRESSURE, layer.ns[pick] / 1000, **style)
     right.plot(PRESSURE, layer.best / 1000, ":", color=COLOURS["black"], linewidth=2.4, label="best of all samples")
     left.set(xlabel=XLABEL, ylabel="time over time alone", title="(a) each version against itself")
-    right.set(xlabel=XLABEL, ylabel="µs", yscale="log", title="(b) the best changes")
-    left.legend()
+    right.set(xlabel=XLABEL, ylabel="µs", title="(b) the best changes")
+    left.legend(loc="upper left")
     right.legend(handles=right.lines[-1:])
     fig.suptitle(f"{layer.name}: {MODELLED}", fontsize=10)
     solo = picks[0]
@@ -199,7 +200,7 @@ def _figure_9(example: _Layer, layers: Sequence[_Layer], facts: Mapping[str, Any
         xs, ys = zip(*((pair[n].block_size / 1024, pair[n].parallelism) for pair in pairs), strict=True)
         colour = (COLOURS["blue"], COLOURS["vermilion"])[n]
         axes[0].scatter(xs, ys, s=18, marker=MARKERS[n], color=colour, label=label, zorder=2)
-    axes[0].set_title(f"(a) the best of {len(pairs)} of {len(layers)} layers")
+    axes[0].set_title(f"(a) {len(pairs)} of {len(layers)} layers, whose best changes")
     axes[0].legend(loc="upper right", frameon=True)
 
     meeting = [c for c in example.candidates if c.best_ns <= example.qos_ns]
@@ -219,7 +220,7 @@ def _figure_9(example: _Layer, layers: Sequence[_Layer], facts: Mapping[str, Any
     ]
     titles = ("(b) samples of the search", "(c) QoS filter", "(d) dominants and picks")
     for ax, drawn, title in zip(axes[1:], series, titles, strict=True):
-        for of, label, style in drawn:
+        for of, label, style in (each for each in drawn if each[0]):
             xs, ys = [c.block_size / 1024 for c in of], [c.parallelism for c in of]
             ax.scatter(xs, ys, **({"s": 20} | dict(style)), label=f"{label} ({len(of)})")
         ax.set_title(title)
@@ -249,7 +250,7 @@ def _figure_9(example: _Layer, layers: Sequence[_Layer], facts: Mapping[str, Any
 
 def _measured(layers: Sequence[_Layer], facts: Mapping[str, Any], folder: Path) -> None:
     """What a real co-runner costs each sample, beside where it stands among the samples alone."""
-    fig, ax = figure(width=5.6)
+    fig, ax = figure(width=8)
     data = {}
     for n, layer in enumerate(layers):
         pressed = [(s["run_ns"][0], s["pressed_ns"][0]) for s in layer.samples if "pressed_ns" in s]
@@ -263,5 +264,7 @@ def _measured(layers: Sequence[_Layer], facts: Mapping[str, Any], folder: Path) 
     ax.axhline(0, color=COLOURS["grey"], linewidth=1)
     ax.set(xlabel="time alone over the layer's best", ylabel="a streaming co-runner costs, %", xscale="log")
     ax.set_title("Measured: one core, a co-runner on the other")
-    ax.legend(fontsize=6.5)
+    ax.xaxis.set_major_formatter(LogFormatter(minor_thresholds=(2, 1)))
+    ax.xaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 1)))
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     save(fig, "versions-beside-a-co-runner", {**facts, "source": "measured", "ours": data}, folder)

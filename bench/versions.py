@@ -155,16 +155,17 @@ def _sample(point: Any, kernel: Any, reuse: Iterable[Any]) -> dict[str, Any]:
 
 def _points(spec: Any, first: Sequence[dict[str, Any]], most: int = 64) -> Iterator[dict[str, Any]]:
     """The space's own points, then others that its generator takes, most different first."""
-    from veltair.compiler.kernels.conv2d_direct import register_tile
+    from veltair.compiler.kernels.conv2d_direct import _join, register_tile, registers_each
 
     more: list[dict[str, Any]] = []
     if spec.op == "conv2d":
-        oh = spec.outputs[0].shape[2]
+        (oh, ow), each = spec.outputs[0].shape[2:], registers_each(FEATURES)
         for rows, channels in product(sorted({min(oh, r) for r in (1, 2, 4, 7, 14, 28, oh)}), (1, 2, 4)):
             tile = register_tile(channels, FEATURES)
             more += [
                 {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
                 for pixels in sorted({tile, -(-tile * 2 // 3), -(-tile // 3)}, reverse=True)
+                if rows == oh or rows % _join(oh, ow, pixels, channels, each) == 0  # strips are whole
             ]
     elif spec.op == "depthwise_conv2d":
         more = [{"pixels": p, "rows": r} for r, p in product((1, 2, 4, 7, 14, 28, 56), (4, 7, 8, 14))]
