@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+
 import numpy as np
 import pytest
 
@@ -11,8 +14,10 @@ from veltair.simulate.counters import CountedContention, rates
 from veltair.simulate.machines import MachineModel
 from veltair.simulate.pace import Pace
 from veltair.simulate.profiles import Simulated
-from veltair.simulate.proxy_fit import fit
+from veltair.simulate.proxy_fit import Sample, fit
 from veltair.simulate.roofline import dram_bytes
+from veltair.simulate.run import Simulation
+from veltair.simulate.scenario import Load, Scenario, TenantLoad
 from veltair.types import CounterSample, LayerBlock
 
 
@@ -108,3 +113,24 @@ def test_calibration_is_repeatable_and_presses(machine: MachineModel, simulated)
     assert all(sample.l3_misses <= sample.l3_accesses for sample in samples)
     found = fit(samples)
     assert found.per_access_per_ns > 0 and found.r2 > 0.3
+
+
+def test_a_run_may_take_its_level_from_the_counters(machine: MachineModel, simulated) -> None:
+    models = {name: [simulated(machine, layers, name)] for name, layers in (("a", "kss"), ("b", "sks"))}
+    tenants = tuple(TenantLoad(name=name, model=name, qps=300.0, target_ms=20.0) for name in models)
+    simulation = Simulation(Scenario(tenants, Load(queries=200, proxy="counters")), machine, models)
+    assert simulation.scheduler("veltair-full").level_source == "counters"
+
+    def once() -> tuple[str, list[Sample]]:
+        log, samples = io.StringIO(), []
+        simulation.run("veltair-full", 1, log=log, samples=samples)
+        return log.getvalue(), samples
+
+    log, samples = once()
+    assert (log, samples) == once()
+    events = [json.loads(line) for line in log.splitlines()]
+    told = [event for event in events if "sample" in event]
+    assert len(told) == len(samples) > 10
+    assert max(sample.level for sample in samples) > 1.0
+    levels = {event["level"] for event in events if "level" in event}
+    assert len(levels) > 1  # versions were picked for more than one
