@@ -1,11 +1,13 @@
-"""RECom's model E, columns alone: 1000 of them from raw features to (B, 8120), beside ONNX Runtime and TensorFlow.
+"""Columns of recommendation models alone, from raw features to the network's input, beside ONNX Runtime and TensorFlow.
 
-    python bench/columns.py prepare DIR          compiles the candidates; DIR takes about 2 GB
-    python bench/columns.py measure DIR [--tensorflow PYTHON] [--json FILE]
+    python bench/columns.py prepare MODEL DIR    compiles the candidates; DIR takes about 1 GB
+    python bench/columns.py measure MODEL DIR [--tensorflow PYTHON] [--json FILE]
 
-880 bucketised floats (96 boundaries), 50 hashed integers, 50 hashed strings, 15 token lists (1-10 tokens, mean), all of
-dim 8, and 5 hashed integers of dim 32 with large tables: ROWS instead of the paper's 2**23, as memory allows.
+`recom-e`, 1000 columns to (B, 8120): 880 bucketised floats (96 boundaries), 50 hashed integers, 50 hashed strings and
+15 token lists (1-10 tokens, mean), all of dim 8, and 5 hashed integers of dim 32 with large tables: ROWS instead of the
+paper's 2**23, as memory allows.
 ONNX has no hash: ONNX Runtime gets the indices of those 120 columns ready-made, so its figure leaves out their work.
+`history`: elm-WDL's 12 history strings of 10-100 tokens, split at ';', hashed to 100,000 rows of dim 16, their mean.
 TensorFlow runs the same columns as one graph (Bucketize, hash, split, gather) in a Python of its own.
 """
 
@@ -26,23 +28,28 @@ import numpy as np
 
 THREADS = 2
 HASHED = slice(0, 7840)  # outputs of columns of which ONNX Runtime has the same ids: all but tokens and large ones
-BATCHES = (32, 256, 2048)
 ROWS = 1 << 20  # of the five large tables
-BUCKETS = 1000
 EDGES = np.linspace(-2.5, 2.5, 96).astype(np.float32)
-KINDS = [("bucket", 880), ("int", 50), ("string", 50), ("tokens", 15), ("large", 5)]
+MODELS: dict[str, dict[str, Any]] = {
+    "recom-e": {
+        "kinds": [("bucket", 880), ("int", 50), ("string", 50), ("tokens", 15), ("large", 5)],
+        "batches": (32, 256, 2048), "buckets": 1000, "dim": 8, "tokens": (1, 11),
+    },
+    "history": {"kinds": [("tokens", 12)], "batches": (512, 4096), "buckets": 100_000, "dim": 16, "tokens": (10, 101)},
+}  # fmt: skip
+MODEL = MODELS["recom-e"]
 POINTS = [
     {"rows": rows, "columns": columns, "along": along, "ahead": 16}
-    for along in ("rows", "columns") for rows in (32, 64, 256) for columns in (8, 32)
+    for along in ("rows", "columns") for rows in (32, 64, 256) for columns in (32, 128)
 ]  # fmt: skip
 
 
 def columns() -> Iterator[tuple[str, str, int, int]]:
     """Name, kind, rows and dim of each."""
-    for kind, count in KINDS:
+    for kind, count in MODEL["kinds"]:
         for place in range(count):
-            rows = {"bucket": len(EDGES) + 1, "large": ROWS}.get(kind, BUCKETS)
-            yield f"{kind}{place}", kind, rows, 32 if kind == "large" else 8
+            rows = {"bucket": len(EDGES) + 1, "large": ROWS}.get(kind, MODEL["buckets"])
+            yield f"{kind}{place}", kind, rows, 32 if kind == "large" else MODEL["dim"]
 
 
 def tables() -> dict[str, Any]:
@@ -55,7 +62,7 @@ def raw_features(batch: int) -> dict[str, Any]:
     words = [b"word%d" % i for i in chance.integers(0, 1 << 30, 4096)]
 
     def text(kind: str) -> bytes:
-        count = 1 if kind == "string" else chance.integers(1, 11)
+        count = 1 if kind == "string" else chance.integers(*MODEL["tokens"])
         return b";".join(words[i] for i in chance.integers(0, len(words), count))
 
     found: dict[str, Any] = {}
@@ -88,13 +95,11 @@ def prepare(folder: Path) -> None:
     import tvm
 
     from veltair.compiler.columns.kernel import Columns, layer
-    from veltair.compiler.columns.plan import plan
     from veltair.machine import features, tvm_target
 
     folder.mkdir(parents=True, exist_ok=True)
     description = described()
-    found = plan(description, description.inputs[0], tables())
-    spec = layer("x", found, max(BATCHES))
+    spec = layer(description, description.inputs[0], max(MODEL["batches"]), tables())
     for number, point in enumerate(POINTS):
         kernel = Columns().build(spec, point, features())
         start = time.perf_counter()
@@ -132,7 +137,7 @@ def ours(folder: Path) -> dict[str, Callable[[int], Callable[[], Any]]]:
             arrays = merged(description, description.inputs[0], values, batch)
             inputs[batch] = [aligned(arrays[name]) for name in names]
         function = runtime.load_module(str(folder / f"{number}.so"))["main"]
-        out = empty((batch, 8120), "float32")
+        out = empty((batch, sum(dim for *_, dim in columns())), "float32")
         chunks = aligned(np.load(folder / f"chunks{number}.npy"))
         tensors = [tvm_ffi.from_dlpack(a) for a in (*inputs[batch], chunks, *shared, out)]
 
@@ -256,7 +261,7 @@ def timed(run: Callable[[], Any], budget_s: float) -> float:
 def peer() -> None:
     """The other Python: reads batch sizes, answers with a median in ms and a checksum of the output."""
     of = tensorflow()
-    runs = {batch: of(batch) for batch in BATCHES}
+    runs = {batch: of(batch) for batch in MODEL["batches"]}
     for run in runs.values():
         run()
     print("ready", flush=True)
@@ -272,12 +277,14 @@ class Contest:
         self.peer = None
         if python:
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-            self.peer = subprocess.Popen([python, __file__, "peer"], text=True, **pipes)
-        candidates, other = ours(folder), onnxruntime()
-        self.runs = {batch: {name: of(batch) for name, of in candidates.items()} for batch in BATCHES}
-        self.others = {batch: other(batch) for batch in BATCHES}
-        for batch in BATCHES:
-            for run in (*self.runs[batch].values(), self.others[batch]):
+            name = next(name for name in MODELS if MODELS[name] is MODEL)
+            self.peer = subprocess.Popen([python, __file__, "peer", name], text=True, **pipes)
+        candidates = ours(folder)
+        other = onnxruntime() if MODEL is MODELS["recom-e"] else None
+        self.runs = {batch: {name: of(batch) for name, of in candidates.items()} for batch in MODEL["batches"]}
+        self.others = {batch: other(batch) for batch in MODEL["batches"]} if other else {}
+        for batch in MODEL["batches"]:
+            for run in self.runs[batch].values():
                 run()
         if self.peer and self.peer.stdout:
             assert self.peer.stdout.readline() == "ready\n"
@@ -292,22 +299,23 @@ class Contest:
     def measure(self, rounds: int = 3) -> dict[str, Any]:
         """Medians of the best point and its peers, in turn, by batch."""
         found: dict[str, Any] = {}
-        for batch in BATCHES:
+        for batch in MODEL["batches"]:
             alone = {name: timed(run, 0.1) for name, run in self.runs[batch].items()}
             best = min(alone, key=lambda name: alone[name])
-            run, other = self.runs[batch][best], self.others[batch]
+            run, other = self.runs[batch][best], self.others.get(batch)
             sums = run().astype(np.float64).sum(0)
-            assert np.abs(sums - other().astype(np.float64).sum(0))[HASHED].max() < 1e-2
+            if other:
+                assert np.abs(sums - other().astype(np.float64).sum(0))[HASHED].max() < 1e-2
             rows = []
             for _ in range(rounds):
-                row = [timed(run, 0.3), timed(other, 0.5)]
+                row = [timed(run, 0.3)] + ([timed(other, 0.5)] if other else [])
                 if self.peer:
                     median, checked = self.tensorflow(batch)
                     assert np.abs(sums - checked).max() < 1e-2
                     row.append(median)
                 rows.append(row)
             medians = np.median(rows, 0).tolist()
-            keys = ["veltair_ms", "onnxruntime_ms", "tensorflow_ms"][: len(medians)]
+            keys = ["veltair_ms", *["onnxruntime_ms"] * bool(other), *["tensorflow_ms"] * bool(self.peer)]
             found[str(batch)] = dict(zip(keys, medians, strict=True)) | {"point": best, "points_ms": alone}
             ratios = " ".join(f"{value / medians[0]:.1f}x" for value in medians[1:])
             print(batch, *(f"{k} {v:.3f}" for k, v in zip(keys, medians, strict=True)), ratios, best, flush=True)
@@ -322,10 +330,13 @@ class Contest:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("prepare", "measure", "peer"))
+    parser.add_argument("model", choices=MODELS)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("columns-bench"))
     parser.add_argument("--tensorflow", metavar="PYTHON")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    global MODEL
+    MODEL = MODELS[options.model]
     if options.what == "peer":
         peer()
     elif options.what == "prepare":

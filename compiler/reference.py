@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from veltair.compiler.columns import reference as columns
 from veltair.compiler.ir import Activation, LayerSpec
 from veltair.compiler.stitch.reference import stitched
 
@@ -56,6 +57,8 @@ def packed(tensor: Activation, value: Array) -> Array:
 
 def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     a = spec.attributes
+    if spec.op == "columns":
+        return [columns.of_layer(spec, x)]
     if spec.op in ("conv2d", "conv2d_amx", "depthwise_conv2d"):
         group = x[0].shape[1] if spec.op == "depthwise_conv2d" else a.get("groups", 1)
         y = _onnx(

@@ -36,6 +36,15 @@ def mul(a: Expr, b: Expr) -> Expr:
     return T.cast(T.cast(a, "uint128") * T.cast(b, "uint128"), "uint64")
 
 
+def remainder(value: Expr, divisor: Expr, reciprocal: Expr) -> Expr:
+    """`value` modulo a divisor whose reciprocal floor((2**64 - 1) / divisor) is known; it finds the quotient
+    or one less."""
+    value = held(value)
+    high = T.shift_right(T.cast(value, "uint128") * T.cast(reciprocal, "uint128"), T.cast(word(64), "uint128"))
+    rest = held(value - mul(T.cast(high, "uint64"), divisor))
+    return T.Select(rest >= divisor, add(rest, mul(divisor, word(WORD))), rest)
+
+
 def held(value: Expr) -> Expr:
     """A value in a variable of its own, which LLVM makes a register.
 

@@ -10,7 +10,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.columns import text
-from veltair.compiler.columns.hashing import fingerprint, held, u64, word
+from veltair.compiler.columns.hashing import fingerprint, held, remainder, u64, word
 from veltair.compiler.columns.plan import ABSENT, Field
 from veltair.compiler.kernels.emit import LANES, Expr, lanes, when
 
@@ -125,7 +125,8 @@ class Indices:
         self._known(column, print_[0], T.reinterpret("int64", print_[0]), same, out)
 
     def _bucket(self, column: Expr, print_: Expr, out: Any) -> None:
-        T.buffer_store(out, T.cast(T.floormod(print_, self.field(column, Field.SIZE, "uint64")), "int32"), [0])
+        buckets, reciprocal = (self.field(column, f, "uint64") for f in (Field.SIZE, Field.RECIPROCAL))
+        T.buffer_store(out, T.cast(remainder(print_, buckets, reciprocal), "int32"), [0])
 
     def _known(self, column: Expr, print_: Expr, key: Expr, same: Callable[[Expr], Expr], out: Any) -> None:
         """A key's place in its vocabulary, else a bucket behind it, else the default."""

@@ -7,15 +7,17 @@ First the indices of the whole tile, many rows at a time, then its rows of the t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.columns.description import Description, Joined
 from veltair.compiler.columns.indices import Work
 from veltair.compiler.columns.lookup import Roads
-from veltair.compiler.columns.plan import Field, Plan
+from veltair.compiler.columns.plan import Field, Plan, plan
 from veltair.compiler.columns.text import powers_of_ten
 from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.emit import primitive, when
@@ -25,24 +27,30 @@ WIDEST = 128  # of those
 INDEX_BYTES = 4
 
 
-def layer(name: str, plan: Plan, max_batch: int) -> LayerSpec:
-    """The layer that gives `name` (B, width) from the merged inputs; those that no column reads are left out.
+def layer(
+    description: Description, joined: Joined, max_batch: int, tables: Mapping[str, NDArray[np.float32]] | None = None
+) -> LayerSpec:
+    """The layer that gives an input (B, width) of the model from the merged raw features, those that there are.
 
     ints, floats: each feature's values (B, width) one feature after the other; ends: the end of each text in bytes,
-    each feature's B texts one feature after the other.
+    each feature's B texts one feature after the other; bytes: room for all texts, by the features' `max_bytes`.
+    `tables` by name; default: those of the description.
     """
+    found, name = plan(description, joined, tables), joined.name
     inputs = [
         Activation(f"{name}.{kind}", dtype, (-size,))
         for kind, dtype, size in (
-            ("ints", "int64", plan.ints), ("floats", "float32", plan.floats),
-            ("ends", "int32", plan.texts), ("bytes", "uint8", plan.text_bytes),
+            ("ints", "int64", found.ints), ("floats", "float32", found.floats),
+            ("ends", "int32", found.texts), ("bytes", "uint8", found.text_bytes),
         )
         if size
     ]  # fmt: skip
-    weights = {"tables": plan.tables}
-    output = Activation(name, "float32", (-1, plan.width))
-    attributes = {"_plan": plan, "plan": plan.digest}
-    return LayerSpec(name, "columns", tuple(inputs), (output,), attributes, weights, plan.width, max_batch)
+    output = Activation(name, "float32", (-1, found.width))
+    attributes = {
+        "_plan": found, "plan": found.digest, "_description": description, "_joined": joined, "_tables": tables,
+    }  # fmt: skip
+    weights = {"tables": found.tables}
+    return LayerSpec(name, "columns", tuple(inputs), (output,), attributes, weights, found.width, max_batch)
 
 
 class Columns:
@@ -60,14 +68,14 @@ class Columns:
         ]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        plan: Plan = spec.attributes["_plan"]
+        found: Plan = spec.attributes["_plan"]
         rows, columns = int(point["rows"]), int(point["columns"])
-        chunks, roads, dims = _chunks(plan, columns)
-        words = plan.vocabularies
+        chunks, roads, dims = _chunks(found, columns)
+        words = found.vocabularies
         weights: dict[str, NDArray[Any]] = {
-            "chunks": chunks, "columns": plan.columns, "guards": plan.guards, "edges": plan.edges,
+            "chunks": chunks, "columns": found.columns, "guards": found.guards, "edges": found.edges,
             "slots": words.slots, "keys": words.keys, "spans": words.spans, "letters": words.letters,
-            "powers": powers_of_ten(), "tables": plan.tables,
+            "powers": powers_of_ten(), "tables": found.tables,
         }  # fmt: skip
         kinds = [tensor.name.rpartition(".")[2] for tensor in spec.inputs]
 
@@ -96,30 +104,30 @@ class Columns:
                         code.rows(width)
 
         function = primitive([*spec.inputs, *weights.values(), *spec.outputs], body)
-        widest = int(plan.columns[:, Field.DIM].max())
+        widest = int(found.columns[:, Field.DIM].max())
         block = rows * columns * (INDEX_BYTES + 3 * 4 * widest)
         tasks = -(-spec.max_batch // rows) * len(chunks)
         return Kernel(function, tuple(weights.values()), block, tasks)
 
 
-def _chunks(plan: Plan, columns: int) -> tuple[NDArray[np.int32], list[str], list[int]]:
+def _chunks(found: Plan, columns: int) -> tuple[NDArray[np.int32], list[str], list[int]]:
     """(chunks, 4): road, width, first column, how many; dealt so that any stretch of them holds every kind.
 
     Also the roads and the widths that have code, by their numbers; width 0 is any other one, -1 of what copies no rows.
     """
-    looked_up = [group for group in plan.groups if group.one_row]
+    looked_up = [group for group in found.groups if group.one_row]
     often: Counter[int] = Counter()
     for group in looked_up:
         often[group.dim] += group.count
     dims = [dim for dim, _ in often.most_common(SPECIAL) if dim <= WIDEST]
     dims += [0] if any(group.dim not in dims for group in looked_up) else []
-    roads = list(dict.fromkeys(group.road for group in plan.groups))
-    found = []
-    for group in plan.groups:
+    roads = list(dict.fromkeys(group.road for group in found.groups))
+    chunks = []
+    for group in found.groups:
         width = dims.index(group.dim if group.dim in dims else 0) if group.one_row else -1
         pieces = -(-group.count // columns)
         for piece in range(pieces):
             first = group.first + piece * columns
             many = min(columns, group.first + group.count - first)
-            found.append(((piece + 0.5) / pieces, roads.index(group.road), width, first, many))
-    return np.array([entry[1:] for entry in sorted(found)], np.int32), roads, dims
+            chunks.append(((piece + 0.5) / pieces, roads.index(group.road), width, first, many))
+    return np.array([entry[1:] for entry in sorted(chunks)], np.int32), roads, dims

@@ -212,10 +212,14 @@ class Roads:
 def _across(dim: int, width: Expr, body: Callable[[Expr, int], None]) -> None:
     """Code for a row's numbers in pieces (offset, how many): straight-line for a known `dim`, a loop for 0."""
     if not dim:
-        with T.serial(0, T.cast(T.floordiv(width, T.int64(HALF)), "int32")) as piece:
-            body(held(piece * HALF), HALF)
-        with T.serial(0, T.cast(T.floormod(width, T.int64(HALF)), "int32")) as rest:
-            body(held(T.cast(width, "int32") - 1 - rest), 1)
+        width = held(T.cast(width, "int32"))
+        with T.serial(0, T.floordiv(width, LANES)) as piece:
+            body(held(piece * LANES), LANES)
+        done = held(T.floordiv(width, LANES) * LANES)
+        with when(width - done >= HALF):
+            body(done, HALF)
+        with T.serial(0, T.floormod(width, HALF)) as rest:
+            body(held(width - 1 - rest), 1)
         return
     offset = 0
     for count in (LANES, HALF, 1):

@@ -53,6 +53,7 @@ class Field(IntEnum):
     SEPARATOR = 19
     COMBINER = 20  # place in COMBINERS
     LARGE = 21
+    RECIPROCAL = 22  # hash: 2**64 over the buckets, rounded down
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ def plan(description: Description, joined: Joined, tables: Mapping[str, NDArray[
             row[Field.FIRST], row[Field.SIZE], row[Field.KEYS], row[Field.KEY_COUNT] = first
         if column.hash is not None or column.identity is not None:
             row[Field.SIZE] = column.hash or column.identity or 0
+            row[Field.RECIPROCAL] = np.uint64(((1 << 64) - 1) // int(row[Field.SIZE])).view(np.int64)
     groups, first_column = [], 0
     for (name, dim), members in groupby(ordered, key):
         count = len(list(members))

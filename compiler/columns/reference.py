@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.columns.description import Column, Description, Feature
 from veltair.compiler.columns.fingerprint import fingerprint64
+from veltair.compiler.columns.plan import layout
 from veltair.compiler.columns.tables import rows_of
+from veltair.compiler.ir import LayerSpec
 
 Raw = NDArray[Any] | Sequence[bytes]  # a feature's values: an array for numbers, one string a row for text
 NUMBER = re.compile(rb" *[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? *")
@@ -32,6 +35,32 @@ def reference(
         table = rows[column.table] if column.table is not None else None
         found[column.name] = _column(column, description.feature(column), table, raw[column.feature])
     return {joined.name: np.concatenate([found[name] for name in joined.columns], 1) for joined in description.inputs}
+
+
+def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+    """What `kernel.layer` gives for its merged inputs; texts whose offsets fall or pass the end are empty."""
+    description, joined = spec.attributes["_description"], spec.attributes["_joined"]
+    place, names = layout(description, joined), [tensor.name.rpartition(".")[2] for tensor in spec.inputs]
+    merged = dict(zip(names, arrays, strict=True))
+    kind, per_row = next(
+        (k, n) for k, n in (("ints", place.ints), ("floats", place.floats), ("ends", place.texts)) if n
+    )
+    batch = len(merged[kind]) // per_row
+    raw: dict[str, Raw] = {}
+    for feature in description.features:
+        if feature.name not in place.source:
+            continue
+        first = place.source[feature.name] * batch
+        if feature.textual:
+            letters, ends = merged["bytes"].tobytes(), [0, *merged["ends"].tolist()]
+            spans = [(ends[i], ends[i + 1]) for i in range(first, first + batch)]
+            raw[feature.name] = [letters[a:b] if 0 <= a <= b <= len(letters) else b"" for a, b in spans]
+        else:
+            values = merged["ints" if feature.kind == "int" else "floats"][first : first + batch * feature.width]
+            raw[feature.name] = values.reshape(batch, feature.width) if feature.width > 1 else values
+    used = [column for column in description.columns if column.name in joined.columns]
+    part = msgspec.structs.replace(description, columns=tuple(used), inputs=(joined,))
+    return reference(part, raw, spec.attributes["_tables"])[joined.name]
 
 
 def _column(column: Column, feature: Feature, table: NDArray[np.float32] | None, raw: Raw) -> NDArray[np.float32]:

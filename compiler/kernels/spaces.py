@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from veltair.compiler.columns.kernel import Columns
 from veltair.compiler.generic import Generic
 from veltair.compiler.ir import Space
 from veltair.compiler.kernels.attention import Attention
@@ -46,6 +47,7 @@ SPACES: dict[str, Space] = {
     "to_blocked": ToBlocked(),
     "to_plain": ToPlain(),
     "copy": Copy(),
+    "columns": Columns(),
     "generic": Generic(),
     "stitched": Stitched(),
 }

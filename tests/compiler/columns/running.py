@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from veltair.compiler.columns.description import Description, parse
 from veltair.compiler.columns.inputs import Texts, merged
 from veltair.compiler.columns.kernel import Columns, layer
-from veltair.compiler.columns.plan import plan
 from veltair.compiler.ir import Point
 from veltair.machine import features, tvm_target
 from veltair.profiles.executor import empty
@@ -44,8 +43,7 @@ class Compiled:
         tables: Mapping[str, NDArray[np.float32]] | None = None,
     ) -> None:  # fmt: skip
         self.description, self.joined = description, description.inputs[0]
-        self.plan = plan(description, self.joined, tables)
-        self.spec = layer(self.joined.name, self.plan, 64)
+        self.spec = layer(description, self.joined, 64, tables)
         kernel = Columns().build(self.spec, point, isa or features())
         target = tvm.target.Target(tvm_target() | ({"mcpu": mcpu} if mcpu else {}))
         module = tvm.IRModule({"main": kernel.function.with_attr("global_symbol", "main")})
@@ -63,7 +61,7 @@ class Compiled:
         return [found[name] for name in self.names]
 
     def run(self, arrays: Sequence[NDArray[Any]], batch: int) -> NDArray[np.float32]:
-        out = empty((batch, self.plan.width), "float32")
+        out = empty((batch, self.spec.outputs[0].shape[1]), "float32")
         out[...] = np.nan
         self.library["main"](*[tvm_ffi.from_dlpack(a) for a in (*arrays, *self.weights, out)])
         return out

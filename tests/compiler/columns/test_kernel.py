@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from columns.running import NUMBERS, Compiled, described, texts
+from columns.running import NUMBERS, Compiled, aligned, described, texts
 from numpy.typing import NDArray
 
 from veltair.compiler.columns.description import Description
 from veltair.compiler.columns.reference import reference
 from veltair.compiler.ir import Point
+from veltair.compiler.kernels.spaces import SPACES
+from veltair.compiler.reference import reference as layer_reference
 
 FEATURES = [
     {"name": "f", "kind": "float"},
@@ -89,6 +91,15 @@ def compiled(whole: Description) -> Compiled:
 def test_every_road_equals_the_reference(compiled: Compiled, whole: Description, batch: int) -> None:
     raw = raw_features(batch, batch)
     np.testing.assert_allclose(compiled(raw, batch), reference(whole, raw)["x"], rtol=1e-5, atol=1e-6)
+
+
+def test_the_reference_of_the_layer_is_that_of_its_columns(compiled: Compiled) -> None:
+    """As the search checks candidates: from the merged inputs alone, offsets that fall among them."""
+    arrays = [aligned(array) for array in compiled.arrays(raw_features(8, 8), 8)]
+    arrays[compiled.names.index("ends")][[1, 20]] = [2**31 - 1, -1]
+    expected = layer_reference(compiled.spec, arrays)
+    assert expected is not None and SPACES["columns"].points(compiled.spec, LESS)
+    np.testing.assert_allclose(compiled.run(arrays, 8), expected[0], rtol=1e-5, atol=1e-6)
 
 
 def test_columns_in_parallel_on_avx2() -> None:
