@@ -58,13 +58,13 @@ class Columns:
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         """`along` "rows": the cores take tiles of rows each; "columns": columns each, which share no table."""
-        rows = [r for r in (64, 32, 128, 256) if r == 32 or r < 2 * spec.max_batch]
+        rows = [r for r in (256, 64, 32) if r == 32 or r < 2 * spec.max_batch]
         return [
             {"rows": r, "columns": c, "along": along, "ahead": ahead}
-            for ahead in (16, 0, 4)
+            for ahead in (16, 4, 0)
             for along in ("columns", "rows")
             for r in rows
-            for c in (32, 8)
+            for c in (32, 128)
         ]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
