@@ -53,7 +53,7 @@ def _sample(
         alone = [[version.latency.latency_ns[0][each - 1] for version in of_layer] for of_layer in profile.versions]
         versions = tuple(times.index(min(times)) for times in alone)
         contention.enter(LayerBlock(query, 0, len(versions), versions, each, 0), core_set, profile, grown=False)
-    left = machine.cores[half:]
+    left = machine.cores[max(half, 1) :]
     pressing = set(left[: int(rng.integers(0, len(left) + 1))])
     for query, domain in enumerate(machine.domains, count):
         if taken := tuple(core for core in domain if core in pressing):
