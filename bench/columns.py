@@ -8,6 +8,7 @@
 paper's 2**23, as memory allows.
 ONNX has no hash: ONNX Runtime gets the indices of those 120 columns ready-made, so its figure leaves out their work.
 `history`: elm-WDL's 12 history strings of 10-100 tokens, split at ';', hashed to 100,000 rows of dim 16, their mean.
+`split`: the same strings into 1000 rows of one number, so that splitting and hashing is all there is to do.
 TensorFlow runs the same columns as one graph (Bucketize, hash, split, gather) in a Python of its own.
 """
 
@@ -36,6 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "batches": (32, 256, 2048), "buckets": 1000, "dim": 8, "tokens": (1, 11),
     },
     "history": {"kinds": [("tokens", 12)], "batches": (512, 4096), "buckets": 100_000, "dim": 16, "tokens": (10, 101)},
+    "split": {"kinds": [("tokens", 12)], "batches": (512, 4096), "buckets": 1000, "dim": 1, "tokens": (10, 101)},
 }  # fmt: skip
 MODEL = MODELS["recom-e"]
 POINTS = [
