@@ -115,10 +115,11 @@ class _Running:
 
     def follow(self, course: Course, now_ns: float) -> None:
         """What is done of the layer in execution stays done; the rest goes as the new course says."""
-        layer, before = self.layer(now_ns), self.course
+        before = self.course
         if len(before) == 1:  # it begins
             self.course = course
             return
+        layer = self.layer(now_ns)
         took_ns, takes_ns = before[layer + 1] - before[layer], course[layer + 1] - course[layer]
         share = (self.done_ns - before[layer]) / took_ns if took_ns else 0.0
         self.course, self.done_ns = course, course[layer] + min(share, 1.0) * takes_ns

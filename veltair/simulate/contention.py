@@ -73,7 +73,7 @@ class Contention:
         if not self._stirred:
             return []
         pressed: dict[int, Neighbour] = {}
-        for domain in sorted(self._stirred):
+        for domain in self._stirred:
             pressed.update(self._inside[domain])
         self._stirred.clear()
         changed: dict[int, Neighbour] = {}
@@ -98,10 +98,10 @@ class Contention:
         for domain, share in it.shares.items():
             inside = self._inside[domain]
             if len(inside) > 1:
-                wanted = sum(
-                    min(other.stretch.want_bytes * other.shares[domain], l3_bytes)
-                    for asker, other in inside.items()
-                    if asker != query
-                )
+                wanted = 0.0
+                for asker, other in inside.items():
+                    if asker != query:
+                        wants = other.stretch.want_bytes * other.shares[domain]
+                        wanted += wants if wants < l3_bytes else l3_bytes
                 pressure += share * wanted / l3_bytes
         return pressure

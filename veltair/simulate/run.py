@@ -212,7 +212,7 @@ class _Seen:
         self.core_ns = 0.0
 
     def add(self, now_ns: int, decisions: list[Decision]) -> None:
-        until_ns = min(now_ns, self._to_ns)
+        until_ns = now_ns if now_ns < self._to_ns else self._to_ns
         if until_ns > self._since_ns:
             self.core_ns += self._used * (until_ns - self._since_ns)
             self._since_ns = until_ns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isclose
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from veltair.errors import UserError
 from veltair.scheduler.policies import POLICIES
 from veltair.scheduler.replay import load_decision, load_event, replay
 from veltair.simulate.arrivals import draw
@@ -204,3 +205,13 @@ def test_every_source_of_the_level_is_there(machine_model, simulated, proxy):
     runs = [asdict(simulation.run("veltair-full", 1)) for _ in range(2)]
     latencies = [run["tallies"][0]["latency_ns"].tolist() for run in runs]
     assert latencies[0] == latencies[1] and len(latencies[0]) > 150
+
+
+def test_a_profile_without_versions_is_refused(machine_model, simulated):
+    model = machine_model(4)
+    known = simulated(model, "cks")
+    versions = known.profile.versions[0], (), known.profile.versions[2]
+    broken = replace(known, profile=replace(known.profile, versions=versions))
+    scenario = Scenario((TenantLoad(name="m", qps=10, target_ms=50),))
+    with pytest.raises(UserError, match=r"m \(batch 1\): layer 1 has no code version"):
+        Simulation(scenario, model, {"m": [broken]}).run("veltair", 1)
