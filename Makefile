@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types pytest lock clean
+.PHONY: demo test lint types pytest figures lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/veltair demo
@@ -29,6 +29,10 @@ types: $(VENV)/ready
 
 pytest: $(VENV)/ready
 	$(BIN)/pytest
+
+# The paper's figures from the simulator, and docs/results.md; about half an hour on 2 cores.
+figures: $(VENV)/ready
+	$(BIN)/python bench/figures.py
 
 # After a change of the dependencies in pyproject.toml: what a fresh environment resolves to, pinned.
 lock:

@@ -44,6 +44,7 @@ def compile_model(
     trials: int | None = None,
     precision: Precision = "auto",
     isa: str | None = None,
+    fresh: bool = False,
     max_batch: int | None = None,
     levels: LevelSource = "measured",
     progress: Progress | None = None,
@@ -57,6 +58,7 @@ def compile_model(
             times what the model takes alone.
         trials: candidates measured of each workload without shipped records of this CPU; see `search`.
         precision: "auto" is bf16 where the CPU has AMX tiles for it, else fp32.
+        fresh: searches every layer from nothing, whatever has been recorded.
         isa: one of `machine.ISAS`, of which nothing beyond is used; the richest of this CPU by default.
         levels: "modelled" takes interference levels from a model where co-runners cost nothing measurable.
         store: tuning records; the shipped ones and the user's by default.
@@ -77,7 +79,7 @@ def compile_model(
         setting = Setting(target, features, environment.cpu, chosen, batches[len(batches) // 2], bounds, SPACES)
         cores = machine.machine().cores
         with Meter(cores) as meter:
-            found = search(graph.layers, store or RecordStore(features), meter, setting, trials, progress)
+            found = search(graph.layers, store or RecordStore(features, fresh=fresh), meter, setting, trials, progress)
             alone_ns = sum(min(c.best_ns for c in found[layer.workload]) for layer in graph.layers)
             qos = qos_ns or _asked_qos_ns(model.metadata) or -(-QOS_FACTOR * alone_ns // 1_000_000) * 1_000_000
             memory = this_memory(cores) if levels == "modelled" else None

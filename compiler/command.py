@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--isa", metavar="NAME", help=f"of {', '.join(ISAS)}: nothing beyond it is used; default: the richest here"
     )
+    parser.add_argument("--fresh", action="store_true", help="search every layer from nothing, whatever is recorded")
     parser.add_argument("--max-batch", type=int, help="of a dynamic batch")
     parser.add_argument(
         "--levels",
@@ -74,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 trials=args.trials,
                 precision=args.precision,
                 isa=args.isa,
+                fresh=args.fresh,
                 max_batch=args.max_batch,
                 levels=LEVELS[args.levels],
                 progress=progress,

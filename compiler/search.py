@@ -203,7 +203,17 @@ def _plan(spec: LayerSpec, store: RecordStore, setting: Setting, trials: int | N
 
 
 def _is_native(record: TuningRecord, setting: Setting) -> bool:
-    return (record.cpu, record.tvm) == (setting.cpu, TVM)
+    """Whether its time is that of the same code here. Code for AVX2 says where code for AVX-512 may look, no more."""
+    return (record.cpu, record.tvm) == (setting.cpu, TVM) and not _is_narrower(record, setting)
+
+
+def _is_narrower(record: TuningRecord, setting: Setting) -> bool:
+    return "avx512" in setting.features and "avx512" not in record.features
+
+
+def _place(record: TuningRecord, setting: Setting) -> str:
+    without = " without AVX-512" if _is_narrower(record, setting) else ""
+    return f"{record.cpu} with TVM {record.tvm}{without}"
 
 
 def _first_points(plan: _Plan, store: RecordStore) -> tuple[Sequence[int], str]:
@@ -218,7 +228,7 @@ def _warn_of_foreign(plans: Sequence[_Plan], setting: Setting) -> None:
     known = [[record.point for record in plan.records] for plan in plans]
     used = [[r for r in p.foreign if p.left and r.point not in k] for p, k in zip(plans, known, strict=True)]
     if any(used):
-        places = sorted({f"{record.cpu} with TVM {record.tvm}" for records in used for record in records})
+        places = sorted({_place(record, setting) for records in used for record in records})
         log.warning(
             "the tuning records of %d of %d workloads are of %s, this is %s with TVM %s: their best points are "
             "measured here again",

@@ -61,13 +61,18 @@ def user_folder() -> Path:
 class RecordStore:
     """All records that apply to one target: the shipped ones, then the user's, in the order they were made."""
 
-    def __init__(self, features: frozenset[str], user: Path | None = None, shipped: Path = SHIPPED) -> None:
-        """Raises UserError for a file that cannot be read; a line in it that is no record is skipped with a note."""
+    def __init__(
+        self, features: frozenset[str], user: Path | None = None, shipped: Path = SHIPPED, *, fresh: bool = False
+    ) -> None:
+        """`fresh`: as if nothing had been measured; new records are kept beside those that are there.
+
+        Raises UserError for a file that cannot be read; a line in it that is no record is skipped with a note.
+        """
         self.target = target_name(features)
         self._own = (user_folder() if user is None else user) / f"{self.target}.jsonl"
         lineage = TARGETS[TARGETS.index(self.target) :]
-        self._shipped = [_by_workload(shipped / f"{name}.jsonl") for name in lineage]
-        self._user = _by_workload(self._own)
+        self._shipped = [] if fresh else [_by_workload(shipped / f"{name}.jsonl") for name in lineage]
+        self._user = {} if fresh else _by_workload(self._own)
 
     def shipped(self, workload: str) -> tuple[TuningRecord, ...]:
         """Records that came with the package: such a workload counts as searched."""

@@ -171,6 +171,29 @@ def test_shipped_records_are_a_search_that_is_done(tmp_path: Path, meter: Meter)
     assert space.built == []
 
 
+def test_shipped_records_of_avx2_code_only_say_where_avx512_code_may_look(tmp_path: Path, meter: Meter) -> None:
+    avx2, avx512 = frozenset({"avx2"}), frozenset({"avx2", "avx512"})
+
+    def on(allowed: frozenset[str], space: Copy) -> Setting:
+        return Setting(tvm_target(), allowed, "a cpu", "fp32", 1, {}, {"copy": space})
+
+    shipping = RecordStore(avx2, user=tmp_path / "shipped", shipped=tmp_path / "none")
+    search([layer()], shipping, meter, on(avx2, Copy(TILES[1:])), 2, QUIET)
+    space = Copy(TILES)
+    own = RecordStore(avx512, user=tmp_path / "user", shipped=tmp_path / "shipped")
+    search([layer()], own, meter, on(avx512, space), 2, QUIET)
+    assert [point["tile"] for point in space.built] in ([2, 4], [4, 2])  # measured again; not 1
+
+
+def test_a_fresh_store_forgets_and_keeps_what_is_new(tmp_path: Path, meter: Meter) -> None:
+    search([layer()], store(tmp_path), meter, setting(Copy(TILES[:2])), 2, QUIET)
+    fresh = RecordStore(features(), user=tmp_path / "user", shipped=tmp_path / "shipped", fresh=True)
+    space = Copy(TILES)
+    search([layer()], fresh, meter, setting(space), 3, QUIET)
+    assert space.built == TILES
+    assert len(store(tmp_path).own(layer().workload)) == 5  # both searches
+
+
 def test_records_of_points_that_the_space_has_no_more_do_not_count(tmp_path: Path, meter: Meter) -> None:
     search([layer()], store(tmp_path), meter, setting(Copy([{"tile": 32}])), 9, QUIET)
     found = search([layer()], store(tmp_path), meter, setting(Copy(TILES)), 9, QUIET)
@@ -261,7 +284,9 @@ def written(
     store: RecordStore, spec: LayerSpec, points: Sequence[Point], cpu: str = "a cpu", tvm: str = TVM
 ) -> RecordStore:
     for i, point in enumerate(points):
-        store.append(TuningRecord(spec.workload, 1, point, (1_000_000 - i,), 64, 8, (), cpu, tvm))
+        store.append(
+            TuningRecord(spec.workload, 1, point, (1_000_000 - i,), 64, 8, tuple(sorted(features())), cpu, tvm)
+        )
     return store
 
 

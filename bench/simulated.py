@@ -1,0 +1,179 @@
+"""The paper's experiments on the simulator: numbers alone, for `bench/figures.py` to draw.
+
+Each function runs one experiment on the paper's machine and gives what was seen, by policy and load. Peaks are found
+with three seeds, as `veltair simulate --find-peak` does. A policy that takes just the cores that are in time is late
+with the first neighbour that comes, so each is shown with the share of the target to plan with that suits it best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from veltair.scheduler.costs import SOLO, Costs, level_grid
+from veltair.simulate import machines, profiles
+from veltair.simulate.calibration import calibrate
+from veltair.simulate.peak import Probe, find_peak, probe
+from veltair.simulate.proxy_fit import CounterFit, Sample
+from veltair.simulate.run import Simulation
+from veltair.simulate.scenario import Load, Scenario, TenantLoad, read_scenario
+
+ROOT = Path(__file__).resolve().parent.parent
+MACHINE = "threadripper-3990x"  # the paper's
+WORKLOADS = ("light", "medium", "heavy", "mix")
+GRANULARITIES = ("fcfs", "layerwise", "block-6", "block-11")
+STACKS = ("prema", "planaria", "veltair-as", "veltair-ac", "veltair-full", "veltair")
+SEEDS = (1, 2, 3)
+SHARES = (1.0, 0.8, 0.6)  # of each target to plan with
+QUERIES = 3000  # of one run
+PLANS_ALONE = {"prema", "veltair"}  # takes all cores; leaves a part of its own unplanned
+RESNET_MS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The highest rate at which every tenant keeps its percentile, and what was seen there."""
+
+    workload: str
+    policy: str
+    percentile: float
+    versions: int
+    planned_share: float
+    qps: float  # 0: none held
+    conflict_rate: float
+    core_ms_per_query: float
+    mean_ms: Mapping[str, float]  # by tenant, of what was answered
+    qos_rate: Mapping[str, float]
+
+
+def peak(workload: str, policy: str, percentile: float = 0.95, versions: int = 5) -> Peak:
+    def best(share: float, seeds: Sequence[int]) -> Probe | None:
+        held = [it for it in find_peak(_simulation(workload, percentile, versions, share), policy, seeds) if it.held]
+        return max(held, key=lambda tried: tried.scale, default=None)
+
+    tried = {share: best(share, SEEDS[:1]) for share in SHARES} if policy not in PLANS_ALONE else {}
+    share = max(tried, key=lambda share: it.scale if (it := tried[share]) else 0.0, default=1.0)
+    held = best(share, SEEDS)
+    if held is None:
+        return Peak(workload, policy, percentile, versions, share, 0.0, 0.0, 0.0, {}, {})
+    return Peak(workload, policy, percentile, versions, share, held.qps, *_cost(held), _means(held), _rates(held))
+
+
+def peaks(asked: Iterable[tuple[str, str, float, int]]) -> list[Peak]:
+    """Of (workload, policy, percentile, versions), on all cores of this machine."""
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # a progress bar has a thread
+        return list(pool.map(peak, *zip(*asked, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One policy at one load."""
+
+    policy: str
+    qps: float
+    qos_rate: float
+    mean_ms: float
+    conflict_rate: float
+    core_ms_per_query: float
+
+
+def resnet(policy: str, qps: float, queries: int) -> Point:
+    """Even arrivals of ResNet-50 alone, as in section 3.2."""
+    tenant = TenantLoad(name="resnet50", model="resnet50", qps=1.0, target_ms=RESNET_MS, arrivals="even")
+    load = Load(queries=queries, planned_share=SHARES[1], layer_qos="ops", grows_inside_layers=True)
+    return _point(_made(Scenario((tenant,), load)), policy, qps)
+
+
+def loaded(workload: str, policy: str, scale: float) -> Point:
+    """A workload at so many times its scenario's rates."""
+    return _point(_simulation(workload, 0.95, 5, SHARES[1]), policy, scale)
+
+
+def points(function: Any, asked: Sequence[tuple[Any, ...]]) -> list[Point]:
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # a progress bar has a thread
+        return list(pool.map(function, *zip(*asked, strict=True)))
+
+
+def solo_ms(workload: str) -> dict[str, float]:
+    """The shortest time of a query alone on the machine, over all core counts, by tenant."""
+    simulation = _simulation(workload, 0.95, 5, 1.0)
+    found = {}
+    for load in simulation.scenario.tenants:
+        costs = costs_of(simulation, load.model)
+        found[load.name] = costs.least_rest_ns(SOLO, 0) / 1e6
+    return found
+
+
+def costs_of(simulation: Simulation, model: str) -> Costs:
+    profile = simulation.profiles[model][0]
+    return Costs(profile, level_grid([profile]), len(simulation.machine.cores), split_by_ops=True)
+
+
+def resnet_simulation() -> Simulation:
+    return _made(Scenario((TenantLoad(name="resnet50", model="resnet50", qps=1.0, target_ms=RESNET_MS),)))
+
+
+def version_counts(workload: str = "mix") -> dict[int, int]:
+    """How many layers of all its models keep so many code versions."""
+    counts: dict[int, int] = {}
+    for by_batch in _simulation(workload, 0.95, 5, 1.0).profiles.values():
+        for of_layer in by_batch[0].versions:
+            counts[len(of_layer)] = counts.get(len(of_layer), 0) + 1
+    return counts
+
+
+def offered_qps(workload: str) -> float:
+    """Of its scenario, all tenants together."""
+    return _simulation(workload, 0.95, 5, 1.0).scenario.qps
+
+
+def proxy() -> tuple[list[Sample], CounterFit]:
+    """What the machine's counters show beside random neighbours, and the linear model fitted to it."""
+    simulation = _simulation("mix", 0.95, 5, 1.0)
+    profiles = {name: by_batch[0] for name, by_batch in simulation.profiles.items()}
+    return calibrate(simulation.model, simulation.machine, profiles, simulation.paces), simulation.counter_fit
+
+
+@cache
+def _simulation(workload: str, percentile: float, versions: int, share: float) -> Simulation:
+    scenario = read_scenario(ROOT / "scenarios" / f"{workload}.toml")
+    tenants = tuple(msgspec.structs.replace(tenant, percentile=percentile) for tenant in scenario.tenants)
+    load = msgspec.structs.replace(scenario.load, queries=QUERIES, planned_share=share)
+    return _made(Scenario(tenants, load), versions)
+
+
+def _made(scenario: Scenario, versions: int = 5) -> Simulation:
+    model = machines.load(MACHINE)
+    return Simulation(scenario, model, profiles.subjects(scenario, model, versions=versions))
+
+
+def _point(simulation: Simulation, policy: str, scale: float) -> Point:
+    seen = probe(simulation, policy, SEEDS[:1], scale)
+    conflicts, core_ms = _cost(seen)
+    latency = np.concatenate([tally.latency_ns for tally in seen.tallies])
+    offered = sum(tally.offered for tally in seen.tallies)
+    within = sum(tally.within for tally in seen.tallies)
+    mean_ms = float(latency.mean()) / 1e6 if len(latency) else 0.0
+    return Point(policy, seen.offered_qps, within / offered, mean_ms, conflicts, core_ms)
+
+
+def _cost(seen: Probe) -> tuple[float, float]:
+    blocks, served = sum(run.blocks for run in seen.runs), sum(tally.served for tally in seen.tallies)
+    conflicts = sum(run.conflicts for run in seen.runs) / blocks if blocks else 0.0
+    return conflicts, sum(run.core_ns for run in seen.runs) / 1e6 / served if served else 0.0
+
+
+def _means(seen: Probe) -> dict[str, float]:
+    return {tally.name: float(tally.latency_ns.mean()) / 1e6 for tally in seen.tallies if len(tally.latency_ns)}
+
+
+def _rates(seen: Probe) -> dict[str, float]:
+    return {tally.name: tally.qos_rate for tally in seen.tallies if tally.qos_rate is not None}
