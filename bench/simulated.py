@@ -32,8 +32,8 @@ WORKLOADS = ("light", "medium", "heavy", "mix")
 GRANULARITIES = ("fcfs", "layerwise", "block-6", "block-11")
 STACKS = ("prema", "planaria", "veltair-as", "veltair-ac", "veltair-full", "veltair")
 SEEDS = (1, 2, 3)
-SHARES = (1.0, 0.8, 0.6)  # of each target to plan with
-QUERIES = 3000  # of one run
+SHARES = (1.0, 0.8)  # of each target to plan with
+QUERIES = 1500  # of one run
 PLANS_ALONE = {"prema", "veltair"}  # takes all cores; leaves a part of its own unplanned
 RESNET_MS = 15.0
 

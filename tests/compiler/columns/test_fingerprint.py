@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 
+import farmhash
 import numpy as np
-import pytest
 from columns.running import Compiled, described
 
 from veltair.compiler.columns.fingerprint import fingerprint64
-
-farmhash = pytest.importorskip("farmhash", reason="pyfarmhash (extra dev) is the oracle of Fingerprint64")
 
 
 def test_equals_farmhash_in_every_class_of_lengths() -> None:
