@@ -280,13 +280,13 @@ def draw_13(data: Data) -> Any:
 
 
 def sensitivity(quick: bool) -> Data:
-    top = sim.peak("mix" if not quick else "medium", "veltair-full")
-    workload = top.workload
+    workload = "medium"
+    top = sim.peak(workload, "veltair-full")
     loads = (0.25, 0.5, 0.75)
     policies = ("layerwise", "veltair-full", "fcfs")
     asked = [(workload, policy, load * top.qps / sim.offered_qps(workload)) for policy in policies for load in loads]
     used = [asdict(point) for point in sim.points(sim.loaded, asked)]
-    counts = (1, 2, 5) if quick else (1, 2, 3, 4, 5, 6)
+    counts = (1, 2, 5) if quick else (1, 2, 3, 4, 5)
     by_count = sim.peaks([(workload, "veltair-full", 0.95, count) for count in counts])
     return {
         "source": "modelled",
