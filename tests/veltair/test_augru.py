@@ -20,7 +20,10 @@ def test_scan_computes_augru() -> None:
         list(made.nodes),
         "g",
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", STEPS, width]) for n, width in given],
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in (made.states, made.last)],
+        [
+            helper.make_tensor_value_info(made.states, TensorProto.FLOAT, ["n", STEPS, HIDDEN]),
+            helper.make_tensor_value_info(made.last, TensorProto.FLOAT, ["n", HIDDEN]),
+        ],
         list(made.initializers),
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
