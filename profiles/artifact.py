@@ -39,21 +39,34 @@ class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["input", "output", "weight", "arena"]
     dtype: str  # numpy name; bfloat16 travels as uint16
     shape: tuple[int, ...]
-    offset: int  # bytes into weights.bin or the arena; the position among the model's inputs or outputs
+    offset: int  # bytes into weights.bin or the arena; the position among the model's rooms or outputs
 
     def at(self, batch: int) -> tuple[int, ...]:
         """The shape for a query of this batch."""
         return tuple(-dim * batch if dim < 0 else dim for dim in self.shape)
 
 
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a feature begins in a bank: at `start` times the batch."""
+
+    bank: int  # among Manifest.banks
+    start: int
+
+
 class Port(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An input or output of the model. `low`/`high` bound integer ids, both inclusive."""
+    """An input or output of the model. `low`/`high` bound integer ids, both inclusive.
+
+    A feature lies in banks (see `rooms`): a number in one, a string's ends in one and its bytes in another.
+    """
 
     name: str
-    dtype: str
+    dtype: str  # numpy name, or "string"
     shape: tuple[int, ...]  # first dimension -1: the batch
     low: int | None = None
     high: int | None = None
+    places: tuple[Place, ...] = ()
+    max_bytes: int = 0  # of strings: room for a row's text, on average over a batch
+    separator: str = ""  # of strings: what splits one into tokens
 
     def spec(self) -> TensorSpec:
         return TensorSpec(self.name, self.dtype, self.shape)
@@ -100,6 +113,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kernels_digest: str
     weights_digest: str
     level_sources: tuple[LevelSource, ...] = ()  # of each level; none stands for all measured
+    banks: tuple[Port, ...] = ()  # one-dimensional
+
+    @property
+    def rooms(self) -> tuple[Port, ...]:
+        """The tensors that a query's inputs lie in: inputs by themselves, then the banks of all others."""
+        return (*(port for port in self.inputs if not port.places), *self.banks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +181,8 @@ def load(path: Path) -> Artifact:
 
     Raises ArtifactError for a missing, truncated, altered or inconsistent one.
     """
+    from veltair.profiles.consistency import inconsistency  # which is written in this module's terms
+
     try:
         raw = (path / MANIFEST).read_bytes()
     except OSError as error:
@@ -179,52 +200,9 @@ def load(path: Path) -> Artifact:
             raise ArtifactError(f"{path / name}: {error.strerror}") from None
         if found != expected:
             raise ArtifactError(f"{path / name}: truncated or altered (sha256 {found[:12]}…, not {expected[:12]}…)")
-    _check(path, manifest)
+    if fault := inconsistency(manifest, (path / WEIGHTS).stat().st_size):
+        raise ArtifactError(f"{path / MANIFEST}: {fault}")
     return Artifact(path, manifest, hashlib.sha256(raw).hexdigest())
-
-
-def _check(path: Path, m: Manifest) -> None:
-    """Every index in the manifest points inside; every layer has a version, every version a full table."""
-
-    def fail(text: str) -> None:
-        raise ArtifactError(f"{path / MANIFEST}: {text}")
-
-    if not m.batches or m.batches[-1] != m.max_batch or list(m.batches) != sorted(set(m.batches)):
-        fail(f"batches {m.batches} do not ascend to max_batch {m.max_batch}")
-    if not m.levels or m.levels[0] != 1.0 or list(m.levels) != sorted(set(m.levels)):
-        fail(f"levels {m.levels} do not ascend from 1.0")
-    if m.level_sources and len(m.level_sources) != len(m.levels):
-        fail(f"{len(m.level_sources)} level_sources for {len(m.levels)} levels")
-    ends = {"input": len(m.inputs), "output": len(m.outputs), "arena": m.arena_bytes}
-    ends["weight"] = (path / WEIGHTS).stat().st_size
-    ports = {"input": m.inputs, "output": m.outputs}
-    unknown = ({b.dtype for b in m.buffers} | {p.dtype for p in (*m.inputs, *m.outputs)}) - ITEM_BYTES.keys()
-    if unknown:
-        fail(f"unknown dtype {', '.join(sorted(unknown))}; expected one of {', '.join(ITEM_BYTES)}")
-    for i, b in enumerate(m.buffers):
-        size = nbytes(b, m.max_batch) if b.kind in ("weight", "arena") else 1
-        if b.offset < 0 or b.offset + size > ends[b.kind]:
-            fail(f"buffer {i} ({b.kind}) ends at {b.offset + size}, past {ends[b.kind]}")
-        if b.kind in ports:  # kernels take the whole tensor of a port, and write no further
-            port = ports[b.kind][b.offset]
-            whole = Buffer(b.kind, port.dtype, port.shape, b.offset)
-            if b.dtype != port.dtype or any(nbytes(b, n) != nbytes(whole, n) for n in (1, m.max_batch)):
-                fail(f"buffer {i} is {b.dtype} {list(b.shape)}, {b.kind} {port.name} {port.dtype} {list(port.shape)}")
-    shape = (len(m.batches), len(m.levels))
-    for layer in m.layers:
-        if not layer.versions:
-            fail(f"layer {layer.name} has no code version")
-        indices = [*layer.inputs, *layer.outputs, *(a for v in layer.versions for a in v.arguments)]
-        if any(not 0 <= index < len(m.buffers) for index in indices):
-            fail(f"layer {layer.name} names a buffer that does not exist")
-        if len(layer.flops) != shape[0] or len(layer.bytes) != shape[0]:
-            fail(f"layer {layer.name} has not one FLOP and byte count for each batch")
-        for v in layer.versions:
-            if len(v.latency_ns) != shape[0] or any(len(rows) != shape[1] for rows in v.latency_ns):
-                fail(f"layer {layer.name}: latency table of {v.symbol} is not (batches, levels, cores)")
-            widths = {len(row) for rows in v.latency_ns for row in rows}
-            if len(widths) != 1 or 0 in widths:
-                fail(f"layer {layer.name}: latency rows of {v.symbol} differ in length")
 
 
 def nbytes(buffer: Buffer, batch: int) -> int:

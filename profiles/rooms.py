@@ -1,0 +1,127 @@
+"""Where a query's inputs lie: a room for each tensor, and banks, in which the features of one type stand side by side.
+
+One kernel reads all features, so those of a type are packed for the query's batch, feature by feature. Of a feature
+that begins at `start`, a bank holds from `start * batch` on
+
+    int64, float32   its values, (batch, width)
+    int32            where each of its texts ends in its own bytes
+    uint8            its texts, in `max_bytes * batch` bytes of room
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.errors import RequestError, TooLargeError
+from veltair.profiles.artifact import Manifest, Port
+from veltair.profiles.strings import Strings
+
+Arrays = Sequence[NDArray[Any]]  # one for each of `Manifest.rooms`, in its order
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """One input in the memory of a query."""
+
+    port: Port
+    values: NDArray[Any]  # of a string: where each ends, int32
+    letters: NDArray[np.uint8] | None = None
+
+    def put(self, value: NDArray[Any] | Strings) -> None:
+        """Copy a value in. Raises RequestError for another type or size, TooLargeError for too much text."""
+        name, count = self.port.name, self.values.size
+        if self.letters is None:
+            if isinstance(value, Strings) or value.dtype != self.values.dtype or value.size != count:
+                got = f"{len(value)} strings" if isinstance(value, Strings) else f"{value.dtype} {list(value.shape)}"
+                raise RequestError(f"input {name!r}: expected {self.values.dtype} {list(self.values.shape)}, got {got}")
+            self.values[...] = value.reshape(self.values.shape)
+            return
+        if not isinstance(value, Strings):
+            raise RequestError(f"input {name!r}: expected {count} strings, got {value.dtype} {list(value.shape)}")
+        value.checked(name, count)
+        if value.size > self.letters.size:
+            raise TooLargeError(
+                f"input {name!r}: {value.size} bytes of text in {count} rows; at most {self.port.max_bytes} a row, on "
+                f"average, are taken: {self.letters.size}"
+            )
+        self.values[...] = value.offsets[1:]
+        self.letters[: value.size] = value.data[: value.size]
+
+    def strings(self) -> Strings:
+        """The strings that were put in, without a copy of their bytes."""
+        assert self.letters is not None
+        return Strings(self.letters, np.concatenate([[0], self.values]).astype(np.int32))
+
+
+def rooms(manifest: Manifest, arrays: Arrays, batch: int) -> list[Room]:
+    """Views of each of the model's inputs for a query of this batch; `arrays` may have room for more."""
+    own = iter(arrays)
+    banks = arrays[len(manifest.rooms) - len(manifest.banks) :]
+    found = []
+    for port in manifest.inputs:
+        shape = tuple(-dim * batch if dim < 0 else dim for dim in port.shape)
+        if not port.places:
+            found.append(Room(port, _cut(next(own), 0, shape)))
+            continue
+        sizes = [(batch,), (port.max_bytes * batch,)] if len(port.places) == 2 else [shape]
+        placed = zip(port.places, sizes, strict=True)
+        found.append(Room(port, *(_cut(banks[place.bank], place.start * batch, size) for place, size in placed)))
+    return found
+
+
+def fill(manifest: Manifest, arrays: Arrays, values: Mapping[str, NDArray[Any] | Strings], batch: int) -> None:
+    """Put a query's inputs, by name, where its kernels read them. Raises RequestError."""
+    for room in rooms(manifest, arrays, batch):
+        if room.port.name not in values:
+            raise RequestError(f"input {room.port.name!r} is missing")
+        room.put(values[room.port.name])
+
+
+def merge(manifest: Manifest, target: Arrays, parts: Sequence[tuple[Arrays, int]]) -> None:
+    """Queries as one: the rows of each part (its arrays, its batch) one after the other."""
+    batch, row = sum(count for _, count in parts), 0
+    alone = len(manifest.rooms) - len(manifest.banks)
+    textual = [port for port in manifest.inputs if len(port.places) == 2]
+    runs = [(bank, _runs(manifest, bank)) for bank in range(len(manifest.banks))]
+    into = {port.name: room for port, room in zip(manifest.inputs, rooms(manifest, target, batch), strict=True)}
+    used = dict.fromkeys((port.name for port in textual), 0)
+    for arrays, count in parts:
+        for whole, part, port in zip(target[:alone], arrays, manifest.rooms, strict=False):
+            shape = port.shape[1:]
+            _cut(whole, 0, (batch, *shape))[row : row + count] = _cut(part, 0, (count, *shape))
+        for bank, stretches in runs:
+            whole, part = target[alone + bank], arrays[alone + bank]
+            for start, many, width in stretches:
+                space = _cut(whole, start * batch, (many, batch, width))
+                space[:, row : row + count] = _cut(part, start * count, (many, count, width))
+        found = {room.port.name: room for room in rooms(manifest, arrays, count) if room.letters is not None}
+        for name, room in found.items():
+            letters, source = into[name].letters, room.letters
+            assert letters is not None and source is not None
+            size, place = min(max(int(room.values[-1]), 0), source.size), used[name]
+            letters[place : place + size] = source[:size]
+            into[name].values[row : row + count] += np.int32(place)
+            used[name] += size
+        row += count
+
+
+def _runs(manifest: Manifest, bank: int) -> list[tuple[int, int, int]]:
+    """Stretches of a bank with values a row of equal width: start, how many, width. Texts are copied otherwise."""
+    places = ((place, port) for port in manifest.inputs for place in port.places[:1])
+    inside = sorted((place.start, port.shape[1]) for place, port in places if place.bank == bank)
+    found = []
+    for width, members in groupby(inside, lambda entry: entry[1]):
+        listed = list(members)
+        found.append((listed[0][0], len(listed), width))
+    return found
+
+
+def _cut(array: NDArray[Any], start: int, shape: tuple[int, ...]) -> NDArray[Any]:
+    size = int(np.prod(shape, dtype=np.int64))
+    return array.reshape(-1)[start : start + size].reshape(shape)

@@ -1,0 +1,77 @@
+"""Strings as Arrow has them: the bytes of all, one after the other, and where each begins and ends.
+
+Bytes are any bytes: NUL and what is no UTF-8 among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.errors import RequestError, TooLargeError
+
+MOST_BYTES = (1 << 31) - (1 << 12)  # places are int32
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """String i is data[offsets[i]:offsets[i + 1]]. What comes from outside goes through `checked` first."""
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int32]  # (strings + 1), from 0 on, never falling
+
+    @classmethod
+    def of(cls, values: Iterable[bytes | str]) -> Self:
+        """Text is taken as UTF-8. Raises TooLargeError beyond MOST_BYTES."""
+        encoded = [value.encode() if isinstance(value, str) else bytes(value) for value in values]
+        return cls.cut(np.frombuffer(b"".join(encoded), np.uint8), np.fromiter(map(len, encoded), np.int64))
+
+    @classmethod
+    def cut(cls, data: NDArray[np.uint8], sizes: NDArray[np.integer]) -> Self:
+        """Strings of these sizes, one after the other in `data`. Raises TooLargeError beyond MOST_BYTES."""
+        ends = np.cumsum(sizes, dtype=np.int64)
+        if ends.size and ends[-1] > MOST_BYTES:
+            raise TooLargeError(f"{ends[-1]} bytes of text; at most {MOST_BYTES} can be taken at once")
+        return cls(data, np.concatenate([[0], ends]).astype(np.int32))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Strings]) -> Self:
+        """One part's strings after the other's. Raises TooLargeError beyond MOST_BYTES."""
+        sizes = [np.diff(part.offsets) for part in parts]
+        data = [part.data[: part.size] for part in parts]
+        return cls.cut(np.concatenate(data) if data else np.empty(0, np.uint8), np.concatenate([[0], *sizes])[1:])
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of all strings together."""
+        return int(self.offsets[-1])
+
+    def tolist(self) -> list[bytes]:
+        content, offsets = self.data[: self.size].tobytes(), self.offsets.tolist()
+        return [content[begin:end] for begin, end in pairwise(offsets)]
+
+    def checked(self, name: str, count: int) -> Self:
+        """Itself: `count` strings whose offsets start at 0, never fall and end within the bytes.
+
+        Raises RequestError that names the input and the row.
+        """
+        where, offsets = f"input {name!r}", self.offsets
+        if self.data.dtype != np.uint8 or offsets.dtype != np.int32 or offsets.shape != (count + 1,):
+            raise RequestError(f"{where}: expected uint8 data and {count + 1} int32 offsets, got {offsets.shape}")
+        if offsets[0] != 0:
+            raise RequestError(f"{where}: offsets start at {int(offsets[0])}; expected 0")
+        falls = np.flatnonzero(offsets[1:] < offsets[:-1])
+        if falls.size:
+            raise RequestError(f"{where}: offsets fall at row {int(falls[0])}")
+        if self.size > self.data.size:
+            row = int(np.flatnonzero(offsets > self.data.size)[0]) - 1
+            raise RequestError(f"{where}: row {row} ends at byte {int(offsets[row + 1])} of {self.data.size}")
+        return self

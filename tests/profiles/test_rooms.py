@@ -1,0 +1,112 @@
+"""Inputs in rooms and banks: what is put in is found there, for one query and for several as one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from veltair.errors import RequestError, TooLargeError
+from veltair.profiles.artifact import SCHEMA, Manifest, Place, Port
+from veltair.profiles.consistency import inconsistency
+from veltair.profiles.rooms import fill, merge, rooms
+from veltair.profiles.strings import Strings
+
+MANIFEST = Manifest(
+    schema=SCHEMA, model="m", precision="fp32", tolerance=0.1, qos_ns=1, target={}, features=(), max_batch=8,
+    batches=(1, 8), levels=(1.0,), outputs=(), buffers=(), arena_bytes=0, layers=(), environment={}, source_digest="",
+    kernels_digest="", weights_digest="",
+    inputs=(
+        Port("dense", "float32", (-1, 3)),
+        Port("a", "int64", (-1, 1), places=(Place(0, 0),)),
+        Port("many", "int64", (-1, 4), places=(Place(0, 1),)),
+        Port("s", "string", (-1, 1), places=(Place(1, 0), Place(2, 0)), max_bytes=10),
+        Port("b", "int64", (-1, 1), places=(Place(0, 5),)),
+        Port("t", "string", (-1, 1), places=(Place(1, 1), Place(2, 10)), max_bytes=6),
+    ),
+    banks=(Port("ints", "int64", (-6,)), Port("ends", "int32", (-2,)), Port("letters", "uint8", (-16,))),
+)  # fmt: skip
+
+
+def arrays(batch: int) -> list[NDArray[Any]]:
+    """Rooms full of what was there before."""
+    shapes = [tuple(-d * batch if d < 0 else d for d in port.shape) for port in MANIFEST.rooms]
+    return [np.full(shape, 77, port.dtype) for port, shape in zip(MANIFEST.rooms, shapes, strict=True)]
+
+
+def values(seed: int, batch: int) -> dict[str, Any]:
+    chance = np.random.default_rng(seed)
+    return {
+        "dense": chance.standard_normal((batch, 3)).astype(np.float32),
+        **{name: chance.integers(0, 99, (batch, width)) for name, width in (("a", 1), ("many", 4), ("b", 1))},
+        "s": Strings.of([chance.bytes(chance.integers(0, 11)) for _ in range(batch)]),
+        "t": Strings.of([chance.bytes(chance.integers(0, 7)) for _ in range(batch)]),
+    }
+
+
+def found(where: list[NDArray[Any]], batch: int) -> dict[str, Any]:
+    return {
+        room.port.name: room.values.tolist() if room.letters is None else room.strings().tolist()
+        for room in rooms(MANIFEST, where, batch)
+    }
+
+
+def test_the_manifest_is_consistent() -> None:
+    assert inconsistency(MANIFEST, 0) == ""
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_what_is_put_in_is_found(batch: int) -> None:
+    where, given = arrays(8), values(batch, batch)
+    fill(MANIFEST, where, given, batch)
+    assert found(where, batch) == {n: v.tolist() for n, v in given.items()}
+
+
+def test_several_queries_as_one() -> None:
+    parts = []
+    for batch in (2, 1, 5):
+        where = arrays(8)
+        fill(MANIFEST, where, values(batch, batch), batch)
+        parts.append((where, batch))
+    whole = arrays(8)
+    merge(MANIFEST, whole, parts)
+    expected = [values(batch, batch) for batch in (2, 1, 5)]
+    assert found(whole, 8) == {n: [row for part in expected for row in part[n].tolist()] for n in expected[0]}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "says"),
+    [
+        ("s", Strings.of([b"x" * 21, b""]), TooLargeError, "'s': 21 bytes of text in 2 rows; at most 10 a row, on av"),
+        ("s", Strings.of([b"x"]), RequestError, "'s': expected uint8 data and 3 int32 offsets"),
+        ("s", np.zeros((2, 1), np.int64), RequestError, "'s': expected 2 strings, got int64"),
+        ("a", Strings.of([b"", b""]), RequestError, r"'a': expected int64 \[2, 1\], got 2 strings"),
+        ("a", np.zeros(3, np.int64), RequestError, r"'a': expected int64 \[2, 1\], got int64 \[3\]"),
+        ("b", None, RequestError, "'b' is missing"),
+    ],
+)
+def test_what_does_not_fit_names_the_input(name: str, value: Any, error: type[Exception], says: str) -> None:
+    given = {n: v for n, v in (values(0, 2) | {name: value}).items() if v is not None}
+    with pytest.raises(error, match=says):
+        fill(MANIFEST, arrays(8), given, 2)
+
+
+@pytest.mark.parametrize(
+    ("alter", "says"),
+    [
+        (lambda m: m["inputs"][1]["places"][0].update(start=1), "input a begins at 1 of bank 0, expected 0"),
+        (lambda m: m["inputs"][1]["places"][0].update(bank=9), "input a is int64; expected banks of int64, found "),
+        (lambda m: m["inputs"][3].update(max_bytes=0), "input s has shape .* and 0 bytes"),
+        (lambda m: m["inputs"][5].update(max_bytes=7), "inputs fill 17 of bank letters, which holds 16"),
+        (lambda m: m["inputs"][3].update(places=[]), "input s is string; expected banks of int32 and uint8"),
+        (lambda m: m["banks"][0].update(shape=[6]), "bank ints has shape"),
+    ],
+)
+def test_places_that_lie_are_told(alter: Any, says: str) -> None:
+    plain = msgspec.json.decode(msgspec.json.encode(MANIFEST))
+    alter(plain)
+    assert re.match(says, inconsistency(msgspec.convert(plain, Manifest), 0))
