@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from veltair.profiles.artifact import Manifest
 from veltair.profiles.executor import empty
+from veltair.profiles.rooms import merge
 from veltair.server.messages import Part
 from veltair.server.tensor_pool import TensorPool
 
@@ -18,6 +19,7 @@ class Batch:
     """Room for one batch of a tenant in a worker's own memory; every input and output has a row for each sample."""
 
     def __init__(self, pool: TensorPool, tenant: int, manifest: Manifest) -> None:
+        self._pool, self._tenant, self._manifest = pool, tenant, manifest
         region, self._most = pool.regions[tenant], manifest.max_batch
         self._sources = pool.rows(region.inputs, tenant, self._most)
         self._targets = pool.rows(region.outputs, tenant, self._most)
@@ -25,7 +27,9 @@ class Batch:
         self._outputs = [empty(field.at(self._most), field.dtype) for field in region.outputs]
 
     def inputs(self, samples: int) -> list[NDArray[Any]]:
-        return [array[:samples] for array in self._inputs]
+        """As `Manifest.rooms` lists them."""
+        fields = self._pool.regions[self._tenant].inputs
+        return [a[: f.at(samples)[0]] for a, f in zip(self._inputs, fields, strict=True)]
 
     def outputs(self, samples: int) -> list[NDArray[Any]]:
         return [array[:samples] for array in self._outputs]
@@ -33,8 +37,15 @@ class Batch:
     def gather(self, parts: Sequence[Part]) -> None:
         """Raises IndexError for a slot that is not there, ValueError for more rows than there is room for."""
         places = self._places(parts)
-        for array, source in zip(self.inputs(len(places[0])), self._sources, strict=True):
+        inputs = self.inputs(len(places[0]))
+        if self._manifest.banks:  # a bank has no rows: it is packed feature by feature
+            merge(self._manifest, inputs, [(self._slot(part), part.samples) for part in parts])
+            return
+        for array, source in zip(inputs, self._sources, strict=True):
             array[...] = source[places]
+
+    def _slot(self, part: Part) -> list[NDArray[Any]]:
+        return self._pool.inputs(self._tenant, part.slot, part.samples)
 
     def scatter(self, parts: Sequence[Part]) -> None:
         places = self._places(parts)

@@ -10,9 +10,6 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
 
 from veltair.config import ServeConfig, counter_coefficients
 from veltair.errors import DeadlineError, OverloadedError, QueryError, UnknownModelError, VeltairError
@@ -20,6 +17,7 @@ from veltair.profiles import artifact as artifacts
 from veltair.profiles.artifact import Artifact, Manifest
 from veltair.server.engine_process import Answer, EngineProcess
 from veltair.server.messages import Ask, BlockRecord, Configure, Ended, Shutdown, Status, TenantSpec
+from veltair.server.protocol import Tensor
 from veltair.types import CoreSet, QoSTarget
 
 logger = logging.getLogger("veltair.server")
@@ -101,7 +99,7 @@ class EngineClient:
         """Whether new queries are taken."""
         return self._engine is not None and not self._engine.gone.done() and not self._draining
 
-    async def infer(self, tenant: str, inputs: Mapping[str, NDArray[Any]], *, deadline_ns: int | None = None) -> Answer:
+    async def infer(self, tenant: str, inputs: Mapping[str, Tensor], *, deadline_ns: int | None = None) -> Answer:
         """Run one query. Ids must have been checked; names, shapes and dtypes are.
 
         `deadline_ns`: on the monotonic clock; the query is given up then. Cancelling the caller cancels the query,

@@ -15,16 +15,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from veltair import errors
 from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestError, VeltairError, WorkerDiedError
 from veltair.profiles.artifact import Manifest
+from veltair.profiles.rooms import fill
 from veltair.server import tensor_pool
 from veltair.server.channel import Channel, ClosedError, pair
 from veltair.server.messages import BlockRecord, Cancel, Configure, Ended, Infer, Ready, Refused, Status, ToFront
-from veltair.server.tensor_pool import FreeSlots, TensorPool
+from veltair.server.protocol import Tensor
+from veltair.server.tensor_pool import FreeSlots, TensorPool, batch_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class EngineProcess:
         self._send(configure)
 
     def begin(
-        self, query: int, tenant: int, inputs: Mapping[str, NDArray[Any]], arrival_ns: int, deadline_ns: int
+        self, query: int, tenant: int, inputs: Mapping[str, Tensor], arrival_ns: int, deadline_ns: int
     ) -> asyncio.Future[Answer]:
         """Send a query off. Raises OverloadedError, or RequestError for arrays that do not fit the slot."""
         slot = self._slots.take(tenant)
@@ -124,20 +125,13 @@ class EngineProcess:
 
     # Tensors
 
-    def _write(self, tenant: int, slot: int, inputs: Mapping[str, NDArray[Any]]) -> int:
+    def _write(self, tenant: int, slot: int, inputs: Mapping[str, Tensor]) -> int:
         """Copy the inputs into the slot. Returns the batch."""
-        fields = self._pool.regions[tenant].inputs
-        counts = [inputs[f.name].shape[:1] for f in fields if f.name in inputs and f.shape[:1] == (-1,)]
-        batch = counts[0][0] if counts and counts[0] else 1
-        largest = self._manifests[tenant].max_batch
-        if not 1 <= batch <= largest:
-            raise RequestError(f"expected a batch of 1 to {largest}, got {batch}")
-        for field, view in zip(fields, self._pool.inputs(tenant, slot, batch), strict=True):
-            array = inputs.get(field.name)
-            if array is None or array.shape != view.shape or array.dtype != view.dtype:
-                found = "nothing" if array is None else f"{array.dtype} {list(array.shape)}"
-                raise RequestError(f"input {field.name}: expected {view.dtype} {list(view.shape)}, got {found}")
-            np.copyto(view, array, casting="no")
+        manifest = self._manifests[tenant]
+        batch = batch_of(manifest, inputs)
+        if not 1 <= batch <= manifest.max_batch:
+            raise RequestError(f"expected a batch of 1 to {manifest.max_batch}, got {batch}")
+        fill(manifest, self._pool.inputs(tenant, slot, batch), inputs, batch)
         return batch
 
     def _answer(self, held: Held, blocks: tuple[BlockRecord, ...]) -> Answer:

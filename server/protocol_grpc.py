@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from veltair.errors import RequestError
 from veltair.server.protocol import (
+    BYTES,
     Array,
     InferRequest,
     NamedTensor,
@@ -17,7 +18,6 @@ from veltair.server.protocol import (
     RequestedOutput,
     datatype_of,
     dtype_of,
-    objects,
     raw,
     refuse_unsupported,
 )
@@ -101,20 +101,22 @@ def _parameters(entries: Mapping[str, Any]) -> dict[str, Parameter]:
     return values
 
 
-def _typed(where: str, tensor: Any) -> Array:
+def _typed(where: str, tensor: Any) -> Array | Sequence[bytes]:
+    """Strings stay in the message until their shape is checked."""
     field = _CONTENTS.get(tensor.datatype)
-    dtype = dtype_of(tensor.datatype)
     if field is None:
+        dtype_of(tensor.datatype)
         raise RequestError(f"{where}: {tensor.datatype} has no typed contents; send it in raw_input_contents")
     contents = tensor.contents
     filled = [descriptor.name for descriptor, _ in contents.ListFields()]
     if filled not in ([], [field]):
         raise RequestError(f"{where}: {tensor.datatype} stands in {field}, got {', '.join(filled)}")
-    values: Iterable[Any] = getattr(contents, field)
-    if dtype.hasobject:
-        return objects(list(values))
+    values: Sequence[Any] = getattr(contents, field)
+    if tensor.datatype == BYTES:
+        return values
+    dtype = dtype_of(tensor.datatype)
     if dtype.kind == "f":  # packed little-endian on the wire, and the only field there: its tail is the array
-        size = len(getattr(contents, field)) * dtype.itemsize
+        size = len(values) * dtype.itemsize
         return np.frombuffer(contents.SerializeToString()[-size:] if size else b"", dtype)
     try:
         return np.array(values, dtype)

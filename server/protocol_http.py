@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -17,14 +18,15 @@ import numpy as np
 
 from veltair.errors import RequestError
 from veltair.server.protocol import (
+    BYTES,
     Array,
     InferRequest,
     NamedTensor,
     Parameter,
     RequestedOutput,
+    content,
     datatype_of,
     dtype_of,
-    objects,
     raw,
     refuse_unsupported,
 )
@@ -78,7 +80,7 @@ def decode_request(body: bytes | memoryview, header_bytes: int | None = None) ->
     for tensor in request.inputs:
         refuse_unsupported(f"input {tensor.name!r}", tensor.parameters)
         size = tensor.parameters.get("binary_data_size")
-        data: memoryview | Array
+        data: memoryview | Array | list[bytes]
         if size is None:
             data = _typed(tensor)
         elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
@@ -108,7 +110,8 @@ def encode_request(request: InferRequest) -> Message:
     """The same request with every tensor raw."""
     inputs, buffers = [], []
     for tensor in request.inputs:
-        data = raw(tensor.data) if isinstance(tensor.data, np.ndarray) else memoryview(tensor.data)
+        typed = not isinstance(tensor.data, (bytes, memoryview))
+        data = raw(content(tensor)) if typed else memoryview(tensor.data)
         buffers.append(data)
         inputs.append(_entry(tensor.name, tensor.datatype, tensor.shape, len(data)))
     parameters = {**request.parameters, "binary_data_output": request.binary_output}
@@ -134,7 +137,7 @@ def encode_response(
             buffers.append(data)
             entries.append(_entry(name, datatype, values.shape, len(data)))
         else:
-            entries.append({"name": name, "datatype": datatype, "shape": values.shape, "data": _plain(name, values)})
+            entries.append({"name": name, "datatype": datatype, "shape": values.shape, "data": _plain(values)})
     header: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id:
         header["id"] = request.id
@@ -153,12 +156,7 @@ def _message(header: dict[str, Any], buffers: list[memoryview]) -> Message:
     return Message(b"".join([text, *buffers]), len(text) if buffers else None)
 
 
-def _plain(name: str, values: Array) -> list[Any]:
-    if values.dtype.hasobject:
-        try:
-            return [v.decode() if isinstance(v, bytes) else str(v) for v in values.reshape(-1)]
-        except UnicodeDecodeError:
-            raise RequestError(f"output {name!r} is not UTF-8; ask for it with binary_data") from None
+def _plain(values: Array) -> list[Any]:
     if values.dtype == dtype_of("BF16"):
         values = values.astype(np.float32)
     items: list[Any] = values.reshape(-1).tolist()
@@ -174,7 +172,7 @@ def _json(decoder: msgspec.json.Decoder[Any], text: memoryview, where: str) -> A
         raise RequestError(f"{where}: JSON is nested too deeply") from None
 
 
-_ITEM: dict[str, type] = {"b": bool, "u": int, "i": int, "f": float, "V": float, "O": str}
+_ITEM: dict[str, type] = {"b": bool, "u": int, "i": int, "f": float, "V": float}
 
 
 @cache
@@ -185,10 +183,10 @@ def _decoder(item: type, depth: int) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def _typed(tensor: _Input) -> Array:
-    """JSON data, flat or nested as the shape says, as a flat array of the declared datatype."""
+def _typed(tensor: _Input) -> Array | list[bytes]:
+    """JSON data, flat or nested as the shape says, as a flat array of the declared datatype or a list of strings."""
     where = f"input {tensor.name!r}"
-    dtype = dtype_of(tensor.datatype)
+    item = str if tensor.datatype == BYTES else _ITEM[dtype_of(tensor.datatype).kind]
     text = memoryview(tensor.data)
     if not text:
         raise RequestError(f"{where}: has neither data nor binary_data_size")
@@ -196,11 +194,10 @@ def _typed(tensor: _Input) -> Array:
     depth = max(1, brackets[0].count(b"[")) if brackets else 1
     if depth > MAX_RANK:
         raise RequestError(f"{where}: data is nested deeper than {MAX_RANK} dimensions")
-    items = _json(_decoder(_ITEM[dtype.kind], depth), text, f"{where}: data")
-    if dtype.hasobject:
-        while depth > 1:
-            items, depth = [item for row in items for item in row], depth - 1
-        return objects([item.encode() for item in items])
+    items = _json(_decoder(item, depth), text, f"{where}: data")
+    if item is str:
+        return _flat_strings(where, items, depth, tensor.shape)
+    dtype = dtype_of(tensor.datatype)
     try:
         with np.errstate(over="raise"):
             wide = np.dtype(np.float64) if dtype.kind in "fV" else dtype  # narrowing a float then raises
@@ -209,6 +206,23 @@ def _typed(tensor: _Input) -> Array:
         raise RequestError(f"{where}: a number does not fit {tensor.datatype}") from None
     except ValueError:
         raise RequestError(f"{where}: rows of data differ in length") from None
-    if values.ndim > 1 and values.shape != tensor.shape:
-        raise RequestError(f"{where}: data is nested as {list(values.shape)}, shape says {list(tensor.shape)}")
+    _check_nesting(where, values.shape, tensor.shape)
     return values.reshape(-1)
+
+
+def _flat_strings(where: str, items: list[Any], depth: int, shape: tuple[int, ...]) -> list[bytes]:
+    nesting = [len(items)]
+    for _ in range(depth - 1):
+        lengths = set(map(len, items))
+        if len(lengths) > 1:
+            raise RequestError(f"{where}: rows of data differ in length")
+        nesting += lengths or {0}
+        items = list(chain.from_iterable(items))
+    _check_nesting(where, tuple(nesting), shape)
+    return [item.encode() for item in items]
+
+
+def _check_nesting(where: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Flat data takes any shape."""
+    if len(found) > 1 and found != shape:
+        raise RequestError(f"{where}: data is nested as {list(found)}, shape says {list(shape)}")

@@ -16,8 +16,9 @@ from veltair.server import protocol_models
 from veltair.server.client import Snapshot
 from veltair.server.messages import BlockRecord
 from veltair.server.metrics import Metrics, TenantMetrics
-from veltair.server.protocol import Array, InferRequest, Parameter
+from veltair.server.protocol import Array, InferRequest, Parameter, Tensor
 from veltair.server.protocol_parser import JsonParser
+from veltair.server.tensor_pool import batch_of
 from veltair.server.validation import checked_inputs, checked_outputs, priority, text_parameter, timeout_ns
 from veltair.types import QoSTarget
 
@@ -52,7 +53,7 @@ class Engine(Protocol):
     @property
     def ready(self) -> bool: ...
 
-    async def infer(self, tenant: str, inputs: Mapping[str, Array], *, deadline_ns: int | None = None) -> Answer: ...
+    async def infer(self, tenant: str, inputs: Mapping[str, Tensor], *, deadline_ns: int | None = None) -> Answer: ...
 
     async def snapshot(self, since: int = 0) -> Snapshot: ...
 
@@ -132,9 +133,7 @@ class Service:
             raise DeadlineError("the deadline had passed when the request was read")
         answer = await self.engine.infer(name, inputs, deadline_ns=deadline_ns)
         outputs = {output: answer.outputs[output] for output in wanted}
-        batch = next(
-            (inputs[p.name].shape[0] for p in manifest.inputs if p.shape[:1] == (-1,)), 1
-        )  # of elements; a fixed shape counts as one
+        batch = batch_of(manifest, inputs)
         counts.answered(time.monotonic_ns() - arrival_ns, answer.queue_ns, answer.execute_ns, batch, answer.blocks)
         traced = request.parameters.get(TRACE_PARAMETER) in (True, "true", 1)
         return Result(name, outputs, _trace(answer) if traced else {})

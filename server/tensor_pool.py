@@ -1,8 +1,8 @@
 """Tensors of queries in memory that front and workers share.
 
 Each tenant has a region of slots of its own, so no byte of one tenant ever stands in a slot of another. A slot has
-room for every input, then every output, at the tenant's largest batch. The memory is sparse: a slot costs nothing
-until it is first used, and the slot given back last is taken next, so few are.
+room for everything that inputs lie in (`Manifest.rooms`), then every output, at the tenant's largest batch. The memory
+is sparse: a slot costs nothing until it is first used, and the slot given back last is taken next, so few are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import fcntl
 import math
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import OverloadedError
-from veltair.profiles.artifact import ALIGNMENT, ITEM_BYTES, SLACK_BYTES, Manifest, Port
+from veltair.profiles.artifact import ALIGNMENT, ITEM_BYTES, SLACK_BYTES, Manifest
+from veltair.profiles.strings import Strings
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # nobody can cut it under a reader
 
@@ -28,11 +29,14 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # nobody c
 class Field:
     name: str
     dtype: str
-    shape: tuple[int, ...]  # first dimension -1: the batch
+    shape: tuple[int, ...]  # a dimension -k is k times the batch
     offset: int  # bytes from the slot's begin
 
     def at(self, batch: int) -> tuple[int, ...]:
-        return (batch, *self.shape[1:]) if self.shape and self.shape[0] < 0 else self.shape
+        return tuple(-dim * batch if dim < 0 else dim for dim in self.shape)
+
+    def bytes_at(self, batch: int) -> int:
+        return math.prod(self.at(batch)) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +56,14 @@ def regions(manifests: Sequence[Manifest], slots: int) -> tuple[Region, ...]:
     for manifest in manifests:
         fields = []
         offset = 0
-        for port in (*manifest.inputs, *manifest.outputs):
+        for port in (*manifest.rooms, *manifest.outputs):
             fields.append(Field(port.name, port.dtype, port.shape, offset))
-            offset += _round_up(_port_bytes(port, manifest.max_batch) + SLACK_BYTES, ALIGNMENT)
+            offset += _round_up(fields[-1].bytes_at(manifest.max_batch) + SLACK_BYTES, ALIGNMENT)
         slot_bytes = _round_up(offset, mmap.PAGESIZE)
-        split = len(manifest.inputs)
+        split = len(manifest.rooms)
         result.append(Region(begin, slot_bytes, tuple(fields[:split]), tuple(fields[split:])))
         begin += slot_bytes * slots
     return tuple(result)
-
-
-def _port_bytes(port: Port, batch: int) -> int:
-    return math.prod(batch if dim < 0 else dim for dim in port.shape) * ITEM_BYTES[port.dtype]
 
 
 def _round_up(size: int, step: int) -> int:
@@ -104,10 +104,18 @@ class TensorPool:
         begin = region.offset + slot * region.slot_bytes
         views = []
         for field in fields:
-            shape = field.at(batch)
-            at, size = begin + field.offset, math.prod(shape) * ITEM_BYTES[field.dtype]
-            views.append(self._bytes[at : at + size].view(field.dtype).reshape(shape))
+            at = begin + field.offset
+            views.append(self._bytes[at : at + field.bytes_at(batch)].view(field.dtype).reshape(field.at(batch)))
         return views
+
+
+def batch_of(manifest: Manifest, inputs: Mapping[str, NDArray[Any] | Strings]) -> int:
+    """Rows of the first of a query's inputs that has any; 1 where every shape is fixed."""
+    for port in manifest.inputs:
+        value = inputs.get(port.name)
+        if port.shape[:1] == (-1,) and value is not None:
+            return len(value) if isinstance(value, Strings) else value.shape[0] if value.shape else 1
+    return 1
 
 
 def pool_bytes(layout: Sequence[Region], slots: int) -> int:

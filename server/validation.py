@@ -9,31 +9,33 @@ import numpy as np
 
 from veltair.errors import RequestError
 from veltair.profiles.artifact import Port
-from veltair.server.protocol import Array, NamedTensor, Parameter, RequestedOutput, array, datatype_of
+from veltair.profiles.strings import Strings
+from veltair.server.protocol import Array, NamedTensor, Parameter, RequestedOutput, Tensor, content, datatype_of
 
 MICROSECOND_NS = 1000
 MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
+MOST_LISTED = 32  # names of inputs in an error
 
 
 def checked_inputs(
     model: str, ports: Sequence[Port], max_batch: int, tensors: Sequence[NamedTensor]
-) -> dict[str, Array]:
-    """Arrays by input name: the model's dtypes and shapes, one batch for all, every id within its range."""
+) -> dict[str, Tensor]:
+    """By input name: the model's dtypes and shapes, one batch for all, every id within its range."""
     given = {tensor.name: tensor for tensor in tensors}
-    names = ", ".join(port.name for port in ports)
+    taken = {port.name for port in ports}
     if len(given) != len(tensors):
         seen: set[str] = set()
         twice = next(t.name for t in tensors if t.name in seen or seen.add(t.name))  # type: ignore[func-returns-value]
         raise RequestError(f"{model}: input {twice!r:.80} is given twice")
-    for name in given:
-        if all(port.name != name for port in ports):
-            raise RequestError(f"{model}: no input {name!r:.80}; it takes {names}")
-    checked: dict[str, Array] = {}
+    strange = next((name for name in given if name not in taken), None)
+    if strange is not None:
+        raise RequestError(f"{model}: no input {strange!r:.80}; it takes {_names(ports)}")
+    checked: dict[str, Tensor] = {}
     batch: tuple[int, str] | None = None  # and the input that set it
     for port in ports:
         tensor = given.get(port.name)
         if tensor is None:
-            raise RequestError(f"{model}: input {port.name!r} is missing; it takes {names}")
+            raise RequestError(f"{model}: input {port.name!r} is missing; it takes {_names(ports)}")
         expected = datatype_of(port.dtype)
         if tensor.datatype != expected:
             raise RequestError(f"{model}: input {port.name!r} is {expected}, got {tensor.datatype!r:.40}")
@@ -44,10 +46,16 @@ def checked_inputs(
                 raise RequestError(
                     f"{model}: input {port.name!r} has batch {tensor.shape[0]}, {batch[1]!r} has {batch[0]}"
                 )
-        values = array(tensor)
-        _check_range(model, port, values)
+        values = content(tensor)
+        if not isinstance(values, Strings):
+            _check_range(model, port, values)
         checked[port.name] = values
     return checked
+
+
+def _names(ports: Sequence[Port]) -> str:
+    listed = ", ".join(port.name for port in ports[:MOST_LISTED])
+    return listed if len(ports) <= MOST_LISTED else f"{listed}, … ({len(ports)} in all)"
 
 
 def _check_shape(model: str, port: Port, max_batch: int, shape: tuple[int, ...]) -> None:

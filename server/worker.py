@@ -135,13 +135,13 @@ def warm_up(executor: executor.Executor) -> None:
 
     manifest = executor.manifest
     inputs, outputs = [], []
-    for port in manifest.inputs:
-        array = empty(tuple(1 if dim < 0 else dim for dim in port.shape), port.dtype)
+    for port in manifest.rooms:
+        array = empty(tuple(abs(dim) for dim in port.shape), port.dtype)
         if port.low is not None and port.low > 0:
             array.fill(port.low)
         inputs.append(array)
     for port in manifest.outputs:
-        outputs.append(empty(tuple(1 if dim < 0 else dim for dim in port.shape), port.dtype))
+        outputs.append(empty(tuple(abs(dim) for dim in port.shape), port.dtype))
     run = executor.bind(1, inputs, outputs)
     for index, layer in enumerate(manifest.layers):
         for version in range(len(layer.versions)):

@@ -11,22 +11,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tritonclient.utils import serialize_byte_tensor
 
 from veltair.errors import RequestError, TooLargeError, UnsupportedError
+from veltair.profiles.strings import Strings
 from veltair.server.protocol import (
+    BYTES,
     DTYPES,
     InferRequest,
     NamedTensor,
     RequestedOutput,
-    array,
+    content,
     datatype_of,
-    objects,
     raw,
 )
 from veltair.server.protocol_body import answer_coding, deflate, inflate
 from veltair.server.protocol_http import decode_request, encode_request, encode_response
-
-NUMERIC = [name for name in DTYPES if name != "BYTES"]
 
 
 def body(*inputs: dict[str, Any], **more: Any) -> bytes:
@@ -38,7 +38,15 @@ def fp32(data: Any, shape: Any = (1, 2)) -> dict[str, Any]:
 
 
 def one(text: bytes, header_bytes: int | None = None) -> np.ndarray[Any, Any]:
-    return array(decode_request(text, header_bytes).inputs[0])
+    values = content(decode_request(text, header_bytes).inputs[0])
+    assert isinstance(values, np.ndarray)
+    return values
+
+
+def words(text: bytes, header_bytes: int | None = None) -> list[bytes]:
+    values = content(decode_request(text, header_bytes).inputs[0])
+    assert isinstance(values, Strings)
+    return values.tolist()
 
 
 def test_flat_and_nested_json_are_the_same_tensor() -> None:
@@ -68,21 +76,21 @@ def test_requested_outputs_and_parameters() -> None:
     assert request.binary_output
 
 
-@pytest.mark.parametrize("datatype", NUMERIC)
+@pytest.mark.parametrize("datatype", DTYPES)
 @given(data=st.data())
 def test_every_datatype_survives_both_forms(datatype: str, data: st.DataObject) -> None:
     dtype = DTYPES[datatype]
     shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4))
     size = int(np.prod(shape)) * dtype.itemsize
-    content = data.draw(st.binary(min_size=size, max_size=size))
+    sample = data.draw(st.binary(min_size=size, max_size=size))
     if datatype == "BOOL":
-        content = bytes(b & 1 for b in content)
-    values = np.frombuffer(content, dtype).reshape(shape)
+        sample = bytes(b & 1 for b in sample)
+    values = np.frombuffer(sample, dtype).reshape(shape)
     sent = InferRequest("", {}, (NamedTensor("x", datatype, shape, values.reshape(-1)),), (), True)
     message = encode_request(sent)
     back = one(message.body, message.header_bytes)
     assert back.shape == shape
-    assert raw(back) == content  # bit by bit, NaNs included
+    assert raw(back) == sample  # bit by bit, NaNs included
     with np.errstate(invalid="ignore"):  # a signalling NaN
         finite = bool(np.isfinite(values.astype(np.float64)).all())
     if values.size and finite:
@@ -94,26 +102,27 @@ def test_every_datatype_survives_both_forms(datatype: str, data: st.DataObject) 
 
 @given(st.lists(st.binary(max_size=12), max_size=5))
 def test_bytes_survive_the_binary_form(items: list[bytes]) -> None:
-    tensor = NamedTensor("x", "BYTES", (len(items),), objects(items))
-    message = encode_request(InferRequest("", {}, (tensor,), ()))
-    assert one(message.body, message.header_bytes).tolist() == items
+    message = encode_request(InferRequest("", {}, (NamedTensor("x", BYTES, (len(items),), items),), ()))
+    assert words(message.body, message.header_bytes) == items
+    assert message.body.endswith(serialized(items))
+
+
+def serialized(items: list[bytes]) -> bytes:
+    """As tritonclient sends them."""
+    if not items:
+        return b""
+    values = np.empty(len(items), object)
+    values[:] = items
+    found: bytes = serialize_byte_tensor(values).item()
+    return found
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=5))
 def test_bytes_in_json_are_utf8_strings(items: list[str]) -> None:
-    tensor = {"name": "x", "shape": [1, len(items)], "datatype": "BYTES", "data": [items]}
-    values = one(msgspec.json.encode({"inputs": [tensor]}))
-    assert [item.decode() for item in values[0]] == items
-    response = encode_response("m", "1", InferRequest("", {}, (), ()), {"x": values})
-    assert json.loads(response.body)["outputs"][0]["data"] == items
-
-
-def test_a_bytes_output_that_is_no_text_needs_the_binary_form() -> None:
-    values = objects([b"\xff"])
-    with pytest.raises(RequestError, match="binary_data"):
-        encode_response("m", "1", InferRequest("", {}, (), ()), {"x": values})
-    message = encode_response("m", "1", InferRequest("", {}, (), (), True), {"x": values})
-    assert message.body.endswith(b"\x01\x00\x00\x00\xff")
+    tensor = {"name": "x", "shape": [1, len(items)], "datatype": BYTES}
+    for data in (items, [items]):
+        values = words(msgspec.json.encode({"inputs": [{**tensor, "data": data}]}))
+        assert [item.decode() for item in values] == items
 
 
 def test_mixed_outputs() -> None:
@@ -182,6 +191,23 @@ MALFORMED = {
     "INT64 of 2**63": (body({**fp32([2**63, 0]), "datatype": "INT64"}), None, "does not fit INT64"),
     "fractions for INT64": (body({**fp32([1.5, 0]), "datatype": "INT64"}), None, "expected `int`"),
     "numbers for BYTES": (body({**fp32([1, 2]), "datatype": "BYTES"}), None, "expected `str`"),
+    "ragged BYTES": (
+        body({**fp32([["a"], ["b", "c", "d"]], (2, 2)), "datatype": "BYTES"}),
+        None,
+        "differ in length",
+    ),
+    "BYTES nested otherwise": (
+        body({**fp32([["a"], ["b"]], (1, 2)), "datatype": "BYTES"}),
+        None,
+        r"nested as \[2, 1\]",
+    ),
+    "too few strings": (body({**fp32(["a"]), "datatype": "BYTES"}), None, "expected 2 strings, got 1"),
+    "half a character": (body({**fp32(["a", "PUT"]), "datatype": "BYTES"}).replace(b"PUT", b"\xc3"), None, "utf-8"),
+    "a lone surrogate": (
+        body({**fp32(["a", "PUT and more"]), "datatype": "BYTES"}).replace(b"PUT", b"\\ud800"),
+        None,
+        "surrogate|unicode|escape",
+    ),
     "parameters nested": (body(fp32([1, 2]), parameters={"a": {}}), None, "parameters"),
     "broken UTF-8": (b'{"inputs": [], "id": "\xff"}', None, "utf-8"),
     "header past the body": (body(fp32([1, 2])), 10_000, "10000"),
@@ -194,16 +220,17 @@ MALFORMED = {
     "size a boolean": (body(sized(True)), len(body(sized(True))), "count of bytes"),
     "size a text": (body(sized("8")), len(body(sized("8"))), "count of bytes"),
     "data twice": (body(sized(0, data=[1, 2])), len(body(sized(0, data=[1, 2]))), "both"),
-    "a string past the end": (
-        body(sized(5, datatype="BYTES", shape=[1])) + b"\x09\x00\x00\x00a",
-        len(body(sized(5, datatype="BYTES", shape=[1]))),
-        "runs past",
-    ),
-    "half a string length": (
-        body(sized(3, datatype="BYTES", shape=[1])) + b"abc",
-        len(body(sized(3, datatype="BYTES", shape=[1]))),
-        "string length",
-    ),
+    **{
+        name: (body(sized(len(tail), datatype="BYTES")) + tail, len(body(sized(len(tail), datatype="BYTES"))), message)
+        for name, tail, message in [
+            ("a string past the end", b"\1\0\0\0a\2\0\0\0b", "2 bytes runs past the end of the data, 1 bytes on"),
+            ("a huge length", b"\1\0\0\0a\xff\xff\xff\xffb", "4294967295 bytes runs past"),
+            ("half a string length", b"\0\0\0\0\0\0\0\0abc", "3 bytes left where a 4-byte string length"),
+            ("one string of two", b"\5\0\0\0abcde", "expected 2 strings, got 1"),
+            ("three strings of two", b"\0\0\0\0" * 3, "expected 2 strings, got 3"),
+            ("too little for two lengths", b"\0\0\0\0", "2 strings take at least 8 bytes, got 4"),
+        ]
+    },
     "a BOOL of 7": (
         body(sized(2, datatype="BOOL")) + b"\x00\x07",
         len(body(sized(2, datatype="BOOL"))),
@@ -217,7 +244,7 @@ def test_malformed(case: str) -> None:
     text, header_bytes, message = MALFORMED[case]
     with pytest.raises(RequestError, match=f"(?i){message}"):
         for tensor in decode_request(text, header_bytes).inputs:
-            array(tensor)
+            content(tensor)
 
 
 @pytest.mark.parametrize("key", ["shared_memory_region", "sequence_id", "sequence_start"])
@@ -236,13 +263,13 @@ def touch(text: bytes, header_bytes: int | None) -> None:
     try:
         request = decode_request(text, header_bytes)
         for tensor in request.inputs:
-            array(tensor)
+            content(tensor)
     except RequestError:
         return
     message = encode_request(request)
     again = decode_request(message.body, message.header_bytes)
     for before, after in zip(request.inputs, again.inputs, strict=True):
-        assert raw(array(before)) == raw(array(after))
+        assert raw(content(before)) == raw(content(after))
 
 
 @given(st.binary(max_size=200), st.none() | st.integers(-2, 220))
@@ -265,7 +292,7 @@ JSON = st.recursive(
 )
 
 
-@given(JSON, JSON, st.sampled_from(list(DTYPES)) | st.text(max_size=5), JSON)
+@given(JSON, JSON, st.sampled_from([*DTYPES, BYTES]) | st.text(max_size=5), JSON)
 def test_any_json_in_any_place(shape: Any, data: Any, datatype: str, parameters: Any) -> None:
     tensor = {"name": "x", "shape": shape, "datatype": datatype, "data": data}
     touch(json.dumps({"inputs": [tensor], "parameters": parameters}).encode(), None)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from veltair.errors import RequestError, UnsupportedError
-from veltair.server.protocol import DTYPES, array, raw
+from veltair.profiles.strings import Strings
+from veltair.server.protocol import BYTES, DTYPES, content, raw
 from veltair.server.protocol_grpc import _CONTENTS, decode_request, encode_response
 
 
@@ -22,11 +23,12 @@ def message(datatype: str, shape: tuple[int, ...], **contents: Any) -> Any:
     return request
 
 
-@pytest.mark.parametrize("datatype", _CONTENTS)
+@pytest.mark.parametrize("datatype", sorted(_CONTENTS.keys() - {BYTES}))
 def test_typed_contents(datatype: str) -> None:
-    values = [b"a", b"bc"] if datatype == "BYTES" else [True, False] if datatype == "BOOL" else [1, 0]
+    values = [True, False] if datatype == "BOOL" else [1, 0]
     request = decode_request(message(datatype, (1, 2), **{_CONTENTS[datatype]: values}))
-    back = array(request.inputs[0])
+    back = content(request.inputs[0])
+    assert isinstance(back, np.ndarray)
     assert back.dtype == DTYPES[datatype]
     assert back.tolist() == [values]
 
@@ -34,16 +36,26 @@ def test_typed_contents(datatype: str) -> None:
 @given(st.lists(st.floats(width=32), max_size=9))
 def test_typed_floats_are_exact(values: list[float]) -> None:
     request = decode_request(message("FP32", (len(values),), fp32_contents=values))
-    np.testing.assert_array_equal(array(request.inputs[0]), np.array(values, np.float32))
+    np.testing.assert_array_equal(content(request.inputs[0]), np.array(values, np.float32))
+
+
+@given(st.lists(st.binary(max_size=9), max_size=9))
+def test_strings_in_both_forms(values: list[bytes]) -> None:
+    raw_form = message(BYTES, (len(values),))
+    raw_form.raw_input_contents.append(b"".join(len(value).to_bytes(4, "little") + value for value in values))
+    for sent in (message(BYTES, (len(values),), bytes_contents=values), raw_form):
+        back = content(decode_request(sent).inputs[0])
+        assert isinstance(back, Strings)
+        assert back.tolist() == values
 
 
 def test_raw_contents_are_not_copied() -> None:
-    content = np.arange(4, dtype="<f4").tobytes()
+    sample = np.arange(4, dtype="<f4").tobytes()
     request = message("FP32", (2, 2))
-    request.raw_input_contents.append(content)
-    back = array(decode_request(request).inputs[0])
+    request.raw_input_contents.append(sample)
+    back = content(decode_request(request).inputs[0])
     np.testing.assert_array_equal(back, np.arange(4, dtype=np.float32).reshape(2, 2))
-    assert not back.flags.owndata
+    assert isinstance(back, np.ndarray) and not back.flags.owndata
 
 
 def test_malformed() -> None:
@@ -63,8 +75,10 @@ def test_malformed() -> None:
         decode_request(message("INT8", (1,), int_contents=[300]))
     with pytest.raises(RequestError, match="unknown datatype"):
         decode_request(message("F", (1,)))
+    with pytest.raises(RequestError, match="expected 2 strings, got 1"):
+        content(decode_request(message(BYTES, (2,), bytes_contents=[b"a"])).inputs[0])
     with pytest.raises(RequestError, match="takes 2 elements, got 0"):
-        array(decode_request(message("FP32", (2,))).inputs[0])
+        content(decode_request(message("FP32", (2,))).inputs[0])
     request = message("FP32", (1,), fp32_contents=[1])
     request.inputs[0].parameters["shared_memory_region"].string_param = "r"
     with pytest.raises(UnsupportedError, match="shared memory"):
