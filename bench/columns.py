@@ -84,7 +84,10 @@ def described() -> Any:
     features, listed, embeddings = [], [], []
     for name, kind, rows, dim in columns():
         given = {"bucket": "float", "int": "int", "large": "int", "string": "string", "tokens": "tokens"}[kind]
-        features.append({"name": name, "kind": given} | ({"separator": ";"} if kind == "tokens" else {}))
+        features.append(
+            {"name": name, "kind": given}
+            | ({"separator": ";", "max_bytes": 16 * MODEL["tokens"][1]} if kind == "tokens" else {})
+        )
         step = {"boundaries": [float(e) for e in EDGES]} if kind == "bucket" else {"hash": rows}
         listed.append({"feature": name, "table": name, **step})
         embeddings.append({"name": name, "rows": rows, "dim": dim, "seed": 0})
@@ -97,11 +100,13 @@ def prepare(folder: Path) -> None:
     import tvm
 
     from veltair.compiler.columns.kernel import Columns, layer
+    from veltair.compiler.columns.layout import bank_of
+    from veltair.compiler.columns.store import Store
     from veltair.machine import features, tvm_target
 
     folder.mkdir(parents=True, exist_ok=True)
     description = described()
-    spec = layer(description, description.inputs[0], max(MODEL["batches"]), tables())
+    spec = layer(description, description.inputs[0], max(MODEL["batches"]), Store.of(description, tables()))
     for number, point in enumerate(POINTS):
         kernel = Columns().build(spec, point, features())
         start = time.perf_counter()
@@ -111,15 +116,16 @@ def prepare(folder: Path) -> None:
         for place, weight in enumerate(kernel.weights):
             if place == 0 or number == 0:  # the chunks alone depend on the point
                 np.save(folder / (f"chunks{number}.npy" if place == 0 else f"weight{place}.npy"), weight)
-    (folder / "names.json").write_text(json.dumps([t.name.rpartition(".")[2] for t in spec.inputs]))
+    (folder / "names.json").write_text(json.dumps([bank_of(t.name) for t in spec.inputs]))
 
 
 def ours(folder: Path) -> dict[str, Callable[[int], Callable[[], Any]]]:
     """By point: for a batch size, one run that gives the output."""
     import tvm_ffi
 
-    from veltair.compiler.columns.inputs import Texts, merged
+    from veltair.compiler.columns.samples import banks
     from veltair.profiles.executor import empty
+    from veltair.profiles.strings import Strings
     from veltair.profiles.tvm_runtime import runtime
 
     def aligned(array: Any) -> Any:
@@ -135,8 +141,8 @@ def ours(folder: Path) -> dict[str, Callable[[int], Callable[[], Any]]]:
     def of(number: int, batch: int) -> Callable[[], Any]:
         if batch not in inputs:
             raw = raw_features(batch)
-            values = {n: Texts.of(v) if isinstance(v, list) else v for n, v in raw.items()}
-            arrays = merged(description, description.inputs[0], values, batch)
+            values = {n: Strings.of(v) if isinstance(v, list) else v for n, v in raw.items()}
+            arrays = banks(description, values, batch)
             inputs[batch] = [aligned(arrays[name]) for name in names]
         function = runtime.load_module(str(folder / f"{number}.so"))["main"]
         out = empty((batch, sum(dim for *_, dim in columns())), "float32")

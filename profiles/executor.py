@@ -63,8 +63,8 @@ class Executor:
         self._tensors: dict[int, dict[int, Any]] = {}  # batch -> buffer index -> tensor
 
     def bind(self, batch: int, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> Run:
-        """Ready a query. Arrays are those of the manifest's rooms and outputs, in order, contiguous and 64-byte aligned;
-        they are not copied."""
+        """Ready a query. Arrays are those of the manifest's rooms and outputs, in their order: contiguous, 64-byte
+        aligned, and not copied."""
         tensors = dict(self._at(batch))
         for index, buffer in enumerate(self.manifest.buffers):
             if buffer.kind == "input":

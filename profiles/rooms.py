@@ -13,16 +13,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import RequestError, TooLargeError
-from veltair.profiles.artifact import Manifest, Port
+from veltair.profiles.artifact import Port
 from veltair.profiles.strings import Strings
 
 Arrays = Sequence[NDArray[Any]]  # one for each of `Manifest.rooms`, in its order
+
+
+class Inputs(Protocol):
+    """What has inputs, as a manifest has them."""
+
+    @property
+    def inputs(self) -> tuple[Port, ...]: ...
+
+    @property
+    def banks(self) -> tuple[Port, ...]: ...
+
+    @property
+    def rooms(self) -> tuple[Port, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +72,7 @@ class Room:
         return Strings(self.letters, np.concatenate([[0], self.values]).astype(np.int32))
 
 
-def rooms(manifest: Manifest, arrays: Arrays, batch: int) -> list[Room]:
+def rooms(manifest: Inputs, arrays: Arrays, batch: int) -> list[Room]:
     """Views of each of the model's inputs for a query of this batch; `arrays` may have room for more."""
     own = iter(arrays)
     banks = arrays[len(manifest.rooms) - len(manifest.banks) :]
@@ -75,7 +88,7 @@ def rooms(manifest: Manifest, arrays: Arrays, batch: int) -> list[Room]:
     return found
 
 
-def fill(manifest: Manifest, arrays: Arrays, values: Mapping[str, NDArray[Any] | Strings], batch: int) -> None:
+def fill(manifest: Inputs, arrays: Arrays, values: Mapping[str, NDArray[Any] | Strings], batch: int) -> None:
     """Put a query's inputs, by name, where its kernels read them. Raises RequestError."""
     for room in rooms(manifest, arrays, batch):
         if room.port.name not in values:
@@ -83,7 +96,7 @@ def fill(manifest: Manifest, arrays: Arrays, values: Mapping[str, NDArray[Any] |
         room.put(values[room.port.name])
 
 
-def merge(manifest: Manifest, target: Arrays, parts: Sequence[tuple[Arrays, int]]) -> None:
+def merge(manifest: Inputs, target: Arrays, parts: Sequence[tuple[Arrays, int]]) -> None:
     """Queries as one: the rows of each part (its arrays, its batch) one after the other."""
     batch, row = sum(count for _, count in parts), 0
     alone = len(manifest.rooms) - len(manifest.banks)
@@ -111,7 +124,7 @@ def merge(manifest: Manifest, target: Arrays, parts: Sequence[tuple[Arrays, int]
         row += count
 
 
-def _runs(manifest: Manifest, bank: int) -> list[tuple[int, int, int]]:
+def _runs(manifest: Inputs, bank: int) -> list[tuple[int, int, int]]:
     """Stretches of a bank with values a row of equal width: start, how many, width. Texts are copied otherwise."""
     places = ((place, port) for port in manifest.inputs for place in port.places[:1])
     inside = sorted((place.start, port.shape[1]) for place, port in places if place.bank == bank)

@@ -39,7 +39,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     empty: Literal["drop", "keep"] = "drop"  # string, tokens: whether an empty one counts as absent
     separator: Annotated[str, msgspec.Meta(min_length=1, max_length=1)] = ","
     truncate: Count | None = None  # tokens: those beyond are not read
-    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 64  # string, tokens: room for each row, on average
+    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 256  # string, tokens: room for each row, on average
 
     @property
     def textual(self) -> bool:

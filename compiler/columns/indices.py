@@ -51,14 +51,16 @@ class Indices:
         return held(source * T.cast(self.work.batch, "int64") + T.cast(row, "int64") * width + T.cast(value, "int64"))
 
     def text(self, column: Expr, row: Expr) -> tuple[Expr, Expr]:
-        """Begin and size of a row's text; those that fall or pass the end of all texts are empty."""
-        ends, letters = self.work.buffers["ends"], self.work.buffers["bytes"]
-        at = held(self.field(column, Field.SOURCE) * self.work.batch + row)
-        begin = held(T.Select(at > 0, ends[T.max(at - 1, 0)], T.int32(0)))
+        """Begin and size of a row's text; one that falls, or passes the end of its feature's bytes, is empty."""
+        ends, batch = self.work.buffers["ends"], self.work.batch
+        at = held(self.field(column, Field.SOURCE) * batch + row)
+        begin = held(T.Select(row > 0, ends[T.max(at - 1, 0)], T.int32(0)))
         end = held(ends[at])
-        unsigned = [T.cast(value, "uint32") for value in (begin, end, letters.shape[0])]
+        room = self.field(column, Field.ROOM) * batch
+        unsigned = [T.cast(value, "uint32") for value in (begin, end, room)]
         right = T.bind(T.And(unsigned[0] <= unsigned[1], unsigned[1] <= unsigned[2]))
-        return held(T.Select(right, begin, T.int32(0))), held(T.Select(right, end - begin, T.int32(0)))
+        first = held(self.field(column, Field.LETTERS) * batch)
+        return held(first + T.Select(right, begin, T.int32(0))), held(T.Select(right, end - begin, T.int32(0)))
 
     def index(self, column: Expr, kind: str, step: str, row: Expr, out: Any) -> None:
         """The index of a feature's only value, or ABSENT."""

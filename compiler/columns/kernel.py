@@ -7,7 +7,7 @@ First the indices of the whole tile, many rows at a time, then its rows of the t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,41 +16,46 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.columns.description import Description, Joined
 from veltair.compiler.columns.indices import Work
+from veltair.compiler.columns.layout import Layout, bank_of, banks_of
 from veltair.compiler.columns.lookup import Roads
 from veltair.compiler.columns.plan import Field, Plan, plan
+from veltair.compiler.columns.samples import draw
+from veltair.compiler.columns.store import Store
 from veltair.compiler.columns.text import powers_of_ten
 from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.emit import primitive, when
+from veltair.errors import ModelError
+from veltair.profiles.strings import MOST_BYTES
 
 SPECIAL = 4  # widths of rows that have code of their own: the most frequent ones
 WIDEST = 128  # of those
 INDEX_BYTES = 4
 
 
-def layer(
-    description: Description, joined: Joined, max_batch: int, tables: Mapping[str, NDArray[np.float32]] | None = None
-) -> LayerSpec:
-    """The layer that gives an input (B, width) of the model from the merged raw features, those that there are.
+def layer(description: Description, joined: Joined, max_batch: int, store: Store | None = None) -> LayerSpec:
+    """The layer that gives an input (B, width) of the model from the banks of raw features that its columns read.
 
-    ints, floats: each feature's values (B, width) one feature after the other; ends: the end of each text in bytes,
-    each feature's B texts one feature after the other; bytes: room for all texts, by the features' `max_bytes`.
-    `tables` by name; default: those of the description.
+    store: of all the description's tables; made where none is given. Raises ModelError.
     """
-    found, name = plan(description, joined, tables), joined.name
-    inputs = [
-        Activation(f"{name}.{kind}", dtype, (-size,))
-        for kind, dtype, size in (
-            ("ints", "int64", found.ints), ("floats", "float32", found.floats),
-            ("ends", "int32", found.texts), ("bytes", "uint8", found.text_bytes),
+    place, store = Layout.of(description), store or Store.of(description)
+    found = plan(description, joined, store)
+    room = max_batch * place.widths.get("bytes", 0)
+    if room > MOST_BYTES:
+        raise ModelError(
+            f"{description.path}: max_bytes: room for {room} bytes of text in a batch of {max_batch}; expected at most "
+            f"{MOST_BYTES}: lower max_bytes or the greatest batch"
         )
-        if size
-    ]  # fmt: skip
-    output = Activation(name, "float32", (-1, found.width))
+    read = {column.feature for column in description.columns if column.name in joined.columns}
+    banks = {bank for feature in place.features if feature.name in read for bank in banks_of(feature)}
+    inputs = tuple(place.activation(bank) for bank in place.widths if bank in banks)
     attributes = {
-        "_plan": found, "plan": found.digest, "_description": description, "_joined": joined, "_tables": tables,
+        "_plan": found, "plan": found.digest, "_description": description, "_joined": joined, "_tables": store.tables,
+        "_draw": partial(draw, description, [bank_of(tensor.name) for tensor in inputs]),
     }  # fmt: skip
-    weights = {"tables": found.tables}
-    return LayerSpec(name, "columns", tuple(inputs), (output,), attributes, weights, found.width, max_batch)
+    return LayerSpec(
+        joined.name, "columns", inputs, (Activation(joined.name, "float32", (-1, found.width)),), attributes,
+        {"tables": found.tables}, found.width, max_batch,
+    )  # fmt: skip
 
 
 class Columns:
@@ -77,7 +82,7 @@ class Columns:
             "slots": words.slots, "keys": words.keys, "spans": words.spans, "letters": words.letters,
             "powers": powers_of_ten(), "tables": found.tables,
         }  # fmt: skip
-        kinds = [tensor.name.rpartition(".")[2] for tensor in spec.inputs]
+        kinds = [bank_of(tensor.name) for tensor in spec.inputs]
 
         def body(*operands: Any) -> None:
             names = [*kinds, *weights, "out"]

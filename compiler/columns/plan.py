@@ -6,7 +6,7 @@ Columns that take the same road through the kernel and have rows of one width st
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import groupby
@@ -15,23 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.columns.description import Column, Description, Feature, Joined
+from veltair.compiler.columns.layout import Layout
 from veltair.compiler.columns.ranges import Map, Range, Remove, Replace, Step, proved, simplified
 from veltair.compiler.columns.shapes import Extent, Symbols, one_value
-from veltair.compiler.columns.tables import rows_of
+from veltair.compiler.columns.store import Store
 from veltair.compiler.columns.vocabulary import Vocabularies
 
 ABSENT = -(1 << 31)  # an index that was removed, or of a value that is missing
 UNLIMITED = (1 << 31) - 1
-LINE = 16  # floats; tables begin at a cache line
 EDGES = 16  # boundaries are padded to vectors
 COMBINERS = ("sum", "mean", "sqrtn")
 LARGE_BYTES = 1 << 20  # rows of tables above this are prefetched
+TOKEN = 8  # bytes of a token, more or less
 
 
 class Field(IntEnum):
     """Numbers of a column's row."""
 
-    SOURCE = 0  # numbers: the feature's first value in a row of all; text: the feature's place among the texts
+    SOURCE = 0  # where the feature begins in its bank, times the batch; a text's ends
     WIDTH = 1  # values a row
     FIRST = 2  # boundaries: where they begin; vocabulary: where its slots begin
     SIZE = 3  # hash: buckets; identity: ids; boundaries: their number; vocabulary: slots
@@ -54,6 +55,8 @@ class Field(IntEnum):
     COMBINER = 20  # place in COMBINERS
     LARGE = 21
     RECIPROCAL = 22  # hash: 2**64 over the buckets, rounded down
+    LETTERS = 23  # where a feature's texts begin in their bank, times the batch
+    ROOM = 24  # bytes that they have, times the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +79,13 @@ class Plan:
     """All columns that one input of the model joins."""
 
     width: int  # of the output
-    ints: int  # int64 values of all features a row
-    floats: int
-    texts: int  # features of strings or tokens
-    text_bytes: int  # room for a row's texts, on average
     groups: tuple[Group, ...]
     columns: NDArray[np.int64]  # (columns, Field)
     guards: NDArray[np.int32]  # (guards, 4): 1 to remove, low, high, value
     edges: NDArray[np.float32]
     vocabularies: Vocabularies
-    tables: NDArray[np.float32]  # all rows of all tables, and the rows that stand in for nothing
+    tables: NDArray[np.float32]  # of the store
+    row_bytes: int  # of tables, read for a row of the batch, where a text has a token in every TOKEN bytes
 
     @property
     def digest(self) -> str:
@@ -95,36 +95,7 @@ class Plan:
         return hashlib.sha256(text).hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where each feature lies in the merged inputs, in the order of the description."""
-
-    source: Mapping[str, int]
-    ints: int
-    floats: int
-    texts: int
-    text_bytes: int
-
-
-def layout(description: Description, joined: Joined) -> Layout:
-    """Features that this input reads, one after the other: values of a row for numbers, ordinals for texts."""
-    used = {c.feature for c in description.columns if c.name in joined.columns}
-    source: dict[str, int] = {}
-    ints = floats = texts = text_bytes = 0
-    for feature in description.features:
-        if feature.name not in used:
-            continue
-        if feature.textual:
-            source[feature.name], texts, text_bytes = texts, texts + 1, text_bytes + feature.max_bytes
-        elif feature.kind == "int":
-            source[feature.name], ints = ints, ints + feature.width
-        else:
-            source[feature.name], floats = floats, floats + feature.width
-    return Layout(source, ints, floats, texts, text_bytes)
-
-
-def plan(description: Description, joined: Joined, tables: Mapping[str, NDArray[np.float32]] | None = None) -> Plan:
-    """`tables` by name; default: those of the description. Raises ModelError for a table that cannot be read."""
+def plan(description: Description, joined: Joined, store: Store) -> Plan:
     by_name = {column.name: column for column in description.columns}
     features = {feature.name: feature for feature in description.features}
     wanted = [by_name[name] for name in joined.columns]
@@ -136,8 +107,7 @@ def plan(description: Description, joined: Joined, tables: Mapping[str, NDArray[
         return road(column, features[column.feature]), width_of[column.name]
 
     ordered = sorted(wanted, key=lambda column: (*key(column), outs[column.name]))
-    place = layout(description, joined)
-    store = _Tables(description, ordered, tables)
+    starts = Layout.of(description).starts
     edges: list[NDArray[np.float32]] = []
     guards: list[tuple[int, int, int, int]] = []
     vocabularies = Vocabularies.of({c.name: c.vocabulary for c in ordered if c.vocabulary is not None})
@@ -146,7 +116,9 @@ def plan(description: Description, joined: Joined, tables: Mapping[str, NDArray[
         feature, table = features[column.feature], description.table(column)
         absent_free = not _may_be_absent(column, feature)
         steps = simplified(steps_of(column))
-        row[Field.SOURCE], row[Field.WIDTH] = place.source[feature.name], feature.width
+        row[Field.SOURCE], row[Field.WIDTH] = starts[feature.name][0], feature.width
+        if feature.textual:
+            row[Field.LETTERS], row[Field.ROOM] = starts[feature.name][1], feature.max_bytes
         row[Field.OUT], row[Field.DIM] = outs[column.name], width_of[column.name]
         row[Field.MISSING] = 0 if feature.missing is False else feature.missing
         row[Field.DROPS] = feature.empty == "drop" if feature.textual else feature.missing is not False
@@ -178,10 +150,18 @@ def plan(description: Description, joined: Joined, tables: Mapping[str, NDArray[
         groups.append(Group(name, dim, first_column, count))
         first_column += count
     return Plan(
-        sum(widths), place.ints, place.floats, place.texts, place.text_bytes, tuple(groups), rows,
+        sum(widths), tuple(groups), rows,
         np.array(guards or [(0, 0, 0, 0)], np.int32),
-        np.concatenate(edges) if edges else np.zeros(EDGES, np.float32), vocabularies, store.merged(),
+        np.concatenate(edges) if edges else np.zeros(EDGES, np.float32), vocabularies, store.rows,
+        sum(4 * width_of[c.name] * _values(features[c.feature]) for c in wanted if c.table is not None),
     )  # fmt: skip
+
+
+def _values(feature: Feature) -> int:
+    """Of a row, more or less."""
+    if feature.kind != "tokens":
+        return feature.width
+    return max(min(feature.max_bytes // TOKEN, feature.truncate or UNLIMITED), 1)
 
 
 def road(column: Column, feature: Feature) -> str:
@@ -231,43 +211,3 @@ def _may_be_absent(column: Column, feature: Feature) -> bool:
     if feature.kind == "int":
         return feature.missing is not False and column.boundaries is None
     return feature.textual and feature.empty == "drop"
-
-
-class _Tables:
-    """All rows in one array, each table once, followed by the rows that its columns read where nothing is left."""
-
-    def __init__(
-        self, description: Description, columns: Sequence[Column], given: Mapping[str, NDArray[np.float32]] | None
-    ) -> None:
-        self._tables = {t.name: t for t in description.tables}
-        self._fills: dict[str, list[int | None]] = {}
-        for column in columns:
-            if column.table is not None:
-                fills = self._fills.setdefault(column.table, [])
-                if column.empty_row not in fills:
-                    fills.append(column.empty_row)
-        self._given, self._path = given, description.path
-        self._first: dict[str, int] = {}
-        self._size = 0
-        for name, fills in self._fills.items():
-            table = self._tables[name]
-            self._first[name] = self._size
-            self._size += -(-(table.rows + len(fills)) * table.dim // LINE) * LINE
-
-    def place(self, column: Column) -> tuple[int, int, int]:
-        """First number, rows, the row that stands in for nothing."""
-        assert column.table is not None
-        rows = self._tables[column.table].rows
-        return self._first[column.table], rows, rows + self._fills[column.table].index(column.empty_row)
-
-    def merged(self) -> NDArray[np.float32]:
-        flat = np.zeros(max(self._size, LINE), np.float32)
-        for name, fills in self._fills.items():
-            table, first = self._tables[name], self._first[name]
-            values = self._given[name] if self._given is not None else rows_of(table, self._path)
-            inside = flat[first : first + (table.rows + len(fills)) * table.dim].reshape(-1, table.dim)
-            inside[: table.rows] = values
-            for place, row in enumerate(fills):
-                if row is not None:
-                    inside[table.rows + place] = values[row]
-        return flat

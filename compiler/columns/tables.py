@@ -13,6 +13,7 @@ from veltair.errors import ModelError
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f]{1,128}$")]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+PART = 1 << 22  # numbers that are copied at once
 Small = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
 
@@ -38,11 +39,25 @@ def beside(path: Path, name: str, where: str) -> Path:
 
 
 def rows_of(table: Table, path: Path) -> NDArray[np.float32]:
-    """(rows, dim) float32; mapped from the file where that is what it holds. Raises ModelError."""
-    shape = (table.rows, table.dim)
-    if table.file is None:
-        return np.random.default_rng(table.seed).random(shape, np.float32) - np.float32(0.5)
-    where = f"{path}: table {table.name!r}: file"
+    """(rows, dim) float32. Raises ModelError."""
+    rows = np.empty((table.rows, table.dim), np.float32)
+    copy_rows(table, path, rows)
+    return rows
+
+
+def copy_rows(table: Table, path: Path, out: NDArray[np.float32]) -> None:
+    """All rows to `out`, a part at a time. Raises ModelError."""
+    step = max(PART // table.dim, 1)
+    chance = np.random.default_rng(table.seed)
+    source = _mapped(table, path) if table.file is not None else None
+    for first in range(0, table.rows, step):
+        part = out[first : first + step]
+        part[...] = chance.random(part.shape, np.float32) - np.float32(0.5) if source is None else source[first:][:step]
+
+
+def _mapped(table: Table, path: Path) -> NDArray[Any]:
+    shape, where = (table.rows, table.dim), f"{path}: table {table.name!r}: file"
+    assert table.file is not None
     file = beside(path, table.file, where)
     try:
         if file.suffix == ".npy":
@@ -56,4 +71,4 @@ def rows_of(table: Table, path: Path) -> NDArray[np.float32]:
         raise ModelError(f"{where}: {file}: {error}") from None
     if values.shape != shape or values.dtype != np.dtype(table.dtype):
         raise ModelError(f"{where}: expected {table.dtype} {shape}, got {values.dtype} {values.shape}")
-    return np.asarray(values, np.float32)
+    return values

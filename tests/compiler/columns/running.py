@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tvm
 import tvm_ffi
 from numpy.typing import NDArray
 
 from veltair.compiler.columns.description import Description, parse
-from veltair.compiler.columns.inputs import Texts, merged
 from veltair.compiler.columns.kernel import Columns, layer
+from veltair.compiler.columns.layout import bank_of
+from veltair.compiler.columns.samples import banks
+from veltair.compiler.columns.store import Store
 from veltair.compiler.ir import Point
+from veltair.compiler.library import machine_code
 from veltair.machine import features, tvm_target
 from veltair.profiles.executor import empty
+from veltair.profiles.strings import Strings
 
 WORDS = [b"a", b"bc", b"d", b"", b"longer than eight", b"a\0b", b"\xff\xfe\x80", "Größe".encode()]
 NUMBERS = [b"1.5", b"-2e1", b"abc", b"", b".5", b" 7. ", b"1e", b"-", b"12345678901234567890", b"1E-3", b"nan", b"+4"]
@@ -40,24 +43,23 @@ class Compiled:
 
     def __init__(
         self, description: Description, point: Point, isa: frozenset[str] | None = None, mcpu: str = "",
-        tables: Mapping[str, NDArray[np.float32]] | None = None,
+        tables: Mapping[str, NDArray[np.float32]] | None = None, max_batch: int = 256,
     ) -> None:  # fmt: skip
         self.description, self.joined = description, description.inputs[0]
-        self.spec = layer(description, self.joined, 64, tables)
+        self.spec = layer(description, self.joined, max_batch, Store.of(description, tables))
         kernel = Columns().build(self.spec, point, isa or features())
-        target = tvm.target.Target(tvm_target() | ({"mcpu": mcpu} if mcpu else {}))
-        module = tvm.IRModule({"main": kernel.function.with_attr("global_symbol", "main")})
-        self.library = tvm.compile(module, target=target)
+        target = tvm_target() | ({"mcpu": mcpu} if mcpu else {})
+        self.library = machine_code(kernel.function, "main", target)
         self.weights = [aligned(weight) for weight in kernel.weights]
-        self.names = [tensor.name.rpartition(".")[2] for tensor in self.spec.inputs]
+        self.names = [bank_of(tensor.name) for tensor in self.spec.inputs]
 
     def __call__(self, raw: Mapping[str, Any], batch: int) -> NDArray[np.float32]:
         return self.run([aligned(array) for array in self.arrays(raw, batch)], batch)
 
     def arrays(self, raw: Mapping[str, Any], batch: int) -> list[NDArray[Any]]:
-        """The merged inputs in the kernel's order; texts may be given as lists of bytes."""
-        values = {name: Texts.of(value) if isinstance(value, list) else value for name, value in raw.items()}
-        found = merged(self.description, self.joined, values, batch)
+        """The banks in the kernel's order; texts may be given as lists of bytes."""
+        values = {name: Strings.of(value) if isinstance(value, list) else value for name, value in raw.items()}
+        found = banks(self.description, values, batch)
         return [found[name] for name in self.names]
 
     def run(self, arrays: Sequence[NDArray[Any]], batch: int) -> NDArray[np.float32]:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from veltair.compiler.columns.description import load
-from veltair.compiler.columns.inputs import Texts, merged
 from veltair.compiler.columns.plan import Field, plan
 from veltair.compiler.columns.reference import reference
-from veltair.errors import ModelError, RequestError
+from veltair.compiler.columns.store import Store
+from veltair.errors import ModelError
 
 GOOD = """
 [[features]]
@@ -68,7 +68,7 @@ def test_tables_come_from_files_and_proved_columns_are_not_checked(folder: Path)
     raw = {"city": [b"Oslo", b"", b"Bonn"], "age": np.array([17.9, 18.0, np.nan], np.float32)}
     expected = [[0, 1, 2, 3], [2, 3, 0, 0], [4, 5, 6, 7]]  # Bonn is in the only bucket behind the vocabulary
     np.testing.assert_array_equal(reference(description, raw)["x"], expected)
-    found = plan(description, description.inputs[0])
+    found = plan(description, description.inputs[0], Store.of(description))
     checked = dict(zip([g.road for g in found.groups], found.columns[:, Field.CHECKED], strict=True))
     assert checked == {"float.boundaries": 0, "string.vocabulary": 1}  # an empty city is absent
     assert not found.columns[:, Field.GUARDS].any()
@@ -122,30 +122,5 @@ def test_tables_that_do_not_fit_are_refused(folder: Path, old: str, new: str, me
     (folder / "features.toml").write_text(GOOD.replace(old, new))
     description = load(folder / "features.toml")
     with pytest.raises(ModelError) as caught:
-        plan(description, description.inputs[0])
+        Store.of(description)
     assert message in str(caught.value)
-
-
-def test_requests_that_do_not_fit_are_refused(folder: Path) -> None:
-    description = load(folder / "features.toml")
-    good = {"city": Texts.of([b"a", b"bc"]), "age": np.zeros(2, np.float32)}
-
-    def refused(**changed: object) -> str:
-        values = {name: value for name, value in {**good, **changed}.items() if value is not None}
-        with pytest.raises(RequestError) as caught:
-            merged(description, description.inputs[0], values, 2)  # type: ignore[arg-type]
-        return str(caught.value)
-
-    letters = np.zeros(3, np.uint8)
-
-    def offsets(*values: int) -> Texts:
-        return Texts(letters, np.array(values, np.int32))
-
-    assert "'city': offsets fall at row 1" in refused(city=offsets(0, 2, 1))
-    assert "'city': offsets fall at row 0" in refused(city=offsets(1, 2, 3))
-    assert "'city': offsets end at 4 of 3 bytes" in refused(city=offsets(0, 2, 4))
-    assert "'city': expected bytes and 3 int32 offsets" in refused(city=offsets(0, 2))
-    assert "'city': expected 2 strings" in refused(city=np.zeros(2))
-    assert "'age': expected float32 (2, 1), got float64 (2,)" in refused(age=np.zeros(2))
-    assert "'age': expected float32 (2, 1), got float32 (3,)" in refused(age=np.zeros(3, np.float32))
-    assert "feature 'age' is missing" in refused(age=None)

@@ -21,13 +21,13 @@ FEATURES = [
     {"name": "f", "kind": "float"},
     {"name": "i", "kind": "int"},
     {"name": "many", "kind": "int", "width": 4},
-    {"name": "s", "kind": "string"},
-    {"name": "kept", "kind": "string", "empty": "keep"},
-    {"name": "t", "kind": "tokens", "separator": ";", "truncate": 5},
-    {"name": "all", "kind": "tokens", "separator": ";", "empty": "keep"},
-    {"name": "first", "kind": "tokens", "separator": ";", "truncate": 1},
+    {"name": "s", "kind": "string", "max_bytes": 512},
+    {"name": "kept", "kind": "string", "max_bytes": 512, "empty": "keep"},
+    {"name": "t", "kind": "tokens", "separator": ";", "max_bytes": 512, "truncate": 5},
+    {"name": "all", "kind": "tokens", "separator": ";", "max_bytes": 512, "empty": "keep"},
+    {"name": "first", "kind": "tokens", "separator": ";", "max_bytes": 512, "truncate": 1},
     {"name": "dense", "kind": "dense", "width": 3},
-    {"name": "n", "kind": "tokens", "separator": " "},
+    {"name": "n", "kind": "tokens", "separator": " ", "max_bytes": 512},
 ]
 WORDS_KNOWN = ["", "a", "bc", "longer than eight", "Größe"]
 COLUMNS: list[dict[str, Any]] = [
@@ -110,16 +110,15 @@ def test_columns_in_parallel_on_avx2() -> None:
     np.testing.assert_allclose(code(raw, 150), reference(small, raw)["x"], rtol=1e-5, atol=1e-6)
 
 
-def test_offsets_that_fall_or_pass_the_end_are_empty_texts(compiled: Compiled, whole: Description) -> None:
-    """The kernel's own check; `inputs.merged` refuses them before."""
+def test_ends_that_fall_or_pass_the_room_are_empty_texts(compiled: Compiled, whole: Description) -> None:
+    """The kernel's own check; `Strings.checked` refuses them before."""
     raw = raw_features(5, 4)
     arrays = {name: guarded(array) for name, array in zip(compiled.names, compiled.arrays(raw, 4), strict=True)}
-    arrays["ends"][1] = 2**31 - 1  # row 1 of s; row 2 then begins past the end, and its end falls
-    arrays["ends"][7] = -5  # row 3 of kept; the row behind begins before everything
+    arrays["ends"][1] = 2**31 - 1  # row 1 of s; row 2 then begins past the room, and its end falls
+    arrays["ends"][4 + 3] = -5  # row 3 of kept
     out = compiled.run([arrays[name] for name in compiled.names], 4)
-    for feature, rows in (("s", (1, 2)), ("kept", (3,)), ("t", (0,))):
-        for row in rows:
-            raw[feature][row] = b""
+    for feature, row in (("s", 1), ("s", 2), ("kept", 3)):
+        raw[feature][row] = b""
     np.testing.assert_allclose(out, reference(whole, raw)["x"], rtol=1e-5, atol=1e-6)
 
 
@@ -132,12 +131,20 @@ def test_nothing_is_read_outside_of_texts_numbers_and_tables(compiled: Compiled,
         np.testing.assert_allclose(compiled.run(arrays, batch), reference(whole, raw)["x"], rtol=1e-5, atol=1e-6)
 
 
-def test_long_texts_and_a_million_separators(compiled: Compiled, whole: Description) -> None:
-    raw = raw_features(9, 2)
-    raw["s"] = [b"x" * 10_000_000, b"\0" * 65]
-    raw["all"] = [b";" * 1_000_000, b"a;" * 500_000 + b"b"]
+def test_long_texts_and_a_million_separators() -> None:
+    some = [
+        {**f, "max_bytes": 10_000_000 if f["name"] == "s" else 1 << 20} for f in FEATURES if f["name"] in ("s", "all")
+    ]
+    columns = [c for c in COLUMNS if c.get("name", c["feature"]) in ("s", "s.known", "all")]
+    large = described(some, columns, **SHAPES)
+    raw = {
+        "s": [b"x" * 10_000_000, b"\0" * 65],
+        "all": [b";" * 1_000_000, b"a;" * 500_000 + b"b"],
+    }
     # A million float32 rows one after the other: the sum itself is that inexact.
-    np.testing.assert_allclose(compiled(raw, 2), reference(whole, raw)["x"], rtol=2e-2, atol=1e-6)
+    np.testing.assert_allclose(
+        Compiled(large, POINT, max_batch=2)(raw, 2), reference(large, raw)["x"], rtol=2e-2, atol=1e-6
+    )
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
