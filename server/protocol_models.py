@@ -41,7 +41,11 @@ def configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[str, An
     ports = (*manifest.inputs, *manifest.outputs)
     batched = all(port.shape[:1] == (-1,) for port in ports)
     ranges = {p.name: [p.low, p.high] for p in manifest.inputs if p.low is not None or p.high is not None}
+    features = {port.name: _text(port) for port in manifest.inputs if port.places}
     parameters = {
+        "features": msgspec.json.encode(
+            features
+        ).decode(),  # the raw ones; of strings, how many bytes and tokens of what
         "id_range": msgspec.json.encode(ranges).decode(),  # inclusive, by input
         "max_batch": str(manifest.max_batch),
         "precision": manifest.precision,
@@ -58,6 +62,11 @@ def configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[str, An
         "output": [_configured(port, batched) for port in manifest.outputs],
         "parameters": {key: {"string_value": value} for key, value in parameters.items()},
     }
+
+
+def _text(port: Port) -> dict[str, Any]:
+    described = {"max_bytes": port.max_bytes, "separator": port.separator}
+    return {key: value for key, value in described.items() if value}
 
 
 def _configured(port: Port, batched: bool) -> dict[str, Any]:

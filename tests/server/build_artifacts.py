@@ -6,6 +6,8 @@ spin   turns, seed (1,) int32 -> state (1,) int32: LAYERS layers, each of which 
 spins  as spin, for a batch of up to 4, each row with its own turns
 brittle  as spin, but a layer adds one to the seed, and fails once that + 15 exceeds `turns`, in the last of 16
        parallel parts; 0 turns never fail
+words  name, text (-1, 1) strings, id (-1, 1) int64 -> digest (-1, 5) int32, batch up to 4: of both strings the length
+       and the polynomial of base 31 in their bytes, and the id's low bits; a text has room for 16 MB a row
 crash  address, as spin's turns: a layer that reads from wherever it is told, and dies of it
 """
 
@@ -32,6 +34,7 @@ from veltair.profiles.artifact import (
     Buffer,
     LayerEntry,
     Manifest,
+    Place,
     Port,
     VersionEntry,
     file_digest,
@@ -40,6 +43,7 @@ from veltair.profiles.artifact import (
 
 LAYERS = 64
 MLP = (16, 32, 32, 8)
+NAME_BYTES, TEXT_BYTES = 8, 1 << 24  # room a row
 CORES = len(machine().cores)
 
 
@@ -124,6 +128,24 @@ def crash(address: T.handle, source: T.handle, target: T.handle):
     C[0] = A[T.int64(N[0]) * T.int64(1 << 32)]
 
 
+@T.prim_func
+def words(ends: T.handle, letters: T.handle, ids: T.handle, target: T.handle):
+    T.func_attr({"global_symbol": "words", "tirx.noalias": True})
+    rows = T.int64()
+    E = T.match_buffer(ends, (rows * 2,), "int32")
+    L = T.match_buffer(letters, (rows * (NAME_BYTES + TEXT_BYTES),), "uint8")
+    N = T.match_buffer(ids, (rows,), "int64")
+    C = T.match_buffer(target, (rows, 5), "int32")
+    for i in T.parallel(rows):
+        C[i, 4] = T.Cast("int32", N[i] & T.int64(0xFFFFFF))
+        for f in range(2):
+            begin: T.int32 = T.if_then_else(i > 0, E[f * rows + T.max(i - 1, T.int64(0))], 0)
+            C[i, 2 * f] = E[f * rows + i] - begin
+            C[i, 2 * f + 1] = 0
+            for t in range(C[i, 2 * f]):
+                C[i, 2 * f + 1] = C[i, 2 * f + 1] * 31 + T.Cast("int32", L[f * rows * NAME_BYTES + begin + t])
+
+
 def versions(*symbols: str, arguments: tuple[int, ...], batches: int, solo_ns: int) -> tuple[VersionEntry, ...]:
     """Latency tables that scale with the cores and slow down with the level, as a profile would say."""
     table = tuple(
@@ -196,6 +218,25 @@ def build_chain(final: Path, kernel: Any, count: int, batches: tuple[int, ...] =
     )  # fmt: skip
 
 
+def build_words(final: Path) -> None:
+    room = NAME_BYTES + TEXT_BYTES
+    text = [
+        Port(name, "string", (-1, 1), places=(Place(0, i), Place(1, i * NAME_BYTES)), max_bytes=size)
+        for i, (name, size) in enumerate((("name", NAME_BYTES), ("text", TEXT_BYTES)))
+    ]
+    banks = (Port("ends", "int32", (-2,)), Port("letters", "uint8", (-room,)), Port("ids", "int64", (-1,)))
+    buffers = [Buffer("input", bank.dtype, bank.shape, i) for i, bank in enumerate(banks)]
+    buffers.append(Buffer("output", "int32", (-1, 5), 0))
+    entries = versions("words", arguments=(0, 1, 2, 3), batches=2, solo_ns=200_000)
+    ones = (1024, 1024)
+    write(
+        final, [words], np.zeros(0, np.uint8), qos_ns=150_000_000, max_batch=4, batches=(1, 4),
+        inputs=(*text, Port("id", "int64", (-1, 1), places=(Place(2, 0),))), banks=banks,
+        outputs=(Port("digest", "int32", (-1, 5)),), buffers=tuple(buffers), arena_bytes=64,
+        layers=(LayerEntry("words", "columns", (0, 1, 2), (3,), ones, ones, entries),),
+    )  # fmt: skip
+
+
 def main(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     build_mlp(folder / "mlp")
@@ -203,6 +244,7 @@ def main(folder: Path) -> None:
     build_chain(folder / "spins", spins, LAYERS, (1, 4))
     build_chain(folder / "brittle", brittle, LAYERS)
     build_chain(folder / "crash", crash, 2)
+    build_words(folder / "words")
 
 
 if __name__ == "__main__":

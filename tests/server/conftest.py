@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ WAIT_S = 60.0  # for what must come; a test that waits so long has failed
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the artifacts of build_artifacts.py: mlp, spin, crash."""
+    """A folder with the artifacts of build_artifacts.py."""
     folder = tmp_path_factory.mktemp("artifacts")
     script = Path(__file__).with_name("build_artifacts.py")
     subprocess.run([sys.executable, script, folder], check=True, env=os.environ | {"TVM_USE_RUNTIME_LIB": "0"})
@@ -95,6 +95,21 @@ def mlp_outputs(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     for k, n in ((16, 32), (32, 32), (32, 8)):
         x = np.maximum(x @ generator.standard_normal((k, n), dtype=np.float32), 0)
     return x
+
+
+def digests(names: Sequence[bytes], texts: Sequence[bytes], ids: Sequence[int]) -> list[list[int]]:
+    """What the words model answers."""
+
+    def polynomial(string: bytes) -> int:
+        value = 0
+        for byte in string:
+            value = (value * 31 + byte) & 0xFFFFFFFF
+        return value - (1 << 32) if value >= 1 << 31 else value
+
+    return [
+        [len(name), polynomial(name), len(text), polynomial(text), id_ & 0xFFFFFF]
+        for name, text, id_ in zip(names, texts, ids, strict=True)
+    ]
 
 
 def living(pid: int) -> bool:

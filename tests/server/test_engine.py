@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_refused_and_costs_no_slot(configure: Configure) ->
     async def scenario() -> None:
         async with serving(configure("mlp", queue_slots=1)) as client:
             for inputs in wrong:
-                with pytest.raises(RequestError, match="expected|missing"):
+                with pytest.raises(RequestError, match=r"expected|missing"):
                     await client.infer("mlp", inputs)
             with pytest.raises(UnknownModelError, match="expected one of mlp"):
                 await client.infer("nobody", {"x": x})

@@ -1,0 +1,173 @@
+"""Strings from the wire to the kernel, alone and in batches: bounded by their lengths, whatever stood there before."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veltair.config import ServeConfig
+from veltair.errors import RequestError, TooLargeError
+from veltair.profiles import artifact as artifact_store
+from veltair.profiles.rooms import fill, rooms
+from veltair.profiles.strings import Strings
+from veltair.server import length_prefixed, tensor_pool
+from veltair.server.batch import Batch
+from veltair.server.client import EngineClient
+from veltair.server.messages import Part
+from veltair.server.tensor_pool import TensorPool
+
+from .conftest import LONG_TURNS, block_under_way, digests, serving, spin_inputs, until
+
+Query = tuple[list[bytes], list[bytes], list[int]]  # names, texts, ids
+MARKER = b"marker of another query "
+ODD = [b"", b"\0", b"a\0b", b"\xff\xfe\x80", "Größe".encode(), b";" * 9]
+
+
+def inputs(query: Query) -> dict[str, Any]:
+    names, texts, ids = query
+    return {
+        "name": Strings.of(names), "text": Strings.of(texts), "id": np.array(ids, np.int64).reshape(-1, 1),
+    }  # fmt: skip
+
+
+def drawn(seed: int, rows: int) -> Query:
+    chance = np.random.default_rng(seed)
+    names = [chance.bytes(chance.integers(0, 9)) for _ in range(rows)]
+    texts = [chance.bytes(chance.integers(0, 300)) for _ in range(rows)]
+    return names, texts, chance.integers(0, 1 << 40, rows).tolist()
+
+
+@given(st.binary(max_size=40), st.integers(0, 6))
+def test_any_bytes_are_so_many_strings_or_refused(data: bytes, count: int) -> None:
+    found, at = [], 0
+    while at + 4 <= len(data):
+        length = int.from_bytes(data[at : at + 4], "little")
+        found.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    if at == len(data) and len(found) == count:
+        strings = length_prefixed.decode("x", data, count)
+        assert strings.checked("x", count).tolist() == found
+        assert strings.data.size == strings.size  # not a byte beyond the last string
+        assert bytes(length_prefixed.encode(strings)) == data
+    else:
+        with pytest.raises(RequestError, match=r"^x: "):
+            length_prefixed.decode("x", data, count)
+
+
+def test_a_made_up_count_takes_no_memory() -> None:
+    with pytest.raises(RequestError, match="strings take at least"):
+        length_prefixed.decode("x", b"\0\0\0\0", 1 << 62)
+
+
+def test_large_ones() -> None:
+    for items in ([b"x" * 10_000_000], [b""] * 1_000_000, [b";" * 1_000_000, b"end"]):
+        strings = Strings.of(items)
+        assert length_prefixed.decode("x", length_prefixed.encode(strings), len(items)).tolist() == items
+
+
+def pool_of(folder: Path, slots: int) -> tuple[TensorPool, artifact_store.Manifest]:
+    manifest = artifact_store.load(folder / "words").manifest
+    fd = tensor_pool.create([manifest], slots)
+    pool = TensorPool(fd, [manifest], slots)
+    os.close(fd)
+    return pool, manifest
+
+
+@pytest.mark.slow
+def test_a_batch_gathers_what_each_slot_was_last_given(artifacts: Path) -> None:
+    pool, manifest = pool_of(artifacts, 3)
+    batch = Batch(pool, 0, manifest)
+    for sizes in ((1, 2, 1), (1, 1, 1), (2, 1, 1)):
+        queries = [drawn(slot, rows) for slot, rows in enumerate(sizes)]
+        for slot in range(3):
+            before = [MARKER[:8]] * 4, [MARKER * 100] * 4, [-1] * 4
+            fill(manifest, pool.inputs(0, slot, 4), inputs(before), 4)
+        for slot, (query, rows) in enumerate(zip(queries, sizes, strict=True)):
+            fill(manifest, pool.inputs(0, slot, rows), inputs(query), rows)
+        batch.gather([Part(slot, rows) for slot, rows in enumerate(sizes)])
+        names, texts, ids = rooms(manifest, batch.inputs(sum(sizes)), sum(sizes))
+        assert names.strings().tolist() == [name for query in queries for name in query[0]]
+        assert texts.strings().tolist() == [text for query in queries for text in query[1]]
+        assert ids.values.ravel().tolist() == [id_ for query in queries for id_ in query[2]]
+
+
+@pytest.mark.slow
+def test_answers_alone_whatever_stood_in_the_slot(configure: Callable[..., ServeConfig]) -> None:
+    marker = [MARKER[:8]] * 4, [MARKER * 1000] * 4, [7] * 4
+    queries: list[Query] = [
+        marker, ([b""], [b""], [0]), ([b"a"], [b"b"], [-1]), marker, (ODD[:4], ODD[2:], [1, 2, 3, 4]), drawn(5, 3),
+        marker, ([b""], [b"x" * 10_000_000], [1 << 40]), ([b""] * 4, [b""] * 4, [-(1 << 63)] * 4),
+    ]  # fmt: skip
+
+    async def scenario() -> None:
+        async with serving(configure("words", queue_slots=1, workers=1)) as client:
+            for query in queries:
+                answer = await client.infer("words", inputs(query))
+                assert answer.outputs["digest"].tolist() == digests(*query)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_too_much_text_is_refused_and_costs_no_slot(configure: Callable[..., ServeConfig]) -> None:
+    short: Query = [b"a"], [b"b"], [1]
+
+    async def scenario() -> None:
+        async with serving(configure("words", queue_slots=1, workers=1)) as client:
+            for name, text, says in (
+                (b"123456789", b"", "'name': 9 bytes of text in 1 rows; at most 8 a row"),
+                (b"", bytes((1 << 24) + 1), f"'text': {(1 << 24) + 1} bytes of text"),
+            ):
+                with pytest.raises(TooLargeError, match=says):
+                    await client.infer("words", inputs(([name], [text], [1])))
+            with pytest.raises(RequestError, match="'text': expected 1 strings, got int64"):
+                await client.infer("words", {**inputs(short), "text": np.zeros((1, 1), np.int64)})
+            with pytest.raises(RequestError, match=r"'text': expected uint8 data and 2 int32 offsets, got \(3,\)"):
+                await client.infer("words", {**inputs(short), "text": Strings.of([b"a", b"b"])})
+            falling = Strings(np.zeros(9, np.uint8), np.array([0, 9, 3], np.int32))
+            with pytest.raises(RequestError, match="'text': offsets fall at row 1"):
+                await client.infer("words", {**inputs(drawn(1, 2)), "text": falling})
+            # 16 bytes on average: what one row has too many, another may have too few
+            averaged: Query = [b"x" * 15, b"y"], [b"", b""], [1, 2]
+            for query in (averaged, short):
+                assert (await client.infer("words", inputs(query))).outputs["digest"].tolist() == digests(*query)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_queries_of_a_tenant_run_as_one_batch(configure: Callable[..., ServeConfig]) -> None:
+    config = configure("spin", "words", policy="veltair", workers=1)
+    tenants = tuple(msgspec.structs.replace(tenant, qos_ms=600_000.0) for tenant in config.tenants)
+    queries = [drawn(seed, rows) for seed, rows in enumerate((1, 2, 1, 3, 1))]
+
+    async def waiting(client: EngineClient, count: int) -> None:
+        async def look() -> bool:
+            return (await client.snapshot()).status.tenants["words"].waiting == count
+
+        await until(f"{count} queries wait", look)
+
+    async def scenario() -> None:
+        async with serving(msgspec.structs.replace(config, tenants=tenants)) as client:
+            long = asyncio.create_task(client.infer("spin", spin_inputs(LONG_TURNS)))
+            await block_under_way(client, "spin")
+            tasks = []
+            for count, query in enumerate(queries, 1):
+                tasks.append(asyncio.create_task(client.infer("words", inputs(query))))
+                await waiting(client, count)
+            long.cancel()
+            answers = await asyncio.gather(*tasks)
+            for query, answer in zip(queries, answers, strict=True):
+                assert answer.outputs["digest"].tolist() == digests(*query)
+            assert [answer.blocks[0].queries for answer in answers] == [3, 3, 3, 2, 2]
+
+    asyncio.run(scenario())
