@@ -75,7 +75,7 @@ def write(file: BinaryIO, seed: int, tensors: Sequence[External], progress: Prog
 def _offsets(tensors: Sequence[External]) -> list[int]:
     """Of each tensor in the file, in bytes."""
     ends = np.cumsum([-(-tensor.bytes // ALIGNMENT) * ALIGNMENT for tensor in tensors])
-    return [0, *(int(end) for end in ends[:-1])]
+    return [0, *(int(end) for end in ends)][: len(tensors)]
 
 
 def beside(path: Path) -> Path:
