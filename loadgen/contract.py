@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Protocol, TypeAlias
+from typing import Annotated, Protocol, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-Tensors: TypeAlias = dict[str, NDArray[np.generic]]
+Tensors: TypeAlias = dict[str, NDArray[np.generic]]  # strings as objects, each of them bytes
 
 
 class Outcome(IntEnum):
@@ -32,11 +33,20 @@ class TensorMeta:
     shape: tuple[int, ...]  # -1: dynamic
 
 
+class Feature(msgspec.Struct, frozen=True):
+    """An input that columns are made of: any integer, or text."""
+
+    max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 16  # of strings: room for a row's text, on average over a batch
+    separator: Annotated[str, msgspec.Meta(max_length=1)] = ""  # of strings: what splits one into tokens
+
+
 @dataclass(frozen=True, slots=True)
 class ModelMeta:
     name: str
     inputs: tuple[TensorMeta, ...]
     id_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # input -> ids that it may hold, inclusive
+    features: dict[str, Feature] = field(default_factory=dict)  # by input
+    max_batch: int | None = None  # None: not told
 
 
 class Client(Protocol):

@@ -12,7 +12,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from veltair.errors import ConfigError
 from veltair.loadgen.contract import Answer, ModelMeta, Outcome, TensorMeta, Tensors
-from veltair.loadgen.payloads import parse_id_ranges
+from veltair.loadgen.model_config import model_meta
+from veltair.loadgen.payloads import raw
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LONGEST_ERROR = 300  # characters of an error that are kept
@@ -66,17 +67,16 @@ class GrpcClient:
             raise ConfigError(f"model `{model}`: the server answered {_error_text(error)}") from None
         try:
             reply = await stub.ModelConfig(service_pb2.ModelConfigRequest(name=model), timeout=self._timeout_s)
-            ranges = reply.config.parameters["id_range"].string_value or "{}"
+            parameters = {key: entry.string_value for key, entry in reply.config.parameters.items()}
         except grpc.aio.AioRpcError:  # a server without config
-            ranges = "{}"
-        inputs = tuple(TensorMeta(i.name, i.datatype, tuple(i.shape)) for i in meta.inputs)
-        return ModelMeta(model, inputs, parse_id_ranges(ranges))
+            parameters = {}
+        return model_meta(model, [TensorMeta(i.name, i.datatype, tuple(i.shape)) for i in meta.inputs], parameters)
 
     def encode(self, meta: ModelMeta, tensors: Tensors) -> bytes:
         request = service_pb2.ModelInferRequest(model_name=meta.name)
         for spec in meta.inputs:
             request.inputs.add(name=spec.name, datatype=spec.datatype, shape=tensors[spec.name].shape)
-            request.raw_input_contents.append(tensors[spec.name].tobytes())
+            request.raw_input_contents.append(raw(tensors[spec.name]))
         data: bytes = request.SerializeToString()
         return data
 

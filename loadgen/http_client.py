@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 from veltair.errors import ConfigError
 from veltair.loadgen.contract import Answer, ModelMeta, Outcome, TensorMeta, Tensors
-from veltair.loadgen.payloads import parse_id_ranges
+from veltair.loadgen.model_config import model_meta
+from veltair.loadgen.payloads import raw
 
 LONGEST_HEAD = 65_536
 LONGEST_ERROR = 300  # characters of an error that are kept
@@ -150,20 +151,21 @@ class HttpClient:
             raise ConfigError(f"model `{model}`: the server answered {status} {_error_text(meta)}")
         _, config = await self._get(f"{path}/config")
         try:
-            inputs = tuple(
+            inputs = [
                 TensorMeta(str(i["name"]), str(i["datatype"]), tuple(int(n) for n in i["shape"]))
                 for i in json.loads(meta)["inputs"]
-            )
+            ]
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"model `{model}`: the server's metadata is not that of the v2 protocol") from None
         try:
-            ranges = json.loads(config)["parameters"]["id_range"]["string_value"]
-        except (ValueError, KeyError, TypeError):  # a server without config, or a model without ids
-            ranges = "{}"
-        return ModelMeta(model, inputs, parse_id_ranges(ranges))
+            entries = json.loads(config)["parameters"].items()
+            parameters = {str(key): str(entry["string_value"]) for key, entry in entries}
+        except (ValueError, KeyError, TypeError, AttributeError):  # a server without config
+            parameters = {}
+        return model_meta(model, inputs, parameters)
 
     def encode(self, meta: ModelMeta, tensors: Tensors) -> bytes:
-        raw = [tensors[spec.name].tobytes() for spec in meta.inputs]
+        buffers = [raw(tensors[spec.name]) for spec in meta.inputs]
         inputs = [
             {
                 "name": spec.name,
@@ -171,16 +173,16 @@ class HttpClient:
                 "shape": tensors[spec.name].shape,
                 "parameters": {"binary_data_size": len(data)},
             }
-            for spec, data in zip(meta.inputs, raw, strict=True)
+            for spec, data in zip(meta.inputs, buffers, strict=True)
         ]
         header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-        length = len(header) + sum(map(len, raw))
+        length = len(header) + sum(map(len, buffers))
         head = (
             f"POST /v2/models/{quote(meta.name, safe='')}/infer HTTP/1.1\r\nHost: {self._authority}\r\n"
             f"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: {len(header)}\r\n"
             f"Content-Length: {length}\r\n\r\n"
         )
-        return b"".join([head.encode(), header, *raw])
+        return b"".join([head.encode(), header, *buffers])
 
     async def send(self, request: bytes) -> Answer:
         try:

@@ -21,6 +21,14 @@ Size: TypeAlias = Annotated[int, Meta(ge=1, le=65_536)]
 Span: TypeAlias = Annotated[tuple[Size, ...], Meta(min_length=2, max_length=2)]
 
 
+class LogNormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes whose logarithms are normal; the defaults are the query sizes of recommendation (DeepRecSys)."""
+
+    log_mean: Annotated[float, Meta(ge=0, le=11)] = 5.1
+    log_sigma: Annotated[float, Meta(ge=0, le=5)] = 0.2
+    most: Size = 1024  # and no more than the model takes
+
+
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target: str  # grpc://HOST:PORT or http://HOST:PORT
     duration_s: Seconds = 30.0  # measured, after the warm-up
@@ -47,7 +55,7 @@ class TenantLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     qps: Annotated[float, Meta(gt=0, le=1_000_000)]
     target_ms: Annotated[float, Meta(gt=0, le=3_600_000)]  # scheduled arrival to answer
     percentile: Annotated[float, Meta(gt=0, le=1)] = 0.95  # share of the queries that must meet target_ms
-    batch: Size | Span | None = None  # drawn uniformly, both ends included; None: 1
+    batch: Size | Span | LogNormal | None = None  # a span is drawn from uniformly, both ends included; None: 1
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,14 +16,17 @@ import grpc.aio
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
+from tritonclient.utils import deserialize_bytes_tensor
 
 INPUTS = {
     "fixed": [("x", "FP32", [2, 3])],
-    "words": [("x", "BYTES", [1])],
+    "odd": [("x", "FP8", [1])],
+    "words": [("s", "BYTES", [-1, 1]), ("user", "INT64", [-1, 1])],
     "wild": [("x", "FP32", [-1, -1])],
 }
 DEFAULT = [("x", "FP32", [-1, 4]), ("ids", "INT64", [-1, 3])]
 ID_RANGE = (5, 9)
+FEATURES = {"s": {"max_bytes": 30, "separator": ";"}, "user": {}}
 WIDTH = {"FP32": np.dtype("<f4"), "INT64": np.dtype("<i8")}
 SERIAL_S = 0.005  # of exclusive time that a query of `serial` takes
 
@@ -40,6 +43,11 @@ def complaint(inputs: list[tuple[str, str, list[int], bytes]], model: str) -> st
     for (name, datatype, shape, data), (_, _, spec) in zip(inputs, wanted, strict=True):
         if len(shape) != len(spec) or any(s not in (-1, n) for n, s in zip(shape, spec, strict=True)):
             return f"wrong shape {shape}"
+        if datatype == "BYTES":
+            texts = deserialize_bytes_tensor(data)
+            if len(texts) != np.prod(shape) or not all(t.replace(b";", b"0").isdigit() and len(t) <= 30 for t in texts):
+                return f"wrong strings {texts}"
+            continue
         if len(data) != np.prod(shape) * WIDTH[datatype].itemsize:
             return f"wrong byte count of {name}"
         values = np.frombuffer(data, WIDTH[datatype])
@@ -113,7 +121,8 @@ class Http:
             return stats[model]
         if path.endswith("/config"):
             ranges = json.dumps({"ids": ID_RANGE})
-            return {"name": model, "parameters": {"id_range": {"string_value": ranges}}}
+            parameters = {"id_range": ranges, "features": json.dumps(FEATURES)}
+            return {"name": model, "parameters": {key: {"string_value": text} for key, text in parameters.items()}}
         spec = INPUTS.get(model, DEFAULT)
         return {"name": model, "inputs": [{"name": n, "datatype": d, "shape": s} for n, d, s in spec]}
 
@@ -172,6 +181,7 @@ class Grpc(service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelConfig(self, request, context):  # noqa: N802
         reply = pb.ModelConfigResponse()
         reply.config.parameters["id_range"].string_value = json.dumps({"ids": ID_RANGE})
+        reply.config.parameters["features"].string_value = json.dumps(FEATURES)
         return reply
 
     async def ModelInfer(self, request, context):  # noqa: N802

@@ -66,6 +66,13 @@ def test_the_tensors_arrive_as_the_metadata_wants_them(own_oracle, scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+def test_strings_arrive_as_the_configuration_wants_them(own_oracle, scheme):
+    assert outcomes(own_oracle, scheme, "words", 4) == [Answer(Outcome.OK)] * 4
+    counts = own_oracle.stats("words")
+    assert (counts["queries"], counts["samples"], counts["bad"]) == (4, 12, 0)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_fixed_batch(own_oracle, scheme):
     async def play(client: Client) -> Answer:
         return await client.send(await request(client, "fixed", None))

@@ -91,7 +91,7 @@ def test_a_bad_scenario_is_one_line_and_exit_code_2(oracle, tmp_path, capsys, li
     ("model", "expected"),
     [
         ("nobody", "unknown model `nobody`"),
-        ("words", "cannot draw BYTES"),
+        ("odd", "cannot draw FP8"),
         ("wild", "only the first dimension"),
         ("refuse", "a first query failed: 503 queue full"),
     ],

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tritonclient.utils import deserialize_bytes_tensor
 
 from veltair.errors import ConfigError
-from veltair.loadgen.contract import ModelMeta, TensorMeta
-from veltair.loadgen.payloads import FEW, MANY, draw_payloads, parse_id_ranges
+from veltair.loadgen.contract import Feature, ModelMeta, TensorMeta
+from veltair.loadgen.payloads import FEW, MANY, draw_payloads, raw
+from veltair.loadgen.scenario import LogNormal
 
 DLRM = ModelMeta(
     "dlrm", (TensorMeta("dense", "FP32", (-1, 13)), TensorMeta("ids", "INT64", (-1, 4))), {"ids": (10, 20)}
@@ -70,7 +72,7 @@ def test_bf16_is_the_upper_half_of_a_normal_float():
     [
         (ModelMeta("m", (TensorMeta("x", "FP32", (1, 3)),)), 4, "fixed batch"),
         (ModelMeta("m", (TensorMeta("x", "FP32", (-1, -1)),)), None, "only the first dimension"),
-        (ModelMeta("m", (TensorMeta("x", "BYTES", (1,)),)), None, "cannot draw BYTES"),
+        (ModelMeta("m", (TensorMeta("x", "FP8", (1,)),)), None, "cannot draw FP8"),
     ],
 )
 def test_what_cannot_be_drawn(meta, batch, expected):
@@ -78,25 +80,42 @@ def test_what_cannot_be_drawn(meta, batch, expected):
         draw_payloads(meta, batch, rng())
 
 
-def test_id_ranges():
-    assert parse_id_ranges('{"a": [0, 9], "b": [5, 5]}') == {"a": (0, 9), "b": (5, 5)}
+RAW = ModelMeta(
+    "ranker",
+    (TensorMeta("history", "BYTES", (-1, 1)), TensorMeta("name", "BYTES", (-1, 1)), TensorMeta("user", "INT64", (-1, 2))),
+    features={"history": Feature(40, ";"), "name": Feature(8), "user": Feature()},
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("given", "drawn"),
-    [
-        ("[2, null]", (2, 2)),
-        ("[-3, null]", (-3, 0)),
-        ("[null, 4]", (0, 4)),
-        ("[null, -4]", (-4, -4)),
-        ("[null, null]", (0, 0)),
-    ],
-)
-def test_an_open_id_range_is_closed_within_it(given, drawn):
-    assert parse_id_ranges(f'{{"a": {given}}}') == {"a": drawn}
+def test_raw_features_are_texts_that_fit_and_any_integers():
+    payload = draw_payloads(RAW, 500, rng())[0]
+    history, names, users = (payload[name] for name in ("history", "name", "user"))
+    assert history.shape == names.shape == (500, 1) and users.shape == (500, 2)
+    for texts, most in ((history, 40), (names, 8)):
+        sizes = [len(text) for text in texts.ravel()]
+        assert max(sizes) <= most and min(sizes) >= 1
+        assert abs(np.mean(sizes) - most / 2) < most / 10
+    assert all(text.isdigit() for text in names.ravel())
+    tokens = b";".join(history.ravel().tolist()).split(b";")
+    assert all(token.isdigit() or not token for token in tokens)
+    assert len(set(tokens)) > 1000 and max(map(len, tokens)) <= 14  # two, where a row begins between separators
+    assert users.min() > 0 and len(np.unique(users)) == 1000
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 3}', '{"a": [1]}', '{"a": [3, 1]}', '{"a": ["x", 2]}', "null"])
-def test_broken_id_ranges(text):
-    with pytest.raises(ConfigError, match="id_range"):
-        parse_id_ranges(text)
+def test_strings_go_out_as_tritonclient_reads_them():
+    texts = draw_payloads(RAW, 7, rng())[0]["history"]
+    assert deserialize_bytes_tensor(raw(texts)).tolist() == texts.ravel().tolist()
+
+
+def sizes(batch, max_batch):
+    meta = ModelMeta("m", (TensorMeta("x", "FP32", (-1, 1)),), max_batch=max_batch)
+    return [p["x"].shape[0] for p in draw_payloads(meta, batch, rng())]
+
+
+def test_log_normal_sizes():
+    drawn = sizes(LogNormal(), None)
+    assert len(drawn) == MANY
+    assert abs(np.log(drawn).mean() - 5.1) < 0.1 and 0.1 < np.log(drawn).std() < 0.3
+    assert max(sizes(LogNormal(most=150), None)) == 150 > min(sizes(LogNormal(most=150), None))
+    assert max(sizes(LogNormal(), 100)) == 100
+    assert min(sizes(LogNormal(log_mean=0, log_sigma=2), None)) == 1

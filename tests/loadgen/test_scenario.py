@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from veltair.errors import ConfigError
-from veltair.loadgen.scenario import Load, Scenario, TenantLoad, read_scenario
+from veltair.loadgen.scenario import Load, LogNormal, Scenario, TenantLoad, read_scenario
 
 GOOD = """
 [load]
@@ -40,6 +40,11 @@ def test_a_good_file_with_its_defaults(tmp_path):
     )
 
 
+def test_sizes_of_recommendation(tmp_path):
+    text = GOOD.replace("batch = [1, 32]", "batch = { log_mean = 4.5, most = 512 }")
+    assert read_scenario(write(tmp_path, text)).tenants[1].batch == LogNormal(4.5, 0.2, 512)
+
+
 def test_the_demo_scenario_is_a_good_file():
     demo = read_scenario(Path(__file__).parents[2] / "scenarios" / "demo.toml")
     assert [tenant.name for tenant in demo.tenants] == ["resnet50", "mobilenet_v2", "dlrm"]
@@ -64,6 +69,9 @@ def test_the_demo_scenario_is_a_good_file():
         ("batch = [1, 32]", "batch = [4]", "tenants[1].batch", "length"),
         ("batch = [1, 32]", "batch = [1, 2, 3]", "tenants[1].batch", "length"),
         ("batch = [1, 32]", "batch = [9, 2]", "tenants[1].batch", "[low, high]"),
+        ("batch = [1, 32]", "batch = {mean = 5}", "tenants[1].batch", "`mean`"),
+        ("batch = [1, 32]", "batch = {most = 0}", "tenants[1].batch.most", ">= 1"),
+        ("batch = [1, 32]", "batch = {log_sigma = -1}", "tenants[1].batch.log_sigma", ">= 0"),
         ("batch = [1, 32]", "batches = 3", "tenants[1]", "`batches`"),
         ("duration_s = 30", "duration_s = 0", "load.duration_s", "> 0"),
         ("duration_s = 30", "warmup_s = -1", "load.warmup_s", ">= 0"),

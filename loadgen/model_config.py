@@ -1,0 +1,50 @@
+"""What a server's model configuration tells of inputs beyond type and shape: ids that exist, how strings are made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from veltair.errors import ConfigError
+from veltair.loadgen.contract import Feature, ModelMeta, TensorMeta
+
+T = TypeVar("T")
+
+
+def model_meta(name: str, inputs: Sequence[TensorMeta], parameters: Mapping[str, str]) -> ModelMeta:
+    """`parameters`: the configuration's; a server that is none of ours has none of those read here.
+
+    Raises ConfigError.
+    """
+    ranges = parse_id_ranges(parameters.get("id_range", "{}"))
+    features = _read("features", parameters.get("features", "{}"), dict[str, Feature])
+    most = _read("max_batch", parameters.get("max_batch", "null"), int | None)
+    return ModelMeta(name, tuple(inputs), ranges, features, most)
+
+
+def parse_id_ranges(text: str) -> dict[str, tuple[int, int]]:
+    """The `id_range` parameter, JSON {input: [low, high]}; both inclusive, null is an open end. Raises ConfigError."""
+    try:
+        ranges = {str(name): _range(low, high) for name, (low, high) in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError):
+        ranges = {"": (0, -1)}
+    if any(low > high for low, high in ranges.values()):
+        raise ConfigError(f"the server's id_range: expected {{input: [low, high]}}, got {text[:200]}")
+    return ranges
+
+
+def _range(low: int | None, high: int | None) -> tuple[int, int]:
+    """An open end gives way to 0, or to the other end where 0 is beyond that."""
+    if low is None:
+        low = 0 if high is None else min(0, int(high))
+    return int(low), max(0, int(low)) if high is None else int(high)
+
+
+def _read(key: str, text: str, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"the server's {key}: {error}, got {text[:200]}") from None
