@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from veltair.errors import ConfigError
-from veltair.loadgen.contract import Answer, Client, ModelMeta, Outcome, TensorMeta
+from veltair.loadgen.contract import Answer, Client, Feature, ModelMeta, Outcome, TensorMeta
 from veltair.loadgen.grpc_client import GrpcClient
 from veltair.loadgen.http_client import HttpClient
 from veltair.loadgen.payloads import draw_payloads
@@ -54,6 +54,7 @@ def test_metadata(oracle, scheme):
         "echo",
         (TensorMeta("x", "FP32", (-1, 4)), TensorMeta("ids", "INT64", (-1, 3))),
         {"ids": (5, 9)},
+        {"s": Feature(30, ";"), "user": Feature()},
     )
 
 

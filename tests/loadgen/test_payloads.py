@@ -82,7 +82,10 @@ def test_what_cannot_be_drawn(meta, batch, expected):
 
 RAW = ModelMeta(
     "ranker",
-    (TensorMeta("history", "BYTES", (-1, 1)), TensorMeta("name", "BYTES", (-1, 1)), TensorMeta("user", "INT64", (-1, 2))),
+    (
+        TensorMeta("history", "BYTES", (-1, 1)), TensorMeta("name", "BYTES", (-1, 1)),
+        TensorMeta("user", "INT64", (-1, 2)),
+    ),
     features={"history": Feature(40, ";"), "name": Feature(8), "user": Feature()},
 )  # fmt: skip
 
