@@ -2,6 +2,10 @@
 
 An object of its own keeps a candidate that does not compile from spoiling the others, and lets the final library be
 linked from what was measured without compiling again.
+
+TVM's own pipeline prepares schedules for any device, in sixty passes. Kernels that are nests of loops need a quarter
+of them, which takes a third of the time: to shrink buffers, move conditions and split loops costs more than all of
+LLVM, and gains nothing over what LLVM does itself.
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+from tvm import s_tir
+from tvm.tirx import compilation_pipeline as pipelines
+from tvm.tirx import transform
 
 from veltair.errors import UserError, VeltairError
 from veltair.machine import machine
@@ -24,11 +31,40 @@ class BuildError(VeltairError):
     """A candidate did not compile."""
 
 
+def _nests() -> tuple[Any, Any, Any]:
+    """The pipeline of nests of loops: passes, then those for the host and for devices."""
+    passes = [
+        s_tir.transform.LowerOpaqueBlock(),  # loops of one iteration go: a launch on all cores costs microseconds
+        transform.FlattenBuffer(),
+        transform.BF16ComputeLegalize(),
+        transform.NarrowDataType(32),
+        transform.VectorizeLoop(True),
+        transform.StorageRewrite(),
+        transform.StmtSimplify(),
+        transform.CommonSubexprElim(),
+        transform.AnnotateEntryFunc(),
+        transform.SplitHostDevice(),
+        transform.MakePackedAPI(),
+        transform.BF16StorageLegalize(),
+    ]
+    return tvm.transform.Sequential(passes), pipelines.finalize_host_passes, pipelines.finalize_device_passes
+
+
+NESTS = "veltair.nests"
+pipelines.register_tir_pipeline(NESTS, _nests)
+
+
+def machine_code(function: Any, symbol: str, target: Mapping[str, Any]) -> Any:
+    """What TVM makes of one PrimFunc, a nest of loops or a schedule of blocks: an Executable with `symbol` in it."""
+    module = tvm.IRModule({symbol: function.with_attr("global_symbol", symbol)})
+    pipeline = "default" if isinstance(function.body, s_tir.SBlockRealize) else NESTS
+    return tvm.compile(module, target=tvm.target.Target(dict(target)), tir_pipeline=pipeline)
+
+
 def compile_object(function: Any, symbol: str, target: Mapping[str, Any], path: Path) -> None:
     """Machine code of one PrimFunc, to be called as `symbol`. Raises BuildError with the compiler's last words."""
     try:
-        module = tvm.IRModule({symbol: function.with_attr("global_symbol", symbol)})
-        tvm.compile(module, target=tvm.target.Target(dict(target))).mod.write_to_file(str(path))
+        machine_code(function, symbol, target).mod.write_to_file(str(path))
     except Exception as error:  # TVM raises whatever its passes raise
         words = str(error).strip().splitlines() or [type(error).__name__]
         raise BuildError(f"{symbol}: {words[-1]}") from error

@@ -49,7 +49,7 @@ def evaluate(program: Program, leaves: Mapping[str, Array]) -> dict[str, Array]:
             else:
                 result = FUNCTIONS[op.kind](*terms)
             values[op.output] = np.asarray(result, np.float64)
-    return {name: values[name].astype(np.float32) for name in program.outputs}
+        return {name: values[name].astype(np.float32) for name in program.outputs}
 
 
 def stitched(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 import tvm_ffi
 from numpy.typing import NDArray
 
 from veltair.compiler.graph import Graph
 from veltair.compiler.ir import Activation, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
+from veltair.compiler.library import machine_code
 from veltair.compiler.reference import packed, reference, unpacked
 from veltair.machine import features, tvm_target
 from veltair.profiles.executor import empty, permit_tiles
@@ -36,8 +36,7 @@ def call(
 ) -> list[NDArray[Any]]:
     """Outputs in physical layout. `mcpu` makes code for an older CPU than this one."""
     kernel = SPACES[spec.op].build(spec, point, LESSER.get(mcpu, features()))
-    target = tvm.target.Target(tvm_target() | ({"mcpu": mcpu} if mcpu else {}))
-    library = tvm.compile(tvm.IRModule({"main": kernel.function.with_attr("global_symbol", "main")}), target=target)
+    library = machine_code(kernel.function, "main", tvm_target() | ({"mcpu": mcpu} if mcpu else {}))
     if "amx_bf16" in features():
         permit_tiles()
     arrays = [aligned(a) for a in (*inputs, *kernel.weights)]

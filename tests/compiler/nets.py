@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import tvm
 import tvm_ffi
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -15,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from veltair.compiler.arena import plan
 from veltair.compiler.ir import Activation
 from veltair.compiler.kernels.spaces import SPACES
+from veltair.compiler.library import machine_code
 from veltair.compiler.lower import lower
 from veltair.compiler.onnx_model import load
 from veltair.machine import features, tvm_target
@@ -58,12 +58,11 @@ def run(path: Path, feeds: Arrays, precision: str, batch: int = 1, max_batch: in
     """Outputs of every layer's default version, and the layers' operators."""
     graph = lower(load(path, max_batch), precision)
     arena = plan(graph)
-    functions, kernels = {}, []
+    libraries, kernels = {}, []
     for layer in graph.layers:
         space = SPACES[layer.op]
         kernels.append(space.build(layer, space.points(layer, features())[0], features()))
-        functions[layer.symbol] = kernels[-1].function.with_attr("global_symbol", layer.symbol)
-    library = tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(tvm_target()))
+        libraries[layer.symbol] = machine_code(kernels[-1].function, layer.symbol, tvm_target())
     if precision == "bf16":
         permit_tiles()
     memory = empty((arena.bytes,), "uint8")
@@ -90,5 +89,5 @@ def run(path: Path, feeds: Arrays, precision: str, batch: int = 1, max_batch: in
                 copy = empty(weight.shape, str(weight.dtype))
                 copy[...] = weight
                 weights.append(tvm_ffi.from_dlpack(copy))
-            library[layer.symbol](*map(view, layer.inputs), *weights, *map(view, layer.outputs))
+            libraries[layer.symbol][layer.symbol](*map(view, layer.inputs), *weights, *map(view, layer.outputs))
     return outputs, [layer.op for layer in graph.layers]

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from kernels import LESSER, need, untouched_halo, worst_error
 
 from veltair.compiler.ir import Activation, Halo, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
+from veltair.compiler.library import machine_code
 from veltair.machine import features
 
 Size = tuple[int, int]
@@ -137,8 +137,7 @@ def test_default_tiles_for_avx2_fit_its_registers(spec: LayerSpec) -> None:
     narrow = LESSER["haswell"]
     space = SPACES[spec.op]
     kernel = space.build(spec, space.points(spec, narrow)[0], narrow)
-    target = tvm.target.Target({"kind": "llvm", "mcpu": "haswell"})
-    code = tvm.compile(tvm.IRModule({"main": kernel.function.with_attr("global_symbol", "main")}), target=target)
+    code = machine_code(kernel.function, "main", {"kind": "llvm", "mcpu": "haswell"})
     products = re.findall(r"vfn?m[a-z]+\d+ps\s.*", code.mod.inspect_source("asm"))
     assert len(products) >= 12
     assert not [line for line in products if "%rsp" in line or "%rbp" in line or "zmm" in line]

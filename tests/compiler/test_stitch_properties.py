@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from veltair import machine
 from veltair.compiler.ir import Activation
+from veltair.compiler.library import machine_code
 from veltair.compiler.stitch.codegen import Setting, stitched
 from veltair.compiler.stitch.explore import Explorer
 from veltair.compiler.stitch.graph import Op, Shape, broadcast, program
@@ -82,9 +83,8 @@ def test_kernels_compute_what_numpy_does(
         names = [*kernel.leaves, *kernel.outputs]
         operands = [Activation(name, "float32", kernel.shapes[name]) for name in names]
         function = stitched([(space, Setting(rows, scheme, unroll))], operands, names)
-        module = tvm.IRModule({"f": function.with_attr("global_symbol", "f")})
         tensors = [tvm.runtime.tensor(known.get(n, np.zeros(kernel.shapes[n], np.float32))) for n in names]
-        tvm.compile(module, target=tvm.target.Target(machine.tvm_target()))["f"](*tensors)
+        machine_code(function, "f", machine.tvm_target())["f"](*tensors)
         expected = evaluate(kernel, {name: known[name] for name in kernel.leaves})
         for name, tensor in zip(names, tensors, strict=True):
             if name in expected:

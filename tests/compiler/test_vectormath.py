@@ -13,6 +13,7 @@ from tvm.script.ir_builder import tirx as T
 from veltair import machine
 from veltair.compiler.kernels import vectormath
 from veltair.compiler.kernels.emit import LANES, load, primitive, store
+from veltair.compiler.library import machine_code
 
 Vector = NDArray[np.float32]
 TARGETS = {
@@ -25,7 +26,7 @@ TARGETS = {
 def target(request: pytest.FixtureRequest) -> Any:
     if request.param not in machine.features():
         pytest.skip(f"this CPU has no {request.param}")
-    return tvm.target.Target(TARGETS[request.param])
+    return TARGETS[request.param]
 
 
 def run(target: Any, function: Callable[[Any], Any], x: Vector, width: int = LANES) -> Vector:
@@ -40,9 +41,8 @@ def run(target: Any, function: Callable[[Any], Any], x: Vector, width: int = LAN
             else:
                 store(Y, value, i, 0)
 
-    module = tvm.IRModule({"f": primitive([x, y], body).with_attr("global_symbol", "f")})
     given, taken = tvm.runtime.tensor(x), tvm.runtime.tensor(y)
-    tvm.compile(module, target=target)["f"](given, taken)
+    machine_code(primitive([x, y], body), "f", target)["f"](given, taken)
     return taken.numpy().reshape(-1)
 
 
@@ -117,6 +117,6 @@ def test_a_rough_sigmoid_is_good_for_bfloat16() -> None:
     if "avx512" not in machine.features():
         pytest.skip("this CPU has no AVX-512")
     x = everywhere(-86, 86)
-    found = run(tvm.target.Target(TARGETS["avx512"]), vectormath.rough_sigmoid, x).astype(np.float64)
+    found = run(TARGETS["avx512"], vectormath.rough_sigmoid, x).astype(np.float64)
     expected = 1 / (1 + np.exp(-np.clip(x.astype(np.float64), -87, 87)))
     np.testing.assert_allclose(found, expected, rtol=2e-4, equal_nan=True)
