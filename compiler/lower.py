@@ -23,6 +23,7 @@ from veltair.compiler.anchors.layer_norm import layer_norm
 from veltair.compiler.anchors.matmul import matmul
 from veltair.compiler.anchors.normalize import l2_normalize, lrn
 from veltair.compiler.anchors.pool import global_pool, pool
+from veltair.compiler.anchors.recurrent import find_recurrences, recurrent
 from veltair.compiler.anchors.squeeze_excite import squeeze_excite
 from veltair.compiler.anchors.views import view
 from veltair.compiler.graph import Graph
@@ -43,6 +44,8 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
     "LayerNormalization": (embedding, layer_norm),
     "Gather": (bags,),
     "Concat": (concat,),
+    "GRU": (recurrent,),
+    "Scan": (recurrent,),
     "Add": (elementwise,),
     **dict.fromkeys(("Sum", "Sub", "Mul", "Div", "BatchNormalization"), (elementwise,)),
     **dict.fromkeys(("Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Tanh", "Gelu"), (elementwise,)),
@@ -60,7 +63,7 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
 
 
 # Searched for before the first node is visited.
-PATTERNS = (find_embeddings, find_attention, find_products)
+PATTERNS = (find_recurrences, find_embeddings, find_attention, find_products)
 
 
 def lower(model: OnnxModel, precision: str) -> Graph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,8 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     if spec.op == "embedding_bag":
         reduce = np.mean if a["reduce"] == "mean" else np.sum
         return [np.asarray(reduce(spec.weights[f"table{i}"][ids], axis=1, dtype=np.float64)) for i, ids in enumerate(x)]
+    if spec.op == "recurrent":
+        return _recurrent(spec, dict(zip(a["reads"], x, strict=True)))
     if spec.op == "pool2d":
         windows = {"kernel_shape": a["kernel"], "strides": a["strides"], "pads": a["pads"]}
         if a["kind"] == "max":
@@ -132,6 +134,32 @@ def _attention(spec: LayerSpec, x: list[Array]) -> Array:
     likely = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = likely / likely.sum(-1, keepdims=True) @ v
     return np.asarray(mixed.transpose(0, 2, 1, 3).reshape(rows, total))
+
+
+def _recurrent(spec: LayerSpec, given: Mapping[str, Array]) -> list[Array]:
+    """A gated recurrent unit, gates in the order reset, update, candidate."""
+    a, weights = spec.attributes, {name: array.astype(np.float64) for name, array in spec.weights.items()}
+    x = given["x"] if a["x_order"] == "rows" else given["x"].transpose(1, 0, 2)
+    rows, steps, _ = x.shape
+    hidden = len(weights["recurrent"])
+    h = given.get("initial", np.zeros((rows, hidden))).astype(np.float64)
+    states = np.zeros((rows, steps, hidden))
+    for step in range(steps):
+        inner, outer = (x[:, step] @ weights["input"] + weights["bias"]), h @ weights["recurrent"]
+        r, u = np.split(1 / (1 + np.exp(-inner - outer))[:, : 2 * hidden], 2, axis=1)
+        if a["reset"] == "after":
+            mixed = r * (outer[:, 2 * hidden :] + weights["candidate_bias"])
+        else:
+            mixed = (r * h) @ weights["recurrent"][:, 2 * hidden :]
+        c = np.tanh(inner[:, 2 * hidden :] + mixed)
+        if "scores" in given:
+            scores = given["scores"] if a["x_order"] == "rows" else given["scores"].T
+            u = u * (1 - scores[:, step : step + 1])
+        runs = (step < given["lengths"])[:, None] if "lengths" in given else np.ones((rows, 1), bool)
+        h = np.where(runs, u * h + (1 - u) * c, h)
+        states[:, step] = np.where(runs, h, 0)
+    found = {"states": states if a["y_order"] == "rows" else states.transpose(1, 0, 2), "last": h}
+    return [found[name] for name in a["writes"]]
 
 
 def _normalised(spec: LayerSpec, x: Array) -> Array:

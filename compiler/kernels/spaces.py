@@ -20,6 +20,7 @@ from veltair.compiler.kernels.matmul import Matmul
 from veltair.compiler.kernels.matmul_bf16 import MatmulBf16
 from veltair.compiler.kernels.normalize import L2Normalize, Lrn
 from veltair.compiler.kernels.pool import GlobalAveragePool, Pool2d
+from veltair.compiler.kernels.recurrent import Recurrent
 from veltair.compiler.kernels.spatial import Elementwise
 from veltair.compiler.kernels.squeeze_excite import SqueezeExcite
 from veltair.compiler.stitch.space import Stitched
@@ -36,6 +37,7 @@ SPACES: dict[str, Space] = {
     "embedding": Embedding(),
     "cast": Cast(),
     "embedding_bag": EmbeddingBag(),
+    "recurrent": Recurrent(),
     "pool2d": Pool2d(),
     "global_average_pool": GlobalAveragePool(),
     "squeeze_excite": SqueezeExcite(),
