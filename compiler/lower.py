@@ -13,6 +13,7 @@ import onnx
 
 from veltair.compiler.anchors.attention import attention, find_attention, projections
 from veltair.compiler.anchors.bags import bags
+from veltair.compiler.anchors.batch_norm import find_norms
 from veltair.compiler.anchors.batched_matmul import batched_matmul, find_products
 from veltair.compiler.anchors.concat import concat
 from veltair.compiler.anchors.conv import conv
@@ -63,7 +64,7 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
 
 
 # Searched for before the first node is visited.
-PATTERNS = (find_recurrences, find_embeddings, find_attention, find_products)
+PATTERNS = (find_recurrences, find_embeddings, find_norms, find_attention, find_products)
 
 
 def lower(model: OnnxModel, precision: str) -> Graph:

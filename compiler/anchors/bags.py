@@ -1,4 +1,4 @@
-"""Embedding bags in ONNX: a Gather from a constant table whose rows are summed or averaged per bag."""
+"""Embedding bags in ONNX: a Gather from a constant table whose rows are summed or averaged per bag, or are its bags."""
 
 from __future__ import annotations
 
@@ -23,14 +23,28 @@ REDUCTIONS = {"ReduceSum": "sum", "ReduceMean": "mean"}
 @dataclass(frozen=True, slots=True)
 class Bag:
     gather: onnx.NodeProto
-    reduction: onnx.NodeProto
+    reduction: onnx.NodeProto | None  # none: every id is a bag
     table: NDArray[Any]  # (rows, width)
-    ids: TensorSpec  # (bags, lookups)
+    ids: TensorSpec  # (bags, lookups), or (bags,)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Bags and lookups."""
+        bags, *lookups = self.ids.shape
+        return bags, lookups[0] if lookups else 1
+
+    @property
+    def reduce(self) -> str:
+        return REDUCTIONS[self.reduction.op_type] if self.reduction is not None else "sum"
+
+    @property
+    def output(self) -> str:
+        return (self.reduction or self.gather).output[0]
 
     @property
     def kind(self) -> tuple[object, ...]:
         """What bags must share to be one layer."""
-        return self.ids.shape, self.ids.dtype, self.table.shape[1], self.reduction.op_type
+        return self.shape, self.ids.dtype, self.table.shape[1], self.reduce
 
 
 def bag_at(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Bag | None:
@@ -39,8 +53,10 @@ def bag_at(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Bag |
     user = only_user(node.output[0])
     if table is None or table.ndim != 2 or table.dtype != np.float32 or ids.name in model.initializers:
         return None
-    if len(ids.shape) != 2 or ids.dtype not in ("int64", "int32") or attribute(node, "axis", 0) != 0:
+    if len(ids.shape) not in (1, 2) or ids.dtype not in ("int64", "int32") or attribute(node, "axis", 0) != 0:
         return None
+    if len(ids.shape) == 1:
+        return Bag(node, None, table, ids)
     if user is None or user.op_type not in REDUCTIONS or attribute(user, "keepdims", 1):
         return None
     axes = attribute(user, "axes", None)
@@ -67,10 +83,10 @@ def bags(node: onnx.NodeProto, lowering: Lowering) -> bool:
     bags = bags_with(node, lowering.model, lowering.only_user)
     if not bags:
         return False
-    (count, lookups), width = bags[0].ids.shape, int(bags[0].table.shape[1])
-    outputs = [Activation(bag.reduction.output[0], "float32", (count, width)) for bag in bags]
-    inputs = [lowering.plain(bag.ids.name) for bag in bags]
-    attributes = {"reduce": REDUCTIONS[bags[0].reduction.op_type]}
+    (count, lookups), width = bags[0].shape, int(bags[0].table.shape[1])
+    outputs = [Activation(bag.output, "float32", (count, width)) for bag in bags]
+    inputs = [lowering.reshaped(lowering.plain(bag.ids.name), bag.shape) for bag in bags]
+    attributes = {"reduce": bags[0].reduce}
     weights = {f"table{i}": bag.table for i, bag in enumerate(bags)}
     flops = abs(count) * lookups * width * len(bags)
     lowering.emit(lowering.spec(node.name, "embedding_bag", inputs, outputs, attributes, weights, flops))

@@ -9,10 +9,10 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.activations import activation_behind, activation_of
+from veltair.compiler.anchors.batch_norm import scale_and_shift
 from veltair.compiler.epilogue import Epilogue
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
-from veltair.compiler.node import attribute
 
 Found: TypeAlias = tuple[tuple[str, ...], dict[str, NDArray[Any]], tuple[onnx.NodeProto, ...]]  # steps, weights, nodes
 
@@ -69,11 +69,7 @@ def _scale_and_shift(
     """What a node of one computed input multiplies its channels by, and then adds to them."""
     one, zero = np.ones(channels, np.float32), np.zeros(channels, np.float32)
     if node.op_type == "BatchNormalization":
-        gamma, beta, mean, variance = (lowering.constants.get(name) for name in node.input[1:5])
-        if gamma is None or beta is None or mean is None or variance is None:
-            return None
-        scale = gamma / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
-        return scale, beta - mean * scale
+        return scale_and_shift(node, lowering.constants)
     if node.op_type not in ("Add", "Sub", "Mul", "Div") or len(node.input) != 2:
         return None
     constant = lowering.constants.get(node.input[1])

@@ -8,13 +8,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.anchors.batch_norm import Normed
 from veltair.compiler.epilogue import Epilogue
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
 from veltair.compiler.node import attribute, times
 
 FEW_ROWS = 4  # up to so many, a dense layer is bound by reading its weights, and half of the bytes is half of the time
-TILE_ROWS = 16  # from so many on (for each image of a batch), products are made in bfloat16
+TILE_ROWS = 16  # from so many on, at the greatest batch, products are made in bfloat16
 
 
 def matmul(node: onnx.NodeProto, lowering: Lowering) -> bool:
@@ -32,7 +33,13 @@ def matmul(node: onnx.NodeProto, lowering: Lowering) -> bool:
             if found is None or (found.size > 1 and found.shape[-1:] != (found.size,)):  # one for each column
                 return False
             bias = bias + found.reshape(-1) * np.float32(attribute(node, "beta", 1.0))
-    if lowering.rows(node.input[0]).dtype not in ("float32", "uint16"):
+    maker = lowering.makers.get(node.input[0])
+    normed = lowering.patterns.get(id(maker)) if maker is not None else None
+    source = node.input[0]
+    if isinstance(normed, Normed):
+        source, bias = normed.source, bias + normed.shift @ weight
+        weight = weight * normed.scale[:, None]
+    if lowering.rows(source).dtype not in ("float32", "uint16"):
         return False
     end, out = _reshaped(node, lowering)
     epilogue = Epilogue.behind(end, lowering, residual=False, bias=len(node.input) < 3)
@@ -47,7 +54,7 @@ def matmul(node: onnx.NodeProto, lowering: Lowering) -> bool:
     y = Activation(output, "uint16" if narrow else "float32", (rows, out[-1]))
     if len(out) != 2:
         y = Activation(f"{output}/rows", y.dtype, y.shape)
-    dense(node.name, node.input[0], y, weight, bias, epilogue.activation, residual, lowering)
+    dense(node.name, source, y, weight, bias, epilogue.activation, residual, lowering)
     if len(out) != 2:
         lowering.add_view(Activation(output, y.dtype, out), y.name)
     return True
@@ -77,7 +84,8 @@ def dense(
 
 def narrow_rows(rows: int, lowering: Lowering) -> bool:
     """Whether a product of so many rows (-k: k times the batch) is made in bfloat16."""
-    return lowering.dtype == "uint16" and abs(rows) >= TILE_ROWS
+    greatest = -rows * lowering.model.max_batch if rows < 0 else rows
+    return lowering.dtype == "uint16" and greatest >= TILE_ROWS
 
 
 def read_by_products(name: str, lowering: Lowering) -> bool:
@@ -89,6 +97,8 @@ def read_by_products(name: str, lowering: Lowering) -> bool:
             if node.op_type == "Reshape" and node.output[0] not in lowering.output_names:
                 inside = id(node) in lowering.done  # of an attention
                 found.extend(["product"] if inside else readers(node.output[0]))
+            elif isinstance(lowering.patterns.get(id(node)), Normed):
+                found.append("product")
             else:
                 constant = node.op_type in ("MatMul", "Gemm") and node.input[1] in lowering.constants
                 found.append("product" if constant else node.op_type)

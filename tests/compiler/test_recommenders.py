@@ -1,0 +1,75 @@
+"""The zoo's recommendation models lowered: few layers, and equal to ONNX Runtime at any batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from kernels import need
+from nets import Net, normal, run
+from numpy.typing import NDArray
+
+from veltair.compiler.lower import lower
+from veltair.compiler.onnx_model import load
+from veltair.zoo.models import write
+
+ROWS = 60
+
+
+def feeds(path: Path, batch: int) -> dict[str, NDArray[Any]]:
+    random = np.random.default_rng(batch)
+    found = {}
+    for value in onnx.load(path, load_external_data=False).graph.input:
+        shape = [dim.dim_value or batch for dim in value.type.tensor_type.shape.dim]
+        floats = value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+        drawn = random.standard_normal(shape).astype(np.float32) if floats else random.integers(1, ROWS, shape)
+        found[value.name] = drawn
+    return found
+
+
+def expected(path: Path, given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    return list(ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, given))
+
+
+@pytest.mark.parametrize(("precision", "worst"), [("fp32", 1e-4), ("bf16", 3e-2)])
+@pytest.mark.parametrize(("name", "kinds"), [
+    ("ncf", {"embedding_bag": 1, "stitched": 1}),
+    ("deepfm", {"stitched": 3}),  # a factorisation machine, a sum; norms went into the towers
+])  # fmt: skip
+def test_equal_to_onnx_runtime(tmp_path: Path, name: str, kinds: dict[str, int], precision: str, worst: float) -> None:
+    if precision == "bf16":
+        need(frozenset({"amx_bf16"}), "bfloat16 products in tiles")
+    path = write(name, tmp_path / f"{name}.onnx", 3, rows=ROWS)[0]
+    product = "matmul_bf16" if precision == "bf16" else "matmul"
+    towers = sum(node.op_type == "Gemm" for node in onnx.load(path, load_external_data=False).graph.node)
+    for batch in (1, 5, 32):
+        given = feeds(path, batch)
+        outputs, layers = run(path, given, precision, batch, 32)
+        for output, wanted in zip(outputs, expected(path, given), strict=True):
+            assert np.abs(output - wanted).max() <= worst * np.abs(wanted).max()
+        assert {kind: layers.count(kind) for kind in kinds} == kinds and layers.count(product) == towers
+
+
+def test_products_in_bfloat16_from_a_tile_of_rows_on(tmp_path: Path) -> None:
+    """The greatest batch decides, and a model of few rows keeps its activations."""
+    net = Net(x=["n", 24])
+    path = net.save(tmp_path / "m.onnx", net("Relu", net("Gemm", "x", normal(24, 40))))
+    for most, kind in ((15, ["matmul"]), (16, ["cast", "matmul_bf16"])):
+        assert [layer.op for layer in lower(load(path, most), "bf16").layers] == kind
+
+
+def test_a_norm_read_by_others_stays(tmp_path: Path) -> None:
+    net = Net(x=["n", 24])
+    values = [[abs(normal(24)) + 0.5 for _ in range(4)] for _ in range(2)]
+    alone = net("Gemm", net("BatchNormalization", "x", *values[0]), normal(24, 8), normal(8))
+    shared = net("BatchNormalization", "x", *values[1])
+    path = net.save(tmp_path / "m.onnx", alone, net("Sub", net("MatMul", shared, normal(24, 24)), shared))
+    given = {"x": np.random.default_rng(0).standard_normal((3, 24), dtype=np.float32)}
+    outputs, layers = run(path, given, "fp32", 3)
+    for output, wanted in zip(outputs, expected(path, given), strict=True):
+        np.testing.assert_allclose(output, wanted, rtol=1e-4, atol=1e-5)
+    assert layers.count("matmul") == 2 and len(layers) == 4
