@@ -14,6 +14,8 @@ from rich.progress import Progress
 
 from veltair import machine
 from veltair.compiler.assemble import assemble
+from veltair.compiler.columns.description import load as load_features
+from veltair.compiler.columns.join import join
 from veltair.compiler.interference import this_memory
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.lower import lower
@@ -46,6 +48,7 @@ def compile_model(
     isa: str | None = None,
     fresh: bool = False,
     max_batch: int | None = None,
+    features: Path | None = None,
     levels: LevelSource = "measured",
     progress: Progress | None = None,
     store: RecordStore | None = None,
@@ -58,6 +61,7 @@ def compile_model(
             times what the model takes alone.
         trials: candidates measured of each workload without shipped records of this CPU; see `search`.
         precision: "auto" is bf16 where the CPU has AMX tiles for it, else fp32.
+        features: a description of what some inputs of the model are made from (docs/features.md).
         fresh: searches every layer from nothing, whatever has been recorded.
         isa: one of `machine.ISAS`, of which nothing beyond is used; the richest of this CPU by default.
         levels: "modelled" takes interference levels from a model where co-runners cost nothing measurable.
@@ -68,18 +72,19 @@ def compile_model(
     """
     offered = machine.isa_features(isa, machine.features())
     chosen = pick_precision(precision, offered, isa)
-    features = offered if chosen == "bf16" else offered & machine.ISAS["avx512"]  # what fp32 code has a use for
+    used = offered if chosen == "bf16" else offered & machine.ISAS["avx512"]  # what fp32 code has a use for
     progress = progress or Progress(disable=True)
     with artifact.writing(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
         model = load_onnx(onnx, max_batch)
-        graph = lower(model, chosen)
+        front = join(model, load_features(features), Path(scratch)) if features else None
+        graph = lower(model, chosen, front)
         batches = batch_sizes(graph.max_batch)
         bounds: Bounds = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
-        target, environment = machine.tvm_target(features), machine.environment()
-        setting = Setting(target, features, environment.cpu, chosen, batches[len(batches) // 2], bounds, SPACES)
+        target, environment = machine.tvm_target(used), machine.environment()
+        setting = Setting(target, used, environment.cpu, chosen, batches[len(batches) // 2], bounds, SPACES)
         cores = machine.machine().cores
         with Meter(cores) as meter:
-            found = search(graph.layers, store or RecordStore(features, fresh=fresh), meter, setting, trials, progress)
+            found = search(graph.layers, store or RecordStore(used, fresh=fresh), meter, setting, trials, progress)
             alone_ns = sum(min(c.best_ns for c in found[layer.workload]) for layer in graph.layers)
             qos = qos_ns or _asked_qos_ns(model.metadata) or -(-QOS_FACTOR * alone_ns // 1_000_000) * 1_000_000
             memory = this_memory(cores) if levels == "modelled" else None
@@ -94,12 +99,13 @@ def compile_model(
             tolerance=TOLERANCE[chosen],
             qos_ns=qos,
             target={k: v if isinstance(v, int | str) else ",".join(v) for k, v in target.items()},
-            features=tuple(sorted(features)),
+            features=tuple(sorted(used)),
             max_batch=graph.max_batch,
             batches=batches,
             levels=tables.levels,
             level_sources=tables.sources,
             inputs=graph.inputs,
+            banks=graph.banks,
             outputs=graph.outputs,
             buffers=parts.buffers,
             arena_bytes=parts.arena_bytes,

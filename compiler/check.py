@@ -33,7 +33,8 @@ class Check:
         self._tolerance = TOLERANCE[precision]
         rng = np.random.default_rng(seed)
         self.spec, self.batch = spec, batch
-        self._inputs = [_draw(tensor, batch, bounds, rng) for tensor in spec.inputs]
+        together = spec.attributes.get("_draw")
+        self._inputs = together(batch, rng) if together else [_draw(t, batch, bounds, rng) for t in spec.inputs]
         self._expected = reference(spec, self._inputs)
 
     def fault(self, meter: Meter, library: Path, symbol: str, weights: Sequence[Operand], cores: int) -> str:

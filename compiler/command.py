@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--isa", metavar="NAME", help=f"of {', '.join(ISAS)}: nothing beyond it is used; default: the richest here"
     )
     parser.add_argument("--fresh", action="store_true", help="search every layer from nothing, whatever is recorded")
+    parser.add_argument(
+        "--features", type=Path, metavar="FEATURES.toml", help="what inputs are made from (docs/features.md)"
+    )
     parser.add_argument("--max-batch", type=int, help="of a dynamic batch")
     parser.add_argument(
         "--levels",
@@ -77,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
                 isa=args.isa,
                 fresh=args.fresh,
                 max_batch=args.max_batch,
+                features=args.features,
                 levels=LEVELS[args.levels],
                 progress=progress,
             )

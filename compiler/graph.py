@@ -33,6 +33,12 @@ class Graph:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     max_batch: int
+    banks: tuple[Port, ...] = ()
+
+    @property
+    def rooms(self) -> tuple[Port, ...]:
+        """As `Manifest.rooms`: the tensors that inputs lie in."""
+        return (*(port for port in self.inputs if not port.places), *self.banks)
 
     def owner(self, name: str) -> tuple[str, int]:
         """The tensor whose memory another one lives in, and where in it, in bytes."""

@@ -54,6 +54,8 @@ def compulsory_bytes(spec: LayerSpec, batch: int) -> int:
     tables: dict[str, int] = {}
     if spec.op in ("embedding", "embedding_bag"):
         tables = {f"table{i}": int(np.prod(physical(ids, batch))) for i, ids in enumerate(spec.inputs)}
+    if spec.op == "columns":
+        return moved + min(spec.weights["tables"].nbytes, batch * int(spec.attributes["_plan"].row_bytes))
     for name, weight in spec.weights.items():
         moved += min(weight.nbytes, tables[name] * weight[0].nbytes) if name in tables else weight.nbytes
     return moved

@@ -27,6 +27,7 @@ from veltair.compiler.anchors.pool import global_pool, pool
 from veltair.compiler.anchors.recurrent import find_recurrences, recurrent
 from veltair.compiler.anchors.squeeze_excite import squeeze_excite
 from veltair.compiler.anchors.views import view
+from veltair.compiler.columns.join import Front
 from veltair.compiler.graph import Graph
 from veltair.compiler.lowering import Lowering
 from veltair.compiler.onnx_model import OnnxModel
@@ -67,9 +68,14 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
 PATTERNS = (find_recurrences, find_embeddings, find_norms, find_attention, find_products)
 
 
-def lower(model: OnnxModel, precision: str) -> Graph:
-    """Lower a loaded model. `precision` is "fp32" or "bf16". Raises ModelError naming what cannot be taken."""
-    lowering = Lowering(model, precision)
+def lower(model: OnnxModel, precision: str, front: Front | None = None) -> Graph:
+    """Lower a loaded model. `precision` is "fp32" or "bf16". Raises ModelError naming what cannot be taken.
+
+    front: what gives some of its inputs.
+    """
+    lowering = Lowering(front.model if front else model, precision)
+    if front:
+        lowering.begin(front.layers, front.layout)
     for find in PATTERNS:
         find(lowering)
     for node in model.nodes:

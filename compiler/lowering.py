@@ -6,13 +6,14 @@ whole when the next layer of ours, or the end, is reached. Halos are settled las
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.columns.layout import Layout
 from veltair.compiler.graph import Graph, Slice
 from veltair.compiler.ir import Activation, Halo, LayerSpec
 from veltair.compiler.node import attribute
@@ -44,7 +45,14 @@ class Lowering:
         self.halos: dict[str, Halo] = {}
         self.region: list[onnx.NodeProto] = []
         self.done: set[int] = set()  # ids of nodes that a layer has swallowed
+        self.features: Layout | None = None  # raw ones, which columns read
         self.patterns: dict[int, Any] = {}  # what was found around a node, by its id: its anchor makes a layer of all
+
+    def begin(self, layers: Sequence[LayerSpec], features: Layout) -> None:
+        """Layers in front of the model, which give what it takes for inputs."""
+        self.features = features
+        for spec in layers:
+            self.emit(spec)
 
     # Tensors.
 
@@ -260,7 +268,9 @@ class Lowering:
         outputs = tuple(Port(s.name, s.dtype, s.shape) for s in self.model.outputs)
         for port in (*inputs, *outputs):
             activations.setdefault(port.name, Activation(port.name, port.dtype, port.shape))
-        return Graph(layers, self.views, self.slices, activations, inputs, outputs, self.model.max_batch)
+        raw, banks = (self.features.inputs, self.features.banks) if self.features else ((), ())
+        inputs = (*raw, *inputs)
+        return Graph(layers, self.views, self.slices, activations, inputs, outputs, self.model.max_batch, banks)
 
     def _port(self, name: str) -> Port:
         """An input; where it is the ids of a Gather, its values are bounded by the shortest table."""

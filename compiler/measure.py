@@ -24,6 +24,7 @@ from veltair.compiler.ir import Activation, Kernel, LayerSpec
 from veltair.compiler.stopwatch import (
     Answer,
     Call,
+    Drawn,
     Failed,
     Given,
     Mapped,
@@ -46,6 +47,7 @@ PATIENCE_S = 120.0  # for one answer; a candidate that takes longer hangs
 # Weights are cycled through copies of so much in all: between two runs of a layer, the rest of its model and the other
 # tenants' pass through the caches. With hot weights a ResNet-50 in bfloat16 was predicted at two thirds of its time.
 ROTATE_BYTES = 64 << 20
+DRAWN = 3  # contents of a layer's inputs that are measured in turn
 SPILL_BYTES = 64 << 10  # weights above this go through a file instead of the socket
 
 
@@ -93,6 +95,7 @@ class Meter:
         self._scratch = tempfile.TemporaryDirectory(prefix="veltair-measure-")
         self._spilled: dict[bytes, Path] = {}  # by the digest of the content
         self._spills = 0
+        self._drawn: dict[tuple[str, int], list[Operand]] = {}  # by a layer's symbol and batch
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +113,25 @@ class Meter:
     def weights(self, kernel: Kernel) -> list[Operand]:
         """The kernel's packed constants as operands; large ones stay in, or go to, a file."""
         return [self._weight(array) for array in kernel.weights]
+
+    def inputs(self, spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]:
+        """Random inputs. A layer whose inputs belong together draws them itself (attribute `_draw`)."""
+        draw = spec.attributes.get("_draw")
+        if draw is None:
+            return input_operands(spec, batch, bounds)
+        if (spec.symbol, batch) not in self._drawn:
+            chance = np.random.default_rng(0)
+            contents = [draw(batch, chance) for _ in range(DRAWN)]
+            self._drawn[spec.symbol, batch] = [self._draws(arrays) for arrays in zip(*contents, strict=True)]
+        return self._drawn[spec.symbol, batch]
+
+    def _draws(self, arrays: Sequence[NDArray[Any]]) -> Operand:
+        self._spills += 1
+        path = Path(self._scratch.name) / str(self._spills)
+        with path.open("wb") as file:
+            for array in arrays:
+                write_chunks(array, file)
+        return Drawn(str(arrays[0].dtype), arrays[0].shape, str(path), len(arrays))
 
     def time(
         self,

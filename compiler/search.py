@@ -22,7 +22,7 @@ from rich.progress import Progress, TaskID
 from veltair.compiler.frontier import Candidate
 from veltair.compiler.ir import Kernel, LayerSpec, Point, Space
 from veltair.compiler.library import Source, compile_objects, link
-from veltair.compiler.measure import Bounds, CandidateError, Meter, input_operands, result_operands
+from veltair.compiler.measure import Bounds, CandidateError, Meter, result_operands
 from veltair.compiler.transfer import comparable, parse, transfer
 from veltair.errors import VeltairError
 from veltair.profiles.records import RecordStore, TuningRecord
@@ -271,7 +271,7 @@ def _measure(
             if fault:
                 yield _record(spec, point, kernel, (), setting, fault)
                 continue
-            operands = [*input_operands(spec, setting.batch, setting.bounds), *meter.weights(kernel)]
+            operands = [*meter.inputs(spec, setting.batch, setting.bounds), *meter.weights(kernel)]
             operands += result_operands(spec, setting.batch)
             try:
                 run_ns = tuple(meter.time(library, source.symbol, operands, limit_ns=limit))

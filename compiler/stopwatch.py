@@ -58,6 +58,15 @@ class Random(msgspec.Struct, frozen=True, tag=True):
     high: int = 0
 
 
+class Drawn(msgspec.Struct, frozen=True, tag=True):
+    """An input of which a file holds `count` contents, one after the other: the next one before each timed run."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    path: str
+    count: int
+
+
 class Result(msgspec.Struct, frozen=True, tag=True):
     """A tensor to be written: zeros before."""
 
@@ -65,7 +74,7 @@ class Result(msgspec.Struct, frozen=True, tag=True):
     shape: tuple[int, ...]
 
 
-Operand: TypeAlias = Given | Mapped | Random | Result
+Operand: TypeAlias = Given | Mapped | Random | Drawn | Result
 
 
 class Time(msgspec.Struct, frozen=True, tag=True):
@@ -146,12 +155,17 @@ class _Bench:
             for array, operand in zip(arrays, request.operands, strict=True)
             if isinstance(operand, Random) and operand.high > operand.low
         ]
-        inputs = [a for a, operand in zip(arrays, request.operands, strict=True) if isinstance(operand, Random)]
+        drawn = [
+            (array, np.memmap(operand.path, operand.dtype, "r", shape=(operand.count, *operand.shape)))
+            for array, operand in zip(arrays, request.operands, strict=True)
+            if isinstance(operand, Drawn)
+        ]
+        inputs = [a for a, o in zip(arrays, request.operands, strict=True) if isinstance(o, Random | Drawn)]
         shared = [_every_other_page(array) for array in inputs] if count > 1 else []
         turns = self._turns(request, arrays)
         self._pool.point(self._cores[:count])
         with self._pool.awake():  # as they are inside a block
-            return self._median(kernel, request, turns, ids, shared)
+            return self._median(kernel, request, turns, ids, drawn, shared)
 
     def _median(
         self,
@@ -159,6 +173,7 @@ class _Bench:
         request: Time,
         turns: list[list[Any]],
         ids: list[tuple[NDArray[Any], Random]],
+        drawn: Sequence[tuple[NDArray[Any], NDArray[Any]]],
         shared: list[NDArray[np.uint8]],
     ) -> int:
         kernel(*turns[0])
@@ -167,6 +182,8 @@ class _Bench:
         while True:
             for array, operand in ids:
                 array[...] = self._rng.integers(operand.low, operand.high, array.shape, array.dtype, endpoint=True)
+            for array, contents in drawn:
+                array[...] = contents[len(times) % len(contents)]
             for pages in shared:
                 np.bitwise_or(pages, 0, out=pages)
             arguments = turns[len(times) % len(turns)]
@@ -208,6 +225,8 @@ class _Bench:
         array = self._empty(operand.shape, operand.dtype)
         if isinstance(operand, Given):
             array[...] = np.frombuffer(operand.content, operand.dtype).reshape(operand.shape)
+        elif isinstance(operand, Drawn):
+            array[...] = np.memmap(operand.path, operand.dtype, "r", shape=operand.shape)
         elif isinstance(operand, Random):
             region = tuple(slice(start, stop) for start, stop in operand.region)
             array[region] = self._draw(operand, array[region].shape)

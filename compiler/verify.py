@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from veltair.compiler.check import TOLERANCE
+from veltair.compiler.columns.reference import reference as columns_of
+from veltair.compiler.columns.samples import raw_features
 from veltair.compiler.ir import LayerSpec
 from veltair.compiler.reference import reference, unpacked
 from veltair.errors import ModelError
@@ -28,6 +31,7 @@ from veltair.machine import machine
 from veltair.profiles import artifact
 from veltair.profiles.artifact import Artifact, Port
 from veltair.profiles.core_pool import CorePool, environment
+from veltair.profiles.rooms import fill
 
 Arrays = list[NDArray[Any]]
 SEED = 0
@@ -36,6 +40,7 @@ SEED = 0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path, metavar="DIR")
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("--features", type=Path, metavar="FEATURES.toml", help="the description it was compiled with")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
 
 
@@ -43,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Exit code 0 when everything agrees, 1 when something does not. UserError is raised to the caller."""
     if "tvm" not in sys.modules:  # the runtime reads them when it is loaded; here the compiler is wanted too
         os.environ.update(environment() | {"TVM_USE_RUNTIME_LIB": "0"})
-    report = verify(artifact.load(args.artifact), args.model)
+    report = verify(artifact.load(args.artifact), args.model, args.features)
     if args.json:
         print(json.dumps(report.facts()))
     else:
@@ -149,18 +154,29 @@ def _values(array: NDArray[Any]) -> NDArray[np.float64]:
     return array.astype(np.float64)
 
 
-def verify(found: Artifact, model: Path) -> Report:
-    """Compare. Raises ModelError when the file cannot be run or is not the model that the artifact was made from."""
+def verify(found: Artifact, model: Path, features: Path | None = None) -> Report:
+    """Compare. Raises ModelError when the files cannot be run or are not those that the artifact was made from.
+
+    features: a description of what some inputs are made from: ONNX Runtime gets what its reference makes of it.
+    """
+    from veltair.compiler.columns.description import load as load_features
+    from veltair.compiler.columns.join import join
     from veltair.compiler.lower import lower
     from veltair.compiler.onnx_model import load as load_onnx
     from veltair.profiles.executor import Executor, empty
 
     manifest = found.manifest
+    loaded = load_onnx(model, manifest.max_batch)
+    with tempfile.TemporaryDirectory(prefix="veltair-verify-") as folder:
+        front = join(loaded, load_features(features), Path(folder)) if features else None
+    graph = lower(loaded, manifest.precision, front)
+    if graph.inputs != manifest.inputs:
+        takes, ours = (", ".join(port.name for port in ports) for ports in (graph.inputs, manifest.inputs))
+        raise ModelError(f"{model}: takes {takes}; the artifact {found.path} takes {ours}")
+    specs = graph.layers
+    if [spec.name for spec in specs] != [layer.name for layer in manifest.layers]:
+        raise ModelError(f"{model}: its layers are not those of the artifact {found.path}; compile it again")
     session = _session(model)
-    names = {value.name for value in session.get_inputs()}
-    if names != {port.name for port in manifest.inputs}:
-        ours = ", ".join(port.name for port in manifest.inputs)
-        raise ModelError(f"{model}: takes {', '.join(sorted(names))}; the artifact {found.path} takes {ours}")
     cores = machine().cores  # before the pool pins this thread, which narrows what it sees
     pool = CorePool(cores)
     executor = Executor(found)
@@ -169,24 +185,19 @@ def verify(found: Artifact, model: Path) -> Report:
     report = Report(
         manifest.tolerance, TOLERANCE[manifest.precision], len(manifest.layers), versions, batches, pool.size
     )
-    specs = lower(load_onnx(model, manifest.max_batch), manifest.precision).layers
-    if [spec.name for spec in specs] != [layer.name for layer in manifest.layers]:
-        raise ModelError(f"{model}: its layers are not those of the artifact {found.path}; compile it again")
     rng = np.random.default_rng(SEED)
     for batch in batches:
-        inputs = [_draw(port, batch, rng) for port in manifest.inputs]
-        feeds = {port.name: array for port, array in zip(manifest.inputs, inputs, strict=True)}
+        feeds = {port.name: _draw(port, batch, rng) for port in manifest.inputs if not port.places}
+        raw = raw_features(front.description, batch, rng) if front else {}
+        arrays = [empty(_at(port, batch), port.dtype) for port in manifest.rooms]
+        fill(manifest, arrays, feeds | raw, batch)
+        feeds |= columns_of(front.description, raw, front.tables) if front else {}
         try:
             expected: Arrays = session.run([port.name for port in manifest.outputs], feeds)
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{model}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
-        aligned = []
-        for array in inputs:
-            copy = empty(array.shape, str(array.dtype))
-            copy[...] = array
-            aligned.append(copy)
         outputs = [empty(_at(port, batch), port.dtype) for port in manifest.outputs]
-        bound = executor.bind(batch, aligned, outputs)
+        bound = executor.bind(batch, arrays, outputs)
         for count in range(1, pool.size + 1):
             pool.point(cores[:count])
             place = f"batch {batch}, {count} core{'s' * (count > 1)}"

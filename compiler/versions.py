@@ -19,7 +19,7 @@ from veltair.compiler.interference import Memory
 from veltair.compiler.ir import LayerSpec, Point
 from veltair.compiler.library import Source, compile_objects, link
 from veltair.compiler.locality import compulsory_bytes, kernel_reuse
-from veltair.compiler.measure import CandidateError, Meter, input_operands, result_operands
+from veltair.compiler.measure import CandidateError, Meter, result_operands
 from veltair.compiler.search import Setting
 from veltair.compiler.stopwatch import Operand
 from veltair.compiler.timing import Job, Model, Tables, measure_tables, passes
@@ -160,7 +160,7 @@ class _Layer:
                 origin=candidate.origin,
             )  # fmt: skip
             operands = (
-                (*input_operands(spec, batch, setting.bounds), *weights, *result_operands(spec, batch))
+                (*self._meter.inputs(spec, batch, setting.bounds), *weights, *result_operands(spec, batch))
                 for batch in self._batches
             )
             reuse = tuple(kernel_reuse(spec, kernel, batch) for batch in self._batches) if self._modelled else ()

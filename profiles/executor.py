@@ -137,7 +137,7 @@ def run_all(executor: Executor, inputs: Sequence[NDArray[Any]], batch: int, vers
     """The whole model once, on copies; `version` is taken modulo each layer's count."""
     manifest = executor.manifest
     aligned = []
-    for array, port in zip(inputs, manifest.inputs, strict=True):
+    for array, port in zip(inputs, manifest.rooms, strict=True):
         copy = empty(array.shape, port.dtype)
         copy[...] = array
         aligned.append(copy)

@@ -100,9 +100,9 @@ def _texts(feature: Feature, readers: Sequence[Column], batch: int, chance: np.r
 
 
 def _words(readers: Sequence[Column], chance: np.random.Generator) -> list[bytes]:
-    numbers = chance.integers(0, 1 << 30, WORDS).tolist()
     if any(column.step == "number" for column in readers):
-        return [b"", b"none", *(b"%.4g" % (number / (1 << 20)) for number in numbers[: int(2 / ODD)])]
+        return [b"", b"none", *(b"%.4g" % number for number in chance.standard_normal(int(2 / ODD)).tolist())]
+    numbers = chance.integers(0, 1 << 30, WORDS).tolist()
     known = [str(key).encode() for column in readers for key in column.vocabulary or ()]
     strange = [b"", *(b"w%d" % number for number in numbers)]
     return known + strange[: int(len(known) * ODD) + 1] if known else strange

@@ -1,0 +1,59 @@
+"""A feature description and an ONNX model as one: the columns' layers give some of the model's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.columns.description import Description
+from veltair.compiler.columns.kernel import layer
+from veltair.compiler.columns.layout import Layout
+from veltair.compiler.columns.store import Store
+from veltair.compiler.ir import LayerSpec
+from veltair.compiler.onnx_model import OnnxModel
+from veltair.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What comes before a model, and what is left of it."""
+
+    model: OnnxModel  # without the inputs that columns give
+    description: Description
+    layout: Layout
+    tables: Mapping[str, NDArray[np.float32]]  # of the description
+    layers: tuple[LayerSpec, ...]
+
+
+def join(model: OnnxModel, description: Description, folder: Path | None = None) -> Front:
+    """`folder` takes the file of large tables, which are mapped from it.
+
+    Raises ModelError where the description's inputs are not the model's.
+    """
+    known = {port.name: port for port in model.inputs}
+    given = {joined.name for joined in description.inputs}
+    by_name = {column.name: column for column in description.columns}
+    for joined in description.inputs:
+        where = f"{description.path}: input {joined.name!r}"
+        if joined.name not in known:
+            raise ModelError(f"{where}: the model {model.path} takes {', '.join(known)}")
+        width = sum(description.width(by_name[name]) for name in joined.columns)
+        port = known[joined.name]
+        if port.dtype != "float32" or port.shape != (-1, width):
+            raise ModelError(
+                f"{where}: its columns give float32 [-1, {width}], the model {model.path} takes {port.dtype} "
+                f"{list(port.shape)}"
+            )
+    layout = Layout.of(description)
+    left = tuple(port for port in model.inputs if port.name not in given)
+    if twice := {port.name for port in left} & {feature.name for feature in layout.features}:
+        raise ModelError(
+            f"{description.path}: feature {min(twice)!r}: the model {model.path} has an input of that name"
+        )
+    store = Store.of(description, folder=folder)
+    layers = tuple(layer(description, joined, model.max_batch, store) for joined in description.inputs)
+    return Front(replace(model, inputs=left), description, layout, store.tables, layers)
