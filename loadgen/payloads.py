@@ -62,7 +62,7 @@ def _tensor(meta: ModelMeta, tensor: TensorMeta, size: int, rng: np.random.Gener
         raise ConfigError(f"{where}: shape {list(tensor.shape)}: only the first dimension may be dynamic")
     feature = meta.features.get(tensor.name)
     if tensor.datatype == "BYTES":
-        return _texts(feature or Feature(), shape, rng)
+        return texts(feature or Feature(), shape, rng)
     dtype = DTYPES.get(tensor.datatype)
     if dtype is None:
         raise ConfigError(f"{where}: cannot draw {tensor.datatype}, expected one of {', '.join(DTYPES)}, BYTES")
@@ -76,17 +76,20 @@ def _tensor(meta: ModelMeta, tensor: TensorMeta, size: int, rng: np.random.Gener
     return rng.integers(low, high, shape, np.int64, endpoint=True).astype(dtype)
 
 
-def _texts(feature: Feature, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.object_]:
-    """All rows are cut from one long text of digits, in which every few bytes are made a separator."""
-    texts = np.empty(shape, object)
-    ends = rng.integers(1, feature.max_bytes, texts.size, endpoint=True).cumsum()
+def texts(feature: Feature, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.object_]:
+    """Strings that fit a feature's room, each row by itself.
+
+    They are cut from one long text of digits, in which every few bytes are made a separator.
+    """
+    found = np.empty(shape, object)
+    ends = rng.integers(1, feature.max_bytes, found.size, endpoint=True).cumsum()
     letters = rng.integers(ord("0"), ord("9") + 1, int(ends[-1]) if ends.size else 0, np.uint8)
     if feature.separator:
         places = rng.integers(2, LONGEST_TOKEN + 1, letters.size // 2 + 1, endpoint=True).cumsum() - 1
         letters[places[places < letters.size]] = ord(feature.separator)
     whole, bounds = letters.tobytes(), ends.tolist()
-    texts.reshape(-1)[:] = [whole[begin:end] for begin, end in zip([0, *bounds], bounds, strict=False)]
-    return texts
+    found.reshape(-1)[:] = [whole[begin:end] for begin, end in zip([0, *bounds], bounds, strict=False)]
+    return found
 
 
 def raw(values: NDArray[np.generic]) -> bytes:

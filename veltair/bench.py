@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 from rich.table import Table
 
+from veltair.contestant import onnx_inputs
 from veltair.errors import ConfigError, ModelError, VeltairError
 from veltair.machine import environment, machine
 from veltair.profiles.artifact import Artifact, load
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--batch {args.batch}: {artifact.path} takes 1 … {artifact.manifest.max_batch}")
     if not args.model.is_file():
         raise ModelError(f"{args.model}: no such file")
+    known = {port.name for port in artifacts[0].manifest.inputs}
+    made = [name for name in onnx_inputs(args.model) if name not in known]  # from raw features, by the artifact
     rows = []
     for count in threads:  # a race each: large models would not fit into memory twice as often
         tasks = _tasks(artifacts, args.model, engines, count, args.batch)
@@ -64,12 +67,11 @@ def run(args: argparse.Namespace) -> int:
             for task, median in zip(tasks, medians, strict=True)
         ]
     if args.json:
-        where = dataclasses.asdict(environment())
-        print(
-            json.dumps({"model": artifacts[0].manifest.model, "batch": args.batch, "rows": rows, "environment": where})
-        )
+        facts = {"model": artifacts[0].manifest.model, "batch": args.batch, "ready_made_for_peers": made, "rows": rows}
+        print(json.dumps(facts | {"environment": dataclasses.asdict(environment())}))
     else:
-        _show(artifacts[0].manifest.model, rows)
+        note = f"; peers are given {', '.join(made)} ready made" if made and engines else ""
+        _show(artifacts[0].manifest.model + note, rows)
     return 0
 
 
@@ -145,8 +147,8 @@ def _ask(process: subprocess.Popen[str]) -> str:
     return answer
 
 
-def _show(model: str, rows: list[dict[str, Any]]) -> None:
-    table = Table(title=model, title_justify="left")
+def _show(title: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=title, title_justify="left")
     ours = dict.fromkeys(row["precision"] for row in rows if row["engine"] == "veltair")
     columns = ["engine", "precision", "threads", "median ms", *(f"veltair {precision} / engine" for precision in ours)]
     for column in columns:

@@ -19,21 +19,60 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veltair.errors import ModelError
+from veltair.loadgen.contract import Feature
+from veltair.loadgen.payloads import FEATURE_IDS, texts
 from veltair.machine import machine
 from veltair.profiles import core_pool
 from veltair.profiles.artifact import Artifact, Port, load
+from veltair.profiles.rooms import fill
+from veltair.profiles.strings import Strings
 
 TURN_S = 0.4  # of timed runs in a turn
-Feeds = dict[str, NDArray[Any]]
+Feeds = dict[str, NDArray[Any]]  # strings as objects
 
 
 def draw(port: Port, batch: int) -> NDArray[Any]:
     """A seeded input."""
     random = np.random.default_rng(0)
     shape = tuple(-d * batch if d < 0 else d for d in port.shape)
+    if port.dtype == "string":
+        return texts(Feature(port.max_bytes, port.separator), shape, random)
     if np.issubdtype(np.dtype(port.dtype), np.integer):
-        return random.integers(port.low or 0, (port.high or 0) + 1, shape).astype(port.dtype)
+        high = port.high or (FEATURE_IDS if port.places else 0)
+        return random.integers(port.low or 0, high + 1, shape).astype(port.dtype)
     return random.standard_normal(shape).astype(port.dtype)
+
+
+def onnx_inputs(model: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Of an ONNX file: dtype and shape by name, 0 where a dimension is dynamic. Raises ModelError."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        graph = onnx.load(str(model), load_external_data=False).graph
+    except DecodeError:
+        raise ModelError(f"{model}: expected an ONNX file") from None
+    constants = {constant.name for constant in graph.initializer}
+    kinds = {value.name: value.type.tensor_type for value in graph.input if value.name not in constants}
+    return {
+        name: (onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type), tuple(dim.dim_value for dim in kind.shape.dim))
+        for name, kind in kinds.items()
+    }
+
+
+def peers_feeds(model: Path, feeds: Feeds, batch: int) -> Feeds:
+    """The same values. An input that is made from raw features is random: the peer is spared making it."""
+    found = {}
+    for name, (dtype, dims) in onnx_inputs(model).items():
+        shape = tuple(dim or batch for dim in dims)
+        if name not in feeds:
+            found[name] = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+        elif feeds[name].dtype.hasobject:
+            found[name] = np.array([text.decode() for text in feeds[name].ravel()]).reshape(shape)
+        else:
+            found[name] = feeds[name] if feeds[name].ndim == len(shape) else feeds[name].reshape(shape)
+    return found
 
 
 def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Callable[[], object]:
@@ -45,11 +84,9 @@ def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Calla
     executor = Executor(artifact)
     manifest = artifact.manifest
     at = next(i for i, b in enumerate(manifest.batches) if b >= batch)
-    inputs = []
-    for array in feeds.values():
-        copy = empty(array.shape, str(array.dtype))
-        copy[...] = array
-        inputs.append(copy)
+    inputs = [empty(tuple(-d * batch if d < 0 else d for d in room.shape), room.dtype) for room in manifest.rooms]
+    raw = {name: Strings.of(array.ravel()) if array.dtype.hasobject else array for name, array in feeds.items()}
+    fill(manifest, inputs, raw, batch)
     outputs = [empty(tuple(-d * batch if d < 0 else d for d in p.shape), p.dtype) for p in manifest.outputs]
     run = executor.bind(batch, inputs, outputs)
     fastest = []
@@ -101,9 +138,9 @@ def main(task: dict[str, Any]) -> None:
     if task["engine"] == "veltair":
         run = veltair(artifact, feeds, batch, threads)
     elif task["engine"] == "onnxruntime":
-        run = onnxruntime(model, feeds, threads)
+        run = onnxruntime(model, peers_feeds(model, feeds, batch), threads)
     else:
-        run = openvino(model, feeds, threads, task["precision"])
+        run = openvino(model, peers_feeds(model, feeds, batch), threads, task["precision"])
     print("ready", flush=True)
     for _ in sys.stdin:
         print(turn(run), flush=True)

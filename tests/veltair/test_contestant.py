@@ -1,0 +1,51 @@
+"""What the engines of `veltair bench` are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from veltair.contestant import draw, onnx_inputs, peers_feeds
+from veltair.errors import ModelError
+from veltair.profiles.artifact import Place, Port
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    kinds = [("x", TensorProto.FLOAT, ["n", 3]), ("ids", TensorProto.INT64, ["n", 2]), ("s", TensorProto.STRING, ["n"])]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])], "three",
+        [helper.make_tensor_value_info(*kind) for kind in kinds],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+    )  # fmt: skip
+    path = tmp_path / "three.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_raw_features_fit_their_room() -> None:
+    texts = draw(Port("s", "string", (-1, 1), places=(Place(0, 0), Place(1, 0)), max_bytes=20, separator=";"), 100)
+    assert texts.shape == (100, 1)
+    assert all(0 < len(text) <= 20 for text in texts.ravel()) and b";" in b"".join(texts.ravel())
+    assert len(np.unique(draw(Port("user", "int64", (-1, 2), places=(Place(0, 0),)), 100))) == 200
+    assert not draw(Port("turns", "int64", (-1, 2)), 3).any()
+
+
+def test_peers_get_the_same_values_and_ready_made_ones_for_what_features_become(model: Path) -> None:
+    ids, texts = np.arange(8).reshape(4, 2), np.array([[b"a"], [b"b;c"], [b""], [b"7"]], object)
+    feeds = peers_feeds(model, {"ids": ids, "s": texts, "user": ids}, 4)
+    assert list(feeds) == ["x", "ids", "s"]
+    assert feeds["ids"] is ids
+    assert feeds["s"].tolist() == ["a", "b;c", "", "7"]
+    assert feeds["x"].shape == (4, 3) and feeds["x"].dtype == np.float32 and feeds["x"].all()
+
+
+def test_only_onnx_has_inputs(model: Path) -> None:
+    assert onnx_inputs(model)["x"] == (np.dtype("float32"), (0, 3))
+    model.write_bytes(b"no model")
+    with pytest.raises(ModelError, match="expected an ONNX file"):
+        onnx_inputs(model)
