@@ -1,0 +1,1 @@
+"""Embedding operations on decoupled access and execute loops, after Ember (Siracusa et al. 2025)."""

@@ -1,0 +1,95 @@
+"""Decoupled lookup-compute form (DLC): what fetches, what computes, and the queue between them (Ember 4, 6.3, Fig. 9).
+
+The access side is the loop nest with its streams; where a callback stood it sends a token. The execute side is what
+to do at each token, with the operands that come through the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from veltair.compiler.embedding.slc import Callback, For, Load, Place, Program, Statement, Stream, names
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Traversal:
+    """loop_tr: what of a `For` the access side does."""
+
+    index: str
+    begin: Place | int
+    stop: Place
+    streams: tuple[tuple[str, Stream], ...]
+    body: tuple[Traversal | Send, ...]
+    lanes: int
+
+    def inner(self) -> Iterator[Traversal]:
+        return (node for node in self.body if isinstance(node, Traversal))
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Work of the execute side, named by the loop and its event (Ember 4): "p_beg", "e_ite", "e_end", …"""
+
+    name: str
+    rows: tuple[str, ...]  # row streams among its operands: where each row begins
+    scalars: tuple[str, ...]  # other streams, and indices, among them
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoupled:
+    program: Program
+    access: Traversal
+    tokens: Mapping[str, Token]
+    counter: str  # the segment's number as the execute side counts it; "": it comes through the queue
+
+    @property
+    def queued(self) -> bool:
+        """Whether whole rows go through the queue; else element by element, and nothing can run ahead."""
+        return not any(node.body for node in self.lookups.inner())
+
+    @property
+    def lookups(self) -> Traversal:
+        """The loop over a segment's lookups."""
+        return next(self.access.inner())
+
+
+def decouple(program: Program) -> Decoupled:
+    """Ember 6.3: from the outer to the inner loop, callbacks become tokens and what they take of streams operands."""
+    rows: set[str] = set()
+    known: set[str] = set()
+    tokens: dict[str, Token] = {}
+
+    def taken(name: str, body: tuple[Statement, ...]) -> Send:
+        found = list(dict.fromkeys(n for statement in body for n in names(statement)))
+        operands = [n for n in found if n in known]
+        scalars = tuple(n for n in operands if n not in rows)
+        tokens[name] = Token(name, tuple(n for n in operands if n in rows), scalars, body)
+        return Send(name)
+
+    def traversed(loop: For) -> Traversal:
+        known.add(loop.index)
+        for name, stream in loop.streams:
+            known.add(name)
+            if isinstance(stream, Load) and stream.is_row:
+                rows.add(name)
+        body: list[Traversal | Send] = []
+        before = True
+        for node in loop.body:
+            inner = next((n for n in loop.body if isinstance(n, For)), None)
+            if isinstance(node, For):
+                body.append(traversed(node))
+                before = False
+            elif isinstance(node, Callback):
+                event = "beg" if before else "end"
+                body.append(taken(f"{inner.index}_{event}" if inner else f"{loop.index}_ite", node.body))
+        return Traversal(loop.index, loop.begin, loop.stop, loop.streams, tuple(body), loop.lanes)
+
+    access = traversed(program.loop)
+    return Decoupled(program, access, tokens, program.loop.counter)

@@ -1,0 +1,134 @@
+"""The five families of embedding operations as they come in: scalar and coupled (Ember 2.2, Table 1).
+
+Dimensions of the batch are variables: SEGMENTS in a batch, their offsets (one more than segments), and LOOKUPS in all.
+Ids are int64 or int32. Bags that are not described by offsets have the same number of lookups each.
+"""
+
+from __future__ import annotations
+
+from veltair.compiler.embedding.slc import (
+    Add,
+    Alu,
+    Assign,
+    Callback,
+    Cell,
+    Each,
+    For,
+    Gain,
+    Inverse,
+    Load,
+    Program,
+    Put,
+    Stream,
+    Term,
+    Value,
+)
+from veltair.compiler.ir import Activation
+
+SEGMENTS, LOOKUPS, OFFSETS = -1, -2, -3
+Streams = tuple[tuple[str, Stream], ...]
+
+
+def sls(
+    table: Activation, dim: int, ids: str = "int64", lookups: int = 0, reduce: str = "sum", weighted: bool = False
+) -> Program:
+    """Sums of rows by segments: SparseLengthsSum, EmbeddingBag. out (segments, dim).
+
+    Operands: ids; offsets int64 (segments + 1) unless there are `lookups` in each segment, then ids is (segments,
+    lookups); weights float32 like ids, if `weighted`; the table; out. `reduce` is "sum" or "mean" over what a segment
+    has (of weighted rows, too), 0 for an empty one.
+    """
+    picked = (SEGMENTS, lookups) if lookups else (LOOKUPS,)
+    memories = [Activation("ids", ids, picked)]
+    memories += [] if lookups else [Activation("offsets", "int64", (OFFSETS,))]
+    memories += [Activation("weights", "float32", picked)] if weighted else []
+    memories += [table, Activation("out", "float32", (SEGMENTS, dim))]
+    value: Value = "row"
+    streams: list[tuple[str, Stream]] = [("id", Load("ids", ("p",)))]
+    if weighted:
+        streams.append(("weight", Load("weights", ("p",))))
+        value = Term("mul", ("weight", value))
+    outer = list(_segment(lookups))
+    if reduce == "mean":
+        outer.append(("scale", Inverse("begin", "stop")))
+        value = Term("mul", ("scale", value))
+    out = Cell("out", ("b", "e"))
+    elements = For("e", 0, "dim", (("row", Load(table.name, ("id", "e"))),), (Callback((Add(out, value),)),))
+    inner = For("p", "begin", "stop", tuple(streams), (elements,))
+    zero = Callback((Each("e", (Put(out, 0.0),)),))
+    return Program("sls", tuple(memories), dim, For("b", 0, "segments", tuple(outer), (zero, inner)))
+
+
+def _segment(lookups: int = 0) -> Streams:
+    """Where a segment's lookups begin and stop."""
+    if lookups:
+        return ("begin", Alu("*", "b", lookups)), ("stop", Alu("+", "begin", lookups))
+    return ("begin", Load("offsets", ("b",))), ("stop", Load("offsets", (Alu("+", "b", 1),)))
+
+
+def spmm(table: Activation, dim: int, ids: str = "int64") -> Program:
+    """A sparse matrix in CSR times a dense one, as in graph networks: operands ids (columns), offsets, weights (the
+    non-zeros), the table; out (segments, dim)."""
+    found = sls(table, dim, ids, weighted=True)
+    return Program("spmm", found.memories, dim, found.loop)
+
+
+def message_passing(table: Activation, dim: int, ids: str = "int64") -> Program:
+    """out[i] = sum over i's neighbours j of sigmoid(h_i . h_j) h_j: SDDMM and SpMM in one (FusedMM; Ember 2.2.3).
+
+    Operands: ids (neighbours), offsets, the table, whose first rows are the segments' own; out (segments, dim).
+    """
+    memories = (
+        Activation("ids", ids, (LOOKUPS,)), Activation("offsets", "int64", (OFFSETS,)), table,
+        Activation("out", "float32", (SEGMENTS, dim)),
+    )  # fmt: skip
+    out = Cell("out", ("b", "e"))
+    rows: Streams = (("own", Load(table.name, ("b", "e"))), ("row", Load(table.name, ("id", "e"))))
+    likeness = For("e", 0, "dim", rows, (Callback((Gain("dot", Term("mul", ("own", "row"))),)),))
+    message = Callback(
+        (Assign("edge", Term("sigmoid", ("dot",))), Each("e", (Add(out, Term("mul", ("edge", "row"))),)))
+    )
+    start = Callback((Assign("dot", 0.0),))
+    inner = For("p", "begin", "stop", (("id", Load("ids", ("p",))),), (start, likeness, message))
+    zero = Callback((Each("e", (Put(out, 0.0),)),))
+    return Program("message_passing", memories, dim, For("b", 0, "segments", _segment(), (zero, inner)))
+
+
+def knowledge_graph(
+    entities: Activation, relations: Activation, dim: int, norm: int = 1, ids: str = "int64"
+) -> Program:
+    """TransE's score of triples, -|head + relation - tail| in norm 1 or 2.
+
+    Operands: heads, relations' ids ("kinds") and tails, all (segments,); both tables; out (segments,).
+    """
+    memories = tuple(Activation(name, ids, (SEGMENTS,)) for name in ("heads", "kinds", "tails"))
+    rows: Streams = (
+        ("head", Load(entities.name, ("h", "e"))), ("relation", Load(relations.name, ("r", "e"))),
+        ("tail", Load(entities.name, ("t", "e"))),
+    )  # fmt: skip
+    gap = Term("sub", (Term("add", ("head", "relation")), "tail"))
+    distance: Value = "distance" if norm == 1 else Term("root", ("distance",))
+    elements = For(
+        "e", 0, "dim", rows, (Callback((Gain("distance", Term("abs" if norm == 1 else "square", (gap,))),)),)
+    )
+    score = Callback((Put(Cell("out", ("b",)), Term("neg", (distance,))),))
+    streams: Streams = (
+        ("h", Load("heads", ("p",))), ("r", Load("kinds", ("p",))),
+        ("t", Load("tails", ("p",))),
+    )  # fmt: skip
+    inner = For("p", "b", Alu("+", "b", 1), streams, (Callback((Assign("distance", 0.0),)), elements, score))
+    operands = (*memories, entities, relations, Activation("out", "float32", (SEGMENTS,)))
+    return Program("knowledge_graph", operands, dim, For("b", 0, "segments", (), (inner,)))
+
+
+def block_gather(table: Activation, dim: int, ids: str = "int64") -> Program:
+    """Blocks of rows copied: BigBird's sparse attention (Ember 2.2.2).
+
+    Operands: ids (segments,) of blocks, the table as (blocks, dim), a block's rows side by side in it; out (segments,
+    dim).
+    """
+    memories = (Activation("ids", ids, (SEGMENTS,)), table, Activation("out", "float32", (SEGMENTS, dim)))
+    copied = Callback((Put(Cell("out", ("b", "e")), "row"),))
+    elements = For("e", 0, "dim", (("row", Load(table.name, ("id", "e"))),), (copied,))
+    inner = For("p", "b", Alu("+", "b", 1), (("id", Load("ids", ("p",))),), (elements,))
+    return Program("block_gather", memories, dim, For("b", 0, "segments", (), (inner,)))

@@ -1,0 +1,69 @@
+"""How rows lie in a table: fp32, fp16, or 8 bits a number with a scale and a bias of each row.
+
+Rows become floats in registers, never in memory. The last form is FBGEMM's fused one: D unsigned bytes, then scale and
+bias as float32; number = byte * scale + bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.kernels.emit import Expr, lanes
+
+TAIL_BYTES = 8  # scale and bias behind the bytes of a row
+STORAGES = ("fp32", "fp16", "int8")
+Reader = Callable[[Expr, int], Expr]  # the numbers of a row: offset, how many -> float32 lanes
+
+
+def stored(table: NDArray[Any], storage: str) -> NDArray[Any]:
+    """A float table (R, D) as one of STORAGES keeps it. The error of int8 is at most half of a row's range / 255."""
+    if storage != "int8":
+        return np.ascontiguousarray(table, np.float16 if storage == "fp16" else np.float32)
+    wide = np.asarray(table, np.float32)
+    low, high = wide.min(1), wide.max(1)
+    scale = np.where(high > low, (high - low) / np.float32(255), np.float32(1)).astype(np.float32)
+    found = np.empty((len(wide), wide.shape[1] + TAIL_BYTES), np.uint8)
+    found[:, :-TAIL_BYTES] = np.clip(np.rint((wide - low[:, None]) / scale[:, None]), 0, 255)
+    found[:, -TAIL_BYTES:] = np.stack([scale, low], 1).view(np.uint8)
+    return found
+
+
+def floats(table: NDArray[Any]) -> NDArray[np.float32]:
+    """The numbers (R, D) that a stored table stands for."""
+    if table.dtype != np.uint8:
+        return table.astype(np.float32)
+    tail = np.ascontiguousarray(table[:, -TAIL_BYTES:]).view(np.float32)
+    return table[:, :-TAIL_BYTES].astype(np.float32) * tail[:, :1] + tail[:, 1:]
+
+
+def row_items(dim: int, dtype: str) -> int:
+    """Items of a table's dtype from one row to the next."""
+    return dim + TAIL_BYTES if dtype == "uint8" else dim
+
+
+def reader(table: Any, begin: Expr, dim: int) -> Reader:
+    """The row of a flat table that begins at an item."""
+
+    def items(offset: Expr, count: int) -> Expr:
+        at = begin + T.cast(offset, "int64")
+        return table[lanes(at, count) if count > 1 else at]
+
+    def spread(value: Expr, count: int) -> Expr:
+        return T.broadcast(value, count) if count > 1 else value
+
+    def kind(count: int) -> str:
+        return f"float32x{count}" if count > 1 else "float32"
+
+    if table.dtype == "uint8":
+        scale, bias = (T.bind(T.reinterpret("float32", items(T.int64(dim + k), 4))) for k in (0, 4))
+        return lambda offset, count: (
+            T.cast(items(offset, count), kind(count)) * spread(scale, count) + spread(bias, count)
+        )
+    if table.dtype == "float32":
+        return items
+    return lambda offset, count: T.cast(items(offset, count), kind(count))

@@ -1,0 +1,225 @@
+"""Structured lookup-compute form (SLC): loops whose loads are streams, and callbacks that compute (Ember 6.1, Fig. 12).
+
+What a stream loads is the business of the access side, which may run ahead of the callbacks; what callbacks do with
+it belongs to the execute side. Names tie both together: loops and streams define them, callbacks use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from veltair.compiler.ir import Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Alu:
+    """alu_str: a stream and a constant."""
+
+    operation: Literal["+", "*"]
+    stream: str
+    by: int
+
+    def __str__(self) -> str:
+        return f"{self.stream} {self.operation} {self.by}"
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """alu_str: 1 / (stop - begin), 1 where that is 0: what the sum of a segment is scaled by for its mean."""
+
+    begin: str
+    stop: str
+
+    def __str__(self) -> str:
+        return f"1 / max({self.stop} - {self.begin}, 1)"
+
+
+Place: TypeAlias = str | Alu
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """mem_str: what lies in `memory` at a place. At (id, "e") it is an element of a table's row, of row 0 where the
+    table has no such row."""
+
+    memory: str
+    at: tuple[Place, ...]
+
+    @property
+    def is_row(self) -> bool:
+        return len(self.at) > 1
+
+    def __str__(self) -> str:
+        return f"mem_str({self.memory}[{', '.join(map(str, self.at))}])"
+
+
+Stream: TypeAlias = Load | Alu | Inverse
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A number in memory that callbacks write, or in the accumulators."""
+
+    memory: str
+    at: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.memory}[{', '.join(self.at)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """An operation on values: mul, add, sub, neg, abs, square, root, sigmoid."""
+
+    operation: str
+    arguments: tuple[Value, ...]
+
+    def __str__(self) -> str:
+        return f"{self.operation}({', '.join(map(str, self.arguments))})"
+
+
+Value: TypeAlias = str | float | Cell | Term
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """cell = value"""
+
+    cell: Cell
+    value: Value
+
+    def __str__(self) -> str:
+        return f"{self.cell} = {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """cell += value"""
+
+    cell: Cell
+    value: Value
+
+    def __str__(self) -> str:
+        return f"{self.cell} += {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """A number of the execute side's own."""
+
+    variable: str
+    value: Value
+
+    def __str__(self) -> str:
+        return f"{self.variable} = {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """variable += the sum of all lanes of a value"""
+
+    variable: str
+    value: Value
+
+    def __str__(self) -> str:
+        return f"{self.variable} += {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """A loop of the execute side over the elements of a row."""
+
+    index: str
+    body: tuple[Statement, ...]
+    lanes: int = 1
+
+    def __str__(self) -> str:
+        inside = "; ".join(map(str, self.body))
+        return f"for<{self.lanes}> {self.index}: {inside}"
+
+
+Statement: TypeAlias = Put | Add | Assign | Gain | Each
+
+
+@dataclass(frozen=True, slots=True)
+class Callback:
+    body: tuple[Statement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """slc.push: an element goes into a buffer stream, which callbacks after the loop read whole."""
+
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """slc.for: its streams are loaded at each step, then the body runs. `lanes` > 1: slcv.for, that many steps at once.
+
+    stop: "segments" for the outer loop, "dim" for the elements of a row.
+    counter: what the execute side calls the step, if it counts steps itself.
+    """
+
+    index: str
+    begin: Place | int
+    stop: Place
+    streams: tuple[tuple[str, Stream], ...]
+    body: tuple[For | Callback | Push, ...]
+    lanes: int = 1
+    counter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One embedding operation: segments of a batch, each with its lookups, each with its rows' elements.
+
+    The memories are the operands of its code, in order; "out" is the one that is written. A row has `dim` numbers.
+    """
+
+    name: str
+    memories: tuple[Activation, ...]
+    dim: int
+    loop: For
+
+    def __str__(self) -> str:
+        operands = ", ".join(f"{m.name}: {m.dtype}{list(m.shape)}" for m in self.memories)
+        return "\n".join([f"{self.name}({operands})", *_lines(self.loop, 1)])
+
+
+def _lines(node: For | Callback | Push, depth: int) -> Iterator[str]:
+    margin = "  " * depth
+    if isinstance(node, Push):
+        yield f"{margin}push({node.stream})"
+    elif isinstance(node, Callback):
+        yield f"{margin}callback"
+        yield from (f"{margin}  {statement}" for statement in node.body)
+    else:
+        vector = f"<{node.lanes}>" if node.lanes > 1 else ""
+        counted = f", counted as {node.counter}" if node.counter else ""
+        yield f"{margin}for{vector} {node.index} from {node.begin} to {node.stop}{counted}"
+        yield from (f"{margin}  {name} = {stream}" for name, stream in node.streams)
+        for inner in node.body:
+            yield from _lines(inner, depth + 1)
+
+
+def names(value: Value | Statement) -> Iterator[str]:
+    """Every name that a value or statement reads or is placed by, but for those that it defines itself."""
+    match value:
+        case str():
+            yield value
+        case Cell(_, at):
+            yield from at
+        case Term(_, arguments):
+            for argument in arguments:
+                yield from names(argument)
+        case Put(cell, inner) | Add(cell, inner):
+            yield from cell.at
+            yield from names(inner)
+        case Assign(variable, inner) | Gain(variable, inner):
+            yield from (name for name in names(inner) if name != variable)
+        case Each(index, body):
+            own = {index} | {s.variable for s in body if isinstance(s, (Assign, Gain))}
+            yield from (name for statement in body for name in names(statement) if name not in own)
