@@ -106,7 +106,7 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         return [_steps(spec, x)]
     if spec.op == "stitched":
         return stitched(spec, x)
-    if spec.op == "concat":
+    if spec.op in ("concat", "concat_rows"):
         return [np.concatenate(x, axis=1)]
     if spec.op == "lrn":
         return [_onnx("LRN", x, beta=0.75, **{k: a[k] for k in ("size", "alpha", "bias")})]

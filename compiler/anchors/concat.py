@@ -1,4 +1,5 @@
-"""Concatenation: at batch 1 every producer writes straight into its slice of the whole, and no layer is left."""
+"""Concatenation: at batch 1 every producer writes straight into its slice of the whole, and no layer is left; rows of
+a batch are copied side by side."""
 
 from __future__ import annotations
 
@@ -7,21 +8,47 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
+from veltair.compiler.anchors.matmul import narrow_rows, read_by_products
 from veltair.compiler.graph import Slice
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
-from veltair.compiler.node import attribute
+from veltair.compiler.node import attribute, times
 from veltair.profiles.artifact import ALIGNMENT
 
 
 def concat(node: onnx.NodeProto, lowering: Lowering) -> bool:
     rank = len(lowering.shape_of(node.output[0]))
+    if _side_by_side(node, attribute(node, "axis", 0) % rank, lowering):
+        return True
     if attribute(node, "axis", 0) % rank != 1 or not all(map(lowering.is_made, node.input)):
         return False
     pieces = [lowering.known[name] for name in node.input]
     if rank == 4 and any(piece.block for piece in pieces):
         return _channels(node, lowering)
     return _rows(node, lowering, pieces)
+
+
+def _side_by_side(node: onnx.NodeProto, axis: int, lowering: Lowering) -> bool:
+    """Row-major numbers of a batch, in bfloat16 where that is how they are read."""
+    output = node.output[0]
+    shape = lowering.shape_of(output)
+    rows, width = times(shape[:axis]), times(shape[axis:])
+    numbers = all(
+        name not in lowering.constants and lowering.model.values[name].dtype == "float32" for name in node.input
+    )
+    if rows >= 0 or not numbers or any(lowering.is_made(n) and lowering.known[n].block for n in node.input):
+        return False
+    pieces = [lowering.rows(name) for name in node.input]
+    narrow = narrow_rows(rows, lowering) and read_by_products(output, lowering)
+    y = Activation(output, "uint16" if narrow else "float32", (rows, width))
+    whole = replace(y, shape=shape)
+    if shape != y.shape:
+        y = replace(y, name=f"{output}/rows")
+    inputs = [lowering.reshaped(piece, (rows, times(piece.shape[axis:]))) for piece in pieces]
+    lowering.emit(lowering.spec(node.name, "concat_rows", inputs, [y], {}, {}, 0))
+    if shape != y.shape:
+        lowering.add_view(whole, y.name)
+    return True
 
 
 def _channels(node: onnx.NodeProto, lowering: Lowering) -> bool:

@@ -9,6 +9,7 @@ from veltair.compiler.kernels.attention import Attention
 from veltair.compiler.kernels.batched_matmul import BatchedMatmul
 from veltair.compiler.kernels.cast import Cast
 from veltair.compiler.kernels.concat import Concat
+from veltair.compiler.kernels.concat_rows import ConcatRows
 from veltair.compiler.kernels.conv2d import Conv2d
 from veltair.compiler.kernels.conv2d_amx import Conv2dAmx
 from veltair.compiler.kernels.depthwise import DepthwiseConv2d
@@ -43,6 +44,7 @@ SPACES: dict[str, Space] = {
     "squeeze_excite": SqueezeExcite(),
     "elementwise": Elementwise(),
     "concat": Concat(),
+    "concat_rows": ConcatRows(),
     "lrn": Lrn(),
     "l2_normalize": L2Normalize(),
     "channels_last": ChannelsLast(),

@@ -73,3 +73,23 @@ def test_a_norm_read_by_others_stays(tmp_path: Path) -> None:
     for output, wanted in zip(outputs, expected(path, given), strict=True):
         np.testing.assert_allclose(output, wanted, rtol=1e-4, atol=1e-5)
     assert layers.count("matmul") == 2 and len(layers) == 4
+
+
+@pytest.mark.parametrize(("precision", "worst"), [("fp32", 1e-5), ("bf16", 2e-2)])
+def test_rows_side_by_side(tmp_path: Path, precision: str, worst: float) -> None:
+    """Of any widths, sequences too, one of them twice; rounded where products alone read them."""
+    if precision == "bf16":
+        need(frozenset({"amx_bf16"}), "bfloat16 products in tiles")
+    net = Net(a=["n", 1], b=["n", 7], c=["n", 16], d=["n", 50], s=["n", 5, 9], t=["n", 5, 20])
+    rows = net("Concat", "d", "a", net("Relu", "b"), "c", "d", axis=1)
+    read = net("Gemm", net("Concat", "b", "c", "a", "d", axis=1), normal(74, 8))
+    path = net.save(tmp_path / "m.onnx", rows, read, net("Concat", "s", "t", axis=2))
+    random = np.random.default_rng(0)
+    for batch in (1, 19):
+        shapes = {"a": (1,), "b": (7,), "c": (16,), "d": (50,), "s": (5, 9), "t": (5, 20)}
+        given = {name: random.standard_normal((batch, *shape), dtype=np.float32) for name, shape in shapes.items()}
+        outputs, layers = run(path, given, precision, batch, 32)
+        for output, wanted in zip(outputs, expected(path, given), strict=True):
+            assert np.abs(output - wanted).max() <= worst * np.abs(wanted).max()
+        np.testing.assert_array_equal(outputs[0][:, -50:], given["d"])
+        assert layers.count("concat_rows") == 3
