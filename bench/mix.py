@@ -45,6 +45,8 @@ def main() -> int:
     parser.add_argument("--policies", default="veltair,veltair-full,fcfs")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--percentiles", default="0.95,0.99")
+    parser.add_argument("--seconds", type=float, default=5.0, help="that each load of a search is held")
+    parser.add_argument("--stacks", default="", help="only those with this in their names")
     parser.add_argument("--again", action="store_true")
     args = parser.parse_args()
     path = RESULTS / f"mix-{args.scenario.stem}.json"
@@ -57,10 +59,10 @@ def main() -> int:
     for number in range(1, args.rounds + 1):
         for percentile in map(float, args.percentiles.split(",")):
             for name, command in stacks(config, args.policies).items():
-                if (name, percentile, number) in done:
+                if (name, percentile, number) in done or args.stacks not in name:
                     continue
                 print(f"== round {number}, {percentile:.0%}: {name}", flush=True)
-                report = peak(command, asking(scenario, percentile, number), config)
+                report = peak(command, asking(scenario, percentile, number, args.seconds), config)
                 found["searches"].append({"stack": name, "percentile": percentile, "round": number, **report})
                 path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     print(table(found))
@@ -92,11 +94,11 @@ def prepare(scenario: Path, precision: str = "auto") -> Path:
     return config
 
 
-def asking(scenario: str, percentile: float, seed: int) -> str:
-    """The text of a scenario with this percentile for all tenants, and this seed."""
-    text = re.sub(r"(?m)^(percentile|seed) *=.*\n", "", scenario)
+def asking(scenario: str, percentile: float, seed: int, duration_s: float) -> str:
+    """The text of a scenario with this percentile for all tenants, this seed and duration."""
+    text = re.sub(r"(?m)^(percentile|seed|duration_s) *=.*\n", "", scenario)
     text = text.replace("[[tenants]]", f"[[tenants]]\npercentile = {percentile}")
-    return text.replace("[load]", f"[load]\nseed = {seed}", 1)
+    return text.replace("[load]", f"[load]\nseed = {seed}\nduration_s = {duration_s}", 1)
 
 
 def stacks(config: Path, policies: str) -> dict[str, list[str]]:
