@@ -15,8 +15,8 @@ Array = NDArray[Any]
 
 def checked(ids: Array, table: Array) -> Array:
     """Rows by id; what is no row of the table is row 0."""
-    wide = floats(table).astype(np.float64)
-    return wide[np.where((ids >= 0) & (ids < len(table)), ids, 0)]
+    picked = table[np.where((ids >= 0) & (ids < len(table)), ids, 0)]
+    return floats(picked.reshape(-1, table.shape[1])).astype(np.float64).reshape(*ids.shape, -1)
 
 
 def sls(ids: Array, table: Array, offsets: Array | None, weights: Array | None = None, mean: bool = False) -> Array:

@@ -1,7 +1,7 @@
 """Sums of table rows picked by ids: many bags of one shape in one kernel (RECom 4.3, Ember's SLS family).
 
-An id is compared with the number of rows before it is used, whatever was checked before: a kernel never reads
-outside a table. Rows ahead are prefetched, since tables are larger than any cache.
+The code of a table is that of `veltair.compiler.embedding` at emb-opt3. An id is compared with the number of rows
+before it is used, whatever was checked before: one that no row has reads row 0.
 """
 
 from __future__ import annotations
@@ -10,78 +10,71 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, Expr, lanes, primitive, when
+from veltair.compiler.embedding.access import DISTANCES, Access
+from veltair.compiler.embedding.dlc import decouple
+from veltair.compiler.embedding.families import sls
+from veltair.compiler.embedding.kernel import items, memory
+from veltair.compiler.embedding.passes import optimised
+from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.kernels.emit import primitive, when
 
-LINE = 16  # floats in a cache line
+BAGS = (4, 16, 1, 64)  # of a table in a task
 
 
 class EmbeddingBag:
-    """inputs: ids (B, L) int64 or int32 a table; weights: table0, table1, … (R, D); outputs: (B, D) a table.
+    """inputs: ids (B, L) int64 or int32 a table; weights: table0, table1, … of R rows, as `rows.stored` keeps them;
+    outputs: (B, D) a table.
 
-    Attribute `reduce` is "sum" or "mean". D need not be a multiple of 16.
+    Attribute `reduce` is "sum" or "mean"; `storage`, if the rows are not fp32, how they are stored.
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        """Memory-level parallelism against cache footprint: `ahead` rows are on their way at once. Tasks are `bags` of
+        one table, or, `along` the bags, of all tables."""
         lookups = spec.inputs[0].shape[1]
-        ahead = [d for d in (8, 4, 16, 0) if d < lookups]
-        return [{"ahead": d, "bags": b} for b in (1, 4, 16) for d in ahead]
+        found: list[Point] = []
+        for bags in BAGS:
+            for along in ("tables", "bags") if len(spec.inputs) > 1 else ("tables",):
+                for ahead in (16, 8, 32, 4, 0):
+                    if ahead < max(bags * lookups, 2) and bags <= max(spec.max_batch, 4):
+                        found.append({"ahead": ahead, "bags": bags, "along": along})
+        return found
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         tables = [spec.weights[f"table{i}"] for i in range(len(spec.inputs))]
-        ahead, bags = int(point["ahead"]), int(point["bags"])
+        ahead, bags, along = int(point["ahead"]), int(point["bags"]), point.get("along", "tables")
+        assert ahead in DISTANCES
         lookups, width = spec.inputs[0].shape[1], spec.outputs[0].shape[1]
-        vectors, tail = divmod(width, LANES)
-        mean = spec.attributes["reduce"] == "mean"
+        reduce, ids = str(spec.attributes["reduce"]), spec.inputs[0].dtype
+        programs = [
+            decouple(optimised(sls(Activation("table", str(t.dtype), t.shape), width, ids, lookups, reduce), 3))
+            for t in tables
+        ]
 
         def body(*buffers: Any) -> None:
             count = len(tables)
             batch = buffers[0].shape[0]
             chunks = T.ceildiv(batch, bags)
 
-            def bag(ids: Any, table: Any, out: Any, row: Expr, acc: Any) -> None:
-                rows = table.shape[0]
+            def some(i: int, chunk: Any) -> None:
+                memories = {
+                    name: memory(buffers[i + place * count]) for place, name in enumerate(("ids", "table", "out"))
+                }
+                first = T.bind(chunk * bags)
+                code = Access(programs[i], memories, items(buffers[i]), ahead)
+                code.tile(first, T.min(bags, batch - first))
 
-                def safe(position: Expr) -> Expr:
-                    found = T.bind(T.cast(ids[row, position], "int64"))
-                    inside = T.cast(found, "uint64") < T.uint64(int(rows))  # one compare: negatives wrap
-                    return T.bind(T.Select(inside, found, T.int64(0)))
-
-                for v in range(vectors):
-                    T.buffer_store(acc, T.broadcast(T.float32(0), LANES), [v])
-                for t in range(tail):
-                    T.buffer_store(out, T.float32(0), [row, vectors * LANES + t])
-                with T.serial(0, lookups) as position:
-                    if ahead:
-                        with when(position + ahead < lookups):
-                            later = safe(position + ahead)
-                            for line in range(0, width, LINE):
-                                where = T.address_of(table[later, T.int64(line)])
-                                T.evaluate(
-                                    T.call_llvm_intrin("void", "llvm.prefetch.p0", where, *map(T.int32, (0, 3, 1)))
-                                )
-                    found = safe(position)
-                    for v in range(vectors):
-                        value = table[found, lanes(T.int64(v * LANES))]
-                        T.buffer_store(acc, acc[v] + value, [v])
-                    for t in range(tail):
-                        column = vectors * LANES + t
-                        T.buffer_store(out, out[row, column] + table[found, T.int64(column)], [row, column])
-                scale = T.float32(1.0 / lookups if mean else 1.0)
-                for v in range(vectors):
-                    T.buffer_store(out, acc[v] * T.broadcast(scale, LANES), [row, lanes(v * LANES)])
-                for t in range(tail if mean else 0):
-                    column = vectors * LANES + t
-                    T.buffer_store(out, out[row, column] * scale, [row, column])
-
-            with T.parallel(0, count * chunks) as task:
-                acc = T.alloc_buffer((max(vectors, 1),), "float32x16", scope="local")
+            with T.parallel(0, chunks if along == "bags" else count * chunks) as task:
                 which, chunk = T.bind(task // chunks), T.bind(task % chunks)
                 for i in range(count):
-                    with when(which == i), T.serial(0, T.min(bags, batch - chunk * bags)) as b:
-                        bag(buffers[i], buffers[count + i], buffers[2 * count + i], chunk * bags + b, acc)
+                    if along == "bags":
+                        some(i, task)
+                    else:
+                        with when(which == i):
+                            some(i, chunk)
 
         function = primitive([*spec.inputs, *tables, *spec.outputs], body)
-        bag_bytes = lookups * (width * 4 + 8) + width * 4
-        parallelism = len(tables) * -(-spec.max_batch // bags) * max(ahead, 1)
-        return Kernel(function, tuple(tables), bags * bag_bytes, parallelism)
+        bag_bytes = lookups * (tables[0][0].nbytes + 8) + width * 4
+        each = len(tables) if along == "bags" else 1
+        tasks = len(tables) // each * -(-spec.max_batch // bags)
+        return Kernel(function, tuple(tables), each * bags * bag_bytes, tasks * max(ahead, 1))
