@@ -31,12 +31,14 @@ from typing import Any
 import onnx
 
 from veltair.machine import environment
-from veltair.zoo.models import ZOO
+from veltair.zoo.models import RECOMMENDERS, ZOO
+from veltair.zoo.tables import most_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 FOLDER = ROOT / "demo" / "mix"
 CLI = [sys.executable, "-m", "veltair.cli"]
+TABLE_BYTES = 1 << 30  # of a model: each peer's session holds them as well
 
 
 def main() -> int:
@@ -82,7 +84,7 @@ def prepare(scenario: Path, precision: str = "auto") -> Path:
         model, artifact = FOLDER / "models" / f"{name}.onnx", FOLDER / precision / name
         if not model.exists():
             if name in ZOO:
-                subprocess.run([*CLI, "zoo", name, "--out", str(model)], check=True)
+                subprocess.run([*CLI, "zoo", name, "--out", str(model), *zoo_rows(name)], check=True)
             else:
                 shutil.copy(light / f"{name}.onnx", model)
         if not artifact.exists():
@@ -92,6 +94,12 @@ def prepare(scenario: Path, precision: str = "auto") -> Path:
     config = FOLDER / f"{scenario.stem}.toml"
     config.write_text("\n".join(lines), "utf-8")
     return config
+
+
+def zoo_rows(name: str) -> list[str]:
+    """Options for `veltair zoo`: tables of a recommendation model are cut to `TABLE_BYTES`."""
+    recommender = RECOMMENDERS.get(name)
+    return [] if recommender is None else ["--rows", str(most_rows(recommender.tables, TABLE_BYTES))]
 
 
 def asking(scenario: str, percentile: float, seed: int, duration_s: float) -> str:

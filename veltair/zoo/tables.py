@@ -38,11 +38,16 @@ class Cut:
 def fitted(tables: Sequence[Embedding], rows: int | None) -> tuple[Embedding, ...]:
     """At most `rows` of each. None: all where they fit into `1 / MEMORY_SHARE` of the memory, else at most the largest
     power of two of each at which they do."""
-    if rows is None:
-        rows, room = max((table.rows for table in tables), default=1), memory_bytes() // MEMORY_SHARE
-        while room and rows > 1 and sum(table.bytes for table in _capped(tables, rows)) > room:
-            rows = 1 << (rows - 1).bit_length() - 1
-    return _capped(tables, rows)
+    return _capped(tables, most_rows(tables, memory_bytes() // MEMORY_SHARE) if rows is None else rows)
+
+
+def most_rows(tables: Sequence[Embedding], room_bytes: int) -> int:
+    """Of a table, so that all fit: the largest table's where they do as they are, else a power of two. 0 bytes: no
+    limit is known."""
+    rows = max((table.rows for table in tables), default=1)
+    while room_bytes and rows > 1 and sum(table.bytes for table in _capped(tables, rows)) > room_bytes:
+        rows = 1 << (rows - 1).bit_length() - 1
+    return rows
 
 
 def cuts(published: Sequence[Embedding], taken: Sequence[Embedding]) -> list[Cut]:

@@ -1,0 +1,265 @@
+"""Recommendation models end to end beside ONNX Runtime and OpenVINO, in turn, medians: `python bench/recsys.py`.
+
+Writes what is missing of `demo/recsys` (models, artifacts; tables of a model cut to `mix.TABLE_BYTES`, what each
+peer's process holds as well), checks every artifact and adds to `bench/results/recsys.json`. What is there already is
+kept, so that an interrupted run goes on; `--again` measures anew. Run it on a machine that does nothing else.
+
+A model that begins with raw features is whole for us alone. ONNX Runtime and OpenVINO run its lookups and towers with
+ids ready-made (`ready_made.py`); with `--tensorflow PYTHON`, TensorFlow makes the columns from the same raw features
+and ONNX Runtime runs the towers on what they give: the two times are added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import mix
+import numpy as np
+from ready_made import ready_made, with_lookups
+
+from veltair import contestant
+from veltair.compiler.columns.description import load as load_description
+from veltair.machine import environment
+from veltair.profiles import core_pool
+from veltair.profiles.artifact import load
+from veltair.zoo.models import RECOMMENDERS, cut
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results" / "recsys.json"
+FOLDER = ROOT / "demo" / "recsys"
+CLI = [sys.executable, "-m", "veltair.cli"]
+BATCHES = (64, 256, 512)
+THREADS = (1, 2)
+PRECISIONS = ("fp32", "bf16")
+ROUNDS = 5
+PEERS = (("onnxruntime", "fp32"), ("openvino", "fp32"), ("openvino", "default"))
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["contestant"]:
+        compete(json.loads(sys.argv[2]))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(RECOMMENDERS), help="with commas between (default: all)")
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="rows of a query")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of each engine")
+    parser.add_argument("--trials", type=int, help="candidates a layer where there are no records (default: compile's)")
+    parser.add_argument("--tensorflow", metavar="PYTHON", help="one that has TensorFlow")
+    parser.add_argument("--prepare", action="store_true", help="write, compile and check; measure nothing")
+    parser.add_argument("--again", action="store_true", help="measure what was measured already")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"default: {FOLDER.relative_to(ROOT)}")
+    parser.add_argument("--json", type=Path, default=RESULTS, help=f"where to (default: {RESULTS.relative_to(ROOT)})")
+    args = parser.parse_args()
+    names, batches = args.models.split(","), [int(batch) for batch in args.batches.split(",")]
+    if unknown := [name for name in names if name not in RECOMMENDERS]:
+        parser.error(f"no model {', '.join(unknown)}; expected some of {', '.join(RECOMMENDERS)}")
+    found: dict[str, Any] = {"models": {}}
+    if args.json.exists():
+        found = json.loads(args.json.read_text("utf-8"))
+    found["environment"] = dataclasses.asdict(environment())
+    for name in names:
+        facts = found["models"].setdefault(name, {"rows": []})
+        wanted = [b for b in batches if args.again or not any(row["batch"] == b for row in facts["rows"])]
+        if not wanted and not args.prepare:
+            continue
+        print(f"== {name}", flush=True)
+        files = Files(args.folder, name)
+        facts |= prepare(files, args.trials)
+        for batch in () if args.prepare else wanted:
+            rows = measure(files, batch, args.rounds, args.tensorflow)
+            facts["rows"] = [row for row in facts["rows"] if row["batch"] != batch] + rows
+            args.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            print(table({name: {"rows": rows}}), flush=True)
+    print(table(found["models"]))
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Files:
+    """Of one model, in a folder."""
+
+    folder: Path
+    name: str
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "models" / f"{self.name}.onnx"
+
+    @property
+    def description(self) -> Path | None:
+        """None: the model has no raw features."""
+        path = self.model.with_suffix(".features.toml")
+        return path if path.exists() else None
+
+    @property
+    def lookups(self) -> Path:
+        """The model with lookups in front."""
+        return self.model.with_suffix(".lookups.onnx")
+
+    def artifact(self, precision: str) -> Path:
+        return self.folder / f"{self.name}-{precision}"
+
+    def check(self, precision: str) -> Path:
+        return self.folder / f"{self.name}-{precision}.verify.json"
+
+    def inputs(self, kind: str, batch: int) -> Path:
+        return self.folder / f"{self.name}.{batch}.{kind}.npz"
+
+
+def prepare(files: Files, trials: int | None) -> dict[str, Any]:
+    """Write and compile what is missing, check the artifacts; what was cut, and how far off they are."""
+    model, rows = files.model, mix.zoo_rows(files.name)
+    if not model.exists():
+        model.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([*CLI, "zoo", files.name, "--out", str(model), *rows], check=True)
+    described = [] if files.description is None else ["--features", str(files.description)]
+    if files.description is not None and not files.lookups.exists():
+        with_lookups(model, load_description(files.description), files.lookups)
+    for precision in PRECISIONS:
+        artifact = files.artifact(precision)
+        if not artifact.exists():
+            more = [] if trials is None else ["--trials", str(trials)]
+            options = ["--out", str(artifact), "--name", files.name, "--precision", precision, *described, *more]
+            subprocess.run([*CLI, "compile", str(model), *options], check=True)
+            files.check(precision).unlink(missing_ok=True)
+        if not files.check(precision).exists():
+            command = [*CLI, "verify", str(artifact), str(model), *described, "--json"]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # 1: it differs, and says so
+            if not done.stdout:
+                raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}")
+            files.check(precision).write_text(done.stdout, "utf-8")
+    checks = {precision: json.loads(files.check(precision).read_text("utf-8")) for precision in PRECISIONS}
+    return {"cut": [dataclasses.asdict(each) for each in cut(files.name, int(rows[1]))], "verify": checks}
+
+
+def measure(files: Files, batch: int, rounds: int, tensorflow: str | None) -> list[dict[str, Any]]:
+    """Every engine at one batch size, on every number of threads."""
+    described = files.description is not None
+    ready, raw = files.inputs("ready", batch), files.inputs("raw", batch)
+    if described:
+        draw(files, batch)
+    rows = []
+    for threads in THREADS:
+        task = {"threads": threads, "batch": batch, "model": str(files.model)}
+        task |= {"artifact": str(files.artifact(PRECISIONS[0]))}  # peers read its ports
+        tasks = [
+            task | {"engine": "veltair", "precision": precision, "artifact": str(files.artifact(precision))}
+            for precision in PRECISIONS
+        ]
+        whole = {"model": str(files.lookups), "feeds": str(ready)} if described else {}
+        tasks += [task | {"engine": engine, "precision": precision} | whole for engine, precision in PEERS]
+        if tensorflow and described:
+            tasks.append(task | {"engine": "onnxruntime", "precision": "fp32", "only": "towers"})
+            script = [tensorflow, str(ROOT / "bench" / "tensorflow_columns.py")]
+            columns = [*script, str(files.description), str(threads), str(raw)]
+            tasks.append(task | {"engine": "tensorflow", "precision": "fp32", "only": "columns", "command": columns})
+        keys = ("engine", "precision", "threads", "batch", "only")
+        rows += [
+            {key: each[key] for key in keys if key in each} | {"median_ms": round(median, 4)}
+            for each, median in zip(tasks, race(tasks, rounds), strict=True)
+        ]
+    return rows
+
+
+def draw(files: Files, batch: int) -> None:
+    """Raw features as every engine gets them, and what is ready-made for the peers."""
+    assert files.description is not None
+    description = load_description(files.description)
+    names = {feature.name for feature in description.features}
+    ports = load(files.artifact(PRECISIONS[0])).manifest.inputs
+    values = {port.name: contestant.draw(port, batch) for port in ports}
+    raw = {name: v.astype(bytes) if v.dtype.hasobject else v for name, v in values.items() if name in names}
+    rest = {name: value for name, value in values.items() if name not in names}
+    np.savez(files.inputs("raw", batch), **raw)
+    np.savez(files.inputs("ready", batch), **ready_made(description, raw, batch), **rest)
+
+
+def race(tasks: Sequence[dict[str, Any]], rounds: int) -> list[float]:
+    """Milliseconds: the median over rounds of each turn's median. In turn, so that a noisy minute hits all."""
+    with ExitStack() as stack:
+        processes = [stack.enter_context(loaded(task)) for task in tasks]
+        times = [[ask(process) for process in processes] for _ in range(rounds)]
+    return [statistics.median(each) for each in zip(*times, strict=True)]
+
+
+@contextmanager
+def loaded(task: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """A process that waits for its turn."""
+    command = task.get("command") or [sys.executable, __file__, "contestant", json.dumps(task)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, text=True, **pipes)
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            raise SystemExit(f"{' '.join(command)} did not start (exit code {process.wait()})")
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(process: subprocess.Popen[str]) -> float:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("turn\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def compete(task: dict[str, Any]) -> None:
+    """One engine in a process of its own."""
+    os.environ.update(core_pool.environment())  # before TVM is loaded
+    if "feeds" not in task:
+        contestant.main(task)
+        return
+    model, threads = Path(task["model"]), int(task["threads"])
+    with np.load(task["feeds"]) as values:
+        feeds = {name: values[name] for name in values.files}
+    if task["engine"] == "onnxruntime":
+        run = contestant.onnxruntime(model, feeds, threads)
+    else:
+        run = contestant.openvino(model, feeds, threads, task["precision"])
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(contestant.turn(run), flush=True)
+
+
+def table(models: dict[str, Any]) -> str:
+    """Markdown: milliseconds, and in brackets our time over theirs: fp32's over fp32, bf16's over the default."""
+    lines = [
+        "| model | rows | threads | veltair fp32 | ONNX Runtime fp32 | OpenVINO fp32 | veltair bf16 | OpenVINO default"
+        " | TensorFlow's columns + ONNX Runtime |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, facts in models.items():
+        times = {
+            (row["batch"], row["threads"], row["engine"], row["precision"], row.get("only")): row["median_ms"]
+            for row in facts["rows"]
+        }
+        for batch, threads in sorted({key[:2] for key in times}):
+            at = {key[2:]: value for key, value in times.items() if key[:2] == (batch, threads)}
+            ours, narrow = at["veltair", "fp32", None], at["veltair", "bf16", None]
+            ort, dense, default = (at[(*peer, None)] for peer in PEERS)
+            cells = [
+                f"{ours:.2f}", f"{ort:.2f} ({ours / ort:.2f}x)", f"{dense:.2f} ({ours / dense:.2f}x)",
+                f"{narrow:.2f}", f"{default:.2f} ({narrow / default:.2f}x)",
+            ]  # fmt: skip
+            columns = at.get(("tensorflow", "fp32", "columns"))
+            both = None if columns is None else columns + at["onnxruntime", "fp32", "towers"]
+            cells.append("" if both is None else f"{both:.2f} ({ours / both:.2f}x)")
+            lines.append(f"| {name} | {batch} | {threads} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
