@@ -21,7 +21,7 @@ def model_meta(name: str, inputs: Sequence[TensorMeta], parameters: Mapping[str,
     """
     ranges = parse_id_ranges(parameters.get("id_range", "{}"))
     features = _read("features", parameters.get("features", "{}"), dict[str, Feature])
-    most = _read("max_batch", parameters.get("max_batch", "null"), int | None)
+    most = _read("max_batch", parameters["max_batch"], int) if "max_batch" in parameters else None
     return ModelMeta(name, tuple(inputs), ranges, features, most)
 
 

@@ -45,10 +45,12 @@ def _sizes(
 ) -> list[int]:
     if isinstance(batch, LogNormal):
         most = min(batch.most, max_batch or batch.most)
-        drawn = np.rint(rng.lognormal(batch.log_mean, batch.log_sigma, MANY))
-        return np.clip(drawn, 1, most).astype(int).tolist()
-    low, high = batch if isinstance(batch, tuple) else (batch or 1, batch or 1)
-    return rng.integers(low, high + 1, FEW if low == high else MANY).tolist()
+        drawn = np.rint(rng.lognormal(batch.log_mean, batch.log_sigma, MANY)).clip(1, most).astype(np.int64)
+    else:
+        low, high = batch if isinstance(batch, tuple) else (batch or 1, batch or 1)
+        drawn = rng.integers(low, high + 1, FEW if low == high else MANY)
+    sizes: list[int] = drawn.tolist()
+    return sizes
 
 
 def _draw(meta: ModelMeta, size: int, rng: np.random.Generator) -> Tensors:

@@ -110,8 +110,8 @@ def encode_request(request: InferRequest) -> Message:
     """The same request with every tensor raw."""
     inputs, buffers = [], []
     for tensor in request.inputs:
-        typed = not isinstance(tensor.data, (bytes, memoryview))
-        data = raw(content(tensor)) if typed else memoryview(tensor.data)
+        came = tensor.data
+        data = memoryview(came) if isinstance(came, (bytes, memoryview)) else raw(content(tensor))
         buffers.append(data)
         inputs.append(_entry(tensor.name, tensor.datatype, tensor.shape, len(data)))
     parameters = {**request.parameters, "binary_data_output": request.binary_output}
