@@ -26,6 +26,7 @@ from veltair.compiler.anchors.normalize import l2_normalize, lrn
 from veltair.compiler.anchors.pool import global_pool, pool
 from veltair.compiler.anchors.recurrent import find_recurrences, recurrent
 from veltair.compiler.anchors.squeeze_excite import squeeze_excite
+from veltair.compiler.anchors.sums import find_sums, sums
 from veltair.compiler.anchors.views import view
 from veltair.compiler.columns.join import Front
 from veltair.compiler.graph import Graph
@@ -40,12 +41,14 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
     "MaxPool": (pool,),
     "AveragePool": (pool,),
     "GlobalAveragePool": (squeeze_excite, global_pool),
-    "ReduceMean": (global_pool,),
-    "Gemm": (matmul, batched_matmul),
-    "MatMul": (projections, attention, matmul, batched_matmul),
+    "ReduceMean": (sums, global_pool),
+    "ReduceSum": (sums,),
+    "OneHot": (sums,),
+    "Gemm": (sums, matmul, batched_matmul),
+    "MatMul": (sums, projections, attention, matmul, batched_matmul),
     "LayerNormalization": (embedding, layer_norm),
     "Gather": (bags,),
-    "Concat": (concat,),
+    "Concat": (sums, concat),
     "GRU": (recurrent,),
     "Scan": (recurrent,),
     "Add": (elementwise,),
@@ -65,7 +68,7 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
 
 
 # Searched for before the first node is visited.
-PATTERNS = (find_recurrences, find_embeddings, find_norms, find_attention, find_products)
+PATTERNS = (find_recurrences, find_sums, find_embeddings, find_norms, find_attention, find_products)
 
 
 def lower(model: OnnxModel, precision: str, front: Front | None = None) -> Graph:

@@ -106,6 +106,11 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         return [_steps(spec, x)]
     if spec.op == "stitched":
         return stitched(spec, x)
+    if spec.op == "concat_sum":
+        parts = [piece.reshape(len(piece), -1, spec.outputs[0].shape[1]).sum(1, dtype=np.float64) for piece in x]
+        return [np.sum(parts, axis=0) * a["scale"]]
+    if spec.op == "one_hot_sum":
+        return [_one_hot_sum(spec, x)]
     if spec.op in ("concat", "concat_rows"):
         return [np.concatenate(x, axis=1)]
     if spec.op == "lrn":
@@ -160,6 +165,15 @@ def _recurrent(spec: LayerSpec, given: Mapping[str, Array]) -> list[Array]:
         states[:, step] = np.where(runs, h, 0)
     found = {"states": states if a["y_order"] == "rows" else states.transpose(1, 0, 2), "last": h}
     return [found[name] for name in a["writes"]]
+
+
+def _one_hot_sum(spec: LayerSpec, x: list[Array]) -> Array:
+    parts = []
+    for ids, depth, scale in zip(x, spec.attributes["depths"], spec.attributes["scales"], strict=True):
+        places = np.where(ids < 0, ids + depth, ids)
+        parts.append((places[:, :, None] == np.arange(depth)).sum(1) * np.float64(scale))
+    counts = np.concatenate(parts, axis=1)
+    return counts @ spec.weights["table"] + spec.weights["bias"] if "table" in spec.weights else counts
 
 
 def _normalised(spec: LayerSpec, x: Array) -> Array:

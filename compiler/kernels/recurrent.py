@@ -107,8 +107,10 @@ class Packed:
 class _Task:
     """Code of a task: `tiles` times 16 rows through all steps."""
 
-    def __init__(self, spec: LayerSpec, point: Point, buffers: dict[str, Any], blocks: Sequence[int]) -> None:
-        self.spec, self.buffers, self.blocks = spec, buffers, blocks
+    def __init__(
+        self, spec: LayerSpec, point: Point, buffers: dict[str, Any], blocks: Sequence[int], quick: bool
+    ) -> None:
+        self.spec, self.buffers, self.blocks, self.quick = spec, buffers, blocks
         self.tiles, self.units, self.hoisted = (int(point[k]) for k in ("tiles", "units", "hoisted"))
         _, self.steps, self.inputs = sequence(spec)
         self.hidden = spec.weights["recurrent"].shape[0]
@@ -170,7 +172,7 @@ class _Task:
         for u in range(units):
             for tile in range(self.tiles):
                 sums = [self.accumulators[(gate * units + u) * self.tiles + tile] for gate in range(4)]
-                reset, update = T.bind(vm.sigmoid(sums[0])), T.bind(vm.sigmoid(sums[1]))
+                reset, update = (vm.sigmoid(gate) for gate in sums[:2])
                 old = T.bind(load(self.h, tile, before + unit + u, 0))
                 if "scores" in self.buffers:
                     update = T.bind(update - update * load(self.scores, tile, step, 0))

@@ -10,6 +10,7 @@ from veltair.compiler.kernels.batched_matmul import BatchedMatmul
 from veltair.compiler.kernels.cast import Cast
 from veltair.compiler.kernels.concat import Concat
 from veltair.compiler.kernels.concat_rows import ConcatRows
+from veltair.compiler.kernels.concat_sum import ConcatSum
 from veltair.compiler.kernels.conv2d import Conv2d
 from veltair.compiler.kernels.conv2d_amx import Conv2dAmx
 from veltair.compiler.kernels.depthwise import DepthwiseConv2d
@@ -20,6 +21,7 @@ from veltair.compiler.kernels.layout import ChannelsLast, Copy, ToBlocked, ToPla
 from veltair.compiler.kernels.matmul import Matmul
 from veltair.compiler.kernels.matmul_bf16 import MatmulBf16
 from veltair.compiler.kernels.normalize import L2Normalize, Lrn
+from veltair.compiler.kernels.one_hot_sum import OneHotSum
 from veltair.compiler.kernels.pool import GlobalAveragePool, Pool2d
 from veltair.compiler.kernels.recurrent import Recurrent
 from veltair.compiler.kernels.spatial import Elementwise
@@ -39,12 +41,14 @@ SPACES: dict[str, Space] = {
     "cast": Cast(),
     "embedding_bag": EmbeddingBag(),
     "recurrent": Recurrent(),
+    "one_hot_sum": OneHotSum(),
     "pool2d": Pool2d(),
     "global_average_pool": GlobalAveragePool(),
     "squeeze_excite": SqueezeExcite(),
     "elementwise": Elementwise(),
     "concat": Concat(),
     "concat_rows": ConcatRows(),
+    "concat_sum": ConcatSum(),
     "lrn": Lrn(),
     "l2_normalize": L2Normalize(),
     "channels_last": ChannelsLast(),

@@ -1,0 +1,111 @@
+"""Sums of one-hot vectors and of concatenated tensors: equal to ONNX Runtime, and to numpy in every version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from kernels import worst_error
+from nets import Arrays, run
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from veltair.compiler.ir import Activation, LayerSpec
+from veltair.compiler.kernels.spaces import SPACES
+from veltair.machine import features
+
+random = np.random.default_rng(5)
+ROWS = 7
+
+
+def drawn(*shape: int) -> NDArray[np.float32]:
+    return random.standard_normal(shape, dtype=np.float32)
+
+
+def operators(tmp_path: Path, nodes: list[Any], feeds: Arrays, constants: Arrays) -> list[str]:
+    """The layers' of a model that gives in `y` what ONNX Runtime gives; its batch is symbolic."""
+    given = [
+        helper.make_tensor_value_info(
+            name, TensorProto.INT64 if array.dtype == np.int64 else TensorProto.FLOAT, ["n", *array.shape[1:]]
+        )
+        for name, array in feeds.items()
+    ]
+    graph = helper.make_graph(
+        [helper.make_node(op, reads.split(), [name], **more) for op, reads, name, more in nodes],
+        "net",
+        given,
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
+    )
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    (found,), operators = run(path, feeds, "fp32", ROWS, max_batch=32)
+    (wanted,) = ort.InferenceSession(str(path)).run(None, feeds)
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+    return operators
+
+
+def ids(lookups: int, depth: int) -> NDArray[np.int64]:
+    """Some of them outside of [-depth, depth)."""
+    return random.integers(-depth - 3, depth + 3, (ROWS, lookups))
+
+
+ONES: Arrays = {"values": np.array([0, 1], np.float32), "one": np.array([1])}
+COUNTS = [("OneHot", "a d5 values", "h", {}), ("ReduceSum", "h one", "s", {"keepdims": 0})]
+MORE = [("OneHot", "b d19 values", "g", {}), ("ReduceMean", "g", "t", {"axes": [1], "keepdims": 0})]
+
+
+def test_one_hot_sum_counts(tmp_path: Path) -> None:
+    constants = ONES | {"d5": np.array(5)}
+    assert operators(tmp_path, [*COUNTS, ("Identity", "s", "y", {})], {"a": ids(9, 5)}, constants) == ["one_hot_sum"]
+
+
+@pytest.mark.parametrize("product", [False, True])
+def test_one_hot_sums_side_by_side(tmp_path: Path, product: bool) -> None:
+    joined = ("Concat", "s t", "j" if product else "y", {"axis": 1})
+    nodes = [*COUNTS, *MORE, joined, *([("Gemm", "j w c", "y", {"transB": 1})] if product else [])]
+    constants = ONES | {"d5": np.array(5), "d19": np.array([19]), "w": drawn(21, 24), "c": drawn(21)}
+    assert operators(tmp_path, nodes, {"a": ids(9, 5), "b": ids(4, 19)}, constants) == ["one_hot_sum"]
+
+
+def test_ids_at_the_ends_of_their_type_count_nothing(tmp_path: Path) -> None:
+    limits = np.iinfo(np.int64)
+    far = np.array([[limits.min, limits.max, -1, 2**31, 2**40, 4, 5, -5, -6]] * ROWS)
+    constants = ONES | {"d5": np.array(5), "w": drawn(5, 3)}
+    nodes = [*COUNTS, ("MatMul", "s w", "y", {})]
+    assert operators(tmp_path, nodes, {"a": far}, constants) == ["one_hot_sum"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "keep"),
+    [([(1, 16), (1, 16), (3, 16)], 0), ([(2, 21), (1, 21)], 1), ([(5, 4), (30, 4)], 0), ([(37,), (1,), (130,)], 0)],
+    ids=["rows", "odd", "narrow", "scalars"],
+)  # fmt: skip
+def test_concat_sum_copies_nothing(tmp_path: Path, shapes: list[tuple[int, ...]], keep: int) -> None:
+    feeds = {f"x{i}": drawn(ROWS, *shape) for i, shape in enumerate(shapes)}
+    joined = ("Concat", " ".join(feeds), "j", {"axis": 1})
+    total = (
+        ("ReduceSum", "j one", "y", {"keepdims": 1}) if keep else ("ReduceMean", "j", "y", {"axes": [1], "keepdims": 0})
+    )
+    nodes = [joined, total]
+    assert operators(tmp_path, nodes, feeds, ONES) == ["concat_sum"]
+
+
+@pytest.mark.parametrize("mcpu", ["", "haswell"])
+@pytest.mark.parametrize("op", ["concat_sum", "one_hot_sum"])
+def test_every_version_equals_numpy(op: str, mcpu: str) -> None:
+    counts = op == "one_hot_sum"
+    widths = (9, 3) if counts else (36, 12, 84)
+    inputs = tuple(Activation(f"x{i}", "int64" if counts else "float32", (-1, w)) for i, w in enumerate(widths))
+    width = 22 if counts else 12
+    attributes = {"depths": (5, 17), "scales": (1.0, 0.5)} if counts else {"scale": 0.5}
+    spec = LayerSpec(op, op, inputs, (Activation("y", "float32", (-1, width)),), attributes, {}, 1, max_batch=64)
+    values = [ids(w, 8) if counts else drawn(ROWS, w) for w in widths]
+    for point in SPACES[op].points(spec, features()):
+        error, _ = worst_error(spec, point, values, ROWS, mcpu)
+        assert error < 1e-6, point
