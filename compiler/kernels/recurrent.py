@@ -107,10 +107,8 @@ class Packed:
 class _Task:
     """Code of a task: `tiles` times 16 rows through all steps."""
 
-    def __init__(
-        self, spec: LayerSpec, point: Point, buffers: dict[str, Any], blocks: Sequence[int], quick: bool
-    ) -> None:
-        self.spec, self.buffers, self.blocks, self.quick = spec, buffers, blocks
+    def __init__(self, spec: LayerSpec, point: Point, buffers: dict[str, Any], blocks: Sequence[int]) -> None:
+        self.spec, self.buffers, self.blocks = spec, buffers, blocks
         self.tiles, self.units, self.hoisted = (int(point[k]) for k in ("tiles", "units", "hoisted"))
         _, self.steps, self.inputs = sequence(spec)
         self.hidden = spec.weights["recurrent"].shape[0]
