@@ -90,7 +90,7 @@ def _to_relax(
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=8)
     try:
-        with warnings.catch_warnings(), _checked_gather():
+        with warnings.catch_warnings(), _our_converters():
             warnings.simplefilter("ignore")
             return from_onnx(model, opset=opset, keep_params_in_input=False)
     except Exception as error:  # the importer raises whatever its checks raise
@@ -116,10 +116,18 @@ class _Gather(onnx_frontend.Gather):  # type: ignore[misc]  # TVM has no types
         return relax.op.take(data, indices, axis, mode="clip")
 
 
+class _OneHot(onnx_frontend.OneHot):  # type: ignore[misc]  # TVM has no types
+    """ONNX OneHot of the type that its values have; TVM makes float64 of float32."""
+
+    @classmethod
+    def _impl_v11(cls, bb: Any, inputs: Any, attr: Any, params: Any) -> Any:
+        return relax.op.astype(super()._impl_v11(bb, inputs, attr, params), str(inputs[2].ty.dtype.dtype))
+
+
 @contextmanager
-def _checked_gather() -> Iterator[None]:
+def _our_converters() -> Iterator[None]:
     original = onnx_frontend._get_convert_map
-    onnx_frontend._get_convert_map = lambda: {**original(), "Gather": _Gather}
+    onnx_frontend._get_convert_map = lambda: {**original(), "Gather": _Gather, "OneHot": _OneHot}
     try:
         yield
     finally:

@@ -81,6 +81,12 @@ def test_ids_at_the_ends_of_their_type_count_nothing(tmp_path: Path) -> None:
     assert operators(tmp_path, nodes, {"a": far}, constants) == ["one_hot_sum"]
 
 
+def test_one_hot_along_another_axis_keeps_its_type(tmp_path: Path) -> None:
+    constants: Arrays = {"d5": np.array(5), "values": np.array([0.5, 2], np.float32)}
+    found = operators(tmp_path, [("OneHot", "a d5 values", "y", {"axis": 1})], {"a": ids(3, 5)}, constants)
+    assert found == ["generic"]
+
+
 @pytest.mark.parametrize(
     ("shapes", "keep"),
     [([(1, 16), (1, 16), (3, 16)], 0), ([(2, 21), (1, 21)], 1), ([(5, 4), (30, 4)], 0), ([(37,), (1,), (130,)], 0)],
