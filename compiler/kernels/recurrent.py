@@ -11,7 +11,7 @@ concatenated or split in either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,10 +21,8 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
 from veltair.compiler.kernels import vectormath as vm
-from veltair.compiler.kernels.emit import LANES, Expr, load, primitive, splat, store, when
-from veltair.compiler.kernels.layout import turned
-
-Columns = Callable[[Expr], None]
+from veltair.compiler.kernels.emit import LANES, Expr, load, primitive, splat, store
+from veltair.compiler.kernels.row_lanes import flat, turn_in, turn_out
 
 
 class Recurrent:
@@ -267,7 +265,7 @@ class _Task:
                 store(self.h, splat(0.0), tile, unit, 0)
         if "lengths" in self.buffers:
             with T.serial(0, LANES) as lane:
-                length = self.buffers["lengths"][self._row(tile, lane)]
+                length = self.buffers["lengths"][T.min(self._row(tile) + lane, self.rows - 1)]
                 T.buffer_store(self.lengths, T.cast(length, "float32"), [tile, 0, lane])
 
     def _write(self, tile: int) -> None:
@@ -289,55 +287,14 @@ class _Task:
                 self._turn_out(tile, target, step * self.rows, (step + 1) * hidden, hidden)
 
     def _flat(self, name: str, width: int) -> Any:
-        """The tensor's memory in rows of `width`."""
-        buffer = self.buffers[name]
-        count: Expr = 1
-        for extent in buffer.shape:
-            count = count * extent
-        return T.decl_buffer([count // width, width], buffer.dtype, data=buffer.data)
-
-    def _row(self, tile: int, lane: Expr | int) -> Expr:
-        """A row of the tile; the last one again for those behind it."""
-        return T.min(self.first + tile * LANES + lane, self.rows - 1)
+        return flat(self.buffers[name], width)
 
     def _turn_in(self, tile: int, source: Any, first: Expr, lines: Any, line: Expr, width: int) -> None:
-        """`width` columns of the tile's rows, `first` of the source being row 0, to lines from `line` on."""
-
-        def block(column: Expr) -> None:
-            rows = [T.bind(load(source, first + self._row(tile, lane), column)) for lane in range(LANES)]
-            for i, value in enumerate(turned(rows)):
-                store(lines, value, tile, line + column + i, 0)
-
-        def single(column: Expr) -> None:
-            with T.serial(0, LANES) as lane:
-                T.buffer_store(lines, source[first + self._row(tile, lane), column], [tile, line + column, lane])
-
-        _by_16(width, block, single)
+        turn_in(source, first, self._row(tile), self.rows, lines, (tile, line), width)
 
     def _turn_out(self, tile: int, target: Any, first: Expr, line: Expr, width: int) -> None:
-        def block(column: Expr) -> None:
-            values = [T.bind(load(self.h, tile, line + column + i, 0)) for i in range(LANES)]
-            for lane, value in enumerate(turned(values)):
-                row = self.first + tile * LANES + lane
-                with when(row < self.rows):
-                    store(target, value, first + row, column)
+        turn_out(self.h, (tile, line), target, first, self._row(tile), self.rows, width)
 
-        def single(column: Expr) -> None:
-            with T.serial(0, LANES) as lane:
-                row = self.first + tile * LANES + lane
-                with when(row < self.rows):
-                    T.buffer_store(target, self.h[tile, line + column, lane], [first + row, column])
-
-        _by_16(width, block, single)
-
-
-def _by_16(width: int, block: Columns, single: Columns) -> None:
-    """Blocks of 16 columns, the last of which may overlap the one before it; one by one where there are fewer."""
-    if width < LANES:
-        with T.serial(0, width) as column:
-            single(column)
-        return
-    with T.serial(0, width // LANES) as number:
-        block(T.bind(number * LANES))
-    if width % LANES:
-        block(T.int32(width - LANES))
+    def _row(self, tile: int) -> Expr:
+        """The first row of a tile."""
+        return self.first + tile * LANES
