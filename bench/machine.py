@@ -1,8 +1,9 @@
 """Writes the model of this machine for the simulator: `python bench/machine.py --name NAME --out FILE.toml`.
 
 Run it on an idle machine. Sizes and instruction sets are read from the kernel; bandwidths and the clock are measured
-by `machine.c`, the cost of a launch by `blocks.py`; what kernels reach of the bound of their register tile is the
-median over the tuning records of large convolutions. Each value is written with where it is from.
+by `machine.c`, the cost of a launch by `blocks.py`, that of a query outside of its blocks by `front.py`; what kernels
+reach of the bound of their register tile is the median over the tuning records of large convolutions. Each value is
+written with where it is from.
 """
 
 from __future__ import annotations
@@ -34,9 +35,14 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    text = describe(arguments.name, measure(), json.loads((HERE / "results" / "blocks.json").read_text("utf-8")))
+    text = describe(arguments.name, measure(), _result("blocks"), _result("front"))
     parse_machine(text, str(arguments.out))
     arguments.out.write_text(text, "utf-8")
+
+
+def _result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((HERE / "results" / f"{name}.json").read_text("utf-8"))
+    return found
 
 
 def measure() -> dict[str, float]:
@@ -52,12 +58,13 @@ def measure() -> dict[str, float]:
     return measured
 
 
-def describe(name: str, measured: dict[str, float], blocks: dict[str, Any]) -> str:
+def describe(name: str, measured: dict[str, float], blocks: dict[str, Any], front: dict[str, Any]) -> str:
     """The machine's file."""
     wide, tiles, count = "avx512" in features(), "amx_bf16" in features(), len(machine().cores)
     domains, sizes = machine().domains, cache_bytes()
     empty_ns = [1000 * blocks["cores"][str(n)]["us_per_empty_layer"]["call a block"] for n in (1, count)]
     empty = "bench/blocks.py: an empty parallel layer of a block on this machine"
+    spent = "bench/front.py: CPU time of client, front end and engine for a query over gRPC"
     read_by = "bench/machine.c: loads"
     values: dict[str, tuple[float, str]] = {
         "cores": (count, "affinity mask and cgroup quota"),
@@ -84,6 +91,10 @@ def describe(name: str, measured: dict[str, float], blocks: dict[str, Any]) -> s
         "launch_core_ns": (round((empty_ns[1] - empty_ns[0]) / max(count - 1, 1)), f"{empty}, each core more"),
         "spawn_median_ns": (100_000, "VELTAIR fig. 5b"),
         "spawn_mean_ns": (220_000, "VELTAIR fig. 5b"),
+        "dispatch_ns": (front["dispatch_ns"], "bench/front.py: a worker between two blocks of a query, layer by layer"),
+        "front_ns": (front["query_ns"], f"{spent} with small tensors"),
+        "front_in_ns": (front["ns_per_byte_in"], f"{spent}, each byte sent more"),
+        "front_out_ns": (front["ns_per_byte_out"], f"{spent}, each byte answered more"),
     }
     model = MachineModel(name, "", **{key: value for key, (value, _) in values.items()})  # type: ignore[arg-type]
     for unit, record in (("vector", "avx512"), ("matrix", "amx")):

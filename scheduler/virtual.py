@@ -9,6 +9,7 @@ rescaled. Everything that varies is an argument, so a run is repeatable.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -40,8 +41,10 @@ from veltair.types import (
 LayerTime = Callable[[int, int, int, int], int]
 # When the layers of a block end, in ns since its begin, if nothing changes: 0 first, then one for each, ascending.
 Course: TypeAlias = Sequence[float]
-# Makes an event when its time, which it is given, has come.
-Reading: TypeAlias = Callable[[int], Event]
+# What happens when its time, which it is given, has come; the scheduler hears of what it returns.
+Reading: TypeAlias = Callable[[int], Event | None]
+
+FRONT = -1  # stands for a query where the front end's own work is meant
 
 
 class Surroundings(Protocol):
@@ -57,7 +60,13 @@ class Surroundings(Protocol):
         """The query's block runs no more."""
 
     def changed(self) -> Iterable[tuple[int, Course]]:
-        """Each query whose block goes differently since the last call, and how; those that entered are among them."""
+        """Each query whose block goes differently since the last call, and how; those that entered are among them.
+
+        FRONT is among them when the front end's work goes differently.
+        """
+
+    def attend(self, work_ns: float) -> None:
+        """The front end turns to work of so many ns, on no core of its own; 0: it has none."""
 
 
 class Alone:
@@ -66,6 +75,7 @@ class Alone:
     def __init__(self, layer_ns: LayerTime) -> None:
         self._layer_ns = layer_ns
         self._entered: list[tuple[LayerBlock, int]] = []
+        self._front_ns = 0.0
 
     def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, *, grown: bool) -> float:
         self._entered.append((block, len(core_set)))
@@ -74,7 +84,13 @@ class Alone:
     def leave(self, query: int) -> None:
         self._entered = [(block, cores) for block, cores in self._entered if block.query != query]
 
+    def attend(self, work_ns: float) -> None:
+        self._front_ns = work_ns
+
     def changed(self) -> Iterator[tuple[int, Course]]:
+        if self._front_ns:
+            yield FRONT, (0.0, self._front_ns)
+            self._front_ns = 0.0
         for block, cores in self._entered:
             layers = enumerate(block.versions, block.start)
             times = (self._layer_ns(block.query, layer, version, cores) for layer, version in layers)
@@ -131,10 +147,12 @@ class VirtualMachine:
 
     scheduler: Scheduler
     surroundings: Surroundings
+    dispatch_ns: int = 0  # from the decision to start a block to its first layer
     now_ns: int = 0
     ended_ns: dict[int, int] = field(default_factory=dict)  # by query, however it ended
     outcome: dict[int, str] = field(default_factory=dict)  # by query: finished, rejected, failed or cancelled
     _due: list[tuple[int, int, Event | Reading | _Running]] = field(default_factory=list)
+    _errands: deque[tuple[float, Reading]] = field(default_factory=deque)  # the front end is at the first
     _count: int = 0  # makes simultaneous entries first come, first served
     _running: dict[int, _Running] = field(default_factory=dict)
     _stopped: dict[int, int] = field(default_factory=dict)  # by query: cores that its block had when it was stopped
@@ -153,35 +171,67 @@ class VirtualMachine:
     def every(self, period_ns: int, read: Reading) -> None:
         """Takes a reading, such as of counters, once every so often until nothing else is left to happen."""
 
-        def again(now_ns: int) -> Event:
+        def again(now_ns: int) -> Event | None:
             if self._due:
                 self._push(now_ns + period_ns, again)
             return read(now_ns)
 
         self._push(self.now_ns + period_ns, again)
 
+    def when(self, time_ns: int, read: Reading) -> None:
+        self._push(time_ns, read)
+
+    def errand(self, work_ns: float, then: Reading) -> None:
+        """Work for the front end, after all that it has already, and what happens when it is done."""
+        self._errands.append((work_ns, then))
+        if len(self._errands) == 1:
+            self._attend()
+            self._follow()
+
     def run(self) -> Iterator[tuple[Event, list[Decision]]]:
         """Runs until nothing is left to happen; each event with what the scheduler decided."""
         while self._due:
             time_ns, number, entry = heappop(self._due)
+            event: Event | None
             if isinstance(entry, _Running):
                 if entry.due != number:
                     continue
                 self.now_ns = time_ns
-                event = self._halted(entry)
+                event = self._halted(entry) if entry.block.query != FRONT else self._attended()
             else:
                 self.now_ns = time_ns
                 event = entry(time_ns) if callable(entry) else entry
-                if not self._concerns(event):
+                if event is not None and not self._concerns(event):
                     continue
+            if event is None:
+                self._follow()
+                continue
             decisions = self.scheduler.handle(event)
             for decision in decisions:
                 self._carry_out(decision)
-            for query, course in self.surroundings.changed():
-                running = self._running[query]
-                running.follow(course, time_ns)
-                self._schedule(running)
+            self._follow()
             yield event, decisions
+
+    def _follow(self) -> None:
+        for query, course in self.surroundings.changed():
+            running = self._running[query]
+            running.follow(course, self.now_ns)
+            self._schedule(running)
+
+    def _attend(self) -> None:
+        work_ns, _ = self._errands[0]
+        block = LayerBlock(FRONT, 0, 1, (0,), 0, round(work_ns))
+        self._running[FRONT] = _Running(block, (), (), self.now_ns, self.now_ns)
+        self.surroundings.attend(work_ns)
+
+    def _attended(self) -> Event | None:
+        _, then = self._errands.popleft()
+        if self._errands:
+            self._attend()
+        else:
+            del self._running[FRONT]
+            self.surroundings.attend(0.0)
+        return then(self.now_ns)
 
     def _push(self, time_ns: int, entry: Event | Reading | _Running) -> int:
         self._count += 1
@@ -233,7 +283,8 @@ class VirtualMachine:
     def _carry_out(self, decision: Decision) -> None:
         match decision:
             case StartBlock(block=block, core_set=core_set):
-                running = _Running(block, core_set, core_set, self.now_ns, self.now_ns)
+                begin_ns = self.now_ns + self.dispatch_ns
+                running = _Running(block, core_set, core_set, begin_ns, begin_ns)
                 grown = len(core_set) > self._stopped.pop(block.query, len(core_set))
                 running.since_ns += self._enter(running, grown=grown)
                 self._running[block.query] = running

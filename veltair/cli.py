@@ -18,7 +18,7 @@ COMMANDS = {
     "serve": ("veltair.server.command", "serve the models of a configuration"),
     "load": ("veltair.loadgen.command", "drive a daemon with an open-loop load, or find its peak"),
     "plan": ("veltair.plan", "explain the layer-blocks that would be formed"),
-    "profile": ("veltair.profile", "fit the interference proxy to hardware counters"),
+    "profile": ("veltair.profile", "time whole models, or fit the interference proxy to hardware counters"),
     "doctor": ("veltair.doctor", "say what this machine offers"),
     "zoo": ("veltair.zoo.command", "write a model of the zoo as ONNX"),
     "simulate": ("veltair.simulate.command", "run a scenario in virtual time on a machine that is not here"),

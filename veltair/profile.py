@@ -1,11 +1,17 @@
-"""`veltair profile --fit-proxy`: fits the interference proxy to hardware counters (VELTAIR sec. 4.3, Fig. 11)."""
+"""`veltair profile`: what is measured of a machine and of models on it, after they are compiled.
+
+`--fit-proxy` fits the interference proxy to hardware counters (VELTAIR sec. 4.3, Fig. 11); `--within-model` times whole
+models, and has the layers' times in their artifacts add up to that.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -15,6 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from veltair.errors import ConfigError, VeltairError
+from veltair.profiles import artifact, core_pool, within
 from veltair.server.counters import CountersMissingError, L3Counters
 from veltair.simulate import machines, proxy_fit
 from veltair.simulate.proxy_fit import CounterFit, Sample
@@ -25,10 +32,13 @@ WINDOW_NS = 100_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--fit-proxy", action="store_true", required=True, help="fit the interference level to L3 counters"
-    )
-    source = parser.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--fit-proxy", action="store_true", help="fit the interference level to L3 counters")
+    what.add_argument(
+        "--within-model", type=Path, nargs="+", metavar="ARTIFACT",
+        help="time whole models, and scale the times of their layers to it",
+    )  # fmt: skip
+    source = parser.add_mutually_exclusive_group()
     source.add_argument("samples", nargs="?", type=Path, metavar="SAMPLES.json", help="counters and measured levels")
     source.add_argument("--live", type=Path, metavar="ARTIFACT", help="measure them here, beside co-runners")
     source.add_argument("--simulated", type=Path, metavar="SCENARIO.toml", help="take a machine model's")
@@ -41,7 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: fitted. Raises UserError for bad samples, VeltairError where there are no counters."""
+    """0: done. Raises UserError for bad samples and artifacts, VeltairError where there are no counters."""
+    if args.within_model is not None:
+        return within_model(args.within_model, args.json)
+    if args.live is args.simulated is args.samples is None:
+        raise ConfigError("--fit-proxy: expected SAMPLES.json, --live ARTIFACT or --simulated SCENARIO.toml")
     if args.live is not None:
         samples, where = live(args.live, args.json), f"--live {args.live}"
     elif args.simulated is not None:
@@ -61,17 +75,34 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def within_model(paths: Sequence[Path], as_json: bool) -> int:
+    """Shows each model's time by core count, at its smallest batch, before and after."""
+    os.environ.update(core_pool.environment())  # before TVM is loaded
+    rows = []
+    for path in track(paths, "models", console=Console(stderr=True), transient=True, disable=as_json):
+        before = artifact.load(path)
+        after = within.adjust(before)
+        sums_ms = [[ns / 1e6 for ns in within.sums_ns(each.manifest)[0]] for each in (before, after)]
+        rows.append({"model": after.manifest.model, "layers_ms": sums_ms[0], "whole_ms": sums_ms[1]})
+    if as_json:
+        print(json.dumps(rows))
+    else:
+        for row in rows:
+            ratios = (f"{b:.2f} -> {a:.2f}" for b, a in zip(row["layers_ms"], row["whole_ms"], strict=True))
+            print(f"{row['model']}: ms on 1, 2, … cores: {', '.join(ratios)}")
+    return 0
+
+
 def live(path: Path, quiet: bool) -> list[Sample]:
     """The artifact's model on half of the cores beside co-runners on the rest, graded from none to always."""
     from veltair.compiler.pressure import pressing
     from veltair.contestant import draw, veltair
     from veltair.machine import machine
-    from veltair.profiles.artifact import load
 
     cores = machine().cores
     if len(cores) < 2:
         raise ConfigError("--live: expected two cores or more, one for the model and one for a co-runner")
-    artifact = load(path)
+    known = artifact.load(path)
     try:
         counters = L3Counters(cores)
     except CountersMissingError as error:
@@ -80,8 +111,8 @@ def live(path: Path, quiet: bool) -> list[Sample]:
             "model the interference level comes from observed slowdown"
         ) from None
     half = len(cores) // 2
-    feeds = {port.name: draw(port, 1) for port in artifact.manifest.inputs}
-    query = veltair(artifact, feeds, 1, half)
+    feeds = {port.name: draw(port, 1) for port in known.manifest.inputs}
+    query = veltair(known, feeds, 1, half)
     steps = track(GRADES, "co-runners", console=Console(stderr=True), transient=True, disable=quiet)
     try:
         return list(_measured(query, counters, steps, lambda grade: pressing(cores[half:], grade)))

@@ -8,7 +8,7 @@ from math import log, sqrt
 
 import numpy as np
 
-from veltair.scheduler.virtual import Course
+from veltair.scheduler.virtual import FRONT, Course
 from veltair.simulate.machines import MachineModel
 from veltair.simulate.pace import LEVEL_BOUNDS, Pace, Stretch, pressure_level
 from veltair.types import CoreSet, LayerBlock, Machine, ModelProfile
@@ -19,6 +19,7 @@ class Neighbour:
     """A running block, and what it has to bear."""
 
     stretch: Stretch
+    core_set: CoreSet
     shares: dict[int, float]  # of its cores, by L3 domain
     cache: int = -1  # pressure on its L3 domains, a level; -1: not known yet
     demand: float = 0.0  # bytes per ns of memory bandwidth, if it had no neighbours there
@@ -27,7 +28,11 @@ class Neighbour:
 
 
 class Contention:
-    """L3 domains and memory bandwidth are contended for by what the running blocks would like to have of them."""
+    """L3 domains and memory bandwidth are contended for by what the running blocks would like to have of them.
+
+    The front end works on a core that no block holds. Where all are held it shares one with a block, by halves; the
+    block then goes half as fast, whichever of its threads that is, since each layer waits for the slowest.
+    """
 
     def __init__(
         self, model: MachineModel, machine: Machine, paces: Mapping[tuple[str, int], Pace], rng: np.random.Generator
@@ -40,6 +45,10 @@ class Contention:
         self.running: dict[int, Neighbour] = {}  # by query
         self._inside: list[dict[int, Neighbour]] = [{} for _ in machine.domains]  # by domain, by query
         self._stirred: set[int] = set()  # domains that blocks entered or left
+        self._front_ns = 0.0  # of the work that it is at
+        self._front_new = False  # it has turned to it since `changed` was last called
+        self._front_core = 0  # where it goes when all cores are held
+        self._halved: int | None = None  # the query that shares its core with the front end
         self._spawn_sigma = sqrt(2 * log(model.spawn_mean_ns / model.spawn_median_ns))
 
     def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, *, grown: bool) -> float:
@@ -47,7 +56,7 @@ class Contention:
             self.leave(block.query)
         stretch = self._paces[profile.model, profile.batch].stretch(block.start, block.versions, len(core_set))
         shares = self._shares(core_set)
-        neighbour = self.running[block.query] = Neighbour(stretch, shares)
+        neighbour = self.running[block.query] = Neighbour(stretch, core_set, shares)
         for domain in shares:
             self._inside[domain][block.query] = neighbour
         self._stirred.update(shares)
@@ -69,8 +78,13 @@ class Contention:
             del self._inside[domain][query]
             self._stirred.add(domain)
 
+    def attend(self, work_ns: float) -> None:
+        self._front_ns, self._front_new = work_ns, True
+        if work_ns:
+            self._front_core = int(self._rng.integers(len(self._domain_of)))
+
     def changed(self) -> Iterable[tuple[int, Course]]:
-        if not self._stirred:
+        if not self._stirred and not self._front_new:
             return []
         pressed: dict[int, Neighbour] = {}
         for domain in self._stirred:
@@ -90,7 +104,29 @@ class Contention:
                 it.others = LEVEL_BOUNDS[level] * self.model.dram_gb_s, LEVEL_BOUNDS[level + 1] * self.model.dram_gb_s
                 it.memory = level
                 changed[query] = it
+        if self._front_ns or self._halved is not None:
+            return self._with_front(changed)
+        self._front_new = False
         return [(query, it.stretch.course(it.cache, it.memory)) for query, it in changed.items()]
+
+    def _with_front(self, changed: dict[int, Neighbour]) -> list[tuple[int, Course]]:
+        before, self._halved = self._halved, self._sharer() if self._front_ns else None
+        courses: list[tuple[int, Course]] = []
+        if self._halved != before:
+            changed |= {query: self.running[query] for query in (before, self._halved) if query in self.running}
+        for query, it in changed.items():
+            course: Course = it.stretch.course(it.cache, it.memory)
+            courses.append((query, [2 * at_ns for at_ns in course] if query == self._halved else course))
+        if self._front_ns and (self._front_new or (self._halved is None) is not (before is None)):
+            courses.append((FRONT, (0.0, self._front_ns if self._halved is None else 2 * self._front_ns)))
+        self._front_new = False
+        return courses
+
+    def _sharer(self) -> int | None:
+        """Whose core the front end is on."""
+        if sum(len(it.core_set) for it in self.running.values()) < len(self._domain_of):
+            return None
+        return next(query for query, it in self.running.items() if self._front_core in it.core_set)
 
     def _cache_pressure(self, query: int, it: Neighbour) -> float:
         """What the others would keep of its domains, over what those hold; the mean over its cores."""

@@ -47,6 +47,10 @@ class MachineModel:
     launch_core_ns: float  # on top for each core beyond the first
     spawn_median_ns: float  # growth of a running block by more cores: log-normal
     spawn_mean_ns: float
+    dispatch_ns: float  # from the end of a block to the begin of the next on the same cores
+    front_ns: float  # of a core for each query, in client and front end, half of it before its first block
+    front_in_ns: float  # on top for each byte of its input, before
+    front_out_ns: float  # and for each byte of its output, after its last block
 
     def domains(self, cores: int) -> int:
         """L3 domains that so many cores touch when whole ones are handed out first."""
@@ -108,7 +112,9 @@ _File = msgspec.defstruct(
     kw_only=True,
     forbid_unknown_fields=True,
 )
-_MAY_BE_ZERO = {"matrix_flops", "matrix_efficiency", "launch_core_ns"}
+_MAY_BE_ZERO = {
+    "matrix_flops", "matrix_efficiency", "launch_core_ns", "dispatch_ns", "front_ns", "front_in_ns", "front_out_ns",
+}  # fmt: skip
 
 
 def parse(text: str, where: str) -> MachineModel:

@@ -6,13 +6,14 @@ of it passes the L2; of what passes the L3, the weights come from memory at each
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from veltair.errors import ConfigError
-from veltair.profiles.artifact import ITEM_BYTES, Artifact, LayerEntry, load
+from veltair.profiles.artifact import ITEM_BYTES, Artifact, LayerEntry, Port, load
 from veltair.simulate.machines import MachineModel
 from veltair.simulate.roofline import ModelWork, Table
 from veltair.types import ModelProfile
@@ -58,6 +59,18 @@ def _work(artifact: Artifact, batch: int, profile: ModelProfile, machine: Machin
         need_bytes=np.stack([np.zeros(shape), moved], 1),
         dram_bytes=np.stack([below, np.minimum(cold, below)], 1),
         flops=np.array([float(entry.flops[batch]) for entry in entries]),
+        in_bytes=_sent_bytes(artifact.manifest.inputs, profile.batch),
+        out_bytes=_sent_bytes(artifact.manifest.outputs, profile.batch),
+    )
+
+
+def _sent_bytes(ports: Sequence[Port], batch: int) -> float:
+    """Of a text as much as there is room for on average."""
+    return float(
+        sum(
+            prod(-dim * batch if dim < 0 else dim for dim in port.shape) * ITEM_BYTES.get(port.dtype, port.max_bytes)
+            for port in ports
+        )
     )
 
 

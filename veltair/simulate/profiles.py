@@ -165,7 +165,8 @@ def _simulate(
     shares = frontier.layer_qos_ns([int(layer.times_ns[:, 0].min()) for layer in of_model], qos_ns)
     chosen = [_choose(layer, share, versions) for layer, share in zip(of_model, shares, strict=True)]
     works = [(s, layer.candidates, at) for s, layer, at in zip(shape.layers, of_model, chosen, strict=True)]
-    work = _work(shape.model, works)
+    sent, answered = 4 * shape.layers[0].inputs, 4 * shape.layers[-1].outputs  # fp32, whatever is computed in
+    work = replace(_work(shape.model, works), in_bytes=float(sent), out_bytes=float(answered))
     rising = [i for i in range(len(levels)) if i == 0 or levels[i] > max(levels[:i])]
     tables = [
         tuple(

@@ -32,6 +32,8 @@ class ModelWork:
     need_bytes: Table  # (cores, levels, layers, versions): of all domains' L3 together, ascending with the levels
     dram_bytes: Table  # likewise: what passes below the L3 when that much is kept
     flops: NDArray[np.float64]  # (layers)
+    in_bytes: float = 0.0  # of a query, as clients send it
+    out_bytes: float = 0.0
 
     @property
     def cores(self) -> int:

@@ -20,12 +20,13 @@ from veltair.simulate.batches import works
 from veltair.simulate.calibration import calibrate
 from veltair.simulate.contention import Contention
 from veltair.simulate.counters import PERIOD_NS, CountedContention
+from veltair.simulate.front import Front, front_cost
 from veltair.simulate.machines import MachineModel
 from veltair.simulate.pace import Pace
 from veltair.simulate.profiles import Simulated
 from veltair.simulate.proxy_fit import CounterFit, Sample, fit
 from veltair.simulate.scenario import Scenario
-from veltair.types import Decision, Machine, QoSTarget, Query, QueryArrived, StartBlock, Tenant
+from veltair.types import Decision, Machine, QoSTarget, StartBlock, Tenant
 
 QUERIES = 3000  # of a run where the scenario does not say
 LOOK_EVERY = 256  # events between two looks at how far it is and whether it is lost
@@ -66,6 +67,7 @@ class Simulation:
             for name, by_batch in models.items()
             for batch, work in works([(known.profile, known.work) for known in by_batch])
         }
+        self._front_costs = {load.name: front_cost(model, models[load.model][0].work) for load in scenario.tenants}
         self.workers = scenario.load.workers or len(self.machine.cores)
         self.tenants = [
             Tenant(load.name, load.model, QoSTarget(load.target_ns, load.percentile), load.priority, load.max_batch > 1)
@@ -117,21 +119,24 @@ class Simulation:
             virtual.every(PERIOD_NS, partial(contention.event, samples=samples))
         else:
             virtual = VirtualMachine(scheduler, Contention(self.model, self.machine, self.paces, rng))
-        _send(virtual, self.tenants, arrivals)
+        virtual.dispatch_ns = round(self.model.dispatch_ns)
+        front = Front(virtual, self._front_costs)
+        _send(front, self.tenants, arrivals)
         seen = _Seen(scheduler, warm_ns, duration_ns)
         abandoned = False
         allowed = None if planned is None else self._allowed(arrivals, warm_ns, planned, before)
         for count, (event, decisions) in enumerate(virtual.run()):
             seen.add(virtual.now_ns, decisions)
+            front.answer(decisions)
             if log is not None:
                 log.writelines(line + "\n" for line in (dump_event(event), *map(dump_decision, decisions)))
             if count % LOOK_EVERY == 0:
                 if tick is not None:
                     tick(min(virtual.now_ns / duration_ns, 1.0))
-                if allowed is not None and self._lost(virtual, arrivals, warm_ns, allowed):
+                if allowed is not None and self._lost(virtual.now_ns, front, arrivals, warm_ns, allowed):
                     abandoned = True
                     break
-        tallies = self._tallies(virtual, arrivals, warm_ns, duration_ns)
+        tallies = self._tallies(virtual, front, arrivals, warm_ns, duration_ns)
         return Run(tallies, seen.blocks, seen.conflicts, seen.core_ns, duration_ns - warm_ns, abandoned)
 
     @cached_property
@@ -151,14 +156,14 @@ class Simulation:
                 return PredictedDemand(self.model.dram_gb_s)
 
     def _tallies(
-        self, virtual: VirtualMachine, arrivals: Sequence[Times], warm_ns: int, duration_ns: int
+        self, virtual: VirtualMachine, front: Front, arrivals: Sequence[Times], warm_ns: int, duration_ns: int
     ) -> list[Tally]:
         tallies, first = [], 0
         for load, times in zip(self.scenario.tenants, arrivals, strict=True):
             ids = range(first, first + len(times))
             first += len(times)
-            finished = np.array([virtual.outcome.get(id) == "finished" for id in ids], bool)
-            done_ns = np.array([virtual.ended_ns.get(id, 0) for id in ids], np.int64)
+            finished = np.array([id in front.ended_ns for id in ids], bool)
+            done_ns = np.array([front.ended_ns.get(id, 0) for id in ids], np.int64)
             rejected = np.array([virtual.outcome.get(id) == "rejected" for id in ids], bool)
             measured = times >= warm_ns
             tally = Tally(
@@ -183,13 +188,14 @@ class Simulation:
             for i, (load, times) in enumerate(zip(self.scenario.tenants, arrivals, strict=True))
         ]
 
-    def _lost(self, virtual: VirtualMachine, arrivals: Sequence[Times], warm_ns: int, allowed: Sequence[float]) -> bool:
+    def _lost(
+        self, now_ns: int, front: Front, arrivals: Sequence[Times], warm_ns: int, allowed: Sequence[float]
+    ) -> bool:
         """Whether a tenant has missed more than allowed, those counted that are overdue."""
-        now_ns, first = virtual.now_ns, 0
+        first = 0
         ended = np.full(sum(map(len, arrivals)), np.iinfo(np.int64).max)
-        for id, how in virtual.outcome.items():
-            if how == "finished":
-                ended[id] = virtual.ended_ns[id]
+        for id, ended_ns in front.ended_ns.items():
+            ended[id] = ended_ns
         for load, times, most in zip(self.scenario.tenants, arrivals, allowed, strict=True):
             due_ns = times + load.target_ns
             missed = (times >= warm_ns) & (due_ns < now_ns) & (ended[first : first + len(times)] > due_ns)
@@ -225,10 +231,10 @@ class _Seen:
         self._used = system.cores - system.free
 
 
-def _send(virtual: VirtualMachine, tenants: Sequence[Tenant], arrivals: Sequence[Times]) -> None:
+def _send(front: Front, tenants: Sequence[Tenant], arrivals: Sequence[Times]) -> None:
     """Queries are numbered through tenant by tenant."""
     id = 0
     for tenant, times in zip(tenants, arrivals, strict=True):
         for time_ns in times.tolist():
-            virtual.at(QueryArrived(time_ns, Query(id, tenant.name, time_ns, time_ns + tenant.qos.latency_ns)))
+            front.send(id, tenant, time_ns)
             id += 1

@@ -23,6 +23,7 @@ def _model(cores: int = 16, domain_cores: int = 4, **other: float) -> MachineMod
         "name": "small", "title": "Small", "cores": cores, "domain_cores": domain_cores, "l2_bytes": MB,
         "l3_bytes": 16 * MB, "l3_gb_s": 300.0, "core_gb_s": 20.0, "domain_gb_s": 40.0, "dram_gb_s": 80.0,
         "launch_ns": 1000.0, "launch_core_ns": 0.0, "spawn_median_ns": 100_000.0, "spawn_mean_ns": 220_000.0,
+        "dispatch_ns": 0.0, "front_ns": 0.0, "front_in_ns": 0.0, "front_out_ns": 0.0,
     }  # fmt: skip
     fields = MachineModel.__dataclass_fields__
     return MachineModel(**{name: (values | other).get(name, 1) for name in fields})
