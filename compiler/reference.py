@@ -67,12 +67,9 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         )  # fmt: skip
         return [_activate(y + x[1] if len(x) > 1 else y, a["activation"])]
     if spec.op == "matmul":
-        product = x[0].astype(np.float64) @ _weight(spec).astype(np.float64) + spec.weights["bias"]
-        product = product + x[1] if len(x) > 1 else product
-        return [_activate(product.astype(np.float32), a["activation"])]
+        return [_dense(spec, x, _weight(spec).astype(np.float64))]
     if spec.op == "matmul_bf16":
-        product = x[0].astype(np.float64) @ _widened(_bf16_bits(spec.weights["weight"])) + spec.weights["bias"]
-        return [_activate((product + x[1] if len(x) > 1 else product).astype(np.float32), a["activation"])]
+        return [_dense(spec, x, _widened(_bf16_bits(spec.weights["weight"])))]
     if spec.op == "batched_matmul":
         found = iter(x)
         left, right = (
@@ -121,6 +118,17 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     if spec.op == "channels_last":
         return [x[0].transpose(0, 2, 3, 1)]
     return [x[0].reshape(x[0].shape)]  # to_blocked, to_plain, copy: the layout is all that changes
+
+
+def _dense(spec: LayerSpec, x: list[Array], weight: Array) -> Array:
+    """activation((x @ weight + bias) [* gate] [+ residual])."""
+    rows, *sides = x
+    product = rows.astype(np.float64) @ weight + spec.weights["bias"]
+    if spec.attributes.get("gated"):
+        product = product * sides.pop(0)
+    if sides:
+        product = product + sides[0]
+    return _activate(product.astype(np.float32), spec.attributes["activation"])
 
 
 def _attention(spec: LayerSpec, x: list[Array]) -> Array:

@@ -46,15 +46,17 @@ def matmul(node: onnx.NodeProto, lowering: Lowering) -> bool:
     if epilogue.bias is not None:
         bias = bias + epilogue.bias
     lowering.done.update(epilogue.swallowed)
-    output, residual = epilogue.output, None
+    output, gate, residual = epilogue.output, None, None
     if epilogue.activation == "none":
-        output, residual = _residual(output, lowering)
+        output, gate = _side("Mul", output, lowering)
+        output, residual = _side("Add", output, lowering)
     rows = times(shape[:-1])
-    narrow = narrow_rows(rows, lowering) and residual is None and read_by_products(output, lowering)
+    # A stream that only sums go through stays fp32.
+    narrow = narrow_rows(rows, lowering) and (gate or not residual) and read_by_products(output, lowering)
     y = Activation(output, "uint16" if narrow else "float32", (rows, out[-1]))
     if len(out) != 2:
         y = Activation(f"{output}/rows", y.dtype, y.shape)
-    dense(node.name, source, y, weight, bias, epilogue.activation, residual, lowering)
+    dense(node.name, source, y, weight, bias, epilogue.activation, residual, lowering, gate)
     if len(out) != 2:
         lowering.add_view(Activation(output, y.dtype, out), y.name)
     return True
@@ -62,9 +64,9 @@ def matmul(node: onnx.NodeProto, lowering: Lowering) -> bool:
 
 def dense(
     name: str, x: str, y: Activation, weight: NDArray[Any], bias: NDArray[Any], activation: str,
-    residual: Activation | None, lowering: Lowering,
+    residual: Activation | None, lowering: Lowering, gate: Activation | None = None,
 ) -> None:  # fmt: skip
-    """Emit activation(x @ weight + bias [+ residual]): in bfloat16 where the precision and the rows allow it."""
+    """Emit activation((x @ weight + bias) [* gate] [+ residual]): in bfloat16 where precision and rows allow it."""
     rows = y.shape[0]
     depth = weight.shape[0]
     weights = {"weight": np.ascontiguousarray(weight, np.float32), "bias": bias.astype(np.float32)}
@@ -76,9 +78,10 @@ def dense(
         inputs = [lowering.reshaped(lowering.plain(x), (rows, depth))]
         few = lowering.dtype == "uint16" and 0 < rows <= FEW_ROWS
         kind, attributes = "matmul", {"activation": activation, "storage": "bf16" if few else "fp32"}
-        residual = lowering.plain(residual.name) if residual else None
-    if residual is not None:
-        inputs.append(lowering.reshaped(residual, y.shape))
+        gate, residual = (lowering.plain(side.name) if side else None for side in (gate, residual))
+    inputs += [lowering.reshaped(side, y.shape) for side in (gate, residual) if side is not None]
+    if gate is not None:  # named where it is so: the records of others know no such attribute
+        attributes["gated"] = True
     lowering.emit(lowering.spec(name, kind, inputs, [y], attributes, weights, flops))
 
 
@@ -89,7 +92,8 @@ def narrow_rows(rows: int, lowering: Lowering) -> bool:
 
 
 def read_by_products(name: str, lowering: Lowering) -> bool:
-    """Whether products with constant weights or attention, and beside them sums alone, read a tensor as bfloat16."""
+    """Whether products with constant weights or attention, and beside them only sums and products' gates, read a tensor
+    as bfloat16."""
 
     def readers(name: str) -> list[str]:
         found = []
@@ -97,11 +101,13 @@ def read_by_products(name: str, lowering: Lowering) -> bool:
             if node.op_type == "Reshape" and node.output[0] not in lowering.output_names:
                 inside = id(node) in lowering.done  # of an attention
                 found.extend(["product"] if inside else readers(node.output[0]))
-            elif isinstance(lowering.patterns.get(id(node)), Normed):
+            elif isinstance(lowering.patterns.get(id(node)), Normed) or _is_dense(node, lowering):
                 found.append("product")
             else:
-                constant = node.op_type in ("MatMul", "Gemm") and node.input[1] in lowering.constants
-                found.append("product" if constant else node.op_type)
+                gates = node.op_type == "Mul" and any(
+                    _is_dense(lowering.makers.get(other), lowering) for other in node.input if other != name
+                )
+                found.append("Add" if gates else node.op_type)
         return found
 
     kinds = set(readers(name))
@@ -118,10 +124,14 @@ def _reshaped(node: onnx.NodeProto, lowering: Lowering) -> tuple[onnx.NodeProto,
     return user, lowering.shape_of(user.output[0])
 
 
-def _residual(name: str, lowering: Lowering) -> tuple[str, Activation | None]:
-    """The sum behind a tensor, if its other side was made before."""
+def _is_dense(node: onnx.NodeProto | None, lowering: Lowering) -> bool:
+    return node is not None and node.op_type in ("MatMul", "Gemm") and node.input[1] in lowering.constants
+
+
+def _side(operator: str, name: str, lowering: Lowering) -> tuple[str, Activation | None]:
+    """The sum or product behind a tensor, if its other side was made before."""
     user = lowering.only_user(name)
-    if user is None or user.op_type != "Add":
+    if user is None or user.op_type != operator:
         return name, None
     other = user.input[1] if user.input[0] == name else user.input[0]
     if other == name or not lowering.is_made(other) or lowering.shape_of(other) != lowering.shape_of(name):

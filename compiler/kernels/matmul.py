@@ -6,7 +6,8 @@ Rows that fill no tile are done one by one.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from tvm.script.ir_builder import tirx as T
@@ -24,6 +25,8 @@ from veltair.compiler.kernels.emit import (
     when,
 )
 
+Sides: TypeAlias = tuple[Any, Any]  # buffers of gate and residual
+
 # Register tiles (columns in vectors, rows) that leave room for the weights and an input; of one row, the weights are
 # operands in memory. AVX2 has half as many registers, and a vector takes two.
 AVX512_TILES = ((4, 6), (4, 4), (4, 1), (2, 6), (2, 12), (2, 4), (2, 1), (1, 6), (1, 12), (1, 4), (1, 1))
@@ -31,9 +34,10 @@ AVX2_TILES = ((1, 6), (1, 4), (4, 1), (2, 1), (1, 1))
 
 
 class Matmul:
-    """inputs: x (M, K)[, residual (M, N)]; weights: weight (K, N), bias (N); output (M, N). M may depend on the batch.
+    """inputs: x (M, K)[, gate (M, N)][, residual (M, N)]; weights: weight (K, N), bias (N); output (M, N).
 
-    Attribute `storage` is how weights lie in memory, "fp32" or "bf16"; products are fp32 in both.
+    M may depend on the batch. Attributes: `storage`, how weights lie in memory, "fp32" or "bf16" (products are fp32 in
+    both); `gated`: there is a gate, which sums with their bias are multiplied by before the residual is added.
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
@@ -63,7 +67,7 @@ class Matmul:
         step = rows * tall
 
         def body(X: Any, *rest: Any) -> None:
-            residual = rest[0] if len(spec.inputs) > 1 else None
+            sides = sides_of(spec, rest)
             W, bias_, Y = rest[-3:]
             total = X.shape[0]
 
@@ -83,7 +87,7 @@ class Matmul:
                     for c in range(columns):
                         column = T.bind(group * panel + c * LANES)
                         with when(column < width):
-                            store_outputs(Y, acc[r * columns + c], residual, activation, row + r, column, width)
+                            store_outputs(Y, acc[r * columns + c], sides, activation, row + r, column, width)
 
             chunks = T.ceildiv(total, step)
             with T.parallel(0, groups * chunks) as task:
@@ -110,10 +114,20 @@ def matmul_rows(spec: LayerSpec) -> int:
     return -rows * spec.max_batch if rows < 0 else rows
 
 
-def store_outputs(Y: Any, value: Expr, residual: Any, activation: str, row: Expr, column: Expr, width: int) -> None:
-    """16 outputs of a product: the residual (None: there is none) added, activated, and what lies below column
-    `width` stored, the first of them being below it.
+def sides_of(spec: LayerSpec, buffers: Sequence[Any]) -> Sides:
+    """Gate and residual among the buffers behind x, None for what a product has not."""
+    given = list(buffers[: len(spec.inputs) - 1])
+    gate = given.pop(0) if spec.attributes.get("gated") else None
+    return gate, given[0] if given else None
+
+
+def store_outputs(Y: Any, value: Expr, sides: Sides, activation: str, row: Expr, column: Expr, width: int) -> None:
+    """16 outputs of a product: gated, the residual added, activated, and what lies below column `width` stored, the
+    first of them being below it.
     """
+    gate, residual = sides
+    if gate is not None:
+        value = value * load(gate, row, column)
     if residual is not None:
         value = value + load(residual, row, column)
     store_within(Y, T.bind(activate(value, activation)), row, column, width=width)

@@ -28,7 +28,7 @@ from veltair.compiler.kernels.emit import (
     to_bf16_bits,
     when,
 )
-from veltair.compiler.kernels.matmul import matmul_rows, store_outputs
+from veltair.compiler.kernels.matmul import matmul_rows, sides_of, store_outputs
 
 TILE = 16  # rows of a tile
 DEPTH = 32  # bfloat16 values in a tile row: products of one step
@@ -71,7 +71,7 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
     stretches = list(range(0, max(steps, 1), stretch))
 
     def body(X: Any, *rest: Any) -> None:
-        residual = rest[0] if len(spec.inputs) > 1 else None
+        sides = sides_of(spec, rest)
         W, bias_, Y = rest[-3:]
         rows = X.shape[0]
 
@@ -93,7 +93,7 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                         column = T.bind(panel * PANEL + lane)
                         with when(column < width):
                             value = load(sums, place, half, r, lane) + load(bias_, column)
-                            store_outputs(Y, value, residual, activation, row, column, width)
+                            store_outputs(Y, value, sides, activation, row, column, width)
 
         with T.parallel(0, groups * chunks) as task:
             kept = each_most * panels if len(stretches) > 1 else 1

@@ -9,9 +9,10 @@ from veltair.compiler.kernels.matmul_wide import matmul_wide
 
 
 class MatmulBf16:
-    """inputs: x (M, K) bfloat16[, residual (M, N)]; weights: weight (K, N), bias (N); output (M, N), fp32 or bfloat16.
+    """inputs: x (M, K) bfloat16[, gate (M, N)][, residual (M, N)]; weights: weight (K, N), bias (N); output (M, N).
 
-    M may depend on the batch. Sums, bias, residual and activation are fp32.
+    Gate, residual and output are fp32 or bfloat16. M may depend on the batch. Sums, bias, what gate and residual do to
+    them and activation are fp32. Attribute `gated` as of `Matmul`.
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

@@ -20,7 +20,7 @@ from veltair.compiler.kernels.emit import (
     when,
     whole,
 )
-from veltair.compiler.kernels.matmul import matmul_rows, store_outputs
+from veltair.compiler.kernels.matmul import matmul_rows, sides_of, store_outputs
 from veltair.compiler.kernels.matmul_amx import DEPTH, PANEL, pack
 
 HALVES = PANEL // LANES
@@ -37,7 +37,7 @@ def matmul_wide(spec: LayerSpec, point: Point) -> Kernel:
     groups = weight.shape[0] // panels
 
     def body(X: Any, *rest: Any) -> None:
-        residual = rest[0] if len(spec.inputs) > 1 else None
+        sides = sides_of(spec, rest)
         W, bias_, Y = rest[-3:]
         total = X.shape[0]
 
@@ -70,7 +70,7 @@ def matmul_wide(spec: LayerSpec, point: Point) -> Kernel:
                     column = T.bind(panel * PANEL + half * LANES)
                     with when(column < width):
                         value = acc[r * HALVES + half] + load(bias_, column)
-                        store_outputs(Y, value, residual, activation, row + r, column, width)
+                        store_outputs(Y, value, sides, activation, row + r, column, width)
 
         with T.parallel(0, groups * chunks) as task:
             acc = T.alloc_buffer((tall * HALVES,), "float32x16", scope="local")

@@ -93,3 +93,24 @@ def test_rows_side_by_side(tmp_path: Path, precision: str, worst: float) -> None
             assert np.abs(output - wanted).max() <= worst * np.abs(wanted).max()
         np.testing.assert_array_equal(outputs[0][:, -50:], given["d"])
         assert layers.count("concat_rows") == 3
+
+
+@pytest.mark.parametrize(("precision", "worst"), [("fp32", 1e-5), ("bf16", 3e-2)])
+def test_cross_layers_are_dense_layers_with_gates(tmp_path: Path, precision: str, worst: float) -> None:
+    """DCN-V2: first * (x @ V @ W + b) + x; in bfloat16 the stream is, too."""
+    if precision == "bf16":
+        need(frozenset({"amx_bf16"}), "bfloat16 products in tiles")
+    net, width = Net(x=["n", 50]), 50
+    first = x = net("Concat", "x", axis=1)
+    for _ in range(2):
+        low = net("MatMul", x, normal(8, width).T.copy())
+        factor = net("Add", net("MatMul", low, normal(width, 8).T.copy()), normal(width) + 0.2)
+        x = net("Add", net("Mul", factor, first), x)
+    gated = net("Mul", net("Gemm", x, normal(width, 7), normal(7)), net("Gemm", x, normal(width, 7), normal(7)))
+    path = net.save(tmp_path / "m.onnx", net("Gemm", x, normal(width, 3)), gated)
+    for batch in (1, 19):
+        given = {"x": np.random.default_rng(batch).standard_normal((batch, width), dtype=np.float32)}
+        outputs, layers = run(path, given, precision, batch, 32)
+        for output, wanted in zip(outputs, expected(path, given), strict=True):
+            assert np.abs(output - wanted).max() <= worst * np.abs(wanted).max()
+        assert sum(layer.startswith("matmul") for layer in layers) == 7 and "stitched" not in layers
