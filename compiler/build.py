@@ -76,7 +76,7 @@ def compile_model(
     progress = progress or Progress(disable=True)
     with artifact.writing(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
         model = load_onnx(onnx, max_batch)
-        front = join(model, load_features(features), Path(scratch)) if features else None
+        front = join(model, load_features(features) if features else None, Path(scratch))
         graph = lower(model, chosen, front)
         batches = batch_sizes(graph.max_batch)
         bounds: Bounds = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}

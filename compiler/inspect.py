@@ -39,7 +39,10 @@ def describe(found: Artifact) -> dict[str, Any]:
         "batches": manifest.batches,
         "levels": manifest.levels,
         "level_sources": manifest.level_sources or ("measured",) * len(manifest.levels),
-        "inputs": [{"name": p.name, "dtype": p.dtype, "shape": p.shape} for p in manifest.inputs],
+        "inputs": [
+            {"name": p.name, "dtype": p.dtype, "shape": p.shape} | ({"max_bytes": p.max_bytes} if p.max_bytes else {})
+            for p in manifest.inputs
+        ],
         "outputs": [{"name": p.name, "dtype": p.dtype, "shape": p.shape} for p in manifest.outputs],
         "arena_bytes": manifest.arena_bytes,
         "weights_bytes": found.weights.stat().st_size,
@@ -47,6 +50,7 @@ def describe(found: Artifact) -> dict[str, Any]:
             {
                 "name": layer.name,
                 "op": layer.op,
+                "note": layer.note,
                 "flops": layer.flops,
                 "bytes": layer.bytes,
                 "versions": [
@@ -101,6 +105,9 @@ def _print(found: Artifact) -> None:
             sizes = (f"{version.block_size / 1024:.0f}", str(version.parallelism))
             table.add_row(*head, str(number), *sizes, *times, flops, version.origin)
     console.print(table)
+    for layer in manifest.layers:
+        if layer.note:
+            console.print(f"{layer.name}: {layer.note}", highlight=False, soft_wrap=True, markup=False)
     console.print(
         " ".join(f"{k}={v}" for k, v in manifest.environment.items()), style="dim", highlight=False, soft_wrap=True
     )

@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from veltair.compiler.columns.onnx_columns import Found, take_columns
 from veltair.compiler.onnx_simplify import said, saved, simplified
 from veltair.compiler.onnx_tensors import all_nodes, check_tensors, take_tables, type_name
 from veltair.errors import ModelError
@@ -51,6 +52,7 @@ class OnnxModel:
     outputs: tuple[TensorSpec, ...]
     max_batch: int
     metadata: Mapping[str, str]
+    columns: Found | None = None  # what gives some of the inputs, where the file's own operators say so
 
 
 def load(path: Path, max_batch: int | None = None) -> OnnxModel:
@@ -60,6 +62,7 @@ def load(path: Path, max_batch: int | None = None) -> OnnxModel:
     """
     proto = _parse(path)
     _name_nodes(proto)
+    columns = take_columns(proto, path)
     _check_nodes(proto, path)
     check_tensors(proto, path)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
@@ -91,7 +94,7 @@ def load(path: Path, max_batch: int | None = None) -> OnnxModel:
         if any(d < 0 for d in spec.shape[1:]) or any(d < -1 for d in spec.shape):
             raise ModelError(f"{path}: tensor {spec.name!r} has shape {spec.shape}; expected the batch alone to vary")
     opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
-    return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, limit, metadata)
+    return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, limit, metadata, columns)
 
 
 def _parse(path: Path) -> onnx.ModelProto:

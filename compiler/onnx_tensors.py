@@ -50,18 +50,28 @@ def check_tensors(proto: onnx.ModelProto, path: Path) -> None:
     if proto.graph.sparse_initializer:
         raise ModelError(f"{path}: sparse initializers are not supported")
     for tensor in _tensors(proto):
-        where = f"{path}: tensor {tensor.name!r}"
-        dtype = type_name(tensor.data_type)
-        if dtype not in TYPES:
-            raise ModelError(f"{where} is of {dtype}; expected floats, integers or bool")
-        if any(dim < 0 for dim in tensor.dims):
-            raise ModelError(f"{where} has a negative dimension: {list(tensor.dims)}")
-        if tensor.data_location == TensorProto.EXTERNAL:
-            _, _, length = _place(tensor, path)
-            if length != size_bytes(tensor):
-                raise ModelError(
-                    f"{where} of {list(tensor.dims)} takes {size_bytes(tensor)} bytes, its external data has {length}"
-                )
+        _check(tensor, path)
+
+
+def table_of(tensor: TensorProto, path: Path) -> NDArray[Any]:
+    """A constant's values, mapped where they are external. Raises ModelError as `check_tensors`."""
+    _check(tensor, path)
+    return _table(tensor, path)
+
+
+def _check(tensor: TensorProto, path: Path) -> None:
+    where = f"{path}: tensor {tensor.name!r}"
+    dtype = type_name(tensor.data_type)
+    if dtype not in TYPES:
+        raise ModelError(f"{where} is of {dtype}; expected floats, integers or bool")
+    if any(dim < 0 for dim in tensor.dims):
+        raise ModelError(f"{where} has a negative dimension: {list(tensor.dims)}")
+    if tensor.data_location == TensorProto.EXTERNAL:
+        _, _, length = _place(tensor, path)
+        if length != size_bytes(tensor):
+            raise ModelError(
+                f"{where} of {list(tensor.dims)} takes {size_bytes(tensor)} bytes, its external data has {length}"
+            )
 
 
 def size_bytes(tensor: TensorProto) -> int:

@@ -32,6 +32,7 @@ from veltair.profiles import artifact
 from veltair.profiles.artifact import Artifact, Port
 from veltair.profiles.core_pool import CorePool, environment
 from veltair.profiles.rooms import fill
+from veltair.profiles.strings import Strings
 
 Arrays = list[NDArray[Any]]
 SEED = 0
@@ -168,7 +169,7 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Report
     manifest = found.manifest
     loaded = load_onnx(model, manifest.max_batch)
     with tempfile.TemporaryDirectory(prefix="veltair-verify-") as folder:
-        front = join(loaded, load_features(features), Path(folder)) if features else None
+        front = join(loaded, load_features(features) if features else None, Path(folder))
     graph = lower(loaded, manifest.precision, front)
     if graph.inputs != manifest.inputs:
         takes, ours = (", ".join(port.name for port in ports) for ports in (graph.inputs, manifest.inputs))
@@ -191,7 +192,11 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Report
         raw = raw_features(front.description, batch, rng) if front else {}
         arrays = [empty(_at(port, batch), port.dtype) for port in manifest.rooms]
         fill(manifest, arrays, feeds | raw, batch)
-        feeds |= columns_of(front.description, raw, front.tables) if front else {}
+        if front:
+            given = columns_of(front.description, raw, front.tables) | raw
+            feeds |= {
+                value.name: _fed(value, given[value.name]) for value in session.get_inputs() if value.name in given
+            }
         try:
             expected: Arrays = session.run([port.name for port in manifest.outputs], feeds)
         except Exception as error:  # ONNX Runtime raises its own types
@@ -238,6 +243,12 @@ def _session(model: Path) -> Any:
         return ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime raises its own types
         raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
+
+
+def _fed(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:
+    """As ONNX Runtime takes an input: text as objects, a value a row in one dimension or two."""
+    array = np.array([text.decode() for text in given.tolist()], object) if isinstance(given, Strings) else given
+    return array.reshape(-1) if len(value.shape) == 1 else array.reshape(len(given), -1)
 
 
 def _at(port: Port, batch: int) -> tuple[int, ...]:

@@ -90,6 +90,7 @@ class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flops: tuple[int, ...]  # (batches)
     bytes: tuple[int, ...]  # (batches)
     versions: tuple[VersionEntry, ...]
+    note: str = ""  # what is worth knowing of it
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

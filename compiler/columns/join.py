@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,13 +30,18 @@ class Front:
     layers: tuple[LayerSpec, ...]
 
 
-def join(model: OnnxModel, description: Description, folder: Path | None = None) -> Front:
-    """`folder` takes the file of large tables, which are mapped from it.
+def join(model: OnnxModel, given: Description | None, folder: Path | None = None) -> Front | None:
+    """What a description and the file's own operators put in front of the model, if anything.
 
-    Raises ModelError where the description's inputs are not the model's.
+    `folder` takes the file of large tables, which are mapped from it. Raises ModelError where the description's inputs
+    are not the model's.
     """
+    own = model.columns
+    description = _both(own.description, given) if own and given else own.description if own else given
+    if description is None:
+        return None
     known = {port.name: port for port in model.inputs}
-    given = {joined.name for joined in description.inputs}
+    made = {joined.name for joined in description.inputs}
     by_name = {column.name: column for column in description.columns}
     for joined in description.inputs:
         where = f"{description.path}: input {joined.name!r}"
@@ -49,11 +55,21 @@ def join(model: OnnxModel, description: Description, folder: Path | None = None)
                 f"{list(port.shape)}"
             )
     layout = Layout.of(description)
-    left = tuple(port for port in model.inputs if port.name not in given)
+    left = tuple(port for port in model.inputs if port.name not in made)
     if twice := {port.name for port in left} & {feature.name for feature in layout.features}:
         raise ModelError(
             f"{description.path}: feature {min(twice)!r}: the model {model.path} has an input of that name"
         )
-    store = Store.of(description, folder=folder)
+    store = Store.of(description, own.tables if own else None, folder)
     layers = tuple(layer(description, joined, model.max_batch, store) for joined in description.inputs)
     return Front(replace(model, inputs=left), description, layout, store.tables, layers)
+
+
+def _both(one: Description, other: Description) -> Description:
+    """The columns of both. Raises ModelError where they call two things by one name."""
+    parts = ("features", "columns", "inputs", "tables")
+    for part in parts:
+        names = {entry.name for entry in getattr(one, part)}
+        if twice := sorted(entry.name for entry in getattr(other, part) if entry.name in names):
+            raise ModelError(f"{other.path}: {part}: {twice[0]!r} is the name of something in {one.path} already")
+    return msgspec.structs.replace(other, **{part: (*getattr(one, part), *getattr(other, part)) for part in parts})

@@ -50,7 +50,7 @@ def layer(description: Description, joined: Joined, max_batch: int, store: Store
     inputs = tuple(place.activation(bank) for bank in place.widths if bank in banks)
     attributes = {
         "_plan": found, "plan": found.digest, "_description": description, "_joined": joined, "_tables": store.tables,
-        "_draw": partial(draw, description, [bank_of(tensor.name) for tensor in inputs]),
+        "_note": found.note, "_draw": partial(draw, description, [bank_of(tensor.name) for tensor in inputs]),
     }  # fmt: skip
     return LayerSpec(
         joined.name, "columns", inputs, (Activation(joined.name, "float32", (-1, found.width)),), attributes,

@@ -183,11 +183,11 @@ def without_proved(graph: onnx.GraphProto, inputs: Mapping[str, Range] | None = 
         else:
             kept.append(node)
     del graph.node[:]
-    graph.node.extend(_read(kept, outputs))
+    graph.node.extend(needed(kept, outputs))
     return dropped
 
 
-def _read(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
+def needed(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
     """Nodes that some output depends on."""
     needed, found = set(outputs), []
     for node in reversed(nodes):

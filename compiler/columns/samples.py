@@ -1,7 +1,7 @@
 """Random raw features of a description's kinds and sizes: what columns are checked and measured with.
 
 Ids hit rows, numbers fall among the boundaries, most words are of the vocabulary, texts fill half of their room.
-One value in sixteen is odd: missing, empty, unknown, NaN.
+One value in sixteen is odd: missing, unknown, NaN, empty or no number where that is not a value like others.
 """
 
 from __future__ import annotations
@@ -84,13 +84,14 @@ def _floats(readers: Sequence[Column], shape: tuple[int, ...], chance: np.random
 
 
 def _texts(feature: Feature, readers: Sequence[Column], batch: int, chance: np.random.Generator) -> Strings:
-    words = _words(readers, chance)
+    words = _words(feature, readers, chance)
     if feature.kind == "string":
         picked = chance.integers(len(words), size=batch)
         return Strings.of([words[i][: feature.max_bytes] for i in picked.tolist()])
     most = max(feature.max_bytes // WORD_BYTES, 1)
     counts = chance.integers(1, min(most, 2 * (feature.truncate or most)) + 1, batch)
-    counts[chance.random(batch) < ODD] = 0
+    if feature.empty == "drop":
+        counts[chance.random(batch) < ODD] = 0
     separator, picked = feature.separator.encode(), chance.integers(len(words), size=int(counts.sum())).tolist()
     rows, first = [], 0
     for count in counts.tolist():
@@ -99,9 +100,10 @@ def _texts(feature: Feature, readers: Sequence[Column], batch: int, chance: np.r
     return Strings.of(rows)
 
 
-def _words(readers: Sequence[Column], chance: np.random.Generator) -> list[bytes]:
+def _words(feature: Feature, readers: Sequence[Column], chance: np.random.Generator) -> list[bytes]:
     if any(column.step == "number" for column in readers):
-        return [b"", b"none", *(b"%.4g" % number for number in chance.standard_normal(int(2 / ODD)).tolist())]
+        strange = [b"", b"none"] if feature.empty == "drop" else []
+        return [*strange, *(b"%.4g" % number for number in chance.standard_normal(int(2 / ODD)).tolist())]
     numbers = chance.integers(0, 1 << 30, WORDS).tolist()
     known = [str(key).encode() for column in readers for key in column.vocabulary or ()]
     strange = [b"", *(b"w%d" % number for number in numbers)]

@@ -32,7 +32,8 @@ class Store:
         given: Mapping[str, NDArray[np.float32]] | None = None,
         folder: Path | None = None,
     ) -> Store:
-        """`given`: tables by name; default: those of the description. `folder` takes the file of a large store.
+        """`given`: rows of tables by name; of others, and by default, those that the description names. `folder` takes
+        the file of a large store.
 
         Raises ModelError for a table that cannot be read.
         """
@@ -50,10 +51,10 @@ class Store:
         for table in wanted:
             begin, end = first[table.name], table.rows * table.dim
             found = tables[table.name] = rows[begin : begin + end].reshape(table.rows, table.dim)
-            if given is None:
-                copy_rows(table, description.path, found)
-            else:
+            if given is not None and table.name in given:
                 found[...] = given[table.name]
+            else:
+                copy_rows(table, description.path, found)
             for place, row in enumerate(fills[table.name]):
                 if row is not None:
                     behind = begin + end + place * table.dim
