@@ -6,7 +6,6 @@ import ctypes
 import mmap
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from veltair.errors import ArtifactError
 from veltair.machine import features
 from veltair.profiles.artifact import ALIGNMENT, SLACK_BYTES, Artifact, Buffer, nbytes
 from veltair.profiles.block_runner import Block, Bound, Program
+from veltair.profiles.huge_pages import mapped
 from veltair.profiles.tvm_runtime import runtime
 
 MAX_BATCHES = 256  # batch sizes whose views are kept
@@ -56,9 +56,7 @@ class Executor:
             permit_tiles()
         self.manifest = manifest
         self._program = Program(manifest.layers, runtime.load_module(str(artifact.kernels)))
-        size = artifact.weights.stat().st_size
-        self._weights = np.memmap(artifact.weights, np.uint8, mode="c") if size else np.empty(0, np.uint8)
-        _map_now(self._weights)
+        self._weights = mapped(artifact.weights)
         self._arena = empty((max(manifest.arena_bytes, 1),), "uint8")
         self._tensors: dict[int, dict[int, Any]] = {}  # batch -> buffer index -> tensor
 
@@ -111,17 +109,6 @@ class Run:
     def buffer(self, index: int) -> NDArray[Any]:
         """The present content of a buffer, as a view."""
         return np.from_dlpack(self._tensors[index])
-
-
-_MADV_POPULATE_READ = 22  # Linux 5.14
-
-
-def _map_now(weights: NDArray[Any]) -> None:
-    """Enter every page into this process's tables at once, so that no query pays a fault for each row it reads."""
-    mapping = getattr(weights, "_mmap", None)
-    if mapping is not None:
-        with suppress(OSError):  # an older kernel: the pages come one by one
-            mapping.madvise(_MADV_POPULATE_READ)
 
 
 def _tensor(array: NDArray[Any], alignment: int = ALIGNMENT) -> Any:

@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from veltair.errors import InvariantError, VeltairError
+from veltair.profiles.huge_pages import settle
 from veltair.profiles.residence import resident
 from veltair.server import messages as m
 from veltair.server.channel import Channel, ClosedError
@@ -98,6 +99,8 @@ class Engine:
             if self._log:
                 held.callback(self._log.close)
             held.callback(self._supervisor.close)
+            for weights in self._weights:
+                settle(weights)
             self._supervisor.start_missing(time.monotonic_ns())
             for weights in self._weights:  # while the workers start
                 held.enter_context(resident(weights))

@@ -45,6 +45,7 @@ def test_text_names_every_fact() -> None:
         "never",
         found["target"]["mcpu"],
         "observed",
+        "weights of models in",
         "apache-tvm",
     ):
         assert words in text

@@ -1,0 +1,58 @@
+"""Weights are mapped whole, privately, and in large pages where this kernel has them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from veltair.machine import huge_pages
+from veltair.profiles import huge_pages as pages
+
+
+def test_the_bytes_are_the_files_and_writes_stay_private(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    content = np.random.default_rng(0).integers(0, 256, 3 * pages.PAGE_BYTES + 1234, np.uint8)
+    path.write_bytes(content.tobytes())
+    memory = pages.mapped(path)
+    np.testing.assert_array_equal(memory, content)
+    assert memory.ctypes.data % pages.PAGE_BYTES == 0
+    memory[5] += 1
+    np.testing.assert_array_equal(pages.mapped(path), content)
+    assert path.read_bytes() == content.tobytes()
+
+
+def test_a_mapping_ends_with_its_array(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(bytes(1 << 20))
+    memory = pages.mapped(path)
+    view = memory[10:].view(np.int8)
+    del memory
+    assert not view.any()  # a view holds the mapping
+    assert str(path) in Path("/proc/self/maps").read_text("utf-8")
+    del view
+    assert str(path) not in Path("/proc/self/maps").read_text("utf-8")
+
+
+def test_no_weights_at_all(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").touch()
+    assert pages.mapped(tmp_path / "weights.bin").size == 0
+    assert pages.settle(tmp_path / "weights.bin") == 0.0
+
+
+def test_what_came_in_small_pages_is_read_again_in_large_ones(tmp_path: Path) -> None:
+    if not pages.offered(tmp_path):
+        pytest.skip(f"files here have no large pages (transparent huge pages: {huge_pages()})")
+    path = tmp_path / "weights.bin"
+    with path.open("wb", buffering=0) as file:
+        for _ in range(pages.WORTH_BYTES // 4096):
+            file.write(b"\7" * 4096)
+        os.fsync(file.fileno())
+    assert pages.settle(path) >= pages.ENOUGH
+    assert (pages.mapped(path)[:: 1 << 16] == 7).all()
+
+
+def test_a_folder_that_does_not_exist_offers_nothing(tmp_path: Path) -> None:
+    assert pages.offered(tmp_path / "none") is None
