@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
-from veltair.compiler.node import attribute
+from veltair.compiler.node import attribute, times
 from veltair.compiler.onnx_model import OnnxModel
 from veltair.types import TensorSpec
 
@@ -25,13 +25,15 @@ class Bag:
     gather: onnx.NodeProto
     reduction: onnx.NodeProto | None  # none: every id is a bag
     table: NDArray[Any]  # (rows, width)
-    ids: TensorSpec  # (bags, lookups), or (bags,)
+    ids: TensorSpec  # (bags, lookups); of any shape where every id is a bag
 
     @property
     def shape(self) -> tuple[int, int]:
         """Bags and lookups."""
-        bags, *lookups = self.ids.shape
-        return bags, lookups[0] if lookups else 1
+        if self.reduction is None:
+            return times(self.ids.shape), 1
+        bags, lookups = self.ids.shape
+        return bags, lookups
 
     @property
     def reduce(self) -> str:
@@ -39,7 +41,7 @@ class Bag:
 
     @property
     def output(self) -> str:
-        return (self.reduction or self.gather).output[0]
+        return str((self.reduction or self.gather).output[0])
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -53,16 +55,15 @@ def bag_at(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Bag |
     user = only_user(node.output[0])
     if table is None or table.ndim != 2 or table.dtype != np.float32 or ids.name in model.initializers:
         return None
-    if len(ids.shape) not in (1, 2) or ids.dtype not in ("int64", "int32") or attribute(node, "axis", 0) != 0:
+    if not ids.shape or ids.dtype not in ("int64", "int32") or attribute(node, "axis", 0) != 0:
         return None
-    if len(ids.shape) == 1:
-        return Bag(node, None, table, ids)
-    if user is None or user.op_type not in REDUCTIONS or attribute(user, "keepdims", 1):
-        return None
+    alone = Bag(node, None, table, ids)
+    if len(ids.shape) != 2 or user is None or user.op_type not in REDUCTIONS or attribute(user, "keepdims", 1):
+        return alone
     axes = attribute(user, "axes", None)
     if axes is None and len(user.input) > 1 and user.input[1] in model.initializers:
         axes = model.initializers[user.input[1]].tolist()
-    return Bag(node, user, table, ids) if axes in ([1], [-2]) else None
+    return Bag(node, user, table, ids) if axes in ([1], [-2]) else alone
 
 
 def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> list[Bag]:
@@ -84,12 +85,16 @@ def bags(node: onnx.NodeProto, lowering: Lowering) -> bool:
     if not bags:
         return False
     (count, lookups), width = bags[0].shape, int(bags[0].table.shape[1])
-    outputs = [Activation(bag.output, "float32", (count, width)) for bag in bags]
+    shape = lowering.shape_of(bags[0].output)
+    flat = shape == (count, width)
+    outputs = [Activation(bag.output if flat else f"{bag.output}/rows", "float32", (count, width)) for bag in bags]
     inputs = [lowering.reshaped(lowering.plain(bag.ids.name), bag.shape) for bag in bags]
     attributes = {"reduce": bags[0].reduce}
     weights = {f"table{i}": bag.table for i, bag in enumerate(bags)}
     flops = abs(count) * lookups * width * len(bags)
     lowering.emit(lowering.spec(node.name, "embedding_bag", inputs, outputs, attributes, weights, flops))
-    for bag in bags:
+    for bag, output in zip(bags, outputs, strict=True):
         lowering.done.update((id(bag.gather), id(bag.reduction)))
+        if not flat:
+            lowering.add_view(Activation(bag.output, "float32", lowering.shape_of(bag.output)), output.name)
     return True

@@ -71,13 +71,15 @@ def dense(
     depth = weight.shape[0]
     weights = {"weight": np.ascontiguousarray(weight, np.float32), "bias": bias.astype(np.float32)}
     flops = 2 * abs(rows) * int(np.prod(weight.shape))
+    attributes: dict[str, Any] = {"activation": activation}
     if narrow_rows(rows, lowering):
         inputs = [lowering.reshaped(lowering.narrowed(lowering.rows(x)), (rows, depth))]
-        kind, attributes = "matmul_bf16", {"activation": activation}
+        kind = "matmul_bf16"
     else:
         inputs = [lowering.reshaped(lowering.plain(x), (rows, depth))]
         few = lowering.dtype == "uint16" and 0 < rows <= FEW_ROWS
-        kind, attributes = "matmul", {"activation": activation, "storage": "bf16" if few else "fp32"}
+        kind = "matmul"
+        attributes["storage"] = "bf16" if few else "fp32"
         gate, residual = (lowering.plain(side.name) if side else None for side in (gate, residual))
     inputs += [lowering.reshaped(side, y.shape) for side in (gate, residual) if side is not None]
     if gate is not None:  # named where it is so: the records of others know no such attribute
