@@ -87,6 +87,13 @@ def test_one_hot_along_another_axis_keeps_its_type(tmp_path: Path) -> None:
     assert found == ["generic"]
 
 
+def test_rows_that_nothing_sums_are_bags_of_one(tmp_path: Path) -> None:
+    feeds = {"a": random.integers(0, 20, (ROWS, 3)), "b": random.integers(0, 20, (ROWS, 3))}
+    nodes = [("Gather", "t a", "r", {}), ("Gather", "u b", "q", {}), ("Sub", "r q", "y", {})]
+    found = operators(tmp_path, nodes, feeds, {"t": drawn(20, 5), "u": drawn(30, 5)})
+    assert found == ["embedding_bag", "stitched"]
+
+
 @pytest.mark.parametrize(
     ("shapes", "keep"),
     [([(1, 16), (1, 16), (3, 16)], 0), ([(2, 21), (1, 21)], 1), ([(5, 4), (30, 4)], 0), ([(37,), (1,), (130,)], 0)],
