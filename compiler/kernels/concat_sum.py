@@ -89,8 +89,7 @@ def _number(value: int, count: int) -> Expr:
 
 
 def _across(pieces: list[Any], widths: list[int], width: int, Y: Any, row: Expr, sums: Any, scale: float) -> None:
-    for first in range(0, width, LANES):
-        count = min(LANES, width - first)
+    for first, count in columns(width):
         where = 0 if count == 1 else lanes(0, count)
         zero = T.float32(0) if count == 1 else T.broadcast(T.float32(0), count)
         for at in range(SUMS):
@@ -101,7 +100,7 @@ def _across(pieces: list[Any], widths: list[int], width: int, Y: Any, row: Expr,
                 value = take(piece, row, c * width + first, count)
                 T.buffer_store(sums, sums[at, where] + value, [at, where])
         parts = [sums[at, where] for at in range(SUMS)]
-        put(Y, ((parts[0] + parts[1]) + (parts[2] + parts[3])) * scaled(scale, count), row, T.int32(first), count)
+        put(Y, ((parts[0] + parts[1]) + (parts[2] + parts[3])) * scaled(scale, count), row, first, count)
 
 
 def _along(pieces: list[Any], widths: list[int], width: int, Y: Any, row: Expr, sums: Any, scale: float) -> None:
