@@ -100,9 +100,13 @@ def _gru(node: onnx.NodeProto, lowering: Lowering) -> Recurrence:
     where = f"node {node.name!r}: GRU"
     x, w, r, b, lengths, initial = [*node.input, *[""] * 6][:6]
     direction = attribute(node, "direction", b"forward").decode()
-    functions = [name.lower() for name in attribute(node, "activations", [b"sigmoid", b"tanh"])]
-    if direction != "forward" or functions != [b"sigmoid", b"tanh"] or attribute(node, "clip", 0.0):
-        raise ModelError(f"{where} is {direction} with {functions}; expected forward, sigmoid and tanh, and no clip")
+    functions = [name.decode() for name in attribute(node, "activations", [b"Sigmoid", b"Tanh"])]
+    clip = attribute(node, "clip", 0.0)
+    if direction != "forward" or [name.lower() for name in functions] != ["sigmoid", "tanh"] or clip:
+        raise ModelError(
+            f"{where} is {direction} with {' and '.join(functions)}{f', clipped at {clip:g}' if clip else ''}; expected"
+            " forward, Sigmoid and Tanh, and no clip"
+        )
     if attribute(node, "layout", 0):
         raise ModelError(f"{where} has layout 1; expected 0")
     constants = lowering.constants
