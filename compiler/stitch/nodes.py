@@ -66,6 +66,14 @@ class Translation:
             shape[axis] = 1
         return self._append(f"reduce_{kind}", (term,), tuple(shape), tuple(sorted(axes)), last)
 
+    def spread(self, term: Term, shape: Shape) -> str:
+        """Extents of 1 become others, but none the batch's: the node's output."""
+        given = self.shape(term)
+        given = (1,) * (len(shape) - len(given)) + given
+        if broadcast([given, shape]) != shape or any((d < 0) != (g < 0) for d, g in zip(shape, given, strict=True)):
+            raise LookupError("repeated")
+        return self._append("mul", (term, 1.0), shape, (), last=True)
+
     def mean(self, term: Term, axes: Sequence[int], last: bool = False) -> str:
         count = math.prod(self.shape(term)[axis] for axis in axes)
         return self.put("mul", self.reduce("sum", term, axes), 1.0 / max(count, 1), last=last)
@@ -117,8 +125,8 @@ def _typed(node: onnx.NodeProto, values: Mapping[str, TensorSpec], constants: Ma
         return result == "float32" and used[0] == "bool"
     if node.op_type in LOGIC or node.op_type == "Not":
         return set(used) == {"bool"}
-    if node.op_type in REDUCED:
-        used = used[:1]  # axes are integers
+    if node.op_type in (*REDUCED, "Tile", "Expand"):
+        used = used[:1]  # axes, repeats and shapes are integers
     if node.op_type in COMPARISONS:
         return set(used) == {"float32"}
     if node.op_type == "Pow":
@@ -246,6 +254,10 @@ def _product_of_itself(node: onnx.NodeProto, out: Translation, x: Sequence[Term]
     out.put("mul", x[0], out.put("sigmoid", x[0]), last=True)
 
 
+def _spread(node: onnx.NodeProto, out: Translation, x: Sequence[Term]) -> None:
+    out.spread(x[0], out.values[node.output[0]].shape)
+
+
 SPECIAL: Mapping[str, Callable[[onnx.NodeProto, Translation, Sequence[Term]], object]] = {
     "Softmax": _softmax,
     "LogSoftmax": _softmax,
@@ -259,6 +271,8 @@ SPECIAL: Mapping[str, Callable[[onnx.NodeProto, Translation, Sequence[Term]], ob
     "LeakyRelu": _leaky,
     "Relu": lambda node, out, x: out.put("max", x[0], 0.0, last=True),
     "Not": lambda node, out, x: out.put("sub", 1.0, x[0], last=True),
+    "Tile": _spread,
+    "Expand": _spread,
     "Where": lambda node, out, x: out.put("where", *x, last=True),
     "Cast": lambda node, out, x: out.put("mul", x[0], 1.0, last=True),
 }

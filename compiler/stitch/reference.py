@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.ir import LayerSpec
-from veltair.compiler.stitch.graph import Program
+from veltair.compiler.stitch.graph import Program, Shape
 
 Array = NDArray[Any]
 
@@ -47,9 +47,15 @@ def evaluate(program: Program, leaves: Mapping[str, Array]) -> dict[str, Array]:
             if op.axes:
                 result = getattr(np, op.kind.removeprefix("reduce_"))(terms[0], axis=op.axes, keepdims=True)
             else:
-                result = FUNCTIONS[op.kind](*terms)
+                result = _spread(FUNCTIONS[op.kind](*terms), op.shape)
             values[op.output] = np.asarray(result, np.float64)
         return {name: values[name].astype(np.float32) for name in program.outputs}
+
+
+def _spread(value: Array, shape: Shape) -> Array:
+    """Over axes along which the operator gives more than it was given."""
+    rest = (1,) * (len(shape) - value.ndim) + value.shape
+    return np.broadcast_to(value, [found if d < 0 else d for d, found in zip(shape, rest, strict=True)])
 
 
 def stitched(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array]:

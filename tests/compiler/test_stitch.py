@@ -47,6 +47,11 @@ def case(nodes: list[Any], inputs: dict[str, tuple[int, ...]], outputs: str = "y
 
 
 CASES = {
+    "tiled": case(
+        [node("Tile", ["x", "times"], ["t"]), node("Sub", ["t", "r"], ["y"]), node("Mul", ["t", "r"], ["z"])],
+        {"x": (-1, 1, 8), "r": (-1, 7, 8)}, "t y z", times=np.array([1, 7, 1]),
+    ),
+    "expanded": case([node("Expand", ["x", "to"], ["y"])], {"x": (3, 1)}, to=np.array([2, 3, 37])),
     "softmax": case(SOFTMAX, {"x": (3, 37)}),
     "softmax of few": case(SOFTMAX, {"x": (7, 5)}),
     "softmax across": case([node("Softmax", ["x"], ["y"], axis=1)], {"x": (2, 9, 83)}),
