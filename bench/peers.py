@@ -101,7 +101,8 @@ async def serve(args: argparse.Namespace) -> None:
     for entry in settings.tenants:
         found = artifact.load(Path(entry.artifact))
         qos_ns = found.manifest.qos_ns if entry.qos_ms is None else round(entry.qos_ms * 1e6)
-        tenants[entry.name] = TenantInfo(entry.name, found, QoSTarget(qos_ns, entry.percentile), entry.priority)
+        qos = QoSTarget(qos_ns, entry.percentile)
+        tenants[entry.name] = TenantInfo(entry.name, found, qos, entry.priority, batching=False)
         model = args.models / f"{found.manifest.model}.onnx"
         if args.engine == "onnxruntime":
             sessions[entry.name] = onnxruntime(model, args.threads)
