@@ -57,7 +57,7 @@ def mapped(path: Path) -> NDArray[np.uint8]:
     memory = (ctypes.c_uint8 * size).from_address(begin)
     whole = (room, size + PAGE_BYTES) if address else (begin, size)
     weakref.finalize(memory, libc.munmap, *whole)
-    return np.frombuffer(memory, np.uint8)
+    return np.frombuffer(memoryview(memory), np.uint8)
 
 
 def large_bytes(memory: NDArray[Any]) -> int:

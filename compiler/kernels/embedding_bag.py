@@ -18,7 +18,7 @@ from veltair.compiler.embedding.passes import optimised
 from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.emit import primitive, when
 
-BAGS = (4, 16, 1, 64)  # of a table in a task
+BAGS = (16, 4, 1, 64)  # of a table in a task
 
 
 class EmbeddingBag:
