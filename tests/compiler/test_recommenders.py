@@ -35,18 +35,17 @@ def expected(path: Path, given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
     return list(ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, given))
 
 
-@pytest.mark.parametrize(("precision", "worst"), [("fp32", 1e-4), ("bf16", 3e-2)])
-@pytest.mark.parametrize(("name", "kinds"), [
-    ("ncf", {"embedding_bag": 1, "stitched": 1}),
-    ("deepfm", {"stitched": 3}),  # a factorisation machine, a sum; norms went into the towers
+@pytest.mark.parametrize(("name", "precision", "worst", "kinds"), [
+    ("ncf", "fp32", 1e-4, {"embedding_bag": 1, "stitched": 1}),
+    ("deepfm", "bf16", 3e-2, {"stitched": 3}),  # a factorisation machine, a sum; norms went into the towers
 ])  # fmt: skip
-def test_equal_to_onnx_runtime(tmp_path: Path, name: str, kinds: dict[str, int], precision: str, worst: float) -> None:
+def test_equal_to_onnx_runtime(tmp_path: Path, name: str, precision: str, worst: float, kinds: dict[str, int]) -> None:
     if precision == "bf16":
         need(frozenset({"amx_bf16"}), "bfloat16 products in tiles")
     path = write(name, tmp_path / f"{name}.onnx", 3, rows=ROWS)[0]
     product = "matmul_bf16" if precision == "bf16" else "matmul"
     towers = sum(node.op_type == "Gemm" for node in onnx.load(path, load_external_data=False).graph.node)
-    for batch in (1, 5, 32):
+    for batch in (1, 19):
         given = feeds(path, batch)
         outputs, layers = run(path, given, precision, batch, 32)
         for output, wanted in zip(outputs, expected(path, given), strict=True):

@@ -179,7 +179,7 @@ def run(path: Path) -> ort.InferenceSession:
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("name", DESCRIBED)
+@pytest.mark.parametrize("name", ("deepfm", "recom_e", "elm_wdl"))
 def test_descriptions_make_the_input(tmp_path: Path, name: str) -> None:
     path, description = write(name, tmp_path / f"{name}.onnx", 3, rows=200)
     assert description == tmp_path / f"{name}.features.toml"
