@@ -83,3 +83,15 @@ def test_readings_end_with_the_work(simple, machine, tenant, query):
     virtual.every(50, lambda now_ns: CountersSampled(now_ns, CounterSample(now_ns, 50, 10, 5, "test")))
     read = [event.time_ns for event, _ in virtual.run() if isinstance(event, CountersSampled)]
     assert read == [50, 100, 150, 200]  # 180 ns of work
+
+
+def test_errands_are_done_one_after_another_beside_the_blocks(simple, machine, tenant, query):
+    scheduler = Scheduler(machine(4), [tenant(10_000)], {"m": [simple(EVEN, EVEN)]}, "fcfs", 4)
+    virtual = VirtualMachine(scheduler, Alone(solo_times(scheduler)), dispatch_ns=5)
+    done = []
+    virtual.when(10, lambda _: virtual.errand(40, lambda now_ns: QueryArrived(now_ns, query(0, now_ns))))
+    virtual.when(20, lambda _: virtual.errand(7, done.append))
+    elapsed = [event.elapsed_ns for event, _ in virtual.run() if isinstance(event, BlockFinished)]
+    assert done == [57]  # 40 ns from 10 on, and 7
+    assert virtual.ended_ns == {0: 50 + 5 + 180}
+    assert elapsed == [180]  # what a worker measures
