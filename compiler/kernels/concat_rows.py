@@ -11,7 +11,8 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, load, primitive, store, upper_half
+from veltair.compiler.kernels.concat_sum import put, take
+from veltair.compiler.kernels.emit import LANES, load, primitive, store
 
 
 class ConcatRows:
@@ -52,10 +53,4 @@ def _copy(X: Any, Y: Any, row: Any, start: int, width: int) -> None:
         if width % LANES:
             store(Y, load(X, row, width - LANES), row, start + width - LANES)
         return
-    for column in range(width):
-        value = X[row, column]
-        if X.dtype != Y.dtype and X.dtype == "uint16":
-            value = T.reinterpret("float32", T.shift_left(T.cast(value, "uint32"), T.uint32(16)))
-        elif X.dtype != Y.dtype:
-            value = T.cast(upper_half(T.bind(T.reinterpret("uint32", value)), T.uint32), "uint16")
-        T.buffer_store(Y, value, [row, start + column])
+    put(Y, take(X, row, T.int32(0), width), row, T.int32(start), width)
