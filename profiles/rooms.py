@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,26 +75,35 @@ class Room:
 
 def rooms(manifest: Inputs, arrays: Arrays, batch: int) -> list[Room]:
     """Views of each of the model's inputs for a query of this batch; `arrays` may have room for more."""
-    own = iter(arrays)
-    banks = arrays[len(manifest.rooms) - len(manifest.banks) :]
-    found = []
-    for port in manifest.inputs:
-        shape = tuple(-dim * batch if dim < 0 else dim for dim in port.shape)
-        if not port.places:
-            found.append(Room(port, _cut(next(own), 0, shape)))
-            continue
-        sizes = [(batch,), (port.max_bytes * batch,)] if len(port.places) == 2 else [shape]
-        placed = zip(port.places, sizes, strict=True)
-        found.append(Room(port, *(_cut(banks[place.bank], place.start * batch, size) for place, size in placed)))
-    return found
+    own, banks = iter(arrays), _banks(manifest, arrays)
+    return [_banked(port, banks, batch) if port.places else _alone(port, next(own), batch) for port in manifest.inputs]
 
 
 def fill(manifest: Inputs, arrays: Arrays, values: Mapping[str, NDArray[Any] | Strings], batch: int) -> None:
-    """Put a query's inputs, by name, where its kernels read them. Raises RequestError."""
-    for room in rooms(manifest, arrays, batch):
-        if room.port.name not in values:
-            raise RequestError(f"input {room.port.name!r} is missing")
-        room.put(values[room.port.name])
+    """Put a query's inputs, by name, where its kernels read them. Raises RequestError.
+
+    Models have a thousand features: those of a bank of numbers, one after the other, are the bank, copied at once.
+    """
+    own, banks = iter(arrays), _banks(manifest, arrays)
+    numbers: list[list[NDArray[Any]]] = [[] for _ in banks]
+    for port in manifest.inputs:
+        value = values.get(port.name)
+        if value is None:
+            raise RequestError(f"input {port.name!r} is missing")
+        if not port.places:
+            _alone(port, next(own), batch).put(value)
+        elif (
+            len(port.places) == 1
+            and not isinstance(value, Strings)
+            and value.dtype == banks[port.places[0].bank].dtype
+            and value.size == batch * port.shape[1]
+        ):
+            numbers[port.places[0].bank].append(value.reshape(-1))
+        else:
+            _banked(port, banks, batch).put(value)
+    for bank, parts in zip(banks, numbers, strict=True):
+        if parts:
+            np.concatenate(parts, out=_cut(bank, 0, (sum([part.size for part in parts]),)))
 
 
 def merge(manifest: Inputs, target: Arrays, parts: Sequence[tuple[Arrays, int]]) -> None:
@@ -135,6 +145,19 @@ def _runs(manifest: Inputs, bank: int) -> list[tuple[int, int, int]]:
     return found
 
 
+def _banks(manifest: Inputs, arrays: Arrays) -> Arrays:
+    return arrays[len(manifest.rooms) - len(manifest.banks) :]
+
+
+def _alone(port: Port, array: NDArray[Any], batch: int) -> Room:
+    return Room(port, _cut(array, 0, tuple([-dim * batch if dim < 0 else dim for dim in port.shape])))
+
+
+def _banked(port: Port, banks: Arrays, batch: int) -> Room:
+    sizes = [(batch,), (port.max_bytes * batch,)] if len(port.places) == 2 else [(batch, port.shape[1])]
+    placed = zip(port.places, sizes, strict=True)
+    return Room(port, *[_cut(banks[place.bank], place.start * batch, size) for place, size in placed])
+
+
 def _cut(array: NDArray[Any], start: int, shape: tuple[int, ...]) -> NDArray[Any]:
-    size = int(np.prod(shape, dtype=np.int64))
-    return array.reshape(-1)[start : start + size].reshape(shape)
+    return array.reshape(-1)[start : start + prod(shape)].reshape(shape)

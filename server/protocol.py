@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any, TypeAlias
 
@@ -71,6 +72,7 @@ class InferRequest:
     binary_output: bool = False  # what an output gets that is not listed
 
 
+@cache
 def datatype_of(dtype: str | np.dtype[Any]) -> str:
     """The protocol's word for a manifest's or numpy's dtype."""
     return BYTES if dtype == "string" else _DATATYPES[np.dtype(dtype)]
@@ -90,7 +92,7 @@ def content(tensor: NamedTensor) -> Tensor:
     Raises RequestError when the bytes or elements are not those that datatype and shape ask for.
     """
     shape, data, where = tensor.shape, tensor.data, f"input {tensor.name!r}"
-    if any(dim < 0 for dim in shape):
+    if min(shape, default=0) < 0:
         raise RequestError(f"{where}: shape {list(shape)} has a negative dimension")
     count = prod(shape)  # exact: Python's integers do not overflow
     if tensor.datatype == BYTES:

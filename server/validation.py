@@ -60,8 +60,9 @@ def _names(ports: Sequence[Port]) -> str:
 
 def _check_shape(model: str, port: Port, max_batch: int, shape: tuple[int, ...]) -> None:
     expected = port.shape
-    fits = len(shape) == len(expected) and all(want in (dim, -1) for want, dim in zip(expected, shape, strict=True))
-    if not fits or (expected[:1] == (-1,) and not 1 <= shape[0] <= max_batch):
+    batched = expected[:1] == (-1,)
+    fits = shape[1:] == expected[1:] and len(shape) == len(expected) if batched else shape == expected
+    if not fits or (batched and not 1 <= shape[0] <= max_batch):
         want = ", ".join(f"1…{max_batch}" if dim == -1 else str(dim) for dim in expected)
         got = ", ".join(f"{dim}" for dim in shape[:16]) + (", …" if len(shape) > 16 else "")
         raise RequestError(f"{model}: input {port.name!r} has shape [{want}], got [{got}]")
