@@ -11,6 +11,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from veltair.compiler.columns import reference as columns
+from veltair.compiler.embedding import reference as embedding
 from veltair.compiler.ir import Activation, LayerSpec
 from veltair.compiler.stitch.reference import stitched
 
@@ -86,8 +87,8 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         rows = sum(spec.weights[f"table{i}"][ids].astype(np.float64) for i, ids in enumerate(x))
         return [_normalised(spec, (rows + spec.weights["positions"]).reshape(-1, spec.outputs[0].shape[1]))]
     if spec.op == "embedding_bag":
-        reduce = np.mean if a["reduce"] == "mean" else np.sum
-        return [np.asarray(reduce(spec.weights[f"table{i}"][ids], axis=1, dtype=np.float64)) for i, ids in enumerate(x)]
+        mean = a["reduce"] == "mean"
+        return [embedding.sls(ids, spec.weights[f"table{i}"], None, mean=mean) for i, ids in enumerate(x)]
     if spec.op == "recurrent":
         return _recurrent(spec, dict(zip(a["reads"], x, strict=True)))
     if spec.op == "pool2d":
