@@ -59,12 +59,13 @@ def openvino(model: Path, threads: int, hint: str) -> Infer:
         str(model), "CPU", {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": hint.upper()}
     )
     outputs = [(output.get_any_name(), output) for output in compiled.outputs]
+    taken = {name for port in compiled.inputs for name in port.get_names()}  # inputs that nothing reads are dropped
     requests = threading.local()
 
     def infer(feeds: Feeds) -> Outputs:
         if not hasattr(requests, "own"):
             requests.own = compiled.create_infer_request()
-        found = requests.own.infer(dict(feeds))
+        found = requests.own.infer({name: feed for name, feed in feeds.items() if name in taken})
         return {name: found[output].copy() for name, output in outputs}
 
     return infer
