@@ -48,7 +48,13 @@ def onnxruntime(model: Path, threads: int) -> Infer:
     options.log_severity_level = 3
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    return lambda feeds: dict(zip(names, session.run(names, dict(feeds)), strict=True))
+    taken = {port.name for port in session.get_inputs()}  # inputs that nothing reads are dropped
+
+    def infer(feeds: Feeds) -> Outputs:
+        found = session.run(names, {name: feed for name, feed in feeds.items() if name in taken})
+        return dict(zip(names, found, strict=True))
+
+    return infer
 
 
 def openvino(model: Path, threads: int, hint: str) -> Infer:
@@ -59,7 +65,7 @@ def openvino(model: Path, threads: int, hint: str) -> Infer:
         str(model), "CPU", {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": hint.upper()}
     )
     outputs = [(output.get_any_name(), output) for output in compiled.outputs]
-    taken = {name for port in compiled.inputs for name in port.get_names()}  # inputs that nothing reads are dropped
+    taken = {name for port in compiled.inputs for name in port.get_names()}
     requests = threading.local()
 
     def infer(feeds: Feeds) -> Outputs:
