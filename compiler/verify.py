@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from veltair.compiler.check import TOLERANCE
+from veltair.compiler.columns.join import Front, join
 from veltair.compiler.columns.reference import reference as columns_of
 from veltair.compiler.columns.samples import raw_features
 from veltair.compiler.ir import LayerSpec
@@ -33,6 +34,7 @@ from veltair.profiles.artifact import Artifact, Port
 from veltair.profiles.core_pool import CorePool, environment
 from veltair.profiles.rooms import fill
 from veltair.profiles.strings import Strings
+from veltair.types import CoreSet
 
 Arrays = list[NDArray[Any]]
 SEED = 0
@@ -161,10 +163,8 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Report
     features: a description of what some inputs are made from: ONNX Runtime gets what its reference makes of it.
     """
     from veltair.compiler.columns.description import load as load_features
-    from veltair.compiler.columns.join import join
     from veltair.compiler.lower import lower
     from veltair.compiler.onnx_model import load as load_onnx
-    from veltair.profiles.executor import Executor, empty
 
     manifest = found.manifest
     loaded = load_onnx(model, manifest.max_batch)
@@ -177,9 +177,20 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Report
     specs = graph.layers
     if [spec.name for spec in specs] != [layer.name for layer in manifest.layers]:
         raise ModelError(f"{model}: its layers are not those of the artifact {found.path}; compile it again")
-    session = _session(model)
     cores = machine().cores  # before the pool pins this thread, which narrows what it sees
-    pool = CorePool(cores)
+    before = os.sched_getaffinity(0)
+    try:
+        return _compared(found, specs, model, front, CorePool(cores), cores)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _compared(
+    found: Artifact, specs: Sequence[LayerSpec], model: Path, front: Front | None, pool: CorePool, cores: CoreSet
+) -> Report:
+    from veltair.profiles.executor import Executor, empty
+
+    manifest, session = found.manifest, _session(model)
     executor = Executor(found)
     batches = tuple(sorted({1, min(3, manifest.max_batch), manifest.max_batch}))
     versions = sum(len(layer.versions) for layer in manifest.layers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,9 @@ def test_from_raw_features_to_the_score(compiled: Artifact, folder: Path, batch:
 
 def test_verify_takes_the_description(compiled: Artifact, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["verify", str(compiled.path), str(folder / "m.onnx"), "--json"]
+    cores = os.sched_getaffinity(0)
     assert main([*command, "--features", str(folder / "m.toml")]) == 0
+    assert os.sched_getaffinity(0) == cores  # whoever calls it keeps the cores that it had
     assert json.loads(capsys.readouterr().out)["max_layer_err"] < 1e-5
     assert main(command) == 2
     assert "takes wide, plain, deep; the artifact" in capsys.readouterr().err
