@@ -15,6 +15,7 @@ from typing import Any
 
 import kernels
 import mix
+import recsys
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -28,13 +29,14 @@ def main() -> int:
     parser.add_argument(
         "--tables", action="store_true", help="print the tables of the committed results, measure nothing"
     )
-    parser.add_argument("--only", choices=("kernels", "overhead", "scheduler", "mixes"))
+    parser.add_argument("--only", choices=("kernels", "recsys", "overhead", "scheduler", "mixes"))
     args = parser.parse_args()
     if args.tables:
         print(tables())
         return 0
     RESULTS.mkdir(exist_ok=True)
-    for name, measure in (("kernels", networks), ("overhead", overhead), ("scheduler", scheduler), ("mixes", mixes)):
+    parts = {"kernels": networks, "recsys": recommenders, "overhead": overhead, "scheduler": scheduler, "mixes": mixes}
+    for name, measure in parts.items():
         if args.only in (None, name):
             print(f"== {name}", flush=True)
             measure()
@@ -53,6 +55,10 @@ def output(*command: str) -> str:
 def networks() -> None:
     """The zoo's networks beside their peers, all of them anew."""
     subprocess.run([sys.executable, str(ROOT / "bench" / "kernels.py"), "--again"], check=True)
+
+
+def recommenders() -> None:
+    subprocess.run([sys.executable, str(ROOT / "bench" / "recsys.py"), "--again"], check=True)
 
 
 def overhead() -> None:
@@ -82,6 +88,8 @@ def tables() -> str:
     for name in MIXES:
         if (RESULTS / f"mix-{name}.json").exists():
             lines += [f"scenarios/{name}.toml:", "", mix.table(read(f"mix-{name}")), ""]
+    if (RESULTS / "recsys.json").exists():
+        lines += [recsys.table(read("recsys")["models"]), ""]
     small, decisions = read("overhead"), read("scheduler")
     lines += [
         f"The daemon's overhead on a small DLRM query over gRPC (round trip minus execution): p50 "
