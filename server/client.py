@@ -193,6 +193,7 @@ class EngineClient:
             specs, server.policy, server.cores, server.workers, server.spare_workers, server.queue_slots,
             server.event_log,
             None if server.counter_model is None else counter_coefficients(Path(server.counter_model)),
+            server.planned_share,
         )  # fmt: skip
         engine = EngineProcess(configure, self._manifests, self._remember)
         try:

@@ -74,7 +74,8 @@ class Engine:
         fitted = configure.counter_model if self._counters else None
         if configure.counter_model and not self._counters:
             logger.warning("counter_model is not used: no L3 counters; the level comes from observed slowdown")
-        setup = Setup(machine, configure.tenants, configure.policy, self._workers, fitted)
+        share = configure.planned_share
+        setup = Setup(machine, configure.tenants, configure.policy, self._workers, fitted, share)
         self._scheduler = setup.scheduler(artifacts)
         self._log = EventLog(Path(configure.event_log), setup) if configure.event_log else None
         self._cores = cores

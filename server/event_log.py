@@ -28,6 +28,7 @@ class Setup(msgspec.Struct, frozen=True):
     policy: str
     workers: int
     counter_model: CounterCoefficients | None = None  # None: the level comes from observed slowdown
+    planned_share: float = 1.0
 
     def scheduler(self, artifacts: Sequence[Artifact]) -> Scheduler:
         """A fresh one. `artifacts`: one for each tenant, in order."""
@@ -36,7 +37,9 @@ class Setup(msgspec.Struct, frozen=True):
         proxy = None
         if fitted is not None:
             proxy = CounterModel(fitted.constant, fitted.per_miss_rate, fitted.per_access_per_ns)
-        return Scheduler(self.machine, tenants, profiles, self.policy, self.workers, proxy=proxy)
+        return Scheduler(
+            self.machine, tenants, profiles, self.policy, self.workers, proxy=proxy, planned_share=self.planned_share
+        )
 
 
 class EventLog:

@@ -45,6 +45,7 @@ class Configure(Message, frozen=True):
     slots: int  # per tenant, in the tensor pool
     event_log: str | None
     counter_model: CounterCoefficients | None = None
+    planned_share: float = 1.0  # of each target and deadline, what policies plan with
 
 
 class Infer(Message, frozen=True):

@@ -20,7 +20,7 @@ from veltair.errors import ArtifactError, ConfigError, InvariantError, Overloade
 from veltair.profiles import artifact as artifact_store
 from veltair.scheduler.replay import replay
 from veltair.server.client import Answer, EngineClient
-from veltair.server.event_log import read_setup
+from veltair.server.event_log import read_setup, setup_path
 
 from .conftest import (
     LONG_TURNS,
@@ -254,7 +254,7 @@ def test_the_event_log_replays_to_the_same_decisions(configure: Configure, artif
     log = tmp_path / "events.jsonl"
 
     async def scenario() -> None:
-        client = await EngineClient.start(configure("mlp", "spin", event_log=str(log)))
+        client = await EngineClient.start(configure("mlp", "spin", event_log=str(log), planned_share=0.99))
         running = asyncio.create_task(client.infer("spin", spin_inputs(LONG_TURNS)))
         worker = (await block_under_way(client, "spin")).worker
         await asyncio.gather(*(client.infer("spin", spin_inputs(1)) for _ in range(5)))
@@ -272,6 +272,7 @@ def test_the_event_log_replays_to_the_same_decisions(configure: Configure, artif
     lines = log.read_text().splitlines()
     kinds = {msgspec.json.decode(line)["type"] for line in lines}
     assert kinds >= {"QueryArrived", "BlockFinished", "BlockFailed", "QueryCancelled", "StartBlock", "FinishQuery"}
+    assert msgspec.json.decode(setup_path(log).read_bytes())["planned_share"] == 0.99  # what decisions depend on
     assert replay(read_setup(log, loaded), lines) >= 110
     forged = [line.replace('"core_set":[0]', '"core_set":[1]') for line in lines]
     assert forged != lines

@@ -12,6 +12,7 @@ WHOLE = """
 http = "0.0.0.0:0"
 grpc = "[::1]:8001"
 policy = "fcfs"
+planned_share = 0.8
 cores = 2
 workers = 4
 spare_workers = 0
@@ -47,7 +48,7 @@ def test_every_key_is_read_and_paths_count_from_the_files_folder(
     server = loaded.server
     assert (server.http, server.grpc, server.policy) == ("0.0.0.0:0", "[::1]:8001", "fcfs")
     assert (server.cores, server.workers, server.spare_workers, server.queue_slots) == (2, 4, 0, 16)
-    assert (server.body_limit_mb, server.drain_timeout_s) == (8, 1.0)
+    assert (server.body_limit_mb, server.drain_timeout_s, server.planned_share) == (8, 1.0, 0.8)
     assert server.event_log == str(tmp_path / "logs/events.jsonl")
     first, second = loaded.tenants
     assert (first.name, first.qos_ms, first.percentile, first.priority) == ("resnet50", 100.0, 0.99, 2)
@@ -71,6 +72,8 @@ def test_all_but_the_tenants_has_defaults(tmp_path: Path) -> None:
         ("[server]\nhtpp = 'x:1'\n" + TENANT, "server: object contains unknown field `htpp`"),
         ("[server]\ncores = 0\n" + TENANT, "server.cores: expected `int` >= 1"),
         ("[server]\ncores = true\n" + TENANT, "server.cores: expected `int | null`, got `bool`"),
+        ("[server]\nplanned_share = 0\n" + TENANT, "server.planned_share: expected `float` > 0.0"),
+        ("[server]\nplanned_share = 1.1\n" + TENANT, "server.planned_share: expected `float` <= 1.0"),
         ("[server]\nworkers = 'two'\n" + TENANT, "server.workers: expected `int | null`, got `str`"),
         ("[server]\nhttp = 'localhost'\n" + TENANT, "server.http: expected host:port, got 'localhost'"),
         ("[server]\ngrpc = 'localhost:70000'\n" + TENANT, "server.grpc: expected host:port"),
