@@ -4,6 +4,7 @@ Hypothesis draws new examples at a developer's desk and the same ones every time
 """
 
 import os
+import signal
 
 import tvm  # noqa: F401  what serves asks for the runtime library alone, which would hide the compiler from the rest
 from hypothesis import HealthCheck, settings
@@ -12,3 +13,6 @@ settings.register_profile(
     "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
 )
 settings.load_profile("suite")
+
+# A shell's background jobs ignore interrupts, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
