@@ -25,6 +25,7 @@ import uvloop
 from numpy.typing import NDArray
 
 from veltair import config
+from veltair.allocation import reuse_message_memory
 from veltair.errors import DeadlineError, OverloadedError
 from veltair.profiles import artifact
 from veltair.server.client import Snapshot, TenantInfo
@@ -138,6 +139,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--at-once", type=int, required=True)
     args = parser.parse_args()
+    reuse_message_memory()  # as the daemon does
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(args))
     return 0

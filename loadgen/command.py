@@ -18,6 +18,7 @@ import msgspec
 import uvloop
 from rich.console import Console
 
+from veltair.allocation import reuse_message_memory
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.loadgen import mlperf
 from veltair.loadgen.contract import Client
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: measured, whatever the numbers; 1: MLPerf's engine failed; 2: bad input; 130: stopped by SIGINT."""
+    reuse_message_memory()
     try:
         _check(args)
         scenario = read_scenario(args.scenario)

@@ -20,6 +20,7 @@ import uvicorn
 import uvloop
 from rich.console import Console
 
+from veltair.allocation import reuse_message_memory
 from veltair.config import ServeConfig, load, split_address
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.server.client import EngineClient
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; 0 after a clean drain, 2 when the configuration or an artifact is wrong."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    reuse_message_memory()
     try:
         config = load(args.config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
