@@ -29,8 +29,8 @@ from veltair.compiler.embedding.slc import (
     Term,
     Value,
 )
+from veltair.compiler.kernels.emit import LANES
 
-LANES = 16
 LEVELS = range(4)  # emb-opt0 … emb-opt3
 
 
@@ -102,7 +102,6 @@ def aligned(loop: For) -> For:
             return Callback(tuple(map(rewritten, node.body)))
         return replace(node, body=tuple(map(inside, node.body))) if isinstance(node, For) else node
 
-    body = tuple(map(inside, loop.body))
     body = tuple(map(inside, loop.body))
     if sums:
         total: Value = Cell("sum", ("e",))
