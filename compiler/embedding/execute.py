@@ -51,13 +51,13 @@ class Execute:
                     more = self._value(value, given, offset, width)
                     self._store(cell, self._load(cell, given, offset, width) + more, given, offset, width)
                 case Assign(name, value):
-                    partial, beside = self._variable(name)
+                    partial, beside = self._variables[name]
                     result = self._value(value, given, offset, 1)
                     if self._wide:
                         T.buffer_store(partial, T.broadcast(T.float32(0), LANES), [0])
                     T.buffer_store(beside, result, [0])
                 case Gain(name, value):
-                    self._gain(*self._variable(name), T.bind(self._value(value, given, offset, width)), width)
+                    self._gain(*self._variables[name], T.bind(self._value(value, given, offset, width)), width)
 
     def _gain(self, partial: Any, beside: Any, value: Expr, width: int) -> None:
         if width == LANES:
@@ -65,9 +65,6 @@ class Execute:
         for lane in range(width if width < LANES else 0):
             one = value if width == 1 else T.Shuffle([value], [T.int32(lane)])
             T.buffer_store(beside, beside[0] + one, [0])
-
-    def _variable(self, name: str) -> tuple[Any, Any]:
-        return self._variables[name]
 
     def declare(self, names: tuple[str, ...]) -> None:
         """Variables are made where the task begins, since what an inner frame makes ends with it."""
