@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -10,7 +11,7 @@ from veltair.compiler.embedding.access import Access, Memory
 from veltair.compiler.embedding.dlc import decouple
 from veltair.compiler.embedding.passes import optimised
 from veltair.compiler.embedding.slc import Load, Program
-from veltair.compiler.kernels.emit import Expr, primitive
+from veltair.compiler.kernels.emit import primitive
 
 
 def function(program: Program, level: int = 3, ahead: int = 16, segments: int = 1) -> Any:
@@ -29,18 +30,10 @@ def function(program: Program, level: int = 3, ahead: int = 16, segments: int = 
         ids = next(stream.memory for _, stream in of.lookups.streams if isinstance(stream, Load))
         with T.parallel(0, T.ceildiv(total, segments)) as task:
             first = T.bind(task * segments)
-            Access(of, memories, items(named[ids]), ahead).tile(first, T.min(segments, total - first))
+            Access(of, memories, prod(named[ids].shape), ahead).tile(first, T.min(segments, total - first))
 
     return primitive(program.memories, body)
 
 
 def memory(buffer: Any) -> Memory:
-    return Memory(T.decl_buffer((items(buffer),), buffer.dtype, data=buffer.data), buffer.shape[0])
-
-
-def items(buffer: Any) -> Expr:
-    """How many items a buffer has."""
-    total = buffer.shape[0]
-    for dim in buffer.shape[1:]:
-        total = total * dim
-    return total
+    return Memory(T.decl_buffer((prod(buffer.shape),), buffer.dtype, data=buffer.data), buffer.shape[0])

@@ -6,6 +6,7 @@ before it is used, whatever was checked before: one that no row has reads row 0.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -13,7 +14,7 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.embedding.access import DISTANCES, Access
 from veltair.compiler.embedding.dlc import decouple
 from veltair.compiler.embedding.families import sls
-from veltair.compiler.embedding.kernel import items, memory
+from veltair.compiler.embedding.kernel import memory
 from veltair.compiler.embedding.passes import optimised
 from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.emit import primitive, when
@@ -61,7 +62,7 @@ class EmbeddingBag:
                     name: memory(buffers[i + place * count]) for place, name in enumerate(("ids", "table", "out"))
                 }
                 first = T.bind(chunk * bags)
-                code = Access(programs[i], memories, items(buffers[i]), ahead)
+                code = Access(programs[i], memories, prod(buffers[i].shape), ahead)
                 code.tile(first, T.min(bags, batch - first))
 
             with T.parallel(0, chunks if along == "bags" else count * chunks) as task:

@@ -7,6 +7,7 @@ and is not stored on its way out.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -20,10 +21,7 @@ Line = tuple[int, Expr]  # of a buffer (tiles, lines, 16)
 
 def flat(buffer: Any, width: int) -> Any:
     """A tensor's memory in rows of `width`."""
-    count: Expr = 1
-    for extent in buffer.shape:
-        count = count * extent
-    return T.decl_buffer([count // width, width], buffer.dtype, data=buffer.data)
+    return T.decl_buffer([prod(buffer.shape) // width, width], buffer.dtype, data=buffer.data)
 
 
 def turn_in(source: Any, first: Expr, row: Expr, rows: Expr, lines: Any, line: Line, width: int) -> None:
