@@ -10,7 +10,7 @@ compared once, place worked out) and its cache lines are asked for; what waits i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,13 +54,14 @@ class Access:
     def tile(self, first: Expr, count: Expr) -> None:
         """Code for `count` segments from `first` on."""
         if not self._ahead:
-            self._coupled(first, count)
+            self._lookups_of(first, count, self._coupled)
         elif self._of.counter:
             self._leading(first, count)
         else:
             self._lagging(first, count)
 
-    def _coupled(self, first: Expr, count: Expr) -> None:
+    def _lookups_of(self, first: Expr, count: Expr, visit: Callable[[Traversal, dict[str, Expr]], None]) -> None:
+        """Segments in turn, and each of their look-ups with the numbers found for it."""
         with T.serial(0, count) as step:
             numbers = self._segment(T.bind(first + step))
             for node in self._of.access.body:
@@ -69,10 +70,9 @@ class Access:
                     continue
                 begin, stop = self._ends(node, numbers)
                 with T.serial(0, stop - begin) as offset:
-                    self._lookup(node, numbers | {"p": T.bind(begin + offset)})
+                    visit(node, self._streams(node, numbers | {"p": T.bind(begin + offset)}))
 
-    def _lookup(self, node: Traversal, numbers: dict[str, Expr]) -> None:
-        numbers = self._streams(node, numbers)
+    def _coupled(self, node: Traversal, numbers: dict[str, Expr]) -> None:
         rows = {name: self._reader(name, T.bind(self._begin(name, numbers))) for name in self._rows}
         for inner in node.body:
             if isinstance(inner, Send):
@@ -97,28 +97,22 @@ class Access:
             numbers |= {name: T.bind(T.reinterpret("float32", T.cast(popped[name], "int32"))) for name in floats}
             self._execute.run(token.body, Given(numbers, rows))
 
+        def push(node: Traversal, numbers: dict[str, Expr]) -> None:
+            places = {name: T.bind(self._begin(name, numbers)) for name in token.rows}
+            for name, place in places.items():
+                self._fetch(name, place)
+            with when(sent[0] >= self._ahead):
+                pop(sent[0])
+            slot = T.bind(T.bitwise_and(sent[0], self._ahead - 1) * len(fields))
+            for i, name in enumerate(fields):
+                value = places.get(name, numbers.get(name))
+                if name in floats:
+                    value = T.reinterpret("int32", value)
+                T.buffer_store(queue, T.cast(value, "int64"), [slot + i])
+            T.buffer_store(sent, sent[0] + 1, [0])
+
         T.buffer_store(sent, T.int32(0), [0])
-        with T.serial(0, count) as step:
-            numbers = self._segment(T.bind(first + step))
-            for node in self._of.access.body:
-                if isinstance(node, Send):
-                    self._run(node.token, numbers, {})
-                    continue
-                begin, stop = self._ends(node, numbers)
-                with T.serial(0, stop - begin) as offset:
-                    found = self._streams(node, numbers | {"p": T.bind(begin + offset)})
-                    places = {name: T.bind(self._begin(name, found)) for name in token.rows}
-                    for name, place in places.items():
-                        self._fetch(name, place)
-                    with when(sent[0] >= self._ahead):
-                        pop(sent[0])
-                    slot = T.bind(T.bitwise_and(sent[0], self._ahead - 1) * len(fields))
-                    for i, name in enumerate(fields):
-                        value = places.get(name, found.get(name))
-                        if name in floats:
-                            value = T.reinterpret("int32", value)
-                        T.buffer_store(queue, T.cast(value, "int64"), [slot + i])
-                    T.buffer_store(sent, sent[0] + 1, [0])
+        self._lookups_of(first, count, push)
         left = T.bind(T.min(sent[0], self._ahead))
         with T.serial(0, left) as entry:
             pop(T.bind(sent[0] - left + entry))
