@@ -1,10 +1,12 @@
-"""Reading ONNX nodes: attributes, padding, extents."""
+"""Reading ONNX nodes: attributes, axes, padding, extents."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
@@ -20,6 +22,14 @@ def times(shape: tuple[int, ...]) -> int:
     for dim in shape:
         product *= dim
     return product
+
+
+def reduced(node: onnx.NodeProto, constants: Mapping[str, NDArray[Any]]) -> list[int]:
+    """The axes that a Reduce node names, in an attribute or a constant input; none where it does neither."""
+    axes = attribute(node, "axes", None)
+    if axes is None and len(node.input) > 1 and node.input[1] in constants:
+        axes = constants[node.input[1]].tolist()
+    return list(axes or [])
 
 
 def padding(

@@ -19,20 +19,11 @@ TILE_ROWS = 16  # from so many on, at the greatest batch, products are made in b
 
 
 def matmul(node: onnx.NodeProto, lowering: Lowering) -> bool:
-    weight = lowering.constants.get(node.input[1])
-    shape, out = lowering.shape_of(node.input[0]), lowering.shape_of(node.output[0])
-    if weight is None or weight.ndim != 2 or len(shape) < 2 or node.input[0] in lowering.constants:
+    constants = dense_constants(node, lowering)
+    shape = lowering.shape_of(node.input[0])
+    if constants is None or len(shape) < 2 or node.input[0] in lowering.constants:
         return False
-    bias: NDArray[Any] = np.zeros(out[-1], np.float32)
-    if node.op_type == "Gemm":
-        if attribute(node, "transA", 0):
-            return False
-        weight = (weight.T if attribute(node, "transB", 0) else weight) * np.float32(attribute(node, "alpha", 1.0))
-        if len(node.input) > 2 and node.input[2]:
-            found = lowering.constants.get(node.input[2])
-            if found is None or (found.size > 1 and found.shape[-1:] != (found.size,)):  # one for each column
-                return False
-            bias = bias + found.reshape(-1) * np.float32(attribute(node, "beta", 1.0))
+    weight, bias = constants
     maker = lowering.makers.get(node.input[0])
     normed = lowering.patterns.get(id(maker)) if maker is not None else None
     source = node.input[0]
@@ -60,6 +51,23 @@ def matmul(node: onnx.NodeProto, lowering: Lowering) -> bool:
     if len(out) != 2:
         lowering.add_view(Activation(output, y.dtype, out), y.name)
     return True
+
+
+def dense_constants(node: onnx.NodeProto, lowering: Lowering) -> tuple[NDArray[Any], NDArray[Any]] | None:
+    """Weight (depth, columns) and bias (columns) of a MatMul or Gemm whose product is x @ weight + bias, if they are
+    constants."""
+    weight = lowering.constants.get(node.input[1])
+    if weight is None or weight.ndim != 2 or attribute(node, "transA", 0):
+        return None
+    if node.op_type == "Gemm":
+        weight = (weight.T if attribute(node, "transB", 0) else weight) * np.float32(attribute(node, "alpha", 1.0))
+    bias: NDArray[Any] = np.zeros(weight.shape[1], np.float32)
+    if len(node.input) > 2 and node.input[2]:
+        found = lowering.constants.get(node.input[2])
+        if found is None or (found.size > 1 and found.shape[-1:] != (found.size,)):  # one for each column
+            return None
+        bias = bias + found.reshape(-1) * np.float32(attribute(node, "beta", 1.0))
+    return weight, bias
 
 
 def dense(

@@ -10,9 +10,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.anchors.matmul import dense_constants
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
-from veltair.compiler.node import attribute, times
+from veltair.compiler.node import attribute, reduced, times
 
 REDUCTIONS = ("ReduceSum", "ReduceMean")
 
@@ -130,18 +131,12 @@ def _side_by_side(node: onnx.NodeProto, parts: Sequence[Counted], lowering: Lowe
 
 def _times_table(user: onnx.NodeProto, found: Counted, lowering: Lowering) -> Counted | None:
     """The product behind: with a constant matrix, and a constant bias for each column."""
-    if user.op_type not in ("MatMul", "Gemm") or user.input[0] != found.output or attribute(user, "transA", 0):
+    if user.op_type not in ("MatMul", "Gemm") or user.input[0] != found.output:
         return None
-    table = lowering.constants.get(user.input[1])
-    if table is None or table.ndim != 2 or len(lowering.shape_of(found.output)) != 2:
+    constants = dense_constants(user, lowering)
+    if constants is None or len(lowering.shape_of(found.output)) != 2:
         return None
-    table = (table.T if attribute(user, "transB", 0) else table) * np.float32(attribute(user, "alpha", 1.0))
-    bias: NDArray[Any] = np.zeros(table.shape[1], np.float32)
-    if len(user.input) > 2 and user.input[2]:
-        added = lowering.constants.get(user.input[2])
-        if added is None or (added.size > 1 and added.shape[-1:] != (added.size,)):
-            return None
-        bias = bias + added.reshape(-1) * np.float32(attribute(user, "beta", 1.0))
+    table, bias = constants
     inner = (*found.inner, lowering.makers[found.output])
     return replace(found, output=user.output[0], inner=inner, table=table, bias=bias)
 
@@ -164,7 +159,5 @@ def _summed_axis(node: onnx.NodeProto, rank: int, lowering: Lowering) -> int | N
     """The one axis that a node sums or averages over."""
     if node.op_type not in REDUCTIONS:
         return None
-    axes = attribute(node, "axes", None)
-    if axes is None and len(node.input) > 1 and node.input[1] in lowering.constants:
-        axes = lowering.constants[node.input[1]].tolist()
-    return axes[0] % rank if axes is not None and len(axes) == 1 else None
+    axes = reduced(node, lowering.constants)
+    return axes[0] % rank if len(axes) == 1 else None
