@@ -8,7 +8,7 @@ import onnx
 from veltair.compiler.ir import Activation
 from veltair.compiler.kernels.emit import LANES
 from veltair.compiler.lowering import Lowering
-from veltair.compiler.node import attribute
+from veltair.compiler.node import attribute, reduced
 
 
 def lrn(node: onnx.NodeProto, lowering: Lowering) -> bool:
@@ -28,10 +28,7 @@ def l2_normalize(node: onnx.NodeProto, lowering: Lowering) -> bool:
     """From ReduceL2 on: x / clip(|x|), and the factors of the channels behind it."""
     name = node.input[0]
     shape = lowering.shape_of(name)
-    axes = attribute(node, "axes", None)
-    if axes is None and len(node.input) > 1 and node.input[1] in lowering.constants:
-        axes = lowering.constants[node.input[1]].tolist()
-    if len(shape) != 4 or list(axes or []) not in ([1], [-3]) or not attribute(node, "keepdims", 1):
+    if len(shape) != 4 or reduced(node, lowering.constants) not in ([1], [-3]) or not attribute(node, "keepdims", 1):
         return False
     if not lowering.is_made(name) or lowering.known[name].block != lowering.block:
         return False

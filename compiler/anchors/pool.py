@@ -9,7 +9,7 @@ import onnx
 
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
-from veltair.compiler.node import attribute, padding
+from veltair.compiler.node import attribute, padding, reduced
 
 
 def pool(node: onnx.NodeProto, lowering: Lowering) -> bool:
@@ -39,11 +39,8 @@ def global_pool(node: onnx.NodeProto, lowering: Lowering) -> bool:
     if len(shape) != 4:
         return False
     if node.op_type == "ReduceMean":
-        axes = attribute(node, "axes", None)
-        if axes is None and len(node.input) > 1 and node.input[1] in lowering.constants:
-            axes = lowering.constants[node.input[1]].tolist()
         made = lowering.is_made(node.input[0]) and lowering.known[node.input[0]].block
-        if not made or sorted(axis % 4 for axis in axes or []) != [2, 3]:
+        if not made or sorted(axis % 4 for axis in reduced(node, lowering.constants)) != [2, 3]:
             return False
     x = lowering.blocked(node.input[0])
     y = Activation(node.output[0], "float32", (*shape[:2], 1, 1))
