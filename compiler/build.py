@@ -16,6 +16,9 @@ from veltair import machine
 from veltair.compiler.assemble import assemble
 from veltair.compiler.columns.description import load as load_features
 from veltair.compiler.columns.join import join
+from veltair.compiler.embedding.rows import Storage
+from veltair.compiler.embedding.tables import TOLERANCE as TABLE_TOLERANCE
+from veltair.compiler.embedding.tables import Tables
 from veltair.compiler.interference import this_memory
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.lower import lower
@@ -50,6 +53,7 @@ def compile_model(
     max_batch: int | None = None,
     features: Path | None = None,
     levels: LevelSource = "measured",
+    tables: Storage = "fp32",
     progress: Progress | None = None,
     store: RecordStore | None = None,
 ) -> Artifact:
@@ -65,6 +69,8 @@ def compile_model(
         fresh: searches every layer from nothing, whatever has been recorded.
         isa: one of `machine.ISAS`, of which nothing beyond is used; the richest of this CPU by default.
         levels: "modelled" takes interference levels from a model where co-runners cost nothing measurable.
+        tables: how rows of float tables that are looked up are kept (`embedding.rows`). Those that the file keeps in
+            float16 or in bytes with a scale stay as they are.
         store: tuning records; the shipped ones and the user's by default.
 
     Raises UserError (ModelError, ConfigError, …) for what is wrong with the input, VeltairError when a layer has no
@@ -76,10 +82,12 @@ def compile_model(
     progress = progress or Progress(disable=True)
     with artifact.writing(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
         model = load_onnx(onnx, max_batch)
-        front = join(model, load_features(features) if features else None, Path(scratch))
-        graph = lower(model, chosen, front)
+        kept = Tables(tables, Path(scratch))
+        front = join(model, load_features(features) if features else None, kept)
+        graph = lower(model, chosen, front, kept)
         batches = batch_sizes(graph.max_batch)
-        bounds: Bounds = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
+        known = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
+        bounds: Bounds = known | {view: known[base] for view, base in graph.views.items() if base in known}
         target, environment = machine.tvm_target(used), machine.environment()
         setting = Setting(target, used, environment.cpu, chosen, batches[len(batches) // 2], bounds, SPACES)
         cores = machine.machine().cores
@@ -88,7 +96,7 @@ def compile_model(
             alone_ns = sum(min(c.best_ns for c in found[layer.workload]) for layer in graph.layers)
             qos = qos_ns or _asked_qos_ns(model.metadata) or -(-QOS_FACTOR * alone_ns // 1_000_000) * 1_000_000
             memory = this_memory(cores) if levels == "modelled" else None
-            tables, versions = choose_versions(
+            timed, versions = choose_versions(
                 graph.layers, found, qos, batches, meter, setting, Path(scratch), progress, memory
             )
         parts = assemble(graph, versions, batches, setting, draft, progress)
@@ -96,14 +104,14 @@ def compile_model(
             schema=artifact.SCHEMA,
             model=name or onnx.stem,
             precision=chosen,
-            tolerance=TOLERANCE[chosen],
+            tolerance=TOLERANCE[chosen] + TABLE_TOLERANCE[tables],
             qos_ns=qos,
             target={k: v if isinstance(v, int | str) else ",".join(v) for k, v in target.items()},
             features=tuple(sorted(used)),
             max_batch=graph.max_batch,
             batches=batches,
-            levels=tables.levels,
-            level_sources=tables.sources,
+            levels=timed.levels,
+            level_sources=timed.sources,
             inputs=graph.inputs,
             banks=graph.banks,
             outputs=graph.outputs,
@@ -114,6 +122,8 @@ def compile_model(
             source_digest=artifact.file_digest(onnx),
             kernels_digest=artifact.file_digest(draft / artifact.KERNELS),
             weights_digest=parts.weights_digest,
+            tables=tables,
+            tables_error=kept.error,
         )
         (draft / artifact.MANIFEST).write_bytes(msgspec.json.encode(manifest))
         checked = artifact.load(draft)  # what a reader would refuse is not published

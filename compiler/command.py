@@ -17,6 +17,7 @@ from veltair.errors import ConfigError
 from veltair.machine import ISAS
 from veltair.profiles.artifact import Artifact, LevelSource
 
+STORAGES = ("fp32", "fp16", "int8")
 LEVELS: Mapping[str, LevelSource] = {"measured": "measured", "model": "modelled"}
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
@@ -40,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fresh", action="store_true", help="search every layer from nothing, whatever is recorded")
     parser.add_argument(
         "--features", type=Path, metavar="FEATURES.toml", help="what inputs are made from (docs/features.md)"
+    )
+    parser.add_argument(
+        "--tables", choices=STORAGES, default="fp32", help="rows of lookup tables; int8: with a scale and a bias each"
     )
     parser.add_argument("--max-batch", type=int, help="of a dynamic batch")
     parser.add_argument(
@@ -81,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
                 fresh=args.fresh,
                 max_batch=args.max_batch,
                 features=args.features,
+                tables=args.tables,
                 levels=LEVELS[args.levels],
                 progress=progress,
             )
@@ -109,6 +114,7 @@ def summary(artifact: Artifact) -> dict[str, str | int | float]:
         "artifact": str(artifact.path),
         "digest": artifact.digest,
         "precision": manifest.precision,
+        "tables": manifest.tables,
         "layers": len(manifest.layers),
         "versions": sum(len(layer.versions) for layer in manifest.layers),
         "max_batch": manifest.max_batch,

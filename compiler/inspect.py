@@ -35,6 +35,8 @@ def describe(found: Artifact) -> dict[str, Any]:
     return {
         "model": manifest.model,
         "precision": manifest.precision,
+        "tables": manifest.tables,
+        "tables_error": manifest.tables_error,
         "qos_ns": manifest.qos_ns,
         "batches": manifest.batches,
         "levels": manifest.levels,
@@ -80,10 +82,11 @@ def _print(found: Artifact) -> None:
     levels = ", ".join(f"{level:g}" for level in manifest.levels)
     if "modelled" in manifest.level_sources:
         levels += " (above 1 modelled)"
+    tables = f"tables {manifest.tables} (off by {manifest.tables_error:.2g} of their largest number at most), "
     console.print(
         f"[bold]{manifest.model}[/] {manifest.precision}, target {manifest.qos_ns / 1e6:g} ms, "
         f"batches {', '.join(map(str, manifest.batches))}, "
-        f"levels {levels}, "
+        f"levels {levels}, {tables if manifest.tables != 'fp32' else ''}"
         f"weights {found.weights.stat().st_size / 1e6:.1f} MB, arena {manifest.arena_bytes / 1e6:.1f} MB",
         highlight=False,
         soft_wrap=True,

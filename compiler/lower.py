@@ -29,6 +29,7 @@ from veltair.compiler.anchors.squeeze_excite import squeeze_excite
 from veltair.compiler.anchors.sums import find_sums, sums
 from veltair.compiler.anchors.views import view
 from veltair.compiler.columns.join import Front
+from veltair.compiler.embedding.tables import Tables
 from veltair.compiler.graph import Graph
 from veltair.compiler.lowering import Lowering
 from veltair.compiler.onnx_model import OnnxModel
@@ -71,12 +72,12 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
 PATTERNS = (find_recurrences, find_sums, find_embeddings, find_norms, find_attention, find_products)
 
 
-def lower(model: OnnxModel, precision: str, front: Front | None = None) -> Graph:
+def lower(model: OnnxModel, precision: str, front: Front | None = None, tables: Tables | None = None) -> Graph:
     """Lower a loaded model. `precision` is "fp32" or "bf16". Raises ModelError naming what cannot be taken.
 
-    front: what gives some of its inputs.
+    front: what gives some of its inputs. tables: how rows of its float tables are kept; as they come by default.
     """
-    lowering = Lowering(front.model if front else model, precision)
+    lowering = Lowering(front.model if front else model, precision, tables or Tables())
     if front:
         lowering.begin(front.layers, front.layout)
     for find in PATTERNS:

@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.columns.layout import Layout
+from veltair.compiler.embedding.tables import Tables
 from veltair.compiler.graph import Graph, Slice
 from veltair.compiler.ir import Activation, Halo, LayerSpec
 from veltair.compiler.node import attribute
@@ -26,8 +27,8 @@ from veltair.profiles.artifact import Port
 class Lowering:
     """`dtype` and `block` are those of blocked activations: float32 and 16, or uint16 (bfloat16 bits) and 32."""
 
-    def __init__(self, model: OnnxModel, precision: str) -> None:
-        self.model = model
+    def __init__(self, model: OnnxModel, precision: str, tables: Tables) -> None:
+        self.model, self.tables = model, tables
         self.constants: Mapping[str, NDArray[Any]] = model.initializers
         self.dtype, self.block = ("uint16", 32) if precision == "bf16" else ("float32", 16)
         self.users: dict[str, list[onnx.NodeProto]] = {}

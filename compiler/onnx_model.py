@@ -18,9 +18,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from veltair.compiler.columns.onnx_columns import Found, take_columns
+from veltair.compiler.columns.onnx_columns import TEXTUAL, Found, take_columns
 from veltair.compiler.onnx_simplify import said, saved, simplified
 from veltair.compiler.onnx_tensors import all_nodes, check_tensors, take_tables, type_name
+from veltair.compiler.stored_tables import take_stored
 from veltair.errors import ModelError
 from veltair.machine import memory_bytes
 from veltair.types import TensorSpec
@@ -47,7 +48,7 @@ class OnnxModel:
     opset: int
     nodes: tuple[onnx.NodeProto, ...]  # topological order, every one named
     values: Mapping[str, TensorSpec]  # every tensor, constants included
-    initializers: Mapping[str, NDArray[Any]]
+    initializers: Mapping[str, NDArray[Any]]  # a table of float32 that the file stores narrower: its stored rows
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     max_batch: int
@@ -62,6 +63,7 @@ def load(path: Path, max_batch: int | None = None) -> OnnxModel:
     """
     proto = _parse(path)
     _name_nodes(proto)
+    stored = take_stored(proto, path, frozenset(TEXTUAL))
     columns = take_columns(proto, path)
     _check_nodes(proto, path)
     check_tensors(proto, path)
@@ -77,6 +79,7 @@ def load(path: Path, max_batch: int | None = None) -> OnnxModel:
     constants |= tables
     for name, array in constants.items():
         values[name] = TensorSpec(name, str(array.dtype), array.shape)
+    constants |= {name: rows for name, rows in stored.items() if name in values}
     _name_nodes(simple)
     _check_values(simple, values, path)
     nodes = tuple(simple.graph.node)

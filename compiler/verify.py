@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from veltair.compiler.check import TOLERANCE
+from veltair.compiler.check import LOOKUPS, tolerance
 from veltair.compiler.columns.join import Front, join
 from veltair.compiler.columns.reference import reference as columns_of
 from veltair.compiler.columns.samples import raw_features
+from veltair.compiler.embedding.tables import LAYER_TOLERANCE, Tables
 from veltair.compiler.ir import LayerSpec
 from veltair.compiler.reference import reference, unpacked
 from veltair.errors import ModelError
@@ -65,7 +66,6 @@ class Report:
     an output and what was expected, the smallest of all."""
 
     tolerance: float
-    layer_tolerance: float
     layers: int
     versions: int
     batches: tuple[int, ...]
@@ -73,6 +73,7 @@ class Report:
     max_abs_err: float = 0.0
     max_rel_err: float = 0.0
     min_cosine: float = 1.0
+    max_table_err: float = 0.0  # of a lookup layer, what its rows lost where they are stored in fewer bytes
     max_layer_err: float = 0.0  # of a layer against its reference or its version 0, relative likewise
     mismatches: list[str] = field(default_factory=list)
 
@@ -89,6 +90,7 @@ class Report:
             "layers": self.layers,
             "versions": self.versions,
             "max_layer_err": self.max_layer_err,
+            "max_table_err": self.max_table_err,
             "tolerance": self.tolerance,
             "batches": self.batches,
             "cores": self.cores,
@@ -119,12 +121,12 @@ class Report:
         if not relative <= self.tolerance:
             self.mismatches.append(f"{where}: off by {relative:.3g} of its largest value (allowed {self.tolerance:g})")
 
-    def layer(self, found: NDArray[Any], expected: NDArray[Any], where: str) -> None:
+    def layer(self, found: NDArray[Any], expected: NDArray[Any], where: str, allowed: float) -> None:
         """Take note of one output of one version of a layer."""
         _, relative = errors(found, expected)
         self.max_layer_err = max(self.max_layer_err, relative)
-        if not relative <= self.layer_tolerance:
-            self.mismatches.append(f"{where} by {relative:.3g} of its largest value (allowed {self.layer_tolerance:g})")
+        if not relative <= allowed:
+            self.mismatches.append(f"{where} by {relative:.3g} of its largest value (allowed {allowed:g})")
 
 
 def errors(found: NDArray[Any], expected: NDArray[Any]) -> tuple[float, float]:
@@ -168,9 +170,13 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Report
 
     manifest = found.manifest
     loaded = load_onnx(model, manifest.max_batch)
+    described = load_features(features) if features else None
     with tempfile.TemporaryDirectory(prefix="veltair-verify-") as folder:
-        front = join(loaded, load_features(features) if features else None, Path(folder))
-    graph = lower(loaded, manifest.precision, front)
+        kept = Tables(manifest.tables, Path(folder))
+        graph = lower(loaded, manifest.precision, join(loaded, described, kept), kept)
+        front, wide = join(loaded, described, Tables("fp32", Path(folder))), graph.layers
+        if manifest.tables != "fp32":
+            wide = lower(loaded, manifest.precision, front).layers
     if graph.inputs != manifest.inputs:
         takes, ours = (", ".join(port.name for port in ports) for ports in (graph.inputs, manifest.inputs))
         raise ModelError(f"{model}: takes {takes}; the artifact {found.path} takes {ours}")
@@ -180,28 +186,28 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Report
     cores = machine().cores  # before the pool pins this thread, which narrows what it sees
     before = os.sched_getaffinity(0)
     try:
-        return _compared(found, specs, model, front, CorePool(cores), cores)
+        return _compared(found, specs, wide, model, front, CorePool(cores), cores)
     finally:
         os.sched_setaffinity(0, before)
 
 
 def _compared(
-    found: Artifact, specs: Sequence[LayerSpec], model: Path, front: Front | None, pool: CorePool, cores: CoreSet
-) -> Report:
+    found: Artifact, specs: Sequence[LayerSpec], wide: Sequence[LayerSpec], model: Path, front: Front | None,
+    pool: CorePool, cores: CoreSet,
+) -> Report:  # fmt: skip
+    """`wide`: the same layers with tables as they come."""
     from veltair.profiles.executor import Executor, empty
 
     manifest, session = found.manifest, _session(model)
     executor = Executor(found)
     batches = tuple(sorted({1, min(3, manifest.max_batch), manifest.max_batch}))
     versions = sum(len(layer.versions) for layer in manifest.layers)
-    report = Report(
-        manifest.tolerance, TOLERANCE[manifest.precision], len(manifest.layers), versions, batches, pool.size
-    )
+    report = Report(manifest.tolerance, len(manifest.layers), versions, batches, pool.size)
     rng = np.random.default_rng(SEED)
     for batch in batches:
         feeds = {port.name: _draw(port, batch, rng) for port in manifest.inputs if not port.places}
         raw = raw_features(front.description, batch, rng) if front else {}
-        arrays = [empty(_at(port, batch), port.dtype) for port in manifest.rooms]
+        arrays = [empty(port.at(batch), port.dtype) for port in manifest.rooms]
         fill(manifest, arrays, feeds | raw, batch)
         if front:
             given = columns_of(front.description, raw, front.tables) | raw
@@ -212,12 +218,14 @@ def _compared(
             expected: Arrays = session.run([port.name for port in manifest.outputs], feeds)
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{model}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
-        outputs = [empty(_at(port, batch), port.dtype) for port in manifest.outputs]
+        outputs = [empty(port.at(batch), port.dtype) for port in manifest.outputs]
         bound = executor.bind(batch, arrays, outputs)
         for count in range(1, pool.size + 1):
             pool.point(cores[:count])
             place = f"batch {batch}, {count} core{'s' * (count > 1)}"
             _layers(report, found, specs, bound, place)
+            if manifest.tables != "fp32":
+                _rows(report, found, wide, bound, place)
             for version in range(max(len(layer.versions) for layer in manifest.layers)):
                 for output in outputs:
                     output.fill(0)
@@ -231,18 +239,38 @@ def _compared(
 def _layers(report: Report, found: Artifact, specs: Sequence[LayerSpec], bound: Any, place: str) -> None:
     """Every version of every layer on the inputs that version 0 of the layers before has made."""
     for index, (layer, spec) in enumerate(zip(found.manifest.layers, specs, strict=True)):
+        allowed = tolerance(spec.op, found.manifest.precision)
         wanted = reference(spec, [bound.buffer(b) for b in layer.inputs])
         bound.layer(index, 0)
         first = [bound.buffer(b).copy() for b in layer.outputs]
         for tensor, result, right in zip(spec.outputs, first, wanted or first, strict=True):
             where = f"layer {layer.name}, {place}: off its reference"
-            report.layer(unpacked(tensor, result), unpacked(tensor, right), where)
+            report.layer(unpacked(tensor, result), unpacked(tensor, right), where, allowed)
         for version in range(1, len(layer.versions)):
             bound.layer(index, version)
             for b, result in zip(layer.outputs, first, strict=True):
-                report.layer(bound.buffer(b), result, f"layer {layer.name}, {place}: version {version} off version 0")
+                where = f"layer {layer.name}, {place}: version {version} off version 0"
+                report.layer(bound.buffer(b), result, where, allowed)
         for b, result in zip(layer.outputs, first, strict=True):
             bound.buffer(b)[...] = result
+
+
+def _rows(report: Report, found: Artifact, wide: Sequence[LayerSpec], bound: Any, place: str) -> None:
+    """Layers that look rows up, against the tables as they were before they were stored in fewer bytes."""
+    storage = found.manifest.tables
+    for index, (layer, spec) in enumerate(zip(found.manifest.layers, wide, strict=True)):
+        if spec.op not in LOOKUPS:
+            continue
+        wanted = reference(spec, [bound.buffer(b) for b in layer.inputs])
+        bound.layer(index, 0)
+        for tensor, b, right in zip(spec.outputs, layer.outputs, wanted or (), strict=True):
+            _, relative = errors(unpacked(tensor, bound.buffer(b)), unpacked(tensor, right))
+            report.max_table_err = max(report.max_table_err, relative)
+            if not relative <= LAYER_TOLERANCE[storage]:
+                report.mismatches.append(
+                    f"layer {layer.name}, {place}: rows in {storage} off those in fp32 by {relative:.3g} of its "
+                    f"largest value (allowed {LAYER_TOLERANCE[storage]:g})"
+                )
 
 
 def _session(model: Path) -> Any:
@@ -262,13 +290,9 @@ def _fed(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:
     return array.reshape(-1) if len(value.shape) == 1 else array.reshape(len(given), -1)
 
 
-def _at(port: Port, batch: int) -> tuple[int, ...]:
-    return tuple(-dim * batch if dim < 0 else dim for dim in port.shape)
-
-
 def _draw(port: Port, batch: int, rng: np.random.Generator) -> NDArray[Any]:
     """Random values that the model takes: normal floats, ids in their range, zeros for integers without one."""
-    shape, kind = _at(port, batch), np.dtype(port.dtype).kind
+    shape, kind = port.at(batch), np.dtype(port.dtype).kind
     if kind == "f":
         return rng.standard_normal(shape).astype(port.dtype)
     if kind == "b":

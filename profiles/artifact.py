@@ -15,7 +15,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,11 @@ LevelSource: TypeAlias = Literal["measured", "modelled"]
 MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels.so"
 
 
+def shape_at(shape: Sequence[int], batch: int) -> tuple[int, ...]:
+    """A shape for a query of this batch: a dimension -k is k times it."""
+    return tuple(-dim * batch if dim < 0 else dim for dim in shape)
+
+
 class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One tensor that kernels take. A dimension -k stands for k times the batch of the query."""
 
@@ -43,7 +48,7 @@ class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def at(self, batch: int) -> tuple[int, ...]:
         """The shape for a query of this batch."""
-        return tuple(-dim * batch if dim < 0 else dim for dim in self.shape)
+        return shape_at(self.shape, batch)
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +72,10 @@ class Port(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     places: tuple[Place, ...] = ()
     max_bytes: int = 0  # of strings: room for a row's text, on average over a batch
     separator: str = ""  # of strings: what splits one into tokens
+
+    def at(self, batch: int) -> tuple[int, ...]:
+        """The shape for a query of this batch."""
+        return shape_at(self.shape, batch)
 
     def spec(self) -> TensorSpec:
         return TensorSpec(self.name, self.dtype, self.shape)
@@ -115,6 +124,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_digest: str
     level_sources: tuple[LevelSource, ...] = ()  # of each level; none stands for all measured
     banks: tuple[Port, ...] = ()  # one-dimensional
+    tables: Literal["fp32", "fp16", "int8"] = "fp32"  # what was asked for float tables that are looked up
+    tables_error: float = 0.0  # of a number in them at most, over the largest magnitude in its table
 
     @property
     def rooms(self) -> tuple[Port, ...]:

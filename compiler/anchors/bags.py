@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.embedding.rows import storage_of
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
 from veltair.compiler.node import attribute, times
@@ -24,7 +25,8 @@ REDUCTIONS = {"ReduceSum": "sum", "ReduceMean": "mean"}
 class Bag:
     gather: onnx.NodeProto
     reduction: onnx.NodeProto | None  # none: every id is a bag
-    table: NDArray[Any]  # (rows, width)
+    table: NDArray[Any]  # its rows as the model keeps them
+    width: int
     ids: TensorSpec  # (bags, lookups); of any shape where every id is a bag
 
     @property
@@ -46,24 +48,27 @@ class Bag:
     @property
     def kind(self) -> tuple[object, ...]:
         """What bags must share to be one layer."""
-        return self.shape, self.ids.dtype, self.table.shape[1], self.reduce
+        return self.shape, self.ids.dtype, self.width, self.reduce, str(self.table.dtype)
 
 
 def bag_at(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Bag | None:
     """The bag that a Gather begins, if it does."""
     table, ids = model.initializers.get(node.input[0]), model.values[node.input[1]]
     user = only_user(node.output[0])
-    if table is None or table.ndim != 2 or table.dtype != np.float32 or ids.name in model.initializers:
+    if table is None or table.ndim != 2 or ids.name in model.initializers:
+        return None
+    rows = model.values[node.input[0]]
+    if rows.dtype != "float32":
         return None
     if not ids.shape or ids.dtype not in ("int64", "int32") or attribute(node, "axis", 0) != 0:
         return None
-    alone = Bag(node, None, table, ids)
+    alone = Bag(node, None, table, rows.shape[1], ids)
     if len(ids.shape) != 2 or user is None or user.op_type not in REDUCTIONS or attribute(user, "keepdims", 1):
         return alone
     axes = attribute(user, "axes", None)
     if axes is None and len(user.input) > 1 and user.input[1] in model.initializers:
         axes = model.initializers[user.input[1]].tolist()
-    return Bag(node, user, table, ids) if axes in ([1], [-2]) else alone
+    return Bag(node, user, table, rows.shape[1], ids) if axes in ([1], [-2]) else alone
 
 
 def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> list[Bag]:
@@ -84,13 +89,19 @@ def bags(node: onnx.NodeProto, lowering: Lowering) -> bool:
     bags = bags_with(node, lowering.model, lowering.only_user)
     if not bags:
         return False
-    (count, lookups), width = bags[0].shape, int(bags[0].table.shape[1])
+    (count, lookups), width = bags[0].shape, bags[0].width
     shape = lowering.shape_of(bags[0].output)
     flat = shape == (count, width)
     outputs = [Activation(bag.output if flat else f"{bag.output}/rows", "float32", (count, width)) for bag in bags]
     inputs = [lowering.reshaped(lowering.plain(bag.ids.name), bag.shape) for bag in bags]
+    weights = {
+        f"table{i}": lowering.tables.of(bag.gather.input[0], bag.table) if bag.table.dtype == np.float32 else bag.table
+        for i, bag in enumerate(bags)
+    }
     attributes = {"reduce": bags[0].reduce}
-    weights = {f"table{i}": bag.table for i, bag in enumerate(bags)}
+    if (storage := storage_of(weights["table0"])) != "fp32":
+        size = sum(table.nbytes for table in weights.values())
+        attributes |= {"storage": storage, "_note": f"tables of {size / 1e6:.1f} MB in {storage}"}
     flops = abs(count) * lookups * width * len(bags)
     lowering.emit(lowering.spec(node.name, "embedding_bag", inputs, outputs, attributes, weights, flops))
     for bag, output in zip(bags, outputs, strict=True):

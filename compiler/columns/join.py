@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.columns.description import Description
 from veltair.compiler.columns.kernel import layer
 from veltair.compiler.columns.layout import Layout
 from veltair.compiler.columns.store import Store
+from veltair.compiler.embedding.tables import Tables
 from veltair.compiler.ir import LayerSpec
 from veltair.compiler.onnx_model import OnnxModel
 from veltair.errors import ModelError
@@ -26,15 +26,14 @@ class Front:
     model: OnnxModel  # without the inputs that columns give
     description: Description
     layout: Layout
-    tables: Mapping[str, NDArray[np.float32]]  # of the description
+    tables: Mapping[str, NDArray[Any]]  # of the description, as they are stored
     layers: tuple[LayerSpec, ...]
 
 
-def join(model: OnnxModel, given: Description | None, folder: Path | None = None) -> Front | None:
+def join(model: OnnxModel, given: Description | None, kept: Tables | None = None) -> Front | None:
     """What a description and the file's own operators put in front of the model, if anything.
 
-    `folder` takes the file of large tables, which are mapped from it. Raises ModelError where the description's inputs
-    are not the model's.
+    `kept`: how rows of tables are stored. Raises ModelError where the description's inputs are not the model's.
     """
     own = model.columns
     description = _both(own.description, given) if own and given else own.description if own else given
@@ -60,7 +59,7 @@ def join(model: OnnxModel, given: Description | None, folder: Path | None = None
         raise ModelError(
             f"{description.path}: feature {min(twice)!r}: the model {model.path} has an input of that name"
         )
-    store = Store.of(description, own.tables if own else None, folder)
+    store = Store.of(description, own.tables if own else None, kept)
     layers = tuple(layer(description, joined, model.max_batch, store) for joined in description.inputs)
     return Front(replace(model, inputs=left), description, layout, store.tables, layers)
 

@@ -52,6 +52,8 @@ def layer(description: Description, joined: Joined, max_batch: int, store: Store
         "_plan": found, "plan": found.digest, "_description": description, "_joined": joined, "_tables": store.tables,
         "_note": found.note, "_draw": partial(draw, description, [bank_of(tensor.name) for tensor in inputs]),
     }  # fmt: skip
+    if found.storage != "fp32":
+        attributes["storage"] = found.storage
     return LayerSpec(
         joined.name, "columns", inputs, (Activation(joined.name, "float32", (-1, found.width)),), attributes,
         {"tables": found.tables}, found.width, max_batch,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.columns import text
 from veltair.compiler.columns.hashing import held
 from veltair.compiler.columns.indices import Indices, Work
 from veltair.compiler.columns.plan import COMBINERS, Field
+from veltair.compiler.embedding.rows import Reader, reader, row_items
 from veltair.compiler.kernels.emit import LANES, Expr, lanes, when
 
 HALF = 8  # floats; rows of tables are often no wider
+LINE = 64  # bytes of the cache
 
 
 class Roads:
@@ -68,29 +71,42 @@ class Roads:
             T.buffer_store(self.indices, T.Select(T.cast(index, f"uint32x{LANES}") < rows, index, fill), [at])
         if self.work.ahead:
             with when(self.of.field(column, Field.LARGE) == 1):
-                first, dim = self.of.field(column, Field.TABLE, "int64"), self.of.field(column, Field.DIM, "int64")
+                width = self.of.field(column, Field.DIM, "int64")
                 with T.serial(0, self.work.count) as row:
-                    self._fetch(first + T.cast(self.indices[base + row], "int64") * dim, dim)
+                    self._fetch(self._begin(column, self.indices[base + row], width), width)
 
-    def _fetch(self, where: Expr, dim: Expr) -> None:
-        where = held(where)
-        with T.serial(T.int64(0), T.ceildiv(dim, T.int64(LANES))) as line:
-            at = T.address_of(self.work.buffers["tables"][where + line * T.int64(LANES)])
+    def _begin(self, column: Expr, index: Expr, width: Expr) -> Expr:
+        """The item of all tables where a row begins."""
+        items = row_items(width, self.work.buffers["tables"].dtype)
+        return held(self.of.field(column, Field.TABLE, "int64") + T.cast(index, "int64") * items)
+
+    def _row(self, begin: Expr, width: Expr) -> Reader:
+        return reader(self.work.buffers["tables"], begin, width)
+
+    def _fetch(self, begin: Expr, width: Expr) -> None:
+        tables = self.work.buffers["tables"]
+        items, line = row_items(width, tables.dtype), LINE // np.dtype(str(tables.dtype)).itemsize
+
+        def ask(item: Expr) -> None:
+            at = T.address_of(tables[item])
             T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", at, *map(T.int32, (0, 3, 1))))
+
+        with T.serial(T.int64(0), T.ceildiv(items, T.int64(line))) as number:
+            ask(begin + number * T.int64(line))
+        if tables.dtype == "uint8":  # rows begin anywhere in a line
+            ask(begin + items - 1)
 
     def rows(self, dim: int) -> None:
         """Rows of the tables to the output, side by side for each row of the batch."""
-        work, tables, out = self.work, self.work.buffers["tables"], self.work.buffers["out"]
+        work, out = self.work, self.work.buffers["out"]
         with T.serial(0, work.count) as row, T.serial(0, work.many) as place:
             column = held(work.first + place)
             width = T.int64(dim) if dim else self.of.field(column, Field.DIM, "int64")
-            index = T.cast(self.indices[place * self.stride + LANES + row], "int64")
-            source = held(self.of.field(column, Field.TABLE, "int64") + index * width)
+            source = self._row(self._begin(column, self.indices[place * self.stride + LANES + row], width), width)
             target, where = self.of.field(column, Field.OUT), held(work.start + row)
 
             def piece(offset: Expr, count: int) -> None:
-                value = tables[_span(source + T.cast(offset, "int64"), count)]
-                T.buffer_store(out, value, [where, _span(target + offset, count)])
+                T.buffer_store(out, source(offset, count), [where, _span(target + offset, count)])
 
             _across(dim, width, piece)
 
@@ -98,9 +114,8 @@ class Roads:
 
     def _sums(self, column: Expr, kind: str, step: str) -> None:
         """Ids are looked for up to `ahead` in advance of their rows, and no token is stored (AtRec IV-A, Ember)."""
-        work, tables, out = self.work, self.work.buffers["tables"], self.work.buffers["out"]
-        width = self.of.field(column, Field.DIM, "int64")
-        table, target = self.of.field(column, Field.TABLE, "int64"), self.of.field(column, Field.OUT)
+        work, out = self.work, self.work.buffers["out"]
+        width, target = self.of.field(column, Field.DIM, "int64"), self.of.field(column, Field.OUT)
         rows, room = self.of.field(column, Field.ROWS, "uint32"), work.ahead or 1
         ids = T.alloc_buffer((room,), "int32", scope="global")
         waiting, total, index = (T.alloc_buffer((1,), "int32", scope="global") for _ in range(3))
@@ -108,7 +123,7 @@ class Roads:
             row = held(work.start + r)
 
             def source(index: Expr, offset: Expr, count: int) -> Expr:
-                return tables[_span(table + T.cast(index, "int64") * width + T.cast(offset, "int64"), count)]
+                return self._row(self._begin(column, index, width), width)(offset, count)
 
             def add_up() -> None:
                 def piece(offset: Expr, count: int) -> None:
@@ -133,7 +148,7 @@ class Roads:
                     T.buffer_store(total, total[0] + 1, [0])
                     if work.ahead:
                         with when(self.of.field(column, Field.LARGE) == 1):
-                            self._fetch(table + T.cast(found, "int64") * width, width)
+                            self._fetch(self._begin(column, found, width), width)
                     with when(waiting[0] == room):
                         add_up()
 

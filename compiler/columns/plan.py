@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from veltair.compiler.columns.ranges import Map, Range, Remove, Replace, Step, p
 from veltair.compiler.columns.shapes import Extent, Symbols, one_value
 from veltair.compiler.columns.store import Store
 from veltair.compiler.columns.vocabulary import Vocabularies
+from veltair.compiler.embedding.rows import row_items, storage_of
 
 ABSENT = -(1 << 31)  # an index that was removed, or of a value that is missing
 UNLIMITED = (1 << 31) - 1
@@ -85,7 +87,7 @@ class Plan:
     guards: NDArray[np.int32]  # (guards, 4): 1 to remove, low, high, value
     edges: NDArray[np.float32]
     vocabularies: Vocabularies
-    tables: NDArray[np.float32]  # of the store
+    tables: NDArray[Any]  # of the store
     dropped_guards: int
     row_bytes: int  # of tables, read for a row of the batch, where a text has a token in every TOKEN bytes
 
@@ -99,8 +101,13 @@ class Plan:
         return (
             f"{len(self.columns)} columns in one kernel ({kinds}); {single} of {len(looked_up)} lookups have one value "
             f"and no reduction; proved needless: {int((looked_up[:, Field.CHECKED] == 0).sum())} bounds checks, "
-            f"{self.dropped_guards} guards; tables of {self.tables.nbytes / 1e6:.1f} MB"
+            f"{self.dropped_guards} guards; tables of {self.tables.nbytes / 1e6:.1f} MB in {self.storage}"
         )
+
+    @property
+    def storage(self) -> str:
+        """How rows of tables are kept: one of `rows.STORAGES`."""
+        return storage_of(self.tables)
 
     @property
     def digest(self) -> str:
@@ -146,7 +153,7 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
         row[Field.GUARDS] = len(found)
         if table is not None:
             row[Field.TABLE], row[Field.ROWS], row[Field.FILL] = store.place(column)
-            row[Field.LARGE] = table.rows * table.dim * 4 > LARGE_BYTES
+            row[Field.LARGE] = store.tables[table.name].nbytes > LARGE_BYTES
             row[Field.CHECKED] = not (absent_free and proved(steps, table.rows) and not _removes(steps))
         if column.boundaries is not None:
             row[Field.FIRST], row[Field.SIZE] = sum(map(len, edges)), len(column.boundaries)
@@ -159,6 +166,10 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
         if column.hash is not None or column.identity is not None:
             row[Field.SIZE] = column.hash or column.identity or 0
             row[Field.RECIPROCAL] = np.uint64(((1 << 64) - 1) // int(row[Field.SIZE])).view(np.int64)
+
+    def row_bytes(dim: int) -> int:
+        return int(row_items(dim, store.rows.dtype.name)) * store.rows.itemsize
+
     groups, first_column = [], 0
     for (name, dim), members in groupby(ordered, key):
         count = len(list(members))
@@ -169,7 +180,7 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
         np.array(guards or [(0, 0, 0, 0)], np.int32),
         np.concatenate(edges) if edges else np.zeros(EDGES, np.float32), vocabularies, store.rows,
         sum(len(c.guards) for c in wanted) - len(guards),
-        sum(4 * width_of[c.name] * _values(features[c.feature]) for c in wanted if c.table is not None),
+        sum(row_bytes(width_of[c.name]) * _values(features[c.feature]) for c in wanted if c.table is not None),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from veltair.compiler.columns.description import Column, Description, Feature
 from veltair.compiler.columns.fingerprint import fingerprint64
 from veltair.compiler.columns.layout import Layout, bank_of, banks_of
 from veltair.compiler.columns.tables import rows_of
+from veltair.compiler.embedding.rows import floats
 from veltair.compiler.ir import LayerSpec
 from veltair.profiles.strings import Strings
 
@@ -28,9 +29,10 @@ GONE = -(1 << 62)  # an index that was removed
 
 
 def reference(
-    description: Description, raw: Mapping[str, Raw], tables: Mapping[str, NDArray[np.float32]] | None = None
+    description: Description, raw: Mapping[str, Raw], tables: Mapping[str, NDArray[Any]] | None = None
 ) -> dict[str, NDArray[np.float32]]:
-    """The model's inputs (B, width) by name. `tables` by name; default: those of the description."""
+    """The model's inputs (B, width) by name. `tables` by name, as `rows.stored` keeps them; default: those of the
+    description in float32."""
     names = {column.table for column in description.columns}
     known = {t.name: t for t in description.tables if t.name in names}
     rows = tables if tables is not None else {n: rows_of(t, description.path) for n, t in known.items()}
@@ -66,7 +68,7 @@ def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[np.floa
 
 
 def _column(
-    column: Column, feature: Feature, table: NDArray[np.float32] | None, raw: NDArray[Any] | Sequence[bytes]
+    column: Column, feature: Feature, table: NDArray[Any] | None, raw: NDArray[Any] | Sequence[bytes]
 ) -> NDArray[np.float32]:
     if column.step == "copy":
         return np.asarray(raw, np.float32).reshape(len(raw), feature.width)
@@ -89,11 +91,12 @@ def _column(
     kept = (index >= 0) & (index < len(table))
     index, rows = index[kept], rows[kept]
     counts = np.bincount(rows, minlength=len(raw))
-    sums = np.zeros((len(raw), table.shape[1]))
-    np.add.at(sums, rows, table[index])
+    picked = floats(table[index])
+    sums = np.zeros((len(raw), picked.shape[1]))
+    np.add.at(sums, rows, picked)
     out = np.asarray(sums * np.array([_scale(column, count) for count in counts.tolist()])[:, None], np.float32)
     if column.empty_row is not None:
-        out[counts == 0] = table[column.empty_row]
+        out[counts == 0] = floats(table[column.empty_row : column.empty_row + 1])
     return out
 
 

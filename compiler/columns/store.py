@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.columns.description import Column, Description
-from veltair.compiler.columns.tables import copy_rows
+from veltair.compiler.columns.tables import PART, parts
+from veltair.compiler.embedding.rows import DTYPES, row_items
+from veltair.compiler.embedding.tables import Tables
 
-LINE = 16  # floats; tables begin at a cache line
-MAPPED = 1 << 24  # floats; more go to a file
+LINE = 64  # bytes; tables begin at a cache line
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
     """Each table once, followed by the rows that its columns read where nothing is left."""
 
-    rows: NDArray[np.float32]
-    tables: Mapping[str, NDArray[np.float32]]  # (rows, dim), views of `rows`
+    rows: NDArray[Any]  # flat; of float32, float16 or, with a scale and a bias in each row, uint8
+    tables: Mapping[str, NDArray[Any]]  # each table's rows as they are stored, views of `rows`
     first: Mapping[str, int]  # where each table begins
     fills: Mapping[str, tuple[int | None, ...]]  # of each table: the row that is repeated; None for zeros
 
@@ -30,46 +31,43 @@ class Store:
         cls,
         description: Description,
         given: Mapping[str, NDArray[np.float32]] | None = None,
-        folder: Path | None = None,
+        kept: Tables | None = None,
     ) -> Store:
-        """`given`: rows of tables by name; of others, and by default, those that the description names. `folder` takes
-        the file of a large store.
+        """`given`: rows of tables by name; of others, and by default, those that the description names. `kept`: how
+        rows are stored, float32 by default.
 
-        Raises ModelError for a table that cannot be read.
+        Raises ModelError for a table that cannot be read or stored.
         """
+        kept = kept or Tables()
+        dtype = np.dtype(DTYPES[kept.storage])
         fills: dict[str, tuple[int | None, ...]] = {}
         for column in description.columns:
             if column.table is not None:
                 fills[column.table] = tuple(dict.fromkeys((*fills.get(column.table, ()), column.empty_row)))
         wanted = [table for table in description.tables if table.name in fills]
-        first, size = {}, 0
+        first, size, line = {}, 0, LINE // dtype.itemsize
         for table in wanted:
             first[table.name] = size
-            size += -(-(table.rows + len(fills[table.name])) * table.dim // LINE) * LINE
-        rows = _array(max(size, LINE), folder)
+            size += -(-(table.rows + len(fills[table.name])) * row_items(table.dim, dtype.name) // line) * line
+        rows = kept.empty((max(size, line),))
         tables = {}
         for table in wanted:
-            begin, end = first[table.name], table.rows * table.dim
-            found = tables[table.name] = rows[begin : begin + end].reshape(table.rows, table.dim)
+            begin, items = first[table.name], row_items(table.dim, dtype.name)
+            end = begin + table.rows * items
+            found = tables[table.name] = rows[begin:end].reshape(table.rows, items)
             if given is not None and table.name in given:
-                found[...] = given[table.name]
+                own, step = given[table.name], max(PART // table.dim, 1)
+                kept.store(table.name, lambda at, own=own, step=step: own[at : at + step], step, found)  # type: ignore[misc]
             else:
-                copy_rows(table, description.path, found)
+                step, part = parts(table, description.path)
+                kept.store(table.name, part, step, found)
             for place, row in enumerate(fills[table.name]):
                 if row is not None:
-                    behind = begin + end + place * table.dim
-                    rows[behind : behind + table.dim] = found[row]
+                    rows[end + place * items :][:items] = found[row]
         return cls(rows, tables, first, fills)
 
     def place(self, column: Column) -> tuple[int, int, int]:
-        """First number, rows, the row that stands in for nothing."""
+        """First item, rows, the row that stands in for nothing."""
         assert column.table is not None
         rows = len(self.tables[column.table])
         return self.first[column.table], rows, rows + self.fills[column.table].index(column.empty_row)
-
-
-def _array(size: int, folder: Path | None) -> NDArray[np.float32]:
-    """Zeros."""
-    if folder is None or size < MAPPED:
-        return np.zeros(size, np.float32)
-    return np.memmap(folder / "columns.tables", np.float32, "w+", shape=(size,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,19 +41,21 @@ def beside(path: Path, name: str, where: str) -> Path:
 
 def rows_of(table: Table, path: Path) -> NDArray[np.float32]:
     """(rows, dim) float32. Raises ModelError."""
-    rows = np.empty((table.rows, table.dim), np.float32)
-    copy_rows(table, path, rows)
+    rows, step, part = np.empty((table.rows, table.dim), np.float32), *parts(table, path)
+    for first in range(0, table.rows, step):
+        rows[first : first + step] = part(first)
     return rows
 
 
-def copy_rows(table: Table, path: Path, out: NDArray[np.float32]) -> None:
-    """All rows to `out`, a part at a time. Raises ModelError."""
+def parts(table: Table, path: Path) -> tuple[int, Callable[[int], NDArray[Any]]]:
+    """How many rows to take at once, and those from a row on, which must be asked for in their order. Raises
+    ModelError."""
     step = max(PART // table.dim, 1)
+    if table.file is not None:
+        source = _mapped(table, path)
+        return step, lambda first: source[first : first + step]
     chance = np.random.default_rng(table.seed)
-    source = _mapped(table, path) if table.file is not None else None
-    for first in range(0, table.rows, step):
-        part = out[first : first + step]
-        part[...] = chance.random(part.shape, np.float32) - np.float32(0.5) if source is None else source[first:][:step]
+    return step, lambda first: chance.random((min(step, table.rows - first), table.dim), np.float32) - np.float32(0.5)
 
 
 def _mapped(table: Table, path: Path) -> NDArray[Any]:

@@ -6,8 +6,8 @@ bias as float32; number = byte * scale + bias.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from veltair.compiler.kernels.emit import Expr, lanes
 
 TAIL_BYTES = 8  # scale and bias behind the bytes of a row
 STORAGES = ("fp32", "fp16", "int8")
+Storage: TypeAlias = Literal["fp32", "fp16", "int8"]
+DTYPES: Mapping[str, str] = {"fp32": "float32", "fp16": "float16", "int8": "uint8"}  # of a table
 Reader = Callable[[Expr, int], Expr]  # the numbers of a row: offset, how many -> float32 lanes
 
 
@@ -41,13 +43,17 @@ def floats(table: NDArray[Any]) -> NDArray[np.float32]:
     return table[:, :-TAIL_BYTES].astype(np.float32) * tail[:, :1] + tail[:, 1:]
 
 
-def row_items(dim: int, dtype: str) -> int:
-    """Items of a table's dtype from one row to the next."""
+def storage_of(table: NDArray[Any]) -> str:
+    return next(storage for storage, dtype in DTYPES.items() if dtype == table.dtype)
+
+
+def row_items(dim: Expr, dtype: str) -> Expr:
+    """Items of a table's dtype from one row to the next; `dim` as a number or in code."""
     return dim + TAIL_BYTES if dtype == "uint8" else dim
 
 
-def reader(table: Any, begin: Expr, dim: int) -> Reader:
-    """The row of a flat table that begins at an item."""
+def reader(table: Any, begin: Expr, dim: Expr) -> Reader:
+    """The row of a flat table that begins at an item; `dim` as a number or int64 in code."""
 
     def items(offset: Expr, count: int) -> Expr:
         at = begin + T.cast(offset, "int64")
@@ -60,7 +66,7 @@ def reader(table: Any, begin: Expr, dim: int) -> Reader:
         return f"float32x{count}" if count > 1 else "float32"
 
     if table.dtype == "uint8":
-        scale, bias = (T.bind(T.reinterpret("float32", items(T.int64(dim + k), 4))) for k in (0, 4))
+        scale, bias = (T.bind(T.reinterpret("float32", items(T.int64(0) + dim + k, 4))) for k in (0, 4))
         return lambda offset, count: (
             T.cast(items(offset, count), kind(count)) * spread(scale, count) + spread(bias, count)
         )

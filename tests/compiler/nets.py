@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.arena import plan
+from veltair.compiler.embedding.tables import Tables
 from veltair.compiler.ir import Activation
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.library import machine_code
@@ -54,9 +55,11 @@ class Net:
         return path
 
 
-def run(path: Path, feeds: Arrays, precision: str, batch: int = 1, max_batch: int = 4) -> tuple[list[Any], list[str]]:
+def run(
+    path: Path, feeds: Arrays, precision: str, batch: int = 1, max_batch: int = 4, tables: Tables | None = None
+) -> tuple[list[Any], list[str]]:
     """Outputs of every layer's default version, and the layers' operators."""
-    graph = lower(load(path, max_batch), precision)
+    graph = lower(load(path, max_batch), precision, tables=tables)
     arena = plan(graph)
     libraries, kernels = {}, []
     for layer in graph.layers:
@@ -67,16 +70,13 @@ def run(path: Path, feeds: Arrays, precision: str, batch: int = 1, max_batch: in
         permit_tiles()
     memory = empty((arena.bytes,), "uint8")
 
-    def real(shape: tuple[int, ...]) -> list[int]:
-        return [-d * batch if d < 0 else d for d in shape]
-
-    inputs = [empty(real(p.shape), p.dtype) for p in graph.inputs]
+    inputs = [empty(port.at(batch), port.dtype) for port in graph.inputs]
     for port, array in zip(graph.inputs, inputs, strict=True):
         array[...] = feeds[port.name]
-    outputs = [empty(real(p.shape), p.dtype) for p in graph.outputs]
+    outputs = [empty(port.at(batch), port.dtype) for port in graph.outputs]
 
     def view(tensor: Activation) -> Any:
-        place, shape = arena.places[tensor.name], real(tensor.physical)
+        place, shape = arena.places[tensor.name], tensor.at(batch)
         if place.kind != "arena":
             return tvm_ffi.from_dlpack((inputs if place.kind == "input" else outputs)[place.offset].reshape(shape))
         size = int(np.prod(shape)) * np.dtype(tensor.dtype).itemsize

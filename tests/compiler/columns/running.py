@@ -15,6 +15,8 @@ from veltair.compiler.columns.kernel import Columns, layer
 from veltair.compiler.columns.layout import bank_of
 from veltair.compiler.columns.samples import banks
 from veltair.compiler.columns.store import Store
+from veltair.compiler.embedding.rows import Storage
+from veltair.compiler.embedding.tables import Tables
 from veltair.compiler.ir import Point
 from veltair.compiler.library import machine_code
 from veltair.machine import features, tvm_target
@@ -43,10 +45,11 @@ class Compiled:
 
     def __init__(
         self, description: Description, point: Point, isa: frozenset[str] | None = None, mcpu: str = "",
-        tables: Mapping[str, NDArray[np.float32]] | None = None, max_batch: int = 256,
+        tables: Mapping[str, NDArray[np.float32]] | None = None, max_batch: int = 256, storage: Storage = "fp32",
     ) -> None:  # fmt: skip
         self.description, self.joined = description, description.inputs[0]
-        self.spec = layer(description, self.joined, max_batch, Store.of(description, tables))
+        self.store = Store.of(description, tables, Tables(storage))
+        self.spec = layer(description, self.joined, max_batch, self.store)
         kernel = Columns().build(self.spec, point, isa or features())
         target = tvm_target() | ({"mcpu": mcpu} if mcpu else {})
         self.library = machine_code(kernel.function, "main", target)

@@ -91,7 +91,7 @@ def test_from_raw_features_to_the_score(compiled: Artifact, folder: Path, batch:
         **raw_features(description, batch, chance), "plain": chance.standard_normal((batch, 3)).astype(np.float32),
     }  # fmt: skip
     manifest = compiled.manifest
-    arrays = [empty(tuple(-d * batch if d < 0 else d for d in p.shape), p.dtype) for p in manifest.rooms]
+    arrays = [empty(port.at(batch), port.dtype) for port in manifest.rooms]
     fill(manifest, arrays, raw, batch)
     out = empty((batch, 2), "float32")
     Executor(compiled).bind(batch, arrays, [out]).block(0, [0] * len(manifest.layers))()

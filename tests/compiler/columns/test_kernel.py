@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.columns.description import Description
 from veltair.compiler.columns.reference import reference
+from veltair.compiler.embedding.rows import STORAGES, Storage
 from veltair.compiler.ir import Point
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.reference import reference as layer_reference
@@ -44,6 +45,7 @@ COLUMNS: list[dict[str, Any]] = [
         "name": "s.known", "feature": "s", "vocabulary": WORDS_KNOWN, "default": 2,
         "guards": [{"replace": (0, 4), "value": 1}], "table": "t12",
     },
+    {"name": "s.one", "feature": "s", "hash": 1, "table": "t1"},  # all into one bucket
     {"feature": "kept", "hash": 50, "table": "t5"},
     {"feature": "t", "hash": 40, "combiner": "sqrtn", "table": "t24"},
     {"name": "t.known", "feature": "t", "vocabulary": WORDS_KNOWN, "combiner": "sum", "table": "t8b", "empty_row": 2},
@@ -53,7 +55,7 @@ COLUMNS: list[dict[str, Any]] = [
     {"feature": "n", "number": True},
 ]  # fmt: skip
 SHAPES = {
-    "t8": (11, 8), "t1001": (1001, 1), "t16": (100, 16), "t16b": (9, 16), "t12": (7, 12), "t5": (50, 5),
+    "t8": (11, 8), "t1001": (1001, 1), "t16": (100, 16), "t16b": (9, 16), "t12": (7, 12), "t5": (50, 5), "t1": (1, 5),
     "t24": (40, 24), "t8b": (30, 8),
 }  # fmt: skip
 POINT: Point = {"rows": 32, "columns": 2, "along": "rows", "ahead": 4}
@@ -122,13 +124,18 @@ def test_ends_that_fall_or_pass_the_room_are_empty_texts(compiled: Compiled, who
     np.testing.assert_allclose(out, reference(whole, raw)["x"], rtol=1e-5, atol=1e-6)
 
 
-def test_nothing_is_read_outside_of_texts_numbers_and_tables(compiled: Compiled, whole: Description) -> None:
+@pytest.mark.parametrize("storage", STORAGES)
+def test_nothing_is_read_outside_of_texts_numbers_and_tables(
+    compiled: Compiled, whole: Description, storage: Storage
+) -> None:
     """Every array ends at a page that no one may touch: a read behind it kills the process."""
-    compiled.weights[:] = [guarded(weight) for weight in compiled.weights]
+    code = compiled if storage == "fp32" else Compiled(whole, POINT, storage=storage)
+    code.weights[:] = [guarded(weight) for weight in code.weights]
     for batch in (1, 7, 16, 33):
         raw = raw_features(batch, batch)
-        arrays = [guarded(array) for array in compiled.arrays(raw, batch)]
-        np.testing.assert_allclose(compiled.run(arrays, batch), reference(whole, raw)["x"], rtol=1e-5, atol=1e-6)
+        arrays = [guarded(array) for array in code.arrays(raw, batch)]
+        expected = reference(whole, raw, code.store.tables)["x"]
+        np.testing.assert_allclose(code.run(arrays, batch), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_long_texts_and_a_million_separators() -> None:
