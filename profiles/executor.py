@@ -128,7 +128,7 @@ def run_all(executor: Executor, inputs: Sequence[NDArray[Any]], batch: int, vers
         copy = empty(array.shape, port.dtype)
         copy[...] = array
         aligned.append(copy)
-    outputs = [empty(tuple(-d * batch if d < 0 else d for d in p.shape), p.dtype) for p in manifest.outputs]
+    outputs = [empty(port.at(batch), port.dtype) for port in manifest.outputs]
     run = executor.bind(batch, aligned, outputs)
     run.block(0, [version % len(layer.versions) for layer in manifest.layers])()
     return outputs

@@ -150,7 +150,7 @@ def _banks(manifest: Inputs, arrays: Arrays) -> Arrays:
 
 
 def _alone(port: Port, array: NDArray[Any], batch: int) -> Room:
-    return Room(port, _cut(array, 0, tuple([-dim * batch if dim < 0 else dim for dim in port.shape])))
+    return Room(port, _cut(array, 0, port.at(batch)))
 
 
 def _banked(port: Port, banks: Arrays, batch: int) -> Room:

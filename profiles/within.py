@@ -86,7 +86,7 @@ def _room(port: Port, batch: int) -> NDArray[Any]:
     """Ones, or the lowest id."""
     from veltair.profiles.executor import empty
 
-    array = empty(tuple(-dim * batch if dim < 0 else dim for dim in port.shape), port.dtype)
+    array = empty(port.at(batch), port.dtype)
     array.fill(1 if port.low is None else port.low)
     return array
 

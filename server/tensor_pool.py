@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import OverloadedError
-from veltair.profiles.artifact import ALIGNMENT, ITEM_BYTES, SLACK_BYTES, Manifest
+from veltair.profiles.artifact import ALIGNMENT, ITEM_BYTES, SLACK_BYTES, Manifest, shape_at
 from veltair.profiles.strings import Strings
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # nobody can cut it under a reader
@@ -33,7 +33,7 @@ class Field:
     offset: int  # bytes from the slot's begin
 
     def at(self, batch: int) -> tuple[int, ...]:
-        return tuple(-dim * batch if dim < 0 else dim for dim in self.shape)
+        return shape_at(self.shape, batch)
 
     def bytes_at(self, batch: int) -> int:
         return math.prod(self.at(batch)) * ITEM_BYTES[self.dtype]

@@ -134,14 +134,10 @@ def warm_up(executor: executor.Executor) -> None:
     from veltair.profiles.executor import empty
 
     manifest = executor.manifest
-    inputs, outputs = [], []
-    for port in manifest.rooms:
-        array = empty(tuple(abs(dim) for dim in port.shape), port.dtype)
+    inputs, outputs = ([empty(port.at(1), port.dtype) for port in side] for side in (manifest.rooms, manifest.outputs))
+    for array, port in zip(inputs, manifest.rooms, strict=True):
         if port.low is not None and port.low > 0:
             array.fill(port.low)
-        inputs.append(array)
-    for port in manifest.outputs:
-        outputs.append(empty(tuple(abs(dim) for dim in port.shape), port.dtype))
     run = executor.bind(1, inputs, outputs)
     for index, layer in enumerate(manifest.layers):
         for version in range(len(layer.versions)):

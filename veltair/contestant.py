@@ -35,7 +35,7 @@ Feeds = dict[str, NDArray[Any]]  # strings as objects
 def draw(port: Port, batch: int) -> NDArray[Any]:
     """A seeded input."""
     random = np.random.default_rng(0)
-    shape = tuple(-d * batch if d < 0 else d for d in port.shape)
+    shape = port.at(batch)
     if port.dtype == "string":
         return texts(Feature(port.max_bytes, port.separator), shape, random)
     if np.issubdtype(np.dtype(port.dtype), np.integer):
@@ -84,10 +84,10 @@ def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Calla
     executor = Executor(artifact)
     manifest = artifact.manifest
     at = next(i for i, b in enumerate(manifest.batches) if b >= batch)
-    inputs = [empty(tuple(-d * batch if d < 0 else d for d in room.shape), room.dtype) for room in manifest.rooms]
+    inputs = [empty(room.at(batch), room.dtype) for room in manifest.rooms]
     raw = {name: Strings.of(array.ravel()) if array.dtype.hasobject else array for name, array in feeds.items()}
     fill(manifest, inputs, raw, batch)
-    outputs = [empty(tuple(-d * batch if d < 0 else d for d in p.shape), p.dtype) for p in manifest.outputs]
+    outputs = [empty(port.at(batch), port.dtype) for port in manifest.outputs]
     run = executor.bind(batch, inputs, outputs)
     fastest = []
     for layer in manifest.layers:

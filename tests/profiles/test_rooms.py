@@ -34,8 +34,7 @@ MANIFEST = Manifest(
 
 def arrays(batch: int) -> list[NDArray[Any]]:
     """Rooms full of what was there before."""
-    shapes = [tuple(-d * batch if d < 0 else d for d in port.shape) for port in MANIFEST.rooms]
-    return [np.full(shape, 77, port.dtype) for port, shape in zip(MANIFEST.rooms, shapes, strict=True)]
+    return [np.full(port.at(batch), 77, port.dtype) for port in MANIFEST.rooms]
 
 
 def values(seed: int, batch: int) -> dict[str, Any]:

@@ -66,12 +66,7 @@ def _work(artifact: Artifact, batch: int, profile: ModelProfile, machine: Machin
 
 def _sent_bytes(ports: Sequence[Port], batch: int) -> float:
     """Of a text as much as there is room for on average."""
-    return float(
-        sum(
-            prod(-dim * batch if dim < 0 else dim for dim in port.shape) * ITEM_BYTES.get(port.dtype, port.max_bytes)
-            for port in ports
-        )
-    )
+    return float(sum(prod(port.at(batch)) * ITEM_BYTES.get(port.dtype, port.max_bytes) for port in ports))
 
 
 def _weight_bytes(artifact: Artifact, entry: LayerEntry) -> int:
