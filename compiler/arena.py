@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import lcm
+from math import lcm, prod
 from typing import Literal
 
 import numpy as np
@@ -48,12 +48,12 @@ class _Life:
         return (tensor.physical[2:], tensor.halo, tensor.dtype) if tensor.halo != Halo() else ()
 
     def bytes(self, batch: int) -> int:
-        return _bytes(self.tensor.physical, self.tensor.dtype, batch)
+        return _bytes(self.tensor.at(batch), self.tensor.dtype)
 
     def unit(self, batch: int) -> int:
         """Bytes of which its offset in its region is a multiple."""
         tensor = self.tensor
-        return lcm(ALIGNMENT, _bytes(tensor.physical[2:], tensor.dtype, batch)) if self.region else ALIGNMENT
+        return lcm(ALIGNMENT, _bytes(tensor.at(batch)[2:], tensor.dtype)) if self.region else ALIGNMENT
 
 
 def plan(graph: Graph) -> Arena:
@@ -103,6 +103,5 @@ def _first_fit(lives: Sequence[_Life], batch: int) -> tuple[dict[str, int], int]
     return offsets, -(-end // ALIGNMENT) * ALIGNMENT
 
 
-def _bytes(shape: Sequence[int], dtype: str, batch: int) -> int:
-    """Of an array of this shape, a dimension -k standing for k times the batch."""
-    return int(np.prod([-d * batch if d < 0 else d for d in shape], dtype=np.int64)) * np.dtype(dtype).itemsize
+def _bytes(shape: Sequence[int], dtype: str) -> int:
+    return prod(shape) * np.dtype(dtype).itemsize

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from veltair.profiles.artifact import shape_at
+
 Point = dict[str, int | str]  # a place in a design space
 
 
@@ -52,6 +54,10 @@ class Activation:
         n, c, h, w = self.shape
         halo = self.halo
         return (n, -(-c // self.block), halo.top + h + halo.bottom, halo.left + w + halo.right, self.block)
+
+    def at(self, batch: int) -> tuple[int, ...]:
+        """The shape in memory for a query of this batch."""
+        return shape_at(self.physical, batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ import numpy as np
 
 from veltair.compiler.ir import Activation, Kernel, LayerSpec
 from veltair.compiler.loopnest import Body, Box, Guard, Loop, Nest, Touch, join, loop_range
-from veltair.compiler.measure import physical
 from veltair.compiler.spans import Linear, Opaque, Span, single
 from veltair.compiler.tir_nest import UnreadableError, read
 from veltair.reuse import LoopLevel, Reuse
@@ -37,9 +36,9 @@ def kernel_reuse(spec: LayerSpec, kernel: Kernel, batch: int = 1) -> Reuse:
     data, and what TVM schedules.
     """
     shapes = [
-        *(physical(tensor, batch) for tensor in spec.inputs),
+        *(tensor.at(batch) for tensor in spec.inputs),
         *(weight.shape for weight in kernel.weights),
-        *(physical(tensor, batch) for tensor in spec.outputs),
+        *(tensor.at(batch) for tensor in spec.outputs),
     ]
     try:
         return levels(read(kernel.function, shapes))
@@ -53,7 +52,7 @@ def compulsory_bytes(spec: LayerSpec, batch: int) -> int:
     moved = sum(_bytes(tensor, batch) for tensor in (*spec.inputs, *spec.outputs))
     tables: dict[str, int] = {}
     if spec.op in ("embedding", "embedding_bag"):
-        tables = {f"table{i}": int(np.prod(physical(ids, batch))) for i, ids in enumerate(spec.inputs)}
+        tables = {f"table{i}": int(np.prod(ids.at(batch))) for i, ids in enumerate(spec.inputs)}
     if spec.op == "columns":
         return moved + min(spec.weights["tables"].nbytes, batch * int(spec.attributes["_plan"].row_bytes))
     for name, weight in spec.weights.items():
@@ -278,4 +277,4 @@ def _box_bytes(box: Box, shape: Sequence[int], item_bytes: int) -> int:
 
 
 def _bytes(tensor: Activation, batch: int) -> int:
-    return int(np.prod(physical(tensor, batch), dtype=np.int64)) * np.dtype(tensor.dtype).itemsize
+    return int(np.prod(tensor.at(batch), dtype=np.int64)) * np.dtype(tensor.dtype).itemsize

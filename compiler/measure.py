@@ -55,14 +55,9 @@ class CandidateError(VeltairError):
     """A candidate crashed, hung or refused its tensors."""
 
 
-def physical(activation: Activation, batch: int) -> tuple[int, ...]:
-    """The shape in memory for a query of this batch."""
-    return tuple(-dim * batch if dim < 0 else dim for dim in activation.physical)
-
-
 def interior(activation: Activation, batch: int) -> tuple[slice, ...]:
     """Where the values are in the physical array: inside the halo."""
-    shape, halo = physical(activation, batch), activation.halo
+    shape, halo = activation.at(batch), activation.halo
     if not activation.block:
         return tuple(slice(0, dim) for dim in shape)
     n, blocks, height, width, lanes = shape
@@ -76,12 +71,12 @@ def input_operands(spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]
     for activation in spec.inputs:
         low, high = bounds.get(activation.name, (0, 0))
         region = tuple((part.start, part.stop) for part in interior(activation, batch))
-        found.append(Random(activation.dtype, physical(activation, batch), region, low, high))
+        found.append(Random(activation.dtype, activation.at(batch), region, low, high))
     return found
 
 
 def result_operands(spec: LayerSpec, batch: int) -> list[Operand]:
-    return [Result(activation.dtype, physical(activation, batch)) for activation in spec.outputs]
+    return [Result(activation.dtype, activation.at(batch)) for activation in spec.outputs]
 
 
 class Meter:

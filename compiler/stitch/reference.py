@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.ir import LayerSpec
 from veltair.compiler.stitch.graph import Program, Shape
+from veltair.profiles.artifact import shape_at
 
 Array = NDArray[Any]
 
@@ -64,12 +65,6 @@ def stitched(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array]:
     found: dict[str, Array] = {}
     for space in spec.attributes["_domains"]:
         found |= evaluate(space.program, {name: given[name] for name in space.program.leaves})
-    batch = [
-        b // -d
-        for t, x in zip(spec.inputs, inputs, strict=True)
-        for d, b in zip(t.shape, x.shape, strict=True)
-        if d < 0
-    ]
-    return [
-        found[tensor.name].reshape([-d * batch[0] if d < 0 else d for d in tensor.shape]) for tensor in spec.outputs
-    ]
+    shapes = [(t.shape, x.shape) for t, x in zip(spec.inputs, inputs, strict=True)]
+    batch = next((b // -d for own, real in shapes for d, b in zip(own, real, strict=True) if d < 0), 1)
+    return [found[tensor.name].reshape(shape_at(tensor.shape, batch)) for tensor in spec.outputs]

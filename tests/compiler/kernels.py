@@ -40,7 +40,7 @@ def call(
     if "amx_bf16" in features():
         permit_tiles()
     arrays = [aligned(a) for a in (*inputs, *kernel.weights)]
-    outputs = [empty([-d * batch if d < 0 else d for d in t.physical], t.dtype) for t in spec.outputs]
+    outputs = [empty(t.at(batch), t.dtype) for t in spec.outputs]
     library["main"](*[tvm_ffi.from_dlpack(a) for a in (*arrays, *outputs)])
     return outputs
 
@@ -81,10 +81,9 @@ def run_graph(graph: Graph, feeds: Mapping[str, NDArray[Any]], batch: int) -> li
 
     def place(tensor: Activation) -> NDArray[Any]:
         base = graph.views.get(tensor.name, tensor.name)
-        shape = [-d * batch if d < 0 else d for d in tensor.physical]
         if base not in memory:
-            memory[base] = empty(shape, tensor.dtype)
-        return memory[base].reshape(shape)
+            memory[base] = empty(tensor.at(batch), tensor.dtype)
+        return memory[base].reshape(tensor.at(batch))
 
     for spec in graph.layers:
         point = SPACES[spec.op].points(spec, features())[0]

@@ -52,7 +52,7 @@ def graphs(draw: st.DrawFn) -> Graph:
 
 def bytes_of(arena: Arena, tensor: Activation, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """Where in the arena a tensor's bytes lie: those of its content, and those of its halo."""
-    shape = tuple(-d * batch if d < 0 else d for d in tensor.physical)
+    shape = tensor.at(batch)
     item = np.dtype(tensor.dtype).itemsize
     places = arena.places[tensor.name].offset + np.arange(np.prod(shape) * item).reshape(*shape, item)
     inside = np.ones(places.shape, bool)

@@ -156,8 +156,7 @@ def touched(spec: LayerSpec, weights: tuple[NDArray[Any], ...], batch: int) -> i
     """Bytes of the tensors: of images with halos what the taps reach, of outputs without their halo."""
     total = sum(weight.nbytes for weight in weights)
     for tensor in (*spec.inputs, *spec.outputs):
-        shape = [-dim * batch if dim < 0 else dim for dim in tensor.physical]
-        total += int(np.prod(shape)) * np.dtype(tensor.dtype).itemsize
+        total += int(np.prod(tensor.at(batch))) * np.dtype(tensor.dtype).itemsize
     return total
 
 

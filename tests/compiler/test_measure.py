@@ -11,7 +11,7 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.ir import Activation, Halo, Kernel, LayerSpec
 from veltair.compiler.kernels.emit import primitive
 from veltair.compiler.library import Source, compile_objects, link
-from veltair.compiler.measure import CandidateError, Meter, in_file, input_operands, interior, physical, write_chunks
+from veltair.compiler.measure import CandidateError, Meter, in_file, input_operands, interior, write_chunks
 from veltair.compiler.stopwatch import Given, Mapped, Random, Result
 from veltair.machine import machine, tvm_target
 
@@ -153,7 +153,7 @@ def test_chunks_are_the_row_major_bytes(tmp_path: Path) -> None:
 def test_inputs_are_random_inside_the_halo_and_ids_in_their_bounds() -> None:
     blocked = Activation("a", "float32", (-1, 20, 5, 6), 16, Halo(1, 2, 3, 4))
     ids, loose = Activation("ids", "int64", (-1, 7)), Activation("loose", "int64", (-1, 7))
-    assert physical(blocked, 2) == (2, 2, 9, 12, 16)
+    assert blocked.at(2) == (2, 2, 9, 12, 16)
     assert interior(blocked, 2) == (slice(0, 2), slice(0, 2), slice(1, 6), slice(2, 8), slice(0, 16))
     spec = LayerSpec("l", "op", (blocked, ids, loose), (), {}, {}, 0, max_batch=4)
     first, second, third = input_operands(spec, 2, {"ids": (3, 9)})
