@@ -14,7 +14,6 @@ from veltair.compiler.measure import Bounds, Meter, interior, result_operands
 from veltair.compiler.reference import packed, reference, unpacked
 from veltair.compiler.stopwatch import Given, Operand
 from veltair.profiles.artifact import shape_at
-from veltair.profiles.artifact import shape_at
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 1e-2}  # of a layer of such a model: error over the output's largest value
 LOOKUPS = ("columns", "embedding_bag")  # layers of rows of tables

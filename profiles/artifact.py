@@ -38,11 +38,6 @@ def shape_at(shape: Sequence[int], batch: int) -> tuple[int, ...]:
     return tuple(-dim * batch if dim < 0 else dim for dim in shape)
 
 
-def shape_at(shape: Sequence[int], batch: int) -> tuple[int, ...]:
-    """A shape for a query of this batch: a dimension -k is k times it."""
-    return tuple(-dim * batch if dim < 0 else dim for dim in shape)
-
-
 class Buffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One tensor that kernels take. A dimension -k stands for k times the batch of the query."""
 
@@ -77,10 +72,6 @@ class Port(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     places: tuple[Place, ...] = ()
     max_bytes: int = 0  # of strings: room for a row's text, on average over a batch
     separator: str = ""  # of strings: what splits one into tokens
-
-    def at(self, batch: int) -> tuple[int, ...]:
-        """The shape for a query of this batch."""
-        return shape_at(self.shape, batch)
 
     def at(self, batch: int) -> tuple[int, ...]:
         """The shape for a query of this batch."""
