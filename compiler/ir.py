@@ -73,6 +73,10 @@ class LayerSpec:
     flops: int  # at batch 1 of a dynamic batch: scales with it
     max_batch: int = 1
 
+    def most(self, extent: int) -> int:
+        """An extent at the greatest batch."""
+        return shape_at((extent,), self.max_batch)[0]
+
     @property
     def workload(self) -> str:
         """What a tuning record is filed under: everything that the time depends on; no names, halos, weights."""

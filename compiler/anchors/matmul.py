@@ -13,6 +13,7 @@ from veltair.compiler.epilogue import Epilogue
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
 from veltair.compiler.node import attribute, times
+from veltair.profiles.artifact import shape_at
 
 FEW_ROWS = 4  # up to so many, a dense layer is bound by reading its weights, and half of the bytes is half of the time
 TILE_ROWS = 16  # from so many on, at the greatest batch, products are made in bfloat16
@@ -97,7 +98,7 @@ def dense(
 
 def narrow_rows(rows: int, lowering: Lowering) -> bool:
     """Whether a product of so many rows (-k: k times the batch) is made in bfloat16."""
-    greatest = -rows * lowering.model.max_batch if rows < 0 else rows
+    (greatest,) = shape_at((rows,), lowering.model.max_batch)
     return lowering.dtype == "uint16" and greatest >= TILE_ROWS
 
 

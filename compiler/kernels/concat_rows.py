@@ -19,7 +19,7 @@ class ConcatRows:
     """inputs: any number, x (M, W); output (M, sum of W); each float32 or bfloat16. M may depend on the batch."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        rows = abs(spec.outputs[0].shape[0]) * spec.max_batch
+        rows = spec.most(spec.outputs[0].shape[0])
         return [{"rows": r} for r in (16, 64, 4, 1) if r == 1 or r < rows]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
@@ -39,7 +39,7 @@ class ConcatRows:
         row_bytes = sum(
             tensor.shape[1] * (2 if tensor.dtype == "uint16" else 4) for tensor in (*spec.inputs, *spec.outputs)
         )
-        tasks = -(-abs(spec.outputs[0].shape[0]) * spec.max_batch // rows)
+        tasks = -(-spec.most(spec.outputs[0].shape[0]) // rows)
         return Kernel(function, (), rows * row_bytes, tasks)
 
 

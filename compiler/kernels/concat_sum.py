@@ -25,7 +25,7 @@ class ConcatSum:
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return [{"rows": rows} for rows in (16, 4, 64) if rows == 4 or rows <= most_rows(spec)]
+        return [{"rows": rows} for rows in (16, 4, 64) if rows == 4 or rows <= spec.most(spec.outputs[0].shape[0])]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         each, width = int(point["rows"]), spec.outputs[0].shape[1]
@@ -44,16 +44,10 @@ class ConcatSum:
 
         function = primitive([*spec.inputs, *spec.outputs], body)
         taken = sum(tensor.shape[1] for tensor in spec.inputs) + width
-        return Kernel(function, (), 4 * each * taken, -(-most_rows(spec) // each) * SUMS)
+        return Kernel(function, (), 4 * each * taken, -(-spec.most(spec.outputs[0].shape[0]) // each) * SUMS)
 
 
 SUMS = 4  # accumulators: an addition takes four cycles
-
-
-def most_rows(spec: LayerSpec) -> int:
-    """Of the output, at the greatest batch."""
-    rows = spec.outputs[0].shape[0]
-    return -rows * spec.max_batch if rows < 0 else rows
 
 
 def columns(width: int) -> Iterator[Columns]:

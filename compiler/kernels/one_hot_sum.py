@@ -7,7 +7,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.concat_sum import columns, most_rows, put, scaled, take
+from veltair.compiler.kernels.concat_sum import columns, put, scaled, take
 from veltair.compiler.kernels.emit import Expr, primitive, when
 
 
@@ -21,7 +21,7 @@ class OneHotSum:
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return [{"rows": rows} for rows in (16, 4, 64) if rows == 4 or rows <= most_rows(spec)]
+        return [{"rows": rows} for rows in (16, 4, 64) if rows == 4 or rows <= spec.most(spec.outputs[0].shape[0])]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         each, width = int(point["rows"]), spec.outputs[0].shape[1]
@@ -59,4 +59,4 @@ class OneHotSum:
         function = primitive([*spec.inputs, *bias, *spec.outputs], body)
         lookups = sum(tensor.shape[1] for tensor in spec.inputs)
         row_bytes = 8 * lookups + 4 * width * (1 + lookups * bool(weights))
-        return Kernel(function, bias, each * row_bytes, -(-most_rows(spec) // each))
+        return Kernel(function, bias, each * row_bytes, -(-spec.most(spec.outputs[0].shape[0]) // each))

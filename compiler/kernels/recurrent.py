@@ -59,20 +59,15 @@ class Recurrent:
 
         function = primitive([*spec.inputs, *weights.arrays.values(), *spec.outputs], body)
         rows = int(point["tiles"]) * LANES
-        (_, steps, inputs), hidden = sequence(spec), weights.hidden
+        (count, steps, inputs), hidden = sequence(spec), weights.hidden
         block_size = rows * steps * 4 * (inputs + hidden) + sum(w.nbytes for w in weights.arrays.values())
-        return Kernel(function, tuple(weights.arrays.values()), block_size, -(-_most_rows(spec) // rows) * LANES)
+        return Kernel(function, tuple(weights.arrays.values()), block_size, -(-spec.most(count) // rows) * LANES)
 
 
 def sequence(spec: LayerSpec) -> tuple[int, int, int]:
     """Rows, steps and width of x."""
     first, second, width = spec.inputs[0].shape
     return (first, second, width) if spec.attributes["x_order"] == "rows" else (second, first, width)
-
-
-def _most_rows(spec: LayerSpec) -> int:
-    rows = sequence(spec)[0]
-    return -rows * spec.max_batch if rows < 0 else rows
 
 
 class Packed:
