@@ -22,7 +22,8 @@ from statistics import median, quantiles
 
 from veltair.scheduler.policies import POLICIES
 from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.virtual import Alone, VirtualMachine, solo_times
+from veltair.scheduler.surroundings import Alone, solo_times
+from veltair.scheduler.virtual import VirtualMachine
 from veltair.types import (
     CodeVersion,
     Decision,

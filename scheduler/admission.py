@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable
 from operator import attrgetter
 
 from veltair.errors import ConfigError
-from veltair.scheduler.between import filled
-from veltair.scheduler.costs import SOLO, Costs
+from veltair.scheduler.catalogue import Catalogue
+from veltair.scheduler.costs import SOLO
 from veltair.scheduler.state import Progress
-from veltair.types import ModelProfile, Query, RejectQuery, Tenant
+from veltair.types import Query, RejectQuery, Tenant
 
 
 class Admission:
-    """The tenants and the costs of their models."""
+    """The tenants, and the costs of their models."""
 
-    __slots__ = ("_planned_share", "costs", "tenants")
+    __slots__ = ("_costs", "_planned_share", "tenants")
 
-    def __init__(
-        self,
-        tenants: Iterable[Tenant],
-        profiles: Mapping[str, Sequence[ModelProfile]],
-        grid: Sequence[float],
-        machine_cores: int,
-        planned_share: float,
-        split_by_ops: bool,
-    ) -> None:
+    def __init__(self, tenants: Iterable[Tenant], catalogue: Catalogue, planned_share: float) -> None:
         if not 0 < planned_share <= 1:
             raise ConfigError(f"planned share of the QoS: expected above 0 and at most 1, got {planned_share}")
-        self._planned_share = planned_share
-        self.tenants = _by_name(tenants, profiles)
-        self.costs = {  # by model, ascending by batch
-            model: [Costs(profile, grid, machine_cores, split_by_ops=split_by_ops) for profile in filled(by_batch)]
-            for model, by_batch in profiles.items()
-        }
+        self._costs, self._planned_share = catalogue.costs, planned_share
+        self.tenants = _by_name(tenants, catalogue)
 
     def admit(self, query: Query) -> Progress | RejectQuery:
         """The profile is the one with the smallest batch that holds the query. The tenant must be known."""
         tenant = self.tenants[query.tenant]
-        by_batch = self.costs[tenant.model]
+        by_batch = self._costs[tenant.model]
         i = bisect_left(by_batch, query.batch, key=attrgetter("profile.batch"))
         if i == len(by_batch):
             most = by_batch[-1].profile.batch
@@ -51,16 +38,12 @@ class Admission:
         return Progress(query, tenant, costs, qos_ns, due_ns, costs.cores_for_rest(SOLO, 0, qos_ns))
 
 
-def _by_name(tenants: Iterable[Tenant], profiles: Mapping[str, Sequence[ModelProfile]]) -> dict[str, Tenant]:
-    for model, by_batch in profiles.items():
-        batches = [profile.batch for profile in by_batch]
-        if not batches or any(low >= high for low, high in pairwise(batches)):
-            raise ConfigError(f"{model}: expected profiles of ascending batch sizes, got {batches}")
+def _by_name(tenants: Iterable[Tenant], catalogue: Catalogue) -> dict[str, Tenant]:
     by_name: dict[str, Tenant] = {}
     for tenant in tenants:
         if tenant.name in by_name:
             raise ConfigError(f"tenant {tenant.name!r} is given twice")
-        if tenant.model not in profiles:
+        if tenant.model not in catalogue.costs:
             raise ConfigError(f"tenant {tenant.name!r}: there is no profile of its model {tenant.model!r}")
         if tenant.qos.latency_ns <= 0:
             raise ConfigError(f"tenant {tenant.name!r}: expected a latency target above 0 ns")

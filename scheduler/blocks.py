@@ -8,13 +8,12 @@ following pivots until it fits, and capped at the bound where none does.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from veltair.scheduler.costs import Costs
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(NamedTuple):
     """The time that the layers may take, and the work that it is split by."""
 
     qos_ns: int  # for all of `work_left`; never negative
@@ -28,8 +27,7 @@ class Budget:
         return self.qos_ns * (self.work[stop] - self.work[start]) // self.work_left
 
 
-@dataclass(frozen=True, slots=True)
-class Formed:
+class Formed(NamedTuple):
     """A block of layers [start, stop) and the cores that it should get."""
 
     start: int
@@ -53,12 +51,14 @@ def pivots(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int,
     enough = max(bound - 1, avg_cores)  # a layer that can do with this many is no pivot
     if enough >= costs.cores:  # no layer can ask for more than all
         return
-    least, work = costs.least_ns[level][enough - 1], budget.work
-    qos_ns, left = budget.qos_ns, budget.work_left
+    qos_ns, left, work = budget
+    least, before = costs.least_ns[level][enough - 1], work[start + 1]
     for layer in range(start + 1, costs.layers):
+        after = work[layer + 1]
         # need(layer) > enough, exact in integers: least time > qos * work / left
-        if least[layer] * left > qos_ns * (work[layer + 1] - work[layer]):
+        if least[layer] * left > qos_ns * (after - before):
             yield layer
+        before = after
 
 
 def form_block(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Formed:

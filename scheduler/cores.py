@@ -2,54 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from veltair.types import CoreSet, Machine
 
 
 class CorePool:
     """Hands out cores that share an L3 together: whole free domains first, then the tightest fit for what is left."""
 
-    __slots__ = ("_counts", "_domain_of", "_free", "_smallest", "_whole", "free")
+    __slots__ = ("_cores", "_domain_of", "_having", "_of_size", "free")
 
     def __init__(self, machine: Machine) -> None:
-        self.free = len(machine.cores)  # how many
-        self._free = [set(domain) for domain in machine.domains]  # by domain
-        self._counts = [len(free) for free in self._free]
-        self._smallest = min(self._counts)
-        sizes = [(len(domain), i) for i, domain in enumerate(machine.domains)]
-        self._whole = sorted(sizes, key=lambda size: -size[0])  # (size, domain), the large ones first
+        sizes = [len(domain) for domain in machine.domains]
+        self.free = sum(sizes)  # how many
+        self._cores = [sorted(domain) for domain in machine.domains]  # that are free, ascending
         self._domain_of = {core: i for i, domain in enumerate(machine.domains) for core in domain}
+        # Sets of domains, as bits: those with so many free cores, and those of a size, the large ones first.
+        self._having = [_bits(sizes, free) for free in range(max(sizes) + 1)]
+        self._of_size = [(size, _bits(sizes, size)) for size in sorted(set(sizes) - {0}, reverse=True)]
 
     def take(self, count: int, beside: CoreSet = ()) -> CoreSet:
         """Takes `count` cores, which must be free, and gives them sorted; the L3 of `beside` is filled up first."""
         taken: list[int] = []
-        counts = self._counts
+        having = self._having
+        left = count
         if beside:
             for i in sorted({self._domain_of[core] for core in beside}):
-                taken += self._take_from(i, count - len(taken))
-        if count - len(taken) >= self._smallest:
-            for size, i in self._whole:
-                if size <= count - len(taken) and counts[i] == size:
-                    taken += self._take_from(i, size)
-        while (left := count - len(taken)) > 0:
-            enough = [n for n in counts if n >= left]
-            taken += self._take_from(counts.index(min(enough) if enough else max(counts)), left)
-        return tuple(sorted(taken))
+                self._take_from(i, min(left, len(self._cores[i])), taken)
+                left = count - len(taken)
+        for size, domains in self._of_size:
+            while left >= size and (whole := having[size] & domains):
+                self._take_from(_lowest(whole), size, taken)
+                left -= size
+        while left > 0:
+            free = self._fitting(left)
+            cores = min(left, free)
+            self._take_from(_lowest(having[free]), cores, taken)
+            left -= cores
+        taken.sort()
+        return tuple(taken)
 
-    def give_back(self, core_set: Iterable[int]) -> None:
+    def give_back(self, core_set: CoreSet) -> None:
+        touched = {self._domain_of[core] for core in core_set}
+        for i in touched:
+            self._having[len(self._cores[i])] ^= 1 << i
         for core in core_set:
-            domain = self._domain_of[core]
-            self._free[domain].add(core)
-            self._counts[domain] += 1
-            self.free += 1
+            self._cores[self._domain_of[core]].append(core)
+        for i in touched:
+            self._cores[i].sort()
+            self._having[len(self._cores[i])] ^= 1 << i
+        self.free += len(core_set)
 
     def free_cores(self) -> CoreSet:
-        return tuple(sorted(core for domain in self._free for core in domain))
+        return tuple(sorted(core for free in self._cores for core in free))
 
-    def _take_from(self, domain: int, at_most: int) -> list[int]:
-        cores = sorted(self._free[domain])[:at_most]  # the lowest ids: the same events give the same sets
-        self._free[domain].difference_update(cores)
-        self._counts[domain] -= len(cores)
-        self.free -= len(cores)
-        return cores
+    def _fitting(self, count: int) -> int:
+        """How many cores are free in the domains that fit `count` tightest, or else have most."""
+        having = self._having
+        for free in range(count, len(having)):
+            if having[free]:
+                return free
+        return max(free for free, domains in enumerate(having) if domains)
+
+    def _take_from(self, domain: int, count: int, taken: list[int]) -> None:
+        """Takes the lowest ids, so that the same events give the same sets."""
+        free = self._cores[domain]
+        self._having[len(free)] ^= 1 << domain
+        taken += free[:count]
+        del free[:count]
+        self._having[len(free)] ^= 1 << domain
+        self.free -= count
+
+
+def _bits(sizes: list[int], wanted: int) -> int:
+    return sum(1 << i for i, size in enumerate(sizes) if size == wanted)
+
+
+def _lowest(domains: int) -> int:
+    return (domains & -domains).bit_length() - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from veltair.scheduler.state import Run
+from veltair.scheduler.run import Run
 
 WEIGHT = 0.1  # the latest block's share in the moving average
 FORGETTING = 0.02  # what one-core blocks take from the memory of blocks on several cores

@@ -1,15 +1,18 @@
 """A profile turned into tables that a decision can read in one look.
 
-Everything is a plain list of plain ints (numpy builds them and stays behind): index by level, then by layer, then
-by cores - 1, unless said otherwise. A level is an index into a grid that all profiles of a scheduler share.
+Tables are indexed by level, then by layer, then by cores - 1, unless said otherwise. Their last axis lies closely
+packed (numpy builds them and stays behind): a decision reads few numbers of many, and waits for the memory, not for
+the arithmetic. A level is an index into a grid that all profiles of a scheduler share.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +59,8 @@ class Costs:
     """
 
     __slots__ = (
+        "_alone_ns",
+        "_most",
         "_rest_ns",
         "_solo_ns",
         "_version",
@@ -88,17 +93,21 @@ class Costs:
             which[:, i] = times.argmin(axis=0)
             best[:, i] = times.min(axis=0)
 
-        prefix = np.zeros((len(grid), self.layers + 1, self.cores), np.int64)
-        np.cumsum(best, axis=1, out=prefix[:, 1:])
+        solo = _solo(profile, self.cores)
+        alone = np.stack([np.take_along_axis(solo, at[:, None], axis=1)[:, 0] for at in which])
+        prefix = _sums(best)
         rest = np.minimum.accumulate(prefix[:, -1:] - prefix, axis=2)
 
-        self.prefix_ns: list[list[list[int]]] = prefix.tolist()  # layers 0 … l-1; [level][l][cores - 1]
+        self.prefix_ns: list[list[array[int]]] = _packed(prefix)  # layers 0 … l-1; [level][l][cores - 1]
         # the least time of a layer on no more than so many cores; [level][cores - 1][layer]
-        self.least_ns: list[list[list[int]]] = np.minimum.accumulate(best, axis=2).transpose(0, 2, 1).tolist()
+        self.least_ns: list[list[array[int]]] = _packed(np.minimum.accumulate(best, axis=2).transpose(0, 2, 1))
         # layers l … end on no more than so many cores, negated: ascending, so that it can be bisected
-        self._rest_ns: list[list[list[int]]] = (-rest).tolist()
-        self._version: list[list[list[int]]] = which.transpose(0, 2, 1).tolist()  # [level][cores - 1][layer]
-        self._solo_ns = [[version.latency.latency_ns[0] for version in of_layer] for of_layer in profile.versions]
+        self._rest_ns: list[list[array[int]]] = _packed(-rest)
+        self._version = [[tuple(row) for row in rows] for rows in which.transpose(0, 2, 1).tolist()]  # as least_ns
+        self._most = solo.shape[1]
+        self._alone_ns: list[list[array[int]]] = _packed(_sums(alone))  # the same versions as in prefix_ns, alone
+        # [cores - 1][layer * most versions + version]
+        self._solo_ns: list[array[int]] = _packed(solo.reshape(-1, self.cores).T)
 
         # As prefix sums. Time is of one core, alone: on more every layer would be given just what it needs there.
         self.time_work = [row[0] for row in self.prefix_ns[SOLO]]
@@ -111,13 +120,19 @@ class Costs:
         prefix = self.prefix_ns[level]
         return prefix[stop][cores - 1] - prefix[start][cores - 1]
 
+    def alone_ns(self, level: int, cores: int, start: int, stop: int) -> int:
+        """Layers [start, stop) alone on the machine, each in its best version for that level."""
+        sums = self._alone_ns[level]
+        return sums[stop][cores - 1] - sums[start][cores - 1]
+
     def solo_ns(self, versions: Sequence[int], first: int, start: int, stop: int, cores: int) -> int:
         """Layers [start, stop) alone on the machine in given versions, `versions[0]` being layer `first`'s."""
-        column, table = cores - 1, self._solo_ns
-        return sum([table[i][versions[i - first]][column] for i in range(start, stop)])
+        times, most = self._solo_ns[cores - 1], self._most
+        picked = versions[start - first : stop - first]
+        return sum([times[layer * most + version] for layer, version in enumerate(picked, start)])
 
     def versions(self, level: int, cores: int, start: int, stop: int) -> tuple[int, ...]:
-        return tuple(self._version[level][cores - 1][start:stop])
+        return self._version[level][cores - 1][start:stop]
 
     def cores_for_rest(self, level: int, start: int, qos_ns: int) -> int:
         """Core@ModelGranularity: the least cores that run layers [start, end) within `qos_ns`, else all."""
@@ -172,6 +187,29 @@ def _on_grid(version: CodeVersion, grid: Sequence[float], cores: int) -> NDArray
     between = measured[above - 1] + share * (measured[above] - measured[above - 1])
     rounded: NDArray[np.int64] = np.rint(between).astype(np.int64)
     return rounded
+
+
+def _packed(table: NDArray[np.int64]) -> Any:
+    """Lists of lists … of arrays, the last axis."""
+    if table.ndim == 1:
+        return array("q", table.tobytes())
+    return [_packed(row) for row in table]
+
+
+def _solo(profile: ModelProfile, cores: int) -> NDArray[np.int64]:
+    """(layers, versions, cores): times alone, 0 where a layer has fewer versions."""
+    times = np.zeros((len(profile.layers), max(map(len, profile.versions)), cores), np.int64)
+    for i, versions in enumerate(profile.versions):
+        for j, version in enumerate(versions):
+            times[i, j] = version.latency.latency_ns[0][:cores]
+    return times
+
+
+def _sums(times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(levels, layers, cores) -> (levels, layers + 1, cores): of the layers before."""
+    sums = np.zeros((times.shape[0], times.shape[1] + 1, times.shape[2]), np.int64)
+    np.cumsum(times, axis=1, out=sums[:, 1:])
+    return sums
 
 
 def _running_sum(values: Iterable[int]) -> list[int]:

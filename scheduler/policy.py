@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from veltair.scheduler.state import Progress, Run, System
+from veltair.scheduler.run import Run
+from veltair.scheduler.state import Progress, System
 from veltair.types import LayerBlock
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """Start this block now, on as many of its cores as are free (at least one is).
 
     `System.join` before it makes a batch of queries that wait.
@@ -19,27 +18,24 @@ class Start:
 
     progress: Progress
     block: LayerBlock
-    level: int  # grid index
+    level: int  # grid index: the block's versions are the best at it
     capped: bool = False  # its QoS share cannot be held on the cores that it may use
 
 
-@dataclass(frozen=True, slots=True)
-class Grow:
+class Grow(NamedTuple):
     """Give a running block this many of the free cores on top."""
 
     progress: Progress
     more: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """End a running block at its next layer; the query stays, and goes on from there when it is started again."""
 
     progress: Progress
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(NamedTuple):
     """Give up a query that runs no block now, or a batch."""
 
     progress: Progress

@@ -7,8 +7,7 @@ each takes from what the scheduler sees the kind that it understands and ignores
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from veltair.scheduler.costs import nearest_level
 from veltair.types import CounterSample
@@ -16,16 +15,14 @@ from veltair.types import CounterSample
 HIGHEST_LEVEL = 8.0
 
 
-@dataclass(frozen=True, slots=True)
-class BlockTimed:
+class BlockTimed(NamedTuple):
     """A block ended: what it took, and what its profile says for the same layers, versions and cores alone."""
 
     elapsed_ns: int
     solo_ns: int  # 0 if it was stopped before its first layer
 
 
-@dataclass(frozen=True, slots=True)
-class DemandChanged:
+class DemandChanged(NamedTuple):
     """What the running blocks ask of the memory together, by their profiles."""
 
     bytes_per_ns: float  # = GB/s
@@ -40,6 +37,10 @@ class Proxy(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def sees(self) -> type[Seen]:
+        """The kind that it understands; it need not be told of others."""
+
+    @property
     def level(self) -> float: ...
     def observe(self, seen: Seen) -> None: ...
 
@@ -48,6 +49,7 @@ class CounterModel:
     """Linear in the L3 miss rate and the L3 accesses, which carry 99 % of the variance (figure 11)."""
 
     name = "counters"
+    sees = CounterSample
 
     def __init__(self, constant: float, per_miss_rate: float, per_access_per_ns: float) -> None:
         """The coefficients come from a fit against measured slowdowns; miss rate = misses / accesses, 0 … 1."""
@@ -69,6 +71,7 @@ class ObservedSlowdown:
     """The paper's definition of the level itself, measured: finished blocks against their solo profile, smoothed."""
 
     name = "observed"
+    sees = BlockTimed
 
     def __init__(self, weight: float = 0.2) -> None:
         """`weight` is the latest block's share in the moving average."""
@@ -85,6 +88,7 @@ class PredictedDemand:
     """The last resort, nothing measured: the factor by which the running blocks over-subscribe the memory."""
 
     name = "demand"
+    sees = DemandChanged
 
     def __init__(self, memory_bytes_per_ns: float) -> None:
         """The bandwidth that the whole machine reaches, in bytes per ns (= GB/s)."""

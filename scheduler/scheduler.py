@@ -8,13 +8,14 @@ from typing import NoReturn
 
 from veltair.errors import ConfigError, InvariantError
 from veltair.scheduler.admission import Admission
+from veltair.scheduler.catalogue import Catalogue
 from veltair.scheduler.cores import CorePool
-from veltair.scheduler.costs import level_grid
 from veltair.scheduler.invariants import violations
 from veltair.scheduler.policies import make_policy
 from veltair.scheduler.policy import Grow, Policy, Reject, Start, Stop
 from veltair.scheduler.proxy import BlockTimed, DemandChanged, ObservedSlowdown, Proxy, SteadyLevel
-from veltair.scheduler.state import Progress, Run, System
+from veltair.scheduler.run import Run
+from veltair.scheduler.state import Progress, System
 from veltair.scheduler.stats import Stats
 from veltair.types import (
     BlockFailed,
@@ -57,38 +58,37 @@ class Scheduler:
         self,
         machine: Machine,
         tenants: Iterable[Tenant],
-        profiles: Mapping[str, Sequence[ModelProfile]],
+        profiles: Mapping[str, Sequence[ModelProfile]] | Catalogue,
         policy: str | Policy,
         workers: int,
         *,
         proxy: Proxy | None = None,
         planned_share: float = 1.0,
         grows_inside_layers: bool = False,
-        split_by_ops: bool = False,
     ) -> None:
-        """`profiles`: by model name, ascending by batch. `proxy`: where the interference level comes from, by
-        default the observed slowdown. `planned_share`: of each QoS target and deadline, what policies plan with;
-        the rest is left for what no profile foresees. `grows_inside_layers`: whoever carries out the decisions
-        gives a block more cores at once, and not between two of its layers. `split_by_ops`: the paper's policies
-        give layers their QoS by operations (`Costs`). Raises ConfigError, or ProfileError for what is wrong in a
-        profile.
+        """`profiles`: by model name, ascending by batch, or a catalogue that was made of them for as many cores.
+        `proxy`: where the interference level comes from, by default the observed slowdown. `planned_share`: of each
+        QoS target and deadline, what policies plan with; the rest is left for what no profile foresees.
+        `grows_inside_layers`: whoever carries out the decisions gives a block more cores at once, and not between two
+        of its layers. Raises ConfigError, or ProfileError for what is wrong in a profile.
         """
         cores = machine.cores
         if not cores or len(set(cores)) != len(cores):
             raise ConfigError(f"machine: expected at least one core and none twice, got {machine.domains}")
         if workers < 0:
             raise ConfigError(f"workers: expected 0 or more, got {workers}")
-        grid = level_grid(profile for by_batch in profiles.values() for profile in by_batch)
-        self._admission = admission = Admission(tenants, profiles, grid, len(cores), planned_share, split_by_ops)
+        known = profiles if isinstance(profiles, Catalogue) else Catalogue(profiles, len(cores))
+        if known.cores != len(cores):
+            raise ConfigError(f"catalogue: expected one for {len(cores)} cores, got one for {known.cores}")
+        self._admission = Admission(tenants, known, planned_share)
         self._policy = make_policy(policy) if isinstance(policy, str) else policy
         self._proxy: Proxy = ObservedSlowdown() if proxy is None else proxy
         self.system = System(
-            machine, grid, CorePool(machine), SteadyLevel(grid), workers, len(cores), admission.tenants,
-            admission.costs, grows_inside_layers,
+            machine, known.grid, CorePool(machine), SteadyLevel(known.grid), workers, len(cores),
+            self._admission.tenants, known.costs, grows_inside_layers,
         )  # fmt: skip
         self._now_ns = 0
         self._last_events: deque[Event] = deque(maxlen=_REMEMBERED_EVENTS)
-        self._demand = 0.0  # bytes per ns, of all running blocks
         self._blocks_started = self._conflicts = self._blocks_grown = self._capped_blocks = 0
 
     def handle(self, event: Event) -> list[Decision]:
@@ -103,7 +103,8 @@ class Scheduler:
         the query goes on from there.
         """
         self._last_events.append(event)
-        self._now_ns = max(self._now_ns, event.time_ns)
+        if event.time_ns > self._now_ns:
+            self._now_ns = event.time_ns
         decisions: list[Decision] = []
         match event:
             case BlockFinished():
@@ -168,9 +169,7 @@ class Scheduler:
         if isinstance(admitted, RejectQuery):
             decisions.append(admitted)
         else:
-            system.waiting[query.id] = admitted
-            system.total_avg += admitted.avg_cores
-            admitted.ready_ns = self._now_ns
+            system.admit(admitted, self._now_ns)
             self._policy.query_arrived(admitted, self._now_ns)
 
     def _finished(self, event: BlockFinished, decisions: list[Decision]) -> None:
@@ -178,9 +177,10 @@ class Scheduler:
         block = run.block
         if not block.start <= event.stop <= block.stop or event.elapsed_ns < 0:
             self._broken(f"query {event.query} cannot have finished so: it runs {block}")
-        if not (self.system.grows_inside_layers and len(run.stretches) > 1):  # what it takes alone is not known
+        # what a block takes alone is not known that grew inside a layer
+        if self._proxy.sees is BlockTimed and not (self.system.grows_inside_layers and len(run.stretches) > 1):
             self._proxy.observe(BlockTimed(event.elapsed_ns, run.solo_ns(event.stop)))
-        self._free_cores(progress)
+        self.system.free_cores(progress)
         progress.next_layer = event.stop
         progress.ready_ns = self._now_ns
         self._policy.block_ended(progress, run, event.stop, event.elapsed_ns)
@@ -227,7 +227,8 @@ class Scheduler:
 
     def _give_out_cores(self, decisions: list[Decision]) -> None:
         system, now_ns = self.system, self._now_ns
-        self._proxy.observe(DemandChanged(self._demand))
+        if self._proxy.sees is DemandChanged:
+            self._proxy.observe(DemandChanged(system.demand))
         system.steady.follow(self._proxy.level)
         while (step := self._policy.next_step(system, now_ns)) is not None:
             match step:
@@ -250,12 +251,8 @@ class Scheduler:
         if block.query in system.waiting:
             if len(system.in_flight) >= system.workers:
                 self._broken(f"the policy wants {block} with no worker free")
-            system.in_flight[block.query] = system.waiting.pop(block.query)
             members = tuple([member.query.id for member in progress.members])
-        core_set = system.pool.take(min(block.cores, system.free))
-        progress.run = Run.begin(block, progress.costs, core_set, self._now_ns, system.grows_inside_layers)
-        progress.next_layer = block.stop
-        self._demand += progress.run.bytes_per_ns
+        core_set = system.begin(progress, block, step.level, self._now_ns).core_set
         conflict = len(core_set) < block.cores
         self._blocks_started += 1
         self._conflicts += conflict
@@ -297,29 +294,11 @@ class Scheduler:
             self._broken(f"query {query} runs no block")
         return progress, progress.run
 
-    def _free_cores(self, progress: Progress) -> None:
-        if progress.run is not None:
-            self.system.pool.give_back(progress.run.core_set)
-            self._demand -= progress.run.bytes_per_ns
-            progress.run = None
-            if self.system.free == self.system.cores:
-                self._demand = 0.0  # lest rounding adds up
-
     def _end(self, progress: Progress) -> None:
         """Of a query, and of all that run in its name."""
-        self._free_cores(progress)
-        system, query = self.system, progress.query.id
-        if query in system.waiting:
-            del system.waiting[query]
-        else:
-            del system.in_flight[query]
-        system.most_in_flight = min(system.most_in_flight, len(system.in_flight))
-        system.total_avg -= progress.avg_cores
-        self._policy.query_ended(progress, self._now_ns)
-        for member in progress.members:
-            del system.led[member.query.id]
-            member.next_layer = progress.next_layer
-            self._policy.query_ended(member, self._now_ns)
+        self.system.remove(progress)
+        for each in (progress, *progress.members):
+            self._policy.query_ended(each, self._now_ns)
 
     def _broken(self, what: str) -> NoReturn:
         events = "\n  ".join(map(repr, self._last_events))

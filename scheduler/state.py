@@ -1,4 +1,4 @@
-"""What the scheduler knows while queries run. Policies read it; only the state machine writes to it."""
+"""What the scheduler knows while queries run, and how that changes. Policies read it; only the state machine writes."""
 
 from __future__ import annotations
 
@@ -8,90 +8,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from veltair.scheduler.cores import CorePool
-from veltair.scheduler.costs import SOLO, Costs, nearest_level
+from veltair.scheduler.costs import Costs, nearest_level
 from veltair.scheduler.proxy import SteadyLevel
-from veltair.types import CoreSet, LayerBlock, Machine, Query, Tenant
-
-
-@dataclass(slots=True)
-class Run:
-    """A block that runs now."""
-
-    block: LayerBlock
-    costs: Costs
-    core_set: CoreSet  # granted; what the worker has taken up is the last stretch's
-    stretches: list[tuple[int, int]]  # (first layer, cores), ascending: how the core count changed
-    predicted_ns: int  # on the cores that it really has, at the level of its start
-    ends_ns: int  # expected
-    bytes_per_ns: float
-    growable: bool  # has fewer cores than it wanted, and a moment to take up more
-    stopping: bool = False  # told to stop at its next layer, or cancelled
-
-    @classmethod
-    def begin(
-        cls, block: LayerBlock, costs: Costs, core_set: CoreSet, now_ns: int, grows_inside_layers: bool = False
-    ) -> Run:
-        cores = len(core_set)
-        predicted_ns = block.predicted_ns
-        if cores < block.cores:
-            predicted_ns = _rescaled(block, costs, block.start, cores)
-        bytes_per_ns = (costs.bytes[block.stop] - costs.bytes[block.start]) / max(predicted_ns, 1)
-        stretches = [(block.start, cores)]
-        growable = cores < block.cores and (grows_inside_layers or block.stop - block.start > 1)
-        return cls(block, costs, core_set, stretches, predicted_ns, now_ns + predicted_ns, bytes_per_ns, growable)
-
-    def grow(self, more: CoreSet) -> None:
-        """Grants more cores, which the worker is yet to take up."""
-        self.core_set = tuple(sorted(self.core_set + more))
-        self.growable = len(self.core_set) < self.block.cores
-
-    def take_up(self, layer: int, cores: int, now_ns: int) -> None:
-        """The block goes on with `layer` on that many cores; the prediction of what remains follows."""
-        ends_ns = now_ns + _rescaled(self.block, self.costs, layer, cores)
-        self.predicted_ns += ends_ns - self.ends_ns
-        self.ends_ns = ends_ns
-        self.stretches.append((layer, cores))
-
-    def solo_ns(self, stop: int) -> int:
-        """What the layers up to `stop` take alone on the machine, each on the cores that it really had."""
-        if len(self.stretches) == 1:
-            return self.costs.solo_ns(
-                self.block.versions, self.block.start, self.block.start, stop, self.stretches[0][1]
-            )
-        ends = [layer for layer, _ in self.stretches[1:]] + [stop]
-        return sum(
-            self.costs.solo_ns(self.block.versions, self.block.start, start, min(end, stop), cores)
-            for (start, cores), end in zip(self.stretches, ends, strict=True)
-        )
-
-    def soon_to_finish(self, now_ns: int) -> bool:
-        """Section 4.3: what remains is within 10 % of what the block was predicted to take."""
-        return (self.ends_ns - now_ns) * 10 <= self.predicted_ns
-
-    def layer_at(self, now_ns: int) -> int:
-        """The layer that should be in execution now, if all goes as predicted; always one of the block's."""
-        block, (layer, cores) = self.block, self.stretches[-1]
-        if now_ns >= self.ends_ns:
-            return block.stop - 1
-        done_ns = self.costs.time_ns(SOLO, cores, layer, block.stop)  # scaled by the share of time that is over
-        left_ns = self.predicted_ns if len(self.stretches) == 1 else _rescaled(block, self.costs, layer, cores)
-        done_ns -= done_ns * (self.ends_ns - now_ns) // max(left_ns, 1)
-        return min(max(layer, self.costs.layer_after(SOLO, cores, layer, done_ns)), block.stop - 1)
-
-    def missing_cores(self, now_ns: int) -> int:
-        """How many more cores the block could still use."""
-        if not self.growable or self.stopping or self.soon_to_finish(now_ns):
-            return 0
-        return self.block.cores - len(self.core_set)
-
-
-def _rescaled(block: LayerBlock, costs: Costs, start: int, cores: int) -> int:
-    """The prediction for layers [start, block.stop) on other cores.
-
-    The code versions stay those picked for `block.cores`; their solo times give the ratio.
-    """
-    here = costs.solo_ns(block.versions, block.start, start, block.stop, cores)
-    return block.predicted_ns * here // costs.solo_ns(block.versions, block.start, block.start, block.stop, block.cores)
+from veltair.scheduler.run import Run
+from veltair.types import LayerBlock, Machine, Query, Tenant
 
 
 @dataclass(slots=True)
@@ -149,6 +69,7 @@ class System:
     led: dict[int, Progress] = field(default_factory=dict)  # members of batches in flight, by id: who leads them
     total_avg: int = 0  # sum of avg_cores over all active queries
     most_in_flight: int = 0  # in flight when the workers last became fewer; more than `workers` until those have ended
+    demand: float = 0.0  # bytes per ns of memory bandwidth that all running blocks need by their profiles
 
     @property
     def free(self) -> int:
@@ -183,6 +104,44 @@ class System:
             leader.due_ns = min(leader.due_ns, member.due_ns)
         leader.members += members
         leader.costs = costs
+
+    def admit(self, progress: Progress, now_ns: int) -> None:
+        self.waiting[progress.query.id] = progress
+        self.total_avg += progress.avg_cores
+        progress.ready_ns = now_ns
+
+    def begin(self, progress: Progress, block: LayerBlock, level: int, now_ns: int) -> Run:
+        """Starts the block on as many of its cores as are free; a query that waits takes a worker with it."""
+        if block.query in self.waiting:
+            self.in_flight[block.query] = self.waiting.pop(block.query)
+        core_set = self.pool.take(min(block.cores, self.pool.free))
+        progress.run = run = Run.begin(block, level, progress.costs, core_set, now_ns, self.grows_inside_layers)
+        progress.next_layer = block.stop
+        self.demand += run.bytes_per_ns
+        return run
+
+    def free_cores(self, progress: Progress) -> None:
+        """Of its block, if it runs one, which thereby runs no more."""
+        if progress.run is not None:
+            self.pool.give_back(progress.run.core_set)
+            self.demand -= progress.run.bytes_per_ns
+            progress.run = None
+            if self.pool.free == self.cores:
+                self.demand = 0.0  # lest rounding adds up
+
+    def remove(self, progress: Progress) -> None:
+        """It is active no more, and neither is who runs in its name."""
+        self.free_cores(progress)
+        query = progress.query.id
+        if query in self.waiting:
+            del self.waiting[query]
+        else:
+            del self.in_flight[query]
+        self.most_in_flight = min(self.most_in_flight, len(self.in_flight))
+        self.total_avg -= progress.avg_cores
+        for member in progress.members:
+            del self.led[member.query.id]
+            member.next_layer = progress.next_layer
 
     def renew_avg(self, progress: Progress, avg_cores: int) -> None:
         self.total_avg += avg_cores - progress.avg_cores

@@ -17,7 +17,8 @@ from veltair.scheduler.correction import Correction
 from veltair.scheduler.costs import SOLO, Costs
 from veltair.scheduler.policy import Grow, Policy, Reject, Start, Step, Stop
 from veltair.scheduler.queues import TenantQueues
-from veltair.scheduler.state import Progress, Run, System
+from veltair.scheduler.run import Run
+from veltair.scheduler.state import Progress, System
 from veltair.types import Query, Tenant
 
 PLANNED = 0.85  # of the time left: what remains is for neighbours that come meanwhile

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import accumulate
 from math import ceil
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from veltair.errors import InvariantError
 from veltair.scheduler.scheduler import Scheduler
+from veltair.scheduler.surroundings import FRONT, Course, Surroundings
 from veltair.types import (
     BlockFailed,
     BlockFinished,
@@ -30,82 +30,14 @@ from veltair.types import (
     FinishQuery,
     GrowBlock,
     LayerBlock,
-    ModelProfile,
     QueryCancelled,
     RejectQuery,
     StartBlock,
     StopBlock,
 )
 
-# How long a layer takes whatever runs beside it: (query, layer, version, cores) -> ns.
-LayerTime = Callable[[int, int, int, int], int]
-# When the layers of a block end, in ns since its begin, if nothing changes: 0 first, then one for each, ascending.
-Course: TypeAlias = Sequence[float]
 # What happens when its time, which it is given, has come; the scheduler hears of what it returns.
 Reading: TypeAlias = Callable[[int], Event | None]
-
-FRONT = -1  # stands for a query where the front end's own work is meant
-
-
-class Surroundings(Protocol):
-    """What the speed of blocks depends on: the machine, and who runs beside whom."""
-
-    def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, *, grown: bool) -> float:
-        """The block runs on this core set from now on. Returns the ns that pass before its next layer begins.
-
-        `grown`: it, or the block that was stopped to make room for it, ran on fewer cores before.
-        """
-
-    def leave(self, query: int) -> None:
-        """The query's block runs no more."""
-
-    def changed(self) -> Iterable[tuple[int, Course]]:
-        """Each query whose block goes differently since the last call, and how; those that entered are among them.
-
-        FRONT is among them when the front end's work goes differently.
-        """
-
-    def attend(self, work_ns: float) -> None:
-        """The front end turns to work of so many ns, on no core of its own; 0: it has none."""
-
-
-class Alone:
-    """Every block runs as if it had the machine to itself."""
-
-    def __init__(self, layer_ns: LayerTime) -> None:
-        self._layer_ns = layer_ns
-        self._entered: list[tuple[LayerBlock, int]] = []
-        self._front_ns = 0.0
-
-    def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, *, grown: bool) -> float:
-        self._entered.append((block, len(core_set)))
-        return 0.0
-
-    def leave(self, query: int) -> None:
-        self._entered = [(block, cores) for block, cores in self._entered if block.query != query]
-
-    def attend(self, work_ns: float) -> None:
-        self._front_ns = work_ns
-
-    def changed(self) -> Iterator[tuple[int, Course]]:
-        if self._front_ns:
-            yield FRONT, (0.0, self._front_ns)
-            self._front_ns = 0.0
-        for block, cores in self._entered:
-            layers = enumerate(block.versions, block.start)
-            times = (self._layer_ns(block.query, layer, version, cores) for layer, version in layers)
-            yield block.query, list(accumulate(times, initial=0))
-        self._entered.clear()
-
-
-def solo_times(scheduler: Scheduler) -> LayerTime:
-    """Every layer takes exactly what its profile says for a machine of its own."""
-
-    def layer_ns(query: int, layer: int, version: int, cores: int) -> int:
-        profile = scheduler.system.in_flight[query].costs.profile
-        return profile.versions[layer][version].latency.latency_ns[0][cores - 1]
-
-    return layer_ns
 
 
 @dataclass(slots=True)
@@ -141,6 +73,9 @@ class _Running:
         self.course, self.done_ns = course, course[layer] + min(share, 1.0) * takes_ns
 
 
+_Entry: TypeAlias = tuple[int, int, Event | Reading | _Running]  # when, number, what
+
+
 @dataclass(slots=True)
 class VirtualMachine:
     """Feeds events to the scheduler in order of time and keeps what came of every query."""
@@ -151,7 +86,8 @@ class VirtualMachine:
     now_ns: int = 0
     ended_ns: dict[int, int] = field(default_factory=dict)  # by query, however it ended
     outcome: dict[int, str] = field(default_factory=dict)  # by query: finished, rejected, failed or cancelled
-    _due: list[tuple[int, int, Event | Reading | _Running]] = field(default_factory=list)
+    _planned: list[_Entry] = field(default_factory=list)  # before it began to run, the first last
+    _due: list[_Entry] = field(default_factory=list)  # a heap
     _errands: deque[tuple[float, Reading]] = field(default_factory=deque)  # the front end is at the first
     _count: int = 0  # makes simultaneous entries first come, first served
     _running: dict[int, _Running] = field(default_factory=dict)
@@ -172,7 +108,7 @@ class VirtualMachine:
         """Takes a reading, such as of counters, once every so often until nothing else is left to happen."""
 
         def again(now_ns: int) -> Event | None:
-            if self._due:
+            if self._due or self._planned:
                 self._push(now_ns + period_ns, again)
             return read(now_ns)
 
@@ -190,8 +126,12 @@ class VirtualMachine:
 
     def run(self) -> Iterator[tuple[Event, list[Decision]]]:
         """Runs until nothing is left to happen; each event with what the scheduler decided."""
-        while self._due:
-            time_ns, number, entry = heappop(self._due)
+        due, planned = self._due, self._planned
+        planned += due
+        planned.sort(reverse=True)  # so that the heap stays as small as what runs
+        due.clear()
+        while due or planned:
+            time_ns, number, entry = planned.pop() if planned and (not due or planned[-1] < due[0]) else heappop(due)
             event: Event | None
             if isinstance(entry, _Running):
                 if entry.due != number:
@@ -324,7 +264,7 @@ class VirtualMachine:
         """Looks up when the block next needs attention: at its end, or at its next layer if something waits there."""
         if len(running.course) == 1:  # started at this very moment; its course follows
             return
-        soon = running.stop_early or running.cancelled is not None or running.granted != running.core_set
+        soon = running.granted is not running.core_set or running.stop_early or running.cancelled is not None
         running.halt = running.layer(self.now_ns) + 1 if soon else len(running.block.versions)
         left_ns = running.course[running.halt] - running.done_ns
         running.due = self._push(ceil(running.since_ns + left_ns), running)

@@ -3,7 +3,8 @@
 import pytest
 
 from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.virtual import Alone, VirtualMachine, solo_times
+from veltair.scheduler.surroundings import Alone, solo_times
+from veltair.scheduler.virtual import VirtualMachine
 from veltair.types import (
     BlockFailed,
     BlockFinished,

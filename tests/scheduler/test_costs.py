@@ -1,4 +1,4 @@
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -61,13 +61,25 @@ def test_more_cores_may_be_slower(simple):
     assert costs.least_cores(SOLO, 0, 1, 30, bound=4) == 2
     assert costs.cores_for_rest(SOLO, 0, 10) == 4  # never in time: all
     assert costs.fastest_cores(SOLO, 0, 1, bound=4) == 2
-    assert costs.least_ns[SOLO] == [[50], [20], [20], [20]]
+    assert [list(row) for row in costs.least_ns[SOLO]] == [[50], [20], [20], [20]]
 
 
 def test_solo_time_of_given_versions(profile):
     costs = Costs(profile([[[[9, 5]]], [[[8, 4]], [[7, 6]]], [[[3, 2]]]]), (1.0,), 2)
     assert costs.solo_ns((1, 0), first=1, start=1, stop=3, cores=2) == 6 + 2
     assert costs.solo_ns((0, 1, 0), first=0, start=1, stop=2, cores=1) == 7
+
+
+def test_what_the_versions_of_a_level_take_alone(profile):
+    # the second layer's other version wins under pressure, and on two cores alone
+    layers = [[[[9, 5], [12, 7]]], [[[8, 4], [20, 9]], [[9, 3], [10, 6]]]]
+    costs = Costs(profile(layers, levels=(1.0, 2.0)), (1.0, 2.0), 2)
+    for level, cores in product((0, 1), (1, 2)):
+        picked = costs.versions(level, cores, 0, 2)
+        for start, stop in ((0, 1), (0, 2), (1, 2)):
+            alone = costs.solo_ns(picked[start:stop], start, start, stop, cores)
+            assert costs.alone_ns(level, cores, start, stop) == alone
+    assert costs.alone_ns(1, 1, 0, 2) == 9 + 9
 
 
 def test_the_grid_holds_every_measured_level_and_leaves_no_wide_gap(profile, simple):

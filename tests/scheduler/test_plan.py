@@ -3,7 +3,8 @@ import pytest
 from veltair.errors import ConfigError
 from veltair.scheduler.plan import explain
 from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.virtual import Alone, VirtualMachine, solo_times
+from veltair.scheduler.surroundings import Alone, solo_times
+from veltair.scheduler.virtual import VirtualMachine
 from veltair.types import QueryArrived, StartBlock
 
 EVEN = (40, 20, 14, 10)

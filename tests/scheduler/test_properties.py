@@ -14,7 +14,8 @@ from veltair.scheduler.blocks import threshold
 from veltair.scheduler.policies import POLICIES
 from veltair.scheduler.replay import dump_decision, dump_event, load_event, replay
 from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.virtual import Alone, VirtualMachine
+from veltair.scheduler.surroundings import Alone
+from veltair.scheduler.virtual import VirtualMachine
 from veltair.types import (
     BlockFailed,
     BlockFinished,

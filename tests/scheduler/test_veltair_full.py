@@ -2,6 +2,7 @@
 
 import pytest
 
+from veltair.scheduler.catalogue import Catalogue
 from veltair.scheduler.proxy import ObservedSlowdown
 from veltair.scheduler.scheduler import Scheduler
 from veltair.scheduler.veltair_full import VeltairFull
@@ -25,9 +26,9 @@ STIFF = (40, 36, 34, 33)
 
 @pytest.fixture
 def full(machine, tenant):
-    def build(profile, qos_ns, sizes, workers=8, policy="veltair-full", **rest):
-        tenants = [tenant(qos_ns)]
-        return Scheduler(machine(*sizes), tenants, {"m": [profile]}, policy, workers, **rest)
+    def build(profile, qos_ns, sizes, workers=8, policy="veltair-full", split_by_ops=False, **rest):
+        known = Catalogue({"m": [profile]}, sum(sizes), split_by_ops=split_by_ops)
+        return Scheduler(machine(*sizes), [tenant(qos_ns)], known, policy, workers, **rest)
 
     return build
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.virtual import Alone, VirtualMachine, solo_times
+from veltair.scheduler.surroundings import Alone, solo_times
+from veltair.scheduler.virtual import VirtualMachine
 from veltair.types import BlockFinished, BlockGrown, CounterSample, CountersSampled, QueryArrived
 
 EVEN = (90, 45, 30, 20)

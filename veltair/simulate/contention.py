@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import log, sqrt
+from math import inf, log, sqrt
 
 import numpy as np
 
-from veltair.scheduler.virtual import FRONT, Course
+from veltair.scheduler.surroundings import FRONT, Course
 from veltair.simulate.machines import MachineModel
 from veltair.simulate.pace import LEVEL_BOUNDS, Pace, Stretch, pressure_level
 from veltair.types import CoreSet, LayerBlock, Machine, ModelProfile
@@ -24,7 +24,8 @@ class Neighbour:
     cache: int = -1  # pressure on its L3 domains, a level; -1: not known yet
     demand: float = 0.0  # bytes per ns of memory bandwidth, if it had no neighbours there
     memory: int = -1  # pressure on the memory, a level
-    others: tuple[float, float] = (0.0, 0.0)  # while the others' demand is in here, `memory` stays as it is
+    low: float = inf  # while the demand of all is from here …
+    high: float = inf  # … up to here, `memory` stays as it is
 
 
 class Contention:
@@ -45,6 +46,8 @@ class Contention:
         self.running: dict[int, Neighbour] = {}  # by query
         self._inside: list[dict[int, Neighbour]] = [{} for _ in machine.domains]  # by domain, by query
         self._stirred: set[int] = set()  # domains that blocks entered or left
+        self._bounds = [bound * model.dram_gb_s for bound in LEVEL_BOUNDS]
+        self._calm = (-inf, inf)  # while the demand of all is in here, no block's memory pressure changes
         self._front_ns = 0.0  # of the work that it is at
         self._front_new = False  # it has turned to it since `changed` was last called
         self._front_core = 0  # where it goes when all cores are held
@@ -97,17 +100,27 @@ class Contention:
                 it.cache, it.demand = cache, it.stretch.demand(cache)
                 changed[query] = it
         total = sum([it.demand for it in self.running.values()])
-        for query, it in self.running.items():
-            low, high = it.others
-            if not low <= total - it.demand < high:
-                level = pressure_level((total - it.demand) / self.model.dram_gb_s)
-                it.others = LEVEL_BOUNDS[level] * self.model.dram_gb_s, LEVEL_BOUNDS[level + 1] * self.model.dram_gb_s
-                it.memory = level
-                changed[query] = it
+        low, high = self._calm
+        for it in changed.values():
+            self._press(it, total)
+            low, high = max(low, it.low), min(high, it.high)
+        if not low <= total < high:
+            low, high = -inf, inf
+            for query, it in self.running.items():
+                if not it.low <= total < it.high:
+                    self._press(it, total)
+                    changed[query] = it
+                low, high = max(low, it.low), min(high, it.high)
+        self._calm = low, high
         if self._front_ns or self._halved is not None:
             return self._with_front(changed)
         self._front_new = False
         return [(query, it.stretch.course(it.cache, it.memory)) for query, it in changed.items()]
+
+    def _press(self, it: Neighbour, total: float) -> None:
+        """The memory pressure on a block where all blocks together demand so much."""
+        it.memory = level = pressure_level((total - it.demand) / self.model.dram_gb_s)
+        it.low, it.high = self._bounds[level] + it.demand, self._bounds[level + 1] + it.demand
 
     def _with_front(self, changed: dict[int, Neighbour]) -> list[tuple[int, Course]]:
         before, self._halved = self._halved, self._sharer() if self._front_ns else None

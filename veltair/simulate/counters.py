@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.scheduler.virtual import Course
+from veltair.scheduler.surroundings import Course
 from veltair.simulate.contention import Contention
 from veltair.simulate.machines import MachineModel
 from veltair.simulate.pace import Pace, Stretch

@@ -11,6 +11,7 @@ import numpy as np
 
 from veltair.loadgen.arrivals import Times
 from veltair.loadgen.tally import Tally
+from veltair.scheduler.catalogue import Catalogue
 from veltair.scheduler.proxy import CounterModel, ObservedSlowdown, PredictedDemand, Proxy
 from veltair.scheduler.replay import dump_decision, dump_event
 from veltair.scheduler.scheduler import Scheduler
@@ -62,6 +63,8 @@ class Simulation:
         self.scenario, self.model = scenario, model
         self.machine: Machine = model.machine(cores)
         self.profiles = {name: [known.profile for known in by_batch] for name, by_batch in models.items()}
+        by_ops = scenario.load.layer_qos == "ops"
+        self._catalogue = Catalogue(self.profiles, len(self.machine.cores), split_by_ops=by_ops)
         self.paces = {
             (name, batch): Pace(work, model)
             for name, by_batch in models.items()
@@ -78,9 +81,8 @@ class Simulation:
         """A fresh one; a run's log replays through it."""
         load = self.scenario.load
         return Scheduler(
-            self.machine, self.tenants, self.profiles, policy, self.workers,
+            self.machine, self.tenants, self._catalogue, policy, self.workers,
             proxy=self._proxy(), planned_share=load.planned_share, grows_inside_layers=load.grows_inside_layers,
-            split_by_ops=load.layer_qos == "ops",
         )  # fmt: skip
 
     def duration_ns(self, scale: float = 1.0) -> int:
@@ -228,7 +230,7 @@ class _Seen:
                     self.blocks += 1
                     self.conflicts += decision.conflict
         system = self._scheduler.system
-        self._used = system.cores - system.free
+        self._used = system.cores - system.pool.free
 
 
 def _send(front: Front, tenants: Sequence[Tenant], arrivals: Sequence[Times]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from veltair.scheduler.virtual import FRONT
+from veltair.scheduler.surroundings import FRONT
 from veltair.simulate.contention import Contention
 from veltair.simulate.front import FrontCost, front_cost
 from veltair.simulate.pace import Pace

@@ -1,0 +1,89 @@
+"""A block in execution: on which cores, until when, and what it would take alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from veltair.scheduler.costs import SOLO, Costs
+from veltair.types import CoreSet, LayerBlock
+
+
+@dataclass(slots=True)
+class Run:
+    """A block that runs now."""
+
+    block: LayerBlock
+    level: int  # grid index: its versions are those that are best at it on the cores that it wanted
+    costs: Costs
+    core_set: CoreSet  # granted; what the worker has taken up is the last stretch's
+    stretches: list[tuple[int, int]]  # (first layer, cores), ascending: how the core count changed
+    predicted_ns: int  # on the cores that it really has, at the level of its start
+    ends_ns: int  # expected
+    bytes_per_ns: float
+    growable: bool  # has fewer cores than it wanted, and a moment to take up more
+    stopping: bool = False  # told to stop at its next layer, or cancelled
+
+    @classmethod
+    def begin(
+        cls, block: LayerBlock, level: int, costs: Costs, core_set: CoreSet, now_ns: int, grows_inside_layers: bool
+    ) -> Run:
+        cores = len(core_set)
+        predicted_ns = block.predicted_ns
+        if cores < block.cores:
+            predicted_ns = _rescaled(block, costs, block.start, cores)
+        bytes_per_ns = (costs.bytes[block.stop] - costs.bytes[block.start]) / max(predicted_ns, 1)
+        ends_ns, stretches = now_ns + predicted_ns, [(block.start, cores)]
+        growable = cores < block.cores and (grows_inside_layers or block.stop - block.start > 1)
+        return cls(block, level, costs, core_set, stretches, predicted_ns, ends_ns, bytes_per_ns, growable)
+
+    def grow(self, more: CoreSet) -> None:
+        """Grants more cores, which the worker is yet to take up."""
+        self.core_set = tuple(sorted(self.core_set + more))
+        self.growable = len(self.core_set) < self.block.cores
+
+    def take_up(self, layer: int, cores: int, now_ns: int) -> None:
+        """The block goes on with `layer` on that many cores; the prediction of what remains follows."""
+        ends_ns = now_ns + _rescaled(self.block, self.costs, layer, cores)
+        self.predicted_ns += ends_ns - self.ends_ns
+        self.ends_ns = ends_ns
+        self.stretches.append((layer, cores))
+
+    def solo_ns(self, stop: int) -> int:
+        """What the layers up to `stop` take alone on the machine, each on the cores that it really had."""
+        block, costs = self.block, self.costs
+        if len(self.stretches) == 1 and self.stretches[0][1] == block.cores:
+            return costs.alone_ns(self.level, block.cores, block.start, stop)
+        ends = [layer for layer, _ in self.stretches[1:]] + [stop]
+        return sum(
+            costs.solo_ns(block.versions, block.start, start, min(end, stop), cores)
+            for (start, cores), end in zip(self.stretches, ends, strict=True)
+        )
+
+    def soon_to_finish(self, now_ns: int) -> bool:
+        """Section 4.3: what remains is within 10 % of what the block was predicted to take."""
+        return (self.ends_ns - now_ns) * 10 <= self.predicted_ns
+
+    def layer_at(self, now_ns: int) -> int:
+        """The layer that should be in execution now, if all goes as predicted; always one of the block's."""
+        block, (layer, cores) = self.block, self.stretches[-1]
+        if now_ns >= self.ends_ns:
+            return block.stop - 1
+        done_ns = self.costs.time_ns(SOLO, cores, layer, block.stop)  # scaled by the share of time that is over
+        left_ns = self.predicted_ns if len(self.stretches) == 1 else _rescaled(block, self.costs, layer, cores)
+        done_ns -= done_ns * (self.ends_ns - now_ns) // max(left_ns, 1)
+        return min(max(layer, self.costs.layer_after(SOLO, cores, layer, done_ns)), block.stop - 1)
+
+    def missing_cores(self, now_ns: int) -> int:
+        """How many more cores the block could still use."""
+        if not self.growable or self.stopping or self.soon_to_finish(now_ns):
+            return 0
+        return self.block.cores - len(self.core_set)
+
+
+def _rescaled(block: LayerBlock, costs: Costs, start: int, cores: int) -> int:
+    """The prediction for layers [start, block.stop) on other cores.
+
+    The code versions stay those picked for `block.cores`; their solo times give the ratio.
+    """
+    here = costs.solo_ns(block.versions, block.start, start, block.stop, cores)
+    return block.predicted_ns * here // costs.solo_ns(block.versions, block.start, block.start, block.stop, block.cores)
