@@ -71,7 +71,7 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         return [_dense(spec, x, _weight(spec).astype(np.float64))]
     if spec.op == "matmul_bf16":
         return [_dense(spec, x, _widened(_bf16_bits(spec.weights["weight"])))]
-    if spec.op == "batched_matmul":
+    if spec.op in ("batched_matmul", "batched_matmul_bf16"):
         found = iter(x)
         left, right = (
             (spec.weights[side] if side in spec.weights else next(found)).transpose(a[f"{side}_order"])

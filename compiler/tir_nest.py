@@ -113,7 +113,7 @@ class _Reader:
                 self._tile(argument.args[0], int(call.args[at + 1]))
             else:
                 load = argument.args[0]
-                self._touch(load.source, load.indices)
+                self._touch(load.source, load.indices, _first_ones(load, call.args))
 
     def _tile(self, load: Any, stride: int) -> None:
         """16 rows of 64 bytes, `stride` bytes apart."""
@@ -183,6 +183,16 @@ class _Reader:
             less, more = (node.b, node.a) if swapped else (node.a, node.b)
             return Condition((self._linear(more).plus(self._linear(less).times(-1)).plus(Linear((), -margin)),))
         return Condition()
+
+
+def _first_ones(load: Any, arguments: Sequence[Any]) -> Box | None:
+    """What a masked move touches: as many neighbours as its mask `ramp < count` has, all where that varies."""
+    mask = next((a for a in arguments if isinstance(a, tirx.LT) and isinstance(a.a, tirx.Ramp)), None)
+    if mask is None:
+        return None
+    count = mask.b.value
+    lanes = int(count) if isinstance(count, tirx.IntImm) else int(mask.a.lanes)
+    return (*[single(0)] * (len(load.indices) - 1), whole(lanes))
 
 
 def _children(node: Any) -> Iterator[Any]:

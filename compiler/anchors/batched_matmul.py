@@ -9,10 +9,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.anchors.matmul import narrow_rows, read_by_products
 from veltair.compiler.epilogue import Epilogue
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
-from veltair.compiler.node import attribute
+from veltair.compiler.node import attribute, times
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +65,29 @@ def batched_matmul(node: onnx.NodeProto, lowering: Lowering) -> bool:
     if epilogue.bias is not None:
         bias = bias + epilogue.bias
     lowering.done.update(epilogue.swallowed)
+    narrow = lowering.dtype == "uint16"
     weights: dict[str, NDArray[np.float32]] = {}
     inputs = []
     for side, name in (("left", found.left), ("right", found.right)):
         if name in lowering.constants:
             weights[side] = np.ascontiguousarray(lowering.constants[name], np.float32)
         else:
-            inputs.append(lowering.plain(name))
+            inputs.append(lowering.rows(name) if narrow else lowering.plain(name))
     weights["bias"] = np.broadcast_to(np.asarray(bias, np.float32), shape[-1:]).copy()
     attributes = {
         "left_order": found.left_order, "right_order": found.right_order,
         "constant": ",".join(side for side in ("left", "right") if side in weights),
         "scale": scale, "activation": epilogue.activation,
     }  # fmt: skip
-    y = Activation(epilogue.output, "float32", out)
-    if shape != out:
-        y = Activation(f"{epilogue.output}/row", "float32", shape)
+    halved = narrow_rows(times(out[:-1]), lowering) and read_by_products(epilogue.output, lowering)
+    dtype = "uint16" if halved else "float32"
+    y = Activation(epilogue.output if shape == out else f"{epilogue.output}/row", dtype, shape)
     source = lowering.shape_of(found.left)
     flops = 2 * int(np.prod(np.abs(out))) * abs(source[found.left_order[-1]])
-    lowering.emit(lowering.spec(node.name, "batched_matmul", inputs, [y], attributes, weights, flops))
+    op = "batched_matmul_bf16" if narrow else "batched_matmul"
+    lowering.emit(lowering.spec(node.name, op, inputs, [y], attributes, weights, flops))
     if shape != out:
-        lowering.add_view(Activation(epilogue.output, "float32", out), y.name)
+        lowering.add_view(Activation(epilogue.output, dtype, out), y.name)
     return True
 
 

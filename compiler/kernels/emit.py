@@ -66,18 +66,20 @@ def splat(value: Expr | float) -> Expr:
 def load(buffer: Any, *index: Expr) -> Expr:
     """16 floats from here on; bfloat16 bits are widened."""
     value = buffer[(*index[:-1], lanes(index[-1]))]
+    return widened(value) if buffer.dtype == "uint16" else value
+
+
+def scalar(buffer: Any, *index: Expr) -> Expr:
+    """One float; bfloat16 bits are widened."""
+    value = buffer[index]
     if buffer.dtype == "uint16":
-        wide = T.shift_left(T.cast(value, "uint32x16"), T.broadcast(T.uint32(16), LANES))
-        return T.reinterpret("float32x16", wide)
+        return T.reinterpret("float32", T.shift_left(T.cast(value, "uint32"), T.uint32(16)))
     return value
 
 
 def store(buffer: Any, value: Expr, *index: Expr) -> None:
     """16 floats to here on; rounded to nearest even where the buffer holds bfloat16 bits."""
-    if buffer.dtype == "uint16":
-        narrow = T.call_llvm_pure_intrin("bfloat16x16", "llvm.x86.avx512bf16.cvtneps2bf16.512", value)
-        value = T.reinterpret("uint16x16", narrow)
-    T.buffer_store(buffer, value, [*index[:-1], lanes(index[-1])])
+    T.buffer_store(buffer, bf16_bits(value) if buffer.dtype == "uint16" else value, [*index[:-1], lanes(index[-1])])
 
 
 def store_within(buffer: Any, value: Expr, *index: Expr, width: int) -> None:
@@ -87,11 +89,35 @@ def store_within(buffer: Any, value: Expr, *index: Expr, width: int) -> None:
         store(buffer, value, *index)
     if width % LANES:
         with when(column + LANES > width):
-            if buffer.dtype == "uint16":  # by hand: LLVM crashes on single lanes of a vector of bfloat16
-                value = T.bind(upper_half(T.bind(T.reinterpret("uint32x16", value)), whole))
-            for lane in range(width % LANES):
-                one = T.Shuffle([value], [T.int32(lane)])
-                T.buffer_store(buffer, T.cast(one, buffer.dtype), [*index[:-1], column + lane])
+            value = bf16_bits(value) if buffer.dtype == "uint16" else value
+            mask = lanes(0) < T.broadcast(T.int32(width % LANES), LANES)
+            name = f"llvm.masked.store.{_suffix(buffer)}.p0"
+            T.evaluate(T.call_llvm_intrin("void", name, value, T.address_of(buffer[tuple(index)]), mask))
+
+
+def load_first(buffer: Any, *index: Expr, count: Expr) -> Expr:
+    """Like `load`, but the first `count` elements alone are read, and the others are zero."""
+    mask = lanes(0) < T.broadcast(T.cast(count, "int32"), LANES)
+    zeros = T.broadcast(T.cast(0, buffer.dtype), LANES)
+    where = T.address_of(buffer[tuple(index)])
+    name = f"llvm.masked.load.{_suffix(buffer)}.p0"
+    value = T.call_llvm_intrin(f"{buffer.dtype}x{LANES}", name, where, mask, zeros)
+    return widened(value) if buffer.dtype == "uint16" else value
+
+
+def _suffix(buffer: Any) -> str:
+    return f"v{LANES}" + {"float32": "f32", "uint16": "i16"}[str(buffer.dtype)]
+
+
+def widened(bits: Expr) -> Expr:
+    """16 floats of the bits of bfloat16."""
+    return T.reinterpret("float32x16", T.shift_left(T.cast(bits, "uint32x16"), whole(16)))
+
+
+def bf16_bits(value: Expr) -> Expr:
+    """16 floats rounded to nearest even, as the bits of bfloat16; on a CPU with AVX-512-bf16."""
+    narrow = T.call_llvm_pure_intrin("bfloat16x16", "llvm.x86.avx512bf16.cvtneps2bf16.512", value)
+    return T.reinterpret("uint16x16", narrow)
 
 
 def upper_half(bits: Expr, number: Callable[[int], Expr]) -> Expr:

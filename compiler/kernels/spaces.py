@@ -6,7 +6,7 @@ from veltair.compiler.columns.kernel import Columns
 from veltair.compiler.generic import Generic
 from veltair.compiler.ir import Space
 from veltair.compiler.kernels.attention import Attention
-from veltair.compiler.kernels.batched_matmul import BatchedMatmul
+from veltair.compiler.kernels.batched_matmul import BatchedMatmul, BatchedMatmulBf16
 from veltair.compiler.kernels.cast import Cast
 from veltair.compiler.kernels.concat import Concat
 from veltair.compiler.kernels.concat_rows import ConcatRows
@@ -35,6 +35,7 @@ SPACES: dict[str, Space] = {
     "matmul": Matmul(),
     "matmul_bf16": MatmulBf16(),
     "batched_matmul": BatchedMatmul(),
+    "batched_matmul_bf16": BatchedMatmulBf16(),
     "attention": Attention(),
     "layer_norm": LayerNorm(),
     "embedding": Embedding(),

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from kernels import LESSER, need, worst_error
+from kernels import LESSER, call, need, worst_error
 from nets import Net, normal, run
+from numpy.typing import NDArray
 
 from veltair.compiler.ir import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.lower import lower
 from veltair.compiler.onnx_model import load
+from veltair.machine import features
 
 SWAP = {2: [1, 0], 3: [0, 2, 1], 4: [0, 1, 3, 2]}
 
@@ -92,18 +94,77 @@ def test_what_is_no_product_of_floats_goes_elsewhere(tmp_path: Path) -> None:
     assert "batched_matmul" not in [spec.op for spec in lower(model, "fp32").layers]
 
 
+Side = tuple[tuple[int, ...], tuple[int, ...]]  # shape in memory, order
+
+
+def product(
+    left: Side, right: Side, output: tuple[int, ...],
+    dtypes: tuple[str, str, str] = ("float32",) * 3, max_batch: int = 1,
+) -> LayerSpec:  # fmt: skip
+    """Sides as they lie in memory and their orders."""
+    a, b, y = (Activation(*t) for t in zip("aby", dtypes, (left[0], right[0], output), strict=True))
+    op = "batched_matmul_bf16" if max_batch > 1 or "uint16" in dtypes else "batched_matmul"
+    attributes = {
+        "left_order": left[1], "right_order": right[1], "constant": "", "scale": 0.25, "activation": "none",
+    }  # fmt: skip
+    return LayerSpec("product", op, (a, b), (y,), attributes, {"bias": normal(output[-1])}, 0, max_batch)
+
+
+def values_of(spec: LayerSpec, batch: int = 1) -> list[NDArray[np.float32]]:
+    return [normal(*(-d * batch if d < 0 else d for d in tensor.shape)) for tensor in spec.inputs]
+
+
 @pytest.mark.parametrize("mcpu", ["", *LESSER])
 def test_every_point_on_every_instruction_set(mcpu: str) -> None:
     need(LESSER.get(mcpu, frozenset()), mcpu)
-    features = LESSER.get(mcpu, frozenset({"avx2", "avx512"}))
-    a, b = Activation("a", "float32", (2, 23, 37)), Activation("b", "float32", (2, 71, 37))
-    attributes = {
-        "left_order": (0, 1, 2), "right_order": (0, 2, 1), "constant": "bias", "scale": 0.25, "activation": "none",
-    }  # fmt: skip
-    y = Activation("y", "float32", (2, 23, 71))
-    spec = LayerSpec("product", "batched_matmul", (a, b), (y,), attributes, {"bias": normal(71)}, 0)
-    points = SPACES["batched_matmul"].points(spec, features)
+    spec = product(((2, 23, 37), (0, 1, 2)), ((2, 71, 37), (0, 2, 1)), (2, 23, 71))
+    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, frozenset({"avx2", "avx512"})))
     assert len(points) > 3
     for point in points[:: 3 if mcpu else 2]:
-        error, _ = worst_error(spec, point, [normal(2, 23, 37), normal(2, 71, 37)], mcpu=mcpu)
+        error, _ = worst_error(spec, point, values_of(spec), mcpu=mcpu)
         assert error < 1e-5, point
+
+
+PLAIN, SWAPPED = (0, 1, 2), (0, 2, 1)
+
+
+@pytest.mark.parametrize("dtypes", [("float32",) * 3, ("uint16", "float32", "float32"), ("uint16",) * 3])
+@pytest.mark.parametrize(
+    ("left", "right", "output"),
+    [
+        pytest.param(((-1, 9, 32), PLAIN), ((-1, 9, 32), SWAPPED), (-1, 9, 9), id="one tile"),
+        pytest.param(((-1, 45, 64), PLAIN), ((-1, 70, 64), SWAPPED), (-1, 45, 70), id="rows as they lie"),
+        pytest.param(((-2, 37, 17), SWAPPED), ((-2, 37, 33), PLAIN), (-2, 17, 33), id="both turned, odd reduction"),
+        pytest.param(((-1, 50, 7), SWAPPED), ((-1, 50, 100), PLAIN), (-1, 7, 100), id="few rows, turned"),
+        pytest.param(((-1, 40, 3, 20), (0, 2, 1, 3)), ((-1, 61, 3, 20), (0, 2, 3, 1)), (-1, 3, 40, 61), id="heads"),
+        pytest.param(((1, 5), (0, 1)), ((-3, 19, 5), SWAPPED), (-3, 1, 19), id="one row, broadcast"),
+        pytest.param(((-7, 48), (0, 1)), ((21, 48), (1, 0)), (-7, 21), id="rows of the batch"),
+    ],
+)
+def test_tiles_in_bfloat16(left: Any, right: Any, output: tuple[int, ...], dtypes: tuple[str, str, str]) -> None:
+    """fp32 and bfloat16 sides, in every combination with few or no rows, columns and products behind the last tile."""
+    need(frozenset({"amx_bf16"}), "bfloat16 tiles")
+    spec = product(left, right, output, dtypes, max_batch=4)
+    points = SPACES[spec.op].points(spec, features())
+    tiles = [point for point in points if point.get("unit") == "amx"]
+    assert tiles and len(tiles) < len(points)
+    for batch, point in ((1, tiles[0]), (3, tiles[-1])):
+        error, _ = worst_error(spec, point, values_of(spec, batch), batch)
+        assert error < 1e-2, point
+
+
+def test_what_is_no_number_stays_in_its_own_row() -> None:
+    """Nothing behind the end of a row takes part in a sum."""
+    need(frozenset({"amx_bf16"}), "bfloat16 tiles")
+    spec = product(((2, 20, 33), PLAIN), ((2, 33, 18), PLAIN), (2, 20, 18), max_batch=4)
+    a, b = values_of(spec)
+    a[0, 3], b[1, :, 5] = np.inf, np.nan
+    (found,) = call(spec, SPACES[spec.op].points(spec, features())[0], [a, b], 1)
+    bad = ~np.isfinite(found)
+    assert bad[0, 3].all() and bad[1, :, 5].all() and bad.sum() == 18 + 20
+
+
+def test_a_model_of_bfloat16_without_tiles() -> None:
+    spec = product(((2, 20, 33), PLAIN), ((2, 33, 18), PLAIN), (2, 20, 18), max_batch=4)
+    lesser = LESSER["cooperlake"]
+    assert SPACES[spec.op].points(spec, lesser) == SPACES["batched_matmul"].points(spec, lesser)
