@@ -7,16 +7,14 @@ neither uniform nor one-hot, and one of deviation 0.02 would hardly tell one tok
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from veltair.zoo.external import Built, External, references
 from veltair.zoo.graph import model
+from veltair.zoo.nodes import Nodes
 
 VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
 HEAD = 64  # channels of an attention head
@@ -43,19 +41,8 @@ LARGE = BertShape(layers=24, hidden=1024, qos_ms=3000)
 
 
 @dataclass(slots=True)
-class _Graph:
-    rng: np.random.Generator
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    initializers: list[TensorProto] = field(default_factory=list)
+class _Graph(Nodes):
     external: list[External] = field(default_factory=list)
-
-    def node(self, op: str, inputs: Sequence[str], output: str, **attributes: object) -> str:
-        self.nodes.append(helper.make_node(op, inputs, [output], name=f"/{output}", **attributes))
-        return output
-
-    def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        self.initializers.append(numpy_helper.from_array(value, name))
-        return name
 
     def matrix(self, name: str, rows: int, columns: int, deviation: float) -> str:
         self.external.append(External(name, (rows, columns), deviation=deviation))

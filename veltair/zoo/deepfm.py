@@ -37,9 +37,9 @@ def _build(g: Towers) -> tuple[str, int]:
     squares = g.total(g.node("Mul", [rows, rows], "fm.rows"), "fm.squares")
     half = g.constant("fm.half", np.array(0.5, np.float32))
     pairs = g.node("Mul", [g.node("Sub", [square, squares], "fm.twice"), half], "fm")
-    deep = g.normalised_tower(x, "deep", (WIDTH, *DEEP), _DEEP_RMS)
+    deep = g.tower(x, "deep", (WIDTH, *DEEP), _DEEP_RMS, normalised=True)
     parts = g.node("Concat", [deep, g.total(x, "linear", keep=True), pairs], "parts", axis=1)
-    last = g.normalised_tower(parts, "final", (DEEP[-1] + 1 + DIM, *FINAL), _FINAL_RMS)
+    last = g.tower(parts, "final", (DEEP[-1] + 1 + DIM, *FINAL), _FINAL_RMS, normalised=True)
     return g.score(last, f"final.{len(FINAL)}", FINAL[-1]), 1
 
 

@@ -27,9 +27,7 @@ def _dlrm(
     def build(g: Towers) -> tuple[str, int]:
         """dense float32 (n, bottom[0]), sparse_0 … int64 (n, lookups) or, of one lookup, (n,) -> probability (n, 1)."""
         x = g.tower(g.floats("dense", bottom[0]), "bottom", bottom)
-        read = g.rows if lookups == 1 else g.bag
-        many = 0 if lookups == 1 else lookups
-        bags = [read(f"table_{i}", g.ids(f"sparse_{i}", many), f"bag_{i}") for i in range(tables)]
+        bags = [g.lookups(f"table_{i}", f"sparse_{i}", lookups, f"bag_{i}") for i in range(tables)]
         x = g.node("Concat", [x, *bags], "features", axis=1)
         widths = (bottom[-1] + tables * dim, *top)
         return g.score(g.tower(x, "top", widths), f"top.{len(top)}", widths[-1]), 1

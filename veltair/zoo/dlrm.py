@@ -10,13 +10,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from veltair.errors import ConfigError
 from veltair.zoo.external import Built, External, references
 from veltair.zoo.graph import model
+from veltair.zoo.towers import Towers
 
 DENSE, BOTTOM, TOP = 13, (128, 64), (256, 64)
 
@@ -55,50 +54,25 @@ def build(seed: int, shape: DlrmShape, location: str) -> Built:
     location: name of the file that is to hold the tables, the second result, drawn from the same seed.
     """
     # One child more than there are tables: the MLPs' own. Each table can thus be drawn alone, in chunks.
-    rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(shape.tables + 1)[-1])
+    g = Towers(np.random.default_rng(np.random.SeedSequence(seed).spawn(shape.tables + 1)[-1]))
     # Uniform in ±bound so that a bag's variance is 1/sqrt(dim) and the dot product of two bags has variance one.
     bound = math.sqrt(3 / (shape.lookups * math.sqrt(shape.dim)))
     tables = [External(f"table_{i}", (shape.rows, shape.dim), bound=bound) for i in range(shape.tables)]
-    nodes: list[onnx.NodeProto] = []
-    weights: list[onnx.TensorProto] = []
-
-    def node(op: str, inputs: list[str], output: str, **attributes: object) -> str:
-        nodes.append(helper.make_node(op, inputs, [output], name=f"/{output}", **attributes))
-        return output
-
-    def constant(name: str, value: npt.NDArray[np.generic]) -> str:
-        weights.append(numpy_helper.from_array(value, name))
-        return name
-
-    def linear(x: str, name: str, inputs: int, outputs: int) -> str:
-        weight = rng.standard_normal((outputs, inputs), dtype=np.float32) * np.float32(math.sqrt(2 / inputs))
-        bias = rng.standard_normal(outputs, dtype=np.float32) * np.float32(0.1)
-        return node("Gemm", [x, constant(f"{name}.weight", weight), constant(f"{name}.bias", bias)], name, transB=1)
-
-    x, width = "dense", DENSE
-    for i, out in enumerate((*BOTTOM, shape.dim)):
-        x, width = node("Relu", [linear(x, f"bottom.{i}", width, out)], f"bottom.{i}.relu"), out
-    axis = constant("axis", np.array([1], np.int64))
-    vectors = [node("Unsqueeze", [x, axis], "bottom.vector")]
+    x = g.tower(g.floats("dense", DENSE), "bottom", (DENSE, *BOTTOM, shape.dim))
+    axis = g.constant("axis", np.array([1], np.int64))
+    vectors = [g.node("Unsqueeze", [x, axis], "bottom.vector")]
     for i in range(shape.tables):
-        rows = node("Gather", [tables[i].name, f"sparse_{i}"], f"bag_{i}.rows", axis=0)
-        bag = node("ReduceSum", [rows, axis], f"bag_{i}", keepdims=0)
-        vectors.append(node("Unsqueeze", [bag, axis], f"bag_{i}.vector"))
+        rows = g.rows(tables[i].name, g.ids(f"sparse_{i}", shape.lookups), f"bag_{i}.rows")
+        bag = g.node("ReduceSum", [rows, axis], f"bag_{i}", keepdims=0)
+        vectors.append(g.node("Unsqueeze", [bag, axis], f"bag_{i}.vector"))
     count = len(vectors)
-    features = node("Concat", vectors, "features", axis=1)
-    dots = node("MatMul", [features, node("Transpose", [features], "features.t", perm=[0, 2, 1])], "dots")
+    features = g.node("Concat", vectors, "features", axis=1)
+    dots = g.node("MatMul", [features, g.node("Transpose", [features], "features.t", perm=[0, 2, 1])], "dots")
     lower = np.array([r * count + c for r in range(count) for c in range(r)], np.int64)
-    flat = node("Flatten", [dots], "dots.flat", axis=1)
-    pairs = node("Gather", [flat, constant("lower_triangle", lower)], "pairs", axis=1)
-    x, width = node("Concat", [x, pairs], "interaction", axis=1), shape.dim + len(lower)
-    for i, out in enumerate(TOP):
-        x, width = node("Relu", [linear(x, f"top.{i}", width, out)], f"top.{i}.relu"), out
-    node("Sigmoid", [linear(x, f"top.{len(TOP)}", width, 1)], "probability")
-
-    inputs = [helper.make_tensor_value_info("dense", TensorProto.FLOAT, ["n", DENSE])] + [
-        helper.make_tensor_value_info(f"sparse_{i}", TensorProto.INT64, ["n", shape.lookups])
-        for i in range(shape.tables)
-    ]
-    outputs = [helper.make_tensor_value_info("probability", TensorProto.FLOAT, ["n", 1])]
-    graph = helper.make_graph(nodes, "dlrm", inputs, outputs, [*references(tables, location), *weights])
+    flat = g.node("Flatten", [dots], "dots.flat", axis=1)
+    pairs = g.node("Gather", [flat, g.constant("lower_triangle", lower)], "pairs", axis=1)
+    x = g.node("Concat", [x, pairs], "interaction", axis=1)
+    score = g.score(g.tower(x, "top", (shape.dim + len(lower), *TOP)), f"top.{len(TOP)}", TOP[-1])
+    outputs = [helper.make_tensor_value_info(score, TensorProto.FLOAT, ["n", 1])]
+    graph = helper.make_graph(g.nodes, "dlrm", g.inputs, outputs, [*references(tables, location), *g.initializers])
     return model(graph, {"qos_ms": 100, "max_batch": shape.max_batch}), tables

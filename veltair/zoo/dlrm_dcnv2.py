@@ -19,12 +19,7 @@ LOOKUPS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27,
 def _build(g: Towers) -> tuple[str, int]:
     """dense float32 (n, 13), sparse_0 … sparse_25 int64 (n, lookups) or, of one lookup, (n,) -> probability (n, 1)."""
     bottom = g.tower(g.floats("dense", BOTTOM[0]), "bottom", BOTTOM)
-    bags = [
-        g.bag(f"table_{i}", g.ids(f"sparse_{i}", lookups), f"bag_{i}")
-        if lookups > 1
-        else g.rows(f"table_{i}", g.ids(f"sparse_{i}"), f"bag_{i}")
-        for i, lookups in enumerate(LOOKUPS)
-    ]
+    bags = [g.lookups(f"table_{i}", f"sparse_{i}", count, f"bag_{i}") for i, count in enumerate(LOOKUPS)]
     x = first = g.node("Concat", [bottom, *bags], "features", axis=1)
     width = DIM * (1 + len(ROWS))
     for i in range(CROSSES):

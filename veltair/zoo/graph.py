@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from veltair.zoo import moments
 from veltair.zoo.moments import Floats, Value
+from veltair.zoo.nodes import Nodes
 
 OPSET, IR_VERSION = 17, 8
 Weights = npt.NDArray[np.float32]
@@ -30,12 +31,8 @@ PLAIN_LIFT = 1.0
 
 
 @dataclass(slots=True)
-class ConvGraph:
-    """Appends nodes; each method gives the value that it computes."""
-
-    rng: np.random.Generator
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    initializers: list[onnx.TensorProto] = field(default_factory=list)
+class ConvGraph(Nodes):
+    """Each method gives the value that it computes."""
 
     def image(self, name: str, channels: int) -> Value:
         """The graph's input, normalised as for ImageNet: mean 0, variance 1."""
@@ -196,15 +193,6 @@ class ConvGraph:
         ]
         self.node("Gemm", inputs, "logits", transB=1)
         return "logits"
-
-    def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        self.initializers.append(numpy_helper.from_array(value, name))
-        return name
-
-    def node(self, op: str, inputs: Sequence[str], output: str, **attributes: object) -> str:
-        """Appends a node with one output, and gives its name."""
-        self.nodes.append(helper.make_node(op, inputs, [output], name=f"/{output}", **attributes))
-        return output
 
 
 def image_model(

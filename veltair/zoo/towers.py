@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from veltair.zoo.external import External, references
 from veltair.zoo.feature_file import Description, Entry, toml
 from veltair.zoo.graph import model
+from veltair.zoo.nodes import Nodes
 from veltair.zoo.tables import Embedding, fitted
 
 SCORE = "probability"
@@ -26,14 +27,11 @@ RECTIFIED = 1 / math.sqrt(math.pi), 1 - 1 / math.pi
 
 
 @dataclass(slots=True)
-class Towers:
-    """Appends nodes; each method gives the name of the tensor that it computes."""
+class Towers(Nodes):
+    """Beside its nodes, the graph's inputs and what is known of its tables."""
 
-    rng: np.random.Generator
-    tables: Mapping[str, Embedding]
+    tables: Mapping[str, Embedding] = field(default_factory=dict)
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    initializers: list[TensorProto] = field(default_factory=list)
 
     def floats(self, name: str, width: int) -> str:
         """An input float32 (n, width)."""
@@ -49,9 +47,11 @@ class Towers:
     def rows(self, table: str, ids: str, output: str) -> str:
         return self.node("Gather", [table, ids], output, axis=0)
 
-    def bag(self, table: str, ids: str, output: str) -> str:
-        """Rows of ids (n, lookups), summed: (n, dim)."""
-        return self.total(self.rows(table, ids, f"{output}.rows"), output)
+    def lookups(self, table: str, ids: str, count: int, output: str) -> str:
+        """Rows of an input of ids, summed where there are more than one: (n, dim)."""
+        if count == 1:
+            return self.rows(table, self.ids(ids), output)
+        return self.total(self.rows(table, self.ids(ids, count), f"{output}.rows"), output)
 
     def total(self, x: str, output: str, keep: bool = False) -> str:
         """Summed over the second dimension."""
@@ -69,19 +69,13 @@ class Towers:
         names = [self.constant(f"{name}.weight", weight), self.constant(f"{name}.bias", bias)]
         return self.node("Gemm", [x, *names], name, transB=1)
 
-    def tower(self, x: str, name: str, widths: Sequence[int], rms: float = 1.0) -> str:
-        """Rectified dense layers; `widths` begins with that of x."""
+    def tower(self, x: str, name: str, widths: Sequence[int], rms: float = 1.0, normalised: bool = False) -> str:
+        """Rectified dense layers, perhaps with a batch norm behind each; `widths` begins with that of x."""
         for i, (width, out) in enumerate(itertools.pairwise(widths)):
             x = self.node("Relu", [self.linear(x, f"{name}.{i}", width, out, rms)], f"{name}.{i}.relu")
+            if normalised:
+                x = self.norm(x, f"{name}.{i}.norm", *(np.full(out, value) for value in RECTIFIED))
             rms = 1.0
-        return x
-
-    def normalised_tower(self, x: str, name: str, widths: Sequence[int], rms: float = 1.0) -> str:
-        """The same with a batch norm behind each rectifier."""
-        for i, (width, out) in enumerate(itertools.pairwise(widths)):
-            y = self.node("Relu", [self.linear(x, f"{name}.{i}", width, out, rms)], f"{name}.{i}.relu")
-            mean, variance = (np.full(out, value) for value in RECTIFIED)
-            x, rms = self.norm(y, f"{name}.{i}.norm", mean, variance), 1.0
         return x
 
     def norm(self, x: str, name: str, mean: npt.NDArray[np.float64], variance: npt.NDArray[np.float64]) -> str:
@@ -98,14 +92,6 @@ class Towers:
 
     def normal(self, shape: tuple[int, ...], deviation: float) -> npt.NDArray[np.float32]:
         return self.rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation)
-
-    def constant(self, name: str, value: npt.NDArray[np.generic]) -> str:
-        self.initializers.append(numpy_helper.from_array(value, name))
-        return name
-
-    def node(self, op: str, inputs: Sequence[str], output: str, **attributes: object) -> str:
-        self.nodes.append(helper.make_node(op, inputs, [output], name=f"/{output}", **attributes))
-        return output
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +126,7 @@ def recommendation(recommender: Recommender, seed: int, location: str, rows: int
     tables = fitted(recommender.tables, rows)
     # One child more than there are tables: the towers' own. Each table can thus be drawn alone, in chunks.
     children = np.random.SeedSequence(seed).spawn(len(tables) + 1)
-    g = Towers(np.random.default_rng(children[-1]), {table.name: table for table in tables})
+    g = Towers(np.random.default_rng(children[-1]), tables={table.name: table for table in tables})
     output, width = recommender.build(g)
     held = [External(t.name, (t.rows, t.dim), bound=t.bound) for t in tables] if recommender.describe is None else []
     result = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["n", width])
