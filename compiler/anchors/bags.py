@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from veltair.compiler.embedding.rows import storage_of
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
-from veltair.compiler.node import attribute, times
+from veltair.compiler.node import attribute, reduced, times
 from veltair.compiler.onnx_model import OnnxModel
 from veltair.types import TensorSpec
 
@@ -65,10 +65,7 @@ def bag_at(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Bag |
     alone = Bag(node, None, table, rows.shape[1], ids)
     if len(ids.shape) != 2 or user is None or user.op_type not in REDUCTIONS or attribute(user, "keepdims", 1):
         return alone
-    axes = attribute(user, "axes", None)
-    if axes is None and len(user.input) > 1 and user.input[1] in model.initializers:
-        axes = model.initializers[user.input[1]].tolist()
-    return Bag(node, user, table, rows.shape[1], ids) if axes in ([1], [-2]) else alone
+    return replace(alone, reduction=user) if reduced(user, model.initializers) in ([1], [-2]) else alone
 
 
 def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> list[Bag]:
@@ -105,7 +102,7 @@ def bags(node: onnx.NodeProto, lowering: Lowering) -> bool:
     flops = abs(count) * lookups * width * len(bags)
     lowering.emit(lowering.spec(node.name, "embedding_bag", inputs, outputs, attributes, weights, flops))
     for bag, output in zip(bags, outputs, strict=True):
-        lowering.done.update((id(bag.gather), id(bag.reduction)))
+        lowering.done.update(id(node) for node in (bag.gather, bag.reduction) if node is not None)
         if not flat:
             lowering.add_view(Activation(bag.output, "float32", lowering.shape_of(bag.output)), output.name)
     return True
