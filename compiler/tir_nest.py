@@ -46,7 +46,8 @@ class _Reader:
         self._touches: list[dict[tuple[int, tuple[Linear, ...]], Touch]] = []
 
     def add(self, buffer: Any, shape: tuple[int, ...], scratch: bool) -> None:
-        if scratch and str(buffer.scope()).startswith("local"):
+        vectors = "x" in str(buffer.dtype)  # a register tile
+        if scratch and (vectors or str(buffer.scope()).startswith("local")):
             self._index[hash(buffer)] = None
             return
         self._index[hash(buffer)] = len(self.storages)

@@ -6,30 +6,19 @@ Rows that fill no tile are done one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import (
-    LANES,
-    Expr,
-    activate,
-    load,
-    pad_to,
-    primitive,
-    store_within,
-    to_bf16_bits,
-    when,
-)
-
-Sides: TypeAlias = tuple[Any, Any]  # buffers of gate and residual
+from veltair.compiler.kernels.emit import LANES, Expr, load, pad_to, primitive, when
+from veltair.compiler.kernels.matmul_blocked import blocked_points, matmul_blocked
+from veltair.compiler.kernels.matmul_operands import matmul_rows, packed_panels, sides_of, store_outputs
 
 # Register tiles (columns in vectors, rows) that leave room for the weights and an input; of one row, the weights are
 # operands in memory. AVX2 has half as many registers, and a vector takes two.
 AVX512_TILES = ((4, 6), (4, 4), (4, 1), (2, 6), (2, 12), (2, 4), (2, 1), (1, 6), (1, 12), (1, 4), (1, 1))
+MANY = 16  # rows that are worth copying
 AVX2_TILES = ((1, 6), (1, 4), (4, 1), (2, 1), (1, 1))
 
 
@@ -43,7 +32,8 @@ class Matmul:
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         rows_in = matmul_rows(spec)
         vectors = -(-spec.outputs[0].shape[1] // LANES)
-        found: list[Point] = []
+        many = rows_in >= MANY and spec.attributes["storage"] == "fp32"
+        found = blocked_points(spec, features) if many else []
         for columns, rows in AVX512_TILES if "avx512" in features else AVX2_TILES:
             if rows > max(rows_in, 1) or columns > vectors:
                 continue
@@ -53,15 +43,14 @@ class Matmul:
         return found or [{"columns": 1, "rows": 1, "tall": 1}]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        if "panels" in point:
+            return matmul_blocked(spec, point)
         x, y = spec.inputs[0], spec.outputs[0]
         depth, width = x.shape[1], y.shape[1]
         columns, rows, tall = int(point["columns"]), int(point["rows"]), int(point["tall"])
         panel = columns * LANES
-        weight = pad_to(spec.weights["weight"], 1, panel)
-        groups = weight.shape[1] // panel
-        packed = np.ascontiguousarray(weight.reshape(depth, groups, panel).transpose(1, 0, 2))
-        if spec.attributes["storage"] == "bf16":
-            packed = to_bf16_bits(packed)
+        packed = packed_panels(spec, panel)
+        groups = len(packed)
         bias = pad_to(spec.weights["bias"], 0, panel)
         activation = str(spec.attributes["activation"])
         step = rows * tall
@@ -106,28 +95,3 @@ class Matmul:
         block_size = packed[0].nbytes + taken * (depth + panel) * 4
         parallelism = groups * -(-matmul_rows(spec) // step) * rows * columns
         return Kernel(function, (packed, bias), block_size, parallelism)
-
-
-def matmul_rows(spec: LayerSpec) -> int:
-    """Rows at the greatest batch."""
-    rows = spec.inputs[0].shape[0]
-    return -rows * spec.max_batch if rows < 0 else rows
-
-
-def sides_of(spec: LayerSpec, buffers: Sequence[Any]) -> Sides:
-    """Gate and residual among the buffers behind x, None for what a product has not."""
-    given = list(buffers[: len(spec.inputs) - 1])
-    gate = given.pop(0) if spec.attributes.get("gated") else None
-    return gate, given[0] if given else None
-
-
-def store_outputs(Y: Any, value: Expr, sides: Sides, activation: str, row: Expr, column: Expr, width: int) -> None:
-    """16 outputs of a product: gated, the residual added, activated, and what lies below column `width` stored, the
-    first of them being below it.
-    """
-    gate, residual = sides
-    if gate is not None:
-        value = value * load(gate, row, column)
-    if residual is not None:
-        value = value + load(residual, row, column)
-    store_within(Y, T.bind(activate(value, activation)), row, column, width=width)

@@ -28,7 +28,7 @@ from veltair.compiler.kernels.emit import (
     to_bf16_bits,
     when,
 )
-from veltair.compiler.kernels.matmul import matmul_rows, sides_of, store_outputs
+from veltair.compiler.kernels.matmul_operands import matmul_rows, sides_of, store_outputs
 
 TILE = 16  # rows of a tile
 DEPTH = 32  # bfloat16 values in a tile row: products of one step

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.matmul import matmul_rows
 from veltair.compiler.kernels.matmul_amx import DEPTH, PAIRS, PANEL, matmul_amx
+from veltair.compiler.kernels.matmul_operands import matmul_rows
 from veltair.compiler.kernels.matmul_wide import matmul_wide
 
 

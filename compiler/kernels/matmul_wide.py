@@ -20,8 +20,8 @@ from veltair.compiler.kernels.emit import (
     when,
     whole,
 )
-from veltair.compiler.kernels.matmul import matmul_rows, sides_of, store_outputs
 from veltair.compiler.kernels.matmul_amx import DEPTH, PANEL, pack
+from veltair.compiler.kernels.matmul_operands import matmul_rows, sides_of, store_outputs
 
 HALVES = PANEL // LANES
 

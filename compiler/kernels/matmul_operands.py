@@ -1,0 +1,46 @@
+"""What every matrix product with constant weights has: rows, packed weights, a gate, a residual, outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.ir import LayerSpec
+from veltair.compiler.kernels.emit import Expr, activate, load, pad_to, store_within, to_bf16_bits
+
+Sides: TypeAlias = tuple[Any, Any]  # buffers of gate and residual
+
+
+def packed_panels(spec: LayerSpec, panel: int) -> NDArray[Any]:
+    """Weights (K, N) as (panels, K, panel), in what the layer stores them as; zeros behind the last column."""
+    weight = pad_to(spec.weights["weight"], 1, panel)
+    packed = np.ascontiguousarray(weight.reshape(len(weight), -1, panel).transpose(1, 0, 2))
+    return to_bf16_bits(packed) if spec.attributes["storage"] == "bf16" else packed
+
+
+def matmul_rows(spec: LayerSpec) -> int:
+    """Rows at the greatest batch."""
+    return spec.most(spec.inputs[0].shape[0])
+
+
+def sides_of(spec: LayerSpec, buffers: Sequence[Any]) -> Sides:
+    """Gate and residual among the buffers behind x, None for what a product has not."""
+    given = list(buffers[: len(spec.inputs) - 1])
+    gate = given.pop(0) if spec.attributes.get("gated") else None
+    return gate, given[0] if given else None
+
+
+def store_outputs(Y: Any, value: Expr, sides: Sides, activation: str, row: Expr, column: Expr, width: int) -> None:
+    """16 outputs of a product: gated, the residual added, activated, and what lies below column `width` stored, the
+    first of them being below it.
+    """
+    gate, residual = sides
+    if gate is not None:
+        value = value * load(gate, row, column)
+    if residual is not None:
+        value = value + load(residual, row, column)
+    store_within(Y, T.bind(activate(value, activation)), row, column, width=width)
