@@ -52,13 +52,14 @@ def pivots(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int,
     if enough >= costs.cores:  # no layer can ask for more than all
         return
     qos_ns, left, work = budget
-    least, before = costs.least_ns[level][enough - 1], work[start + 1]
+    least = costs.least_ns[level][enough - 1]
+    done, least_done = work[start + 1], least[start + 1]
     for layer in range(start + 1, costs.layers):
-        after = work[layer + 1]
+        after, least_after = work[layer + 1], least[layer + 1]
         # need(layer) > enough, exact in integers: least time > qos * work / left
-        if least[layer] * left > qos_ns * (after - before):
+        if (least_after - least_done) * left > qos_ns * (after - done):
             yield layer
-        before = after
+        done, least_done = after, least_after
 
 
 def form_block(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Formed:

@@ -99,11 +99,12 @@ class Costs:
         rest = np.minimum.accumulate(prefix[:, -1:] - prefix, axis=2)
 
         self.prefix_ns: list[list[array[int]]] = _packed(prefix)  # layers 0 … l-1; [level][l][cores - 1]
-        # the least time of a layer on no more than so many cores; [level][cores - 1][layer]
-        self.least_ns: list[list[array[int]]] = _packed(np.minimum.accumulate(best, axis=2).transpose(0, 2, 1))
+        # the least times of layers 0 … l-1, each on no more than so many cores; [level][cores - 1][l]
+        self.least_ns: list[list[array[int]]] = _packed(_sums(np.minimum.accumulate(best, axis=2)).transpose(0, 2, 1))
         # layers l … end on no more than so many cores, negated: ascending, so that it can be bisected
         self._rest_ns: list[list[array[int]]] = _packed(-rest)
-        self._version = [[tuple(row) for row in rows] for rows in which.transpose(0, 2, 1).tolist()]  # as least_ns
+        # [level][cores - 1][layer]
+        self._version = [[tuple(row) for row in rows] for rows in which.transpose(0, 2, 1).tolist()]
         self._most = solo.shape[1]
         self._alone_ns: list[list[array[int]]] = _packed(_sums(alone))  # the same versions as in prefix_ns, alone
         # [cores - 1][layer * most versions + version]
@@ -155,6 +156,9 @@ class Costs:
 
     def least_cores(self, level: int, start: int, stop: int, qos_ns: int, bound: int) -> int | None:
         """The least cores that run layers [start, stop) within `qos_ns`; None if more than `bound` are needed."""
+        least = self.least_ns[level][bound - 1]
+        if least[stop] - least[start] > qos_ns:  # not even with the count that is best for each layer
+            return None
         begin, end = self.prefix_ns[level][start], self.prefix_ns[level][stop]
         for cores in range(bound):  # a scan, since more cores are not always faster
             if end[cores] - begin[cores] <= qos_ns:

@@ -16,7 +16,7 @@ from veltair.scheduler.policy import Grow, Policy, Reject, Start, Stop
 from veltair.scheduler.proxy import BlockTimed, DemandChanged, ObservedSlowdown, Proxy, SteadyLevel
 from veltair.scheduler.run import Run
 from veltair.scheduler.state import Progress, System
-from veltair.scheduler.stats import Stats
+from veltair.scheduler.stats import Stats, Totals
 from veltair.types import (
     BlockFailed,
     BlockFinished,
@@ -89,7 +89,7 @@ class Scheduler:
         )  # fmt: skip
         self._now_ns = 0
         self._last_events: deque[Event] = deque(maxlen=_REMEMBERED_EVENTS)
-        self._blocks_started = self._conflicts = self._blocks_grown = self._capped_blocks = 0
+        self._totals = Totals()
 
     def handle(self, event: Event) -> list[Decision]:
         """Takes one event and says what to do, in this order.
@@ -134,23 +134,7 @@ class Scheduler:
         return self._proxy.name
 
     def stats(self) -> Stats:
-        system = self.system
-        waiting = dict.fromkeys(self._admission.tenants, 0)
-        for progress in system.waiting.values():
-            waiting[progress.tenant.name] += 1
-        return Stats(
-            waiting=waiting,
-            in_flight=len(system.in_flight),
-            running=sum(progress.run is not None for progress in system.in_flight.values()),
-            workers=system.workers,
-            cores_in_use=system.cores - system.free,
-            level=self.level,
-            level_source=self.level_source,
-            blocks_started=self._blocks_started,
-            conflicts=self._conflicts,
-            blocks_grown=self._blocks_grown,
-            capped_blocks=self._capped_blocks,
-        )
+        return Stats.of(self.system, self._proxy, self._totals)
 
     def check_invariants(self) -> None:
         """Raises InvariantError if the state contradicts itself. For tests and a debug switch: O(queries + cores)."""
@@ -198,7 +182,7 @@ class Scheduler:
         if not since <= event.layer <= run.block.stop:
             self._broken(f"query {event.query} runs {run.block}, its cores last changed at layer {since}")
         run.take_up(event.layer, len(event.core_set), self._now_ns)
-        self._blocks_grown += 1
+        self._totals.blocks_grown += 1
 
     def _cancelled(self, query: int, decisions: list[Decision]) -> None:
         system = self.system
@@ -254,9 +238,10 @@ class Scheduler:
             members = tuple([member.query.id for member in progress.members])
         core_set = system.begin(progress, block, step.level, self._now_ns).core_set
         conflict = len(core_set) < block.cores
-        self._blocks_started += 1
-        self._conflicts += conflict
-        self._capped_blocks += step.capped
+        totals = self._totals
+        totals.blocks_started += 1
+        totals.conflicts += conflict
+        totals.capped_blocks += step.capped
         return StartBlock(block, core_set, conflict, system.grid[step.level], members)
 
     def _grow(self, step: Grow) -> GrowBlock:

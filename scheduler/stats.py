@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from veltair.scheduler.proxy import Proxy
+from veltair.scheduler.state import System
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counted since the start."""
+
+    blocks_started: int = 0
+    conflicts: int = 0  # blocks that started on fewer cores than they wanted
+    blocks_grown: int = 0  # growths that the workers took up
+    capped_blocks: int = 0  # blocks that could not hold their QoS share on the cores that they may use
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How it stands now, and totals since the start."""
+    """How it stands now, and totals since the start (`Totals`)."""
 
     waiting: dict[str, int]  # by tenant: queries that have not started
     in_flight: int  # queries that hold a worker
@@ -17,6 +30,25 @@ class Stats:
     level: float
     level_source: str
     blocks_started: int
-    conflicts: int  # blocks that started on fewer cores than they wanted
-    blocks_grown: int  # growths that the workers took up
-    capped_blocks: int  # blocks that could not hold their QoS share on the cores that they may use
+    conflicts: int
+    blocks_grown: int
+    capped_blocks: int
+
+    @classmethod
+    def of(cls, system: System, proxy: Proxy, totals: Totals) -> Stats:
+        waiting = dict.fromkeys(system.tenants, 0)
+        for progress in system.waiting.values():
+            waiting[progress.tenant.name] += 1
+        return cls(
+            waiting=waiting,
+            in_flight=len(system.in_flight),
+            running=sum(progress.run is not None for progress in system.in_flight.values()),
+            workers=system.workers,
+            cores_in_use=system.cores - system.free,
+            level=proxy.level,
+            level_source=proxy.name,
+            blocks_started=totals.blocks_started,
+            conflicts=totals.conflicts,
+            blocks_grown=totals.blocks_grown,
+            capped_blocks=totals.capped_blocks,
+        )
