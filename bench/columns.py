@@ -79,7 +79,7 @@ def raw_features(batch: int) -> dict[str, Any]:
 
 
 def described() -> Any:
-    from veltair.compiler.columns.description import parse
+    from veltair.compiler.columns.description_file import parse
 
     features, listed, embeddings = [], [], []
     for name, kind, rows, dim in columns():

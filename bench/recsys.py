@@ -28,7 +28,7 @@ import numpy as np
 from ready_made import ready_made, with_lookups
 
 from veltair import contestant
-from veltair.compiler.columns.description import load as load_description
+from veltair.compiler.columns.description_file import load as load_description
 from veltair.machine import environment
 from veltair.profiles import core_pool
 from veltair.profiles.artifact import load

@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from veltair import machine
 from veltair.compiler.assemble import assemble
-from veltair.compiler.columns.description import load as load_features
+from veltair.compiler.columns.description_file import load as load_features
 from veltair.compiler.columns.join import join
 from veltair.compiler.embedding.rows import Storage
 from veltair.compiler.embedding.tables import TOLERANCE as TABLE_TOLERANCE

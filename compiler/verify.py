@@ -164,7 +164,7 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Report
 
     features: a description of what some inputs are made from: ONNX Runtime gets what its reference makes of it.
     """
-    from veltair.compiler.columns.description import load as load_features
+    from veltair.compiler.columns.description_file import load as load_features
     from veltair.compiler.lower import lower
     from veltair.compiler.onnx_model import load as load_onnx
 

@@ -11,7 +11,7 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.columns import text
 from veltair.compiler.columns.hashing import fingerprint, held, remainder, u64, word
-from veltair.compiler.columns.plan import ABSENT, Field
+from veltair.compiler.columns.plan import ABSENT, PART_KINDS, Field, PartField
 from veltair.compiler.kernels.emit import LANES, Expr, lanes, when
 
 GANG = 4  # vectors of rows that are compared with a boundary together
@@ -31,6 +31,7 @@ class Work:
     rows: int  # most rows of a tile
     columns: int  # most columns of a chunk
     ahead: int  # ids of a row that are fetched before they are added up
+    longest: int  # bytes of a vocabulary's key
 
 
 class Indices:
@@ -71,7 +72,7 @@ class Indices:
                 self.of_int(column, step, value, out)
         else:
             with self.texts(column, kind, row) as (begin, size):
-                self.of_text(column, step, begin, size, out)
+                self.of_text(column, step, row, begin, size, out)
 
     @contextmanager
     def texts(self, column: Expr, kind: str, row: Expr) -> Iterator[tuple[Expr, Expr]]:
@@ -105,13 +106,44 @@ class Indices:
         else:
             self._known(column, print_[0], value, lambda entry: T.bool(True), out)
 
-    def of_text(self, column: Expr, step: str, begin: Expr, size: Expr, out: Any) -> None:
-        print_ = T.alloc_buffer((1,), "uint64", scope="global")
-        letters = self.work.buffers["bytes"]
-        fingerprint(letters, begin, size, print_)
-        if step == "hash":
-            self._bucket(column, print_[0], out)
+    def of_text(self, column: Expr, step: str, row: Expr, begin: Expr, size: Expr, out: Any) -> None:
+        if step == "parts":
+            self._of_parts(column, row, begin, size, out)
             return
+        letters = self.work.buffers["bytes"]
+        if step == "vocabulary":
+            self._word(column, letters, begin, size, out)
+            return
+        print_ = T.alloc_buffer((1,), "uint64", scope="global")
+        fingerprint(letters, begin, size, print_)
+        self._bucket(column, print_[0], out)
+
+    def _of_parts(self, column: Expr, row: Expr, begin: Expr, size: Expr, out: Any) -> None:
+        """Texts one after the other, no more of them than the longest key has: what is longer is no key."""
+        buffers, longest = self.work.buffers, max(self.work.longest, 1)
+        whole = T.alloc_buffer((longest,), "uint8", scope="global")
+        used = T.alloc_buffer((1,), "int32", scope="global")  # bytes; beyond `longest` for what is longer
+        T.buffer_store(used, T.int32(0), [0])
+        with T.serial(0, self.field(column, Field.RECIPROCAL)) as number:
+            part = held(self.field(column, Field.MISSING) + number)
+            kind, case = self.field(part, PartField.KIND), self.field(part, PartField.CASE)
+            with T.If(kind == PART_KINDS.index("constant")):
+                with T.Then():
+                    first, count = self.field(part, PartField.BEGIN), self.field(part, PartField.SIZE)
+                    text.append(buffers["letters"], first, count, case, whole, used)
+                with T.Else():
+                    own = T.bind(kind == PART_KINDS.index("own"))
+                    first, count = self.text(T.Select(own, column, part), row)
+                    first, count = T.Select(own, begin, first), T.Select(own, size, count)
+                    text.append(buffers["bytes"], held(first), held(count), case, whole, used)
+        T.buffer_store(out, self.field(column, Field.DEFAULT), [0])
+        with when(used[0] <= longest):
+            self._word(column, whole, T.int32(0), held(used[0]), out)
+
+    def _word(self, column: Expr, letters: Any, begin: Expr, size: Expr, out: Any) -> None:
+        """The place in its vocabulary of what stands in `letters`."""
+        print_ = T.alloc_buffer((1,), "uint64", scope="global")
+        fingerprint(letters, begin, size, print_)
 
         def same(entry: Expr) -> Expr:
             spans, words = self.work.buffers["spans"], self.work.buffers["letters"]
@@ -158,11 +190,28 @@ class Indices:
                     T.buffer_store(probe, T.bitwise_and(probe[0] + 1, mask), [0])
 
     def buckets(self, column: Expr, base: Expr, kind: str, out: Any) -> None:
-        """How many boundaries a number is not below: of 16 rows at a time; a NaN is below none (Bucketize's way)."""
+        """How many boundaries a number is not below: of 16 rows at a time.
+
+        A NaN is below none (Bucketize's way), or has the default.
+        """
         work, edges = self.work, self.work.buffers["edges"]
         values = work.buffers["ints" if kind == "int" else "floats"]
         first, size = self.field(column, Field.FIRST), self.field(column, Field.SIZE)
         origin = self.at(column, work.start)
+
+        odd = self.field(column, Field.DEFAULT)
+        magnitude_bits, infinity = T.uint32(0x7FFFFFFF), T.uint32(0x7F800000)
+
+        def none(x: Expr, count: int) -> Expr:
+            """Whether it is NaN, and NaN has a bucket of its own. By its bits: TVM takes x != x for false."""
+
+            def all_(value: Expr) -> Expr:
+                return T.broadcast(value, count) if count > 1 else value
+
+            magnitude = T.bitwise_and(
+                T.reinterpret(f"uint32x{count}" if count > 1 else "uint32", x), all_(magnitude_bits)
+            )
+            return T.And(magnitude > all_(infinity), all_(odd >= 0))
 
         def numbers(row: Expr) -> Expr:
             found = values[lanes(origin + T.cast(row, "int64"))]
@@ -179,8 +228,8 @@ class Indices:
                 for place, x in zip(places, xs, strict=True):
                     more = T.Select(x < edge, T.broadcast(T.int32(0), LANES), T.broadcast(T.int32(1), LANES))
                     T.buffer_store(acc, acc[place] + more, [place])
-            for place, row in zip(places, rows, strict=True):
-                T.buffer_store(out, acc[place], [lanes(base + row)])
+            for place, row, x in zip(places, rows, xs, strict=True):
+                T.buffer_store(out, T.Select(none(x, LANES), T.broadcast(odd, LANES), acc[place]), [lanes(base + row)])
 
         def searched(row: Expr) -> None:
             """The first boundary that the number is below, by halves."""
@@ -193,7 +242,7 @@ class Indices:
                 below = T.bind(x < edges[first + span[0] + half])
                 T.buffer_store(span, T.Select(below, span[0], span[0] + half + 1), [0])
                 T.buffer_store(span, T.Select(below, half, span[1] - half - 1), [1])
-            T.buffer_store(out, span[0], [base + row])
+            T.buffer_store(out, T.Select(none(x, 1), odd, span[0]), [base + row])
 
         few = T.Or(work.start + work.count < LANES, size > COUNTED)
         with T.If(few):

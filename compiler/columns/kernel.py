@@ -45,7 +45,7 @@ def layer(description: Description, joined: Joined, max_batch: int, store: Store
             f"{description.path}: max_bytes: room for {room} bytes of text in a batch of {max_batch}; expected at most "
             f"{MOST_BYTES}: lower max_bytes or the greatest batch"
         )
-    read = {column.feature for column in description.columns if column.name in joined.columns}
+    read = description.reads(joined.columns)
     banks = {bank for feature in place.features if feature.name in read for bank in banks_of(feature)}
     inputs = tuple(place.activation(bank) for bank in place.widths if bank in banks)
     attributes = {
@@ -100,7 +100,7 @@ class Columns:
                 start = T.bind(tile * rows)
                 work = Work(
                     buffers, first, many, start, T.bind(T.min(rows, batch - start)), batch,
-                    rows, columns, int(point["ahead"]),
+                    rows, columns, int(point["ahead"]), found.vocabularies.longest,
                 )  # fmt: skip
                 code = Roads(work)
                 for number, name in enumerate(roads):

@@ -22,7 +22,7 @@ class Layout:
 
     @classmethod
     def of(cls, description: Description) -> Layout:
-        read = {column.feature for column in description.columns}
+        read = description.reads()
         features = tuple(feature for feature in description.features if feature.name in read)
         starts, widths = {}, dict.fromkeys(BANKS, 0)
         for feature in features:

@@ -12,7 +12,7 @@ from veltair.compiler.columns.hashing import held
 from veltair.compiler.columns.indices import Indices, Work
 from veltair.compiler.columns.plan import COMBINERS, Field
 from veltair.compiler.embedding.rows import Reader, reader, row_items
-from veltair.compiler.kernels.emit import LANES, Expr, lanes, when
+from veltair.compiler.kernels.emit import LANES, Expr, lanes, splat, when
 
 HALF = 8  # floats; rows of tables are often no wider
 LINE = 64  # bytes of the cache
@@ -106,7 +106,7 @@ class Roads:
             target, where = self.of.field(column, Field.OUT), held(work.start + row)
 
             def piece(offset: Expr, count: int) -> None:
-                T.buffer_store(out, source(offset, count), [where, _span(target + offset, count)])
+                T.buffer_store(out, source(offset, count), [where, lanes(target + offset, count)])
 
             _across(dim, width, piece)
 
@@ -127,11 +127,11 @@ class Roads:
 
             def add_up() -> None:
                 def piece(offset: Expr, count: int) -> None:
-                    acc, all_ = T.alloc_buffer((count,), "float32", scope="global"), _span(0, count)
-                    T.buffer_store(acc, out[row, _span(target + offset, count)], [all_])
+                    acc, all_ = T.alloc_buffer((count,), "float32", scope="global"), lanes(0, count)
+                    T.buffer_store(acc, out[row, lanes(target + offset, count)], [all_])
                     with T.serial(0, waiting[0]) as i:
                         T.buffer_store(acc, acc[all_] + source(ids[i], offset, count), [all_])
-                    T.buffer_store(out, acc[all_], [row, _span(target + offset, count)])
+                    T.buffer_store(out, acc[all_], [row, lanes(target + offset, count)])
 
                 _across(0, width, piece)
                 T.buffer_store(waiting, T.int32(0), [0])
@@ -158,7 +158,7 @@ class Roads:
                 0,
                 width,
                 lambda offset, count: T.buffer_store(
-                    out, _whole(T.float32(0), count), [row, _span(target + offset, count)]
+                    out, splat(0.0, count), [row, lanes(target + offset, count)]
                 ),
             )
             if kind == "int":
@@ -169,7 +169,7 @@ class Roads:
                         take()
             else:
                 with self.of.texts(column, kind, row) as (begin, size):
-                    self.of.of_text(column, step, begin, size, index)
+                    self.of.of_text(column, step, row, begin, size, index)
                     take()
             add_up()
             with T.If(total[0] == 0):
@@ -179,15 +179,15 @@ class Roads:
                         0,
                         width,
                         lambda offset, count: T.buffer_store(
-                            out, source(fill, offset, count), [row, _span(target + offset, count)]
+                            out, source(fill, offset, count), [row, lanes(target + offset, count)]
                         ),
                     )
                 with T.Else(), when(self.of.field(column, Field.COMBINER) != COMBINERS.index("sum")):
                     scale = held(T.cast(self._scale(column, total[0]), "float32"))
 
                     def scaled(offset: Expr, count: int) -> None:
-                        spot = [row, _span(target + offset, count)]
-                        T.buffer_store(out, out[(*spot,)] * _whole(scale, count), spot)
+                        spot = [row, lanes(target + offset, count)]
+                        T.buffer_store(out, out[(*spot,)] * splat(scale, count), spot)
 
                     _across(0, width, scaled)
 
@@ -241,11 +241,3 @@ def _across(dim: int, width: Expr, body: Callable[[Expr, int], None]) -> None:
         while offset + count <= dim:
             body(T.int32(offset), count)
             offset += count
-
-
-def _span(first: Expr, count: int) -> Expr:
-    return lanes(first, count) if count > 1 else first
-
-
-def _whole(value: Expr, count: int) -> Expr:
-    return T.broadcast(value, count) if count > 1 else value

@@ -20,19 +20,23 @@ from onnx import TensorProto, helper, numpy_helper
 from veltair.compiler.columns.description import Column, Description, Feature
 from veltair.compiler.columns.encoders import ENCODERS, Encoding, encoding
 from veltair.compiler.columns.identify import LOOKUPS, identify, tables
+from veltair.compiler.columns.onnx_buckets import Buckets, buckets_in
+from veltair.compiler.columns.onnx_graph import VIEWS, Graph
 from veltair.compiler.columns.onnx_rewrite import Given, Rewriter
+from veltair.compiler.columns.onnx_sources import Source, source_of
 from veltair.compiler.columns.safety import without_proved
 from veltair.compiler.columns.tables import Table
 from veltair.compiler.node import attribute
-from veltair.compiler.onnx_tensors import table_of
 from veltair.errors import ModelError
 
 TEXTUAL = (*ENCODERS, "StringSplit", "StringNormalizer", "StringConcat", "RegexFullMatch")
-VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 NUMERIC = ("Add", "Sub", "Mul", "Mod", "Abs", "Neg", "Clip", "Max", "Min", "Where", "Cast", "And", "Or", "Not",
            "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")  # fmt: skip
 MAX_BYTES = 256  # room for a row's text where the metadata `veltair.max_bytes` does not say
-WAYS = "text goes through StringSplit, LabelEncoder or CategoryMapper to a Gather of a constant table, or is cast"
+WAYS = (
+    "text goes through StringConcat, StringNormalizer, StringSplit, LabelEncoder or CategoryMapper to a Gather of a "
+    "constant table, or is cast"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,8 @@ def take_columns(proto: onnx.ModelProto, path: Path) -> Found | None:
     Raises ModelError that names the node which cannot be taken.
     """
     textual = any(node.op_type in TEXTUAL for node in proto.graph.node)
-    if not textual and all(i.type.tensor_type.elem_type != TensorProto.STRING for i in proto.graph.input):
+    textual |= any(i.type.tensor_type.elem_type == TensorProto.STRING for i in proto.graph.input)
+    if not textual and not buckets_in(Graph(proto, path), NUMERIC):
         return None
     without_proved(proto.graph)
     reader = _Reader(proto, path)
@@ -61,42 +66,33 @@ def take_columns(proto: onnx.ModelProto, path: Path) -> Found | None:
     for node in proto.graph.node:
         if node.op_type in TEXTUAL or any(name in reader.features for name in node.input):
             raise ModelError(f"{path}: node {node.name!r}: operator {node.op_type} reads what no column does; {WAYS}")
+    numbers = [tensor for tensor in proto.graph.initializer if tensor.data_type != TensorProto.STRING]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(numbers)
     named = tuple(Table(name=name, rows=len(rows), dim=rows.shape[1]) for name, rows in reader.tables.items())
     features, columns = tuple(reader.features.values()), tuple(reader.columns.values())
     description = Description(features=features, columns=columns, inputs=joined, tables=named, path=path)
     return Found(description, reader.tables)
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """Where a column's values come from: an input of the model, split into tokens or not."""
-
-    name: str
-    kind: Literal["int", "string", "tokens"]
-    separator: str = ","
-    split: onnx.NodeProto | None = None
-
-
 class _Reader:
     """`columns` and `origin`, the lookup or encoder behind each, by the tensor that a column gives."""
 
     def __init__(self, proto: onnx.ModelProto, path: Path) -> None:
-        self.graph, self.path, self._opsets = proto.graph, path, proto.opset_import
+        self.graph, self._proto = Graph(proto, path), proto.graph
         self._room = {entry.key: entry.value for entry in proto.metadata_props}.get("veltair.max_bytes", str(MAX_BYTES))
-        self._producer = {output: node for node in proto.graph.node for output in node.output if output}
-        self._weights = {tensor.name: tensor for tensor in proto.graph.initializer}
-        self._inputs = {value.name: value for value in proto.graph.input}
+        self._buckets = buckets_in(self.graph, NUMERIC)
         self.features: dict[str, Feature] = {}
         self.columns: dict[str, Column] = {}
         self.origin: dict[str, onnx.NodeProto] = {}
         self.tables: dict[str, NDArray[np.float32]] = {}
 
     def read(self) -> None:
-        nodes = list(self.graph.node)
+        nodes = self.graph.nodes
         by_name = {node.name: node for node in nodes}
-        for subgraph in identify(nodes, tables(self.graph)):
+        for subgraph in identify(nodes, tables(self._proto)):
             members = [by_name[name] for name in subgraph.operators]
-            if any(node.op_type in TEXTUAL for node in members):
+            if any(node.op_type in TEXTUAL or node.name in self._buckets for node in members):
                 for lookup in (n for n in members if n.op_type in LOOKUPS and n.input[0] == subgraph.table):
                     self._lookup(lookup)
         for node in nodes:
@@ -107,58 +103,85 @@ class _Reader:
 
     def _lookup(self, lookup: onnx.NodeProto) -> None:
         encoder, between = self._encoder(lookup)
-        found, source = self._encoding(encoder), self._source(encoder)
-        table = np.asarray(self._constant(lookup.input[0]), np.float32)
-        ids = self._carried_out(between, encoder.output[0], lookup.input[1], found.values)
-        ids = np.where(ids < 0, ids + len(table), ids)  # ONNX counts from the end
-        rows = np.zeros((len(ids), table.shape[1]), np.float32)
-        inside = (ids >= 0) & (ids < len(table))
-        rows[inside] = table[ids[inside]]
+        buckets = self._buckets.get(encoder.name)
+        if buckets is not None:
+            self._bucketized(lookup, between, encoder.output[0], buckets)
+            return
+        found, source = self._encoding(encoder), source_of(encoder, self.graph)
+        rows = self._rows(lookup, self._carried_out(between, encoder.output[0], lookup.input[1], found.values))
         out, combiner = lookup.output[0], None
         if source.split is not None:
             if rows[found.keys.index("") if "" in found.keys else -1].any():
-                raise self._error(
+                raise self.graph.error(
                     lookup, "an empty string, which StringSplit pads with, leads to a row that is not zero"
                 )
             out, combiner = self._reduced(lookup, source.split)
         self._add(out, lookup, source, found.keys, rows, combiner)
 
+    def _rows(self, lookup: onnx.NodeProto, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """What a lookup gives for ids: zeros for those that no row has."""
+        table = np.asarray(self.graph.constant(lookup.input[0]), np.float32)
+        ids = np.where(ids < 0, ids + len(table), ids)  # ONNX counts from the end
+        rows = np.zeros((len(ids), table.shape[1]), np.float32)
+        inside = (ids >= 0) & (ids < len(table))
+        rows[inside] = table[ids[inside]]
+        return rows
+
+    def _bucketized(
+        self, lookup: onnx.NodeProto, between: Sequence[onnx.NodeProto], given: str, buckets: Buckets
+    ) -> None:
+        out, source = lookup.output[0], buckets.source
+        self._feature(source, lookup)
+        self.tables[out] = self._rows(lookup, self._carried_out(between, given, lookup.input[1], buckets.counts))
+        self.origin[out] = lookup
+        self.columns[out] = Column(
+            feature=source.name, name=out, boundaries=buckets.edges, default=buckets.nan, table=out
+        )
+
     def _floats(self, encoder: onnx.NodeProto) -> None:
         """An encoder that gives numbers: rows of one."""
-        source, found = self._source(encoder), self._encoding(encoder)
+        source, found = source_of(encoder, self.graph), self._encoding(encoder)
         if source.split is not None:
-            raise self._error(encoder, "gives numbers for tokens; expected ids that a Gather reads")
+            raise self.graph.error(encoder, "gives numbers for tokens; expected ids that a Gather reads")
         self._add(encoder.output[0], encoder, source, found.keys, found.values[:, None], None)
 
     def _number(self, cast: onnx.NodeProto) -> None:
-        source, out = self._source(cast), cast.output[0]
+        source, out = source_of(cast, self.graph), cast.output[0]
         if source.split is not None or attribute(cast, "to", 0) != TensorProto.FLOAT:
-            raise self._error(cast, "text is cast to one float32 a row alone")
+            raise self.graph.error(cast, "text is cast to one float32 a row alone")
         self._feature(source, cast)
         self.columns[out], self.origin[out] = Column(feature=source.name, name=out, number=True), cast
 
     def _add(
-        self, out: str, origin: onnx.NodeProto, source: _Source, keys: tuple[str | int, ...],
+        self, out: str, origin: onnx.NodeProto, source: Source, keys: tuple[str | int, ...],
         rows: NDArray[np.float32], combiner: Literal["sum", "mean"] | None,
     ) -> None:  # fmt: skip
         """Keys lead to the first rows, in their order, all others to the last."""
         self._feature(source, origin)
+        for part in source.parts:
+            if part.feature not in (None, source.name):
+                self._feature(Source(str(part.feature), "string"), origin)
+        if any(part.unicode for part in source.parts) and not all(str(key).isascii() for key in keys):
+            raise self.graph.error(origin, 'a key is not ASCII behind a StringNormalizer whose locale is not "C"')
         if source.kind != "int" and not all(isinstance(key, str) for key in keys):
-            raise self._error(origin, "keys are numbers, what is encoded is text")
+            raise self.graph.error(origin, "keys are numbers, what is encoded is text")
         self.tables[out], self.origin[out] = rows, origin
         self.columns[out] = Column(
-            feature=source.name, name=out, vocabulary=keys, default=len(keys), table=out, combiner=combiner
-        )
+            feature=source.name, name=out, vocabulary=keys, default=len(keys), table=out, combiner=combiner,
+            parts=source.parts,
+        )  # fmt: skip
 
-    def _feature(self, source: _Source, node: onnx.NodeProto) -> None:
+    def _feature(self, source: Source, node: onnx.NodeProto) -> None:
         if not self._room.isdecimal() or not 1 <= int(self._room) <= 1 << 24:
-            raise ModelError(f"{self.path}: metadata veltair.max_bytes is {self._room!r}; expected 1 to {1 << 24}")
+            raise ModelError(
+                f"{self.graph.path}: metadata veltair.max_bytes is {self._room!r}; expected 1 to {1 << 24}"
+            )
         feature = Feature(
             name=source.name, kind=source.kind, missing=False, empty="keep", separator=source.separator,
             max_bytes=int(self._room),
         )  # fmt: skip
         if self.features.setdefault(source.name, feature) != feature:
-            raise self._error(node, f"input {source.name!r} is read whole and split, or split in two ways")
+            raise self.graph.error(node, f"input {source.name!r} is read whole and split, or split in two ways")
 
     # Operators before and behind the lookup.
 
@@ -169,71 +192,46 @@ class _Reader:
         names = [lookup.input[1]]
         while names:
             name = names.pop()
-            node = self._producer.get(name)
+            node = self.graph.producer.get(name)
             if node is None or node.op_type == "Constant":
-                if name and self._constant(name) is None:
-                    raise self._error(lookup, f"ids depend on {name!r} beside encoded keys")
-            elif node.op_type in ENCODERS:
+                if name and self.graph.constant(name) is None:
+                    raise self.graph.error(lookup, f"ids depend on {name!r} beside encoded keys")
+            elif node.op_type in ENCODERS or node.name in self._buckets:
                 encoders[node.name] = node
             elif node.op_type not in (*NUMERIC, *VIEWS):
-                raise self._error(node, f"stands between an encoder and the lookup {lookup.name!r}")
+                raise self.graph.error(node, f"stands between an encoder and the lookup {lookup.name!r}")
             elif node.name not in between:
                 between[node.name] = node
                 names += node.input[:1] if node.op_type in VIEWS else node.input
         if len(encoders) != 1:
-            raise self._error(lookup, f"ids come from {len(encoders)} encoders; expected one")
-        return next(iter(encoders.values())), [node for node in self.graph.node if node.name in between]
-
-    def _source(self, node: onnx.NodeProto) -> _Source:
-        """Where an encoder's keys come from."""
-        name, split = node.input[0], None
-        while name in self._producer:
-            before = self._producer[name]
-            if before.op_type == "StringSplit" and split is None and name == before.output[0]:
-                split = before
-            elif before.op_type not in VIEWS:
-                raise self._error(before, f"stands before {node.op_type} {node.name!r}; expected StringSplit at most")
-            name = before.input[0]
-        if name not in self._inputs:
-            raise self._error(node, f"reads {name!r}, which is no input of the model")
-        tensor = self._inputs[name].type.tensor_type
-        dims = tensor.shape.dim
-        if not dims or dims[0].HasField("dim_value") or any(dim.dim_value != 1 for dim in dims[1:]):
-            raise ModelError(f"{self.path}: input {name!r}: expected one value a row and a symbolic batch")
-        if tensor.elem_type != TensorProto.STRING:
-            return _Source(name, "int")
-        if split is None:
-            return _Source(name, "string")
-        separator = attribute(split, "delimiter", b"").decode("utf-8", "replace")
-        if len(separator) != 1 or not separator.isascii() or attribute(split, "maxsplit", None) is not None:
-            raise self._error(split, "expected a delimiter of one ASCII character, and no maxsplit")
-        return _Source(name, "tokens", separator, split)
+            raise self.graph.error(lookup, f"ids come from {len(encoders)} encoders; expected one")
+        return next(iter(encoders.values())), [node for node in self.graph.nodes if node.name in between]
 
     def _reduced(self, lookup: onnx.NodeProto, split: onnx.NodeProto) -> tuple[str, Literal["sum", "mean"]]:
         """What the rows of a text's tokens are summed to, and how."""
-        user = self._only_user(lookup.output[0])
+        user = self.graph.only_user(lookup.output[0])
         if user is None or user.op_type != "ReduceSum":
             what = f"{user.op_type} {user.name!r}" if user else "several operators"
-            raise self._error(
+            raise self.graph.error(
                 lookup, f"rows of tokens go to {what}; expected ReduceSum, and behind it, for the mean, Div by the "
                 "counts of StringSplit (ReduceMean counts the padding)",
             )  # fmt: skip
-        axes = self._constant(user.input[1]) if len(user.input) > 1 else None
+        axes = self.graph.constant(user.input[1]) if len(user.input) > 1 else None
         if axes is None or axes.reshape(-1).tolist() not in ([1], [-2]) or attribute(user, "keepdims", 1):
-            raise self._error(user, "expected a sum over axis 1, without keepdims")
-        divide = self._only_user(user.output[0])
+            raise self.graph.error(user, "expected a sum over axis 1, without keepdims")
+        divide = self.graph.only_user(user.output[0])
         if divide is None or divide.op_type != "Div" or divide.input[0] != user.output[0]:
             return user.output[0], "sum"
         name = divide.input[1]
         while name != split.output[1]:
-            node = self._producer.get(name)
+            node = self.graph.producer.get(name)
             if node is None or node.op_type not in ("Cast", "Max", "Clip", *VIEWS):
                 return user.output[0], "sum"
             name = node.input[0]
         return divide.output[0], "mean"
 
     def _carried_out(
-        self, nodes: Sequence[onnx.NodeProto], given: str, wanted: str, ids: NDArray[np.int64]
+        self, nodes: Sequence[onnx.NodeProto], given: str, wanted: str, ids: NDArray[Any]
     ) -> NDArray[np.int64]:
         """What becomes of ids on their way to the lookup. Views change no value, constants hold for all ids."""
         behind, chosen, constants = {given: given}, [], {}
@@ -246,53 +244,39 @@ class _Reader:
             copy.input[:] = [behind.get(name, name) for name in node.input]
             chosen.append(copy)
             for name in filter(None, copy.input):
-                value = self._constant(name)
+                value = self.graph.constant(name)
                 if value is not None and value.size != 1:
-                    raise self._error(node, f"{name!r} has {value.size} values; expected one for all ids")
+                    raise self.graph.error(node, f"{name!r} has {value.size} values; expected one for all ids")
                 if value is not None:
                     constants[name] = numpy_helper.from_array(value.reshape(()), name)
         if not chosen:
-            return ids
+            return ids.astype(np.int64)
         last = behind.get(wanted, wanted)
+        kind = helper.np_dtype_to_tensor_dtype(ids.dtype)
         graph = helper.make_graph(
-            chosen, "ids", [helper.make_tensor_value_info(given, TensorProto.INT64, [len(ids)])],
+            chosen, "ids", [helper.make_tensor_value_info(given, kind, [len(ids)])],
             [helper.make_value_info(last, onnx.TypeProto())], list(constants.values()),
         )  # fmt: skip
-        model = helper.make_model(graph, opset_imports=self._opsets, ir_version=8)
+        model = helper.make_model(graph, opset_imports=self.graph.opsets, ir_version=8)
         options = ort.SessionOptions()
         options.log_severity_level = 4
         try:
             session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
             return np.asarray(session.run(None, {given: ids})[0]).astype(np.int64)
         except Exception as error:  # ONNX Runtime raises its own types
-            raise self._error(
+            raise self.graph.error(
                 chosen[0], f"cannot be carried out on ids: {' '.join(str(error).split())[:200]}"
             ) from None
 
-    # The graph.
-
     def _is_text(self, name: str) -> bool:
-        node = self._producer.get(name)
+        node = self.graph.producer.get(name)
         if node is not None:
             split = node.op_type == "StringSplit" and name == node.output[0]
             return split or (node.op_type in VIEWS and self._is_text(node.input[0]))
-        return name in self._inputs and self._inputs[name].type.tensor_type.elem_type == TensorProto.STRING
-
-    def _only_user(self, name: str) -> onnx.NodeProto | None:
-        users = [node for node in self.graph.node if name in node.input]
-        return users[0] if len(users) == 1 and name not in {o.name for o in self.graph.output} else None
-
-    def _constant(self, name: str) -> NDArray[Any] | None:
-        tensor, node = self._weights.get(name), self._producer.get(name)
-        if tensor is None and node is not None and node.op_type == "Constant":
-            tensor = attribute(node, "value", None)
-        return table_of(tensor, self.path) if tensor is not None else None
+        return name in self.graph.inputs and self.graph.type_of(name) == TensorProto.STRING
 
     def _encoding(self, node: onnx.NodeProto) -> Encoding:
         try:
             return encoding(node)
         except (ValueError, TypeError, OverflowError) as error:
-            raise self._error(node, str(error)) from None
-
-    def _error(self, node: onnx.NodeProto, what: str) -> ModelError:
-        return ModelError(f"{self.path}: node {node.name!r}: operator {node.op_type}: {what}")
+            raise self.graph.error(node, str(error)) from None

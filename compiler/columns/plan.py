@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import groupby
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.columns.description import Column, Description, Feature, Joined
+from veltair.compiler.columns.description import Column, Description, Feature, Joined, Part
 from veltair.compiler.columns.layout import Layout
 from veltair.compiler.columns.ranges import Map, Range, Remove, Replace, Step, proved, simplified
 from veltair.compiler.columns.shapes import Extent, Symbols, one_value
@@ -41,7 +41,7 @@ class Field(IntEnum):
     SIZE = 3  # hash: buckets; identity: ids; boundaries: their number; vocabulary: slots
     KEYS = 4  # vocabulary: where its keys begin
     KEY_COUNT = 5
-    DEFAULT = 6  # index of what is in no vocabulary or no identity
+    DEFAULT = 6  # index of what is in no vocabulary or no identity; of NaN among boundaries, -1: the last
     OOV = 7
     TABLE = 8  # where the rows begin
     ROWS = 9
@@ -51,15 +51,28 @@ class Field(IntEnum):
     CHECKED = 13  # 0: range propagation proved that no index is outside of the table
     GUARD = 14  # first guard
     GUARDS = 15
-    MISSING = 16  # ints: the id that is absent
+    MISSING = 16  # ints: the id that is absent; text in parts: the row of the first part
     DROPS = 17  # whether missing ids or empty texts are absent
     LIMIT = 18  # tokens of a row that are read
     SEPARATOR = 19
     COMBINER = 20  # place in COMBINERS
     LARGE = 21
-    RECIPROCAL = 22  # hash: 2**64 over the buckets, rounded down
+    RECIPROCAL = 22  # hash: 2**64 over the buckets, rounded down; text in parts: how many
     LETTERS = 23  # where a feature's texts begin in their bank, times the batch
     ROOM = 24  # bytes that they have, times the batch
+
+
+class PartField(IntEnum):
+    """Numbers of a part's row, which stands behind those of all columns. Of features SOURCE, LETTERS and ROOM, too."""
+
+    KIND = Field.DEFAULT  # place in PART_KINDS
+    BEGIN = Field.FIRST  # constants: in the letters of vocabularies
+    SIZE = Field.SIZE
+    CASE = Field.OOV  # place in CASES
+
+
+PART_KINDS = ("own", "other", "constant")
+CASES = (None, "lower", "upper", "lower unicode", "upper unicode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +96,7 @@ class Plan:
 
     width: int  # of the output
     groups: tuple[Group, ...]
-    columns: NDArray[np.int64]  # (columns, Field)
+    columns: NDArray[np.int64]  # (columns and parts, Field)
     guards: NDArray[np.int32]  # (guards, 4): 1 to remove, low, high, value
     edges: NDArray[np.float32]
     vocabularies: Vocabularies
@@ -98,8 +111,9 @@ class Plan:
         looked_up = self.columns[self.columns[:, Field.ROWS] > 0]
         single = sum(group.count for group in self.groups if group.one_row)
         kinds = ", ".join(f"{count} {road.replace('.', ' by ')}" for road, count in counts.most_common())
+        total = sum(counts.values())
         return (
-            f"{len(self.columns)} columns in one kernel ({kinds}); {single} of {len(looked_up)} lookups have one value "
+            f"{total} columns in one kernel ({kinds}); {single} of {len(looked_up)} lookups have one value "
             f"and no reduction; proved needless: {int((looked_up[:, Field.CHECKED] == 0).sum())} bounds checks, "
             f"{self.dropped_guards} guards; tables of {self.tables.nbytes / 1e6:.1f} MB in {self.storage}"
         )
@@ -133,6 +147,7 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
     edges: list[NDArray[np.float32]] = []
     guards: list[tuple[int, int, int, int]] = []
     vocabularies = Vocabularies.of({c.name: c.vocabulary for c in ordered if c.vocabulary is not None})
+    parts: list[tuple[Column, Part]] = []
     rows = np.zeros((len(ordered), len(Field)), np.int64)
     for row, column in zip(rows, ordered, strict=True):
         feature, table = features[column.feature], description.table(column)
@@ -163,6 +178,9 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
         if column.vocabulary is not None:
             first = vocabularies.first[column.name]
             row[Field.FIRST], row[Field.SIZE], row[Field.KEYS], row[Field.KEY_COUNT] = first
+        if column.parts:
+            row[Field.MISSING], row[Field.RECIPROCAL] = len(ordered) + len(parts), len(column.parts)
+            parts += [(column, part) for part in column.parts]
         if column.hash is not None or column.identity is not None:
             row[Field.SIZE] = column.hash or column.identity or 0
             row[Field.RECIPROCAL] = np.uint64(((1 << 64) - 1) // int(row[Field.SIZE])).view(np.int64)
@@ -175,6 +193,9 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
         count = len(list(members))
         groups.append(Group(name, dim, first_column, count))
         first_column += count
+    if parts:
+        behind, vocabularies = _parts(parts, starts, features, vocabularies)
+        rows = np.concatenate([rows, behind])
     return Plan(
         sum(widths), tuple(groups), rows,
         np.array(guards or [(0, 0, 0, 0)], np.int32),
@@ -182,6 +203,26 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
         sum(len(c.guards) for c in wanted) - len(guards),
         sum(row_bytes(width_of[c.name]) * _values(features[c.feature]) for c in wanted if c.table is not None),
     )  # fmt: skip
+
+
+def _parts(
+    parts: Sequence[tuple[Column, Part]], starts: Mapping[str, tuple[int, ...]], features: Mapping[str, Feature],
+    vocabularies: Vocabularies,
+) -> tuple[NDArray[np.int64], Vocabularies]:  # fmt: skip
+    """Rows of parts, and the vocabularies with the letters of constant ones behind theirs."""
+    rows, letters = np.zeros((len(parts), len(Field)), np.int64), [vocabularies.letters.tobytes()]
+    for row, (column, part) in zip(rows, parts, strict=True):
+        row[PartField.CASE] = CASES.index(f"{part.case} unicode" if part.case and part.unicode else part.case)
+        if part.feature is None:
+            text = (part.text or "").encode()
+            row[PartField.KIND], row[PartField.BEGIN] = PART_KINDS.index("constant"), sum(map(len, letters))
+            row[PartField.SIZE] = len(text)
+            letters.append(text)
+        elif part.feature != column.feature:
+            row[PartField.KIND] = PART_KINDS.index("other")
+            row[Field.SOURCE], row[Field.LETTERS] = starts[part.feature]
+            row[Field.ROOM] = features[part.feature].max_bytes
+    return rows, replace(vocabularies, letters=np.frombuffer(b"".join(letters), np.uint8))
 
 
 def _values(feature: Feature) -> int:
@@ -196,7 +237,7 @@ def road(column: Column, feature: Feature) -> str:
     batch, text_bytes = Extent.of("batch"), Extent.of("bytes")
     many = column.step != "copy" and not one_value(feature, Symbols(), batch, text_bytes)
     kind = "float" if feature.kind == "dense" else feature.kind
-    return f"{kind}.{column.step}" + (".many" if many else "")
+    return f"{kind}.{'parts' if column.parts else column.step}" + (".many" if many else "")
 
 
 def steps_of(column: Column) -> tuple[Step, ...]:

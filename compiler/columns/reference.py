@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.columns.description import Column, Description, Feature
+from veltair.compiler.columns.description import Column, Description, Feature, reads
 from veltair.compiler.columns.fingerprint import fingerprint64
 from veltair.compiler.columns.layout import Layout, bank_of, banks_of
 from veltair.compiler.columns.tables import rows_of
@@ -25,6 +25,7 @@ from veltair.profiles.strings import Strings
 
 Raw = NDArray[Any] | Strings | Sequence[bytes]  # a feature's values: numbers (B, width) or (B,), or one string a row
 NUMBER = re.compile(rb" *[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? *")
+TWINS = (("lower", "\u212a", b"k"), ("lower", "\u0130", b"i"), ("upper", "\u0131", b"I"), ("upper", "\u017f", b"S"))
 GONE = -(1 << 62)  # an index that was removed
 
 
@@ -39,9 +40,8 @@ def reference(
     found = {}
     for column in description.columns:
         table = rows[column.table] if column.table is not None else None
-        value = raw[column.feature]
-        given = value.tolist() if isinstance(value, Strings) else value
-        found[column.name] = _column(column, description.feature(column), table, given)
+        values = {name: v.tolist() if isinstance(v := raw[name], Strings) else v for name in reads(column)}
+        found[column.name] = _column(column, description.feature(column), table, values)
     return {joined.name: np.concatenate([found[name] for name in joined.columns], 1) for joined in description.inputs}
 
 
@@ -54,7 +54,7 @@ def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[np.floa
     used = [column for column in description.columns if column.name in joined.columns]
     raw: dict[str, Raw] = {}
     for feature in place.features:
-        if feature.name not in {column.feature for column in used}:
+        if feature.name not in description.reads(joined.columns):
             continue
         kind, (first, *letters) = banks_of(feature)[0], (start * batch for start in place.starts[feature.name])
         if feature.textual:
@@ -68,8 +68,10 @@ def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[np.floa
 
 
 def _column(
-    column: Column, feature: Feature, table: NDArray[Any] | None, raw: NDArray[Any] | Sequence[bytes]
+    column: Column, feature: Feature, table: NDArray[Any] | None, values: Mapping[str, Any]
 ) -> NDArray[np.float32]:
+    """`values`: of each feature that it reads, rows of numbers or a list of texts."""
+    raw = values[column.feature]
     if column.step == "copy":
         return np.asarray(raw, np.float32).reshape(len(raw), feature.width)
     if table is None:
@@ -77,12 +79,14 @@ def _column(
         return np.array([[_scale(column, len(row)) * sum(row)] for row in numbers], np.float32).reshape(-1, 1)
     if column.boundaries is not None:  # Bucketize: what is below no boundary, NaN as well, goes to the last bucket
         edges = np.array(column.boundaries, np.float32)
-        found = np.searchsorted(edges, np.asarray(raw).reshape(-1).astype(np.float32), "right").tolist()
+        numbers = np.asarray(raw).reshape(-1).astype(np.float32)
+        buckets = np.searchsorted(edges, numbers, "right")
+        found = np.where(np.isnan(numbers) & (column.default >= 0), column.default, buckets).tolist()
         place = list(range(len(found)))
     else:
         many = [values_of(feature, value) for value in raw]
-        place = [row for row, values in enumerate(many) for _ in values]
-        flat = [value for values in many for value in values]
+        place = [row for row, members in enumerate(many) for _ in members]
+        flat = [_joined(column, values, row, member) for row, members in enumerate(many) for member in members]
         words = {str(key).encode(): at for at, key in enumerate(column.vocabulary or ())}
         known = {value: _mapped(column, words, value) for value in dict.fromkeys(flat)}
         found = [known[value] for value in flat]
@@ -107,6 +111,18 @@ def values_of(feature: Feature, value: Any) -> list[Any]:
         return ids if feature.missing is False else [v for v in ids if v != feature.missing]
     tokens = value.split(feature.separator.encode()) if feature.kind == "tokens" else [value]
     return [token for token in tokens if token or feature.empty == "keep"][: feature.truncate]
+
+
+def _joined(column: Column, values: Mapping[str, Any], row: int, own: Any) -> Any:
+    """What a vocabulary is asked for: the value itself, or the parts' texts one after the other."""
+    texts = []
+    for part in column.parts:
+        text = (part.text or "").encode() if part.feature is None else values[part.feature][row]
+        text = own if part.feature == column.feature else text
+        for name, sign, twin in TWINS:
+            text = text.replace(sign.encode(), twin) if part.unicode and part.case == name else text
+        texts.append(text.lower() if part.case == "lower" else text.upper() if part.case == "upper" else text)
+    return b"".join(texts) if column.parts else own
 
 
 def _guarded(column: Column, index: int) -> int:

@@ -6,13 +6,14 @@ One value in sixteen is odd: missing, unknown, NaN, empty or no number where tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.columns.description import Column, Description, Feature
+from veltair.compiler.columns.description import Column, Description, Feature, reads
 from veltair.compiler.columns.layout import Layout, bank_of
 from veltair.profiles.rooms import fill
 from veltair.profiles.strings import Strings
@@ -27,7 +28,7 @@ def raw_features(description: Description, batch: int, chance: np.random.Generat
     """By name, as `rooms.fill` takes them."""
     found: dict[str, Raw] = {}
     for feature in Layout.of(description).features:
-        readers = [column for column in description.columns if column.feature == feature.name]
+        readers = [column for column in description.columns if feature.name in reads(column)]
         if feature.textual:
             found[feature.name] = _texts(feature, readers, batch, chance)
         elif feature.kind == "int":
@@ -105,6 +106,16 @@ def _words(feature: Feature, readers: Sequence[Column], chance: np.random.Genera
         strange = [b"", b"none"] if feature.empty == "drop" else []
         return [*strange, *(b"%.4g" % number for number in chance.standard_normal(int(2 / ODD)).tolist())]
     numbers = chance.integers(0, 1 << 30, WORDS).tolist()
-    known = [str(key).encode() for column in readers for key in column.vocabulary or ()]
+    known = [text.encode() for column in readers for text in _known(column, feature)]
     strange = [b"", *(b"w%d" % number for number in numbers)]
     return known + strange[: int(len(known) * ODD) + 1] if known else strange
+
+
+def _known(column: Column, feature: Feature) -> list[str]:
+    """What a feature says of a vocabulary's keys: all, or its part of them."""
+    keys = [str(key) for key in column.vocabulary or ()]
+    if not column.parts:
+        return keys
+    pattern = re.compile("".join("(.*)" if p.text is None else re.escape(p.text) for p in column.parts), re.DOTALL)
+    place = [part.feature for part in column.parts if part.text is None].index(feature.name) + 1
+    return [match[place] for key in keys if (match := pattern.fullmatch(key))]

@@ -5,7 +5,7 @@ Nothing outside of [begin, begin + size) is read, whatever the bytes are, and no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,6 +105,45 @@ def tokens(text: Any, begin: Expr, end: Expr, separator: Expr, wanted: Expr) -> 
 
 def _bytes(value: int) -> Expr:
     return T.broadcast(T.int8(value), BLOCK)
+
+
+LOWER, UPPER = (1, 3), (2, 4)  # places in plan.CASES
+# Letters of Unicode that become ASCII ones: of which cases, their bytes, what they become.
+ASCII_TWINS = ((3, "\u212a", "k"), (3, "\u0130", "i"), (4, "\u0131", "I"), (4, "\u017f", "S"))
+
+
+def append(text: Any, begin: Expr, size: Expr, case: Expr, out: Any, used: Any) -> None:
+    """Puts text behind the used[0] bytes of `out`, in another case; used[0] ends beyond `out` where it has no room."""
+    room = int(out.shape[0])
+    at = T.alloc_buffer((1,), "int32", scope="global")
+    T.buffer_store(at, T.int32(0), [0])
+    with T.While(T.And(at[0] < size, used[0] <= room)):
+
+        def here(ahead: int = 0) -> Expr:
+            return T.cast(text[begin + T.min(at[0] + ahead, size - 1)], "int32")
+
+        letter, steps = here(), T.int32(1)
+        lower = T.And(letter >= ord("A"), letter <= ord("Z"))
+        upper = T.And(letter >= ord("a"), letter <= ord("z"))
+        shift = T.Select(T.And(_among(case, LOWER), lower), T.int32(32), T.int32(0))
+        letter = letter + T.Select(T.And(_among(case, UPPER), upper), T.int32(-32), shift)
+        for wanted, sign, twin in ASCII_TWINS:
+            bytes_ = sign.encode()
+            same = T.And(case == wanted, at[0] + len(bytes_) <= size)
+            for ahead, byte in enumerate(bytes_):
+                same = T.And(same, here(ahead) == byte)
+            same = T.bind(same)
+            letter, steps = T.Select(same, T.int32(ord(twin)), letter), T.Select(same, T.int32(len(bytes_)), steps)
+        letter, steps = held(letter), held(steps)
+        with when(used[0] < room):
+            T.buffer_store(out, T.cast(letter, "uint8"), [used[0]])
+        T.buffer_store(used, used[0] + 1, [0])
+        T.buffer_store(at, at[0] + steps, [0])
+
+
+def _among(value: Expr, numbers: Sequence[int]) -> Expr:
+    one, other = numbers
+    return T.Or(value == one, value == other)
 
 
 def powers_of_ten() -> NDArray[np.float64]:

@@ -24,6 +24,11 @@ class Vocabularies:
     spans: NDArray[np.int32]  # (keys + 1): where each text begins in `letters`
     letters: NDArray[np.uint8]
 
+    @property
+    def longest(self) -> int:
+        """Bytes of a key."""
+        return int(np.diff(self.spans).max(initial=0))
+
     @classmethod
     def of(cls, vocabularies: Mapping[str, Sequence[str | int]]) -> Vocabularies:
         first: dict[str, tuple[int, int, int, int]] = {}

@@ -17,7 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from veltair.cli import main
-from veltair.compiler.columns.description import Description, load
+from veltair.compiler.columns.description import Description
+from veltair.compiler.columns.description_file import load
 from veltair.errors import ConfigError
 from veltair.zoo import dien, tables
 from veltair.zoo.models import RECOMMENDERS, ZOO, write

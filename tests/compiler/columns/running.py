@@ -10,7 +10,8 @@ import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
 
-from veltair.compiler.columns.description import Description, parse
+from veltair.compiler.columns.description import Description
+from veltair.compiler.columns.description_file import parse
 from veltair.compiler.columns.kernel import Columns, layer
 from veltair.compiler.columns.layout import bank_of
 from veltair.compiler.columns.samples import banks

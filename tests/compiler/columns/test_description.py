@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from veltair.compiler.columns.description import load
+from veltair.compiler.columns.description_file import load
 from veltair.compiler.columns.plan import Field, plan
 from veltair.compiler.columns.reference import reference
 from veltair.compiler.columns.store import Store

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from veltair.cli import main
 from veltair.compiler.build import compile_model
-from veltair.compiler.columns.description import load as load_features
+from veltair.compiler.columns.description_file import load as load_features
 from veltair.compiler.columns.join import join
 from veltair.compiler.columns.reference import reference
 from veltair.compiler.columns.samples import raw_features

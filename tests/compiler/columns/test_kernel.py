@@ -45,6 +45,17 @@ COLUMNS: list[dict[str, Any]] = [
         "name": "s.known", "feature": "s", "vocabulary": WORDS_KNOWN, "default": 2,
         "guards": [{"replace": (0, 4), "value": 1}], "table": "t12",
     },
+    {
+        "name": "s.parts", "feature": "s", "vocabulary": ["a-bc", "-", "GRöSSE-a", "LONGER THAN EIGHT-longer", "BC-k"],
+        "default": 6, "parts": [
+            {"feature": "s", "case": "upper", "unicode": True}, {"text": "-"}, {"feature": "kept", "case": "lower"},
+        ], "table": "t12",
+    },
+    {
+        "name": "t.parts", "feature": "t", "vocabulary": ["<a", "<bc", "<longer than eight"],
+        "parts": [{"text": "<"}, {"feature": "t", "case": "lower"}], "combiner": "sum", "table": "t8b",
+    },
+    {"name": "f.nan", "feature": "f", "boundaries": [-0.5, 0.5], "default": 1, "table": "t8"},
     {"name": "s.one", "feature": "s", "hash": 1, "table": "t1"},  # all into one bucket
     {"feature": "kept", "hash": 50, "table": "t5"},
     {"feature": "t", "hash": 40, "combiner": "sqrtn", "table": "t24"},

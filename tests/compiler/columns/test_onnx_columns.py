@@ -28,7 +28,8 @@ CITIES = CHANCE.standard_normal((5, 4)).astype(np.float32)
 ITEMS = np.concatenate([CHANCE.standard_normal((6, 3)), np.zeros((1, 3))]).astype(np.float32)  # the last is padding
 CONSTANTS = {
     "cities": CITIES, "items": ITEMS, "one": np.array([1]), "two": np.array(2), "zero": np.array(0), "top": np.array(4),
-    "flat": np.array([-1]), "least": np.array(1.0, np.float32),
+    "flat": np.array([-1]), "least": np.array(1.0, np.float32), "dash": np.array(["-"], object),
+    "edges": np.array([[2.0, -1.0, 0.0, 0.0]], np.float32), "few": np.array([0.5], np.float32),
 }  # fmt: skip
 Inputs = Mapping[str, tuple[int, Sequence[Any]]]
 
@@ -111,10 +112,57 @@ WHOLE: list[Any] = [
         ],
         {"city": (STRING, ["B"]), "n": (INT, ["B", 1]), "price": (STRING, ["B", 1])},
     ),
+    (  # a cross of two texts in other cases, a constant between them
+        [
+            node("StringNormalizer", ["city"], "low", case_change_action="LOWER", locale="C"),
+            node("StringConcat", ["low", "dash"], "left"), node("StringConcat", ["left", "kind"], "cross"),
+            node("StringNormalizer", ["cross"], "same", case_change_action="NONE", locale="C"),
+            encoder("same", "id", ["rome-X", "oslo-", "-y", "bonn-X", "x-"], [1, 2, 3, 0, 4], -9),
+            node("Abs", ["id"], "id.some"), node("Clip", ["id.some", "zero", "top"], "id.kept"),
+            node("Gather", ["cities", "id.kept"], "rows"), node("Relu", ["rows"], "y"),
+        ],
+        {"city": (STRING, ["B"]), "kind": (STRING, ["B"])},
+    ),
+    (  # tokens in capitals; a kelvin sign is a K in lower case
+        [
+            node("StringNormalizer", ["history"], "up", case_change_action="UPPER", locale="C.UTF-8"),
+            node("StringSplit", ["up"], ["tokens", "n"], delimiter=";"),
+            encoder("tokens", "token.id", ["A", "B", "CC"], [2, 0, 5], 6), *HISTORY[2:],
+            node("StringNormalizer", ["kind"], "small", case_change_action="LOWER", locale="C.UTF-8"),
+            encoder("small", "city.id", ["x", "k", "i"], [1, 2, 3], 0), CITY[1],
+            node("Concat", ["summed", "city.rows"], "y", axis=1),
+        ],
+        {"history": (STRING, ["B"]), "kind": (STRING, ["B"])},
+    ),
+    *(  # boundaries, one of them twice, in any order
+        (
+            [
+                node(op, ["edges", "x"] if turned else ["x", "edges"], "held"),
+                node("Cast", ["held"], "ones", to=kind), node("ReduceSum", ["ones", "one"], "bucket", keepdims=0),
+                node("Cast", ["bucket"], "id", to=INT), node("Gather", ["cities", "id"], "rows"),
+                node("Relu", ["rows"], "y"),
+            ],
+            {"x": (TensorProto.FLOAT, ["B", 1])},
+        )
+        for op, turned, kind in (
+            ("GreaterOrEqual", False, INT), ("Greater", False, TensorProto.FLOAT), ("Less", False, INT),
+            ("LessOrEqual", False, TensorProto.INT32), ("Less", True, INT),
+        )
+    ),
+    (
+        [
+            *CITY, node("Cast", ["n"], "x", to=TensorProto.FLOAT), node("GreaterOrEqual", ["x", "few"], "held"),
+            node("Cast", ["held"], "ones", to=INT), node("ReduceSum", ["ones", "one"], "id"),
+            node("Gather", ["items", "id"], "rows"), node("Flatten", ["rows"], "flattened"),
+            node("Concat", ["flattened", "city.rows"], "y", axis=1),
+        ],
+        {"n": (INT, ["B", 1]), "city": (STRING, ["B"])},
+    ),
 ]  # fmt: skip
 TEXTS = {
     "city": [b"Rome", b"Oslo", b"", b"x", b"y", b"Bonn"],
     "history": [b"a;cc", b"b", b"a;;b;none", b"", b"cc;cc;cc", b";"],
+    "kind": [b"X", b"", b"y", "\u212a".encode(), "\u0130".encode(), b"X"],
     "price": [b"1.5", b"-2e1", b"7", b"0", b"12", b"3"],
 }  # fmt: skip
 
@@ -128,6 +176,8 @@ def drawn(inputs: Inputs, batch: int) -> dict[str, Any]:
             found[name] = np.array([[5, -7, 3][i % 3] for i in range(batch)])[:, None]
         else:
             found[name] = CHANCE.standard_normal((batch, shape[1])).astype(np.float32)
+            if name == "x":  # on an edge, just beside it, none at all
+                found[name][:5, 0] = np.nan, 0, -0.0, np.nextafter(np.float32(2), np.float32(3)), np.inf
     return found
 
 
@@ -161,7 +211,7 @@ def test_what_is_left_gives_the_same_behind_the_columns(nodes: Any, inputs: Inpu
     rest = helper.make_model(left, opset_imports=[helper.make_opsetid("", loaded.opset)], ir_version=9)
     given = reference(front.description, raw, front.tables) | {k: v for k, v in feeds.items() if k == "plain"}
     np.testing.assert_allclose(run(rest.SerializeToString(), given), expected, rtol=1e-5, atol=1e-6)
-    assert {port.name for port in front.layout.inputs} == {name for name, (kind, _) in inputs.items() if kind != 1}
+    assert {port.name for port in front.layout.inputs} == set(inputs) - {"plain"}
 
 
 def test_columns_side_by_side_are_one_kernel(tmp_path: Path) -> None:
@@ -178,12 +228,36 @@ def test_columns_side_by_side_are_one_kernel(tmp_path: Path) -> None:
 LOOKED_UP = node("Gather", ["cities", "h"], "h.rows")
 WRONG: list[Any] = [
     (
-        [node("StringConcat", ["city", "city"], "both"), encoder("both", "city.id", ["a"], [0], 0), CITY[1]],
-        "node 'both': operator StringConcat: stands before LabelEncoder",
+        [node("Identity", ["city"], "same"), node("RegexFullMatch", ["same"], "city.id", pattern="a"), CITY[1]],
+        "node 'city.id': operator RegexFullMatch: stands between an encoder and the lookup",
+    ),
+    *(
+        (
+            [node("StringNormalizer", ["city"], "low", **given), encoder("low", "city.id", keys, [0], 0), CITY[1]],
+            says,
+        )
+        for given, keys, says in (
+            ({"stopwords": ["the"]}, ["a"], "node 'low': operator StringNormalizer: stopwords take rows out"),
+            ({"case_change_action": "LOWER", "locale": "tr_TR"}, ["a"], "letters of locale 'tr_TR' are not known"),
+            ({"case_change_action": "LOWER"}, ["ä"], "a key is not ASCII behind a StringNormalizer whose locale"),
+        )
     ),
     (
-        [node("StringNormalizer", ["city"], "low"), encoder("low", "city.id", ["a"], [0], 0), CITY[1]],
-        "node 'low': operator StringNormalizer: stands before",
+        [
+            node("StringNormalizer", ["city"], "low", case_change_action="LOWER"),
+            node("StringNormalizer", ["low"], "up", case_change_action="UPPER"),
+            encoder("up", "city.id", ["a"], [0], 0),
+            CITY[1],
+        ],
+        "node 'low': operator StringNormalizer: the case is changed twice",
+    ),
+    (
+        [
+            node("StringConcat", ["history", "dash"], "both"),
+            node("StringSplit", ["both"], ["tokens", "n"], delimiter=";"),
+            *HISTORY[1:],
+        ],
+        "splits what StringConcat makes",
     ),
     ([*CITY, node("Cast", ["city.id"], "y", to=TensorProto.FLOAT)], "node 'city.id': .* reads what no column does"),
     ([*HISTORY[:3], node("ReduceMean", ["token.rows", "one"], "mean", keepdims=0)], "ReduceMean counts the padding"),
@@ -203,6 +277,15 @@ def test_what_cannot_be_taken_names_the_node(nodes: Any, says: str, tmp_path: Pa
     inputs = {name: (STRING, ["B"]) for name in ("city", "history") if name in read}
     with pytest.raises(ModelError, match=says):
         load(model(tmp_path / "m.onnx", nodes, inputs, ends), 4)
+
+
+@pytest.mark.parametrize("other", ["x", "held", "bucket"])
+def test_numbers_that_are_not_only_counted_are_left_alone(other: str, tmp_path: Path) -> None:
+    nodes, inputs = WHOLE[9]
+    nodes = [*nodes[:-1], node("Cast", [other], "also", to=1), node("ReduceMax", ["also"], "m"),
+             node("Add", ["rows", "m"], "y")]  # fmt: skip
+    loaded = load(model(tmp_path / "m.onnx", nodes, inputs, ["y"]), 4)
+    assert loaded.columns is None and [port.name for port in loaded.inputs] == ["x"]
 
 
 def test_a_string_that_nobody_encodes_is_refused(tmp_path: Path) -> None:
