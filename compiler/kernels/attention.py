@@ -13,7 +13,7 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.attention_amx import attention_amx
-from veltair.compiler.kernels.emit import LANES, Expr, lanes, load, primitive, scalar, splat, store, when
+from veltair.compiler.kernels.emit import LANES, Expr, lanes, load, primitive, splat, store, when
 from veltair.compiler.kernels.softmax import mask_index, softmax_row
 
 
@@ -62,7 +62,7 @@ def _vectors(spec: LayerSpec, point: Point) -> Kernel:
             at = [T.bind(column + head * width) for _, column in places]
             with T.serial(0, width) as d, T.serial(0, padded) as key:
                 with when(key < keys):
-                    T.buffer_store(turned, scalar(sides[1], image * keys + key, at[1] + d), [d, key])
+                    T.buffer_store(turned, load(sides[1], image * keys + key, at[1] + d, count=1), [d, key])
                 with when(key >= keys):
                     T.buffer_store(turned, T.float32(0), [d, key])
 
@@ -74,7 +74,7 @@ def _vectors(spec: LayerSpec, point: Point) -> Kernel:
                     with T.serial(0, width) as d:
                         taps = [T.bind(load(turned, d, group * panel + c * LANES)) for c in range(columns)]
                         for r in range(taken):
-                            value = T.bind(T.broadcast(scalar(sides[0], image * tokens + row + r, at[0] + d), LANES))
+                            value = T.bind(splat(load(sides[0], image * tokens + row + r, at[0] + d, count=1)))
                             for c in range(columns):
                                 T.buffer_store(acc, acc[r * columns + c] + value * taps[c], [r * columns + c])
                     for r in range(taken):

@@ -23,7 +23,6 @@ from veltair.compiler.kernels.emit import (
     load,
     pad_to,
     primitive,
-    scalar,
     splat,
     store,
     store_within,
@@ -82,7 +81,7 @@ class BatchedMatmul:
                 with T.serial(0, depth) as k:
                     taps = [T.bind(load(packed, k, c * LANES)) for c in range(columns)]
                     for r in range(rows):
-                        value = T.bind(T.broadcast(scalar(X, *left(image, row + r, k)), LANES))
+                        value = T.bind(splat(load(X, *left(image, row + r, k), count=1)))
                         for c in range(columns):
                             at = r * columns + c
                             T.buffer_store(acc, acc[at] + value * taps[c], [at])
@@ -100,7 +99,7 @@ class BatchedMatmul:
 
                 def one(k: Expr, c: Expr) -> None:
                     with when(first + c < width):
-                        T.buffer_store(packed, scalar(Z, *right(image, k, first + c)), [k, c])
+                        T.buffer_store(packed, load(Z, *right(image, k, first + c), count=1), [k, c])
                     with when(first + c >= width):
                         T.buffer_store(packed, T.float32(0), [k, c])
 

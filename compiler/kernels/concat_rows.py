@@ -11,7 +11,6 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.concat_sum import put, take
 from veltair.compiler.kernels.emit import LANES, load, primitive, store
 
 
@@ -53,4 +52,4 @@ def _copy(X: Any, Y: Any, row: Any, start: int, width: int) -> None:
         if width % LANES:
             store(Y, load(X, row, width - LANES), row, start + width - LANES)
         return
-    put(Y, take(X, row, T.int32(0), width), row, T.int32(start), width)
+    store(Y, load(X, row, T.int32(0), count=width), row, T.int32(start), count=width)

@@ -5,14 +5,13 @@ Every width is taken: what fills no vector of 16 is a shorter vector.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
 from veltair.compiler.kernels import vectormath as vm
-from veltair.compiler.kernels.emit import LANES, Expr, lanes, primitive, splat, upper_half
+from veltair.compiler.kernels.emit import LANES, Expr, columns, load, primitive, splat, store
 
 Columns = tuple[Expr, int]  # the first, and how many: at most 16
 
@@ -50,81 +49,43 @@ class ConcatSum:
 SUMS = 4  # accumulators: an addition takes four cycles
 
 
-def columns(width: int) -> Iterator[Columns]:
-    """All columns of a row, in a loop over vectors of 16 and a shorter one."""
-    if width >= LANES:
-        with T.serial(0, width // LANES) as vector:
-            yield vector * LANES, LANES
-    if width % LANES:
-        yield T.int32(width - width % LANES), width % LANES
-
-
-def take(buffer: Any, row: Expr, column: Expr, count: int) -> Expr:
-    """`count` floats from a column on; bfloat16 bits are widened."""
-    value = buffer[row, column if count == 1 else lanes(column, count)]
-    if buffer.dtype != "uint16":
-        return value
-    suffix = f"x{count}" if count > 1 else ""
-    wide = T.shift_left(T.cast(value, f"uint32{suffix}"), _number(16, count))
-    return T.reinterpret(f"float32{suffix}", wide)
-
-
-def put(buffer: Any, value: Expr, row: Expr, column: Expr, count: int) -> None:
-    """Store what `take` gives; rounded to nearest even where the buffer holds bfloat16 bits."""
-    if buffer.dtype == "uint16":
-        suffix = f"x{count}" if count > 1 else ""
-        bits = T.bind(T.reinterpret(f"uint32{suffix}", value))
-        value = T.cast(upper_half(bits, lambda number: _number(number, count)), f"uint16{suffix}")
-    T.buffer_store(buffer, value, [row, column if count == 1 else lanes(column, count)])
-
-
-def _number(value: int, count: int) -> Expr:
-    return T.uint32(value) if count == 1 else T.broadcast(T.uint32(value), count)
-
-
 def _across(pieces: list[Any], widths: list[int], width: int, Y: Any, row: Expr, sums: Any, scale: float) -> None:
     for first, count in columns(width):
-        where = 0 if count == 1 else lanes(0, count)
-        zero = T.float32(0) if count == 1 else T.broadcast(T.float32(0), count)
         for at in range(SUMS):
-            T.buffer_store(sums, zero, [at, where])
-        for turn, (piece, total) in enumerate(zip(pieces, widths, strict=True)):
+            store(sums, splat(0.0, count), at, 0, count=count)
+        for turn, (piece, wide) in enumerate(zip(pieces, widths, strict=True)):
             at = turn % SUMS
-            with T.serial(0, total // width) as c:
-                value = take(piece, row, c * width + first, count)
-                T.buffer_store(sums, sums[at, where] + value, [at, where])
-        parts = [sums[at, where] for at in range(SUMS)]
-        put(Y, ((parts[0] + parts[1]) + (parts[2] + parts[3])) * scaled(scale, count), row, first, count)
+            with T.serial(0, wide // width) as c:
+                value = load(piece, row, c * width + first, count=count)
+                store(sums, load(sums, at, 0, count=count) + value, at, 0, count=count)
+        parts = [load(sums, at, 0, count=count) for at in range(SUMS)]
+        total = (parts[0] + parts[1]) + (parts[2] + parts[3])
+        store(Y, total * splat(scale, count), row, first, count=count)
 
 
 def _along(pieces: list[Any], widths: list[int], width: int, Y: Any, row: Expr, sums: Any, scale: float) -> None:
     for at in range(SUMS):
-        T.buffer_store(sums, splat(0.0), [at, lanes(0)])
+        store(sums, splat(0.0), at, 0)
 
-    def add(at: int, value: Expr, count: int) -> None:
-        where = 0 if count == 1 else lanes(0, count)
-        T.buffer_store(sums, sums[at, where] + value, [at, where])
+    def add(at: int, piece: Any, first: Expr, count: int) -> None:
+        value = load(piece, row, first, count=count)
+        store(sums, load(sums, at, 0, count=count) + value, at, 0, count=count)
 
     for turn, (piece, total) in enumerate(zip(pieces, widths, strict=True)):
         step = SUMS * LANES
         if total >= step:
             with T.serial(0, total // step) as vector:
                 for at in range(SUMS):
-                    add(at, take(piece, row, vector * step + at * LANES, LANES), LANES)
+                    add(at, piece, vector * step + at * LANES, LANES)
         for first in range(total - total % step, total, LANES):
             count = min(LANES, total - first)
-            add((turn + first // LANES) % SUMS, take(piece, row, T.int32(first), count), count)
-    value = T.bind((sums[0, lanes(0)] + sums[1, lanes(0)]) + (sums[2, lanes(0)] + sums[3, lanes(0)]))
+            add((turn + first // LANES) % SUMS, piece, T.int32(first), count)
+    value = T.bind((load(sums, 0, 0) + load(sums, 1, 0)) + (load(sums, 2, 0) + load(sums, 3, 0)))
     if width == 1:
-        put(Y, vm.sum_lanes(value) * T.float32(scale), row, T.int32(0), 1)
+        store(Y, vm.sum_lanes(value) * T.float32(scale), row, T.int32(0), count=1)
         return
     half = LANES // 2
     while half >= width:
         low, high = (T.Shuffle([value], [T.int32(first + i) for i in range(half)]) for first in (0, half))
         value, half = T.bind(low + high), half // 2
-    put(Y, value * scaled(scale, width), row, T.int32(0), width)
-
-
-def scaled(scale: float, count: int) -> Expr:
-    """A factor for `count` lanes."""
-    return T.float32(scale) if count == 1 else T.broadcast(T.float32(scale), count)
+    store(Y, value * splat(scale, width), row, T.int32(0), count=width)

@@ -53,33 +53,41 @@ def primitive(operands: Sequence[Operand], body: Callable[..., None], unaligned:
         return builder.get()
 
 
+def vector(kind: str, count: int) -> str:
+    """The type of so many lanes; one is a number."""
+    return f"{kind}x{count}" if count > 1 else kind
+
+
 def lanes(index: Expr, count: int = LANES) -> Expr:
     """Neighbouring elements from `index` on."""
-    return T.ramp(index, 1, count)
+    return T.ramp(index, 1, count) if count > 1 else index
 
 
-def splat(value: Expr | float) -> Expr:
-    """One float in every lane."""
-    return T.broadcast(T.float32(value) if isinstance(value, (int, float)) else value, LANES)
+def splat(value: Expr | float, count: int = LANES) -> Expr:
+    """One number in every lane: a float, where it is Python's."""
+    value = T.float32(value) if isinstance(value, (int, float)) else value
+    return T.broadcast(value, count) if count > 1 else value
 
 
-def load(buffer: Any, *index: Expr) -> Expr:
-    """16 floats from here on; bfloat16 bits are widened."""
-    value = buffer[(*index[:-1], lanes(index[-1]))]
-    return widened(value) if buffer.dtype == "uint16" else value
+def load(buffer: Any, *index: Expr, count: int = LANES) -> Expr:
+    """Floats from here on; bfloat16 bits are widened."""
+    value = buffer[(*index[:-1], lanes(index[-1], count))]
+    return widened(value, count) if buffer.dtype == "uint16" else value
 
 
-def scalar(buffer: Any, *index: Expr) -> Expr:
-    """One float; bfloat16 bits are widened."""
-    value = buffer[index]
-    if buffer.dtype == "uint16":
-        return T.reinterpret("float32", T.shift_left(T.cast(value, "uint32"), T.uint32(16)))
-    return value
+def store(buffer: Any, value: Expr, *index: Expr, count: int = LANES) -> None:
+    """Floats to here on; rounded to nearest even where the buffer holds bfloat16 bits."""
+    value = bf16_bits(value, count) if buffer.dtype == "uint16" else value
+    T.buffer_store(buffer, value, [*index[:-1], lanes(index[-1], count)])
 
 
-def store(buffer: Any, value: Expr, *index: Expr) -> None:
-    """16 floats to here on; rounded to nearest even where the buffer holds bfloat16 bits."""
-    T.buffer_store(buffer, bf16_bits(value) if buffer.dtype == "uint16" else value, [*index[:-1], lanes(index[-1])])
+def columns(width: int) -> Iterator[tuple[Expr, int]]:
+    """All columns of a row, (first, how many): in a loop over vectors of 16, and a shorter one."""
+    if width >= LANES:
+        with T.serial(0, width // LANES) as number:
+            yield number * LANES, LANES
+    if width % LANES:
+        yield T.int32(width - width % LANES), width % LANES
 
 
 def store_within(buffer: Any, value: Expr, *index: Expr, width: int) -> None:
@@ -90,15 +98,15 @@ def store_within(buffer: Any, value: Expr, *index: Expr, width: int) -> None:
     if width % LANES:
         with when(column + LANES > width):
             value = bf16_bits(value) if buffer.dtype == "uint16" else value
-            mask = lanes(0) < T.broadcast(T.int32(width % LANES), LANES)
+            mask = lanes(0) < splat(T.int32(width % LANES))
             name = f"llvm.masked.store.{_suffix(buffer)}.p0"
             T.evaluate(T.call_llvm_intrin("void", name, value, T.address_of(buffer[tuple(index)]), mask))
 
 
 def load_first(buffer: Any, *index: Expr, count: Expr) -> Expr:
     """Like `load`, but the first `count` elements alone are read, and the others are zero."""
-    mask = lanes(0) < T.broadcast(T.cast(count, "int32"), LANES)
-    zeros = T.broadcast(T.cast(0, buffer.dtype), LANES)
+    mask = lanes(0) < splat(T.cast(count, "int32"))
+    zeros = splat(T.cast(0, buffer.dtype))
     where = T.address_of(buffer[tuple(index)])
     name = f"llvm.masked.load.{_suffix(buffer)}.p0"
     value = T.call_llvm_intrin(f"{buffer.dtype}x{LANES}", name, where, mask, zeros)
@@ -109,26 +117,31 @@ def _suffix(buffer: Any) -> str:
     return f"v{LANES}" + {"float32": "f32", "uint16": "i16"}[str(buffer.dtype)]
 
 
-def widened(bits: Expr) -> Expr:
-    """16 floats of the bits of bfloat16."""
-    return T.reinterpret("float32x16", T.shift_left(T.cast(bits, "uint32x16"), whole(16)))
+def widened(bits: Expr, count: int = LANES) -> Expr:
+    """Floats of the bits of bfloat16."""
+    wide = T.shift_left(T.cast(bits, vector("uint32", count)), whole(16, count))
+    return T.reinterpret(vector("float32", count), wide)
 
 
-def bf16_bits(value: Expr) -> Expr:
-    """16 floats rounded to nearest even, as the bits of bfloat16; on a CPU with AVX-512-bf16."""
+def bf16_bits(value: Expr, count: int = LANES) -> Expr:
+    """Floats rounded to nearest even, as the bits of bfloat16: 16 on a CPU with AVX-512-bf16, fewer of them (and no
+    NaN) on any."""
+    if count < LANES:
+        bits = T.bind(T.reinterpret(vector("uint32", count), value))
+        return T.cast(upper_half(bits, count), vector("uint16", count))
     narrow = T.call_llvm_pure_intrin("bfloat16x16", "llvm.x86.avx512bf16.cvtneps2bf16.512", value)
     return T.reinterpret("uint16x16", narrow)
 
 
-def upper_half(bits: Expr, number: Callable[[int], Expr]) -> Expr:
-    """The bits of bfloat16 nearest to those of finite or infinite floats, ties to even; `number` makes the integers."""
-    odd = T.bitwise_and(T.shift_right(bits, number(16)), number(1))
-    return T.shift_right(bits + number(0x7FFF) + odd, number(16))
+def upper_half(bits: Expr, count: int = LANES) -> Expr:
+    """The bits of bfloat16 nearest to those of finite or infinite floats, ties to even."""
+    odd = T.bitwise_and(T.shift_right(bits, whole(16, count)), whole(1, count))
+    return T.shift_right(bits + whole(0x7FFF, count) + odd, whole(16, count))
 
 
-def whole(value: int) -> Expr:
+def whole(value: int, count: int = LANES) -> Expr:
     """One unsigned integer in every lane."""
-    return T.broadcast(T.uint32(value), LANES)
+    return splat(T.uint32(value), count)
 
 
 def activate(value: Expr, activation: str, rough: bool = False) -> Expr:

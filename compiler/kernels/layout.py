@@ -13,7 +13,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Activation, Halo, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, Expr, load, primitive, splat, store, upper_half, when
+from veltair.compiler.kernels.emit import LANES, Expr, load, primitive, splat, store, when
 from veltair.compiler.kernels.spatial import inside, row_bytes, rows_of_a_task
 
 
@@ -32,7 +32,7 @@ class ToBlocked:
             if size == 1:
                 for c in range(block):
                     value = X[image, b * block + c, row, column] if c < count else T.float32(0)
-                    _store_one(Y, value, *inside(y, image, b, row, column, c))
+                    store(Y, value, *inside(y, image, b, row, column, c), count=1)
                 return
             taken = [T.bind(load(X, image, b * block + c, row, column)) for c in range(count)]
             taken += [splat(0.0)] * (block - count)
@@ -196,10 +196,3 @@ def _interleaved(channels: Sequence[Expr]) -> list[Expr]:
             value = T.bind(T.Shuffle([value, found], list(map(T.int32, order))))
         vectors.append(value)
     return vectors
-
-
-def _store_one(buffer: Any, value: Expr, *index: Expr) -> None:
-    """One float; rounded to nearest even where the buffer holds bfloat16 bits. Finite and infinite values only."""
-    if buffer.dtype == "uint16":
-        value = T.cast(upper_half(T.bind(T.reinterpret("uint32", value)), T.uint32), "uint16")
-    T.buffer_store(buffer, value, list(index))

@@ -7,8 +7,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.concat_sum import columns, put, scaled, take
-from veltair.compiler.kernels.emit import Expr, primitive, when
+from veltair.compiler.kernels.emit import Expr, columns, load, primitive, splat, store, when
 
 
 class OneHotSum:
@@ -31,18 +30,18 @@ class OneHotSum:
             T.buffer_store(Y, Y[row, place] + T.float32(scale), [row, place])
 
         def gather(table: Any, Y: Any, row: Expr, place: Expr, scale: float) -> None:
-            for column, lanes in columns(width):
-                value = take(table, place, column, lanes) * scaled(scale, lanes)
-                put(Y, take(Y, row, column, lanes) + value, row, column, lanes)
+            for column, n in columns(width):
+                value = load(table, place, column, count=n) * splat(scale, n)
+                store(Y, load(Y, row, column, count=n) + value, row, column, count=n)
 
         def body(*buffers: Any) -> None:
             ids, Y = buffers[: len(spec.inputs)], buffers[-1]
             rows = Y.shape[0]
             with T.parallel(0, T.ceildiv(rows, each)) as task, T.serial(0, T.min(each, rows - task * each)) as r:
                 row, start = T.bind(task * each + r), 0
-                for column, lanes in columns(width):
-                    value = take(buffers[-2], 0, column, lanes) if weights else scaled(0.0, lanes)
-                    put(Y, value, row, column, lanes)
+                for column, n in columns(width):
+                    value = load(buffers[-2], 0, column, count=n) if weights else splat(0.0, n)
+                    store(Y, value, row, column, count=n)
                 for numbers, depth, scale in zip(ids, *(spec.attributes[k] for k in ("depths", "scales")), strict=True):
                     with T.serial(0, numbers.shape[1]) as lookup:
                         found = T.bind(T.cast(numbers[row, lookup], "int64"))

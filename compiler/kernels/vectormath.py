@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.emit import LANES, Expr, splat
+from veltair.compiler.kernels.emit import Expr, splat, whole
 
 LOG2_E = 1.44269504088896341
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first has few bits: n * LN2_HIGH is exact
@@ -145,7 +145,3 @@ def _polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
 
 def _bits(x: Expr) -> Expr:
     return T.reinterpret("uint32x16", x)
-
-
-def _whole(value: int) -> Expr:
-    return T.broadcast(T.uint32(value), LANES)

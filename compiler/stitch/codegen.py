@@ -17,7 +17,7 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Activation
 from veltair.compiler.kernels import vectormath as vm
-from veltair.compiler.kernels.emit import LANES, Expr, Operand, load, primitive, splat, store, when
+from veltair.compiler.kernels.emit import LANES, Expr, Operand, load, primitive, splat, store, upper_half, when
 from veltair.compiler.stitch.graph import EXPENSIVE, REDUCTIONS, Op
 from veltair.compiler.stitch.schemes import Domain
 
@@ -355,7 +355,9 @@ class _Kernel:
             store(view, value, *place)
             return
         count = vector.lanes if self.domain.varies[name][-1] else 1
-        value = T.bind(_rounded(value) if view.dtype == "uint16" else value)
+        if view.dtype == "uint16":
+            value = upper_half(T.bind(T.reinterpret("uint32x16", value)))
+        value = T.bind(value)
         for lane in range(count):
             one = T.cast(T.Shuffle([value], [T.int32(lane)]), view.dtype)
             T.buffer_store(view, one, [*place[:-1], place[-1] + lane] if count > 1 else place)
@@ -383,14 +385,3 @@ def _float(value: Expr, count: int) -> Expr:
     if kind.startswith("uint16"):
         return T.reinterpret("float32", T.shift_left(T.cast(value, "uint32"), T.uint32(16)))
     return value if kind.startswith("float32") else T.cast(value, "float32" if count == 1 else f"float32x{count}")
-
-
-def _rounded(value: Expr) -> Expr:
-    """The upper halves of 16 floats, rounded to nearest even."""
-    bits = T.bind(T.reinterpret("uint32x16", value))
-
-    def whole(number: int) -> Expr:
-        return T.broadcast(T.uint32(number), LANES)
-
-    odd = T.bitwise_and(T.shift_right(bits, whole(16)), whole(1))
-    return T.shift_right(bits + whole(0x7FFF) + odd, whole(16))
