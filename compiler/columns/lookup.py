@@ -157,9 +157,7 @@ class Roads:
             _across(
                 0,
                 width,
-                lambda offset, count: T.buffer_store(
-                    out, splat(0.0, count), [row, lanes(target + offset, count)]
-                ),
+                lambda offset, count: T.buffer_store(out, splat(0.0, count), [row, lanes(target + offset, count)]),
             )
             if kind == "int":
                 with T.serial(0, self.of.field(column, Field.WIDTH)) as value:

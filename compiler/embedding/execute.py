@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.embedding.rows import Reader
 from veltair.compiler.embedding.slc import Add, Assign, Cell, Each, Gain, Put, Statement, Term, Value
-from veltair.compiler.kernels.emit import LANES, Expr, lanes
+from veltair.compiler.kernels.emit import LANES, Expr, lanes, splat, vector
 from veltair.compiler.kernels.vectormath import sigmoid, sum_lanes
 
 UNROLLED = 16  # vectors of a row that are straight-line code, their sums in registers
@@ -54,7 +54,7 @@ class Execute:
                     partial, beside = self._variables[name]
                     result = self._value(value, given, offset, 1)
                     if self._wide:
-                        T.buffer_store(partial, T.broadcast(T.float32(0), LANES), [0])
+                        T.buffer_store(partial, splat(0.0), [0])
                     T.buffer_store(beside, result, [0])
                 case Gain(name, value):
                     self._gain(*self._variables[name], T.bind(self._value(value, given, offset, width)), width)
@@ -75,12 +75,12 @@ class Execute:
     def declare_sums(self) -> None:
         if self._memory is None:
             for offset, width in pieces(self._dim):
-                self._sums[offset] = T.alloc_buffer((1,), f"float32x{width}" if width > 1 else "float32", scope="local")
+                self._sums[offset] = T.alloc_buffer((1,), vector("float32", width), scope="local")
 
     def _value(self, value: Value, given: Given, offset: Expr, width: int) -> Expr:
         match value:
             case float():
-                return _spread(T.float32(value), width)
+                return splat(value, width)
             case Cell():
                 return self._load(value, given, offset, width)
             case Term(operation, arguments):
@@ -89,8 +89,8 @@ class Execute:
             return given.rows[value](offset, width)
         if value in self._variables:
             partial, beside = self._variables[value]
-            return _spread(beside[0] + sum_lanes(partial[0]) if self._wide and width == 1 else beside[0], width)
-        return _spread(given.numbers[value], width)
+            return splat(beside[0] + sum_lanes(partial[0]) if self._wide and width == 1 else beside[0], width)
+        return splat(given.numbers[value], width)
 
     def _place(self, cell: Cell, given: Given, offset: Expr, width: int) -> Expr:
         segment = T.cast(given.numbers[cell.at[0]], "int64")
@@ -142,13 +142,9 @@ def pieces(dim: int) -> list[tuple[int, int]]:
     return found
 
 
-def _spread(value: Expr, width: int) -> Expr:
-    return T.broadcast(value, width) if width > 1 else value
-
-
 def _sigmoid(value: Expr) -> Expr:
     """Of one number; in lanes, since that one is polynomials and no call."""
-    return T.Shuffle([sigmoid(T.broadcast(value, LANES))], [T.int32(0)])
+    return T.Shuffle([sigmoid(splat(value))], [T.int32(0)])
 
 
 _OPERATIONS: Mapping[str, Callable[..., Expr]] = {

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.emit import Expr, lanes
+from veltair.compiler.kernels.emit import Expr, lanes, splat, vector
 
 TAIL_BYTES = 8  # scale and bias behind the bytes of a row
 STORAGES = ("fp32", "fp16", "int8")
@@ -57,19 +57,12 @@ def reader(table: Any, begin: Expr, dim: Expr) -> Reader:
 
     def items(offset: Expr, count: int) -> Expr:
         at = begin + T.cast(offset, "int64")
-        return table[lanes(at, count) if count > 1 else at]
+        return table[lanes(at, count)]
 
-    def spread(value: Expr, count: int) -> Expr:
-        return T.broadcast(value, count) if count > 1 else value
-
-    def kind(count: int) -> str:
-        return f"float32x{count}" if count > 1 else "float32"
+    def widened(offset: Expr, count: int) -> Expr:
+        return T.cast(items(offset, count), vector("float32", count))
 
     if table.dtype == "uint8":
         scale, bias = (T.bind(T.reinterpret("float32", items(T.int64(0) + dim + k, 4))) for k in (0, 4))
-        return lambda offset, count: (
-            T.cast(items(offset, count), kind(count)) * spread(scale, count) + spread(bias, count)
-        )
-    if table.dtype == "float32":
-        return items
-    return lambda offset, count: T.cast(items(offset, count), kind(count))
+        return lambda offset, count: widened(offset, count) * splat(scale, count) + splat(bias, count)
+    return items if table.dtype == "float32" else widened
