@@ -97,14 +97,14 @@ class Execute:
         if len(cell.at) == 1:
             return segment
         at = segment * T.int64(self._dim) + T.cast(offset, "int64")
-        return lanes(at, width) if width > 1 else at
+        return lanes(at, width)
 
     def _load(self, cell: Cell, given: Given, offset: Expr, width: int) -> Expr:
         if cell.memory == "out":
             return self._out[self._place(cell, given, offset, width)]
         if self._memory is None:
             return self._sums[int(offset)][0]
-        return self._memory[lanes(offset, width) if width > 1 else offset]
+        return self._memory[lanes(offset, width)]
 
     def _store(self, cell: Cell, value: Expr, given: Given, offset: Expr, width: int) -> None:
         if cell.memory == "out":
@@ -112,7 +112,7 @@ class Execute:
         elif self._memory is None:
             T.buffer_store(self._sums[int(offset)], value, [0])
         else:
-            T.buffer_store(self._memory, value, [lanes(offset, width) if width > 1 else offset])
+            T.buffer_store(self._memory, value, [lanes(offset, width)])
 
 
 def across(dim: int, vector: int, body: Callable[[Expr, int], None]) -> None:

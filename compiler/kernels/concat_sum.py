@@ -13,8 +13,6 @@ from veltair.compiler.ir import Kernel, LayerSpec, Point
 from veltair.compiler.kernels import vectormath as vm
 from veltair.compiler.kernels.emit import LANES, Expr, columns, load, primitive, splat, store
 
-Columns = tuple[Expr, int]  # the first, and how many: at most 16
-
 
 class ConcatSum:
     """inputs (rows, c * D), c being whatever the input's width says; output (rows, D): the sum of all, times `scale`.

@@ -57,7 +57,7 @@ def exp(x: Expr) -> Expr:
     n = T.bind(shifted - splat(ROUND))
     r = T.bind(x - n * splat(LN2_HIGH) - n * splat(LN2_LOW))
     twice = _polynomial(r, EXP) * (r * r) + (r + r + splat(2.0))
-    power = T.reinterpret("float32x16", T.shift_left(_bits(shifted), _whole(23)))  # 2**(n - 1); 0 where n is -126
+    power = T.reinterpret("float32x16", T.shift_left(_bits(shifted), whole(23)))  # 2**(n - 1); 0 where n is -126
     return T.bind(twice * power)
 
 
@@ -67,10 +67,10 @@ def log(x: Expr) -> Expr:
     tiny = x < splat(1.17549435e-38)  # subnormal; TVM cannot bind booleans
     bits = T.bind(_bits(T.Select(tiny, x * splat(2.0**23), x)))
     # The mantissa goes to [sqrt(1/2), sqrt(2)): what exceeds sqrt(2) is halved, by carrying into the exponent.
-    carried = T.bind(bits + _whole(0x3F800000 - 0x3F3504F3))
-    exponent = T.cast(T.shift_right(carried, _whole(23)), "float32x16")
+    carried = T.bind(bits + whole(0x3F800000 - 0x3F3504F3))
+    exponent = T.cast(T.shift_right(carried, whole(23)), "float32x16")
     e = T.bind(exponent - T.Select(tiny, splat(127.0 + 23.0), splat(127.0)))
-    mantissa = T.bitwise_and(carried, _whole(0x7FFFFF)) + _whole(0x3F3504F3)
+    mantissa = T.bitwise_and(carried, whole(0x7FFFFF)) + whole(0x3F3504F3)
     r = T.bind(T.reinterpret("float32x16", mantissa) - splat(1.0))
     square = T.bind(r * r)
     tail = T.bind(_polynomial(r, LOG) * (r * square) + e * splat(LN2_LOW) - square * splat(0.5))
@@ -100,7 +100,7 @@ def rough_sigmoid(x: Expr) -> Expr:
     x = T.bind(T.min(splat(87.0), T.max(splat(-87.0), x)))
     shifted = T.bind(T.call_llvm_pure_intrin("float32x16", "llvm.fma.v16f32", x, splat(-LOG2_E), splat(ROUND + 1.0)))
     f = T.bind(x * splat(-LOG2_E) - (shifted - splat(ROUND + 1.0)))
-    power = T.reinterpret("float32x16", T.shift_left(_bits(shifted), _whole(23)))
+    power = T.reinterpret("float32x16", T.shift_left(_bits(shifted), whole(23)))
     sum_ = T.bind(_polynomial(f, EXP2) * power + splat(1.0))
     inverse = "llvm.x86.avx512.rcp14.ps.512"
     return T.bind(T.call_llvm_pure_intrin("float32x16", inverse, sum_, sum_, T.int16(-1)))
