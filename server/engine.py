@@ -22,27 +22,21 @@ from veltair.server import messages as m
 from veltair.server.channel import Channel, ClosedError
 from veltair.server.counters import L3Counters, open_counters
 from veltair.server.event_log import EventLog, Setup
+from veltair.server.flights import Flights
 from veltair.server.processes import leave_signals_to_front, set_nice, tie_to_parent
 from veltair.server.status import Timings, status
 from veltair.server.supervisor import Supervisor, WorkerProcess
 from veltair.server.tenancy import default_workers, open_artifact, usable_machine
-from veltair.server.ticket import Flight, Tally, Ticket
+from veltair.server.ticket import Flight
 from veltair.types import (
     BlockFailed,
     BlockFinished,
     BlockGrown,
-    CancelQuery,
     CountersSampled,
-    Decision,
     Event,
-    FinishQuery,
-    GrowBlock,
     Query,
     QueryArrived,
     QueryCancelled,
-    RejectQuery,
-    StartBlock,
-    StopBlock,
     WorkersChanged,
 )
 
@@ -55,12 +49,7 @@ FRONT_BURST = 16  # messages from the front before the workers are looked after 
 
 
 class Engine:
-    """Everything that is live: tickets of queries, workers, the scheduler.
-
-    Invariants: every Infer gets exactly one Ended; a worker is held by one flight at most; a ticket's slot is not
-    touched any more when its Ended goes out, since its flight's worker has answered or is gone: one of a batch that
-    is cancelled ends with the batch.
-    """
+    """Everything that is live: queries and their flights, workers, the scheduler."""
 
     def __init__(self, front: Channel[m.ToEngine], tensors: int, configure: m.Configure) -> None:
         """Raises ConfigError or ArtifactError."""
@@ -80,10 +69,6 @@ class Engine:
         self._log = EventLog(Path(configure.event_log), setup) if configure.event_log else None
         self._cores = cores
         self._front = front
-        self._tenants = configure.tenants
-        self._tally = {spec.name: Tally(spec.qos_ns) for spec in configure.tenants}
-        self._tickets: dict[int, Ticket] = {}
-        self._flights: dict[int, Flight] = {}
         self._next_sample_ns = 0
         self._ready = self._leaving = False
         self._timings = Timings()
@@ -93,6 +78,7 @@ class Engine:
         load = m.Load(configure.tenants, cores, configure.slots)
         target = self._workers + configure.spare_workers
         self._supervisor = Supervisor(self._poll, target, tensors, load)
+        self._flights = Flights(front, configure.tenants, self._supervisor)
 
     def run(self) -> None:
         """Until the front says Shutdown or is gone."""
@@ -156,8 +142,8 @@ class Engine:
                     self._cancel(query)
                 case m.Ask():
                     stats = self._scheduler.stats()
-                    flights = self._flights.values()
-                    self._front.send(status(stats, flights, self._tally, self._supervisor, self._timings))
+                    flights = self._flights
+                    self._front.send(status(stats, flights.all(), flights.tally, self._supervisor, self._timings))
                 case m.Shutdown():
                     self._leaving = True
                     return
@@ -165,22 +151,13 @@ class Engine:
                     raise InvariantError("the engine is configured once")
 
     def _infer(self, infer: m.Infer) -> None:
-        tenant = self._tenants[infer.tenant].name
-        self._tickets[infer.query] = Ticket(infer, tenant)
-        self._tally[tenant].arrived += 1
-        query = Query(infer.query, tenant, infer.arrival_ns, infer.deadline_ns, infer.batch)
+        ticket = self._flights.take(infer)
+        query = Query(infer.query, ticket.tenant, infer.arrival_ns, infer.deadline_ns, infer.batch)
         self._decide(QueryArrived(time.monotonic_ns(), query))
 
     def _cancel(self, query: int) -> None:
-        ticket = self._tickets.get(query)
-        if ticket is None or ticket.cancelled:
-            return  # its end is on the way to the front
-        ticket.cancelled = True
-        if (flight := ticket.flight) is None:
-            self._end(ticket, "cancelled")
-        elif flight.forsaken and flight.order is None:
-            self._land(flight, "cancelled")
-        self._decide(QueryCancelled(time.monotonic_ns(), query))
+        if self._flights.cancel(query):
+            self._decide(QueryCancelled(time.monotonic_ns(), query))
 
     # Workers
 
@@ -230,7 +207,7 @@ class Engine:
             self._timings.gaps += 1
         flight.record(flight.order, done)
         if flight.forsaken:
-            self._land(flight, "cancelled")
+            self._flights.land(flight, "cancelled")
         flight.idle_since_ns = done.end_ns
         elapsed_ns = done.end_ns - done.begin_ns
         self._decide(BlockFinished(time.monotonic_ns(), done.query, done.stop, elapsed_ns))
@@ -267,68 +244,13 @@ class Engine:
         self._timings.scheduler_ns += time.monotonic_ns() - begin_ns
         self._timings.scheduler_events += 1
         for decision in decisions:
-            self._carry_out(decision)
+            self._flights.carry_out(decision)
         if self._log:
             self._log.write(event, decisions)
 
-    def _carry_out(self, decision: Decision) -> None:
-        match decision:
-            case StartBlock():
-                self._start(decision)
-            case GrowBlock(query=query, core_set=core_set):
-                self._flights[query].worker.cell.order(core_set)
-            case CancelQuery(query=query) | StopBlock(query=query):
-                self._flights[query].worker.cell.cancel(query)
-            case FinishQuery(query=query):
-                self._settle(query, "done")
-            case RejectQuery(query=query, reason=reason):
-                self._settle(query, "rejected", reason)
-
-    def _start(self, order: StartBlock) -> None:
-        block = order.block
-        flight = self._flights.get(block.query)
-        if flight is None:
-            worker = self._supervisor.take(block.query)
-            if worker is None:
-                raise InvariantError(f"query {block.query} is to start, but no worker is idle")
-            flight = Flight([self._tickets[query] for query in (block.query, *order.members)], worker)
-            self._flights[block.query] = flight
-            self._tally[flight.tenant].batches[len(flight.tickets)] += 1
-        flight.order, flight.ordered_ns = order, time.monotonic_ns()
-        worker = flight.worker
-        worker.cell.cancel(0)  # a block before this one may have been told to stop
-        worker.cell.order(order.core_set)
-        tenant = flight.tickets[0].infer.tenant
-        run = m.Run(block.query, tenant, flight.parts, block.start, block.versions, order.core_set)
-        with suppress(ClosedError):  # it has just died: its pidfd tells next
-            worker.channel.send(run)
-
     def _fail(self, flight: Flight, outcome: m.Outcome, reason: str) -> None:
-        self._land(flight, outcome, reason)
+        self._flights.land(flight, outcome, reason)
         self._decide(BlockFailed(time.monotonic_ns(), flight.query, reason))
-
-    def _settle(self, query: int, outcome: m.Outcome, reason: str = "") -> None:
-        """As the scheduler says; a batch lands with the first of its queries that it names."""
-        ticket = self._tickets.get(query)
-        if ticket is not None and ticket.flight is not None:
-            self._land(ticket.flight, outcome, reason)
-        elif ticket is not None:
-            self._end(ticket, outcome, reason)
-
-    def _land(self, flight: Flight, outcome: m.Outcome, reason: str = "") -> None:
-        """Answer all of the batch, and free the worker before the scheduler can want it for another."""
-        del self._flights[flight.query]
-        flight.order = None
-        self._supervisor.release(flight.worker)
-        for ticket in flight.tickets:
-            self._end(ticket, "cancelled" if ticket.cancelled else outcome, reason)
-
-    def _end(self, ticket: Ticket, outcome: m.Outcome, reason: str = "") -> None:
-        query = ticket.infer.query
-        del self._tickets[query]
-        self._tally[ticket.tenant].ended(ticket, outcome, time.monotonic_ns())
-        blocks = tuple(ticket.flight.blocks) if ticket.flight else ()
-        self._front.send(m.Ended(query, outcome, reason, blocks))
 
 
 def main(arguments: Sequence[str]) -> int:
