@@ -66,6 +66,8 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
             "Conv", [x[0], _weight(spec), spec.weights["bias"]],
             strides=a["strides"], pads=a["pads"], dilations=a["dilations"], group=group,
         )  # fmt: skip
+        if a.get("shuffled"):
+            y = y.reshape(len(y), group, -1, *y.shape[2:]).swapaxes(1, 2).reshape(y.shape)
         return [_activate(y + x[1] if len(x) > 1 else y, a["activation"])]
     if spec.op == "matmul":
         return [_dense(spec, x, _weight(spec).astype(np.float64))]

@@ -16,7 +16,9 @@ from veltair.compiler.node import attribute, padding
 from veltair.compiler.rounding import rounded_filters
 
 FOLDED = 4  # up to so many input channels (an image), a convolution takes them as one innermost block
-DENSE_GROUPS = 8  # so many groups are computed as one convolution with zeros between them, if a shuffle comes with it
+# So many groups are computed as one convolution with zeros between them, if a shuffle comes with it that is not made
+# when their outputs are stored: in bfloat16, or of other groups.
+DENSE_GROUPS = 8
 
 
 def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
@@ -36,9 +38,12 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
     x = lowering.blocked(node.input[0], shape[1] if shape[1] <= FOLDED and not depthwise else None)
     epilogue = Epilogue.behind(node, lowering)
     output, swallowed = epilogue.output, epilogue.swallowed
-    mixable = epilogue.residual is None and not depthwise and group <= DENSE_GROUPS
+    mixable = epilogue.residual is None and not depthwise
     shuffle = shuffle_behind(output, lowering) if mixable else None
-    if shuffle is not None:
+    shuffled = shuffle is not None and shuffle.groups == group > 1 and lowering.dtype == "float32"
+    if shuffle is not None and shuffled:
+        output, swallowed = shuffle.output, (*swallowed, *map(id, shuffle.nodes))
+    elif shuffle is not None and group <= DENSE_GROUPS:
         weight, group = _dense(weight, group), 1
         weight, bias = weight[shuffle.order], None if bias is None else bias[shuffle.order]
         output, swallowed = shuffle.output, (*swallowed, *map(id, shuffle.nodes))
@@ -55,6 +60,8 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
     }  # fmt: skip
     if group > 1 and not depthwise:
         attributes["groups"] = group
+    if shuffled:
+        attributes["shuffled"] = True
     weight = np.asarray(weight, np.float32)
     weights = {
         "weight": rounded_filters(weight) if kind == "conv2d_amx" else weight,

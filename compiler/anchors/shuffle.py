@@ -17,6 +17,7 @@ from veltair.compiler.node import attribute
 class Shuffle:
     output: str
     order: NDArray[Any]  # channel of the input that each channel of the output is
+    groups: int  # whose first channels come first, then the second ones
     nodes: tuple[onnx.NodeProto, ...]
 
 
@@ -35,4 +36,4 @@ def shuffle_behind(name: str, lowering: Lowering) -> Shuffle | None:
         return None
     if list(attribute(nodes[1], "perm", [])) != [0, 2, 1, 3, 4] or lowering.shape_of(output) != shape:
         return None
-    return Shuffle(output, np.arange(shape[1]).reshape(apart[1:3]).T.ravel(), tuple(nodes))
+    return Shuffle(output, np.arange(shape[1]).reshape(apart[1:3]).T.ravel(), apart[1], tuple(nodes))

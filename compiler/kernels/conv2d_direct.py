@@ -10,6 +10,7 @@ prefetched, a share with each tile, so that weights that come from memory come a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log2
 from typing import Any
 
@@ -23,7 +24,6 @@ from veltair.compiler.kernels.convolution import (
     geometry,
     group_sizes,
     prefetch,
-    reach,
     where_present,
 )
 from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, store, when
@@ -40,16 +40,15 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     found: list[tuple[float, Point]] = []
     for channels in group_sizes(blocks, sizes):
         most = register_tile(channels, features)
-        taken = reach(spec, channels * LANES)[1]
         for pixels in sorted({most, -(-most * 2 // 3)}):
-            join = _join(oh, ow, pixels, channels, each)
-            cost = _strip_cycles(join * ow, pixels, channels, each) / (join * ow * channels * each)
+            join = rows_together(oh, ow, pixels, channels, each)
+            cost = strip_cycles(join * ow, pixels, channels, each) / (join * ow * channels * each)
             for rows in sorted({min(oh, -(-r // join) * join) for r in (1, 4, 7, 14, 56)}):
                 chunks = -(-oh // rows)
                 uneven = chunks * rows / oh - 1  # what the last chunk lacks
                 liking = 0.003 * abs(log2(rows / 5)) + 0.02 * uneven + 0.1 * (chunks * -(-blocks // channels) < 2)
                 point: Point = {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
-                found.append((taken * (cost + liking), point))
+                found.append((cost + liking, point))
     best = min(cost for cost, _ in found)
     return [point for cost, point in sorted(found, key=lambda pair: pair[0]) if cost < 1.6 * best]
 
@@ -60,10 +59,10 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     oh, ow, kh, kw, sh, sw, dh, dw = geometry(spec)
     inner, width = x.block, channels * LANES
     outs, chunks = -(-y.shape[1] // LANES), -(-oh // rows)
-    weight, blocks, first_block = reach(spec, width)
+    weight, blocks = spec.weights["weight"], -(-x.shape[1] // inner)
     groups = -(-outs // channels)
     steps = blocks * kh * kw
-    join = _join(oh, ow, pixels, channels, registers_each(features))
+    join = rows_together(oh, ow, pixels, channels, registers_each(features))
     top, left = first_tap(spec)
     activation = str(spec.attributes["activation"])
     each = -(-join * ow // pixels)  # tiles of a strip
@@ -90,14 +89,14 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                 for p in range(len(places)):
                     T.buffer_store(acc, start, [p * channels + c])
             with T.grid(blocks, kh, kw) as (b, u, v):
-                step, block = T.bind((b * kh + u) * kw + v), T.bind(first_block(group) + b)
+                step = T.bind((b * kh + u) * kw + v)
                 if ahead:
                     for line in range(lines):
                         at = ((turn * steps + step) * lines + line) * LANES
                         prefetch(W[group + 1, at])
                 present = stretches
                 if final_stretches < stretches:
-                    present = T.bind(T.Select(block < final, T.int32(stretches), T.int32(final_stretches)))
+                    present = T.bind(T.Select(b < final, T.int32(stretches), T.int32(final_stretches)))
                 with T.serial(0, present) as stretch:
                     for k in range(unroll):
                         i = stretch * unroll + k
@@ -105,7 +104,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                             T.bind(W[group, lanes((step * inner + i) * width + c * LANES)]) for c in range(channels)
                         ]
                         for p, (row, column) in enumerate(places):
-                            value = X[image, block, row * sh + u * dh + top, column * sw + v * dw + left, i]
+                            value = X[image, b, row * sh + u * dh + top, column * sw + v * dw + left, i]
                             value = T.bind(T.broadcast(value, LANES))
                             for c in range(channels):
                                 at = p * channels + c
@@ -121,35 +120,51 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                         at = (row + y.halo.top, column + y.halo.left)
                         store(Y, activate(result, activation), image, block, *at, 0)
 
-        def strip(acc: Any, image: Expr, group: Expr, row: Expr, height: int, turn: Expr) -> None:
-            """`height` output rows from `row` on."""
-            done = 0
-            for start, count, size in balanced(height * ow, pixels):
-                if height == 1:
-                    with T.serial(0, count) as t:
-                        column = T.bind(t * size + start)
-                        tile(acc, image, group, [(row, column + p) for p in range(size)], turn + done + t)
-                else:
-                    for t in range(count):
-                        cells = range(start + t * size, start + (t + 1) * size)
-                        tile(acc, image, group, [(row + cell // ow, cell % ow) for cell in cells], turn + done + t)
-                done += count
-
         with T.parallel(0, X.shape[0] * groups * chunks) as task:
             acc = T.alloc_buffer((pixels * channels,), "float32x16", scope="local")
             image = T.bind(task // (groups * chunks))
             group, first = T.bind(task // chunks % groups), T.bind(task % chunks * rows)
-            with T.serial(0, T.min(rows, oh - first) // join) as s:
-                row = T.bind(first + s * join)
-                strip(acc, image, group, row, join, row // join * each)
-            if oh % join:
-                with when(first + rows >= oh):
-                    strip(acc, image, group, oh - oh % join, oh % join, oh // join * each)
+
+            def some(row: Expr, cell: Expr, size: int, height: int, nth: Expr) -> None:
+                places = [place(row, cell + p, ow, height) for p in range(size)]
+                tile(acc, image, group, places, row // join * each + nth)
+
+            tiles_of_rows(first, rows, (oh, ow), join, pixels, some)
 
     function = primitive([*spec.inputs, packed, bias, *spec.outputs], body)
     taken = (rows * sh + kh - 1) * ow * sw * blocks * inner * 4  # input rows of a task
     block_size = taken + packed[0].nbytes + rows * ow * width * 4
     return Kernel(function, (packed, bias), block_size, groups * chunks * pixels * channels)
+
+
+def place(row: Expr, cell: Expr, ow: int, height: int) -> tuple[Expr, Expr]:
+    """Row and column of a cell of a strip of `height` rows from `row` on."""
+    return (row, cell) if height == 1 else (row + cell // ow, cell % ow)
+
+
+def tiles_of_rows(
+    first: Expr, rows: int, size: tuple[int, int], join: int, pixels: int, tile: Callable[..., None]
+) -> None:
+    """Calls `tile(row, cell, count, height, nth)` for the tiles of `rows` output rows from `first` on, in strips of
+    `join`: `count` cells from `cell` on of the strip of `height` rows from `row` on, of which it is the nth tile."""
+    oh, ow = size
+
+    def strip(row: Expr, height: int) -> None:
+        done = 0
+        for start, count, cells in balanced(height * ow, pixels):
+            if height == 1:
+                with T.serial(0, count) as t:
+                    tile(row, T.bind(t * cells + start), cells, height, done + t)
+            else:
+                for t in range(count):
+                    tile(row, start + t * cells, cells, height, done + t)
+            done += count
+
+    with T.serial(0, T.min(rows, oh - first) // join) as s:
+        strip(T.bind(first + s * join), join)
+    if oh % join:
+        with when(first + rows >= oh):
+            strip(oh - oh % join, oh % join)
 
 
 def registers_each(features: frozenset[str]) -> int:
@@ -163,13 +178,13 @@ def register_tile(channels: int, features: frozenset[str]) -> int:
     return max((32 // each - 1) // (each * channels) - 1, 0)
 
 
-def _join(oh: int, ow: int, pixels: int, channels: int, each: int) -> int:
+def rows_together(oh: int, ow: int, pixels: int, channels: int, each: int) -> int:
     """Rows of a strip: one, or as few as make for full tiles."""
     heights = range(1, min(oh, max(1, STRIP // ow)) + 1) if ow < 2 * each * pixels else range(1, 2)
-    return min(heights, key=lambda h: (round(_strip_cycles(h * ow, pixels, channels, each) / (h * ow), 2), h))
+    return min(heights, key=lambda h: (round(strip_cycles(h * ow, pixels, channels, each) / (h * ow), 2), h))
 
 
-def _strip_cycles(cells: int, pixels: int, channels: int, each: int) -> float:
+def strip_cycles(cells: int, pixels: int, channels: int, each: int) -> float:
     """Of one step of the reduction: two products a cycle, two loads a cycle, each sum waits for the last: four cycles,
     and one more where all registers of a narrow machine are needed to get there."""
     vectors = channels * each

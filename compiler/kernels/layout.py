@@ -37,7 +37,7 @@ class ToBlocked:
             taken = [T.bind(load(X, image, b * block + c, row, column)) for c in range(count)]
             taken += [splat(0.0)] * (block - count)
             if block < LANES:  # the pixels' few channels side by side
-                for j, value in enumerate(_interleaved(taken)):
+                for j, value in enumerate(interleaved(taken)):
                     store(Y, value, *inside(y, image, b, row, column, j * LANES))
             for first in range(0, block - block % LANES, LANES):
                 for pixel, value in enumerate(turned(taken[first : first + LANES])):
@@ -184,9 +184,18 @@ def turned(rows: Sequence[Expr]) -> list[Expr]:
     return found
 
 
-def _interleaved(channels: Sequence[Expr]) -> list[Expr]:
+def interleaved(channels: Sequence[Expr]) -> list[Expr]:
     """16 pixels of each channel -> the pixels one after the other, with their channels side by side."""
     count = len(channels)
+    if count == 1:
+        return list(channels)
+    if count % 2 == 0:
+        vectors = []
+        for pair in zip(interleaved(channels[::2]), interleaved(channels[1::2]), strict=True):
+            for start in (0, LANES // 2):
+                order = [T.int32(start + lane // 2 + lane % 2 * LANES) for lane in range(LANES)]
+                vectors.append(T.bind(T.Shuffle(list(pair), order)))
+        return vectors
     vectors = []
     for start in range(0, count * LANES, LANES):
         value = splat(0.0)

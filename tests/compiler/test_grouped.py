@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 import pytest
-from kernels import LESSER, need
+from kernels import LESSER, need, untouched_halo, worst_error
 from nets import Net, normal, run
+from test_convolutions import convolution
 
 from veltair.compiler.kernels.convolution import reach
 from veltair.compiler.kernels.spaces import SPACES
@@ -55,19 +57,46 @@ def test_groups_of_any_size(
 
 
 @pytest.mark.parametrize("precision", LIMIT)
-def test_many_groups_before_a_shuffle(tmp_path: Path, precision: str) -> None:
-    net = Net(x=[1, 48, 6, 5])
-    y = net("Conv", "x", normal(48, 4, 1, 1), group=12)
-    apart = net("Transpose", net("Reshape", y, np.array([1, 12, 4, 6, 5])), perm=[0, 2, 1, 3, 4])
-    y = net("Conv", net("Reshape", apart, np.array([1, 48, 6, 5])), normal(8, 48, 1, 1))
-    outputs_agree(tmp_path, net, y, precision, 1, 48, 6, 5)
+@pytest.mark.parametrize(
+    ("groups", "outputs", "parts"),
+    [
+        pytest.param(12, 48, 12, id="12 of 4"),
+        pytest.param(4, 68, 4, id="4 of 17, that leave lanes empty"),
+        pytest.param(3, 108, 3, id="3 of 36"),
+        pytest.param(2, 40, 4, id="other groups than those of the shuffle"),
+        pytest.param(1, 40, 2, id="a shuffle without groups"),
+    ],
+)
+def test_groups_before_a_shuffle(tmp_path: Path, precision: str, groups: int, outputs: int, parts: int) -> None:
+    net = Net(x=[2, 48, 6, 5])
+    y = net("Relu", net("Conv", "x", normal(outputs, 48 // groups, 1, 1), normal(outputs), group=groups))
+    apart = net("Reshape", y, np.array([2, parts, outputs // parts, 6, 5]))
+    mixed = net("Reshape", net("Transpose", apart, perm=[0, 2, 1, 3, 4]), np.array([2, outputs, 6, 5]))
+    operators = outputs_agree(tmp_path, net, net("Conv", mixed, normal(8, outputs, 1, 1)), precision, 2, 48, 6, 5)
+    assert precision == "bf16" or "generic" not in operators
+
+
+@pytest.mark.parametrize("mcpu", ["haswell", "skylake-avx512"])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_every_point_on_every_instruction_set(mcpu: str, shuffled: bool) -> None:
+    need(LESSER[mcpu], f"code for {mcpu}")
+    spec = convolution((60, 102), (7, 9), 3, stride=1, residual=not shuffled, batch=2)
+    weights = {**spec.weights, "weight": spec.weights["weight"][:, :20]}
+    spec = replace(spec, weights=weights, attributes={**spec.attributes, "groups": 3, "shuffled": shuffled})
+    points = SPACES["conv2d"].points(spec, LESSER[mcpu])
+    assert 1 < len(points) <= 64
+    for point in points[::4]:
+        error, (output,) = worst_error(spec, point, [normal(*t.shape) for t in spec.inputs], mcpu=mcpu)
+        assert error < 1e-5, point
+        assert untouched_halo(spec.outputs[0], output), point
 
 
 def test_only_the_inputs_of_a_group_are_read(tmp_path: Path) -> None:
     net = Net(x=[1, 256, 7, 7])
     model = load(net.save(tmp_path / "net.onnx", net("Conv", "x", normal(256, 8, 3, 3), group=32)), 1)
     (spec,) = (layer for layer in lower(model, "fp32").layers if layer.op == "conv2d")
-    blocks = reach(spec, 32)[1]
-    assert blocks == 2 and spec.flops == 2 * 25 * 256 * 8 * 9
+    assert reach(spec, 32)[1] == 2 and spec.flops == 2 * 25 * 256 * 8 * 9
     for features in LESSER.values():
-        assert all(point["algorithm"] == "direct" for point in SPACES["conv2d"].points(spec, features))
+        for point in SPACES["conv2d"].points(spec, features):
+            weight = SPACES["conv2d"].build(spec, point, features).weights[0]
+            assert weight.shape[-2] == 16 * int(point["channels"])  # of 256
