@@ -14,6 +14,7 @@ import msgspec
 from veltair.compiler.columns.tables import Count, Name, Small, Table
 
 Interval = tuple[int, int]  # [low, high)
+MAX_BYTES = 256  # room for a row's text where nothing is said
 
 STEPS = ("hash", "boundaries", "vocabulary", "identity", "number")
 # What each kind of feature may go through; a float or dense feature without a step is passed on as it is.
@@ -36,7 +37,7 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     empty: Literal["drop", "keep"] = "drop"  # string, tokens: whether an empty one counts as absent
     separator: Annotated[str, msgspec.Meta(min_length=1, max_length=1)] = ","
     truncate: Count | None = None  # tokens: those beyond are not read
-    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 256  # string, tokens: room for each row, on average
+    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = MAX_BYTES  # string, tokens: for each row, on average
 
     @property
     def textual(self) -> bool:

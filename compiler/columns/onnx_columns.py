@@ -17,7 +17,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.columns.description import Column, Description, Feature
+from veltair.compiler.columns.description import MAX_BYTES, Column, Description, Feature
 from veltair.compiler.columns.encoders import ENCODERS, Encoding, encoding
 from veltair.compiler.columns.identify import LOOKUPS, identify, tables
 from veltair.compiler.columns.onnx_buckets import Buckets, buckets_in
@@ -32,7 +32,6 @@ from veltair.errors import ModelError
 TEXTUAL = (*ENCODERS, "StringSplit", "StringNormalizer", "StringConcat", "RegexFullMatch")
 NUMERIC = ("Add", "Sub", "Mul", "Mod", "Abs", "Neg", "Clip", "Max", "Min", "Where", "Cast", "And", "Or", "Not",
            "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")  # fmt: skip
-MAX_BYTES = 256  # room for a row's text where the metadata `veltair.max_bytes` does not say
 WAYS = (
     "text goes through StringConcat, StringNormalizer, StringSplit, LabelEncoder or CategoryMapper to a Gather of a "
     "constant table, or is cast"
