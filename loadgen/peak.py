@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from veltair.loadgen.tally import Lag, Tally, pooled
+from veltair.loadgen.tally import Lag, Tally
 
 WIDTH = 0.03  # of the final bracket, relative to its lower end
 LOWEST, HIGHEST = 2.0**-10, 2.0**10  # of the factor: beyond them the scenario's rates are wrong
@@ -15,11 +15,11 @@ Run = tuple[list[Tally], Lag]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:
-    """One factor, tried with one run per seed."""
+    """One factor, tried with one run per seed and judged by their median: a hiccup of the machine decides nothing."""
 
     scale: float
-    seeds: tuple[int, ...]  # that were run: a hopeless factor is given up early
-    tallies: list[Tally]  # pooled over the runs
+    seeds: tuple[int, ...]  # that were run: no more than it takes to know the median
+    tallies: list[Tally]  # of the run that decided, the weakest that held or the best that did not
     lag: Lag  # of the worst run
     held: bool
 
@@ -54,13 +54,9 @@ def bisect(width: float = WIDTH) -> Generator[float, bool, float | None]:
             scale = (low + high) / 2
 
 
-def hopeless(runs: Sequence[Sequence[Tally]], planned: int) -> bool:
-    """Whether a tenant has missed more already than all the planned runs together may miss."""
-    for tally in pooled(runs):
-        allowed = (1 - tally.percentile) * tally.offered / len(runs) * planned
-        if tally.offered - tally.within > allowed + 1e-9:
-            return True
-    return False
+def _margin(run: Run) -> float:
+    """How far the tenant that is worst off is above its percentile; negative where it is below."""
+    return min((t.qos_rate or 0.0) - t.percentile for t in run[0])
 
 
 async def find_peak(
@@ -70,24 +66,28 @@ async def find_peak(
 ) -> AsyncIterator[Probe]:
     """The probes as they end; the peak is the one of the highest factor that held.
 
-    `measure(scale, seed)` runs the load once. Each factor is tried with the same seeds, so that two factors
-    differ in nothing but the rate. `settle` is awaited after every probe that failed.
+    `measure(scale, seed)` runs the load once. Each factor is tried with the same seeds, in the same order, so that two
+    factors differ in nothing but the rate; most of the runs must hold. `settle` is awaited after every probe that
+    failed.
     """
     search = bisect()
     scale = next(search)
     while True:
-        runs: list[Run] = []
+        held: list[Run] = []
+        missed: list[Run] = []
         for seed in seeds:
-            runs.append(await measure(scale, seed))
-            if hopeless([tallies for tallies, _ in runs], len(seeds)):
+            run = await measure(scale, seed)
+            (held if all(t.qos_held for t in run[0]) else missed).append(run)
+            if 2 * len(held) > len(seeds) or 2 * len(missed) >= len(seeds):
                 break
-        total = pooled([tallies for tallies, _ in runs])
-        held = len(runs) == len(seeds) and all(t.qos_held for t in total)
+        holds = 2 * len(held) > len(seeds)
+        decisive, _ = min(held, key=_margin) if holds else max(missed, key=_margin)
+        runs = held + missed
         worst = max((lag for _, lag in runs), key=lambda lag: (lag.late_share, lag.max_ns))
-        yield Probe(scale, tuple(seeds[: len(runs)]), total, worst, held)
-        if not held:
+        yield Probe(scale, tuple(seeds[: len(runs)]), decisive, worst, holds)
+        if not holds:
             await settle()
         try:
-            scale = search.send(held)
+            scale = search.send(holds)
         except StopIteration:
             return
