@@ -43,7 +43,7 @@ from veltair.compiler.kernels.spaces import SPACES  # noqa: E402
 from veltair.compiler.onnx_model import load  # noqa: E402
 from veltair.compiler.stitch.explore import Explorer  # noqa: E402
 from veltair.profiles.core_pool import CorePool  # noqa: E402
-from veltair.profiles.executor import empty  # noqa: E402
+from veltair.profiles.executor import aligned, empty  # noqa: E402
 from veltair.zoo.augru import augru  # noqa: E402
 
 ROUNDS = 15
@@ -222,14 +222,11 @@ class Way:
         arena = plan(graph)
         memory = empty((arena.bytes,), "uint8")
 
-        def real(shape: Sequence[int]) -> list[int]:
-            return [-d * batch if d < 0 else d for d in shape]
-
         inputs = [aligned(feeds[port.name]) for port in graph.inputs]
-        self.outputs = [empty(real(p.shape), p.dtype) for p in graph.outputs]
+        self.outputs = [empty(port.at(batch), port.dtype) for port in graph.outputs]
 
         def view(tensor: Activation) -> Any:
-            place, shape = arena.places[tensor.name], real(tensor.physical)
+            place, shape = arena.places[tensor.name], tensor.at(batch)
             if place.kind != "arena":
                 return tvm_ffi.from_dlpack(
                     (inputs if place.kind == "input" else self.outputs)[place.offset].reshape(shape)
@@ -252,12 +249,6 @@ class Way:
     def __call__(self) -> None:
         for function, operands in self.calls:
             function(*operands)
-
-
-def aligned(array: NDArray[Any]) -> NDArray[Any]:
-    copy = empty(array.shape, str(array.dtype))
-    copy[...] = array
-    return copy
 
 
 def ways(case: Case, expected: Sequence[NDArray[Any]], folder: Path) -> dict[str, Way]:

@@ -124,14 +124,9 @@ def ours(folder: Path) -> dict[str, Callable[[int], Callable[[], Any]]]:
     import tvm_ffi
 
     from veltair.compiler.columns.samples import banks
-    from veltair.profiles.executor import empty
+    from veltair.profiles.executor import aligned, empty
     from veltair.profiles.strings import Strings
     from veltair.profiles.tvm_runtime import runtime
-
-    def aligned(array: Any) -> Any:
-        copy = empty(array.shape, str(array.dtype))
-        copy[...] = array
-        return copy
 
     description = described()
     names = json.loads((folder / "names.json").read_text())

@@ -165,6 +165,8 @@ class Bench:
         return run
 
     def ladder(self) -> list[dict[str, Any]]:
+        from veltair.profiles.executor import empty
+
         self.pool.point(self.cores[:1])
         found = []
         for number, (family, case, sizes, program) in enumerate(ladder()):
@@ -182,9 +184,9 @@ class Bench:
             arrays = []
             for memory in program.memories[:-1]:
                 shape = memory.shape if memory.shape[0] > 0 else values[memory.name].shape
-                arrays.append(aligned(shape, memory.dtype))
+                arrays.append(empty(shape, memory.dtype))
                 arrays[-1][...] = values.get(memory.name, 0.5)
-            out = aligned([segments, *program.memories[-1].shape[1:]], "float32")
+            out = empty([segments, *program.memories[-1].shape[1:]], "float32")
             runs = [self.run(f"ladder{number}-{level}-{ahead}", *arrays, out) for level, ahead in LADDER]
             first = runs[0]().copy()
             for run in runs:  # all give the same
@@ -199,6 +201,7 @@ class Bench:
         return found
 
     def tables(self, peer: Peer | None, rounds: int = 3) -> dict[str, Any]:
+        from veltair.profiles.executor import aligned, empty
         from veltair.profiles.huge_pages import large_bytes, mapped, settle
 
         path = self.folder / "tables.bin"
@@ -211,13 +214,13 @@ class Bench:
         for number, (name, (tables, rows, dim, lookups, batch)) in enumerate(SHAPES.items()):
             region = memory.view(np.float32)[: tables * rows * dim].reshape(tables, rows, dim)
             sets = np.load(self.folder / f"ids{number}.npy")
-            outs = [aligned((batch, dim), "float32") for _ in range(tables)]
-            ids = [[copied(one) for one in some] for some in sets]
+            outs = [empty((batch, dim), "float32") for _ in range(tables)]
+            ids = [[aligned(one) for one in some] for some in sets]
             candidates = [
                 in_turn(*(self.run(f"tables{number}-{p}", *some, *region, *outs) for some in ids))
                 for p in range(len(POINTS))
             ]
-            places = [copied((some + np.arange(tables)[:, None, None] * rows).reshape(-1)) for some in sets]
+            places = [aligned((some + np.arange(tables)[:, None, None] * rows).reshape(-1)) for some in sets]
             moved = tables * batch * lookups * dim * 4
             for threads in (1, len(self.cores)):
                 self.pool.point(self.cores[:threads])
@@ -256,11 +259,13 @@ class Bench:
 
     def pages(self) -> dict[str, Any]:
         """GB/s by size of page, threads and distance."""
+        from veltair.profiles.executor import aligned, empty
+
         found: dict[str, Any] = {}
         chance = np.random.default_rng(2)
         rows = PAGES_BYTES // 128
-        ids = [copied(chance.integers(0, rows, (PAGES_BATCH, PAGES_LOOKUPS))) for _ in range(IDS)]
-        out = aligned((PAGES_BATCH, 32), "float32")
+        ids = [aligned(chance.integers(0, rows, (PAGES_BATCH, PAGES_LOOKUPS))) for _ in range(IDS)]
+        out = empty((PAGES_BATCH, 32), "float32")
         for size, advice in (("4 KB", mmap.MADV_NOHUGEPAGE), ("2 MB", mmap.MADV_HUGEPAGE)):
             memory = mmap.mmap(-1, PAGES_BYTES + (2 << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             memory.madvise(advice)
@@ -285,18 +290,6 @@ def outs_of(run: Callable[[], Any], sets: Any, outs: list[Any]) -> Iterator[Any]
     for _ in sets:
         run()
         yield from outs
-
-
-def aligned(shape: Any, dtype: str) -> Any:
-    from veltair.profiles.executor import empty
-
-    return empty(shape, dtype)
-
-
-def copied(array: Any) -> Any:
-    copy = aligned(array.shape, str(array.dtype))
-    copy[...] = array
-    return copy
 
 
 class Peer:

@@ -36,7 +36,7 @@ from veltair.compiler import generic  # noqa: E402
 from veltair.compiler.ir import LayerSpec  # noqa: E402
 from veltair.compiler.kernels.spaces import SPACES  # noqa: E402
 from veltair.compiler.stitch import region as stitch  # noqa: E402
-from veltair.profiles.executor import empty  # noqa: E402
+from veltair.profiles.executor import aligned, empty  # noqa: E402
 from veltair.types import TensorSpec  # noqa: E402
 
 TRIED = 6  # points of the stitched space that are measured
@@ -107,12 +107,6 @@ class Way:
     def __call__(self) -> None:
         for function, operands in self.calls:
             function(*operands)
-
-
-def aligned(array: Any) -> Any:
-    copy = empty(array.shape, str(array.dtype))
-    copy[...] = array
-    return copy
 
 
 def ways(name: str) -> dict[str, list[Way]]:

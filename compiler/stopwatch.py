@@ -123,7 +123,7 @@ class _Bench:
 
         if "amx_bf16" in features():
             executor.permit_tiles()
-        self._empty, self._tensor = executor.empty, executor._tensor
+        self._empty, self._aligned, self._tensor = executor.empty, executor.aligned, executor._tensor
         self._cores = cores
         self._pool = CorePool(cores)
         self._loaded: tuple[str, Any] = ("", None)
@@ -241,11 +241,6 @@ class _Bench:
             return self._rng.standard_normal(shape).astype(operand.dtype)
         return self._rng.integers(operand.low, operand.high, shape, np.int64, endpoint=True).astype(operand.dtype)
 
-    def _copy(self, array: NDArray[Any]) -> NDArray[Any]:
-        copy = self._empty(array.shape, str(array.dtype))
-        copy[...] = array
-        return copy
-
     def _map(self, operand: Mapped) -> NDArray[Any]:
         """A read-only mapping with its pages present, so that no run pays for faults; copied where unaligned."""
         size = int(np.prod(operand.shape, dtype=np.int64)) * np.dtype(operand.dtype).itemsize
@@ -255,7 +250,7 @@ class _Bench:
             memory = mmap.mmap(file.fileno(), size + skip, flags, mmap.PROT_READ, offset=operand.offset - skip)
         array = np.frombuffer(memory, np.uint8, size, skip).view(operand.dtype).reshape(operand.shape)
         if array.ctypes.data % 64:
-            return self._copy(array)
+            return self._aligned(array)
         return _writable(array)
 
 

@@ -29,6 +29,13 @@ def empty(shape: Sequence[int], dtype: str) -> NDArray[Any]:
     return raw.view(dtype).reshape(shape)
 
 
+def aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy at such a boundary."""
+    copy = empty(array.shape, str(array.dtype))
+    copy[...] = array
+    return copy
+
+
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
 
@@ -118,17 +125,3 @@ def _tensor(array: NDArray[Any], alignment: int = ALIGNMENT) -> Any:
 def _alignment(buffer: Buffer) -> int:
     """Of what a buffer's kernels expect: a piece of a row-major whole may begin at any element."""
     return ALIGNMENT if buffer.offset % ALIGNMENT == 0 else np.dtype(buffer.dtype).itemsize
-
-
-def run_all(executor: Executor, inputs: Sequence[NDArray[Any]], batch: int, version: int = 0) -> list[NDArray[Any]]:
-    """The whole model once, on copies; `version` is taken modulo each layer's count."""
-    manifest = executor.manifest
-    aligned = []
-    for array, port in zip(inputs, manifest.rooms, strict=True):
-        copy = empty(array.shape, port.dtype)
-        copy[...] = array
-        aligned.append(copy)
-    outputs = [empty(port.at(batch), port.dtype) for port in manifest.outputs]
-    run = executor.bind(batch, aligned, outputs)
-    run.block(0, [version % len(layer.versions) for layer in manifest.layers])()
-    return outputs

@@ -16,7 +16,7 @@ from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.library import machine_code
 from veltair.compiler.reference import packed, reference, unpacked
 from veltair.machine import features, tvm_target
-from veltair.profiles.executor import empty, permit_tiles
+from veltair.profiles.executor import aligned, empty, permit_tiles
 
 LESSER = {
     "haswell": frozenset({"avx2"}),
@@ -43,12 +43,6 @@ def call(
     outputs = [empty(t.at(batch), t.dtype) for t in spec.outputs]
     library["main"](*[tvm_ffi.from_dlpack(a) for a in (*arrays, *outputs)])
     return outputs
-
-
-def aligned(array: NDArray[Any]) -> NDArray[Any]:
-    copy = empty(array.shape, str(array.dtype))
-    copy[...] = array
-    return copy
 
 
 def worst_error(

@@ -19,7 +19,7 @@ from veltair.compiler.library import machine_code
 from veltair.compiler.lower import lower
 from veltair.compiler.onnx_model import load
 from veltair.machine import features, tvm_target
-from veltair.profiles.executor import empty, permit_tiles
+from veltair.profiles.executor import aligned, empty, permit_tiles
 
 Arrays = dict[str, NDArray[Any]]
 random = np.random.default_rng(3)
@@ -84,10 +84,6 @@ def run(
 
     for _ in range(2):  # the second run finds what the first one left in the arena
         for layer, kernel in zip(graph.layers, kernels, strict=True):
-            weights = []
-            for weight in kernel.weights:
-                copy = empty(weight.shape, str(weight.dtype))
-                copy[...] = weight
-                weights.append(tvm_ffi.from_dlpack(copy))
+            weights = [tvm_ffi.from_dlpack(aligned(weight)) for weight in kernel.weights]
             libraries[layer.symbol][layer.symbol](*map(view, layer.inputs), *weights, *map(view, layer.outputs))
     return outputs, [layer.op for layer in graph.layers]

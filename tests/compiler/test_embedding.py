@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from kernels import LESSER, aligned, need
+from kernels import LESSER, need
 from numpy.typing import NDArray
 
 from veltair.compiler.embedding import families, reference
@@ -23,7 +23,7 @@ from veltair.compiler.embedding.rows import STORAGES, floats, stored
 from veltair.compiler.embedding.slc import Program
 from veltair.compiler.ir import Activation
 from veltair.machine import tvm_target
-from veltair.profiles.executor import empty
+from veltair.profiles.executor import aligned, empty
 
 Array = NDArray[Any]
 random = np.random.default_rng(5)

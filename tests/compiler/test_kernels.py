@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernels import LESSER, aligned, call, need, untouched_halo, worst_error
+from kernels import LESSER, call, need, untouched_halo, worst_error
 
 from veltair.compiler.ir import Activation, Halo, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine import features
+from veltair.profiles.executor import aligned
 
 FP32, BF16 = ("float32", 16, 1e-4), ("uint16", 32, 1.5e-2)
 needs_amx = pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX bfloat16 tiles")

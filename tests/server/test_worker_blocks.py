@@ -19,7 +19,7 @@ from veltair.machine import machine
 from veltair.profiles import artifact as artifact_store
 from veltair.profiles.block_runner import Watch
 from veltair.profiles.core_pool import CorePool
-from veltair.profiles.executor import Executor, Run, empty, run_all
+from veltair.profiles.executor import Executor, Run, aligned, empty
 from veltair.server.messages import BlockBroke, BlockDone, Loaded
 
 from .conftest import SPIN_LAYERS as LAYERS
@@ -53,6 +53,12 @@ def chain(executor: Executor, turns: int, seed: int) -> tuple[Run, np.ndarray]:
     return executor.bind(1, inputs, [output]), output
 
 
+def run_all(executor: Executor, x: np.ndarray, version: int = 0) -> np.ndarray:
+    output = empty((len(x), MLP[-1]), "float32")
+    executor.bind(len(x), [aligned(x)], [output]).block(0, [version] * len(executor.manifest.layers))()
+    return output
+
+
 def mlp(artifacts: Path, x: np.ndarray) -> np.ndarray:
     flat, at = np.fromfile(artifacts / "mlp" / "weights.bin", np.float32), 0
     for rows, columns in pairwise(MLP):
@@ -67,13 +73,12 @@ def test_any_cut_into_blocks_gives_what_the_model_gives(artifacts: Path, pool: C
     for batch in (1, 3, 7, 8):
         x = RNG.standard_normal((batch, MLP[0]), np.float32)
         for cuts in ([0, 3], [0, 1, 3], [0, 2, 3], [0, 1, 2, 3]):
-            aligned, output = empty(x.shape, "float32"), empty((batch, MLP[-1]), "float32")
-            aligned[...] = x
-            run = executor.bind(batch, [aligned], [output])
+            output = empty((batch, MLP[-1]), "float32")
+            run = executor.bind(batch, [aligned(x)], [output])
             for start, stop in pairwise(cuts):
                 run.block(start, RNG.integers(0, 2, stop - start).tolist())()
             np.testing.assert_allclose(output, mlp(artifacts, x), rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(run_all(executor, [x], batch, version=1)[0], mlp(artifacts, x), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(run_all(executor, x, version=1), mlp(artifacts, x), rtol=1e-4, atol=1e-4)
 
 
 def test_a_block_keeps_all_that_it_needs(artifacts: Path) -> None:
@@ -155,7 +160,7 @@ def test_two_threads_may_run_kernels_at_once(artifacts: Path, pool: CorePool) ->
         x = np.random.default_rng(id(executor)).standard_normal((5, MLP[0]), np.float32)
         together.wait()
         for _ in range(200):
-            np.testing.assert_allclose(run_all(executor, [x], 5)[0], mlp(artifacts, x), rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(run_all(executor, x), mlp(artifacts, x), rtol=1e-4, atol=1e-4)
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(run, executors))
