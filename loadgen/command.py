@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--find-peak", action="store_true", help="search the highest load at which every tenant's QoS holds"
     )
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs per probe of --find-peak, most must hold (default 3)")
+    parser.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="runs per probe of --find-peak, most must hold (default 3)"
+    )
     parser.add_argument(
         "--engine",
         choices=("builtin", "mlperf"),
