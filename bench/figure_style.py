@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ COLOURS = {
 }
 CYCLE = tuple(COLOURS.values())
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # a second sign beside the colour
+Data = dict[str, Any]  # what a figure shows
+
 WIDTH, HEIGHT = 4.0, 3.0  # inches of one panel
 
 _STYLE: Mapping[str, Any] = {
@@ -74,3 +76,10 @@ def save(fig: Figure, name: str, data: Mapping[str, Any], folder: Path = FIGURES
     from matplotlib import pyplot
 
     pyplot.close(fig)
+
+
+def by_policy(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for point in points:
+        found.setdefault(point["policy"], []).append(point)
+    return found

@@ -17,14 +17,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
+from veltair.compiler import frontier
 from veltair.scheduler.costs import SOLO, Costs, level_grid
-from veltair.simulate import machines, profiles
+from veltair.simulate import layers, machines, profiles
 from veltair.simulate.calibration import calibrate
 from veltair.simulate.peak import Probe, find_peak, probe
 from veltair.simulate.proxy_fit import CounterFit, Sample
 from veltair.simulate.run import Simulation
 from veltair.simulate.scenario import Load, Scenario, TenantLoad, read_scenario
+from veltair.simulate.tilings import tilings
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE = "threadripper-3990x"  # the paper's
@@ -128,6 +131,37 @@ def version_counts(workload: str = "mix") -> dict[int, int]:
         for of_layer in by_batch[0].versions:
             counts[len(of_layer)] = counts.get(len(of_layer), 0) + 1
     return counts
+
+
+def version_losses(allowed: Sequence[float]) -> tuple[dict[str, list[float]], list[dict[int, int]]]:
+    """What fewer code versions than one for each pressure cost the layers of all models that carry products, each on
+    the cores that its model needs alone: the mean loss of one to five versions at each pressure, and for each allowed
+    loss how many layers need so many versions. One alone is the fastest without pressure.
+    """
+    simulation = _simulation("mix", 0.95, 5, 1.0)
+    losses: dict[str, list[NDArray[np.float64]]] = {str(count): [] for count in range(1, 6)}
+    needed: list[dict[int, int]] = [{} for _ in allowed]
+    for tenant in simulation.scenario.tenants:
+        costs = costs_of(simulation, tenant.model)
+        cores, _ = costs.cores_for(SOLO, 0, costs.layers, tenant.target_ns)
+        for shape in layers.load(tenant.model).layers:
+            if shape.m:
+                times = profiles.pressed_ns(shape, tilings(shape, simulation.model, cores), simulation.model)
+                _of_layer(times[:, :, cores - 1], losses, zip(allowed, needed, strict=True))
+    return {count: np.mean(each, axis=0).tolist() for count, each in losses.items()}, needed
+
+
+def _of_layer(
+    times_ns: NDArray[np.float64], losses: Mapping[str, list[Any]], needed: Iterable[tuple[float, dict[int, int]]]
+) -> None:
+    """`times_ns`: (candidates, pressures)."""
+    best, ten = times_ns.min(axis=0), times_ns[sorted(set(times_ns.argmin(axis=0).tolist()))]
+    for count, found in losses.items():
+        kept = times_ns[[times_ns[:, 0].argmin()]] if count == "1" else ten[frontier.eliminate(ten, int(count))]
+        found.append(kept.min(axis=0) / best - 1)
+    for loss, counts in needed:
+        least = len(frontier.prune(ten, max_loss=loss))
+        counts[least] = counts.get(least, 0) + 1
 
 
 def offered_qps(workload: str) -> float:

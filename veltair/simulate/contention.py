@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf, log, sqrt
+from math import inf, log
 
 import numpy as np
 
@@ -52,7 +52,6 @@ class Contention:
         self._front_new = False  # it has turned to it since `changed` was last called
         self._front_core = 0  # where it goes when all cores are held
         self._halved: int | None = None  # the query that shares its core with the front end
-        self._spawn_sigma = sqrt(2 * log(model.spawn_mean_ns / model.spawn_median_ns))
 
     def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, *, grown: bool) -> float:
         if block.query in self.running:
@@ -65,7 +64,7 @@ class Contention:
         self._stirred.update(shares)
         if not grown:
             return 0.0
-        return float(self._rng.lognormal(log(self.model.spawn_median_ns), self._spawn_sigma))
+        return float(self._rng.lognormal(log(self.model.spawn_median_ns), self.model.spawn_sigma))
 
     def _shares(self, core_set: CoreSet) -> dict[int, float]:
         known = self._shares_of.get(core_set)

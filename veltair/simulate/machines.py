@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
+from math import log, sqrt
 from pathlib import Path
 from typing import Annotated
 
@@ -63,6 +64,11 @@ class MachineModel:
             raise ConfigError(f"machine {self.name}: expected 1 to {self.cores} cores, got {count}")
         starts = range(0, count, self.domain_cores)
         return Machine(tuple(tuple(range(i, min(i + self.domain_cores, count))) for i in starts))
+
+    @property
+    def spawn_sigma(self) -> float:
+        """Of the logarithm of what a growth takes."""
+        return sqrt(2 * log(self.spawn_mean_ns / self.spawn_median_ns))
 
     @property
     def vector_flops(self) -> float:

@@ -111,10 +111,14 @@ def _layer(shape: LayerShape, machine: MachineModel, cores: int, known: dict[tup
     key = tuple(getattr(shape, field) for field in LayerShape.__dataclass_fields__ if field != "name")
     if key not in known:
         candidates = tilings(shape, machine, cores)
-        work = _work("", [(shape, candidates, range(len(candidates.points)))])
-        times = [under_pressure_ns(work, pressure, machine)[:, 0] for pressure in PRESSURES]
-        known[key] = _Layer(shape, candidates, np.stack(times).transpose(2, 0, 1))
+        known[key] = _Layer(shape, candidates, pressed_ns(shape, candidates, machine))
     return known[key]
+
+
+def pressed_ns(shape: LayerShape, candidates: Tilings, machine: MachineModel) -> Table:
+    """(candidates, pressures, cores): what a layer takes under each of PRESSURES."""
+    work = _work("", [(shape, candidates, range(len(candidates.points)))])
+    return np.stack([under_pressure_ns(work, pressure, machine)[:, 0] for pressure in PRESSURES]).transpose(2, 0, 1)
 
 
 def _work(model: str, chosen_of: Sequence[tuple[LayerShape, Tilings, Sequence[int]]]) -> ModelWork:
