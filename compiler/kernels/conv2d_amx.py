@@ -42,6 +42,7 @@ FLAT_STRIDE = 2  # greatest stride of "flat" mode: what is thrown away grows wit
 FEW = 8  # stacks up to which reading the weights takes long beside their use
 BLOCK = 32  # output channels of a block of the layout: two tiles
 COPIED_BYTES = 1 << 20  # of inputs in the order of outputs, at most: they stay in L2 until they are used
+COPIED_STACKS = 2  # of a kernel with several taps: up to 10 % faster up to here, 20 to 60 % slower with more
 AHEAD_STEPS = 64  # of the weights that are prefetched where each is read once
 LATE_STEPS = 16  # last ones of a long reduction, in which sums are finished: their lines are still in L1 when the next
 # sums are stored there, and stores that miss it wait for one another (a sixth of the time of 72 steps)
@@ -192,7 +193,8 @@ class Conv2dAmx:
 
         configuration = tile_configuration()
         function = primitive([*spec.inputs, weight, bias, configuration, *spec.outputs], body)
-        taken = each * outputs * sh * sw * x.block * depth * 2
+        reads = kh * columns if cover.mode == "dense" else sh * sw  # inputs of an output, of all lanes of a block
+        taken = each * outputs * reads * x.block * depth * 2
         block_size = taken + channels * weight[0].nbytes + each * outputs * unit * channels * 2
         return Kernel(function, (weight, bias, configuration), block_size, groups * chunks * 4)
 
@@ -206,7 +208,8 @@ def _modes(spec: LayerSpec) -> list[str]:
     whole = ["flat", "row"] if sh == sw <= FLAT_STRIDE and covers["flat"].serves() else ["row"]
     least = min(covers[mode].stacks for mode in whole)
     found = [mode for mode in whole if covers[mode].stacks <= 1.5 * least]
-    if kh * kw == 1 < sh * sw:
+    dense = covers["dense"]
+    if sh * sw > 1 and (kh * kw == 1 or dense.stacks <= min(COPIED_STACKS, least - 1)):
         found.insert(0, "dense")
     found.sort(key=lambda mode: covers[mode].stacks)
     tall = covers["tall"]

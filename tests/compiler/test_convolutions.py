@@ -175,7 +175,7 @@ def bare(spec: LayerSpec, activation: str = "none") -> LayerSpec:
         pytest.param("flat row", tiles((33, 64), (14, 14), 3, residual=True, batch=2), id="residual of another halo"),
         pytest.param("flat tall", tiles((256, 40), (7, 7), 3, residual=True), id="many steps"),
         pytest.param("row", tiles((70, 40), (9, 27), 3, stride=2), id="stride"),
-        pytest.param("flat row tall", tiles((40, 70), (13, 13), 3, stride=2, batch=2), id="copied inputs in one stack"),
+        pytest.param("dense flat row tall", tiles((40, 70), (13, 13), 3, stride=2, batch=2), id="copied inputs"),
         pytest.param("dense flat row", tiles((64, 96), (14, 14), 1, stride=2, batch=2), id="pointwise with stride"),
         pytest.param("dense flat", bare(tiles((64, 96), (7, 9), 1, stride=2)), id="fewer outputs than a pair, copied"),
         pytest.param("row", tiles((3, 40), (23, 37), 7, stride=2), id="image"),

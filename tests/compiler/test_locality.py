@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -136,10 +137,28 @@ def attention(dtype: str) -> LayerSpec:
     return LayerSpec("a", "attention", (x,), (y,), a, {}, 0)
 
 
+def products(rows: int, depth: int, width: int) -> LayerSpec:
+    """Of two computed sides, the right one turned."""
+    a = {"left_order": (0, 1, 2), "right_order": (0, 2, 1), "scale": 1.0, "activation": "none"}
+    sides = (Activation("a", "uint16", (-3, rows, depth)), Activation("b", "float32", (-3, width, depth)))
+    y = Activation("y", "float32", (-3, rows, width))
+    return LayerSpec("p", "batched_matmul_bf16", sides, (y,), a, {"bias": np.zeros(width, np.float32)}, 0, max_batch=4)
+
+
+def grouped(shuffled: bool) -> LayerSpec:
+    spec = conv("conv2d", "float32", (128, 128), 14, 3)
+    weights = {**spec.weights, "weight": spec.weights["weight"][:, :32]}
+    return replace(spec, attributes={**spec.attributes, "groups": 4, "shuffled": shuffled}, weights=weights)
+
+
 LAYERS = {
     "1x1": conv("conv2d", "float32", (64, 128), 14, 1),
     "3x3": conv("conv2d", "float32", (48, 64), 13, 3),
     "5x5 stride 2": conv("conv2d", "float32", (16, 32), 15, 5, stride=2),
+    "groups": grouped(shuffled=False),
+    "groups, shuffled": grouped(shuffled=True),
+    "amx products": products(48, 64, 96),
+    "amx products, odd, batch": products(9, 24, 9),
     "depthwise": conv("depthwise_conv2d", "float32", (64, 64), 14, 3),
     "amx 1x1": conv("conv2d_amx", "uint16", (64, 128), 14, 1, block=32),
     "amx 3x3": conv("conv2d_amx", "uint16", (64, 64), 14, 3, block=32),
