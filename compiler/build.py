@@ -87,6 +87,7 @@ def compile_model(
         graph = lower(model, chosen, front, kept)
         batches = batch_sizes(graph.max_batch)
         known = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
+        known |= front.bounds if front else {}
         bounds: Bounds = known | {view: known[base] for view, base in graph.views.items() if base in known}
         target, environment = machine.tvm_target(used), machine.environment()
         setting = Setting(target, used, environment.cpu, chosen, batches[len(batches) // 2], bounds, SPACES)

@@ -40,6 +40,7 @@ class Lowering:
         self.known = {
             port.name: Activation(port.name, port.dtype, port.shape) for port in model.inputs
         }  # every tensor in the layout that it was made in
+        self.given = set(self.known)  # tensors that are there before the first node
         self.layers: list[LayerSpec] = []
         self.views: dict[str, str] = {}
         self.slices: dict[str, Slice] = {}
@@ -54,6 +55,10 @@ class Lowering:
         self.features = features
         for spec in layers:
             self.emit(spec)
+            (made,), shape = spec.outputs, self.shape_of(spec.name)
+            if made.name != spec.name:
+                self.add_view(replace(made, name=spec.name, shape=shape), made.name)
+            self.given.add(spec.name)
 
     # Tensors.
 

@@ -39,6 +39,7 @@ from veltair.types import CoreSet
 
 Arrays = list[NDArray[Any]]
 SEED = 0
+NUMBERS = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(int32)": "int32"}  # ONNX Runtime's names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -210,7 +211,9 @@ def _compared(
         arrays = [empty(port.at(batch), port.dtype) for port in manifest.rooms]
         fill(manifest, arrays, feeds | raw, batch)
         if front:
-            given = columns_of(front.description, raw, front.tables) | raw
+            given = raw | columns_of(
+                front.description, raw, front.tables
+            )  # what a column gives may have its feature's name
             feeds |= {
                 value.name: _fed(value, given[value.name]) for value in session.get_inputs() if value.name in given
             }
@@ -285,9 +288,12 @@ def _session(model: Path) -> Any:
 
 
 def _fed(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:
-    """As ONNX Runtime takes an input: text as objects, a value a row in one dimension or two."""
-    array = np.array([text.decode() for text in given.tolist()], object) if isinstance(given, Strings) else given
-    return array.reshape(-1) if len(value.shape) == 1 else array.reshape(len(given), -1)
+    """As ONNX Runtime takes an input: in its shape, text as objects, numbers in its type."""
+    if isinstance(given, Strings):
+        array = np.array([text.decode() for text in given.tolist()], object)
+    else:
+        array = given.astype(NUMBERS[value.type])
+    return array.reshape(len(given), *value.shape[1:])
 
 
 def _draw(port: Port, batch: int, rng: np.random.Generator) -> NDArray[Any]:

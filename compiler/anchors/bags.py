@@ -68,22 +68,21 @@ def bag_at(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Bag |
     return replace(alone, reduction=user) if reduced(user, model.initializers) in ([1], [-2]) else alone
 
 
-def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> list[Bag]:
-    """The node's bag and all others of its kind that can run with it: those whose ids are inputs of the model."""
+def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser, given: set[str]) -> list[Bag]:
+    """The node's bag and all others of its kind that can run with it: those whose ids are `given`, like inputs."""
     bag = bag_at(node, model, only_user)
     if bag is None:
         return []
-    inputs = {port.name for port in model.inputs}
-    if bag.ids.name not in inputs:
+    if bag.ids.name not in given:
         return [bag]
-    gathers = (n for n in model.nodes if n.op_type == "Gather" and n.input[1] in inputs)
+    gathers = (n for n in model.nodes if n.op_type == "Gather" and n.input[1] in given)
     found = (bag_at(other, model, only_user) for other in gathers)
     return [other for other in found if other is not None and other.kind == bag.kind]
 
 
 def bags(node: onnx.NodeProto, lowering: Lowering) -> bool:
     """All bags of one kind as one layer; the others' nodes count as done when they are met."""
-    bags = bags_with(node, lowering.model, lowering.only_user)
+    bags = bags_with(node, lowering.model, lowering.only_user, lowering.given)
     if not bags:
         return False
     (count, lookups), width = bags[0].shape, bags[0].width

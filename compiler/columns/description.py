@@ -16,13 +16,14 @@ from veltair.compiler.columns.tables import Count, Name, Small, Table
 Interval = tuple[int, int]  # [low, high)
 MAX_BYTES = 256  # room for a row's text where nothing is said
 
-STEPS = ("hash", "boundaries", "vocabulary", "identity", "number")
+INDICES = ("hash", "boundaries", "vocabulary", "identity")  # steps that give the index of a row, or an id
+STEPS = (*INDICES, "number", "length", "mask")
 # What each kind of feature may go through; a float or dense feature without a step is passed on as it is.
 ALLOWED = {
-    "int": ("hash", "boundaries", "vocabulary", "identity"),
+    "int": ("hash", "boundaries", "vocabulary", "identity", "length", "mask"),
     "float": ("boundaries", "copy"),
     "string": ("hash", "vocabulary", "number"),
-    "tokens": ("hash", "vocabulary", "number"),
+    "tokens": ("hash", "vocabulary", "number", "length", "mask"),
     "dense": ("copy",),
 }
 
@@ -85,16 +86,30 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     parts: tuple[Part, ...] = ()  # vocabulary: looked up is what these make together; default: the feature's text
     identity: Count | None = None  # ids below this
     number: Literal[True] | None = None
+    length: Literal[True] | None = None  # how many values a row has
+    mask: Literal[True] | None = None  # 1 for each of them, 0 for each that may follow
     default: Annotated[int, msgspec.Meta(ge=-(1 << 30), lt=(1 << 31) - 1)] = -1  # for any other key
     guards: tuple[Guard, ...] = ()
-    table: str | None = None
-    combiner: Literal["none", "sum", "mean", "sqrtn"] | None = None
+    table: str | None = None  # none: the index itself is passed on, as an id
+    first_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 30)] = 0  # what is added to it
+    pad: Annotated[int, msgspec.Meta(ge=-(1 << 30), lt=1 << 31)] = 0  # the id where there is no value, or no index
+    combiner: Literal["none", "sum", "mean", "sqrtn", "sequence"] | None = None
     empty_row: Annotated[int, msgspec.Meta(ge=0)] | None = None  # stands in where nothing is left; default: zeros
 
     @property
     def step(self) -> str:
         """One of STEPS, or "copy"."""
         return next((step for step in STEPS if getattr(self, step) is not None), "copy")
+
+    @property
+    def ids(self) -> bool:
+        """Whether it gives whole numbers, for a model that has the tables itself."""
+        return self.table is None and self.step in INDICES
+
+    @property
+    def counts(self) -> bool:
+        """Whether it gives small numbers, of any type."""
+        return self.step in ("length", "mask")
 
 
 def reads(column: Column) -> tuple[str, ...]:
@@ -103,7 +118,8 @@ def reads(column: Column) -> tuple[str, ...]:
 
 
 class Joined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An input of the ONNX model, (B, sum of widths): the outputs of these columns side by side."""
+    """An input of the ONNX model, (B, sum of widths), or in other dimensions: the outputs of these columns side by
+    side."""
 
     name: Name
     columns: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -131,7 +147,12 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def width(self, column: Column) -> int:
         """Numbers that a column puts into its input for each row."""
-        table = self.table(column)
+        table, feature = self.table(column), self.feature(column)
+        steps = (feature.values or 1) if column.combiner == "sequence" or column.step == "mask" else 1
         if table is not None:
-            return table.dim
-        return self.feature(column).width if column.step == "copy" else 1
+            return steps * table.dim
+        return feature.width if column.step == "copy" else steps
+
+    def gives_ids(self, joined: Joined) -> bool:
+        """Whether an input is of whole numbers: where all its columns can be."""
+        return all(column.ids or column.counts for column in self.columns if column.name in joined.columns)

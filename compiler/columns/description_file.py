@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from veltair.compiler.columns.description import ALLOWED, STEPS, Column, Description, Feature, Joined
+from veltair.compiler.columns.description import ALLOWED, INDICES, STEPS, Column, Description, Feature, Joined
 from veltair.compiler.columns.tables import Table, beside
 from veltair.errors import ModelError
 
@@ -67,6 +67,13 @@ def parse(raw: dict[str, Any], path: Path) -> Description:
     joined_names = {name for joined in inputs for name in joined.columns}
     if strange := sorted(joined_names - named):
         raise ModelError(f"{path}: inputs: columns: there is no column {strange[0]!r}")
+    of = {c.name: c for c in read}
+    for joined in inputs:
+        members = [of[name] for name in joined.columns]
+        number = next((c for c in members if not c.ids and not c.counts), None)
+        if number is not None and (ids := next((c for c in members if c.ids), None)) is not None:
+            what = f"column {ids.name!r} gives ids (it has no table), {number.name!r} numbers"
+            raise ModelError(f"{path}: input {joined.name!r}: {what}")
     if idle := sorted(named - joined_names):
         raise ModelError(f"{path}: column {idle[0]!r}: no input joins it")
     return Description(features=features, tables=tables, columns=read, inputs=inputs, path=path)
@@ -132,10 +139,14 @@ def _check_column(column: Column, feature: Feature, table: Table | None, where: 
         expected = ", ".join(key for key in allowed if key != "copy") or "no step"
         got = "none" if step == "copy" else step
         raise ModelError(f"{where}: a {feature.kind} feature goes through {expected}; got {got}")
-    if (table is None) != (step in ("copy", "number")):
-        raise ModelError(f"{where}: table: " + (f"{step} needs one" if table is None else f"{step} reads none"))
-    if table is None and (column.guards or column.empty_row is not None):
-        raise ModelError(f"{where}: guards, empty_row: only an index has them")
+    if table is not None and step not in INDICES:
+        raise ModelError(f"{where}: table: {step} reads none")
+    if column.guards and step not in INDICES:
+        raise ModelError(f"{where}: guards: only an index has them")
+    if column.empty_row is not None and table is None:
+        raise ModelError(f"{where}: empty_row: only rows of a table have one")
+    if (column.pad or column.first_id) and not column.ids:
+        raise ModelError(f"{where}: pad, first_id: only ids have them, which columns without a table give")
     if table is not None and column.empty_row is not None and column.empty_row >= table.rows:
         raise ModelError(f"{where}: empty_row: table {table.name!r} has {table.rows} rows, got {column.empty_row}")
     if (column.oov and step != "vocabulary") or (column.oov and column.default != -1):
@@ -152,11 +163,7 @@ def _check_column(column: Column, feature: Feature, table: Table | None, where: 
         _unique([str(key) for key in keys], "vocabulary", Path(where))
         if len(keys) + column.oov >= 1 << 31:
             raise ModelError(f"{where}: oov: beyond 31 bits")
-    many = feature.values is None or feature.values > 1
-    if column.combiner == "none" and many and step != "copy":
-        raise ModelError(f"{where}: combiner: several values a row need sum, mean or sqrtn")
-    if step == "copy" and column.combiner not in (None, "none"):
-        raise ModelError(f"{where}: combiner: values that are passed on have none")
+    _check_combiner(column, feature, where)
     for place, guard in enumerate(column.guards):
         if (guard.replace is None) == (guard.remove is None):
             raise ModelError(f"{where}: guards[{place}]: expected one of replace and remove")
@@ -167,6 +174,20 @@ def _check_column(column: Column, feature: Feature, table: Table | None, where: 
             raise ModelError(f"{where}: guards[{place}]: value: beyond 31 bits")
 
 
+def _check_combiner(column: Column, feature: Feature, where: str) -> None:
+    many, given = feature.values is None or feature.values > 1, column.combiner
+    if given == "sequence" and column.step not in INDICES:
+        raise ModelError(f"{where}: combiner: only rows and ids make a sequence")
+    if (given == "sequence" or column.step == "mask") and feature.values is None:
+        raise ModelError(f"{where}: feature {feature.name!r} needs truncate: the length of a sequence")
+    if column.ids and many and given != "sequence":
+        raise ModelError(f'{where}: combiner: several ids a row are passed on as a "sequence"; or table is missing')
+    if given == "none" and many and column.step != "copy":
+        raise ModelError(f"{where}: combiner: several values a row need sum, mean, sqrtn or sequence")
+    if given not in (None, "none", "sequence") and (column.step == "copy" or column.ids or column.counts):
+        raise ModelError(f"{where}: combiner: values that are passed on have none")
+
+
 def _check_parts(column: Column, features: Mapping[str, Feature], where: str) -> None:
     own = features[column.feature]
     if column.parts and (column.step != "vocabulary" or column.oov or not own.textual):
@@ -175,7 +196,7 @@ def _check_parts(column: Column, features: Mapping[str, Feature], where: str) ->
         key = f"{where}: parts[{place}]"
         if (part.feature is None) == (part.text is None):
             raise ModelError(f"{key}: expected one of feature and text")
-        kind = features[part.feature].kind if part.feature in features else None
+        kind = features[part.feature].kind if part.feature is not None and part.feature in features else None
         if part.feature is not None and kind != "string" and part.feature != own.name:
             raise ModelError(f"{key}: feature: expected a string, or tokens of the column's own, got {part.feature!r}")
         if own.kind == "tokens" and part.feature not in (None, own.name):

@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.columns import text
 from veltair.compiler.columns.hashing import fingerprint, held, remainder, u64, word
 from veltair.compiler.columns.plan import ABSENT, PART_KINDS, Field, PartField
-from veltair.compiler.kernels.emit import LANES, Expr, lanes, when
+from veltair.compiler.kernels.emit import LANES, Expr, lanes, splat, vector, when, whole
 
 GANG = 4  # vectors of rows that are compared with a boundary together
 COUNTED = 512  # boundaries; more are searched instead
@@ -40,7 +40,7 @@ class Indices:
     def __init__(self, work: Work) -> None:
         self.work = work
 
-    def field(self, column: Expr, field: Field, dtype: str = "int32") -> Expr:
+    def field(self, column: Expr, field: Field | PartField, dtype: str = "int32") -> Expr:
         return held(T.cast(self.work.buffers["columns"][column, int(field)], dtype))
 
     def missing(self, column: Expr, value: Expr) -> Expr:
@@ -91,6 +91,30 @@ class Indices:
         with found as (start, length), when(T.Or(T.Not(drops), length > 0)):
             T.buffer_store(kept, kept[0] + 1, [0])
             yield start, length
+
+    @contextmanager
+    def values(self, column: Expr, kind: str, step: str, row: Expr, out: Any) -> Iterator[None]:
+        """Code for each value of a row that is there, with its guarded index in `out`; no step: none is looked for."""
+
+        def guard() -> None:
+            with T.serial(0, self.field(column, Field.GUARDS)) as i:
+                number = held(self.field(column, Field.GUARD) + i)
+                T.buffer_store(out, self.guarded(number, out[0], 1), [0])
+
+        if kind == "int":
+            with T.serial(0, self.field(column, Field.WIDTH)) as place:
+                value = held(self.work.buffers["ints"][self.at(column, row, place)])
+                with when(T.Not(self.missing(column, value))):
+                    if step:
+                        self.of_int(column, step, value, out)
+                        guard()
+                    yield
+            return
+        with self.texts(column, kind, row) as (begin, size):
+            if step:
+                self.of_text(column, step, row, begin, size, out)
+                guard()
+            yield
 
     def of_int(self, column: Expr, step: str, value: Expr, out: Any) -> None:
         if step == "identity":
@@ -200,18 +224,12 @@ class Indices:
         origin = self.at(column, work.start)
 
         odd = self.field(column, Field.DEFAULT)
-        magnitude_bits, infinity = T.uint32(0x7FFFFFFF), T.uint32(0x7F800000)
 
         def none(x: Expr, count: int) -> Expr:
             """Whether it is NaN, and NaN has a bucket of its own. By its bits: TVM takes x != x for false."""
 
-            def all_(value: Expr) -> Expr:
-                return T.broadcast(value, count) if count > 1 else value
-
-            magnitude = T.bitwise_and(
-                T.reinterpret(f"uint32x{count}" if count > 1 else "uint32", x), all_(magnitude_bits)
-            )
-            return T.And(magnitude > all_(infinity), all_(odd >= 0))
+            magnitude = T.bitwise_and(T.reinterpret(vector("uint32", count), x), whole(0x7FFFFFFF, count))
+            return T.And(magnitude > whole(0x7F800000, count), splat(odd >= 0, count))
 
         def numbers(row: Expr) -> Expr:
             found = values[lanes(origin + T.cast(row, "int64"))]
@@ -222,14 +240,14 @@ class Indices:
             acc = T.alloc_buffer((len(rows) * LANES,), "int32", scope="global")
             places = [lanes(v * LANES) for v in range(len(rows))]
             for place in places:
-                T.buffer_store(acc, T.broadcast(T.int32(0), LANES), [place])
+                T.buffer_store(acc, splat(T.int32(0)), [place])
             with T.serial(0, size) as i:
-                edge = held(T.broadcast(edges[first + i], LANES))
+                edge = held(splat(edges[first + i]))
                 for place, x in zip(places, xs, strict=True):
-                    more = T.Select(x < edge, T.broadcast(T.int32(0), LANES), T.broadcast(T.int32(1), LANES))
+                    more = T.Select(x < edge, splat(T.int32(0)), splat(T.int32(1)))
                     T.buffer_store(acc, acc[place] + more, [place])
             for place, row, x in zip(places, rows, xs, strict=True):
-                T.buffer_store(out, T.Select(none(x, LANES), T.broadcast(odd, LANES), acc[place]), [lanes(base + row)])
+                T.buffer_store(out, T.Select(none(x, LANES), splat(odd), acc[place]), [lanes(base + row)])
 
         def searched(row: Expr) -> None:
             """The first boundary that the number is below, by halves."""
@@ -262,9 +280,6 @@ class Indices:
         removes, low, high, value = (held(self.work.buffers["guards"][guard, place]) for place in range(4))
         instead = held(T.Select(removes == 1, T.int32(ABSENT), value))
 
-        def all_(number: Expr) -> Expr:
-            return T.broadcast(number, count) if count > 1 else number
-
         index = held(index)
-        outside = T.Or(index < all_(low), index >= all_(high))
-        return T.Select(T.And(outside, index != all_(T.int32(ABSENT))), all_(instead), index)
+        outside = T.Or(index < splat(low, count), index >= splat(high, count))
+        return T.Select(T.And(outside, index != splat(T.int32(ABSENT), count)), splat(instead, count), index)

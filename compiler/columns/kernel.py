@@ -32,10 +32,12 @@ WIDEST = 128  # of those
 INDEX_BYTES = 4
 
 
-def layer(description: Description, joined: Joined, max_batch: int, store: Store | None = None) -> LayerSpec:
+def layer(
+    description: Description, joined: Joined, max_batch: int, store: Store | None = None, dtype: str = "float32"
+) -> LayerSpec:
     """The layer that gives an input (B, width) of the model from the banks of raw features that its columns read.
 
-    store: of all the description's tables; made where none is given. Raises ModelError.
+    store: of all the description's tables; made where none is given. dtype: int64 or int32 of ids. Raises ModelError.
     """
     place, store = Layout.of(description), store or Store.of(description)
     found = plan(description, joined, store)
@@ -55,7 +57,7 @@ def layer(description: Description, joined: Joined, max_batch: int, store: Store
     if found.storage != "fp32":
         attributes["storage"] = found.storage
     return LayerSpec(
-        joined.name, "columns", inputs, (Activation(joined.name, "float32", (-1, found.width)),), attributes,
+        joined.name, "columns", inputs, (Activation(joined.name, dtype, (-1, found.width)),), attributes,
         {"tables": found.tables}, found.width, max_batch,
     )  # fmt: skip
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.columns import text
 from veltair.compiler.columns.hashing import held
 from veltair.compiler.columns.indices import Indices, Work
 from veltair.compiler.columns.plan import COMBINERS, Field
-from veltair.compiler.embedding.rows import Reader, reader, row_items
+from veltair.compiler.columns.sequences import Sequences
+from veltair.compiler.columns.table_rows import TableRows, across
 from veltair.compiler.kernels.emit import LANES, Expr, lanes, splat, when
-
-HALF = 8  # floats; rows of tables are often no wider
-LINE = 64  # bytes of the cache
 
 
 class Roads:
@@ -23,6 +20,8 @@ class Roads:
 
     def __init__(self, work: Work) -> None:
         self.work, self.of = work, Indices(work)
+        self.table = TableRows(work, self.of)
+        self.sequences = Sequences(work, self.of, self.table)
         self.stride = work.rows + LANES  # the last vector may begin before the tile
         self.indices = T.alloc_buffer((work.columns * self.stride,), "int32", scope="global")
 
@@ -33,6 +32,14 @@ class Roads:
             self._each_column(self._copy)
         elif step == "number":
             self._each_column(lambda column, place: self._numbers(column, kind))
+        elif step in ("length", "mask"):
+            self._each_column(lambda column, place: self.sequences.counts(column, kind, step))
+        elif many == ["ids"] and step == "boundaries":
+            self._each_column(lambda column, place: self._bucket(column, place, kind))
+        elif many == ["ids"]:
+            self._each_column(lambda column, place: self.sequences.ids(column, kind, step))
+        elif many == ["rows"]:
+            self._each_column(lambda column, place: self.sequences.rows(column, kind, step))
         elif many:
             self._each_column(lambda column, place: self._sums(column, kind, step))
         else:
@@ -54,6 +61,13 @@ class Roads:
         self._guard(column, base)
         self._check(column, base)
 
+    def _bucket(self, column: Expr, place: Expr, kind: str) -> None:
+        """Buckets as ids."""
+        self._one(column, place, kind, "boundaries")
+        base = held(place * self.stride + LANES)
+        with T.serial(0, self.work.count) as r:
+            self.sequences.put(column, held(self.work.start + r), T.int32(0), self.indices[base + r])
+
     def _guard(self, column: Expr, base: Expr) -> None:
         with T.serial(0, self.of.field(column, Field.GUARDS)) as i:
             guard = held(self.of.field(column, Field.GUARD) + i)
@@ -66,35 +80,14 @@ class Roads:
         with when(self.of.field(column, Field.CHECKED) == 1), T.serial(0, T.ceildiv(self.work.count, LANES)) as v:
             at = lanes(base + v * LANES)
             index = held(self.indices[at])
-            rows = T.broadcast(self.of.field(column, Field.ROWS, "uint32"), LANES)
-            fill = T.broadcast(self.of.field(column, Field.FILL), LANES)
+            rows = splat(self.of.field(column, Field.ROWS, "uint32"))
+            fill = splat(self.of.field(column, Field.FILL))
             T.buffer_store(self.indices, T.Select(T.cast(index, f"uint32x{LANES}") < rows, index, fill), [at])
         if self.work.ahead:
             with when(self.of.field(column, Field.LARGE) == 1):
                 width = self.of.field(column, Field.DIM, "int64")
                 with T.serial(0, self.work.count) as row:
-                    self._fetch(self._begin(column, self.indices[base + row], width), width)
-
-    def _begin(self, column: Expr, index: Expr, width: Expr) -> Expr:
-        """The item of all tables where a row begins."""
-        items = row_items(width, self.work.buffers["tables"].dtype)
-        return held(self.of.field(column, Field.TABLE, "int64") + T.cast(index, "int64") * items)
-
-    def _row(self, begin: Expr, width: Expr) -> Reader:
-        return reader(self.work.buffers["tables"], begin, width)
-
-    def _fetch(self, begin: Expr, width: Expr) -> None:
-        tables = self.work.buffers["tables"]
-        items, line = row_items(width, tables.dtype), LINE // np.dtype(str(tables.dtype)).itemsize
-
-        def ask(item: Expr) -> None:
-            at = T.address_of(tables[item])
-            T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", at, *map(T.int32, (0, 3, 1))))
-
-        with T.serial(T.int64(0), T.ceildiv(items, T.int64(line))) as number:
-            ask(begin + number * T.int64(line))
-        if tables.dtype == "uint8":  # rows begin anywhere in a line
-            ask(begin + items - 1)
+                    self.table.fetch(self.table.begin(column, self.indices[base + row], width), width)
 
     def rows(self, dim: int) -> None:
         """Rows of the tables to the output, side by side for each row of the batch."""
@@ -102,13 +95,13 @@ class Roads:
         with T.serial(0, work.count) as row, T.serial(0, work.many) as place:
             column = held(work.first + place)
             width = T.int64(dim) if dim else self.of.field(column, Field.DIM, "int64")
-            source = self._row(self._begin(column, self.indices[place * self.stride + LANES + row], width), width)
+            source = self.table.row(column, self.indices[place * self.stride + LANES + row], width)
             target, where = self.of.field(column, Field.OUT), held(work.start + row)
 
             def piece(offset: Expr, count: int) -> None:
                 T.buffer_store(out, source(offset, count), [where, lanes(target + offset, count)])
 
-            _across(dim, width, piece)
+            across(dim, width, piece)
 
     # Several values a row.
 
@@ -123,7 +116,7 @@ class Roads:
             row = held(work.start + r)
 
             def source(index: Expr, offset: Expr, count: int) -> Expr:
-                return self._row(self._begin(column, index, width), width)(offset, count)
+                return self.table.row(column, index, width)(offset, count)
 
             def add_up() -> None:
                 def piece(offset: Expr, count: int) -> None:
@@ -133,13 +126,10 @@ class Roads:
                         T.buffer_store(acc, acc[all_] + source(ids[i], offset, count), [all_])
                     T.buffer_store(out, acc[all_], [row, lanes(target + offset, count)])
 
-                _across(0, width, piece)
+                across(0, width, piece)
                 T.buffer_store(waiting, T.int32(0), [0])
 
             def take() -> None:
-                with T.serial(0, self.of.field(column, Field.GUARDS)) as i:
-                    guard = held(self.of.field(column, Field.GUARD) + i)
-                    T.buffer_store(index, self.of.guarded(guard, index[0], 1), [0])
                 found = held(index[0])
                 proved = self.of.field(column, Field.CHECKED) == 0
                 with when(T.Or(proved, T.cast(found, "uint32") < rows)):
@@ -148,32 +138,24 @@ class Roads:
                     T.buffer_store(total, total[0] + 1, [0])
                     if work.ahead:
                         with when(self.of.field(column, Field.LARGE) == 1):
-                            self._fetch(self._begin(column, found, width), width)
+                            self.table.fetch(self.table.begin(column, found, width), width)
                     with when(waiting[0] == room):
                         add_up()
 
             T.buffer_store(waiting, T.int32(0), [0])
             T.buffer_store(total, T.int32(0), [0])
-            _across(
+            across(
                 0,
                 width,
                 lambda offset, count: T.buffer_store(out, splat(0.0, count), [row, lanes(target + offset, count)]),
             )
-            if kind == "int":
-                with T.serial(0, self.of.field(column, Field.WIDTH)) as value:
-                    number = held(work.buffers["ints"][self.of.at(column, row, value)])
-                    with when(T.Not(self.of.missing(column, number))):
-                        self.of.of_int(column, step, number, index)
-                        take()
-            else:
-                with self.of.texts(column, kind, row) as (begin, size):
-                    self.of.of_text(column, step, row, begin, size, index)
-                    take()
+            with self.of.values(column, kind, step, row, index):
+                take()
             add_up()
             with T.If(total[0] == 0):
                 with T.Then():
                     fill = self.of.field(column, Field.FILL)
-                    _across(
+                    across(
                         0,
                         width,
                         lambda offset, count: T.buffer_store(
@@ -187,7 +169,7 @@ class Roads:
                         spot = [row, lanes(target + offset, count)]
                         T.buffer_store(out, out[(*spot,)] * splat(scale, count), spot)
 
-                    _across(0, width, scaled)
+                    across(0, width, scaled)
 
     def _numbers(self, column: Expr, kind: str) -> None:
         """Tokens to numbers to their mean in one pass (AtRec IV-A)."""
@@ -220,22 +202,3 @@ class Roads:
             row = held(work.start + r)
             found = work.buffers["floats"][self.of.at(column, row, value)]
             T.buffer_store(work.buffers["out"], found, [row, self.of.field(column, Field.OUT) + value])
-
-
-def _across(dim: int, width: Expr, body: Callable[[Expr, int], None]) -> None:
-    """Code for a row's numbers in pieces (offset, how many): straight-line for a known `dim`, a loop for 0."""
-    if not dim:
-        width = held(T.cast(width, "int32"))
-        with T.serial(0, T.floordiv(width, LANES)) as piece:
-            body(held(piece * LANES), LANES)
-        done = held(T.floordiv(width, LANES) * LANES)
-        with when(width - done >= HALF):
-            body(done, HALF)
-        with T.serial(0, T.floormod(width, HALF)) as rest:
-            body(held(width - 1 - rest), 1)
-        return
-    offset = 0
-    for count in (LANES, HALF, 1):
-        while offset + count <= dim:
-            body(T.int32(offset), count)
-            offset += count

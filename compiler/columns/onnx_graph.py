@@ -64,7 +64,7 @@ class Graph:
 
     def type_of(self, name: str) -> int:
         """Of an input's elements."""
-        return self.inputs[name].type.tensor_type.elem_type
+        return int(self.inputs[name].type.tensor_type.elem_type)
 
     def error(self, node: onnx.NodeProto, what: str) -> ModelError:
         return ModelError(f"{self.path}: node {node.name!r}: operator {node.op_type}: {what}")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.columns.description import Column, Description, Feature, Joined, Part
 from veltair.compiler.columns.layout import Layout
-from veltair.compiler.columns.ranges import Map, Range, Remove, Replace, Step, proved, simplified
+from veltair.compiler.columns.ranges import Map, Range, Remove, Replace, Step, propagate, proved, simplified
 from veltair.compiler.columns.shapes import Extent, Symbols, one_value
 from veltair.compiler.columns.store import Store
 from veltair.compiler.columns.vocabulary import Vocabularies
@@ -43,10 +43,10 @@ class Field(IntEnum):
     KEY_COUNT = 5
     DEFAULT = 6  # index of what is in no vocabulary or no identity; of NaN among boundaries, -1: the last
     OOV = 7
-    TABLE = 8  # where the rows begin
+    TABLE = 8  # where the rows begin; ids: what is added to each
     ROWS = 9
     DIM = 10
-    FILL = 11  # row that is read where nothing is left
+    FILL = 11  # row that is read where nothing is left; ids: the one that stands there
     OUT = 12  # first number of the output
     CHECKED = 13  # 0: range propagation proved that no index is outside of the table
     GUARD = 14  # first guard
@@ -79,7 +79,7 @@ CASES = (None, "lower", "upper", "lower unicode", "upper unicode")
 class Group:
     """Neighbouring columns [first, first + count) that run through the same code."""
 
-    road: str  # "<kind of feature>.<step>", with ".many" where a row may have several values
+    road: str  # "<kind of feature>.<step>", with ".many" where rows of several values are added up, ".rows" or ".ids"
     dim: int
     first: int
     count: int
@@ -87,7 +87,7 @@ class Group:
     @property
     def one_row(self) -> bool:
         """Whether each value is a row of a table, and nothing is added up."""
-        return not self.road.endswith((".many", ".copy", ".number"))
+        return not self.road.endswith((".many", ".rows", ".ids", ".copy", ".number", ".length", ".mask"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
         row[Field.SOURCE], row[Field.WIDTH] = starts[feature.name][0], feature.width
         if feature.textual:
             row[Field.LETTERS], row[Field.ROOM] = starts[feature.name][1], feature.max_bytes
-        row[Field.OUT], row[Field.DIM] = outs[column.name], width_of[column.name]
+        row[Field.OUT], row[Field.DIM] = outs[column.name], width_of[column.name] if table is None else table.dim
         row[Field.MISSING] = 0 if feature.missing is False else feature.missing
         row[Field.DROPS] = feature.empty == "drop" if feature.textual else feature.missing is not False
         row[Field.LIMIT] = feature.truncate or UNLIMITED
@@ -170,6 +170,8 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
             row[Field.TABLE], row[Field.ROWS], row[Field.FILL] = store.place(column)
             row[Field.LARGE] = store.tables[table.name].nbytes > LARGE_BYTES
             row[Field.CHECKED] = not (absent_free and proved(steps, table.rows) and not _removes(steps))
+        if column.ids:
+            row[Field.TABLE], row[Field.FILL] = column.first_id, column.pad
         if column.boundaries is not None:
             row[Field.FIRST], row[Field.SIZE] = sum(map(len, edges)), len(column.boundaries)
             padded = np.full(-(-len(column.boundaries) // EDGES) * EDGES, np.inf, np.float32)
@@ -185,8 +187,10 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
             row[Field.SIZE] = column.hash or column.identity or 0
             row[Field.RECIPROCAL] = np.uint64(((1 << 64) - 1) // int(row[Field.SIZE])).view(np.int64)
 
-    def row_bytes(dim: int) -> int:
-        return int(row_items(dim, store.rows.dtype.name)) * store.rows.itemsize
+    def read_bytes(column: Column) -> int:
+        table = description.table(column)
+        row = 0 if table is None else int(row_items(table.dim, store.rows.dtype.name)) * store.rows.itemsize
+        return row * _values(features[column.feature])
 
     groups, first_column = [], 0
     for (name, dim), members in groupby(ordered, key):
@@ -201,7 +205,7 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
         np.array(guards or [(0, 0, 0, 0)], np.int32),
         np.concatenate(edges) if edges else np.zeros(EDGES, np.float32), vocabularies, store.rows,
         sum(len(c.guards) for c in wanted) - len(guards),
-        sum(row_bytes(width_of[c.name]) * _values(features[c.feature]) for c in wanted if c.table is not None),
+        sum(map(read_bytes, wanted)),
     )  # fmt: skip
 
 
@@ -234,10 +238,20 @@ def _values(feature: Feature) -> int:
 
 def road(column: Column, feature: Feature) -> str:
     """One value a row at most is looked up without a reduction (RECom 5.2), whatever the combiner."""
-    batch, text_bytes = Extent.of("batch"), Extent.of("bytes")
-    many = column.step != "copy" and not one_value(feature, Symbols(), batch, text_bytes)
     kind = "float" if feature.kind == "dense" else feature.kind
-    return f"{kind}.{'parts' if column.parts else column.step}" + (".many" if many else "")
+    name = f"{kind}.{'parts' if column.parts else column.step}"
+    if column.ids or column.combiner == "sequence":
+        return f"{name}.{'ids' if column.ids else 'rows'}"
+    if column.step == "copy" or column.counts:
+        return name
+    return name if one_value(feature, Symbols(), Extent.of("batch"), Extent.of("bytes")) else f"{name}.many"
+
+
+def id_range(column: Column) -> Range:
+    """Of the ids that a column gives."""
+    found = propagate(steps_of(column))[-1].and_(Range(low=0))
+    pad = Range(column.pad, column.pad + 1)
+    return pad if found.empty else Range(found.low + column.first_id, found.high + column.first_id).or_(pad)
 
 
 def steps_of(column: Column) -> tuple[Step, ...]:

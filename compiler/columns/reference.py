@@ -31,9 +31,11 @@ GONE = -(1 << 62)  # an index that was removed
 
 def reference(
     description: Description, raw: Mapping[str, Raw], tables: Mapping[str, NDArray[Any]] | None = None
-) -> dict[str, NDArray[np.float32]]:
-    """The model's inputs (B, width) by name. `tables` by name, as `rows.stored` keeps them; default: those of the
-    description in float32."""
+) -> dict[str, NDArray[Any]]:
+    """The model's inputs (B, width) by name, of float32 or, of ids, int64.
+
+    `tables` by name, as `rows.stored` keeps them; default: those of the description in float32.
+    """
     names = {column.table for column in description.columns}
     known = {t.name: t for t in description.tables if t.name in names}
     rows = tables if tables is not None else {n: rows_of(t, description.path) for n, t in known.items()}
@@ -42,10 +44,15 @@ def reference(
         table = rows[column.table] if column.table is not None else None
         values = {name: v.tolist() if isinstance(v := raw[name], Strings) else v for name in reads(column)}
         found[column.name] = _column(column, description.feature(column), table, values)
-    return {joined.name: np.concatenate([found[name] for name in joined.columns], 1) for joined in description.inputs}
+    return {
+        joined.name: np.concatenate([found[name] for name in joined.columns], 1).astype(
+            np.int64 if description.gives_ids(joined) else np.float32
+        )
+        for joined in description.inputs
+    }
 
 
-def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """What `kernel.layer` gives for its banks; texts whose ends fall or pass their room are empty."""
     description, joined = spec.attributes["_description"], spec.attributes["_joined"]
     place = Layout.of(description)
@@ -64,19 +71,20 @@ def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[np.floa
         else:
             raw[feature.name] = banks[kind][first : first + batch * feature.width].reshape(batch, feature.width)
     part = msgspec.structs.replace(description, columns=tuple(used), inputs=(joined,))
-    return reference(part, raw, spec.attributes["_tables"])[joined.name]
+    return reference(part, raw, spec.attributes["_tables"])[joined.name].astype(spec.outputs[0].dtype)
 
 
-def _column(
-    column: Column, feature: Feature, table: NDArray[Any] | None, values: Mapping[str, Any]
-) -> NDArray[np.float32]:
+def _column(column: Column, feature: Feature, table: NDArray[Any] | None, values: Mapping[str, Any]) -> NDArray[Any]:
     """`values`: of each feature that it reads, rows of numbers or a list of texts."""
     raw = values[column.feature]
     if column.step == "copy":
         return np.asarray(raw, np.float32).reshape(len(raw), feature.width)
-    if table is None:
-        numbers = [[float(v) for v in values_of(feature, row) if NUMBER.fullmatch(v)] for row in raw]
-        return np.array([[_scale(column, len(row)) * sum(row)] for row in numbers], np.float32).reshape(-1, 1)
+    if column.counts:
+        counts = np.array([[len(values_of(feature, row))] for row in raw]).reshape(-1, 1)
+        return counts if column.step == "length" else (np.arange(feature.values or 0) < counts).astype(np.int64)
+    if column.step == "number":
+        spelled = [[float(v) for v in values_of(feature, row) if NUMBER.fullmatch(v)] for row in raw]
+        return np.array([[_scale(column, len(row)) * sum(row)] for row in spelled], np.float32).reshape(-1, 1)
     if column.boundaries is not None:  # Bucketize: what is below no boundary, NaN as well, goes to the last bucket
         edges = np.array(column.boundaries, np.float32)
         numbers = np.asarray(raw).reshape(-1).astype(np.float32)
@@ -92,6 +100,9 @@ def _column(
         found = [known[value] for value in flat]
     guarded = {index: _guarded(column, index) for index in dict.fromkeys(found)}
     index, rows = np.array([guarded[i] for i in found], np.int64), np.array(place, np.int64)
+    if column.ids or column.combiner == "sequence":
+        return _sequence(column, feature, table, index, rows, len(raw))
+    assert table is not None  # nothing else is added up
     kept = (index >= 0) & (index < len(table))
     index, rows = index[kept], rows[kept]
     counts = np.bincount(rows, minlength=len(raw))
@@ -111,6 +122,24 @@ def values_of(feature: Feature, value: Any) -> list[Any]:
         return ids if feature.missing is False else [v for v in ids if v != feature.missing]
     tokens = value.split(feature.separator.encode()) if feature.kind == "tokens" else [value]
     return [token for token in tokens if token or feature.empty == "keep"][: feature.truncate]
+
+
+def _sequence(
+    column: Column, feature: Feature, table: NDArray[Any] | None, index: NDArray[np.int64], rows: NDArray[np.int64],
+    batch: int,
+) -> NDArray[Any]:  # fmt: skip
+    """Each value in its place: ids, or rows side by side; what is no index stands for nothing."""
+    steps = feature.values or 1
+    place = np.arange(len(rows)) - np.searchsorted(rows, rows)  # among those of its row
+    if table is None:
+        ids = np.full((batch, steps), column.pad)
+        ids[rows, place] = np.where(index < 0, column.pad, index + column.first_id)
+        return ids
+    fill = np.zeros(floats(table[:1]).shape[1]) if column.empty_row is None else floats(table)[column.empty_row]
+    out = np.tile(np.asarray(fill, np.float32), (batch, steps, 1))
+    kept = (index >= 0) & (index < len(table))
+    out[rows[kept], place[kept]] = floats(table[index[kept]])
+    return out.reshape(batch, -1)
 
 
 def _joined(column: Column, values: Mapping[str, Any], row: int, own: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.columns.description import Column, Description, Feature, reads
+from veltair.compiler.columns.description import INDICES, Column, Description, Feature, reads
 from veltair.compiler.columns.layout import Layout, bank_of
 from veltair.profiles.rooms import fill
 from veltair.profiles.strings import Strings
@@ -57,7 +57,7 @@ def draw(
 def _ints(
     feature: Feature, readers: Sequence[Column], shape: tuple[int, ...], chance: np.random.Generator
 ) -> NDArray[np.int64]:
-    column = next((c for c in readers if c.step != "hash"), readers[0])
+    column = next((c for c in readers if c.step in INDICES and c.step != "hash"), readers[0])
     if column.identity is not None:
         values = chance.integers(0, column.identity, shape)
     elif column.vocabulary is not None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import farmhash
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from veltair.cli import main
 from veltair.compiler.columns.description import Description
 from veltair.compiler.columns.description_file import load
+from veltair.compiler.columns.reference import reference
 from veltair.errors import ConfigError
 from veltair.zoo import dien, tables
 from veltair.zoo.models import RECOMMENDERS, ZOO, write
@@ -85,6 +87,7 @@ TOWERS = {
     "recom_f": dense(32, 32) + dense(9704, 2048, 1024, 1024, 512, 1),
     "elm_wdl": dense(396, 1024, 512, 256, 64, 1) + dense(396, 1),
 }
+TOWERS["dien_strings"] = TOWERS["dien"]
 TABLES = {  # rows x width, counted
     "dlrm_rm1": {(4_000_000, 32): 8},
     "dlrm_rm2": {(500_000, 64): 32},
@@ -111,7 +114,7 @@ def test_published_sizes(built: dict[str, Recommendation], name: str) -> None:
 
 @pytest.mark.parametrize("name", RECOMMENDERS)
 def test_multiply_adds(built: dict[str, Recommendation], name: str) -> None:
-    recurrent = 2 * dien.STEPS * 3 * dien.HIDDEN * 2 * dien.HIDDEN if name == "dien" else 0
+    recurrent = 2 * dien.STEPS * 3 * dien.HIDDEN * 2 * dien.HIDDEN if name.startswith("dien") else 0
     assert ZOO[name].gflops == round(2 * (outer_multiply_adds(built[name]) + recurrent) / 1e9, 6)
 
 
@@ -215,6 +218,32 @@ def test_columns_are_the_papers(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {feature.separator for feature in elm.features if feature.kind == "tokens"} == {";"}
     assert sum(elm.width(column) for column in elm.columns) == 396
+
+
+def test_dien_from_history_strings(tmp_path: Path) -> None:
+    """The ids are TensorFlow's hashes, from 1 on, at most fifty of a history; the model is that of ids."""
+    path, data, described = write("dien_strings", tmp_path / "dien_strings.onnx", 3, rows=ROWS)
+    plain = write("dien", tmp_path / "dien_strings.data.onnx", 3, rows=ROWS)
+    assert data.read_bytes() == plain[1].read_bytes()
+    items = [b"B%03d" % i for i in range(60)]
+    raw = {
+        "user": [b"A1", b"A2", b""], "item": [b"B1", b"B1", b"B2"], "category": [b"Books", b"", b"Books"],
+        "history_item": [b"\x02".join(items), b"", b"B7\x02B8"],
+        "history_category": [b"\x02".join([b"Books"] * 60), b"", b"Books\x02Music"],
+    }  # fmt: skip
+    feeds = reference(load(described), raw)
+    ids = [farmhash.fingerprint64(item) % (ROWS - 1) + 1 for item in items]
+    assert feeds["history_item"].tolist()[0] == ids[:50]
+    assert feeds["history_item"].tolist()[1:] == [
+        [0] * 50, [farmhash.fingerprint64(item) % (ROWS - 1) + 1 for item in ("B7", "B8")] + [0] * 48,
+    ]  # fmt: skip
+    session = run(path)
+    single = {name: feeds[name].reshape(-1) for name in ("user", "item", "category")}
+    (score,) = session.run(None, feeds | single)
+    turned = feeds | single | {"history_item": feeds["history_item"][:, ::-1].copy()}
+    assert score.shape == (3, 1) and np.isfinite(score).all()
+    changed = np.abs(session.run(None, turned)[0] - score) > 1e-7
+    assert changed[:, 0].tolist() == [True, False, True]  # the order of a history matters
 
 
 def test_dien_reads_a_history_up_to_its_end(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ update gate attention closes (AUGRU) gives the interest. An id of 0 in a history
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from onnx import helper
 
 from veltair.zoo.augru import augru
+from veltair.zoo.feature_file import Description, Entry
 from veltair.zoo.tables import Embedding
 from veltair.zoo.towers import Recommender, Towers
 
@@ -21,6 +24,8 @@ ATTENTION, TOP = (80, 40), (200, 80)
 TABLES = {"users": 543_060, "items": 367_983, "categories": 1_601}  # the data set's, counted by DIEN's authors
 MASKED = -4294967295.0  # a score before softmax where there is no item: -2**32 + 1
 SLOPE = 0.1
+SEPARATOR = "\x02"
+HISTORY_BYTES = 1024  # room for a history
 
 
 def _build(g: Towers) -> tuple[str, int]:
@@ -101,6 +106,26 @@ def _last(g: Towers, mask: str, states: str) -> str:
     return g.node("Squeeze", [g.node("MatMul", [chosen, states], "last.state"), g.axis(1)], "last")
 
 
+def _describe(tables: Mapping[str, Embedding]) -> Description:
+    """Every input from text, as the logs have it: hashed, but for id 0, which is no item."""
+    single = {"user": "users", "item": "items", "category": "categories"}
+    sequences = {"history_item": "items", "history_category": "categories"}
+    history: Entry = {"kind": "tokens", "separator": SEPARATOR, "truncate": STEPS, "max_bytes": HISTORY_BYTES}
+    features: list[Entry] = [
+        *({"name": name, "kind": "string", "max_bytes": 32} for name in single),
+        *({"name": name, **history} for name in sequences),
+    ]
+    columns: list[Entry] = [
+        *({"feature": name, "hash": tables[table].rows - 1, "first_id": 1} for name, table in single.items()),
+        *(
+            {"feature": name, "hash": tables[table].rows - 1, "first_id": 1, "combiner": "sequence"}
+            for name, table in sequences.items()
+        ),
+    ]
+    inputs: list[Entry] = [{"name": name, "columns": [name]} for name in (*single, *sequences)]
+    return {"features": features, "columns": columns, "inputs": inputs}
+
+
 DIEN = Recommender(
     "dien",
     tuple(Embedding(name, rows, DIM, math.sqrt(3)) for name, rows in TABLES.items()),
@@ -108,3 +133,4 @@ DIEN = Recommender(
     qos_ms=25,
     max_batch=1024,
 )
+DIEN_STRINGS = replace(DIEN, name="dien_strings", describe=_describe, own_tables=True)

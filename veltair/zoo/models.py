@@ -26,7 +26,7 @@ from veltair.zoo import (
 )
 from veltair.zoo.deepfm import DEEPFM
 from veltair.zoo.deeprecsys import NCF, RM1, RM2, RM3, WIDE_DEEP
-from veltair.zoo.dien import DIEN
+from veltair.zoo.dien import DIEN, DIEN_STRINGS
 from veltair.zoo.dlrm import DlrmShape
 from veltair.zoo.dlrm_dcnv2 import DLRM_DCNV2
 from veltair.zoo.elm_wdl import ELM_WDL
@@ -57,7 +57,20 @@ IMAGE_MODELS: Mapping[str, Callable[[int], onnx.ModelProto]] = {
 }
 RECOMMENDERS: Mapping[str, Recommender] = {
     recommender.name: recommender
-    for recommender in (RM1, RM2, RM3, WIDE_DEEP, NCF, DEEPFM, DIEN, DLRM_DCNV2, RECOM_E, RECOM_F, ELM_WDL)
+    for recommender in (
+        RM1,
+        RM2,
+        RM3,
+        WIDE_DEEP,
+        NCF,
+        DEEPFM,
+        DIEN,
+        DIEN_STRINGS,
+        DLRM_DCNV2,
+        RECOM_E,
+        RECOM_F,
+        ELM_WDL,
+    )
 }
 BERTS: Mapping[str, bert.BertShape] = {"bert_base": bert.BASE, "bert_large": bert.LARGE}
 ZOO: Mapping[str, Entry] = {
@@ -79,6 +92,7 @@ ZOO: Mapping[str, Entry] = {
     "ncf": Entry(21_652_224, 0.000295, "2 ids", "He 2017, DeepRecSys"),
     "deepfm": Entry(4_888_673, 0.001448, "13 + 26 strings", "Guo 2017, DeepRec"),
     "dien": Entry(3_681_134, 0.000704, "3 + 2x50 ids", "Zhou 2019, AtRec"),
+    "dien_strings": Entry(3_681_134, 0.000704, "3 + 2 strings", "Zhou 2019, AtRec"),
     "dlrm_dcnv2": Entry(26_151_671_809, 0.032061, "13 + 214 ids", "Wang 2021, MLPerf"),
     "recom_e": Entry(1_357_658_977, 0.019057, "1032 features", "Pan 2023, RECom"),
     "recom_f": Entry(838_296_353, 0.047091, "1232 features", "Pan 2023, RECom"),

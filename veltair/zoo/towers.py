@@ -100,7 +100,8 @@ class Recommender:
 
     tables: as published. build: appends all nodes, and gives the output's name and width. describe: of a model whose
     tables are behind feature columns, its description but for the tables, which it is given as they were taken: a hash
-    has as many buckets as its table has rows. Other models hold their tables.
+    has as many buckets as its table has rows. Other models hold their tables; so do those with `own_tables`, whose
+    columns give ids.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Recommender:
     qos_ms: int
     max_batch: int
     describe: Callable[[Mapping[str, Embedding]], Description] | None = None
+    own_tables: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ def recommendation(recommender: Recommender, seed: int, location: str, rows: int
     children = np.random.SeedSequence(seed).spawn(len(tables) + 1)
     g = Towers(np.random.default_rng(children[-1]), tables={table.name: table for table in tables})
     output, width = recommender.build(g)
-    held = [External(t.name, (t.rows, t.dim), bound=t.bound) for t in tables] if recommender.describe is None else []
+    own = recommender.own_tables or recommender.describe is None
+    held = [External(t.name, (t.rows, t.dim), bound=t.bound) for t in tables] if own else []
     result = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["n", width])
     graph = helper.make_graph(
         g.nodes, recommender.name, g.inputs, [result], [*references(held, location), *g.initializers]
@@ -138,7 +141,7 @@ def recommendation(recommender: Recommender, seed: int, location: str, rows: int
     if recommender.describe is not None:
         entries: list[Entry] = [
             {"name": t.name, "rows": t.rows, "dim": t.dim, "seed": int(child.generate_state(1)[0])}
-            for t, child in zip(tables, children, strict=False)
+            for t, child in zip(() if own else tables, children, strict=False)
         ]
         text = toml({"tables": entries} | recommender.describe(g.tables))
     return Recommendation(proto, held, text, tables)

@@ -21,7 +21,7 @@ from veltair.compiler.embedding.tables import Tables
 from veltair.compiler.ir import Point
 from veltair.compiler.library import machine_code
 from veltair.machine import features, tvm_target
-from veltair.profiles.executor import empty
+from veltair.profiles.executor import aligned, empty
 from veltair.profiles.strings import Strings
 
 WORDS = [b"a", b"bc", b"d", b"", b"longer than eight", b"a\0b", b"\xff\xfe\x80", "Größe".encode()]
@@ -47,17 +47,18 @@ class Compiled:
     def __init__(
         self, description: Description, point: Point, isa: frozenset[str] | None = None, mcpu: str = "",
         tables: Mapping[str, NDArray[np.float32]] | None = None, max_batch: int = 256, storage: Storage = "fp32",
+        dtype: str = "float32",
     ) -> None:  # fmt: skip
         self.description, self.joined = description, description.inputs[0]
         self.store = Store.of(description, tables, Tables(storage))
-        self.spec = layer(description, self.joined, max_batch, self.store)
+        self.spec = layer(description, self.joined, max_batch, self.store, dtype)
         kernel = Columns().build(self.spec, point, isa or features())
         target = tvm_target() | ({"mcpu": mcpu} if mcpu else {})
         self.library = machine_code(kernel.function, "main", target)
         self.weights = [aligned(weight) for weight in kernel.weights]
         self.names = [bank_of(tensor.name) for tensor in self.spec.inputs]
 
-    def __call__(self, raw: Mapping[str, Any], batch: int) -> NDArray[np.float32]:
+    def __call__(self, raw: Mapping[str, Any], batch: int) -> NDArray[Any]:
         return self.run([aligned(array) for array in self.arrays(raw, batch)], batch)
 
     def arrays(self, raw: Mapping[str, Any], batch: int) -> list[NDArray[Any]]:
@@ -66,17 +67,12 @@ class Compiled:
         found = banks(self.description, values, batch)
         return [found[name] for name in self.names]
 
-    def run(self, arrays: Sequence[NDArray[Any]], batch: int) -> NDArray[np.float32]:
-        out = empty((batch, self.spec.outputs[0].shape[1]), "float32")
-        out[...] = np.nan
+    def run(self, arrays: Sequence[NDArray[Any]], batch: int) -> NDArray[Any]:
+        (made,) = self.spec.outputs
+        out = empty((batch, made.shape[1]), made.dtype)
+        out[...] = np.nan if made.dtype == "float32" else -99
         self.library["main"](*[tvm_ffi.from_dlpack(a) for a in (*arrays, *self.weights, out)])
         return out
-
-
-def aligned(array: NDArray[Any]) -> NDArray[Any]:
-    copy = empty(array.shape, str(array.dtype))
-    copy[...] = array
-    return copy
 
 
 def texts(

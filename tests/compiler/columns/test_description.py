@@ -83,7 +83,7 @@ WRONG = [
     ('columns = ["age", "city"]', 'columns = ["age"]', "column 'city': no input joins it"),
     ('columns = ["age", "city"]', 'columns = ["age", "town"]', "there is no column 'town'"),
     ('table = "ages"', 'table = "years"', "column 'age': table: there is no table 'years'"),
-    ('table = "ages"', "", "column 'age' (feature 'age'): table: boundaries needs one"),
+    ('table = "ages"', "", "input 'x': column 'age' gives ids (it has no table), 'city' numbers"),
     ("boundaries = [18.0, 65]", "boundaries = [18.0, 18.0000001]", "boundaries: expected float32 numbers that rise"),
     ("boundaries = [18.0, 65]", "boundaries = [nan]", "boundaries: expected float32 numbers that rise"),
     ("boundaries = [18.0, 65]", "hash = 3", "a float feature goes through boundaries; got hash"),

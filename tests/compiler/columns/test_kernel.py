@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from columns.running import NUMBERS, Compiled, aligned, described, texts
+from columns.running import NUMBERS, Compiled, described, texts
 from numpy.typing import NDArray
 
 from veltair.compiler.columns.description import Description
@@ -17,6 +17,7 @@ from veltair.compiler.embedding.rows import STORAGES, Storage
 from veltair.compiler.ir import Point
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.reference import reference as layer_reference
+from veltair.profiles.executor import aligned
 
 FEATURES = [
     {"name": "f", "kind": "float"},
