@@ -14,20 +14,17 @@ import argparse
 import asyncio
 import json
 import re
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import onnx
+from daemon import CLI, configuration, running, serve
 from onnx import TensorProto, helper
 
 from veltair.loadgen.drive import draw_plan, drive
@@ -39,7 +36,6 @@ SMALL, LARGE = (1, 64, 8, 8), (1, 64, 64, 64)
 BYTES = {"small": (16384, 16384), "in": (1 << 20, 256), "both": (1 << 20, 1 << 20)}  # in, out
 QPS = 25.0
 CHAIN = 12  # layers
-CLI = [sys.executable, "-m", "veltair.cli"]
 
 
 def main() -> None:
@@ -84,11 +80,11 @@ def _compile(
 
 
 def measure(folder: Path, seconds: float) -> dict[str, object]:
-    with _daemon(folder, "fcfs", list(BYTES)) as (pid, grpc, _):
-        rows = {name: asyncio.run(_drive(pid, grpc, name, seconds)) for name in BYTES}
-    with _daemon(folder, "layerwise", ["chain"]) as (pid, grpc, http):
-        asyncio.run(_drive(pid, grpc, "chain", seconds / 2))
-        with urllib.request.urlopen(f"http://{http}/metrics") as answer:
+    with running(_serve(folder, "fcfs", list(BYTES))) as (pid, at):
+        rows = {name: asyncio.run(_drive(pid, at["grpc"], name, seconds)) for name in BYTES}
+    with running(_serve(folder, "layerwise", ["chain"])) as (pid, at):
+        asyncio.run(_drive(pid, at["grpc"], "chain", seconds / 2))
+        with urllib.request.urlopen(f"http://{at['http']}/metrics") as answer:
             seen = dict(re.findall(r"(?m)^veltair_block_gap_seconds_(sum|count) (\S+)", answer.read().decode()))
     gap_ns = float(seen["sum"]) / float(seen["count"]) * 1e9
     cpu_ns = {name: row["cpu_ns"] for name, row in rows.items()}
@@ -124,24 +120,10 @@ def _cpu_ns(front: int) -> dict[str, int]:
     return {"client": time.process_time_ns()} | {n: time.clock_gettime_ns(clock) for n, clock in clocks.items()}
 
 
-@contextmanager
-def _daemon(folder: Path, policy: str, names: list[str]) -> Iterator[tuple[int, str, str]]:
-    """Its process, and its gRPC and HTTP addresses."""
+def _serve(folder: Path, policy: str, names: list[str]) -> list[str]:
     config = folder / "serve.toml"
-    tenants = "".join(f'[[tenants]]\nname = "{n}"\nartifact = "{folder / n}"\nqos_ms = 1000\n' for n in names)
-    config.write_text(f'[server]\npolicy = "{policy}"\nhttp = "127.0.0.1:0"\ngrpc = "127.0.0.1:0"\n{tenants}', "utf-8")
-    command = [*CLI, "serve", str(config), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{' '.join(command)} did not start (exit code {process.wait()})")
-        ready = json.loads(line)
-        yield process.pid, ready["grpc"], ready["http"]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
+    config.write_text(configuration([(name, folder / name, 1000) for name in names], policy), "utf-8")
+    return serve(config)
 
 
 if __name__ == "__main__":

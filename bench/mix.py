@@ -16,19 +16,18 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import onnx
+from daemon import CLI, configuration, running, serve
 
 from veltair.machine import environment
 from veltair.zoo.models import RECOMMENDERS, ZOO
@@ -37,7 +36,6 @@ from veltair.zoo.tables import most_rows
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 FOLDER = ROOT / "demo" / "mix"
-CLI = [sys.executable, "-m", "veltair.cli"]
 TABLE_BYTES = 1 << 30  # of a model: each peer's session holds them as well
 
 
@@ -78,7 +76,7 @@ def prepare(scenario: Path, precision: str = "auto") -> Path:
     """
     (FOLDER / "models").mkdir(parents=True, exist_ok=True)
     light = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-    lines = ['[server]\nhttp = "127.0.0.1:0"\ngrpc = "127.0.0.1:0"\n']
+    tenants = []
     for tenant in tomllib.loads(scenario.read_text("utf-8"))["tenants"]:
         name = tenant["name"]
         model, artifact = FOLDER / "models" / f"{name}.onnx", FOLDER / precision / name
@@ -90,9 +88,9 @@ def prepare(scenario: Path, precision: str = "auto") -> Path:
         if not artifact.exists():
             options = ["--out", str(artifact), "--name", name, "--precision", precision]
             subprocess.run([*CLI, "compile", str(model), *options], check=True)
-        lines.append(f'[[tenants]]\nname = "{name}"\nartifact = "{artifact}"\nqos_ms = {tenant["target_ms"]}\n')
+        tenants.append((name, artifact, tenant["target_ms"]))
     config = FOLDER / f"{scenario.stem}.toml"
-    config.write_text("\n".join(lines), "utf-8")
+    config.write_text(configuration(tenants), "utf-8")
     return config
 
 
@@ -141,34 +139,19 @@ def peak(command: Sequence[str], scenario: str, config: Path, seeds: int = 1) ->
 
 def drive(command: Sequence[str], scenario: str, config: Path, *options: str) -> dict[str, Any]:
     """The report of `veltair load`; the arguments are those of `peak`."""
-    with tempfile.TemporaryDirectory(prefix="veltair-mix-") as folder, _daemon(command, config) as address:
-        path = Path(folder) / "scenario.toml"
-        path.write_text(re.sub(r"(?m)^target = .*", f'target = "grpc://{address}"', scenario, count=1), "utf-8")
-        load = [*CLI, "load", str(path), *options, "--json"]
-        done = subprocess.run(load, check=True, stdout=subprocess.PIPE, text=True)
+    with tempfile.TemporaryDirectory(prefix="veltair-mix-") as folder:
+        own, path = Path(folder) / "serve.toml", Path(folder) / "scenario.toml"
+        if len(command) == 1:
+            text = config.read_text("utf-8").replace("[server]", f'[server]\npolicy = "{command[0]}"', 1)
+            own.write_text(text, "utf-8")
+            command = serve(own)
+        with running(command) as (_, at):
+            target = f'target = "grpc://{at["grpc"]}"'
+            path.write_text(re.sub(r"(?m)^target = .*", target, scenario, count=1), "utf-8")
+            load = [*CLI, "load", str(path), *options, "--json"]
+            done = subprocess.run(load, check=True, stdout=subprocess.PIPE, text=True)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
-
-
-@contextmanager
-def _daemon(command: Sequence[str], config: Path) -> Iterator[str]:
-    """Its gRPC address."""
-    own = config.with_name(".mix.toml")
-    if len(command) == 1:
-        text = config.read_text("utf-8")
-        own.write_text(text.replace("[server]", f'[server]\npolicy = "{command[0]}"', 1), "utf-8")
-        command = [*CLI, "serve", str(own), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{' '.join(command)} did not start (exit code {process.wait()})")
-        yield json.loads(line)["grpc"]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-        own.unlink(missing_ok=True)
 
 
 def table(found: dict[str, Any]) -> str:

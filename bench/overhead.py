@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -20,6 +17,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+from daemon import configuration, running, serve
 from rich.console import Console
 from rich.progress import track
 from tritonclient.grpc import InferenceServerClient, InferInput, service_pb2, service_pb2_grpc
@@ -40,17 +38,9 @@ def main() -> int:
     artifact = load(args.artifact)
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "serve.toml"
-        tenant = f'[[tenants]]\nname = "model"\nartifact = "{args.artifact.resolve()}"\n'
-        config.write_text(f'[server]\nhttp = "127.0.0.1:0"\ngrpc = "127.0.0.1:0"\n{tenant}', "utf-8")
-        command = [sys.executable, "-m", "veltair.cli", "serve", str(config), "--json"]
-        daemon = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        try:
-            assert daemon.stdout is not None
-            address = json.loads(daemon.stdout.readline())["grpc"]
-            rows = _measure(address, artifact, args.queries)
-        finally:
-            daemon.send_signal(signal.SIGTERM)
-            daemon.wait()
+        config.write_text(configuration([("model", args.artifact.resolve(), None)]), "utf-8")
+        with running(serve(config)) as (_, at):
+            rows = _measure(at["grpc"], artifact, args.queries)
     result = {"model": artifact.manifest.model, "queries": args.queries, "bar_p50_ms": BAR_MS, **_summary(rows),
               "environment": asdict(environment())}  # fmt: skip
     text = json.dumps(result, indent=1)
@@ -65,7 +55,7 @@ def _measure(address: str, artifact: Artifact, queries: int) -> list[tuple[float
     random = np.random.default_rng(0)
     inputs = []
     for port in artifact.manifest.inputs:
-        shape = [1 if d < 0 else d for d in port.shape]
+        shape = port.at(1)
         if port.high is not None:
             values = random.integers(port.low or 0, port.high + 1, shape).astype(port.dtype)
         else:
