@@ -55,7 +55,8 @@ def encode(strings: Strings) -> memoryview:
 
 
 def _address(array: NDArray[Any]) -> int:
-    return array.ctypes.data
+    address: int = array.__array_interface__["data"][0]  # a third of the time of `ctypes.data`
+    return address
 
 
 def _fault(source: NDArray[np.uint8], at: int) -> str:

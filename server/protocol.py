@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 import ml_dtypes
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,8 +48,7 @@ _DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 _UNSUPPORTED = {"shared_memory_": "shared memory", "classification": "classification", "sequence_": "sequences"}
 
 
-@dataclass(frozen=True, slots=True)
-class NamedTensor:
+class NamedTensor(msgspec.Struct, frozen=True):  # a query may have a thousand: a dataclass takes five times as long
     """An input as it came: raw little-endian bytes, or numbers or strings where it was typed (JSON, gRPC contents)."""
 
     name: str

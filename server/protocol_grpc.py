@@ -47,13 +47,12 @@ def decode_request(message: Any) -> InferRequest:
         raise RequestError(f"{len(tensors)} inputs, but {len(buffers)} raw_input_contents")
     inputs = []
     for index, tensor in enumerate(tensors):
-        where = f"input {tensor.name!r}"
         if tensor.parameters:
-            refuse_unsupported(where, _parameters(tensor.parameters))
+            refuse_unsupported(f"input {tensor.name!r}", _parameters(tensor.parameters))
         if not buffers:
-            data: Any = _typed(where, tensor)
+            data: Any = _typed(f"input {tensor.name!r}", tensor)
         elif tensor.HasField("contents"):
-            raise RequestError(f"{where}: has both contents and raw_input_contents")
+            raise RequestError(f"input {tensor.name!r}: has both contents and raw_input_contents")
         else:
             data = buffers[index]
         inputs.append(NamedTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))

@@ -78,8 +78,9 @@ def decode_request(body: bytes | memoryview, header_bytes: int | None = None) ->
     refuse_unsupported("request", request.parameters)
     inputs, at = [], 0
     for tensor in request.inputs:
-        refuse_unsupported(f"input {tensor.name!r}", tensor.parameters)
         size = tensor.parameters.get("binary_data_size")
+        if len(tensor.parameters) > (size is not None):
+            refuse_unsupported(f"input {tensor.name!r}", tensor.parameters)
         data: memoryview | Array | list[bytes]
         if size is None:
             data = _typed(tensor)

@@ -19,7 +19,7 @@ from veltair.server.metrics import Metrics, TenantMetrics
 from veltair.server.protocol import Array, InferRequest, Parameter, Tensor
 from veltair.server.protocol_parser import JsonParser
 from veltair.server.tensor_pool import batch_of
-from veltair.server.validation import checked_inputs, checked_outputs, priority, text_parameter, timeout_ns
+from veltair.server.validation import Inputs, checked_outputs, priority, text_parameter, timeout_ns
 from veltair.types import QoSTarget
 
 TENANT_HEADER = "veltair-tenant"  # HTTP header and gRPC metadata; the parameter `tenant` does the same
@@ -72,6 +72,7 @@ class Service:
         self.body_limit_bytes = body_limit_bytes
         self.parser = JsonParser()
         self.version = installed_version("veltair")
+        self._known: dict[str, tuple[Manifest, Inputs]] = {}
 
     def tenant_of(self, model: str, version: str = "", tenant: str = "") -> str:
         """The tenant that a request is for; `model` is a tenant's name, or that of the model it serves.
@@ -123,7 +124,7 @@ class Service:
         self, name: str, counts: TenantMetrics, request: InferRequest, arrival_ns: int, deadline_ns: int | None
     ) -> Result:
         manifest = self.engine.tenants[name].manifest
-        inputs = checked_inputs(name, manifest.inputs, manifest.max_batch, request.inputs)
+        inputs = self._inputs(name, manifest).checked(request.inputs)
         wanted = checked_outputs(name, manifest.outputs, request.outputs)
         priority(request.parameters)
         timeout = timeout_ns(request.parameters)
@@ -137,6 +138,14 @@ class Service:
         counts.answered(time.monotonic_ns() - arrival_ns, answer.queue_ns, answer.execute_ns, batch, answer.blocks)
         traced = request.parameters.get(TRACE_PARAMETER) in (True, "true", 1)
         return Result(name, outputs, _trace(answer) if traced else {})
+
+    def _inputs(self, name: str, manifest: Manifest) -> Inputs:
+        """What a tenant's queries bring, by the manifest that it has now."""
+        known, inputs = self._known.get(name, (None, None))
+        if inputs is None or known is not manifest:
+            inputs = Inputs(name, manifest.inputs, manifest.max_batch)
+            self._known[name] = (manifest, inputs)
+        return inputs
 
     def model_metadata(self, model: str, version: str = "") -> dict[str, Any]:
         name = self.tenant_of(model, version)

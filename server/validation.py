@@ -2,55 +2,104 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from veltair.errors import RequestError
 from veltair.profiles.artifact import Port
 from veltair.profiles.strings import Strings
-from veltair.server.protocol import Array, NamedTensor, Parameter, RequestedOutput, Tensor, content, datatype_of
+from veltair.server.protocol import (
+    BYTES,
+    DTYPES,
+    Array,
+    NamedTensor,
+    Parameter,
+    RequestedOutput,
+    Tensor,
+    content,
+    datatype_of,
+)
 
 MICROSECOND_NS = 1000
 MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
 MOST_LISTED = 32  # names of inputs in an error
 
 
-def checked_inputs(
-    model: str, ports: Sequence[Port], max_batch: int, tensors: Sequence[NamedTensor]
-) -> dict[str, Tensor]:
-    """By input name: the model's dtypes and shapes, one batch for all, every id within its range."""
-    given = {tensor.name: tensor for tensor in tensors}
-    taken = {port.name for port in ports}
-    if len(given) != len(tensors):
-        seen: set[str] = set()
-        twice = next(t.name for t in tensors if t.name in seen or seen.add(t.name))  # type: ignore[func-returns-value]
-        raise RequestError(f"{model}: input {twice!r:.80} is given twice")
-    strange = next((name for name in given if name not in taken), None)
-    if strange is not None:
-        raise RequestError(f"{model}: no input {strange!r:.80}; it takes {_names(ports)}")
-    checked: dict[str, Tensor] = {}
-    batch: tuple[int, str] | None = None  # and the input that set it
-    for port in ports:
-        tensor = given.get(port.name)
-        if tensor is None:
-            raise RequestError(f"{model}: input {port.name!r} is missing; it takes {_names(ports)}")
-        expected = datatype_of(port.dtype)
-        if tensor.datatype != expected:
-            raise RequestError(f"{model}: input {port.name!r} is {expected}, got {tensor.datatype!r:.40}")
-        _check_shape(model, port, max_batch, tensor.shape)
-        if port.shape[:1] == (-1,):
-            batch = batch or (tensor.shape[0], port.name)
-            if tensor.shape[0] != batch[0]:
-                raise RequestError(
-                    f"{model}: input {port.name!r} has batch {tensor.shape[0]}, {batch[1]!r} has {batch[0]}"
-                )
-        values = content(tensor)
-        if not isinstance(values, Strings):
-            _check_range(model, port, values)
-        checked[port.name] = values
-    return checked
+class _Expected(NamedTuple):
+    """What an input has to be, worked out once for all queries."""
+
+    port: Port
+    name: str
+    datatype: str
+    dtype: np.dtype[Any] | None  # of numbers whose raw bytes are taken as they are
+    rest: tuple[int, ...]  # the shape behind the batch
+    row_bytes: int  # 0 where there is no batch
+    bounded: bool
+
+
+class Inputs:
+    """What a tenant's queries bring."""
+
+    def __init__(self, model: str, ports: Sequence[Port], max_batch: int) -> None:
+        self.ports = tuple(ports)
+        self._model, self._max_batch = model, max_batch
+        self._taken = {port.name for port in ports}
+        self._expected = tuple(map(_expected, ports))
+
+    def checked(self, tensors: Sequence[NamedTensor]) -> dict[str, Tensor]:
+        """By input name: the model's dtypes and shapes, one batch for all, every id within its range."""
+        model, given = self._model, {tensor.name: tensor for tensor in tensors}
+        self._refuse_strange(given, tensors)
+        checked: dict[str, Tensor] = {}
+        batch, first = 0, ""  # and the input that set it
+        for port, name, datatype, dtype, rest, row_bytes, bounded in self._expected:
+            tensor = given.get(name)
+            if tensor is None:
+                raise RequestError(f"{model}: input {name!r} is missing; it takes {_names(self.ports)}")
+            shape, data = tensor.shape, tensor.data
+            if (  # nearly all of a thousand: numbers as raw bytes, of the batch that the first one had
+                dtype is not None
+                and batch
+                and tensor.datatype == datatype
+                and shape[:1] == (batch,)
+                and shape[1:] == rest
+                and isinstance(data, (bytes, memoryview))
+                and len(data) == batch * row_bytes
+            ):
+                values: Tensor = np.frombuffer(data, dtype).reshape(shape)
+            else:
+                if tensor.datatype != datatype:
+                    raise RequestError(f"{model}: input {name!r} is {datatype}, got {tensor.datatype!r:.40}")
+                _check_shape(model, port, self._max_batch, shape)
+                if port.shape[:1] == (-1,):
+                    batch, first = (batch, first) if batch else (shape[0], name)
+                    if shape[0] != batch:
+                        raise RequestError(f"{model}: input {name!r} has batch {shape[0]}, {first!r} has {batch}")
+                values = content(tensor)
+            if bounded and not isinstance(values, Strings):
+                _check_range(model, port, values)
+            checked[name] = values
+        return checked
+
+    def _refuse_strange(self, given: Mapping[str, NamedTensor], tensors: Sequence[NamedTensor]) -> None:
+        if len(given) != len(tensors):
+            seen: set[str] = set()
+            twice = next(t.name for t in tensors if t.name in seen or seen.add(t.name))  # type: ignore[func-returns-value]
+            raise RequestError(f"{self._model}: input {twice!r:.80} is given twice")
+        if not given.keys() <= self._taken:
+            strange = next(name for name in given if name not in self._taken)
+            raise RequestError(f"{self._model}: no input {strange!r:.80}; it takes {_names(self.ports)}")
+
+
+def _expected(port: Port) -> _Expected:
+    datatype, rest = datatype_of(port.dtype), port.shape[1:]
+    raw = datatype not in (BYTES, "BOOL") and port.shape[:1] == (-1,)  # the bytes of a BOOL are looked at
+    dtype = DTYPES[datatype] if raw else None
+    row_bytes = math.prod(rest) * dtype.itemsize if dtype is not None else 0
+    return _Expected(port, port.name, datatype, dtype, rest, row_bytes, port.low is not None or port.high is not None)
 
 
 def _names(ports: Sequence[Port]) -> str:

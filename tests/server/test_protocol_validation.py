@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from veltair.errors import RequestError
 from veltair.profiles.artifact import Port
 from veltair.server.protocol import NamedTensor, RequestedOutput
-from veltair.server.validation import checked_inputs, checked_outputs, priority, timeout_ns
+from veltair.server.validation import Inputs, checked_outputs, priority, timeout_ns
 
 DENSE = Port("dense", "float32", (-1, 3))
 IDS = Port("ids", "int64", (-1, 2), low=0, high=9)
@@ -29,7 +29,7 @@ def ids(values: Any, **change: Any) -> NamedTensor:
 
 
 def check(*tensors: NamedTensor, ports: tuple[Port, ...] = (DENSE, IDS)) -> dict[str, Any]:
-    return checked_inputs("dlrm", ports, 4, tensors)
+    return Inputs("dlrm", ports, 4).checked(tensors)
 
 
 def test_arrays_come_by_name_without_a_copy() -> None:
@@ -112,3 +112,20 @@ def test_odd_timeouts_and_priorities(value: Any) -> None:
         timeout_ns({"timeout": value})
     with pytest.raises(RequestError, match="priority"):
         priority({"priority": value})
+
+
+def test_inputs_behind_the_first_are_checked_as_it_is() -> None:
+    """Raw numbers of the batch that the first one set are taken without a second look; all others get one."""
+    inputs = check(dense(2, 3), ids([[0, 9], [3, 4]]))
+    assert inputs["ids"].tolist() == [[0, 9], [3, 4]]
+    faults: list[tuple[dict[str, Any], str]] = [
+        ({"data": b"1" * 31}, "INT64 of shape .2, 2. takes 32 bytes, got 31"),
+        ({"shape": (4, 1)}, "has shape .1…4, 2., got .4, 1."),
+        ({"shape": (1, 2), "data": bytes(16)}, "'ids' has batch 1, 'dense' has 2"),
+        ({"datatype": "INT32"}, "is INT64, got 'INT32'"),
+        ({"data": np.array([[0, 10], [0, 0]], "<i8").tobytes()}, r"has 10 at \[0, 1\]; ids go from 0 to 9"),
+        ({"data": [b"text"]}, "expected INT64 data, got BYTES"),
+    ]
+    for change, says in faults:
+        with pytest.raises(RequestError, match=says):
+            check(dense(2, 3), ids([[0, 0], [0, 0]], **change))
