@@ -15,16 +15,14 @@ import argparse
 import dataclasses
 import json
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import mix
 import numpy as np
+from daemon import CLI
 from ready_made import ready_made, with_lookups
 
 from veltair import contestant
@@ -32,12 +30,12 @@ from veltair.compiler.columns.description_file import load as load_description
 from veltair.machine import environment
 from veltair.profiles import core_pool
 from veltair.profiles.artifact import load
+from veltair.race import race
 from veltair.zoo.models import RECOMMENDERS, cut
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "recsys.json"
 FOLDER = ROOT / "demo" / "recsys"
-CLI = [sys.executable, "-m", "veltair.cli"]
 BATCHES = (64, 256, 512)
 THREADS = (1, 2)
 PRECISIONS = ("fp32", "bf16")
@@ -166,7 +164,7 @@ def measure(files: Files, batch: int, rounds: int, tensorflow: str | None) -> li
         keys = ("engine", "precision", "threads", "batch", "only")
         rows += [
             {key: each[key] for key in keys if key in each} | {"median_ms": round(median, 4)}
-            for each, median in zip(tasks, race(tasks, rounds), strict=True)
+            for each, median in zip(tasks, race([*map(contender, tasks)], rounds, quiet=True), strict=True)
         ]
     return rows
 
@@ -184,36 +182,9 @@ def draw(files: Files, batch: int) -> None:
     np.savez(files.inputs("ready", batch), **ready_made(description, raw, batch), **rest)
 
 
-def race(tasks: Sequence[dict[str, Any]], rounds: int) -> list[float]:
-    """Milliseconds: the median over rounds of each turn's median. In turn, so that a noisy minute hits all."""
-    with ExitStack() as stack:
-        processes = [stack.enter_context(loaded(task)) for task in tasks]
-        times = [[ask(process) for process in processes] for _ in range(rounds)]
-    return [statistics.median(each) for each in zip(*times, strict=True)]
-
-
-@contextmanager
-def loaded(task: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    """A process that waits for its turn."""
-    command = task.get("command") or [sys.executable, __file__, "contestant", json.dumps(task)]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, text=True, **pipes)
-    try:
-        assert process.stdout is not None
-        if process.stdout.readline() != "ready\n":
-            raise SystemExit(f"{' '.join(command)} did not start (exit code {process.wait()})")
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def ask(process: subprocess.Popen[str]) -> float:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("turn\n")
-    process.stdin.flush()
-    return float(process.stdout.readline())
+def contender(task: dict[str, Any]) -> tuple[str, list[str]]:
+    """What it is called, and its command."""
+    return task["engine"], task.get("command") or [sys.executable, __file__, "contestant", json.dumps(task)]
 
 
 def compete(task: dict[str, Any]) -> None:
@@ -229,9 +200,7 @@ def compete(task: dict[str, Any]) -> None:
         run = contestant.onnxruntime(model, feeds, threads)
     else:
         run = contestant.openvino(model, feeds, threads, task["precision"])
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(contestant.turn(run), flush=True)
+    contestant.take_turns(run)
 
 
 def table(models: dict[str, Any]) -> str:

@@ -6,23 +6,19 @@ import argparse
 import dataclasses
 import importlib.util
 import json
-import statistics
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress, TimeRemainingColumn
 from rich.table import Table
 
 from veltair.contestant import onnx_inputs
-from veltair.errors import ConfigError, ModelError, VeltairError
+from veltair.errors import ConfigError, ModelError
 from veltair.machine import environment, machine
 from veltair.profiles.artifact import Artifact, load
+from veltair.race import race
 
 ROUNDS = 7
 PEERS = {"ort": [("onnxruntime", "fp32")], "openvino": [("openvino", "fp32"), ("openvino", "default")]}
@@ -61,7 +57,11 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for count in threads:  # a race each: large models would not fit into memory twice as often
         tasks = _tasks(artifacts, args.model, engines, count, args.batch)
-        medians = _race(tasks, args.rounds, quiet=args.json)
+        contestants = [
+            (f"{task['engine']} on {count} threads", [sys.executable, "-m", "veltair.contestant", json.dumps(task)])
+            for task in tasks
+        ]
+        medians = race(contestants, args.rounds, quiet=args.json)
         rows += [
             {**{key: task[key] for key in ("engine", "precision", "threads")}, "median_ms": round(median, 4)}
             for task, median in zip(tasks, medians, strict=True)
@@ -99,52 +99,6 @@ def _tasks(
         }
         for engine, precision, artifact in (*ours, *peers)
     ]  # fmt: skip
-
-
-def _race(tasks: Sequence[dict[str, Any]], rounds: int, quiet: bool) -> list[float]:
-    """Milliseconds: the median over rounds of each turn's median. In turn, so that a noisy minute hits all."""
-    times: list[list[float]] = [[] for _ in tasks]
-    progress = Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), disable=quiet)
-    with ExitStack() as stack:
-        stack.enter_context(progress)
-        loaded = progress.track(tasks, description="loading")
-        contestants = [stack.enter_context(_contestant(task)) for task in loaded]
-        for _ in progress.track(range(rounds), description="timing"):
-            for contestant, found in zip(contestants, times, strict=True):
-                found.append(float(_ask(contestant)))
-    return [statistics.median(found) for found in times]
-
-
-@contextmanager
-def _contestant(task: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
-    """A process that is loaded and waits for its turn."""
-    with tempfile.TemporaryFile("w+") as errors:
-        command = [sys.executable, "-m", "veltair.contestant", json.dumps(task)]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-        )
-        try:
-            assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
-                process.wait()
-                errors.seek(0)
-                last = (errors.read().strip().splitlines() or ["no message"])[-1]
-                raise VeltairError(f"{task['engine']} on {task['threads']} threads did not start: {last}")
-            yield process
-        finally:
-            process.kill()
-            process.communicate()
-
-
-def _ask(process: subprocess.Popen[str]) -> str:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("turn\n")
-    process.stdin.flush()
-    answer = process.stdout.readline()
-    if not answer:
-        raise VeltairError(f"an engine died while it was timed (code {process.wait()})")
-    return answer
 
 
 def _show(title: str, rows: list[dict[str, Any]]) -> None:

@@ -131,6 +131,13 @@ def turn(run: Callable[[], object]) -> float:
     return statistics.median(taken) * 1e3
 
 
+def take_turns(run: Callable[[], object]) -> None:
+    """Answer each line that comes in with the time of a turn (see `race`)."""
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(turn(run), flush=True)
+
+
 def main(task: dict[str, Any]) -> None:
     threads, batch = int(task["threads"]), int(task["batch"])
     artifact, model = load(Path(task["artifact"])), Path(task["model"])
@@ -141,9 +148,7 @@ def main(task: dict[str, Any]) -> None:
         run = onnxruntime(model, peers_feeds(model, feeds, batch), threads)
     else:
         run = openvino(model, peers_feeds(model, feeds, batch), threads, task["precision"])
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(turn(run), flush=True)
+    take_turns(run)
 
 
 if __name__ == "__main__":
