@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
 
 from veltair import config
 from veltair.config import ServeConfig
@@ -46,6 +48,24 @@ def configure(artifacts: Path, tmp_path: Path) -> Callable[..., ServeConfig]:
         return config.parse(raw, tmp_path / "serve.toml")
 
     return make
+
+
+@pytest.fixture
+def http(daemon: Any) -> Iterator[triton_http.InferenceServerClient]:
+    with triton_http.InferenceServerClient(daemon.http, network_timeout=WAIT_S) as client:
+        yield client
+
+
+@pytest.fixture
+def rpc(daemon: Any) -> Iterator[triton_grpc.InferenceServerClient]:
+    with triton_grpc.InferenceServerClient(daemon.grpc) as client:
+        yield client
+
+
+@pytest.fixture
+def clients(http: Any, rpc: Any) -> list[tuple[Any, Any]]:
+    """Over both protocols, of the daemon that a module's fixture of that name starts: a client and its package."""
+    return [(http, triton_http), (rpc, triton_grpc)]
 
 
 @asynccontextmanager

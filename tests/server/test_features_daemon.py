@@ -11,12 +11,9 @@ import farmhash
 import numpy as np
 import onnx
 import pytest
-import tritonclient.grpc as triton_grpc
-import tritonclient.http as triton_http
 from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from .conftest import WAIT_S
 from .test_http_grpc_daemon import Daemon, configuration, running, tensor
 
 pytestmark = pytest.mark.slow
@@ -98,15 +95,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     subprocess.run(command, check=True, cwd=folder, env={"PATH": "/usr/bin:/bin", "XDG_DATA_HOME": str(folder / "xdg")})
     with running(folder, configuration(folder, "ranker")) as started:
         yield started
-
-
-@pytest.fixture
-def clients(daemon: Daemon) -> Iterator[list[tuple[Any, Any]]]:
-    with (
-        triton_http.InferenceServerClient(daemon.http, network_timeout=WAIT_S) as http,
-        triton_grpc.InferenceServerClient(daemon.grpc) as rpc,
-    ):
-        yield [(http, triton_http), (rpc, triton_grpc)]
 
 
 def inputs(module: Any, ages: list[float], users: list[int], histories: list[bytes]) -> list[Any]:

@@ -120,18 +120,6 @@ def daemon(bounded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield started
 
 
-@pytest.fixture
-def http(daemon: Daemon) -> Iterator[triton_http.InferenceServerClient]:
-    with triton_http.InferenceServerClient(daemon.http, network_timeout=WAIT_S) as client:
-        yield client
-
-
-@pytest.fixture
-def rpc(daemon: Daemon) -> Iterator[triton_grpc.InferenceServerClient]:
-    with triton_grpc.InferenceServerClient(daemon.grpc) as client:
-        yield client
-
-
 X = np.random.default_rng(3).standard_normal((5, 16), dtype=np.float32)
 
 

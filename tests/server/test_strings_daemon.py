@@ -33,18 +33,6 @@ def daemon(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield started
 
 
-@pytest.fixture
-def http(daemon: Daemon) -> Iterator[triton_http.InferenceServerClient]:
-    with triton_http.InferenceServerClient(daemon.http, network_timeout=WAIT_S) as client:
-        yield client
-
-
-@pytest.fixture
-def rpc(daemon: Daemon) -> Iterator[triton_grpc.InferenceServerClient]:
-    with triton_grpc.InferenceServerClient(daemon.grpc) as client:
-        yield client
-
-
 def column(items: list[Any]) -> np.ndarray[Any, Any]:
     values = np.empty((len(items), 1), object)
     values[:, 0] = items
