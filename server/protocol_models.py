@@ -43,9 +43,7 @@ def configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[str, An
     ranges = {p.name: [p.low, p.high] for p in manifest.inputs if p.low is not None or p.high is not None}
     features = {port.name: _text(port) for port in manifest.inputs if port.places}
     parameters = {
-        "features": msgspec.json.encode(
-            features
-        ).decode(),  # the raw ones; of strings, how many bytes and tokens of what
+        "features": msgspec.json.encode(features).decode(),  # the raw ones; of strings, how many bytes and what tokens
         "id_range": msgspec.json.encode(ranges).decode(),  # inclusive, by input
         "max_batch": str(manifest.max_batch),
         "precision": manifest.precision,
