@@ -54,7 +54,7 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
     kind = "depthwise_conv2d" if depthwise else "conv2d_amx" if lowering.dtype == "uint16" else "conv2d"
     y = Activation(output, lowering.dtype, out, lowering.block)
     flops = 2 * int(np.prod(np.abs(out))) * int(np.prod(weight.shape[1:]))
-    attributes = {
+    attributes: dict[str, Any] = {
         "kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads,
         "activation": epilogue.activation,
     }  # fmt: skip
