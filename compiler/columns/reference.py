@@ -80,8 +80,8 @@ def _column(column: Column, feature: Feature, table: NDArray[Any] | None, values
     if column.step == "copy":
         return np.asarray(raw, np.float32).reshape(len(raw), feature.width)
     if column.counts:
-        counts = np.array([[len(values_of(feature, row))] for row in raw]).reshape(-1, 1)
-        return counts if column.step == "length" else (np.arange(feature.values or 0) < counts).astype(np.int64)
+        many = np.array([len(values_of(feature, row)) for row in raw])[:, None]
+        return many if column.step == "length" else (np.arange(feature.values or 0) < many).astype(np.int64)
     if column.step == "number":
         spelled = [[float(v) for v in values_of(feature, row) if NUMBER.fullmatch(v)] for row in raw]
         return np.array([[_scale(column, len(row)) * sum(row)] for row in spelled], np.float32).reshape(-1, 1)
@@ -92,9 +92,9 @@ def _column(column: Column, feature: Feature, table: NDArray[Any] | None, values
         found = np.where(np.isnan(numbers) & (column.default >= 0), column.default, buckets).tolist()
         place = list(range(len(found)))
     else:
-        many = [values_of(feature, value) for value in raw]
-        place = [row for row, members in enumerate(many) for _ in members]
-        flat = [_joined(column, values, row, member) for row, members in enumerate(many) for member in members]
+        present = [values_of(feature, value) for value in raw]
+        place = [row for row, members in enumerate(present) for _ in members]
+        flat = [_joined(column, values, row, member) for row, members in enumerate(present) for member in members]
         words = {str(key).encode(): at for at, key in enumerate(column.vocabulary or ())}
         known = {value: _mapped(column, words, value) for value in dict.fromkeys(flat)}
         found = [known[value] for value in flat]

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from columns.running import NUMBERS, Compiled, described, texts
-from numpy.typing import NDArray
+from kernels import guarded
 
 from veltair.compiler.columns.description import Description
 from veltair.compiler.columns.reference import reference
+from veltair.compiler.columns.vocabulary import LARGEST, LONGEST_PROBE, Vocabularies, _slots
 from veltair.compiler.embedding.rows import STORAGES, Storage
 from veltair.compiler.ir import Point
 from veltair.compiler.kernels.spaces import SPACES
@@ -127,7 +128,7 @@ def test_columns_in_parallel_on_avx2() -> None:
 def test_ends_that_fall_or_pass_the_room_are_empty_texts(compiled: Compiled, whole: Description) -> None:
     """The kernel's own check; `Strings.checked` refuses them before."""
     raw = raw_features(5, 4)
-    arrays = {name: guarded(array) for name, array in zip(compiled.names, compiled.arrays(raw, 4), strict=True)}
+    arrays = {name: guarded(array, 64) for name, array in zip(compiled.names, compiled.arrays(raw, 4), strict=True)}
     arrays["ends"][1] = 2**31 - 1  # row 1 of s; row 2 then begins past the room, and its end falls
     arrays["ends"][4 + 3] = -5  # row 3 of kept
     out = compiled.run([arrays[name] for name in compiled.names], 4)
@@ -142,10 +143,10 @@ def test_nothing_is_read_outside_of_texts_numbers_and_tables(
 ) -> None:
     """Every array ends at a page that no one may touch: a read behind it kills the process."""
     code = compiled if storage == "fp32" else Compiled(whole, POINT, storage=storage)
-    code.weights[:] = [guarded(weight) for weight in code.weights]
+    code.weights[:] = [guarded(weight, 64) for weight in code.weights]
     for batch in (1, 7, 16, 33):
         raw = raw_features(batch, batch)
-        arrays = [guarded(array) for array in code.arrays(raw, batch)]
+        arrays = [guarded(array, 64) for array in code.arrays(raw, batch)]
         expected = reference(whole, raw, code.store.tables)["x"]
         np.testing.assert_allclose(code.run(arrays, batch), expected, rtol=1e-5, atol=1e-6)
 
@@ -166,18 +167,40 @@ def test_long_texts_and_a_million_separators() -> None:
     )
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
+def test_what_is_cut_off_is_not_even_read() -> None:
+    """A row costs what its first tokens do: those behind lie where nobody may look."""
+    page = mmap.PAGESIZE
+    some = described(
+        [{"name": "t", "kind": "tokens", "truncate": 2, "max_bytes": 2 * page}],
+        [{"feature": "t", "hash": 40, "combiner": "sum", "table": "t8"}], t8=(40, 8),
+    )  # fmt: skip
+    text = (b"one,two," + b"three," * page)[: 2 * page]
+    code, raw = Compiled(some, POINT, max_batch=1), {"t": [text]}
+    memory = mmap.mmap(-1, 2 * page)
+    memory[:page] = text[:page]
+    letters, arrays = np.frombuffer(memory, np.uint8), [aligned(array) for array in code.arrays(raw, 1)]
+    arrays[code.names.index("bytes")] = letters
+    second = ctypes.c_void_p(letters.ctypes.data + page)
+    assert ctypes.CDLL(None).mprotect(second, ctypes.c_size_t(page), 0) == 0
+    np.testing.assert_allclose(code.run(arrays, 1), reference(some, raw)["x"], rtol=1e-5)
 
 
-def guarded(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy whose last bytes lie before a page without access, as near as 64-byte alignment of its begin allows."""
-    room = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, room + 2 * mmap.PAGESIZE)
-    first = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + mmap.PAGESIZE
-    for edge in (first - mmap.PAGESIZE, first + room):
-        assert _libc.mprotect(ctypes.c_void_p(edge), mmap.PAGESIZE, 0) == 0
-    whole = np.frombuffer(memory, np.uint8)
-    start = mmap.PAGESIZE + (room - array.nbytes) // 64 * 64
-    copy = whole[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
+def test_every_separator_counts_once() -> None:
+    some = described(
+        [{"name": "t", "kind": "tokens", "empty": "keep", "max_bytes": 1 << 20}], [{"feature": "t", "length": True}]
+    )
+    code = Compiled(some, POINT, max_batch=1)
+    for size in (0, 1, 31, 32, 33, 1 << 20):
+        assert code({"t": [b"," * size]}, 1).tolist() == [[size + 1]]
+
+
+def test_keys_are_found_within_a_few_probes() -> None:
+    """However many there are; memory stays in proportion where keys were chosen to collide."""
+    for count in (1, 100, 20_000):
+        slots = Vocabularies.of({"v": [f"key {i}" for i in range(count)]}).slots
+        full = np.concatenate([slots, slots[: LONGEST_PROBE + 1]]) >= 0
+        runs = np.convolve(full, np.ones(LONGEST_PROBE + 1, int), "valid")
+        assert (slots >= 0).sum() == count and runs.max() <= LONGEST_PROBE
+        assert len(slots) <= 4 * LARGEST * count
+    colliding = _slots([place << 40 for place in range(200)])
+    assert (colliding >= 0).sum() == 200 and len(colliding) <= 4 * LARGEST * 200
