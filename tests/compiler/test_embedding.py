@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from kernels import LESSER, need
+from kernels import LESSER, guarded, need
 from numpy.typing import NDArray
 
 from veltair.compiler.embedding import families, reference
@@ -105,19 +103,6 @@ def test_code_for_lesser_instruction_sets(mcpu: str) -> None:
     for storage in STORAGES:
         program, operands, expected = cases(40, storage)["weighted mean"]
         assert error(called(compiled(program, 3, 8, mcpu=mcpu), operands, expected.shape), expected) < 1e-5
-
-
-def guarded(array: Array) -> Array:
-    """A copy that ends where a page that nobody may read begins, behind another such page."""
-    page = mmap.PAGESIZE
-    inside = -(-array.nbytes // page) * page
-    memory = np.frombuffer(mmap.mmap(-1, inside + 2 * page), np.uint8)
-    for place in (0, page + inside):
-        address = ctypes.c_void_p(memory.ctypes.data + place)
-        assert ctypes.CDLL(None).mprotect(address, ctypes.c_size_t(page), 0) == 0
-    copy = memory[page + inside - array.nbytes : page + inside].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
 
 
 @pytest.mark.parametrize("storage", STORAGES)

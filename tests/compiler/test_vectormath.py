@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from kernels import need
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from veltair import machine
 from veltair.compiler.kernels import vectormath
 from veltair.compiler.kernels.emit import LANES, load, primitive, store
 from veltair.compiler.library import machine_code
@@ -24,8 +24,7 @@ TARGETS = {
 
 @pytest.fixture(params=["avx2", "avx512"], scope="module")
 def target(request: pytest.FixtureRequest) -> Any:
-    if request.param not in machine.features():
-        pytest.skip(f"this CPU has no {request.param}")
+    need(frozenset({request.param}), "its functions")
     return TARGETS[request.param]
 
 
@@ -114,8 +113,7 @@ def test_lanes_are_combined(target: Any) -> None:
 
 
 def test_a_rough_sigmoid_is_good_for_bfloat16() -> None:
-    if "avx512" not in machine.features():
-        pytest.skip("this CPU has no AVX-512")
+    need(frozenset({"avx512"}), "the rough sigmoid")
     x = everywhere(-86, 86)
     found = run(TARGETS["avx512"], vectormath.rough_sigmoid, x).astype(np.float64)
     expected = 1 / (1 + np.exp(-np.clip(x.astype(np.float64), -87, 87)))
