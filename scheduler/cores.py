@@ -64,11 +64,12 @@ class CorePool:
 
     def _take_from(self, domain: int, count: int, taken: list[int]) -> None:
         """Takes the lowest ids, so that the same events give the same sets."""
-        free = self._cores[domain]
-        self._having[len(free)] ^= 1 << domain
-        taken += free[:count]
-        del free[:count]
-        self._having[len(free)] ^= 1 << domain
+        cores, having, bit = self._cores[domain], self._having, 1 << domain
+        free = len(cores)
+        having[free] ^= bit
+        having[free - count] ^= bit
+        taken += cores[:count]
+        del cores[:count]
         self.free -= count
 
 
