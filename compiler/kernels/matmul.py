@@ -1,7 +1,7 @@
 """Matrix product with constant weights, fp32, rows of any batch: the dense layers of recommendation models and heads.
 
 A register tile is `rows` x `columns` vectors of 16; a task takes one group of columns and `tall` tiles of rows.
-Rows that fill no tile are done one by one.
+Rows that fill no tile are done one by one. Many rows have another algorithm beside it (`matmul_blocked`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from veltair.compiler.kernels.matmul_operands import matmul_rows, packed_panels,
 # Register tiles (columns in vectors, rows) that leave room for the weights and an input; of one row, the weights are
 # operands in memory. AVX2 has half as many registers, and a vector takes two.
 AVX512_TILES = ((4, 6), (4, 4), (4, 1), (2, 6), (2, 12), (2, 4), (2, 1), (1, 6), (1, 12), (1, 4), (1, 1))
-MANY = 16  # rows that are worth copying
 AVX2_TILES = ((1, 6), (1, 4), (4, 1), (2, 1), (1, 1))
+MANY = 16  # rows, at the greatest batch, that are worth copying
 
 
 class Matmul:
