@@ -174,9 +174,11 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Report
     described = load_features(features) if features else None
     with tempfile.TemporaryDirectory(prefix="veltair-verify-") as folder:
         kept = Tables(manifest.tables, Path(folder))
-        graph = lower(loaded, manifest.precision, join(loaded, described, kept), kept)
-        front, wide = join(loaded, described, Tables("fp32", Path(folder))), graph.layers
+        front = join(loaded, described, kept)
+        graph = lower(loaded, manifest.precision, front, kept)
+        wide = graph.layers
         if manifest.tables != "fp32":
+            front = join(loaded, described, Tables("fp32", Path(folder)))
             wide = lower(loaded, manifest.precision, front).layers
     if graph.inputs != manifest.inputs:
         takes, ours = (", ".join(port.name for port in ports) for ports in (graph.inputs, manifest.inputs))
@@ -211,9 +213,8 @@ def _compared(
         arrays = [empty(port.at(batch), port.dtype) for port in manifest.rooms]
         fill(manifest, arrays, feeds | raw, batch)
         if front:
-            given = raw | columns_of(
-                front.description, raw, front.tables
-            )  # what a column gives may have its feature's name
+            # What a column gives may have its feature's name.
+            given = raw | columns_of(front.description, raw, front.tables)
             feeds |= {
                 value.name: _fed(value, given[value.name]) for value in session.get_inputs() if value.name in given
             }
