@@ -11,7 +11,7 @@ from veltair.compiler.columns.hashing import held
 from veltair.compiler.columns.indices import Indices, Work
 from veltair.compiler.columns.plan import Field
 from veltair.compiler.embedding.rows import Reader, reader, row_items
-from veltair.compiler.kernels.emit import LANES, Expr, when
+from veltair.compiler.kernels.emit import LANES, Expr, prefetch, when
 
 HALF = 8  # floats; rows of tables are often no wider
 LINE = 64  # bytes of the cache
@@ -33,15 +33,10 @@ class TableRows:
         """Ask for the cache lines of a row."""
         tables = self._work.buffers["tables"]
         items, line = row_items(width, tables.dtype), LINE // np.dtype(str(tables.dtype)).itemsize
-
-        def ask(item: Expr) -> None:
-            at = T.address_of(tables[item])
-            T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", at, *map(T.int32, (0, 3, 1))))
-
         with T.serial(T.int64(0), T.ceildiv(items, T.int64(line))) as number:
-            ask(begin + number * T.int64(line))
+            prefetch(tables[begin + number * T.int64(line)], level=1)
         if tables.dtype == "uint8":  # rows begin anywhere in a line
-            ask(begin + items - 1)
+            prefetch(tables[begin + items - 1], level=1)
 
 
 def across(dim: int, width: Expr, body: Callable[[Expr, int], None]) -> None:

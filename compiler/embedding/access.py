@@ -21,7 +21,7 @@ from veltair.compiler.embedding.dlc import Decoupled, Send, Traversal
 from veltair.compiler.embedding.execute import Execute, Given, across
 from veltair.compiler.embedding.rows import Reader, reader, row_items
 from veltair.compiler.embedding.slc import Alu, Assign, Gain, Inverse, Load, Place, Statement, Stream
-from veltair.compiler.kernels.emit import Expr, when
+from veltair.compiler.kernels.emit import Expr, prefetch, when
 
 LINE = 64
 FETCHED = 32  # lines of a row that are asked for ahead; the hardware sees the rest coming
@@ -213,8 +213,7 @@ class Access:
         if size % LINE and size < FETCHED * LINE:  # rows begin anywhere in a line
             places.append(size - item)
         for place in places:
-            where = T.address_of(flat[begin + T.int64(place // item)])
-            T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", where, *map(T.int32, (0, 3, 1))))
+            prefetch(flat[begin + T.int64(place // item)], level=1)
 
     def _is_float(self, name: str) -> bool:
         streams = dict(self._of.access.streams) | dict(self._of.lookups.streams)

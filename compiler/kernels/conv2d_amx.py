@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.convolution import geometry, prefetch, reach
+from veltair.compiler.kernels.convolution import geometry, reach
 from veltair.compiler.kernels.cover import DEPTH, TILE, Cover, folds
 from veltair.compiler.kernels.emit import (
     LANES,
@@ -30,6 +30,7 @@ from veltair.compiler.kernels.emit import (
     amx,
     load,
     pad_to,
+    prefetch,
     primitive,
     scratch,
     store,

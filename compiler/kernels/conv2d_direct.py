@@ -10,7 +10,7 @@ prefetched, a share with each tile, so that weights that come from memory come a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from math import log2
 from typing import Any
 
@@ -23,10 +23,9 @@ from veltair.compiler.kernels.convolution import (
     first_tap,
     geometry,
     group_sizes,
-    prefetch,
     where_present,
 )
-from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, store, when
+from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, prefetch, primitive, store, when
 
 UNROLL = 4  # input channels of one turn of the innermost loop
 STRIP = 64  # outputs of a strip of several rows, at most: each of its tiles has code of its own
@@ -43,14 +42,10 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         for pixels in sorted({most, -(-most * 2 // 3)}):
             join = rows_together(oh, ow, pixels, channels, each)
             cost = strip_cycles(join * ow, pixels, channels, each) / (join * ow * channels * each)
-            for rows in sorted({min(oh, -(-r // join) * join) for r in (1, 4, 7, 14, 56)}):
-                chunks = -(-oh // rows)
-                uneven = chunks * rows / oh - 1  # what the last chunk lacks
-                liking = 0.003 * abs(log2(rows / 5)) + 0.02 * uneven + 0.1 * (chunks * -(-blocks // channels) < 2)
+            for rows, liking in heights(oh, join, -(-blocks // channels)):
                 point: Point = {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
                 found.append((cost + liking, point))
-    best = min(cost for cost, _ in found)
-    return [point for cost, point in sorted(found, key=lambda pair: pair[0]) if cost < 1.6 * best]
+    return likely(found)
 
 
 def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
@@ -135,6 +130,20 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     taken = (rows * sh + kh - 1) * ow * sw * blocks * inner * 4  # input rows of a task
     block_size = taken + packed[0].nbytes + rows * ow * width * 4
     return Kernel(function, (packed, bias), block_size, groups * chunks * pixels * channels)
+
+
+def heights(oh: int, join: int, groups: int) -> Iterator[tuple[int, float]]:
+    """Rows of a task, and what speaks against so many: far from five, an uneven last chunk, too few tasks."""
+    for rows in sorted({min(oh, -(-r // join) * join) for r in (1, 4, 7, 14, 56)}):
+        chunks = -(-oh // rows)
+        uneven = chunks * rows / oh - 1  # what the last chunk lacks
+        yield rows, 0.003 * abs(log2(rows / 5)) + 0.02 * uneven + 0.1 * (chunks * groups < 2)
+
+
+def likely(estimated: Sequence[tuple[float, Point]]) -> list[Point]:
+    """Points with their estimated costs, the best first; without those that are estimated far worse."""
+    best = min(cost for cost, _ in estimated)
+    return [point for cost, point in sorted(estimated, key=lambda pair: pair[0]) if cost < 1.6 * best]
 
 
 def place(row: Expr, cell: Expr, ow: int, height: int) -> tuple[Expr, Expr]:

@@ -8,7 +8,7 @@ groups for the outputs of a tile wait in a scratch, and are shuffled as they are
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd, log2
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.ir import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.conv2d_direct import (
     UNROLL,
+    heights,
+    likely,
     place,
     register_tile,
     registers_each,
@@ -93,14 +95,10 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         for pixels in sorted({most, -(-most * 2 // 3)}):
             join = rows_together(oh, ow, pixels, channels, each)
             cost = steps * strip_cycles(join * ow, pixels, channels, each) / (join * ow)
-            for rows in sorted({min(oh, -(-r // join) * join) for r in (1, 4, 7, 14, 56)}):
-                chunks = -(-oh // rows)
-                uneven = chunks * rows / oh - 1  # what the last chunk lacks
-                liking = 0.003 * abs(log2(rows / 5)) + 0.02 * uneven + 0.1 * (chunks < 2)
+            for rows, liking in heights(oh, join, 1):
                 point: Point = {"algorithm": "grouped", "channels": channels, "pixels": pixels, "rows": rows}
                 found.append((cost * (1 + liking), point))
-    best = min(cost for cost, _ in found)
-    return [point for cost, point in sorted(found, key=lambda pair: pair[0]) if cost < 1.6 * best]
+    return likely(found)
 
 
 def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:

@@ -65,12 +65,6 @@ def balanced(total: int, most: int) -> list[tuple[int, int, int]]:
     return [(start, count, size) for start, count, size in found if count]
 
 
-def prefetch(element: Expr) -> None:
-    """Bring the cache line of an element of a buffer to L2; it may lie behind the buffer's end."""
-    hint = (0, 2, 1)  # to read, moderate locality, data
-    T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", T.address_of(element), *map(T.int32, hint)))
-
-
 def group_sizes(blocks: int, sizes: Sequence[int], most: int = 2) -> list[int]:
     """Sizes of a group of output blocks that leave little of the last group empty, at most `most`, as they come."""
     return [size for size in sizes if -(-blocks // size) * size <= 1.1 * blocks][:most]

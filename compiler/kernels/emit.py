@@ -144,6 +144,12 @@ def whole(value: int, count: int = LANES) -> Expr:
     return splat(T.uint32(value), count)
 
 
+def prefetch(element: Expr, level: int = 2) -> None:
+    """Bring the cache line of an element of a buffer to L1 or L2; it may lie behind the buffer's end."""
+    hint = (0, 4 - level, 1)  # to read, how near, data
+    T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", T.address_of(element), *map(T.int32, hint)))
+
+
 def activate(value: Expr, activation: str, rough: bool = False) -> Expr:
     """The activation function at the end of an epilogue.
 

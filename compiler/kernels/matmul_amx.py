@@ -23,6 +23,7 @@ from veltair.compiler.kernels.emit import (
     lanes,
     load,
     pad_to,
+    prefetch,
     primitive,
     scratch,
     to_bf16_bits,
@@ -133,10 +134,7 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                             # Weights come from memory: each pair of tiles fetches its share of the next stretch's.
                             ahead = (panel + panels, nth) if last else (panel, k + stretch)
                             for line in range(share):
-                                where = T.address_of(W[(*ahead, 0, pair * share + line, 0, 0)])
-                                T.evaluate(
-                                    T.call_llvm_intrin("void", "llvm.prefetch.p0", where, *map(T.int32, (0, 2, 1)))
-                                )
+                                prefetch(W[(*ahead, 0, pair * share + line, 0, 0)])
                         if ends is not None and last:
                             step(panel, steps, [(T.address_of(ends[half, 0, 0]), DEPTH * 2) for half in range(2)])
                         for register in range(4):

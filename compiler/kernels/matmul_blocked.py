@@ -14,7 +14,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, Expr, load, pad_to, primitive, scratch, store, when
+from veltair.compiler.kernels.emit import LANES, Expr, load, pad_to, prefetch, primitive, scratch, store, when
 from veltair.compiler.kernels.matmul_operands import matmul_rows, packed_panels, sides_of, store_outputs
 
 FEW = 4  # rows of a small tile
@@ -97,7 +97,7 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
                             for r, c in spots:
                                 T.buffer_store(acc[c], load(sums, p, row + r, c * LANES), [r])
                 with T.serial(0, extent) as k:
-                    T.evaluate(T.call_llvm_intrin("void", "llvm.prefetch.p0", ahead(k), *map(T.int32, (0, 2, 1))))
+                    prefetch(ahead(k))
                     taps = [T.bind(load(W, place, k0 + k, c * LANES)) for c in range(columns)]
                     for r in range(height):
                         value = T.bind(T.broadcast(near[row + r, k], LANES))
@@ -130,7 +130,7 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
                     next_k = T.bind(T.Select(last, k0 + stretch, k0))
 
                     def fetched(nth: Expr, panel: Expr = next_panel, depth: Expr = next_k) -> Callable[[Expr], Expr]:
-                        return lambda k: T.address_of(W[panel, depth, (nth * share + k) * LANES])
+                        return lambda k: W[panel, depth, (nth * share + k) * LANES]
 
                     with T.serial(0, full) as t:
                         tile(p, T.bind(t * rows), k0, extent, rows, fetched(t))

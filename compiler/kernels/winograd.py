@@ -19,8 +19,20 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.conv2d_direct import UNROLL, register_tile, registers_each
-from veltair.compiler.kernels.convolution import balanced, first_tap, geometry, group_sizes, prefetch, where_present
-from veltair.compiler.kernels.emit import LANES, Expr, activate, lanes, load, pad_to, primitive, splat, store, when
+from veltair.compiler.kernels.convolution import balanced, first_tap, geometry, group_sizes, where_present
+from veltair.compiler.kernels.emit import (
+    LANES,
+    Expr,
+    activate,
+    lanes,
+    load,
+    pad_to,
+    prefetch,
+    primitive,
+    splat,
+    store,
+    when,
+)
 
 # Of transformed inputs; twice L2 still pays, since each task reads all transformed weights of its output channels.
 SCRATCH_BYTES = 4 << 20
