@@ -16,7 +16,6 @@ from veltair import machine
 from veltair.compiler.assemble import assemble
 from veltair.compiler.columns.description_file import load as load_features
 from veltair.compiler.columns.join import join
-from veltair.compiler.embedding.rows import Storage
 from veltair.compiler.embedding.tables import TOLERANCE as TABLE_TOLERANCE
 from veltair.compiler.embedding.tables import Tables
 from veltair.compiler.interference import this_memory
@@ -28,7 +27,7 @@ from veltair.compiler.search import Setting, search
 from veltair.compiler.versions import choose_versions
 from veltair.errors import ConfigError
 from veltair.profiles import artifact
-from veltair.profiles.artifact import Artifact, LevelSource, Manifest
+from veltair.profiles.artifact import Artifact, LevelSource, Manifest, Storage
 from veltair.profiles.records import RecordStore
 from veltair.types import Environment
 

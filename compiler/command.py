@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -15,9 +16,8 @@ from rich.table import Column
 
 from veltair.errors import ConfigError
 from veltair.machine import ISAS
-from veltair.profiles.artifact import Artifact, LevelSource
+from veltair.profiles.artifact import Artifact, LevelSource, Storage
 
-STORAGES = ("fp32", "fp16", "int8")
 LEVELS: Mapping[str, LevelSource] = {"measured": "measured", "model": "modelled"}
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--features", type=Path, metavar="FEATURES.toml", help="what inputs are made from (docs/features.md)"
     )
     parser.add_argument(
-        "--tables", choices=STORAGES, default="fp32", help="rows of lookup tables; int8: with a scale and a bias each"
+        "--tables",
+        choices=get_args(Storage),
+        default="fp32",
+        help="rows of lookup tables; int8: with a scale and a bias each",
     )
     parser.add_argument("--max-batch", type=int, help="of a dynamic batch")
     parser.add_argument(

@@ -7,7 +7,6 @@ DequantizeLinear of the table, with one scale or one a row, and a Gather of what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from veltair.compiler.columns.onnx_graph import Graph
 from veltair.compiler.columns.safety import needed
 from veltair.compiler.embedding.rows import TAIL_BYTES, floats
 from veltair.compiler.node import attribute
@@ -41,8 +41,8 @@ def take_stored(proto: onnx.ModelProto, path: Path, known: frozenset[str]) -> di
 
     Those that ids made by operators in `known` read become constants of float32: they are looked at once more.
     """
-    graph = proto.graph
-    reader = _Reader(graph)
+    graph, whole = proto.graph, Graph(proto, path)
+    reader = _Reader(whole)
     taken: dict[str, NDArray[Any]] = {}
     plain: set[str] = set()
     before = _behind(graph, known)
@@ -62,7 +62,7 @@ def take_stored(proto: onnx.ModelProto, path: Path, known: frozenset[str]) -> di
                 graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(found.table.dims)))
         node.input[0] = name
         if node.output[0] != found.out:
-            behind = reader.maker[found.out]
+            behind = whole.producer[found.out]
             behind.output[0] = f"{found.out}/stored"  # nobody reads it: the node goes
             node.output[0] = found.out
     if taken or plain:
@@ -73,21 +73,15 @@ def take_stored(proto: onnx.ModelProto, path: Path, known: frozenset[str]) -> di
 
 
 class _Reader:
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._weights: Mapping[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
-        self.maker = {name: node for node in graph.node for name in node.output}
-        self._users: dict[str, list[onnx.NodeProto]] = {}
-        for node in graph.node:
-            for name in node.input:
-                self._users.setdefault(name, []).append(node)
-        self._outputs = {output.name for output in graph.output}
+    def __init__(self, graph: Graph) -> None:
+        self._graph, self._weights = graph, graph.weights
 
     def lookup(self, gather: onnx.NodeProto) -> _Lookup | None:
         fixed = gather.op_type == "Gather" and gather.input[1] in self._weights
         if gather.op_type != "Gather" or fixed or attribute(gather, "axis", 0) not in (0, -2):
             return None
         ids, out = gather.input[1], gather.output[0]
-        before = self.maker.get(gather.input[0])
+        before = self._graph.producer.get(gather.input[0])
         if before is not None:
             table = self._matrix(before.input[0])
             if table is None:
@@ -95,10 +89,9 @@ class _Reader:
             if before.op_type == "Cast" and table.data_type == TensorProto.FLOAT16 and _to_float(before):
                 return _Lookup(table, None, None, out)
             return self._dequantised(before, table, out, None)
-        table, users = self._matrix(gather.input[0]), self._users.get(out, [])
-        if table is None or len(users) != 1 or out in self._outputs:
+        table, behind = self._matrix(gather.input[0]), self._graph.only_user(out)
+        if table is None or behind is None:
             return None
-        behind = users[0]
         if behind.op_type == "Cast" and table.data_type == TensorProto.FLOAT16 and _to_float(behind):
             return _Lookup(table, None, None, behind.output[0])
         return self._dequantised(behind, table, behind.output[0], ids) if behind.input[0] == out else None
@@ -123,7 +116,7 @@ class _Reader:
 
     def _picked(self, name: str, ids: str | None) -> TensorProto | None:
         """The constant that numbers of rows are looked up in by the same ids."""
-        node = self.maker.get(name)
+        node = self._graph.producer.get(name)
         if node is None or node.op_type != "Gather" or node.input[1] != ids or attribute(node, "axis", 0) != 0:
             return None
         tensor = self._weights.get(node.input[0])

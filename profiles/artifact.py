@@ -30,6 +30,7 @@ SCHEMA = 1
 ALIGNMENT = 64  # bytes; what TVM's kernels assume of every tensor
 SLACK_BYTES = 8192  # kernels may read a register tile past the end of a tensor, never write there
 LevelSource: TypeAlias = Literal["measured", "modelled"]
+Storage: TypeAlias = Literal["fp32", "fp16", "int8"]  # of the rows of a table; bytes have a scale and a bias a row
 MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels.so"
 
 
@@ -124,7 +125,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_digest: str
     level_sources: tuple[LevelSource, ...] = ()  # of each level; none stands for all measured
     banks: tuple[Port, ...] = ()  # one-dimensional
-    tables: Literal["fp32", "fp16", "int8"] = "fp32"  # what was asked for float tables that are looked up
+    tables: Storage = "fp32"  # what was asked for float tables that are looked up
     tables_error: float = 0.0  # of a number in them at most, over the largest magnitude in its table
 
     @property

@@ -22,7 +22,7 @@ class Graph:
         self.opsets = proto.opset_import
         self.producer = {output: node for node in self.nodes for output in node.output if output}
         self.inputs = {value.name: value for value in proto.graph.input}
-        self._weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self.weights = {tensor.name: tensor for tensor in proto.graph.initializer}
         self._outputs = {output.name for output in proto.graph.output}
         self._users: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:
@@ -70,7 +70,7 @@ class Graph:
         return ModelError(f"{self.path}: node {node.name!r}: operator {node.op_type}: {what}")
 
     def _tensor(self, name: str) -> TensorProto | None:
-        tensor, node = self._weights.get(name), self.producer.get(name)
+        tensor, node = self.weights.get(name), self.producer.get(name)
         if tensor is None and node is not None and node.op_type == "Constant":
             tensor = attribute(node, "value", None)
         return tensor

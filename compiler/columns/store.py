@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.columns.description import Column, Description
-from veltair.compiler.columns.tables import PART, parts
+from veltair.compiler.columns.tables import parts
 from veltair.compiler.embedding.rows import DTYPES, row_items
 from veltair.compiler.embedding.tables import Tables
 
@@ -56,8 +56,7 @@ class Store:
             end = begin + table.rows * items
             found = tables[table.name] = rows[begin:end].reshape(table.rows, items)
             if given is not None and table.name in given:
-                own, step = given[table.name], max(PART // table.dim, 1)
-                kept.store(table.name, lambda at, own=own, step=step: own[at : at + step], step, found)  # type: ignore[misc]
+                kept.store_all(table.name, given[table.name], found)
             else:
                 step, part = parts(table, description.path)
                 kept.store(table.name, part, step, found)

@@ -7,18 +7,18 @@ bias as float32; number = byte * scale + bias.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.kernels.emit import Expr, lanes, splat, vector
+from veltair.profiles.artifact import Storage
 
 TAIL_BYTES = 8  # scale and bias behind the bytes of a row
-STORAGES = ("fp32", "fp16", "int8")
-Storage: TypeAlias = Literal["fp32", "fp16", "int8"]
-DTYPES: Mapping[str, str] = {"fp32": "float32", "fp16": "float16", "int8": "uint8"}  # of a table
+DTYPES: Mapping[Storage, str] = {"fp32": "float32", "fp16": "float16", "int8": "uint8"}  # of a table
+STORAGES = tuple(DTYPES)
 Reader = Callable[[Expr, int], Expr]  # the numbers of a row: offset, how many -> float32 lanes
 
 
@@ -43,7 +43,7 @@ def floats(table: NDArray[Any]) -> NDArray[np.float32]:
     return table[:, :-TAIL_BYTES].astype(np.float32) * tail[:, :1] + tail[:, 1:]
 
 
-def storage_of(table: NDArray[Any]) -> str:
+def storage_of(table: NDArray[Any]) -> Storage:
     return next(storage for storage, dtype in DTYPES.items() if dtype == table.dtype)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.embedding.rows import DTYPES, Storage, floats, row_items, stored
+from veltair.compiler.embedding.rows import DTYPES, floats, row_items, stored
 from veltair.errors import ModelError
+from veltair.profiles.artifact import Storage
 
 # Of a lookup layer or a whole model, beside what its precision allows: error over the output's largest value. A number
 # is off by 2**-11 of itself in fp16, and in int8 by half of 1 / 255 of its row's range, 0.4 % of the largest at most.
@@ -38,10 +39,14 @@ class Tables:
         if name not in self._kept:
             rows, dim = table.shape
             kept = self.empty((rows, row_items(dim, DTYPES[self.storage])))
-            step = max(PART // dim, 1)
-            self.store(name, lambda first: table[first : first + step], step, kept)
+            self.store_all(name, table, kept)
             self._kept[name] = kept
         return self._kept[name]
+
+    def store_all(self, name: str, table: NDArray[Any], out: NDArray[Any]) -> None:
+        """The same as `store` of rows that are there already."""
+        step = max(PART // table.shape[1], 1)
+        self.store(name, lambda first: table[first : first + step], step, out)
 
     def empty(self, shape: tuple[int, ...]) -> NDArray[Any]:
         """Zeros for rows, in a file where they are many."""

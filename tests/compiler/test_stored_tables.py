@@ -17,12 +17,13 @@ from onnx import TensorProto, helper
 
 from veltair.cli import main
 from veltair.compiler.build import compile_model
-from veltair.compiler.embedding.rows import STORAGES, Storage, floats
+from veltair.compiler.embedding.rows import STORAGES, floats
 from veltair.compiler.embedding.tables import LAYER_TOLERANCE, Tables
 from veltair.compiler.lower import lower
 from veltair.compiler.onnx_model import load
 from veltair.errors import ModelError
 from veltair.machine import ISAS, features
+from veltair.profiles.artifact import Storage
 from veltair.profiles.artifact import load as load_artifact
 from veltair.profiles.records import RecordStore
 

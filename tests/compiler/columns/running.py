@@ -16,11 +16,11 @@ from veltair.compiler.columns.kernel import Columns, layer
 from veltair.compiler.columns.layout import bank_of
 from veltair.compiler.columns.samples import banks
 from veltair.compiler.columns.store import Store
-from veltair.compiler.embedding.rows import Storage
 from veltair.compiler.embedding.tables import Tables
 from veltair.compiler.ir import Point
 from veltair.compiler.library import machine_code
 from veltair.machine import features, tvm_target
+from veltair.profiles.artifact import Storage
 from veltair.profiles.executor import aligned, empty
 from veltair.profiles.strings import Strings
 

@@ -14,10 +14,11 @@ from kernels import guarded
 from veltair.compiler.columns.description import Description
 from veltair.compiler.columns.reference import reference
 from veltair.compiler.columns.vocabulary import LARGEST, LONGEST_PROBE, Vocabularies, _slots
-from veltair.compiler.embedding.rows import STORAGES, Storage
+from veltair.compiler.embedding.rows import STORAGES
 from veltair.compiler.ir import Point
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.reference import reference as layer_reference
+from veltair.profiles.artifact import Storage
 from veltair.profiles.executor import aligned
 
 FEATURES = [

@@ -19,11 +19,12 @@ from veltair.compiler.columns.description import Description
 from veltair.compiler.columns.description_file import load as load_features
 from veltair.compiler.columns.join import join
 from veltair.compiler.columns.reference import reference
-from veltair.compiler.embedding.rows import STORAGES, Storage
+from veltair.compiler.embedding.rows import STORAGES
 from veltair.compiler.ir import Point
 from veltair.compiler.onnx_model import load
 from veltair.errors import ModelError
 from veltair.machine import ISAS, features
+from veltair.profiles.artifact import Storage
 from veltair.profiles.records import RecordStore
 
 FEATURES: list[dict[str, Any]] = [
