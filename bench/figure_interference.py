@@ -22,10 +22,9 @@ PAPER = {"layers that need at most 3 versions for 10 % loss, %": "over 80", "ver
 def versions(_quick: bool) -> Data:
     losses, needed = sim.version_losses(LOSSES)
     shares = {
-        f"{loss:.0%}": {str(k): 100 * sum(n for count, n in counts.items() if count == k) / sum(counts.values())
-                        for k in range(1, max(counts) + 1)}
+        f"{loss:.0%}": {str(k): 100 * counts.get(k, 0) / sum(counts.values()) for k in range(1, max(counts) + 1)}
         for loss, counts in zip(LOSSES, needed, strict=True)
-    }  # fmt: skip
+    }
     return {
         "source": "modelled", "paper": PAPER, "pressure_percent": [100 * p for p in PRESSURES],
         "loss_by_versions": losses, "layers_by_versions_needed_percent": shares,

@@ -145,7 +145,7 @@ class Indices:
     def _of_parts(self, column: Expr, row: Expr, begin: Expr, size: Expr, out: Any) -> None:
         """Texts one after the other, no more of them than the longest key has: what is longer is no key."""
         buffers, longest = self.work.buffers, max(self.work.longest, 1)
-        whole = T.alloc_buffer((longest,), "uint8", scope="global")
+        joined = T.alloc_buffer((longest,), "uint8", scope="global")
         used = T.alloc_buffer((1,), "int32", scope="global")  # bytes; beyond `longest` for what is longer
         T.buffer_store(used, T.int32(0), [0])
         with T.serial(0, self.field(column, Field.RECIPROCAL)) as number:
@@ -154,15 +154,15 @@ class Indices:
             with T.If(kind == PART_KINDS.index("constant")):
                 with T.Then():
                     first, count = self.field(part, PartField.BEGIN), self.field(part, PartField.SIZE)
-                    text.append(buffers["letters"], first, count, case, whole, used)
+                    text.append(buffers["letters"], first, count, case, joined, used)
                 with T.Else():
                     own = T.bind(kind == PART_KINDS.index("own"))
                     first, count = self.text(T.Select(own, column, part), row)
                     first, count = T.Select(own, begin, first), T.Select(own, size, count)
-                    text.append(buffers["bytes"], held(first), held(count), case, whole, used)
+                    text.append(buffers["bytes"], held(first), held(count), case, joined, used)
         T.buffer_store(out, self.field(column, Field.DEFAULT), [0])
         with when(used[0] <= longest):
-            self._word(column, whole, T.int32(0), held(used[0]), out)
+            self._word(column, joined, T.int32(0), held(used[0]), out)
 
     def _word(self, column: Expr, letters: Any, begin: Expr, size: Expr, out: Any) -> None:
         """The place in its vocabulary of what stands in `letters`."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.columns.hashing import add, held, u64, word
+from veltair.compiler.columns.plan import CASES
 from veltair.compiler.kernels.emit import Expr, lanes, when
 
 BLOCK = 32  # bytes compared with the separator at once
@@ -107,9 +108,11 @@ def _bytes(value: int) -> Expr:
     return T.broadcast(T.int8(value), BLOCK)
 
 
-LOWER, UPPER = (1, 3), (2, 4)  # places in plan.CASES
-# Letters of Unicode that become ASCII ones: of which cases, their bytes, what they become.
-ASCII_TWINS = ((3, "\u212a", "k"), (3, "\u0130", "i"), (4, "\u0131", "I"), (4, "\u017f", "S"))
+_LOWER, _UPPER = ([CASES.index(case) for case in (name, f"{name} unicode")] for name in ("lower", "upper"))
+# Letters of Unicode that become ASCII ones: in which case, the letter, what it becomes.
+ASCII_TWINS = (
+    (_LOWER[1], "\u212a", "k"), (_LOWER[1], "\u0130", "i"), (_UPPER[1], "\u0131", "I"), (_UPPER[1], "\u017f", "S"),
+)  # fmt: skip
 
 
 def append(text: Any, begin: Expr, size: Expr, case: Expr, out: Any, used: Any) -> None:
@@ -125,8 +128,8 @@ def append(text: Any, begin: Expr, size: Expr, case: Expr, out: Any, used: Any) 
         letter, steps = here(), T.int32(1)
         lower = T.And(letter >= ord("A"), letter <= ord("Z"))
         upper = T.And(letter >= ord("a"), letter <= ord("z"))
-        shift = T.Select(T.And(_among(case, LOWER), lower), T.int32(32), T.int32(0))
-        letter = letter + T.Select(T.And(_among(case, UPPER), upper), T.int32(-32), shift)
+        shift = T.Select(T.And(_among(case, _LOWER), lower), T.int32(32), T.int32(0))
+        letter = letter + T.Select(T.And(_among(case, _UPPER), upper), T.int32(-32), shift)
         for wanted, sign, twin in ASCII_TWINS:
             bytes_ = sign.encode()
             same = T.And(case == wanted, at[0] + len(bytes_) <= size)
