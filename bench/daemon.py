@@ -16,7 +16,8 @@ Tenant = tuple[str, Path, float | None]  # name, artifact, target in millisecond
 
 def configuration(tenants: Iterable[Tenant], policy: str = "") -> str:
     """Text of a configuration: HTTP and gRPC at free ports; the daemon's own policy where none is named."""
-    text = '[server]\nhttp = "127.0.0.1:0"\ngrpc = "127.0.0.1:0"\n' + (f'policy = "{policy}"\n' if policy else "")
+    text = '[server]\nhttp = "127.0.0.1:0"\ngrpc = "127.0.0.1:0"\nshared_memory = true\n'
+    text += f'policy = "{policy}"\n' if policy else ""
     for name, artifact, qos_ms in tenants:
         text += f'\n[[tenants]]\nname = "{name}"\nartifact = "{artifact}"\n'
         text += "" if qos_ms is None else f"qos_ms = {qos_ms}\n"

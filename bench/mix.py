@@ -1,6 +1,6 @@
 """A mix of models served by this daemon under several policies and by its peers behind the same front end.
 
-    python bench/mix.py SCENARIO.toml [--policies a,b] [--rounds 3] [--percentiles 0.95,0.99]
+    python bench/mix.py SCENARIO.toml [--policies a,b] [--rounds 3] [--percentiles 0.95,0.99] [--shared-memory]
 
 The scenario's tenants name models of the zoo or of the onnx package's `light_*` networks; they are built and compiled
 into demo/mix first. Then, in every round, each stack in turn: start it, search the greatest load at which every tenant
@@ -47,14 +47,17 @@ def main() -> int:
     parser.add_argument("--percentiles", default="0.95,0.99")
     parser.add_argument("--seconds", type=float, default=5.0, help="that each load of a search is held")
     parser.add_argument("--stacks", default="", help="only those with this in their names")
+    parser.add_argument("--shared-memory", action="store_true", help="of every stack: queries name their tensors")
     parser.add_argument("--again", action="store_true")
     args = parser.parse_args()
-    path = RESULTS / f"mix-{args.scenario.stem}.json"
+    path = RESULTS / f"mix-{args.scenario.stem}{'-shared' * args.shared_memory}.json"
     found: dict[str, Any] = {"environment": asdict(environment()), "searches": []}
     if path.exists() and not args.again:
         found = json.loads(path.read_text("utf-8"))
     done = {(s["stack"], s["percentile"], s["round"]) for s in found["searches"]}
     scenario = args.scenario.read_text("utf-8")
+    if args.shared_memory:
+        scenario = scenario.replace("[load]", "[load]\nshared_memory = true", 1)
     config = prepare(args.scenario)
     for number in range(1, args.rounds + 1):
         for percentile in map(float, args.percentiles.split(",")):

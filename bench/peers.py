@@ -122,12 +122,13 @@ async def serve(args: argparse.Namespace) -> None:
     with ThreadPoolExecutor(args.at_once) as pool:
         engine = PeerEngine(tenants, sessions, pool)
         metrics = Metrics({name: (info.manifest.model, info.qos) for name, info in tenants.items()})
-        service = Service(engine, metrics, settings.server.body_limit_mb << 20)
+        limit_bytes = settings.server.body_limit_mb << 20
+        service = Service(engine, metrics, limit_bytes, shared_memory=settings.server.shared_memory)
         front = await GrpcFront.start(service, "127.0.0.1:0")
         print(json.dumps({"ready": True, "grpc": front.address}), flush=True)
         await stop.wait()
         await front.stop(1.0)
-        await service.parser.close()
+        await service.close()
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated, Protocol, TypeAlias
@@ -10,7 +11,29 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-Tensors: TypeAlias = dict[str, NDArray[np.generic]]  # strings as objects, each of them bytes
+
+@dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    """A tensor that lies in a region of shared memory."""
+
+    shape: tuple[int, ...]
+    region: str
+    offset: int
+    size_bytes: int
+
+    @property
+    def parameters(self) -> dict[str, str | int]:
+        """As the protocol names them."""
+        return {
+            "shared_memory_region": self.region,
+            "shared_memory_offset": self.offset,
+            "shared_memory_byte_size": self.size_bytes,
+        }
+
+
+Array: TypeAlias = NDArray[np.generic]  # strings as objects, each of them bytes
+Tensors: TypeAlias = dict[str, Array]
+Payload: TypeAlias = Mapping[str, Array | PlacedTensor]
 
 
 class Outcome(IntEnum):
@@ -55,7 +78,7 @@ class Client(Protocol):
     async def describe(self, model: str) -> ModelMeta:
         """Raises ConfigError when the server cannot be reached or does not serve the model."""
 
-    def encode(self, meta: ModelMeta, tensors: Tensors) -> bytes:
+    def encode(self, meta: ModelMeta, payload: Payload) -> bytes:
         """The whole infer request, ready to be sent any number of times."""
 
     async def send(self, request: bytes) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from veltair.errors import ConfigError
-from veltair.loadgen.contract import Answer, ModelMeta, Outcome, TensorMeta, Tensors
+from veltair.loadgen.contract import Answer, ModelMeta, Outcome, Payload, PlacedTensor, TensorMeta
 from veltair.loadgen.model_config import model_meta
 from veltair.loadgen.payloads import raw
 
@@ -72,11 +73,34 @@ class GrpcClient:
             parameters = {}
         return model_meta(model, [TensorMeta(i.name, i.datatype, tuple(i.shape)) for i in meta.inputs], parameters)
 
-    def encode(self, meta: ModelMeta, tensors: Tensors) -> bytes:
+    async def register(self, region: str, key: str, size_bytes: int) -> None:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channels[0])
+        asked = service_pb2.SystemSharedMemoryRegisterRequest(name=region, key=key, byte_size=size_bytes)
+        try:
+            await stub.SystemSharedMemoryRegister(asked, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise ConfigError(f"load.shared_memory: the server answered {_error_text(error)}") from None
+
+    async def unregister(self, region: str) -> None:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channels[0])
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await stub.SystemSharedMemoryUnregister(
+                service_pb2.SystemSharedMemoryUnregisterRequest(name=region), timeout=self._timeout_s
+            )
+
+    def encode(self, meta: ModelMeta, payload: Payload) -> bytes:
         request = service_pb2.ModelInferRequest(model_name=meta.name)
         for spec in meta.inputs:
-            request.inputs.add(name=spec.name, datatype=spec.datatype, shape=tensors[spec.name].shape)
-            request.raw_input_contents.append(raw(tensors[spec.name]))
+            values = payload[spec.name]
+            entry = request.inputs.add(name=spec.name, datatype=spec.datatype, shape=values.shape)
+            if isinstance(values, PlacedTensor):
+                for key, value in values.parameters.items():
+                    if isinstance(value, str):
+                        entry.parameters[key].string_param = value
+                    else:
+                        entry.parameters[key].int64_param = value
+            else:
+                request.raw_input_contents.append(raw(values))
         data: bytes = request.SerializeToString()
         return data
 

@@ -6,12 +6,13 @@ An answer is its status and the count of its body's bytes; tensors go and come b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 from urllib.parse import quote
 
 from veltair.errors import ConfigError
-from veltair.loadgen.contract import Answer, ModelMeta, Outcome, TensorMeta, Tensors
+from veltair.loadgen.contract import Answer, ModelMeta, Outcome, Payload, PlacedTensor, TensorMeta
 from veltair.loadgen.model_config import model_meta
 from veltair.loadgen.payloads import raw
 
@@ -146,10 +147,10 @@ class HttpClient:
 
     async def describe(self, model: str) -> ModelMeta:
         path = f"/v2/models/{quote(model, safe='')}"
-        status, meta = await self._get(path)
+        status, meta = await self._ask("GET", path)
         if status != 200:
             raise ConfigError(f"model `{model}`: the server answered {status} {_error_text(meta)}")
-        _, config = await self._get(f"{path}/config")
+        _, config = await self._ask("GET", f"{path}/config")
         try:
             inputs = [
                 TensorMeta(str(i["name"]), str(i["datatype"]), tuple(int(n) for n in i["shape"]))
@@ -164,17 +165,27 @@ class HttpClient:
             parameters = {}
         return model_meta(model, inputs, parameters)
 
-    def encode(self, meta: ModelMeta, tensors: Tensors) -> bytes:
-        buffers = [raw(tensors[spec.name]) for spec in meta.inputs]
-        inputs = [
-            {
-                "name": spec.name,
-                "datatype": spec.datatype,
-                "shape": tensors[spec.name].shape,
-                "parameters": {"binary_data_size": len(data)},
-            }
-            for spec, data in zip(meta.inputs, buffers, strict=True)
-        ]
+    async def register(self, region: str, key: str, size_bytes: int) -> None:
+        path = f"/v2/systemsharedmemory/region/{quote(region, safe='')}/register"
+        status, answer = await self._ask("POST", path, json.dumps({"key": key, "byte_size": size_bytes}).encode())
+        if status != 200:
+            raise ConfigError(f"load.shared_memory: the server answered {status} {_error_text(answer)}")
+
+    async def unregister(self, region: str) -> None:
+        with contextlib.suppress(ConfigError):
+            await self._ask("POST", f"/v2/systemsharedmemory/region/{quote(region, safe='')}/unregister")
+
+    def encode(self, meta: ModelMeta, payload: Payload) -> bytes:
+        inputs, buffers = [], []
+        for spec in meta.inputs:
+            values = payload[spec.name]
+            if isinstance(values, PlacedTensor):
+                parameters = values.parameters
+            else:
+                buffers.append(raw(values))
+                parameters = {"binary_data_size": len(buffers[-1])}
+            entry = {"name": spec.name, "datatype": spec.datatype, "shape": values.shape, "parameters": parameters}
+            inputs.append(entry)
         header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
         length = len(header) + sum(map(len, buffers))
         head = (
@@ -197,11 +208,11 @@ class HttpClient:
         outcome = Outcome.REFUSED if status in REFUSALS else Outcome.ERROR
         return Answer(outcome, f"{status} {_error_text(body)}")
 
-    async def _get(self, path: str) -> tuple[int, bytes]:
-        request = f"GET {path} HTTP/1.1\r\nHost: {self._authority}\r\n\r\n".encode()
+    async def _ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        head = f"{method} {path} HTTP/1.1\r\nHost: {self._authority}\r\nContent-Length: {len(body)}\r\n\r\n"
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._exchange(request, keep_body=True)
+                return await self._exchange(head.encode() + body, keep_body=True)
         except (OSError, BrokenAnswerError) as error:
             raise ConfigError(f"http://{self._authority}{path}: {str(error) or 'no answer'}") from None
 

@@ -36,6 +36,7 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 1
     connections: Annotated[int, Meta(ge=1, le=256)] = 4  # gRPC channels; HTTP opens more when all are busy
     timeout_s: Seconds = 10.0  # no answer by then is an error
+    shared_memory: bool = False  # queries name memory of this machine in place of carrying their tensors
 
     @property
     def scheme(self) -> str:

@@ -14,6 +14,7 @@ from veltair.loadgen.grpc_client import GrpcClient
 from veltair.loadgen.http_client import HttpClient
 from veltair.loadgen.payloads import draw_payloads
 from veltair.loadgen.scenario import Load, TenantLoad
+from veltair.loadgen.shared_memory import SharingClient
 
 POLL_S = 0.05  # between two looks at a daemon that is not idle yet
 SLACK_NS = 1_000_000
@@ -30,11 +31,17 @@ class Stream:
 
 
 async def connect(load: Load) -> Client:
-    """Raises ConfigError when the target cannot be reached."""
+    """Raises ConfigError when the target cannot be reached, or takes no shared memory where that is asked for."""
     kind: type[HttpClient | GrpcClient] = HttpClient if load.scheme == "http" else GrpcClient
     client = kind(load.host, load.port, load.timeout_s)
     await client.open(load.connections)
-    return client
+    if not load.shared_memory:
+        return client
+    try:
+        return await SharingClient.over(client)
+    except BaseException:
+        await client.close()
+        raise
 
 
 async def prepare(client: Client, tenants: Sequence[TenantLoad], seed: int) -> list[Stream]:

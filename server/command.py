@@ -89,7 +89,8 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
         service: Service | None = None
         try:
             metrics = Metrics({n: (t.manifest.model, t.qos) for n, t in client.tenants.items()})
-            service = Service(client, metrics, config.server.body_limit_mb << 20)
+            limit_bytes = config.server.body_limit_mb << 20
+            service = Service(client, metrics, limit_bytes, shared_memory=config.server.shared_memory)
             layers = {name: len(info.manifest.layers) for name, info in client.tenants.items()}
             about = {"version": service.version, "policy": config.server.policy, "layers": layers}
             dashboard = Dashboard(client, metrics, usable_machine(config.server.cores), about)
@@ -114,7 +115,7 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
         finally:
             await client.cut()
             if service is not None:
-                await service.parser.close()
+                await service.close()
 
 
 async def _unless(stop: asyncio.Event, task: asyncio.Task[Any]) -> bool:

@@ -48,7 +48,7 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             return pb.ModelReadyResponse(ready=self._service.engine.ready)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
-        return pb.ServerMetadataResponse(**protocol_models.server(self._service.version))
+        return pb.ServerMetadataResponse(**self._service.about())
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
         async with _Answering(context):
@@ -85,7 +85,7 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             deadline_ns=None if left_s is None else arrival_ns + int(left_s * 1e9),
         )
         response = encode_response(
-            message.model_name, protocol_models.VERSION, request.id, result.outputs, result.parameters
+            message.model_name, protocol_models.VERSION, request.id, result.outputs, result.parameters, result.stored
         )
         if _asks_final(request):
             response.parameters[FINAL_RESPONSE].bool_param = True
@@ -125,6 +125,26 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             error_message=text, infer_response=pb.ModelInferResponse(model_name=message.model_name, id=message.id)
         )
 
+    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        async with _Answering(context):
+            self._service.regions.register(request.name, request.key, request.offset, request.byte_size)
+            return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        async with _Answering(context):
+            self._service.regions.unregister(request.name)
+            return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        async with _Answering(context):
+            regions = self._service.regions.listed(request.name)
+            return pb.SystemSharedMemoryStatusResponse(
+                regions={
+                    region.name: pb.SystemSharedMemoryStatusResponse.RegionStatus(**region.described())
+                    for region in regions
+                }
+            )
+
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         rows = [row for row in self._service.index() if not request.ready or row["state"] == "READY"]
         return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**row) for row in rows])
@@ -140,7 +160,7 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
 async def _unsupported(self: Servicer, request: Any, context: Any) -> None:
     async with _Answering(context):
-        raise UnsupportedError("not supported: no shared memory, trace or logging control")
+        raise UnsupportedError("not supported: no CUDA memory, trace or logging control")
 
 
 for _method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:

@@ -26,13 +26,14 @@ from veltair.server.protocol_body import answer_coding, deflate, inflate
 from veltair.server.protocol_http import decode_request, encode_response
 from veltair.server.protocol_parser import INLINE_BYTES
 from veltair.server.service import TENANT_HEADER, Service
+from veltair.server.shared_memory import Regions
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 RETRY_AFTER_S = 1
 CLIENT_CLOSED = 499  # nobody reads it: the client is gone
 
 _log = logging.getLogger(__name__)
-_UNSUPPORTED = ("systemsharedmemory", "cudasharedmemory", "trace", "logging")
+_UNSUPPORTED = ("cudasharedmemory", "trace", "logging")
 
 
 def application(service: Service, dashboard: Dashboard) -> FastAPI:
@@ -42,6 +43,7 @@ def application(service: Service, dashboard: Dashboard) -> FastAPI:
     _inference(app, service)
     _models(app, service)
     _server(app, service)
+    _shared_memory(app, service.regions)
     _pages(app, service, dashboard)
     return app
 
@@ -146,7 +148,9 @@ def _inference(app: FastAPI, service: Service) -> None:
             return Response(status_code=CLIENT_CLOSED)
         finally:
             watch.cancel()
-        message = encode_response(model, protocol_models.VERSION, decoded, result.outputs, result.parameters)
+        message = encode_response(
+            model, protocol_models.VERSION, decoded, result.outputs, result.parameters, result.stored
+        )
         headers = {}
         body = message.body
         if message.header_bytes is not None:
@@ -196,7 +200,7 @@ def _health(service: Service) -> Response:
 def _server(app: FastAPI, service: Service) -> None:
     @app.get("/v2")
     async def server() -> Response:
-        return _json(protocol_models.server(service.version))
+        return _json(service.about())
 
     @app.get("/v2/health/live")
     async def live() -> Response:
@@ -223,11 +227,42 @@ def _server(app: FastAPI, service: Service) -> None:
         service.refuse_control(model)
 
     async def unsupported(request: Request) -> Response:
-        raise UnsupportedError(f"{request.url.path} is not supported: no shared memory, trace or logging control")
+        raise UnsupportedError(f"{request.url.path} is not supported: no CUDA memory, trace or logging control")
 
     for path in [f"/v2/{name}" for name in _UNSUPPORTED] + ["/v2/models/{model}/trace"]:
         app.add_route(path, unsupported, methods=["GET", "POST"])
         app.add_route(path + "/{rest:path}", unsupported, methods=["GET", "POST"])
+
+
+class _Registration(msgspec.Struct):
+    key: str
+    byte_size: int
+    offset: int = 0
+
+
+def _shared_memory(app: FastAPI, regions: Regions) -> None:
+    async def status(request: Request) -> Response:
+        return _json([region.described() for region in regions.listed(request.path_params.get("region", ""))])
+
+    async def register(request: Request) -> Response:
+        regions.require_allowed()
+        name = request.path_params["region"]
+        try:
+            asked = msgspec.json.decode(await read_body(request, INLINE_BYTES), type=_Registration)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise RequestError(f"region {name!r:.80}: {error}") from None
+        regions.register(name, asked.key, asked.offset, asked.byte_size)
+        return _json({})
+
+    async def unregister(request: Request) -> Response:
+        regions.unregister(request.path_params.get("region", ""))
+        return _json({})
+
+    memory = "/v2/systemsharedmemory"
+    for path in (memory, memory + "/region/{region}"):
+        app.add_route(f"{path}/status", status, methods=["GET"])
+        app.add_route(f"{path}/unregister", unregister, methods=["POST"])
+    app.add_route(memory + "/region/{region}/register", register, methods=["POST"])
 
 
 def _pages(app: FastAPI, service: Service, dashboard: Dashboard) -> None:

@@ -45,22 +45,40 @@ DTYPES: dict[str, np.dtype[Any]] = {
 _DATATYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 # What asks for a feature that is not served, by the parameter's prefix.
-_UNSUPPORTED = {"shared_memory_": "shared memory", "classification": "classification", "sequence_": "sequences"}
+_UNSUPPORTED = {"classification": "classification", "sequence_": "sequences"}
+_REGION, _SIZE, _OFFSET = (f"shared_memory_{part}" for part in ("region", "byte_size", "offset"))
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where in a registered region of shared memory a tensor lies."""
+
+    region: str
+    offset: int
+    size_bytes: int
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """As the protocol writes it."""
+        found: dict[str, Parameter] = {_REGION: self.region, _SIZE: self.size_bytes}
+        if self.offset:
+            found[_OFFSET] = self.offset
+        return found
 
 
 class NamedTensor(msgspec.Struct, frozen=True):  # a query may have a thousand: a dataclass takes five times as long
-    """An input as it came: raw little-endian bytes, or numbers or strings where it was typed (JSON, gRPC contents)."""
+    """An input as it came: raw little-endian bytes or where they lie, or numbers or strings where it was typed."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    data: bytes | memoryview | Array | Sequence[bytes]
+    data: bytes | memoryview | Array | Sequence[bytes] | Place
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
     name: str
     binary: bool
+    place: Place | None = None  # None: it comes with the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +110,7 @@ def content(tensor: NamedTensor) -> Tensor:
     Raises RequestError when the bytes or elements are not those that datatype and shape ask for.
     """
     shape, data, where = tensor.shape, tensor.data, f"input {tensor.name!r}"
+    assert not isinstance(data, Place)  # fetched before
     if min(shape, default=0) < 0:
         raise RequestError(f"{where}: shape {list(shape)} has a negative dimension")
     count = prod(shape)  # exact: Python's integers do not overflow
@@ -131,6 +150,23 @@ def _strings(where: str, data: bytes | memoryview | Array | Sequence[bytes], cou
     if len(data) != count:
         raise RequestError(f"{where}: expected {count} strings, got {len(data)}")
     return Strings.of(data)
+
+
+def place_of(where: str, parameters: Mapping[str, Any]) -> Place | None:
+    """What the parameters of an input or output say of shared memory. Raises RequestError."""
+    if not parameters.keys() & {_REGION, _SIZE, _OFFSET}:
+        return None
+    region = parameters.get(_REGION)
+    if not isinstance(region, str):
+        raise RequestError(f"{where}: {_REGION} is the name of a region, got {region!r:.80}")
+    return Place(region, _bytes(where, parameters, _OFFSET, 0), _bytes(where, parameters, _SIZE, None))
+
+
+def _bytes(where: str, parameters: Mapping[str, Any], key: str, default: int | None) -> int:
+    value = parameters.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise RequestError(f"{where}: {key} is a count of bytes, got {value!r:.40}")
+    return value
 
 
 def refuse_unsupported(where: str, parameters: Mapping[str, Any]) -> None:

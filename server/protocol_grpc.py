@@ -15,9 +15,11 @@ from veltair.server.protocol import (
     InferRequest,
     NamedTensor,
     Parameter,
+    Place,
     RequestedOutput,
     datatype_of,
     dtype_of,
+    place_of,
     raw,
     refuse_unsupported,
 )
@@ -41,39 +43,55 @@ _CONTENTS = {
 
 def decode_request(message: Any) -> InferRequest:
     """From a ModelInferRequest. Raises RequestError."""
-    buffers = message.raw_input_contents
-    tensors = message.inputs
-    if buffers and len(buffers) != len(tensors):
-        raise RequestError(f"{len(tensors)} inputs, but {len(buffers)} raw_input_contents")
+    buffers, taken = message.raw_input_contents, 0
     inputs = []
-    for index, tensor in enumerate(tensors):
-        if tensor.parameters:
-            refuse_unsupported(f"input {tensor.name!r}", _parameters(tensor.parameters))
-        if not buffers:
-            data: Any = _typed(f"input {tensor.name!r}", tensor)
+    for tensor in message.inputs:
+        where = f"input {tensor.name!r}"
+        data: Any = _place(where, tensor.parameters) if tensor.parameters else None
+        if data is not None:
+            if tensor.HasField("contents"):
+                raise RequestError(f"{where}: has both contents and a place in shared memory")
+        elif not buffers:
+            data = _typed(where, tensor)
         elif tensor.HasField("contents"):
-            raise RequestError(f"input {tensor.name!r}: has both contents and raw_input_contents")
+            raise RequestError(f"{where}: has both contents and raw_input_contents")
         else:
-            data = buffers[index]
+            data = buffers[taken] if taken < len(buffers) else b""
+            taken += 1
         inputs.append(NamedTensor(tensor.name, tensor.datatype, tuple(tensor.shape), data))
+    if buffers and taken != len(buffers):
+        raise RequestError(f"{taken} inputs come raw, but {len(buffers)} raw_input_contents")
     parameters = _parameters(message.parameters) if message.parameters else {}
     refuse_unsupported("request", parameters)
-    outputs = []
-    for output in message.outputs:
-        if output.parameters:
-            refuse_unsupported(f"output {output.name!r}", _parameters(output.parameters))
-        outputs.append(RequestedOutput(output.name, True))
-    return InferRequest(message.id, parameters, tuple(inputs), tuple(outputs), True)
+    outputs = tuple(
+        RequestedOutput(o.name, True, _place(f"output {o.name!r}", o.parameters) if o.parameters else None)
+        for o in message.outputs
+    )
+    return InferRequest(message.id, parameters, tuple(inputs), outputs, True)
+
+
+def _place(where: str, entries: Mapping[str, Any]) -> Place | None:
+    parameters = _parameters(entries)
+    refuse_unsupported(where, parameters)
+    return place_of(where, parameters)
 
 
 def encode_response(
-    model: str, version: str, request_id: str, outputs: Mapping[str, Array], parameters: Mapping[str, Parameter]
+    model: str,
+    version: str,
+    request_id: str,
+    outputs: Mapping[str, Array],
+    parameters: Mapping[str, Parameter],
+    stored: Mapping[str, Place],
 ) -> Any:
-    """A ModelInferResponse; every tensor raw."""
+    """A ModelInferResponse; every tensor raw, but for those that were stored in shared memory."""
     response = pb.ModelInferResponse(model_name=model, model_version=version, id=request_id)
     for name, values in outputs.items():
-        response.outputs.add(name=name, datatype=datatype_of(values.dtype), shape=values.shape)
-        response.raw_output_contents.append(raw(values).tobytes())
+        entry = response.outputs.add(name=name, datatype=datatype_of(values.dtype), shape=values.shape)
+        place = stored.get(name)
+        for key, value in place.parameters.items() if place else ():
+            set_parameter(entry.parameters[key], value)
+        response.raw_output_contents.append(b"" if place else raw(values).tobytes())  # clients count on one an output
     for key, value in parameters.items():
         set_parameter(response.parameters[key], value)
     return response

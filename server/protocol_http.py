@@ -23,10 +23,12 @@ from veltair.server.protocol import (
     InferRequest,
     NamedTensor,
     Parameter,
+    Place,
     RequestedOutput,
     content,
     datatype_of,
     dtype_of,
+    place_of,
     raw,
     refuse_unsupported,
 )
@@ -68,7 +70,7 @@ class Message:
 
 
 def decode_request(body: bytes | memoryview, header_bytes: int | None = None) -> InferRequest:
-    """Raises RequestError (UnsupportedError for shared memory and sequences) whatever the bytes are."""
+    """Raises RequestError (UnsupportedError for sequences) whatever the bytes are."""
     view = memoryview(body)
     if header_bytes is not None and not 0 <= header_bytes <= len(view):
         raise RequestError(f"Inference-Header-Content-Length is {header_bytes}, the body has {len(view)} bytes in all")
@@ -78,11 +80,16 @@ def decode_request(body: bytes | memoryview, header_bytes: int | None = None) ->
     refuse_unsupported("request", request.parameters)
     inputs, at = [], 0
     for tensor in request.inputs:
-        size = tensor.parameters.get("binary_data_size")
+        size, place = tensor.parameters.get("binary_data_size"), None
         if len(tensor.parameters) > (size is not None):
             refuse_unsupported(f"input {tensor.name!r}", tensor.parameters)
-        data: memoryview | Array | list[bytes]
-        if size is None:
+            place = place_of(f"input {tensor.name!r}", tensor.parameters)
+        data: memoryview | Array | list[bytes] | Place
+        if place is not None:
+            if size is not None or bytes(tensor.data):
+                raise RequestError(f"input {tensor.name!r}: has both data and a place in shared memory")
+            data = place
+        elif size is None:
             data = _typed(tensor)
         elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise RequestError(f"input {tensor.name!r}: binary_data_size must be a count of bytes, got {size!r:.40}")
@@ -102,21 +109,28 @@ def decode_request(body: bytes | memoryview, header_bytes: int | None = None) ->
     outputs = []
     for output in request.outputs or ():
         refuse_unsupported(f"output {output.name!r}", output.parameters)
-        outputs.append(RequestedOutput(output.name, bool(output.parameters.get("binary_data", binary))))
+        place = place_of(f"output {output.name!r}", output.parameters)
+        outputs.append(RequestedOutput(output.name, bool(output.parameters.get("binary_data", binary)), place))
     parameters = {key: value for key, value in request.parameters.items() if value is not None}
     return InferRequest(request.id, parameters, tuple(inputs), tuple(outputs), binary)
 
 
 def encode_request(request: InferRequest) -> Message:
-    """The same request with every tensor raw."""
+    """The same request with every tensor raw or in its place."""
     inputs, buffers = [], []
     for tensor in request.inputs:
         came = tensor.data
+        if isinstance(came, Place):
+            inputs.append(_entry(tensor.name, tensor.datatype, tensor.shape, came.parameters))
+            continue
         data = memoryview(came) if isinstance(came, (bytes, memoryview)) else raw(content(tensor))
         buffers.append(data)
-        inputs.append(_entry(tensor.name, tensor.datatype, tensor.shape, len(data)))
+        inputs.append(_entry(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(data)}))
     parameters = {**request.parameters, "binary_data_output": request.binary_output}
-    outputs = [{"name": o.name, "parameters": {"binary_data": o.binary}} for o in request.outputs]
+    outputs = [
+        {"name": o.name, "parameters": o.place.parameters if o.place else {"binary_data": o.binary}}
+        for o in request.outputs
+    ]
     header = {"id": request.id, "parameters": parameters, "inputs": inputs, "outputs": outputs}
     return _message(header, buffers)
 
@@ -126,17 +140,23 @@ def encode_response(
     version: str,
     request: InferRequest,
     outputs: Mapping[str, Array],
-    parameters: Mapping[str, Parameter] | None = None,
+    parameters: Mapping[str, Parameter],
+    stored: Mapping[str, Place],
 ) -> Message:
-    """Outputs in the order given; each raw or JSON as the request asked. A JSON number that is no number is null."""
+    """Outputs in the order given; each raw, JSON or stored in shared memory as the request asked.
+
+    A JSON number that is no number is null.
+    """
     asked = {output.name: output.binary for output in request.outputs}
     entries, buffers = [], []
     for name, values in outputs.items():
         datatype = datatype_of(values.dtype)
-        if asked.get(name, request.binary_output):
+        if name in stored:
+            entries.append(_entry(name, datatype, values.shape, stored[name].parameters))
+        elif asked.get(name, request.binary_output):
             data = raw(values)
             buffers.append(data)
-            entries.append(_entry(name, datatype, values.shape, len(data)))
+            entries.append(_entry(name, datatype, values.shape, {"binary_data_size": len(data)}))
         else:
             entries.append({"name": name, "datatype": datatype, "shape": values.shape, "data": _plain(values)})
     header: dict[str, Any] = {"model_name": model, "model_version": version}
@@ -148,8 +168,8 @@ def encode_response(
     return _message(header, buffers)
 
 
-def _entry(name: str, datatype: str, shape: Sequence[int], size: int) -> dict[str, Any]:
-    return {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
+def _entry(name: str, datatype: str, shape: Sequence[int], parameters: dict[str, Parameter]) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape, "parameters": parameters}
 
 
 def _message(header: dict[str, Any], buffers: list[memoryview]) -> Message:

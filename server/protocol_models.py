@@ -18,6 +18,7 @@ from veltair.types import QoSTarget
 VERSION = "1"  # of every model: a daemon serves the artifact that its configuration names
 PLATFORM = "veltair"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
+SHARED_MEMORY = "system_shared_memory"
 
 _TRITON_TYPES = {"BYTES": "TYPE_STRING"}  # the others are TYPE_<datatype>
 
@@ -113,5 +114,5 @@ def index(names: Sequence[str], ready: bool) -> list[dict[str, str]]:
     return [{"name": name, "version": VERSION, **state} for name in names]
 
 
-def server(version: str) -> Mapping[str, Any]:
-    return {"name": "veltair", "version": version, "extensions": list(EXTENSIONS)}
+def server(version: str, *, shared_memory: bool) -> Mapping[str, Any]:
+    return {"name": "veltair", "version": version, "extensions": [*EXTENSIONS, *[SHARED_MEMORY] * shared_memory]}

@@ -16,8 +16,9 @@ from veltair.server import protocol_models
 from veltair.server.client import Snapshot
 from veltair.server.messages import BlockRecord
 from veltair.server.metrics import Metrics, TenantMetrics
-from veltair.server.protocol import Array, InferRequest, Parameter, Tensor
+from veltair.server.protocol import Array, InferRequest, Parameter, Place, Tensor
 from veltair.server.protocol_parser import JsonParser
+from veltair.server.shared_memory import Regions
 from veltair.server.tensor_pool import batch_of
 from veltair.server.validation import Inputs, checked_outputs, priority, text_parameter, timeout_ns
 from veltair.types import QoSTarget
@@ -62,14 +63,16 @@ class Engine(Protocol):
 class Result:
     tenant: str
     outputs: dict[str, Array]  # those asked for, in that order
+    stored: dict[str, Place]  # of them, what went to shared memory
     parameters: dict[str, Parameter]
 
 
 class Service:
-    def __init__(self, engine: Engine, metrics: Metrics, body_limit_bytes: int) -> None:
+    def __init__(self, engine: Engine, metrics: Metrics, body_limit_bytes: int, *, shared_memory: bool = False) -> None:
         self.engine = engine
         self.metrics = metrics
         self.body_limit_bytes = body_limit_bytes
+        self.regions = Regions(body_limit_bytes, allowed=shared_memory)
         self.parser = JsonParser()
         self.version = installed_version("veltair")
         self._known: dict[str, tuple[Manifest, Inputs]] = {}
@@ -124,8 +127,10 @@ class Service:
         self, name: str, counts: TenantMetrics, request: InferRequest, arrival_ns: int, deadline_ns: int | None
     ) -> Result:
         manifest = self.engine.tenants[name].manifest
-        inputs = self._inputs(name, manifest).checked(request.inputs)
+        inputs = self._inputs(name, manifest).checked(self.regions.fetched(request.inputs))
         wanted = checked_outputs(name, manifest.outputs, request.outputs)
+        places = {output.name: output.place for output in request.outputs if output.place is not None}
+        self.regions.check(places)
         priority(request.parameters)
         timeout = timeout_ns(request.parameters)
         if timeout is not None:
@@ -134,10 +139,11 @@ class Service:
             raise DeadlineError("the deadline had passed when the request was read")
         answer = await self.engine.infer(name, inputs, deadline_ns=deadline_ns)
         outputs = {output: answer.outputs[output] for output in wanted}
+        stored = self.regions.store(outputs, places)
         batch = batch_of(manifest, inputs)
         counts.answered(time.monotonic_ns() - arrival_ns, answer.queue_ns, answer.execute_ns, batch, answer.blocks)
         traced = request.parameters.get(TRACE_PARAMETER) in (True, "true", 1)
-        return Result(name, outputs, _trace(answer) if traced else {})
+        return Result(name, outputs, stored, _trace(answer) if traced else {})
 
     def _inputs(self, name: str, manifest: Manifest) -> Inputs:
         """What a tenant's queries bring, by the manifest that it has now."""
@@ -146,6 +152,9 @@ class Service:
             inputs = Inputs(name, manifest.inputs, manifest.max_batch)
             self._known[name] = (manifest, inputs)
         return inputs
+
+    def about(self) -> Mapping[str, Any]:
+        return protocol_models.server(self.version, shared_memory=self.regions.allowed)
 
     def model_metadata(self, model: str, version: str = "") -> dict[str, Any]:
         name = self.tenant_of(model, version)
@@ -162,6 +171,10 @@ class Service:
 
     def index(self) -> list[dict[str, str]]:
         return protocol_models.index(list(self.engine.tenants), self.engine.ready)
+
+    async def close(self) -> None:
+        self.regions.close()
+        await self.parser.close()
 
     def refuse_control(self, model: str) -> NoReturn:
         """Loading and unloading at run time: the configuration alone says what is served."""

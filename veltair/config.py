@@ -25,6 +25,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     spare_workers: Annotated[int, msgspec.Meta(ge=0)] = 1  # loaded and idle, to stand in for one that dies
     queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] = 256  # queries held at once, waiting included
     body_limit_mb: Positive = 64
+    shared_memory: bool = False  # clients may put tensors where this user has shared memory
     drain_timeout_s: PositiveReal = 30.0
     counter_model: str | None = None  # coefficients by `veltair profile --fit-proxy`, used where there are L3 counters
     event_log: str | None = None  # JSON lines of every event and decision, for scheduler/replay.py

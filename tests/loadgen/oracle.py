@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -33,6 +35,16 @@ SERIAL_S = 0.005  # of exclusive time that a query of `serial` takes
 stats: dict[str, dict[str, int]] = defaultdict(lambda: {"queries": 0, "samples": 0, "bad": 0, "waiting_max": 0})
 waiting: dict[str, int] = defaultdict(int)
 serial = asyncio.Lock()
+regions: dict[str, mmap.mmap] = {}
+
+
+def register(name: str, key: str, size: int) -> None:
+    with Path(f"/dev/shm/{key.removeprefix('/')}").open("rb") as file:
+        regions[name] = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+
+
+def shared(name: str, offset: int, size: int) -> bytes:
+    return regions[name][offset : offset + size]
 
 
 def complaint(inputs: list[tuple[str, str, list[int], bytes]], model: str) -> str:
@@ -108,7 +120,14 @@ class Http:
         headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         model = path.split("/")[3]
-        if model == "nobody":
+        if path.startswith("/v2/systemsharedmemory/region/"):
+            name, action = path.split("/")[4:]
+            if action == "register":
+                register(name, **{"size" if k == "byte_size" else k: v for k, v in json.loads(body).items()})
+            else:
+                regions.pop(name).close()
+            writer.write(answer(200, b"{}"))
+        elif model == "nobody":
             writer.write(answer(404, b'{"error": "unknown model `nobody`"}'))
         elif verb == "GET":
             writer.write(answer(200, json.dumps(self.get(path, model)).encode()))
@@ -130,8 +149,14 @@ class Http:
         split = int(headers["inference-header-content-length"])
         inputs, at = [], split
         for tensor in json.loads(body[:split])["inputs"]:
-            size = tensor["parameters"]["binary_data_size"]
-            inputs.append((tensor["name"], tensor["datatype"], tensor["shape"], body[at : at + size]))
+            parameters = tensor["parameters"]
+            if "shared_memory_region" in parameters:
+                where = [parameters[f"shared_memory_{part}"] for part in ("region", "offset", "byte_size")]
+                data, size = shared(*where), 0
+            else:
+                size = parameters["binary_data_size"]
+                data = body[at : at + size]
+            inputs.append((tensor["name"], tensor["datatype"], tensor["shape"], data))
             at += size
         what, wrong = await behave(model, inputs)
         if wrong or at != len(body):
@@ -184,9 +209,23 @@ class Grpc(service_pb2_grpc.GRPCInferenceServiceServicer):
         reply.config.parameters["features"].string_value = json.dumps(FEATURES)
         return reply
 
+    async def SystemSharedMemoryRegister(self, request, context):  # noqa: N802
+        register(request.name, request.key, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(self, request, context):  # noqa: N802
+        regions.pop(request.name).close()
+        return pb.SystemSharedMemoryUnregisterResponse()
+
     async def ModelInfer(self, request, context):  # noqa: N802
-        raw = request.raw_input_contents
-        inputs = [(i.name, i.datatype, list(i.shape), r) for i, r in zip(request.inputs, raw, strict=True)]
+        raw, inputs = iter(request.raw_input_contents), []
+        for i in request.inputs:
+            if name := i.parameters["shared_memory_region"].string_param:
+                offset, size = (i.parameters[f"shared_memory_{part}"].int64_param for part in ("offset", "byte_size"))
+                data = shared(name, offset, size)
+            else:
+                data = next(raw)
+            inputs.append((i.name, i.datatype, list(i.shape), data))
         what, wrong = await behave(request.model_name, inputs)
         if wrong:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)

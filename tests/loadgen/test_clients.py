@@ -14,7 +14,8 @@ from veltair.errors import ConfigError
 from veltair.loadgen.contract import Answer, Client, Feature, ModelMeta, Outcome, TensorMeta
 from veltair.loadgen.grpc_client import GrpcClient
 from veltair.loadgen.http_client import HttpClient
-from veltair.loadgen.payloads import draw_payloads
+from veltair.loadgen.payloads import MANY, draw_payloads
+from veltair.loadgen.shared_memory import FOLDER, SharingClient
 
 T = TypeVar("T")
 SCHEMES = ("http", "grpc")
@@ -64,6 +65,24 @@ def test_the_tensors_arrive_as_the_metadata_wants_them(own_oracle, scheme):
     assert answers == [Answer(Outcome.OK)] * 4
     counts = own_oracle.stats("echo")
     assert (counts["queries"], counts["samples"], counts["bad"]) == (4, 12, 0)
+
+
+@pytest.mark.parametrize("model", ["echo", "words"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_tensors_in_shared_memory_arrive_and_leave_nothing_behind(own_oracle, scheme, model):
+    async def play(client: Any) -> list[Answer]:
+        sharing = await SharingClient.over(client)
+        meta = await sharing.describe(model)
+        payloads = draw_payloads(meta, (1, 5), np.random.default_rng(0))
+        requests = [sharing.encode(meta, payload) for payload in payloads]  # all of them lie there at once
+        assert max(map(len, requests)) < 1000
+        answers = [await sharing.send(data) for data in requests]
+        await sharing.close()
+        assert not list(FOLDER.glob(f"{sharing.region}*"))
+        return answers
+
+    assert with_client(own_oracle, scheme, play) == [Answer(Outcome.OK)] * MANY
+    assert own_oracle.stats(model)["bad"] == 0
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

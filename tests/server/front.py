@@ -123,7 +123,7 @@ def run(test: Callable[[Front], Awaitable[None]]) -> None:
             yield made
         finally:
             await made.dashboard.close()
-            await made.service.parser.close()
+            await made.service.close()
             await made.http.aclose()
 
     async def main() -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+import tritonclient.utils.shared_memory as shm
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
@@ -115,7 +116,7 @@ def bounded(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def daemon(bounded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    text = configuration(bounded, "mlp", "spin", "ranged", body_limit_mb=4)
+    text = configuration(bounded, "mlp", "spin", "ranged", body_limit_mb=4, shared_memory=True)
     with running(tmp_path_factory.mktemp("daemon"), text) as started:
         yield started
 
@@ -287,7 +288,7 @@ def test_what_is_not_served(http: Any, rpc: Any) -> None:
     refused = [
         lambda c: c.load_model("mlp"),
         lambda c: c.unload_model("mlp"),
-        lambda c: c.get_system_shared_memory_status(),
+        lambda c: c.get_cuda_shared_memory_status(),
         lambda c: c.get_trace_settings(),
         lambda c: c.get_log_settings(),
     ]
@@ -296,6 +297,39 @@ def test_what_is_not_served(http: Any, rpc: Any) -> None:
             with pytest.raises(InferenceServerException) as caught:
                 call(client)
             assert caught.value.status() == expected
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """320 bytes of inputs, 160 of outputs."""
+    handle = shm.create_shared_memory_region("tensors", f"veltair-test-{os.getpid()}", 480)
+    yield handle
+    shm.destroy_shared_memory_region(handle)
+
+
+def test_tensors_in_shared_memory(http: Any, rpc: Any, memory: Any) -> None:
+    shm.set_shared_memory_region(memory, [X])
+    expected = mlp_outputs(X)
+    for client, module in ((http, triton_http), (rpc, triton_grpc)):
+        assert "system_shared_memory" in str(client.get_server_metadata())
+        client.register_system_shared_memory("tensors", f"veltair-test-{os.getpid()}", 480)
+        assert f"veltair-test-{os.getpid()}" in str(client.get_system_shared_memory_status())
+        x = module.InferInput("x", [5, 16], "FP32")
+        x.set_shared_memory("tensors", 320)
+        np.testing.assert_allclose(client.infer("mlp", [x]).as_numpy("y"), expected, rtol=1e-5)
+        y = module.InferRequestedOutput("y")
+        y.set_shared_memory("tensors", expected.nbytes, 320)
+        result = client.infer("mlp", [x], outputs=[y])
+        np.testing.assert_allclose(
+            shm.get_contents_as_numpy(memory, np.float32, expected.shape, 320), expected, rtol=1e-5
+        )
+        assert "tensors" in str(result.get_output("y"))
+        x.set_shared_memory("tensors", 320, 168)  # to the end and 8 bytes beyond
+        with pytest.raises(InferenceServerException, match="outside of region 'tensors'"):
+            client.infer("mlp", [x])
+        client.unregister_system_shared_memory("tensors")
+        with pytest.raises(InferenceServerException, match="no region 'tensors'"):
+            client.infer("mlp", [x])
 
 
 def test_large_bodies(daemon: Daemon, http: Any, rpc: Any) -> None:

@@ -20,6 +20,7 @@ from veltair.server.protocol import (
     DTYPES,
     InferRequest,
     NamedTensor,
+    Place,
     RequestedOutput,
     content,
     datatype_of,
@@ -94,7 +95,7 @@ def test_every_datatype_survives_both_forms(datatype: str, data: st.DataObject) 
     with np.errstate(invalid="ignore"):  # a signalling NaN
         finite = bool(np.isfinite(values.astype(np.float64)).all())
     if values.size and finite:
-        text = encode_response("m", "1", InferRequest("", {}, (), ()), {"x": values}).body
+        text = encode_response("m", "1", InferRequest("", {}, (), ()), {"x": values}, {}, {}).body
         output = json.loads(text)["outputs"][0]
         again = one(json.dumps({"inputs": [{"name": "x", **output}]}).encode())
         np.testing.assert_array_equal(again, values)
@@ -128,7 +129,7 @@ def test_bytes_in_json_are_utf8_strings(items: list[str]) -> None:
 def test_mixed_outputs() -> None:
     request = InferRequest("7", {}, (), (RequestedOutput("a", True), RequestedOutput("b", False)))
     outputs = {"a": np.array([[1.5]], np.float32), "b": np.array([3], np.int64)}
-    message = encode_response("m", "1", request, outputs, {"queue_ns": 5})
+    message = encode_response("m", "1", request, outputs, {"queue_ns": 5}, {})
     assert message.header_bytes is not None
     header = json.loads(message.body[: message.header_bytes])
     assert header == {
@@ -146,7 +147,7 @@ def test_mixed_outputs() -> None:
 
 def test_json_has_no_number_for_nan() -> None:
     values = np.array([np.nan, np.inf, 1], np.float32)
-    response = encode_response("m", "1", InferRequest("", {}, (), ()), {"x": values})
+    response = encode_response("m", "1", InferRequest("", {}, (), ()), {"x": values}, {}, {})
     assert json.loads(response.body)["outputs"][0]["data"] == [None, None, 1.0]
 
 
@@ -247,7 +248,7 @@ def test_malformed(case: str) -> None:
             content(tensor)
 
 
-@pytest.mark.parametrize("key", ["shared_memory_region", "sequence_id", "sequence_start"])
+@pytest.mark.parametrize("key", ["sequence_id", "sequence_start", "classification"])
 def test_what_is_not_served_is_said(key: str) -> None:
     with pytest.raises(UnsupportedError, match=key):
         decode_request(body(fp32([1, 2]), parameters={key: 1}))
@@ -263,13 +264,56 @@ def touch(text: bytes, header_bytes: int | None) -> None:
     try:
         request = decode_request(text, header_bytes)
         for tensor in request.inputs:
-            content(tensor)
+            if not isinstance(tensor.data, Place):
+                content(tensor)
     except RequestError:
         return
     message = encode_request(request)
     again = decode_request(message.body, message.header_bytes)
     for before, after in zip(request.inputs, again.inputs, strict=True):
-        assert raw(content(before)) == raw(content(after))
+        if isinstance(before.data, Place):
+            assert before == after
+        else:
+            assert raw(content(before)) == raw(content(after))
+
+
+def in_memory(**parameters: object) -> dict[str, object]:
+    return {"name": "x", "shape": [2], "datatype": "FP32", "parameters": parameters}
+
+
+def test_places_in_shared_memory_come_through() -> None:
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
+    sent = body(
+        in_memory(**place), fp32([1, 2]), outputs=[{"name": "y", "parameters": place | {"shared_memory_offset": 4}}]
+    )
+    request = decode_request(sent)
+    assert request.inputs[0].data == Place("r", 0, 8) and not isinstance(request.inputs[1].data, Place)
+    assert request.outputs == (RequestedOutput("y", False, Place("r", 4, 8)),)
+    message = encode_request(request)
+    again = decode_request(message.body, message.header_bytes)
+    assert again.inputs[0] == request.inputs[0] and again.outputs == request.outputs
+    answer = encode_response("m", "1", request, {"y": np.ones((1, 2), np.float32)}, {}, {"y": Place("r", 4, 8)})
+    assert answer.header_bytes is None
+    assert json.loads(answer.body)["outputs"] == [
+        {"name": "y", "datatype": "FP32", "shape": [1, 2], "parameters": place | {"shared_memory_offset": 4}}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"shared_memory_region": 1, "shared_memory_byte_size": 8}, "name of a region"),
+        ({"shared_memory_byte_size": 8}, "name of a region"),
+        ({"shared_memory_region": "r"}, "shared_memory_byte_size is a count of bytes"),
+        ({"shared_memory_region": "r", "shared_memory_byte_size": -1}, "shared_memory_byte_size is a count of bytes"),
+        ({"shared_memory_region": "r", "shared_memory_byte_size": True}, "shared_memory_byte_size is a count"),
+        ({"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": "0"}, "offset is a count"),
+        ({"shared_memory_region": "r", "shared_memory_byte_size": 8, "binary_data_size": 8}, "both data and a place"),
+    ],
+)
+def test_places_that_are_none(parameters: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        decode_request(body(in_memory(**parameters)))
 
 
 @given(st.binary(max_size=200), st.none() | st.integers(-2, 220))

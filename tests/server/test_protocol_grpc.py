@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from veltair.errors import RequestError, UnsupportedError
 from veltair.profiles.strings import Strings
-from veltair.server.protocol import BYTES, DTYPES, content, raw
+from veltair.server.protocol import BYTES, DTYPES, Place, content, raw
 from veltair.server.protocol_grpc import _CONTENTS, decode_request, encode_response
 
 
@@ -61,7 +61,7 @@ def test_raw_contents_are_not_copied() -> None:
 def test_malformed() -> None:
     request = message("FP32", (1,))
     request.raw_input_contents.extend([b"abcd", b"efgh"])
-    with pytest.raises(RequestError, match="1 inputs, but 2 raw"):
+    with pytest.raises(RequestError, match="1 inputs come raw, but 2 raw"):
         decode_request(request)
     request = message("FP32", (1,), fp32_contents=[1])
     request.raw_input_contents.append(b"abcd")
@@ -80,9 +80,34 @@ def test_malformed() -> None:
     with pytest.raises(RequestError, match="takes 2 elements, got 0"):
         content(decode_request(message("FP32", (2,))).inputs[0])
     request = message("FP32", (1,), fp32_contents=[1])
-    request.inputs[0].parameters["shared_memory_region"].string_param = "r"
-    with pytest.raises(UnsupportedError, match="shared memory"):
+    request.inputs[0].parameters["sequence_id"].int64_param = 7
+    with pytest.raises(UnsupportedError, match="sequences"):
         decode_request(request)
+
+
+def test_places_in_shared_memory_stand_beside_raw_tensors() -> None:
+    request = message("FP32", (2,))
+    request.inputs[0].parameters["shared_memory_region"].string_param = "r"
+    request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 8
+    request.inputs.add(name="y", datatype="UINT8", shape=[1])
+    request.raw_input_contents.append(b"\x07")
+    placed, came = decode_request(request).inputs
+    assert placed.data == Place("r", 0, 8) and came.data == b"\x07"
+    request.raw_input_contents.append(b"\x08")
+    with pytest.raises(RequestError, match="1 inputs come raw, but 2 raw_input_contents"):
+        decode_request(request)
+    request.inputs[0].contents.fp32_contents.append(1.0)
+    with pytest.raises(RequestError, match="both contents and a place"):
+        decode_request(request)
+
+
+def test_answers_say_what_went_to_shared_memory() -> None:
+    outputs = {"a": np.ones(2, np.float32), "b": np.zeros(1, np.int8)}
+    response = encode_response("m", "1", "7", outputs, {}, {"a": Place("r", 16, 8)})
+    parameters = response.outputs[0].parameters
+    assert parameters["shared_memory_region"].string_param == "r"
+    assert [parameters[f"shared_memory_{key}"].int64_param for key in ("offset", "byte_size")] == [16, 8]
+    assert list(response.raw_output_contents) == [b"", b"\x00"] and not response.outputs[1].parameters
 
 
 def test_answers_are_raw() -> None:
@@ -92,7 +117,7 @@ def test_answers_are_raw() -> None:
         "c": np.asfortranarray(np.arange(6, dtype=np.int32).reshape(2, 3)),
     }
     parameters = {"i": 5, "f": 1.5, "t": True, "s": "x"}
-    response = encode_response("m", "1", "7", outputs, parameters)
+    response = encode_response("m", "1", "7", outputs, parameters, {})
     assert (response.model_name, response.model_version, response.id) == ("m", "1", "7")
     assert [(o.name, o.datatype, list(o.shape)) for o in response.outputs] == [
         ("a", "BF16", [1, 2]),
