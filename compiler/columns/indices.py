@@ -30,7 +30,7 @@ class Work:
     batch: Expr
     rows: int  # most rows of a tile
     columns: int  # most columns of a chunk
-    ahead: int  # ids of a row that are fetched before they are added up
+    ahead: bool  # whether rows of large tables are fetched before they are read
     longest: int  # bytes of a vocabulary's key
 
 
@@ -86,8 +86,8 @@ class Indices:
             return
         separator = self.field(column, Field.SEPARATOR, "uint8")
         T.buffer_store(kept, T.int32(0), [0])
-        wanted = kept[0] < self.field(column, Field.LIMIT)
-        found = text.tokens(self.work.buffers["bytes"], begin, begin + size, separator, wanted)
+        left = self.field(column, Field.LIMIT) - kept[0]
+        found = text.tokens(self.work.buffers["bytes"], begin, begin + size, separator, left)
         with found as (start, length), when(T.Or(T.Not(drops), length > 0)):
             T.buffer_store(kept, kept[0] + 1, [0])
             yield start, length

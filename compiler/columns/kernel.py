@@ -63,14 +63,14 @@ def layer(
 
 
 class Columns:
-    """See `layer`. A point: rows of a tile, columns of a chunk, what neighbouring tasks share, ids fetched ahead."""
+    """See `layer`. A point: rows of a tile, columns of a chunk, what neighbouring tasks share, whether to fetch ahead."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         """`along` "rows": the cores take tiles of rows each; "columns": columns each, which share no table."""
         rows = [r for r in (256, 64, 32) if r == 32 or r < 2 * spec.max_batch]
         return [
             {"rows": r, "columns": c, "along": along, "ahead": ahead}
-            for ahead in (16, 4, 0)
+            for ahead in (1, 0)
             for along in ("columns", "rows")
             for r in rows
             for c in (32, 128)
@@ -102,7 +102,7 @@ class Columns:
                 start = T.bind(tile * rows)
                 work = Work(
                     buffers, first, many, start, T.bind(T.min(rows, batch - start)), batch,
-                    rows, columns, int(point["ahead"]), found.vocabularies.longest,
+                    rows, columns, bool(point["ahead"]), found.vocabularies.longest,
                 )  # fmt: skip
                 code = Roads(work)
                 for number, name in enumerate(roads):

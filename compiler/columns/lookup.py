@@ -106,10 +106,10 @@ class Roads:
     # Several values a row.
 
     def _sums(self, column: Expr, kind: str, step: str) -> None:
-        """Ids are looked for up to `ahead` in advance of their rows, and no token is stored (AtRec IV-A, Ember)."""
+        """Ids are looked for in advance of their rows, and no token is stored (AtRec IV-A, Ember)."""
         work, out = self.work, self.work.buffers["out"]
         width, target = self.of.field(column, Field.DIM, "int64"), self.of.field(column, Field.OUT)
-        rows, room = self.of.field(column, Field.ROWS, "uint32"), work.ahead or 1
+        rows, room = self.of.field(column, Field.ROWS, "uint32"), text.NOTED
         ids = T.alloc_buffer((room,), "int32", scope="global")
         waiting, total, index = (T.alloc_buffer((1,), "int32", scope="global") for _ in range(3))
         with T.serial(0, work.count) as r:

@@ -15,9 +15,12 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.columns.hashing import add, held, u64, word
 from veltair.compiler.columns.plan import CASES
-from veltair.compiler.kernels.emit import Expr, lanes, when
+from veltair.compiler.kernels.emit import Expr, lanes, prefetch, when
 
 BLOCK = 32  # bytes compared with the separator at once
+USUAL = 4  # separators of a block, at most
+NOTED = 128  # tokens that are found before the first of them is looked at
+FETCHED = 1024  # bytes ahead
 DIGITS = 24  # bytes of scratch for a decimal number: three words of eight digits
 POWERS = 340  # of ten, each way
 
@@ -68,40 +71,64 @@ def trailing(value: Expr, bits: int) -> Expr:
 
 
 @contextmanager
-def tokens(text: Any, begin: Expr, end: Expr, separator: Expr, wanted: Expr) -> Iterator[tuple[Expr, Expr]]:
-    """Code for each token (its begin, its size) while `wanted` holds, in one pass (AtRec IV-A, fig. 7).
+def tokens(text: Any, begin: Expr, end: Expr, separator: Expr, left: Expr) -> Iterator[tuple[Expr, Expr]]:
+    """Code for each token (its begin, its size) in one pass (AtRec IV-A, fig. 7), while `left` of them are wanted.
 
-    32 bytes at a time are compared with the separator; the end counts as one. Blocks that would pass the end of all
-    texts are read byte by byte.
+    The ends of NOTED tokens are noted at once, but no more than are wanted: a branch for each would be guessed wrongly
+    about as often as tokens differ in length.
     """
     at = T.alloc_buffer((2,), "int32", scope="global")  # where the token and the block begin
-    found = T.alloc_buffer((1,), "uint32", scope="global")  # separators of the block that are left
+    ends = T.alloc_buffer((NOTED + BLOCK,), "int32", scope="global")
+    noted, done = (T.alloc_buffer((1,), "int32", scope="global") for _ in range(2))
     T.buffer_store(at, begin, [0])
     T.buffer_store(at, begin, [1])
-    with T.While(T.And(at[1] <= end, wanted)):
-        block = held(at[1])
-        left = held(end - block)
-        with T.If(block + BLOCK <= text.shape[0]):
-            with T.Then():
-                bytes_ = text[lanes(block, BLOCK)]
-                same = T.Select(bytes_ == T.broadcast(separator, BLOCK), _bytes(-1), _bytes(0))
-                mask = T.call_llvm_pure_intrin("int32", "llvm.x86.avx2.pmovmskb", same)
-                T.buffer_store(found, T.reinterpret("uint32", mask), [0])
-            with T.Else():
-                T.buffer_store(found, T.uint32(0), [0])
-                with T.serial(0, T.min(left, BLOCK)) as i:
-                    bit = T.shift_left(T.cast(text[block + i] == separator, "uint32"), T.cast(i, "uint32"))
-                    T.buffer_store(found, T.bitwise_or(found[0], bit), [0])
-        with when(left < BLOCK):
-            last = held(T.shift_left(T.uint32(1), T.cast(left, "uint32")))
-            T.buffer_store(found, T.bitwise_or(T.bitwise_and(found[0], last - T.uint32(1)), last), [0])
-        with T.While(T.And(found[0] != T.uint32(0), wanted)):
-            stop = held(block + T.cast(trailing(found[0], 32), "int32"))
-            start = held(at[0])
-            T.buffer_store(found, T.bitwise_and(found[0], found[0] - T.uint32(1)), [0])
+    with T.While(T.And(at[0] <= end, left > 0)):
+        T.buffer_store(noted, T.int32(0), [0])
+        T.buffer_store(done, T.int32(0), [0])
+        enough = held(T.min(left, T.int32(NOTED)))
+        with T.While(T.And(at[1] <= end, noted[0] < enough)):
+            _note(text, held(at[1]), end, separator, ends, noted)
+            T.buffer_store(at, at[1] + BLOCK, [1])
+        with T.While(T.And(done[0] < noted[0], left > 0)):
+            start, stop = held(at[0]), held(ends[done[0]])
+            T.buffer_store(done, done[0] + 1, [0])
             T.buffer_store(at, stop + 1, [0])
             yield start, held(stop - start)
-        T.buffer_store(at, block + BLOCK, [1])
+
+
+def _note(text: Any, block: Expr, end: Expr, separator: Expr, ends: Any, noted: Any) -> None:
+    """Where tokens end in the 32 bytes from `block` on, of which those behind `end` do not count; it is an end itself.
+
+    A block that would pass the end of all texts is read byte by byte.
+    """
+    found = T.alloc_buffer((1,), "uint32", scope="global")
+    left, first = held(end - block), held(noted[0])
+    prefetch(text[block + FETCHED], level=1)  # texts of a feature follow each other
+    with T.If(block + BLOCK <= text.shape[0]):
+        with T.Then():
+            bytes_ = text[lanes(block, BLOCK)]
+            same = T.Select(bytes_ == T.broadcast(separator, BLOCK), _bytes(-1), _bytes(0))
+            mask = T.call_llvm_pure_intrin("int32", "llvm.x86.avx2.pmovmskb", same)
+            T.buffer_store(found, T.reinterpret("uint32", mask), [0])
+        with T.Else():
+            T.buffer_store(found, T.uint32(0), [0])
+            with T.serial(0, T.min(left, BLOCK)) as i:
+                bit = T.shift_left(T.cast(text[block + i] == separator, "uint32"), T.cast(i, "uint32"))
+                T.buffer_store(found, T.bitwise_or(found[0], bit), [0])
+    with when(left < BLOCK):
+        last = held(T.shift_left(T.uint32(1), T.cast(left, "uint32")))
+        T.buffer_store(found, T.bitwise_or(T.bitwise_and(found[0], last - T.uint32(1)), last), [0])
+    count = held(T.cast(T.popcount(found[0]), "int32"))
+
+    def note(place: Expr | int) -> None:
+        T.buffer_store(ends, block + T.cast(trailing(found[0], 32), "int32"), [first + place])
+        T.buffer_store(found, T.bitwise_and(found[0], found[0] - T.uint32(1)), [0])
+
+    for place in range(USUAL):  # whether there are so many or not
+        note(place)
+    with when(count > USUAL), T.serial(USUAL, count) as place:
+        note(place)
+    T.buffer_store(noted, first + count, [0])
 
 
 def _bytes(value: int) -> Expr:
