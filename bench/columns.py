@@ -132,7 +132,7 @@ def ours(folder: Path) -> dict[str, Callable[[int], Callable[[], Any]]]:
     description = described()
     names = json.loads((folder / "names.json").read_text())
     shared = [aligned(np.load(folder / f"weight{place}.npy")) for place in range(1, 9)]
-    settle(folder / "weight9.npy")  # the tables lie as in an artifact that is served, in large pages where there are any
+    settle(folder / "weight9.npy")  # tables lie as in an artifact that is served: in large pages, if there are any
     stored = np.load(folder / "weight9.npy", mmap_mode="r")
     shared.append(mapped(folder / "weight9.npy")[-stored.nbytes :].view(stored.dtype))
     inputs: dict[int, list[Any]] = {}

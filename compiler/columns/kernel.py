@@ -63,7 +63,7 @@ def layer(
 
 
 class Columns:
-    """See `layer`. A point: rows of a tile, columns of a chunk, what neighbouring tasks share, whether to fetch ahead."""
+    """See `layer`. A point: rows of a tile, columns of a chunk, what neighbouring tasks share, rows fetched or not."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         """`along` "rows": the cores take tiles of rows each; "columns": columns each, which share no table."""
