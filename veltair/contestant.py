@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from veltair.profiles import core_pool
 from veltair.profiles.artifact import Artifact, Port, load
 from veltair.profiles.rooms import fill
 from veltair.profiles.strings import Strings
+from veltair.scheduler.between import filled
+from veltair.types import ModelProfile
 
 TURN_S = 0.4  # of timed runs in a turn
 Feeds = dict[str, NDArray[Any]]  # strings as objects
@@ -76,25 +78,27 @@ def peers_feeds(model: Path, feeds: Feeds, batch: int) -> Feeds:
 
 
 def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Callable[[], object]:
-    """Each layer in the version that its profile says is fastest alone on that many cores."""
+    """Each layer in the version that is fastest alone on that many cores, by the profile that serving plans with."""
     from veltair.profiles.executor import Executor, empty
 
     cores = machine().cores
     pool = core_pool.CorePool(cores)  # kernels that are loaded from here on use it
     executor = Executor(artifact)
     manifest = artifact.manifest
-    at = next(i for i, b in enumerate(manifest.batches) if b >= batch)
     inputs = [empty(room.at(batch), room.dtype) for room in manifest.rooms]
     raw = {name: Strings.of(array.ravel()) if array.dtype.hasobject else array for name, array in feeds.items()}
     fill(manifest, inputs, raw, batch)
     outputs = [empty(port.at(batch), port.dtype) for port in manifest.outputs]
     run = executor.bind(batch, inputs, outputs)
-    fastest = []
-    for layer in manifest.layers:
-        times = [version.latency_ns[at][0][threads - 1] for version in layer.versions]
-        fastest.append(times.index(min(times)))
     pool.point(cores[:threads])
-    return run.block(0, fastest)
+    return run.block(0, fastest(artifact.profiles(), batch, threads))
+
+
+def fastest(profiles: Sequence[ModelProfile], batch: int, cores: int) -> list[int]:
+    """For each layer the version that is fastest alone. Profiles ascend by batch, the last one's being no smaller."""
+    profile = next(each for each in filled(profiles) if each.batch >= batch)
+    times = [[version.latency.latency_ns[0][cores - 1] for version in versions] for versions in profile.versions]
+    return [of_layer.index(min(of_layer)) for of_layer in times]
 
 
 def onnxruntime(model: Path, feeds: Feeds, threads: int) -> Callable[[], object]:

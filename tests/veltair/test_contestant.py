@@ -9,9 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from veltair.contestant import draw, onnx_inputs, peers_feeds
+from veltair.contestant import draw, fastest, onnx_inputs, peers_feeds
 from veltair.errors import ModelError
 from veltair.profiles.artifact import Place, Port
+from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile
 
 
 @pytest.fixture
@@ -49,3 +50,15 @@ def test_only_onnx_has_inputs(model: Path) -> None:
     model.write_bytes(b"no model")
     with pytest.raises(ModelError, match="expected an ONNX file"):
         onnx_inputs(model)
+
+
+def test_the_version_that_is_fastest_at_the_size_not_at_the_next_one_that_was_timed() -> None:
+    """The second one's work is one task of a small batch, and two of a great one."""
+
+    def profile(batch: int, *times: tuple[int, int]) -> ModelProfile:
+        versions = tuple(CodeVersion(0, i, 1, 1, "f", LatencyTable((1.0,), (row,))) for i, row in enumerate(times))
+        return ModelProfile("m", batch, (Layer(0, "l", "matmul", (), (), 1, 1),), (versions,), {}, "")
+
+    profiles = [profile(32, (27, 17), (36, 35)), profile(256, (198, 99), (197, 93))]
+    assert [fastest(profiles, batch, 2) for batch in (1, 32, 64, 256)] == [[0], [0], [0], [1]]
+    assert [fastest(profiles, batch, 1) for batch in (64, 256)] == [[0], [1]]
