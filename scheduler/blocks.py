@@ -51,15 +51,8 @@ def pivots(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int,
     enough = max(bound - 1, avg_cores)  # a layer that can do with this many is no pivot
     if enough >= costs.cores:  # no layer can ask for more than all
         return
-    qos_ns, left, work = budget
-    least = costs.least_ns[level][enough - 1]
-    done, least_done = work[start + 1], least[start + 1]
-    for layer in range(start + 1, costs.layers):
-        after, least_after = work[layer + 1], least[layer + 1]
-        # need(layer) > enough, exact in integers: least time > qos * work / left
-        if (least_after - least_done) * left > qos_ns * (after - done):
-            yield layer
-        done, least_done = after, least_after
+    # need(layer) > enough: least time > qos * work / left
+    yield from costs.slopes(level, enough, budget.work).above(start + 1, budget.qos_ns, budget.work_left)
 
 
 def form_block(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Formed:

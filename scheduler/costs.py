@@ -1,7 +1,7 @@
 """A profile turned into tables that a decision can read in one look.
 
-Tables are indexed by level, then by layer, then by cores - 1, unless said otherwise. Their last axis lies closely
-packed (numpy builds them and stays behind): a decision reads few numbers of many, and waits for the memory, not for
+A table is one packed array for each level, in it a row for each layer with a column for each core count, unless said
+otherwise (numpy builds them and stays behind): a decision reads few numbers of many, and waits for the memory, not for
 the arithmetic. A level is an index into a grid that all profiles of a scheduler share.
 """
 
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from operator import itemgetter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +49,33 @@ def nearest_level(grid: Sequence[float], level: float) -> int:
     return above if grid[above] - level < level - grid[above - 1] else above - 1
 
 
+class Slopes:
+    """Each layer's time over its work, and which comes next that is steeper."""
+
+    __slots__ = ("_steeper", "_time_ns", "_work")
+
+    def __init__(self, time_ns: Sequence[int], work: Sequence[int]) -> None:
+        """By layer."""
+        self._time_ns, self._work = time_ns, work
+        layers = len(work)
+        self._steeper = [layers] * layers
+        for layer in range(layers - 2, -1, -1):
+            after = layer + 1
+            while after < layers and time_ns[after] * work[layer] <= time_ns[layer] * work[after]:
+                after = self._steeper[after]
+            self._steeper[layer] = after
+
+    def above(self, start: int, time_ns: int, work: int) -> Iterator[int]:
+        """The layers from `start` on that are steeper than `time_ns` over `work`; exact, in integers."""
+        times, works, layer = self._time_ns, self._work, start
+        while layer < len(works):
+            if times[layer] * work > time_ns * works[layer]:
+                yield layer
+                layer += 1
+            else:
+                layer = self._steeper[layer]
+
+
 class Costs:
     """What any run of layers of one profile takes, at every level of the grid and on every core count.
 
@@ -60,15 +85,16 @@ class Costs:
 
     __slots__ = (
         "_alone_ns",
+        "_least_ns",
         "_most",
+        "_prefix_ns",
         "_rest_ns",
+        "_slopes",
         "_solo_ns",
         "_version",
         "bytes",
         "cores",
         "layers",
-        "least_ns",
-        "prefix_ns",
         "profile",
         "time_work",
         "work",
@@ -98,33 +124,33 @@ class Costs:
         prefix = _sums(best)
         rest = np.minimum.accumulate(prefix[:, -1:] - prefix, axis=2)
 
-        self.prefix_ns: list[list[array[int]]] = _packed(prefix)  # layers 0 … l-1; [level][l][cores - 1]
-        # the least times of layers 0 … l-1, each on no more than so many cores; [level][cores - 1][l]
-        self.least_ns: list[list[array[int]]] = _packed(_sums(np.minimum.accumulate(best, axis=2)).transpose(0, 2, 1))
-        # layers l … end on no more than so many cores, negated: ascending, so that it can be bisected
-        self._rest_ns: list[list[array[int]]] = _packed(-rest)
+        self._prefix_ns = _packed(prefix)  # layers 0 … l-1
+        # the least times of layers 0 … l-1, each on no more than so many cores; a row for each core count
+        self._least_ns = _packed(_sums(np.minimum.accumulate(best, axis=2)).transpose(0, 2, 1))
+        # layers l … end on no more than so many cores, negated: rows ascend, so that they can be bisected
+        self._rest_ns = _packed(-rest)
         # [level][cores - 1][layer]
         self._version = [[tuple(row) for row in rows] for rows in which.transpose(0, 2, 1).tolist()]
         self._most = solo.shape[1]
-        self._alone_ns: list[list[array[int]]] = _packed(_sums(alone))  # the same versions as in prefix_ns, alone
-        # [cores - 1][layer * most versions + version]
-        self._solo_ns: list[array[int]] = _packed(solo.reshape(-1, self.cores).T)
+        self._alone_ns = _packed(_sums(alone))  # the same versions as in _prefix_ns, alone
+        self._solo_ns = _packed(solo.reshape(-1, self.cores).T)  # [cores - 1][layer * most versions + version]
+        self._slopes: dict[tuple[int, int, bool], Slopes] = {}
 
         # As prefix sums. Time is of one core, alone: on more every layer would be given just what it needs there.
-        self.time_work = [row[0] for row in self.prefix_ns[SOLO]]
+        self.time_work: list[int] = prefix[SOLO, :, 0].tolist()
         ops = (max(layer.flops, layer.bytes // _NUMBER_BYTES, 1) for layer in profile.layers)
         self.work = _running_sum(ops) if split_by_ops else self.time_work
         self.bytes = _running_sum(layer.bytes for layer in profile.layers)
 
     def time_ns(self, level: int, cores: int, start: int, stop: int) -> int:
         """Layers [start, stop), each in its best version."""
-        prefix = self.prefix_ns[level]
-        return prefix[stop][cores - 1] - prefix[start][cores - 1]
+        sums, columns = self._prefix_ns[level], self.cores
+        return sums[stop * columns + cores - 1] - sums[start * columns + cores - 1]
 
     def alone_ns(self, level: int, cores: int, start: int, stop: int) -> int:
         """Layers [start, stop) alone on the machine, each in its best version for that level."""
-        sums = self._alone_ns[level]
-        return sums[stop][cores - 1] - sums[start][cores - 1]
+        sums, columns = self._alone_ns[level], self.cores
+        return sums[stop * columns + cores - 1] - sums[start * columns + cores - 1]
 
     def solo_ns(self, versions: Sequence[int], first: int, start: int, stop: int, cores: int) -> int:
         """Layers [start, stop) alone on the machine in given versions, `versions[0]` being layer `first`'s."""
@@ -137,33 +163,51 @@ class Costs:
 
     def cores_for_rest(self, level: int, start: int, qos_ns: int) -> int:
         """Core@ModelGranularity: the least cores that run layers [start, end) within `qos_ns`, else all."""
-        return min(bisect_left(self._rest_ns[level][start], -qos_ns) + 1, self.cores)
+        columns = self.cores
+        row = start * columns
+        return min(bisect_left(self._rest_ns[level], -qos_ns, row, row + columns) - row + 1, columns)
 
     def cores_to_end(self, level: int, start: int, left_ns: int) -> int | None:
         """The same where it must be in time: None if no number of cores is enough."""
-        index = bisect_left(self._rest_ns[level][start], -left_ns)
+        row = start * self.cores
+        index = bisect_left(self._rest_ns[level], -left_ns, row, row + self.cores) - row
         return index + 1 if index < self.cores else None
 
     def least_rest_ns(self, level: int, start: int) -> int:
         """Layers [start, end) on the number of cores on which they are fastest."""
-        return -self._rest_ns[level][start][-1]
+        return -self._rest_ns[level][(start + 1) * self.cores - 1]
+
+    def rest_on_one_ns(self, level: int, start: int) -> int:
+        """Layers [start, end) on one core."""
+        return -self._rest_ns[level][start * self.cores]
 
     def layer_after(self, level: int, cores: int, start: int, elapsed_ns: int) -> int:
         """The layer that begins last within `elapsed_ns` of the begin of layer `start`."""
-        prefix, column = self.prefix_ns[level], cores - 1
-        reached_ns = prefix[start][column] + elapsed_ns
-        return bisect_right(prefix, reached_ns, start + 1, key=itemgetter(column)) - 1
+        sums, columns = self._prefix_ns[level], self.cores
+        reached_ns = sums[start * columns + cores - 1] + elapsed_ns
+        begins = range(cores - 1, len(sums), columns)  # where in the sums
+        return bisect_right(begins, reached_ns, start + 1, key=sums.__getitem__) - 1
 
     def least_cores(self, level: int, start: int, stop: int, qos_ns: int, bound: int) -> int | None:
         """The least cores that run layers [start, stop) within `qos_ns`; None if more than `bound` are needed."""
-        least = self.least_ns[level][bound - 1]
-        if least[stop] - least[start] > qos_ns:  # not even with the count that is best for each layer
+        least, row = self._least_ns[level], (bound - 1) * (self.layers + 1)
+        if least[row + stop] - least[row + start] > qos_ns:  # not even with the count that is best for each layer
             return None
-        begin, end = self.prefix_ns[level][start], self.prefix_ns[level][stop]
-        for cores in range(bound):  # a scan, since more cores are not always faster
-            if end[cores] - begin[cores] <= qos_ns:
-                return cores + 1
+        sums, begin, end = self._prefix_ns[level], start * self.cores, stop * self.cores
+        for column in range(bound):  # a scan, since more cores are not always faster
+            if sums[end + column] - sums[begin + column] <= qos_ns:
+                return column + 1
         return None
+
+    def slopes(self, level: int, cores: int, work: Sequence[int]) -> Slopes:
+        """Of the layers, each on no more than so many cores. `work`: this model's `work` or `time_work`."""
+        key = level, cores, work is self.work
+        known = self._slopes.get(key)
+        if known is None:
+            row = (cores - 1) * (self.layers + 1)
+            least = self._least_ns[level][row : row + self.layers + 1]
+            known = self._slopes[key] = Slopes(_differences(least), _differences(work))
+        return known
 
     def cores_for(self, level: int, start: int, stop: int, qos_ns: int) -> tuple[int, bool]:
         """The least cores that run layers [start, stop) within `qos_ns`, or the fastest count where none do; and
@@ -173,8 +217,8 @@ class Costs:
 
     def fastest_cores(self, level: int, start: int, stop: int, bound: int) -> int:
         """The core count up to `bound` on which layers [start, stop) are fastest; the least of equals."""
-        begin, end = self.prefix_ns[level][start][:bound], self.prefix_ns[level][stop][:bound]
-        times = [after - before for before, after in zip(begin, end, strict=True)]
+        sums, begin, end = self._prefix_ns[level], start * self.cores, stop * self.cores
+        times = [sums[end + column] - sums[begin + column] for column in range(bound)]
         return times.index(min(times)) + 1
 
 
@@ -193,11 +237,9 @@ def _on_grid(version: CodeVersion, grid: Sequence[float], cores: int) -> NDArray
     return rounded
 
 
-def _packed(table: NDArray[np.int64]) -> Any:
-    """Lists of lists … of arrays, the last axis."""
-    if table.ndim == 1:
-        return array("q", table.tobytes())
-    return [_packed(row) for row in table]
+def _packed(table: NDArray[np.int64]) -> list[array[int]]:
+    """An array for each index of the first axis."""
+    return [array("q", part.tobytes()) for part in table]
 
 
 def _solo(profile: ModelProfile, cores: int) -> NDArray[np.int64]:
@@ -214,6 +256,10 @@ def _sums(times: NDArray[np.int64]) -> NDArray[np.int64]:
     sums = np.zeros((times.shape[0], times.shape[1] + 1, times.shape[2]), np.int64)
     np.cumsum(times, axis=1, out=sums[:, 1:])
     return sums
+
+
+def _differences(sums: Sequence[int]) -> list[int]:
+    return [after - before for before, after in pairwise(sums)]
 
 
 def _running_sum(values: Iterable[int]) -> list[int]:

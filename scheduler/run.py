@@ -20,6 +20,7 @@ class Run:
     predicted_ns: int  # on the cores that it really has, at the level of its start
     ends_ns: int  # expected
     bytes_per_ns: float
+    soon_ns: int  # when it is soon to finish: what remains is within 10 % of the prediction (section 4.3)
     growable: bool  # has fewer cores than it wanted, and a moment to take up more
     stopping: bool = False  # told to stop at its next layer, or cancelled
 
@@ -34,7 +35,8 @@ class Run:
         bytes_per_ns = (costs.bytes[block.stop] - costs.bytes[block.start]) / max(predicted_ns, 1)
         ends_ns, stretches = now_ns + predicted_ns, [(block.start, cores)]
         growable = cores < block.cores and (grows_inside_layers or block.stop - block.start > 1)
-        return cls(block, level, costs, core_set, stretches, predicted_ns, ends_ns, bytes_per_ns, growable)
+        soon_ns = ends_ns - predicted_ns // 10
+        return cls(block, level, costs, core_set, stretches, predicted_ns, ends_ns, bytes_per_ns, soon_ns, growable)
 
     def grow(self, more: CoreSet) -> None:
         """Grants more cores, which the worker is yet to take up."""
@@ -46,6 +48,7 @@ class Run:
         ends_ns = now_ns + _rescaled(self.block, self.costs, layer, cores)
         self.predicted_ns += ends_ns - self.ends_ns
         self.ends_ns = ends_ns
+        self.soon_ns = ends_ns - self.predicted_ns // 10
         self.stretches.append((layer, cores))
 
     def solo_ns(self, stop: int) -> int:
@@ -59,10 +62,6 @@ class Run:
             for (start, cores), end in zip(self.stretches, ends, strict=True)
         )
 
-    def soon_to_finish(self, now_ns: int) -> bool:
-        """Section 4.3: what remains is within 10 % of what the block was predicted to take."""
-        return (self.ends_ns - now_ns) * 10 <= self.predicted_ns
-
     def layer_at(self, now_ns: int) -> int:
         """The layer that should be in execution now, if all goes as predicted; always one of the block's."""
         block, (layer, cores) = self.block, self.stretches[-1]
@@ -75,7 +74,7 @@ class Run:
 
     def missing_cores(self, now_ns: int) -> int:
         """How many more cores the block could still use."""
-        if not self.growable or self.stopping or self.soon_to_finish(now_ns):
+        if not self.growable or self.stopping or now_ns >= self.soon_ns:
             return 0
         return self.block.cores - len(self.core_set)
 

@@ -66,6 +66,7 @@ class System:
     grows_inside_layers: bool = False  # a block takes up more cores at once, else between two of its layers
     waiting: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of arrival
     in_flight: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of start; one worker each
+    running: int = 0  # of those in flight
     led: dict[int, Progress] = field(default_factory=dict)  # members of batches in flight, by id: who leads them
     total_avg: int = 0  # sum of avg_cores over all active queries
     most_in_flight: int = 0  # in flight when the workers last became fewer; more than `workers` until those have ended
@@ -90,6 +91,12 @@ class System:
         by_batch = self.costs[model]
         i = bisect_left(by_batch, samples, key=_batch)
         return by_batch[i] if i < len(by_batch) else None
+
+    def between_blocks(self) -> Iterable[Progress]:
+        """The queries in flight that run no block, in order of start."""
+        if self.running == len(self.in_flight):
+            return ()
+        return [progress for progress in self.in_flight.values() if progress.run is None]
 
     def join(self, leader: Progress, members: Sequence[Progress], costs: Costs) -> None:
         """Makes waiting queries of a tenant one batch in the name of one that waits, too, and must be started next.
@@ -117,14 +124,16 @@ class System:
         core_set = self.pool.take(min(block.cores, self.pool.free))
         progress.run = run = Run.begin(block, level, progress.costs, core_set, now_ns, self.grows_inside_layers)
         progress.next_layer = block.stop
+        self.running += 1
         self.demand += run.bytes_per_ns
         return run
 
     def free_cores(self, progress: Progress) -> None:
         """Of its block, if it runs one, which thereby runs no more."""
-        if progress.run is not None:
-            self.pool.give_back(progress.run.core_set)
-            self.demand -= progress.run.bytes_per_ns
+        if (run := progress.run) is not None:
+            self.pool.give_back(run.core_set)
+            self.demand -= run.bytes_per_ns
+            self.running -= 1
             progress.run = None
             if self.pool.free == self.cores:
                 self.demand = 0.0  # lest rounding adds up
@@ -159,7 +168,7 @@ class System:
         running, staying = self.cores - self.free, 0
         for progress in self.in_flight.values():
             run = progress.run
-            if run is not None and (run.ends_ns - now_ns) * 10 > run.predicted_ns:  # not run.soon_to_finish(now_ns)
+            if run is not None and now_ns < run.soon_ns:
                 staying += len(run.core_set)
         if staying == running:
             return at if running else 0

@@ -42,7 +42,7 @@ class Stats:
         return cls(
             waiting=waiting,
             in_flight=len(system.in_flight),
-            running=sum(progress.run is not None for progress in system.in_flight.values()),
+            running=system.running,
             workers=system.workers,
             cores_in_use=system.cores - system.free,
             level=proxy.level,

@@ -7,6 +7,7 @@ stop a block that has time; queries of one tenant that wait run as one batch whe
 
 from __future__ import annotations
 
+from collections import defaultdict
 from heapq import heappop, heappush, heapreplace
 from math import inf
 from typing import TypeAlias
@@ -34,7 +35,7 @@ class Veltair(Policy):
     """
 
     def __init__(self) -> None:
-        self._corrections: dict[str, Correction] = {}  # by tenant
+        self._corrections: defaultdict[str, Correction] = defaultdict(Correction)  # by tenant
         self._arrived: list[Progress] = []  # not yet looked at
         self._timely: dict[int, list[_Entry]] = {}  # heaps by priority
         self._late: dict[int, Progress] = {}  # wait, and cannot be in time
@@ -45,7 +46,7 @@ class Veltair(Policy):
 
     def block_ended(self, progress: Progress, run: Run, stop: int, elapsed_ns: int) -> None:
         if stop == run.block.stop:
-            self._correction(progress.tenant).learn(run, elapsed_ns)
+            self._corrections[progress.tenant.name].learn(run, elapsed_ns)
 
     def query_ended(self, progress: Progress, now_ns: int) -> None:
         self._late.pop(progress.query.id, None)
@@ -58,13 +59,12 @@ class Veltair(Policy):
                 return Reject(progress, reason)
         first, late = None, None
         least: float = inf
-        for progress in system.in_flight.values():
-            if progress.run is None:
-                latest_ns = progress.due_ns - self._rest_ns(system, progress)
-                if latest_ns < now_ns:
-                    late = late or progress
-                elif (laxity := (latest_ns - now_ns) / progress.tenant.priority) < least:
-                    first, least = progress, laxity
+        for progress in system.between_blocks():
+            latest_ns = progress.due_ns - self._rest_ns(system, progress)
+            if latest_ns < now_ns:
+                late = late or progress
+            elif (laxity := (latest_ns - now_ns) / progress.tenant.priority) < least:
+                first, least = progress, laxity
         can_start = len(system.in_flight) < system.workers
         for priority, queue in self._timely.items():
             if (head := self._head(system, queue, now_ns)) is None:
@@ -88,7 +88,7 @@ class Veltair(Policy):
             return None
         if first is None:
             return self._grow(system, now_ns)
-        if first.next_layer == 0 and first.query.id in system.waiting:
+        if first.tenant.batching and first.query.id in system.waiting:
             self._gather(system, first, now_ns)
         return self._start(system, first, now_ns)
 
@@ -144,7 +144,7 @@ class Veltair(Policy):
         """Cores x time of what is left, on the cores that it needs on average."""
         costs, run, cores = progress.costs, progress.run, progress.avg_cores
         time_ns = costs.time_ns(SOLO, cores, progress.next_layer, costs.layers)
-        left_ns = time_ns * self._correction(progress.tenant).of(cores) * cores
+        left_ns = time_ns * self._corrections[progress.tenant.name].of(cores) * cores
         return left_ns if run is None else left_ns + max(0, run.ends_ns - now_ns) * len(run.core_set)
 
     def _batched_ns(self, system: System, tenant: Tenant) -> float:
@@ -153,8 +153,8 @@ class Veltair(Policy):
         for costs in system.costs[tenant.model]:
             if costs.profile.batch > samples or costs.least_rest_ns(SOLO, 0) > tenant.qos.latency_ns * PLANNED:
                 break
-            least = min(least, _on_one_ns(costs, SOLO) / costs.profile.batch)
-        return least * self._correction(tenant).one_core
+            least = min(least, costs.rest_on_one_ns(SOLO, 0) / costs.profile.batch)
+        return least * self._corrections[tenant.name].one_core
 
     def _head(self, system: System, queue: list[_Entry], now_ns: int) -> Progress | None:
         """The query that must start first; its latest start is what it is by now."""
@@ -174,10 +174,10 @@ class Veltair(Policy):
         """Has the query run as a batch with others that wait, if none becomes late and together they take less of the
         cores than one by one, each on one. Of such batches the one that saves most. Nobody waits for company.
         """
-        level, correction = system.next_level(now_ns), self._correction(leader.tenant)
+        level, correction = system.next_level(now_ns), self._corrections[leader.tenant.name]
         best, most = None, 0.0
         for batch in growing(system, leader, self._batchable.of(leader.tenant)):
-            alone_ns = sum(_on_one_ns(each.costs, level) for each in (leader, *batch.members)) * correction.one_core
+            alone_ns = sum(each.costs.rest_on_one_ns(level, 0) for each in (leader, *batch.members)) * correction.one_core
             slack_ns = (batch.due_ns - now_ns) * PLANNED
             if (saved_ns := alone_ns - _spent_ns(batch.costs, level, slack_ns, correction)) > most:
                 best, most = batch, saved_ns
@@ -190,10 +190,10 @@ class Veltair(Policy):
     def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
         self._late.pop(progress.query.id, None)
         costs, start = progress.costs, progress.next_layer
-        level, correction = system.next_level(now_ns), self._correction(progress.tenant)
+        level, correction = system.next_level(now_ns), self._corrections[progress.tenant.name]
         left_ns = progress.due_ns - now_ns
         slack_ns = max(0, left_ns) * PLANNED
-        on_one_ns = costs.time_ns(level, 1, start, costs.layers) * correction.one_core
+        on_one_ns = costs.rest_on_one_ns(level, start) * correction.one_core
         several_win = costs.least_rest_ns(level, start) * correction.several < on_one_ns and costs.cores > 1
         late = left_ns < self._rest_ns(system, progress)
         if on_one_ns <= slack_ns or not several_win:
@@ -244,25 +244,16 @@ class Veltair(Policy):
 
     def _rest_ns(self, system: System, progress: Progress) -> float:
         """What is left of the query after the block that runs, on the cores on which that is fastest."""
-        costs, start, correction = progress.costs, progress.next_layer, self._correction(progress.tenant)
+        costs, start, correction = progress.costs, progress.next_layer, self._corrections[progress.tenant.name]
         level = system.steady.index if system.in_flight else SOLO
-        on_one_ns = costs.time_ns(level, 1, start, costs.layers) * correction.one_core
-        return min(on_one_ns, costs.least_rest_ns(level, start) * correction.several)
-
-    def _correction(self, tenant: Tenant) -> Correction:
-        correction = self._corrections.get(tenant.name)
-        if correction is None:
-            correction = self._corrections[tenant.name] = Correction()
-        return correction
-
-
-def _on_one_ns(costs: Costs, level: int) -> int:
-    return costs.time_ns(level, 1, 0, costs.layers)
+        on_one_ns = costs.rest_on_one_ns(level, start) * correction.one_core
+        several_ns = costs.least_rest_ns(level, start) * correction.several
+        return on_one_ns if on_one_ns <= several_ns else several_ns
 
 
 def _spent_ns(costs: Costs, level: int, slack_ns: float, correction: Correction) -> float:
     """Cores x time of the whole model on as few cores as hold the slack; infinite if none do."""
-    on_one_ns = _on_one_ns(costs, level) * correction.one_core
+    on_one_ns = costs.rest_on_one_ns(level, 0) * correction.one_core
     if on_one_ns <= slack_ns:
         return on_one_ns
     cores = costs.cores_to_end(level, 0, round(slack_ns / correction.several))

@@ -61,7 +61,7 @@ def test_more_cores_may_be_slower(simple):
     assert costs.least_cores(SOLO, 0, 1, 30, bound=4) == 2
     assert costs.cores_for_rest(SOLO, 0, 10) == 4  # never in time: all
     assert costs.fastest_cores(SOLO, 0, 1, bound=4) == 2
-    assert [list(row) for row in costs.least_ns[SOLO]] == [[0, 50], [0, 20], [0, 20], [0, 20]]
+    assert [costs.least_cores(SOLO, 0, 1, 20, bound) for bound in (1, 2, 3, 4)] == [None, 2, 2, 2]
     assert costs.least_cores(SOLO, 0, 1, 19, bound=4) is None
 
 

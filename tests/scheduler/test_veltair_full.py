@@ -234,7 +234,7 @@ def test_only_staying_neighbours_count_by_their_cores(full, profile, query):
     for id, at in ((1, 0), (2, 0), (3, 70)):
         scheduler.handle(QueryArrived(at, query(id, at)))
     scheduler.handle(BlockFinished(160, 1, 2, 160))  # level 2.0; of 2 and 3 the first is overdue
-    scheduler.system.in_flight[3].run.ends_ns = 1000
+    scheduler.system.in_flight[3].run.soon_ns = 1000
     (started,) = scheduler.handle(QueryArrived(161, query(4, 161)))
     nearest = min(scheduler.system.grid, key=lambda level: abs(level - 1.5))
     assert started.level == nearest
