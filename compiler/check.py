@@ -16,7 +16,7 @@ from veltair.compiler.stopwatch import Given, Operand
 from veltair.profiles.artifact import shape_at
 
 TOLERANCE = {"fp32": 1e-3, "bf16": 1e-2}  # of a layer of such a model: error over the output's largest value
-LOOKUPS = ("columns", "embedding_bag")  # layers of rows of tables
+LOOKUPS = ("columns", "embedding_bag", "lookups")  # layers of rows of tables
 LOOKUP_TOLERANCE = 1e-5  # of those: their reference takes the rows as they are stored, only sums are rounded
 
 

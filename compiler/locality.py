@@ -53,6 +53,8 @@ def compulsory_bytes(spec: LayerSpec, batch: int) -> int:
     tables: dict[str, int] = {}
     if spec.op in ("embedding", "embedding_bag"):
         tables = {f"table{i}": int(np.prod(ids.at(batch))) for i, ids in enumerate(spec.inputs)}
+    if spec.op == "lookups":
+        tables = dict.fromkeys(spec.weights, int(np.prod(spec.inputs[0].at(batch))))
     if spec.op == "columns":
         return moved + min(spec.weights["tables"].nbytes, batch * int(spec.attributes["_plan"].row_bytes))
     for name, weight in spec.weights.items():

@@ -21,6 +21,7 @@ from veltair.compiler.anchors.elementwise import elementwise
 from veltair.compiler.anchors.embedding import embedding, find_embeddings
 from veltair.compiler.anchors.heads import channels_last
 from veltair.compiler.anchors.layer_norm import layer_norm
+from veltair.compiler.anchors.lookups import find_lookups, lookups
 from veltair.compiler.anchors.matmul import matmul
 from veltair.compiler.anchors.normalize import l2_normalize, lrn
 from veltair.compiler.anchors.pool import global_pool, pool
@@ -42,13 +43,14 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
     "MaxPool": (pool,),
     "AveragePool": (pool,),
     "GlobalAveragePool": (squeeze_excite, global_pool),
-    "ReduceMean": (sums, global_pool),
-    "ReduceSum": (sums,),
+    "ReduceMean": (sums, lookups, global_pool),
+    "ReduceSum": (sums, lookups),
     "OneHot": (sums,),
     "Gemm": (sums, matmul, batched_matmul),
     "MatMul": (sums, projections, attention, matmul, batched_matmul),
     "LayerNormalization": (embedding, layer_norm),
     "Gather": (bags,),
+    "Neg": (lookups,),
     "Concat": (sums, concat),
     "GRU": (recurrent,),
     "Scan": (recurrent,),
@@ -69,7 +71,7 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
 
 
 # Searched for before the first node is visited.
-PATTERNS = (find_recurrences, find_sums, find_embeddings, find_norms, find_attention, find_products)
+PATTERNS = (find_recurrences, find_sums, find_lookups, find_embeddings, find_norms, find_attention, find_products)
 
 
 def lower(model: OnnxModel, precision: str, front: Front | None = None, tables: Tables | None = None) -> Graph:

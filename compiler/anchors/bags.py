@@ -25,7 +25,7 @@ REDUCTIONS = {"ReduceSum": "sum", "ReduceMean": "mean"}
 class Bag:
     gather: onnx.NodeProto
     reduction: onnx.NodeProto | None  # none: every id is a bag
-    table: NDArray[Any]  # its rows as the model keeps them
+    table: NDArray[Any]  # its rows as the model keeps them; of blocks of rows, a block is one
     width: int
     ids: TensorSpec  # (bags, lookups); of any shape where every id is a bag
 
@@ -55,17 +55,18 @@ def bag_at(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Bag |
     """The bag that a Gather begins, if it does."""
     table, ids = model.initializers.get(node.input[0]), model.values[node.input[1]]
     user = only_user(node.output[0])
-    if table is None or table.ndim != 2 or ids.name in model.initializers:
+    if table is None or table.ndim < 2 or ids.name in model.initializers:
         return None
     rows = model.values[node.input[0]]
     if rows.dtype != "float32":
         return None
     if not ids.shape or ids.dtype not in ("int64", "int32") or attribute(node, "axis", 0) != 0:
         return None
-    alone = Bag(node, None, table, rows.shape[1], ids)
-    if len(ids.shape) != 2 or user is None or user.op_type not in REDUCTIONS or attribute(user, "keepdims", 1):
+    alone = Bag(node, None, table.reshape(len(table), -1), times(rows.shape[1:]), ids)
+    if table.ndim != 2 or len(ids.shape) != 2 or user is None or user.op_type not in REDUCTIONS:
         return alone
-    return replace(alone, reduction=user) if reduced(user, model.initializers) in ([1], [-2]) else alone
+    sums = not attribute(user, "keepdims", 1) and reduced(user, model.initializers) in ([1], [-2])
+    return replace(alone, reduction=user) if sums else alone
 
 
 def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser, given: set[str]) -> list[Bag]:

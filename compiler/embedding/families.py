@@ -73,17 +73,20 @@ def spmm(table: Activation, dim: int, ids: str = "int64") -> Program:
     return Program("spmm", found.memories, dim, found.loop)
 
 
-def message_passing(table: Activation, dim: int, ids: str = "int64") -> Program:
+def message_passing(table: Activation, dim: int, ids: str = "int64", lookups: int = 0) -> Program:
     """out[i] = sum over i's neighbours j of sigmoid(h_i . h_j) h_j: SDDMM and SpMM in one (FusedMM; Ember 2.2.3).
 
-    Operands: ids (neighbours), offsets, the table, whose first rows are the segments' own; out (segments, dim).
+    Operands: ids (neighbours), offsets, the table, whose first rows are the segments' own; out (segments, dim). With
+    `lookups` neighbours each: ids (segments, lookups), "selves" (segments,), the rows that are their own, the table.
     """
-    memories = (
-        Activation("ids", ids, (LOOKUPS,)), Activation("offsets", "int64", (OFFSETS,)), table,
-        Activation("out", "float32", (SEGMENTS, dim)),
-    )  # fmt: skip
+    if lookups:
+        memories = (Activation("ids", ids, (SEGMENTS, lookups)), Activation("selves", ids, (SEGMENTS,)))
+    else:
+        memories = (Activation("ids", ids, (LOOKUPS,)), Activation("offsets", "int64", (OFFSETS,)))
+    selves: Streams = (("self", Load("selves", ("b",))),) if lookups else ()
     out = Cell("out", ("b", "e"))
-    rows: Streams = (("own", Load(table.name, ("b", "e"))), ("row", Load(table.name, ("id", "e"))))
+    own = "self" if lookups else "b"
+    rows: Streams = (("own", Load(table.name, (own, "e"))), ("row", Load(table.name, ("id", "e"))))
     likeness = For("e", 0, "dim", rows, (Callback((Gain("dot", Term("mul", ("own", "row"))),)),))
     message = Callback(
         (Assign("edge", Term("sigmoid", ("dot",))), Each("e", (Add(out, Term("mul", ("edge", "row"))),)))
@@ -91,7 +94,9 @@ def message_passing(table: Activation, dim: int, ids: str = "int64") -> Program:
     start = Callback((Assign("dot", 0.0),))
     inner = For("p", "begin", "stop", (("id", Load("ids", ("p",))),), (start, likeness, message))
     zero = Callback((Each("e", (Put(out, 0.0),)),))
-    return Program("message_passing", memories, dim, For("b", 0, "segments", _segment(), (zero, inner)))
+    operands = (*memories, table, Activation("out", "float32", (SEGMENTS, dim)))
+    outer = (*_segment(lookups), *selves)
+    return Program("message_passing", operands, dim, For("b", 0, "segments", outer, (zero, inner)))
 
 
 def knowledge_graph(

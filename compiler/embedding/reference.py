@@ -38,8 +38,9 @@ def segments(offsets: Array, lookups: int) -> list[tuple[int, int]]:
     return [(begin, max(begin, stop)) for begin, stop in pairwise(begins)]
 
 
-def message_passing(ids: Array, table: Array, offsets: Array) -> Array:
-    own, rows = floats(table).astype(np.float64), checked(ids, table)
+def message_passing(ids: Array, table: Array, offsets: Array, selves: Array | None = None) -> Array:
+    own = floats(table).astype(np.float64) if selves is None else checked(selves, table)
+    rows = checked(ids, table)
     found = np.zeros((len(offsets) - 1, own.shape[1]))
     for b, (begin, stop) in enumerate(segments(offsets, len(ids))):
         near = rows[begin:stop]

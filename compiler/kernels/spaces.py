@@ -18,6 +18,7 @@ from veltair.compiler.kernels.embedding import Embedding
 from veltair.compiler.kernels.embedding_bag import EmbeddingBag
 from veltair.compiler.kernels.layer_norm import LayerNorm
 from veltair.compiler.kernels.layout import ChannelsLast, Copy, ToBlocked, ToPlain
+from veltair.compiler.kernels.lookups import Lookups
 from veltair.compiler.kernels.matmul import Matmul
 from veltair.compiler.kernels.matmul_bf16 import MatmulBf16
 from veltair.compiler.kernels.normalize import L2Normalize, Lrn
@@ -41,6 +42,7 @@ SPACES: dict[str, Space] = {
     "embedding": Embedding(),
     "cast": Cast(),
     "embedding_bag": EmbeddingBag(),
+    "lookups": Lookups(),
     "recurrent": Recurrent(),
     "one_hot_sum": OneHotSum(),
     "pool2d": Pool2d(),

@@ -10,7 +10,7 @@ from veltair.simulate.layers import LayerShape, ModelShape
 from veltair.simulate.roofline import ModelWork
 from veltair.types import ModelProfile
 
-_LOOKUPS = {"embedding", "embedding_bag"}  # whose weights are the rows that are asked for
+_LOOKUPS = {"embedding", "embedding_bag", "lookups"}  # whose weights are the rows that are asked for
 
 
 def sizes(most: int) -> list[int]:

@@ -52,8 +52,8 @@ def shape(spec: LayerSpec) -> LayerShape:
                 spec.name, spec.op, spec.flops, tokens * heads * width, weights, outputs, extra,
                 second=2 * keys * heads * width, m=tokens, n=keys, k=2 * width, groups=heads,
             )  # fmt: skip
-        case "embedding" | "embedding_bag":  # of the tables only the rows that are asked for
-            rows = (first + extra) * spec.outputs[0].shape[-1]
+        case "embedding" | "embedding_bag" | "lookups":  # of the tables only the rows that are asked for
+            rows = (first + extra) * int(spec.attributes.get("dim", spec.outputs[0].shape[-1]))
             return LayerShape(spec.name, spec.op, spec.flops, first + extra, rows, outputs)
         case _:
             return LayerShape(spec.name, spec.op, spec.flops, first, weights, outputs, extra)
