@@ -12,6 +12,7 @@ uniform neighbours, and at most SEGMENTS segments a run. Blocks are of a tensor 
 look-ups; fp32, uniform ids. torch (EmbeddingBag) and FBGEMM (its inference TBE, bounds checks off) run in a Python of
 their own on the same pages of the same file. `limit` is rows.c: the same rows at known places, nothing stored.
 `pages`: random rows of 2 GB in pages of 4 KB and of 2 MB, by distance.
+`storages`: FBGEMM's shape with rows in fp32, in fp16 and in bytes with scale and bias, in turn.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ POINTS = [
     {"ahead": ahead, "bags": bags, "along": along}
     for along in ("tables", "bags") for bags in (4, 16) for ahead in (0, 8, 16, 32)
 ]  # fmt: skip
+REPEATED = 1 << 16  # different rows of a stored table
+STORED = [point for point in POINTS if point["bags"] == 16]
 PAGES_BYTES, PAGES_LOOKUPS, PAGES_BATCH = 2 << 30, 100, 1024
 DISTANCES = (0, 4, 8, 16, 32)
 LADDER = ((0, 0), (1, 0), (2, 0), (2, 16), (3, 0), (3, 16))  # level and distance
@@ -82,6 +85,8 @@ def prepare(folder: Path) -> None:
 
     from veltair.compiler.embedding import families
     from veltair.compiler.embedding.kernel import function
+    from veltair.compiler.embedding.reference import sls
+    from veltair.compiler.embedding.rows import DTYPES, STORAGES, row_items, stored
     from veltair.compiler.ir import Activation, LayerSpec
     from veltair.compiler.kernels.embedding_bag import EmbeddingBag
     from veltair.machine import features, tvm_target
@@ -106,14 +111,26 @@ def prepare(folder: Path) -> None:
     with (folder / "tables.bin").open("wb") as file:
         for start in range(0, floats, len(piece)):
             file.write(piece[: floats - start].data)
-    for number, (tables, rows, dim, lookups, batch) in enumerate(SHAPES.values()):
+
+    def kernels(shape: tuple[int, ...], storage: str, points: list[dict[str, Any]], name: str) -> None:
+        tables, rows, dim, lookups, batch = shape
         inputs = tuple(Activation(f"i{t}", "int64", (-1, lookups)) for t in range(tables))
         outputs = tuple(Activation(f"o{t}", "float32", (-1, dim)) for t in range(tables))
-        weights = {f"table{t}": np.broadcast_to(np.float32(0), (rows, dim)) for t in range(tables)}
+        row = np.zeros(row_items(dim, DTYPES[storage]), DTYPES[storage])
+        weights = {f"table{t}": np.broadcast_to(row, (rows, len(row))) for t in range(tables)}
         spec = LayerSpec("sums", "embedding_bag", inputs, outputs, {"reduce": "sum"}, weights, 0, max_batch=batch)
-        for place, point in enumerate(POINTS):
-            library(EmbeddingBag().build(spec, point, features()).function, f"tables{number}-{place}")
+        for place, point in enumerate(points):
+            library(EmbeddingBag().build(spec, point, features()).function, f"{name}-{place}")
+
+    for number, shape in enumerate(SHAPES.values()):
+        tables, rows, _, lookups, batch = shape
+        kernels(shape, "fp32", POINTS, f"tables{number}")
         np.save(folder / f"ids{number}.npy", chance.integers(0, rows, (IDS, tables, batch, lookups)))
+    some, ids = chance.standard_normal((REPEATED, 32), np.float32), np.load(folder / "ids0.npy")[0, 0]
+    for storage in STORAGES:
+        kernels(next(iter(SHAPES.values())), storage, STORED, storage)
+        np.save(folder / f"rows-{storage}.npy", stored(some, storage))
+        np.save(folder / f"sums-{storage}.npy", sls(ids % REPEATED, stored(some, storage), None))
 
 
 def timed(run: Callable[[], Any], budget_s: float) -> float:
@@ -267,11 +284,7 @@ class Bench:
         ids = [aligned(chance.integers(0, rows, (PAGES_BATCH, PAGES_LOOKUPS))) for _ in range(IDS)]
         out = empty((PAGES_BATCH, 32), "float32")
         for size, advice in (("4 KB", mmap.MADV_NOHUGEPAGE), ("2 MB", mmap.MADV_HUGEPAGE)):
-            memory = mmap.mmap(-1, PAGES_BYTES + (2 << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            memory.madvise(advice)
-            raw = np.frombuffer(memory, np.uint8)
-            first = -raw.ctypes.data % (2 << 20)
-            table = raw[first : first + PAGES_BYTES].view(np.float32).reshape(rows, 32)
+            table = anonymous(PAGES_BYTES, advice).view(np.float32).reshape(rows, 32)
             table[...] = 0.5
             for threads in (1, len(self.cores)):
                 self.pool.point(self.cores[:threads])
@@ -279,10 +292,52 @@ class Bench:
                     runs = in_turn(*(self.run(f"pages{ahead}", some, table, out) for some in ids))
                     moved = PAGES_BATCH * PAGES_LOOKUPS * 128
                     found.setdefault(f"{size}, {threads} threads", {})[ahead] = moved / timed(runs, 0.2) / 1e6
-            del raw, table
+            del table
         for name, rates in found.items():
             print(f"{name}:", *(f"{ahead}: {rate:.2f}" for ahead, rate in rates.items()), "GB/s", flush=True)
         return found
+
+    def storages(self, rounds: int = 3) -> dict[str, Any]:
+        """Medians in ms by threads and storage, checked on the sums of the first table."""
+        from veltair.profiles.executor import aligned, empty
+
+        tables, rows, dim, lookups, batch = next(iter(SHAPES.values()))
+        ids = np.load(self.folder / "ids0.npy")
+        outs = [empty((batch, dim), "float32") for _ in range(tables)]
+        sets = [[aligned(one) for one in some] for some in ids]
+        regions, runs = {}, {}
+        for storage in ("fp32", "fp16", "int8"):
+            some = np.load(self.folder / f"rows-{storage}.npy")
+            table = anonymous(rows * some[0].nbytes * tables, mmap.MADV_HUGEPAGE).view(some.dtype)
+            region = regions[storage] = table.reshape(tables, rows, -1)
+            for first in range(0, rows, len(some)):
+                region[:, first : first + len(some)] = some[: rows - first]
+            runs[storage] = [
+                in_turn(*(self.run(f"{storage}-{place}", *one, *region, *outs) for one in sets))
+                for place in range(len(STORED))
+            ]
+        found: dict[str, Any] = {"shape": [tables, rows, dim, lookups, batch]}
+        for threads in (1, len(self.cores)):
+            self.pool.point(self.cores[:threads])
+            best = {name: min(some, key=lambda run: timed(run, 0.05)) for name, some in runs.items()}
+            turns = [[timed(run, 0.3) for run in best.values()] for _ in range(rounds)]
+            ms = dict(zip(best, np.median(turns, 0).tolist(), strict=True))
+            found[f"{threads} threads"] = ms
+            print(f"{threads} threads:", *(f"{name} {value:.2f} ms" for name, value in ms.items()), flush=True)
+        for storage, region in regions.items():
+            self.run(f"{storage}-0", *sets[0], *region, *outs)()
+            want = np.load(self.folder / f"sums-{storage}.npy")
+            assert np.abs(outs[0] - want).max() <= 1e-5 * np.abs(want).max(), storage
+        return found
+
+
+def anonymous(size: int, advice: int) -> Any:
+    """Zeroed bytes at the begin of a large page, in pages as advised."""
+    memory = mmap.mmap(-1, size + (2 << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(advice)
+    raw = np.frombuffer(memory, np.uint8)
+    first = -raw.ctypes.data % (2 << 20)
+    return raw[first : first + size]
 
 
 def outs_of(run: Callable[[], Any], sets: Any, outs: list[Any]) -> Iterator[Any]:
@@ -373,7 +428,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("prepare", "measure", "peer"))
     parser.add_argument("folder", type=Path, nargs="?", default=Path("ember-bench"))
-    parser.add_argument("--parts", default="ladder,tables,pages")
+    parser.add_argument("--parts", default="ladder,tables,pages,storages")
     parser.add_argument("--torch", metavar="PYTHON", help="a Python with torch and fbgemm-gpu-cpu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -395,6 +450,8 @@ def main() -> None:
                 rival.close()
         if "pages" in parts:
             found["pages"] = bench.pages()
+        if "storages" in parts:
+            found["storages"] = bench.storages()
         if options.json:
             options.json.write_text(json.dumps(found, indent=1) + "\n")
 
