@@ -1,23 +1,25 @@
-"""Runs a kernel of a design space on physical arrays, in this process."""
+"""Runs kernels of a design space on physical arrays, in this process. Equal code is compiled once, on all cores."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm_ffi
 from numpy.typing import NDArray
+from tvm_ffi import StructuralKey
 
 from veltair.compiler.graph import Graph
-from veltair.compiler.ir import Activation, LayerSpec, Point
+from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.library import machine_code
 from veltair.compiler.reference import packed, reference, unpacked
-from veltair.machine import features, tvm_target
+from veltair.machine import features, machine, tvm_target
 from veltair.profiles.executor import aligned, empty, permit_tiles
 
 LESSER = {
@@ -27,23 +29,47 @@ LESSER = {
 }
 
 
+KEPT = 100  # compiled functions
+_compiler = ThreadPoolExecutor(len(machine().cores))
+_compiled: dict[tuple[StructuralKey, str], Future[Any]] = {}  # by structure and CPU, the last used at the end
+
+
 def need(wanted: frozenset[str], what: str) -> None:
     """Skips the test where this CPU lacks an instruction set, and says which code it cannot run."""
     if not wanted <= features():
         pytest.skip(f"this CPU cannot run {what}: it lacks {', '.join(sorted(wanted - features()))}")
 
 
+def built(spec: LayerSpec, point: Point, mcpu: str = "") -> tuple[Kernel, Future[Any]]:
+    """A kernel and, once it is compiled, its function."""
+    kernel = SPACES[spec.op].build(spec, point, LESSER.get(mcpu, features()))
+    target = tvm_target() | ({"mcpu": mcpu} if mcpu else {})
+    key = StructuralKey(kernel.function), mcpu
+    found = _compiled.pop(key, None) or _compiler.submit(lambda: machine_code(kernel.function, "main", target)["main"])
+    _compiled[key] = found
+    if len(_compiled) > KEPT:
+        del _compiled[next(iter(_compiled))]
+    return kernel, found
+
+
+def ahead(spec: LayerSpec, points: Sequence[Point], mcpu: str = "") -> Sequence[Point]:
+    """The points; all are being compiled while the first is run."""
+    assert len(points) <= KEPT
+    for point in points:
+        built(spec, point, mcpu)
+    return points
+
+
 def call(
     spec: LayerSpec, point: Point, inputs: Sequence[NDArray[Any]], batch: int = 1, mcpu: str = ""
 ) -> list[NDArray[Any]]:
     """Outputs in physical layout. `mcpu` makes code for an older CPU than this one."""
-    kernel = SPACES[spec.op].build(spec, point, LESSER.get(mcpu, features()))
-    library = machine_code(kernel.function, "main", tvm_target() | ({"mcpu": mcpu} if mcpu else {}))
+    kernel, function = built(spec, point, mcpu)
     if "amx_bf16" in features():
         permit_tiles()
     arrays = [aligned(a) for a in (*inputs, *kernel.weights)]
     outputs = [empty(t.at(batch), t.dtype) for t in spec.outputs]
-    library["main"](*[tvm_ffi.from_dlpack(a) for a in (*arrays, *outputs)])
+    function.result()(*[tvm_ffi.from_dlpack(a) for a in (*arrays, *outputs)])
     return outputs
 
 
@@ -94,8 +120,8 @@ def run_graph(graph: Graph, feeds: Mapping[str, NDArray[Any]], batch: int) -> li
             memory[base] = empty(tensor.at(batch), tensor.dtype)
         return memory[base].reshape(tensor.at(batch))
 
-    for spec in graph.layers:
-        point = SPACES[spec.op].points(spec, features())[0]
+    points = [ahead(spec, SPACES[spec.op].points(spec, features())[:1])[0] for spec in graph.layers]
+    for spec, point in zip(graph.layers, points, strict=True):
         results = call(spec, point, [place(tensor) for tensor in spec.inputs], batch)
         for tensor, result in zip(spec.outputs, results, strict=True):
             place(tensor)[...] = result

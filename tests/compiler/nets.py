@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import tvm_ffi
+from kernels import built
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -15,10 +16,9 @@ from veltair.compiler.arena import plan
 from veltair.compiler.embedding.tables import Tables
 from veltair.compiler.ir import Activation
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.compiler.library import machine_code
 from veltair.compiler.lower import lower
 from veltair.compiler.onnx_model import load
-from veltair.machine import features, tvm_target
+from veltair.machine import features
 from veltair.profiles.executor import aligned, empty, permit_tiles
 
 Arrays = dict[str, NDArray[Any]]
@@ -61,11 +61,7 @@ def run(
     """Outputs of every layer's default version, and the layers' operators."""
     graph = lower(load(path, max_batch), precision, tables=tables)
     arena = plan(graph)
-    libraries, kernels = {}, []
-    for layer in graph.layers:
-        space = SPACES[layer.op]
-        kernels.append(space.build(layer, space.points(layer, features())[0], features()))
-        libraries[layer.symbol] = machine_code(kernels[-1].function, layer.symbol, tvm_target())
+    kernels = [built(layer, SPACES[layer.op].points(layer, features())[0]) for layer in graph.layers]
     if precision == "bf16":
         permit_tiles()
     memory = empty((arena.bytes,), "uint8")
@@ -83,7 +79,7 @@ def run(
         return tvm_ffi.from_dlpack(memory[place.offset : place.offset + size].view(tensor.dtype).reshape(shape))
 
     for _ in range(2):  # the second run finds what the first one left in the arena
-        for layer, kernel in zip(graph.layers, kernels, strict=True):
+        for layer, (kernel, function) in zip(graph.layers, kernels, strict=True):
             weights = [tvm_ffi.from_dlpack(aligned(weight)) for weight in kernel.weights]
-            libraries[layer.symbol][layer.symbol](*map(view, layer.inputs), *weights, *map(view, layer.outputs))
+            function.result()(*map(view, layer.inputs), *weights, *map(view, layer.outputs))
     return outputs, [layer.op for layer in graph.layers]

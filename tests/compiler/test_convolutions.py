@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernels import LESSER, need, untouched_halo, worst_error
+from kernels import LESSER, ahead, need, untouched_halo, worst_error
 
 from veltair.compiler.ir import Activation, Halo, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
@@ -48,7 +48,7 @@ def check(spec: LayerSpec, every: int, mcpu: str = "") -> set[str]:
     points = SPACES[spec.op].points(spec, LESSER.get(mcpu, features()))
     assert len({tuple(p.items()) for p in points}) == len(points) <= 64
     values = [normal(*t.shape) for t in spec.inputs]
-    for point in points[::every]:
+    for point in ahead(spec, points[::every], mcpu):
         error, (output,) = worst_error(spec, point, values, mcpu=mcpu)
         assert error < TOLERANCE[str(point["algorithm"])], point
         assert untouched_halo(spec.outputs[0], output), point
@@ -118,7 +118,7 @@ def test_depthwise_at_every_point(dtype: str, mcpu: str, geometry: dict[str, Any
     spec = depthwise(40, dtype=dtype, **geometry)
     values = [normal(*t.shape) for t in spec.inputs]
     points = SPACES[spec.op].points(spec, LESSER.get(mcpu, features()))
-    for point in (*points[:2], *points[2::4]):
+    for point in ahead(spec, (*points[:2], *points[2::4]), mcpu):
         error, (output,) = worst_error(spec, point, values, mcpu=mcpu)
         assert error < (1e-6 if dtype == "float32" else 1e-2), point
         assert untouched_halo(spec.outputs[0], output), point
@@ -189,7 +189,7 @@ def test_tiles_in_every_mode(modes: str, spec: LayerSpec) -> None:
     for point in SPACES[spec.op].points(spec, features()):
         tried.setdefault(str(point["mode"]), []).append(point)
     assert set(modes.split()) == set(tried)
-    for point in (p for mode in tried.values() for p in mode[:: max(len(mode) - 1, 1)]):
+    for point in ahead(spec, [p for mode in tried.values() for p in mode[:: max(len(mode) - 1, 1)]]):
         error, (output,) = worst_error(spec, point, values)
         assert error < 1e-2, point
         assert untouched_halo(spec.outputs[0], output), point

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernels import LESSER, call, need, untouched_halo, worst_error
+from kernels import LESSER, ahead, call, need, untouched_halo, worst_error
 
 from veltair.compiler.ir import Activation, Halo, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
@@ -95,7 +95,7 @@ def test_pool_equals_onnx_runtime(
     y = Activation("y", dtype, shape, block, Halo(1, 1, 1, 1))
     attributes = {"kernel": (3, 3), "strides": (2, 2), "pads": pads, "kind": kind, "count_include_pad": count}
     spec = LayerSpec("pool", "pool2d", (x,), (y,), attributes, {}, 0)
-    for point in SPACES["pool2d"].points(spec, features()):
+    for point in ahead(spec, SPACES["pool2d"].points(spec, features())):
         error, (output,) = worst_error(spec, point, [normal(*x.shape) - 3])  # padding must not win a maximum
         assert error < tolerance
         assert untouched_halo(y, output)
@@ -121,7 +121,7 @@ def test_elementwise_concat_pool_and_layouts(precision: tuple[str, int, float]) 
     ]
     for spec in specs:
         values = [normal(*t.shape) for t in spec.inputs]
-        for point in SPACES[spec.op].points(spec, features()):
+        for point in ahead(spec, SPACES[spec.op].points(spec, features())):
             error, (output,) = worst_error(spec, point, values)
             assert error < tolerance, spec.op
             if spec.outputs[0].block and spec.attributes.get("steps", ("", ""))[-1] != "sigmoid":
@@ -136,7 +136,7 @@ def test_matmul_at_any_batch(batch: int, depth: int, width: int, storage: str) -
     weights = {"weight": normal(depth, width), "bias": normal(width)}
     spec = LayerSpec("m", "matmul", (x,), (y,), {"activation": "relu", "storage": storage}, weights, 0, max_batch=64)
     points = SPACES["matmul"].points(spec, features())
-    for point in points[:: max(1, len(points) // 4)]:
+    for point in ahead(spec, points[:: max(1, len(points) // 4)]):
         error, _ = worst_error(spec, point, [normal(batch, depth)], batch)
         assert error < (1e-5 if storage == "fp32" else 1e-2)
 
@@ -150,7 +150,7 @@ def test_bags_of_tables_of_different_length(width: int, reduce: str) -> None:
     weights = {f"table{i}": normal(r, width) for i, r in enumerate(rows)}
     spec = LayerSpec("b", "embedding_bag", ids, outs, {"reduce": reduce}, weights, 0, max_batch=16)
     values = [random.integers(0, r, (6, 9)).astype(ids[0].dtype) for r in rows]
-    for point in SPACES["embedding_bag"].points(spec, features())[::3]:
+    for point in ahead(spec, SPACES["embedding_bag"].points(spec, features())[::3]):
         assert worst_error(spec, point, values, 6)[0] < 1e-6
 
 
@@ -162,7 +162,7 @@ def test_an_id_outside_the_table_reads_the_first_row(bad: int) -> None:
         {"reduce": "sum"}, {"table0": normal(100, 16)}, 0, max_batch=2,
     )  # fmt: skip
     ids = np.array([[bad, 3, bad, 5]])
-    for point in SPACES["embedding_bag"].points(spec, features()):
+    for point in ahead(spec, SPACES["embedding_bag"].points(spec, features())):
         (found,) = call(spec, point, [aligned(ids)])
         table = spec.weights["table0"]
         np.testing.assert_allclose(found[0], 2 * table[0] + table[3] + table[5], rtol=1e-5, atol=1e-6)
@@ -198,5 +198,5 @@ def test_code_for_lesser_instruction_sets(mcpu: str) -> None:
     kind = {"activation": "none", "storage": "fp32"}
     dense = LayerSpec("d", "matmul", (rows,), (out,), kind, {"weight": normal(30, 50), "bias": normal(50)}, 0)
     for spec in (LayerSpec("c", "conv2d", (x,), (y,), attributes, weights, 0), dense):
-        for point in SPACES[spec.op].points(spec, LESSER[mcpu])[:4]:
+        for point in ahead(spec, SPACES[spec.op].points(spec, LESSER[mcpu])[:4], mcpu):
             assert worst_error(spec, point, [normal(*t.shape) for t in spec.inputs], mcpu=mcpu)[0] < 1e-5

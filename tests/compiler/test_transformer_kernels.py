@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernels import LESSER, call, worst_error
+from kernels import LESSER, ahead, call, worst_error
 
 from veltair.compiler.ir import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
@@ -42,7 +42,7 @@ def check(
     """Of a space the first and the last point, or the first alone."""
     points = SPACES[spec.op].points(spec, LESSER.get(mcpu, HERE))
     values = values or [normal(*at(tensor.shape, batch)) for tensor in spec.inputs]
-    for point in (points[0], points[-1]) if ends else points[:1]:
+    for point in ahead(spec, (points[0], points[-1]) if ends else points[:1], mcpu):
         error, _ = worst_error(spec, point, values, batch, mcpu)
         assert error < max(tolerance, TOLERANCE[spec.outputs[0].dtype]), (spec.workload, point)
 
