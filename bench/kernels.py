@@ -127,7 +127,7 @@ def tables() -> str:
     measured = {name: Times(name) for name in MODELS if (RESULTS / f"{name}.json").exists()}
     lines = [
         "| median ms | threads | veltair fp32 | ONNX Runtime fp32 | OpenVINO fp32 | veltair bf16 | OpenVINO default |"
-        " bf16 cosine |",
+        " cosine of bf16 logits |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, times in measured.items():
