@@ -183,7 +183,8 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Report
             wide = lower(loaded, manifest.precision, front).layers
     if graph.inputs != manifest.inputs:
         takes, ours = (", ".join(port.name for port in ports) for ports in (graph.inputs, manifest.inputs))
-        raise ModelError(f"{model}: takes {takes}; the artifact {found.path} takes {ours}")
+        hint = "; give the --features that it was compiled with" if manifest.banks and features is None else ""
+        raise ModelError(f"{model}: takes {takes}; the artifact {found.path} takes {ours}{hint}")
     specs = graph.layers
     if [spec.name for spec in specs] != [layer.name for layer in manifest.layers]:
         raise ModelError(f"{model}: its layers are not those of the artifact {found.path}; compile it again")

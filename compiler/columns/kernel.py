@@ -70,7 +70,7 @@ class Columns:
         rows = [r for r in (256, 64, 32) if r == 32 or r < 2 * spec.max_batch]
         return [
             {"rows": r, "columns": c, "along": along, "ahead": ahead}
-            for ahead in (1, 0)
+            for ahead in (0, 1)
             for along in ("columns", "rows")
             for r in rows
             for c in (32, 128)

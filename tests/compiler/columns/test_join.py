@@ -108,7 +108,8 @@ def test_verify_takes_the_description(compiled: Artifact, folder: Path, capsys: 
     assert os.sched_getaffinity(0) == cores  # whoever calls it keeps the cores that it had
     assert json.loads(capsys.readouterr().out)["max_layer_err"] < 1e-5
     assert main(command) == 2
-    assert "takes wide, plain, deep; the artifact" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "takes wide, plain, deep; the artifact" in told and "give the --features" in told
 
 
 def test_tables_stand_once_in_the_weights(compiled: Artifact) -> None:
