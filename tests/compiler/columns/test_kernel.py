@@ -13,6 +13,7 @@ from kernels import guarded
 
 from veltair.compiler.columns.description import Description
 from veltair.compiler.columns.reference import reference
+from veltair.compiler.columns.text import BLOCK, NOTED
 from veltair.compiler.columns.vocabulary import LARGEST, LONGEST_PROBE, Vocabularies, _slots
 from veltair.compiler.embedding.rows import STORAGES
 from veltair.compiler.ir import Point
@@ -191,8 +192,22 @@ def test_every_separator_counts_once() -> None:
         [{"name": "t", "kind": "tokens", "empty": "keep", "max_bytes": 1 << 20}], [{"feature": "t", "length": True}]
     )
     code = Compiled(some, POINT, max_batch=1)
-    for size in (0, 1, 31, 32, 33, 1 << 20):
+    for size in (0, 1, 31, 32, 33, NOTED - 1, NOTED, NOTED + BLOCK, NOTED + BLOCK + 1, 1 << 20):
         assert code({"t": [b"," * size]}, 1).tolist() == [[size + 1]]
+
+
+def test_as_many_tokens_are_read_as_there_may_be() -> None:
+    """However they lie in the stretches whose ends are noted together; empty ones do not count."""
+    chance = np.random.default_rng(3)
+    for limit in (NOTED, 2 * NOTED + 5):
+        some = described(
+            [{"name": "t", "kind": "tokens", "truncate": limit, "max_bytes": 1 << 12}],
+            [{"feature": "t", "hash": 40, "combiner": "sum", "table": "t8"}], t8=(40, 8),
+        )  # fmt: skip
+        texts = [b",".join([b"x" * size for size in chance.integers(0, 4, count)]) for count in (0, 200, 300, 500, 999)]
+        raw = {"t": texts}
+        found = Compiled(some, POINT, max_batch=len(texts))(raw, len(texts))
+        np.testing.assert_allclose(found, reference(some, raw)["x"], rtol=1e-4, atol=1e-4)
 
 
 def test_keys_are_found_within_a_few_probes() -> None:
