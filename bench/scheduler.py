@@ -16,10 +16,12 @@ import json
 import os
 import platform
 import time
+from functools import cache
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 
+from veltair.scheduler.catalogue import Catalogue
 from veltair.scheduler.policies import POLICIES
 from veltair.scheduler.scheduler import Scheduler
 from veltair.scheduler.surroundings import Alone, solo_times
@@ -80,17 +82,24 @@ class Timed(Scheduler):
         return decisions
 
 
+@cache
+def catalogue(cores: int) -> Catalogue:
+    """One for all runs: a daemon lives long enough for what it keeps of its models to be known."""
+    chance = Random(2026)
+    return Catalogue({model: [synthetic(model, depth, cores, chance)] for model, depth in DEPTHS.items()}, cores)
+
+
 def run(policy: str, cores: int, in_flight: int, queries: int, load: float) -> Timed:
     """`load`: offered work over what the cores could do if they were all busy with one-core blocks."""
-    chance = Random(2026)
+    known = catalogue(cores)
+    chance = Random(2027)
     machine = Machine(tuple(tuple(range(i, min(i + 4, cores))) for i in range(0, cores, 4)))
-    profiles = {model: [synthetic(model, depth, cores, chance)] for model, depth in DEPTHS.items()}
     work_ns = {
-        model: sum(of_layer[0].latency.at(1.0, 1) for of_layer in profile.versions)
-        for model, (profile,) in profiles.items()
+        model: sum(of_layer[0].latency.at(1.0, 1) for of_layer in costs.profile.versions)
+        for model, (costs,) in known.costs.items()
     }
-    tenants = [Tenant(model, model, QoSTarget(work_ns[model] // 2)) for model in profiles]
-    scheduler = Timed(machine, tenants, profiles, policy, in_flight)
+    tenants = [Tenant(model, model, QoSTarget(work_ns[model] // 2)) for model in work_ns]
+    scheduler = Timed(machine, tenants, known, policy, in_flight)
     slower = [chance.uniform(1.0, 1.3) for _ in range(997)]
     solo_ns = solo_times(scheduler)
     count = 0

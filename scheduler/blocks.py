@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from veltair.scheduler.costs import Costs
+from veltair.scheduler.costs import Costs, Slopes
 
 
 class Budget(NamedTuple):
@@ -48,27 +48,35 @@ def threshold(avg_cores: int, total_avg: int, machine_cores: int) -> int:
 
 def pivots(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Iterator[int]:
     """Layers after `start` that alone need `bound` cores or more, and more than the model's average (Alg. 2 l. 5)."""
-    enough = max(bound - 1, avg_cores)  # a layer that can do with this many is no pivot
-    if enough >= costs.cores:  # no layer can ask for more than all
-        return
-    # need(layer) > enough: least time > qos * work / left
-    yield from costs.slopes(level, enough, budget.work).above(start + 1, budget.qos_ns, budget.work_left)
+    slopes = _slopes(costs, level, budget, avg_cores, bound)
+    if slopes is not None:
+        layer = start
+        while (layer := slopes.next_above(layer + 1, budget.qos_ns, budget.work_left)) < costs.layers:
+            yield layer
 
 
 def form_block(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Formed:
     """The block that begins at `start` (Alg. 2 l. 13-18), on at most `bound` cores."""
-    nearest = 0
-    for stop in pivots(costs, level, start, budget, avg_cores, bound):
-        nearest = nearest or stop
-        qos_ns = budget.share_ns(start, stop)
-        cores = costs.least_cores(level, start, stop, qos_ns, bound)
+    qos_ns, work_left, work = budget
+    end = costs.layers
+    slopes = _slopes(costs, level, budget, avg_cores, bound)
+    nearest = stop = end if slopes is None else slopes.next_above(start + 1, qos_ns, work_left)
+    while True:
+        share_ns = qos_ns * (work[stop] - work[start]) // work_left if work_left else qos_ns
+        cores = costs.least_cores(level, start, stop, share_ns, bound)
         if cores is not None:
-            return Formed(start, stop, cores, qos_ns, capped=False)
-    qos_ns = budget.share_ns(start, costs.layers)
-    cores = costs.least_cores(level, start, costs.layers, qos_ns, bound)
-    if cores is not None:
-        return Formed(start, costs.layers, cores, qos_ns, capped=False)
+            return Formed(start, stop, cores, share_ns, capped=False)
+        if stop == end or slopes is None:
+            break
+        stop = slopes.next_above(stop + 1, qos_ns, work_left)
     # Nothing fits. Up to the nearest pivot, so that the next decision comes soon.
-    stop = nearest or costs.layers
-    cores = costs.fastest_cores(level, start, stop, bound)
-    return Formed(start, stop, cores, budget.share_ns(start, stop), capped=True)
+    cores = costs.fastest_cores(level, start, nearest, bound)
+    return Formed(start, nearest, cores, budget.share_ns(start, nearest), capped=True)
+
+
+def _slopes(costs: Costs, level: int, budget: Budget, avg_cores: int, bound: int) -> Slopes | None:
+    """A layer is a pivot that is steeper here than its share of the QoS over its work: it needs more than so many
+    cores. None: no layer can ask for more than all.
+    """
+    enough = max(bound - 1, avg_cores)
+    return None if enough >= costs.cores else costs.slopes(level, enough, budget.work)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -65,15 +65,13 @@ class Slopes:
                 after = self._steeper[after]
             self._steeper[layer] = after
 
-    def above(self, start: int, time_ns: int, work: int) -> Iterator[int]:
-        """The layers from `start` on that are steeper than `time_ns` over `work`; exact, in integers."""
-        times, works, layer = self._time_ns, self._work, start
-        while layer < len(works):
-            if times[layer] * work > time_ns * works[layer]:
-                yield layer
-                layer += 1
-            else:
-                layer = self._steeper[layer]
+    def next_above(self, layer: int, time_ns: int, work: int) -> int:
+        """The first layer from this one on that is steeper than `time_ns` over `work`, exactly; else how many there
+        are."""
+        times, works = self._time_ns, self._work
+        while layer < len(works) and times[layer] * work <= time_ns * works[layer]:
+            layer = self._steeper[layer]
+        return layer
 
 
 class Costs:

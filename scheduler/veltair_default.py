@@ -177,7 +177,9 @@ class Veltair(Policy):
         level, correction = system.next_level(now_ns), self._corrections[leader.tenant.name]
         best, most = None, 0.0
         for batch in growing(system, leader, self._batchable.of(leader.tenant)):
-            alone_ns = sum(each.costs.rest_on_one_ns(level, 0) for each in (leader, *batch.members)) * correction.one_core
+            alone_ns = (
+                sum(each.costs.rest_on_one_ns(level, 0) for each in (leader, *batch.members)) * correction.one_core
+            )
             slack_ns = (batch.due_ns - now_ns) * PLANNED
             if (saved_ns := alone_ns - _spent_ns(batch.costs, level, slack_ns, correction)) > most:
                 best, most = batch, saved_ns

@@ -86,7 +86,8 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def _model(tenant: TenantLoad, path: Path) -> str:
-    return str(path.parent / tenant.model) if "/" in tenant.model else tenant.model
+    """Absolute where it is a folder: what has no "/" is a model of the zoo."""
+    return str((path.parent / tenant.model).absolute()) if "/" in tenant.model else tenant.model
 
 
 def _key_first(text: str) -> str:

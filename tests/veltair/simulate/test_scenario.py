@@ -33,6 +33,12 @@ def test_paths_count_from_the_scenario(tmp_path):
     assert (tenant.model, tenant.file) == (str(tmp_path / "artifacts/a"), str(tmp_path / "t.txt"))
 
 
+def test_a_folder_beside_the_scenario_is_no_model_of_the_zoo(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.toml").write_text(GOOD + 'model = "./a"\n')
+    assert read_scenario(Path("s.toml")).tenants[0].model == str(tmp_path / "a")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
