@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from veltair.profiles.artifact import Artifact
 from veltair.profiles.records import RecordStore
 
 CLI = [sys.executable, "-m", "veltair.cli"]
+Told = Callable[..., tuple[int, str, str]]
 
 
 def weights(rng: np.random.Generator, **shapes: tuple[int, ...]) -> list[TensorProto]:
@@ -121,6 +123,13 @@ def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*CLI, *map(str, arguments)], capture_output=True, text=True, timeout=300, env=environment)
 
 
+@pytest.fixture
+def told(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
+    """Runs a command in this process: its exit code, its output and what it said besides."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
+    return lambda *arguments: (main([str(a) for a in arguments]), *capsys.readouterr())
+
+
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Artifact]:
     """The folder, the ONNX file and the artifact of the image model."""
@@ -206,26 +215,27 @@ def test_it_agrees_with_onnx_runtime(image: tuple[Path, Path, Artifact]) -> None
     assert facts["cores"] == len(machine().cores)
 
 
-def test_pieces_of_a_whole_may_begin_anywhere(tmp_path: Path) -> None:
+def test_pieces_of_a_whole_may_begin_anywhere(tmp_path: Path, told: Told) -> None:
     model = heads_model(tmp_path / "heads.onnx")
     made = compile_model(model, tmp_path / "out", trials=0, precision="fp32", store=records(tmp_path))
     assert any(b.kind == "arena" and b.offset % 64 for b in made.manifest.buffers)
-    facts = json.loads(run(tmp_path, "verify", tmp_path / "out", model, "--json").stdout)
+    _, output, _ = told("verify", tmp_path / "out", model, "--json")
+    facts = json.loads(output)
     assert facts["ok"], facts["mismatches"]
 
 
-def test_other_weights_are_found_out(image: tuple[Path, Path, Artifact]) -> None:
+def test_other_weights_are_found_out(image: tuple[Path, Path, Artifact], told: Told) -> None:
     folder, _, _ = image
     other = image_model(folder / "other.onnx", seed=9)
-    done = run(folder, "verify", folder / "out", other, "--json")
-    facts = json.loads(done.stdout)
-    assert (done.returncode, facts["ok"]) == (1, False)
+    code, output, _ = told("verify", folder / "out", other, "--json")
+    facts = json.loads(output)
+    assert (code, facts["ok"]) == (1, False)
     assert facts["max_rel_err"] > 0.01
     assert any("off its reference" in text for text in facts["mismatches"])
-    assert run(folder, "verify", folder / "out", other).returncode == 1
+    assert told("verify", folder / "out", other)[0] == 1
 
 
-def test_one_wrong_version_is_found_out(image: tuple[Path, Path, Artifact], tmp_path: Path) -> None:
+def test_one_wrong_version_is_found_out(image: tuple[Path, Path, Artifact], tmp_path: Path, told: Told) -> None:
     """A version of one layer is given the weights of another layer."""
     _, model, made = image
     manifest = made.manifest
@@ -243,24 +253,25 @@ def test_one_wrong_version_is_found_out(image: tuple[Path, Path, Artifact], tmp_
         )
         for name in (artifact.KERNELS, artifact.WEIGHTS):
             (draft / name).write_bytes((made.path / name).read_bytes())
-    facts = json.loads(run(tmp_path, "verify", tmp_path / "bad", model, "--json").stdout)
+    _, output, _ = told("verify", tmp_path / "bad", model, "--json")
+    facts = json.loads(output)
     assert not facts["ok"]
     assert any(text.startswith("layer second") for text in facts["mismatches"])
     assert not any(text.startswith("layer first") for text in facts["mismatches"])
 
 
-def test_inspect_tells_every_version(image: tuple[Path, Path, Artifact]) -> None:
+def test_inspect_tells_every_version(image: tuple[Path, Path, Artifact], told: Told) -> None:
     folder, _, made = image
     facts = json.loads(run(folder, "inspect", folder / "out", "--json").stdout)
     assert facts["model"] == "tiny"
     assert facts["environment"]["cpu"] == made.manifest.environment["cpu"]
     for layer, entry in zip(facts["layers"], made.manifest.layers, strict=True):
         assert (layer["name"], layer["op"]) == (entry.name, entry.op)
-        for told, version in zip(layer["versions"], entry.versions, strict=True):
-            assert (told["block_size"], told["parallelism"]) == (version.block_size, version.parallelism)
-            assert told["origin"] == version.origin != ""
-            assert told["latency_ns"] == [[list(row) for row in rows] for rows in version.latency_ns]
-    table = run(folder, "inspect", folder / "out").stdout
+        for line, version in zip(layer["versions"], entry.versions, strict=True):
+            assert (line["block_size"], line["parallelism"]) == (version.block_size, version.parallelism)
+            assert line["origin"] == version.origin != ""
+            assert line["latency_ns"] == [[list(row) for row in rows] for rows in version.latency_ns]
+    _, table, _ = told("inspect", folder / "out")
     assert all(entry.name in table for entry in made.manifest.layers)
 
 
@@ -275,7 +286,7 @@ def test_records_make_the_next_compile_search_nothing(
     assert (again.manifest.model, again.manifest.qos_ns) == ("again", 7)
 
 
-def test_a_dynamic_batch_is_timed_and_right_at_several_sizes(tmp_path: Path) -> None:
+def test_a_dynamic_batch_is_timed_and_right_at_several_sizes(tmp_path: Path, told: Told) -> None:
     model = bag_model(tmp_path / "bags.onnx")
     done = run(tmp_path, "compile", model, "--out", tmp_path / "out", "--trials", 0, "--max-batch", 12, "--json")
     assert done.returncode == 0, done.stderr
@@ -287,35 +298,38 @@ def test_a_dynamic_batch_is_timed_and_right_at_several_sizes(tmp_path: Path) -> 
     ]
     dense = next(layer for layer in manifest.layers if layer.op == "matmul")
     assert [flops / dense.flops[0] for flops in dense.flops] == [1, 2, 4, 8, 12]
-    facts = json.loads(run(tmp_path, "verify", tmp_path / "out", model, "--json").stdout)
+    _, output, _ = told("verify", tmp_path / "out", model, "--json")
+    facts = json.loads(output)
     assert facts["ok"], facts["mismatches"]
     assert facts["batches"] == [1, 3, 12]
 
 
 @pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX-bf16 tiles")
-def test_bf16_is_right_within_its_tolerance(tmp_path: Path) -> None:
+def test_bf16_is_right_within_its_tolerance(tmp_path: Path, told: Told) -> None:
     model = image_model(tmp_path / "tiny.onnx")
     made = compile_model(model, tmp_path / "out", trials=0, store=records(tmp_path))
     assert made.manifest.precision == "bf16"
     assert "amx_bf16" in made.manifest.features
-    facts = json.loads(run(tmp_path, "verify", tmp_path / "out", model, "--json").stdout)
+    _, output, _ = told("verify", tmp_path / "out", model, "--json")
+    facts = json.loads(output)
     assert facts["ok"], facts["mismatches"]
     assert 1e-4 < facts["max_rel_err"] < 2e-2  # so it is bf16 indeed
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512", "amx"])
-def test_an_artifact_asks_for_what_its_code_needs(isa: str, tmp_path: Path) -> None:
+def test_an_artifact_asks_for_what_its_code_needs(isa: str, tmp_path: Path, told: Told) -> None:
     """An fp32 one made on a CPU with tiles runs on any with AVX-512, and `--isa avx2` on any with AVX2."""
     need(ISAS[isa], f"code for {isa}")
     model = image_model(tmp_path / "tiny.onnx")
     options = ("--isa", isa, "--precision", "fp32", "--trials", 0)
-    done = run(tmp_path, "compile", model, "--out", tmp_path / "out", *options)
-    assert done.returncode == 0, done.stderr
+    code, _, errors = told("compile", model, "--out", tmp_path / "out", *options)
+    assert code == 0, errors
     manifest = artifact.load(tmp_path / "out").manifest
     assert manifest.features == (("avx2",) if isa == "avx2" else ("avx2", "avx512"))
     assert manifest.target["mcpu"] == ("x86-64-v3" if isa == "avx2" else "x86-64-v4")
     assert [p.stem for p in (tmp_path / "xdg").rglob("*.jsonl")] == ["avx2" if isa == "avx2" else "avx512"]
-    facts = json.loads(run(tmp_path, "verify", tmp_path / "out", model, "--json").stdout)
+    _, output, _ = told("verify", tmp_path / "out", model, "--json")
+    facts = json.loads(output)
     assert facts["ok"], facts["mismatches"]
 
 
@@ -375,18 +389,18 @@ def test_what_stands_in_the_way_is_left_alone(image: tuple[Path, Path, Artifact]
         (["--isa", "avx2", "--precision", "bf16"], "bf16 needs AMX tiles (amx_bf16), isa avx2 has avx2"),
     ],
 )
-def test_a_wrong_option_is_named(tmp_path: Path, options: list[str], says: str) -> None:
-    done = run(tmp_path, "compile", "m.onnx", "--out", tmp_path / "out", *options)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
+def test_a_wrong_option_is_named(tmp_path: Path, options: list[str], says: str, told: Told) -> None:
+    code, output, errors = told("compile", "m.onnx", "--out", tmp_path / "out", *options)
+    assert (code, output) == (2, "")
+    assert says in errors
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_onnx_no_artifact(tmp_path: Path) -> None:
+def test_no_onnx_no_artifact(tmp_path: Path, told: Told) -> None:
     (tmp_path / "m.onnx").write_bytes(b"not a model")
-    done = run(tmp_path, "compile", tmp_path / "m.onnx", "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert "m.onnx: not an ONNX" in done.stderr
+    code, _, errors = told("compile", tmp_path / "m.onnx", "--out", tmp_path / "out")
+    assert code == 2
+    assert "m.onnx: not an ONNX" in errors
     assert [entry.name for entry in tmp_path.iterdir()] == ["m.onnx"]
     with pytest.raises(ModelError):
         compile_model(tmp_path / "absent.onnx", tmp_path / "out")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 import tvm_ffi
 from kernels import LESSER, guarded, need
 from numpy.typing import NDArray
@@ -20,7 +20,8 @@ from veltair.compiler.embedding.passes import LEVELS, optimised
 from veltair.compiler.embedding.rows import STORAGES, floats, stored
 from veltair.compiler.embedding.slc import Program
 from veltair.compiler.ir import Activation
-from veltair.machine import tvm_target
+from veltair.compiler.library import machine_code
+from veltair.machine import machine, tvm_target
 from veltair.profiles.executor import aligned, empty
 
 Array = NDArray[Any]
@@ -30,9 +31,8 @@ OFFSETS = np.array([0, 3, 3, 20, 41, 60])
 
 
 def compiled(program: Program, level: int, ahead: int = 0, segments: int = 2, mcpu: str = "") -> Callable[..., Any]:
-    code = function(program, level, ahead, segments).with_attr("global_symbol", "main")
-    target = tvm.target.Target(tvm_target() | ({"mcpu": mcpu} if mcpu else {}))
-    run: Callable[..., Any] = tvm.compile(tvm.IRModule({"main": code}), target=target)["main"]
+    code = function(program, level, ahead, segments)
+    run: Callable[..., Any] = machine_code(code, "main", tvm_target() | ({"mcpu": mcpu} if mcpu else {}))["main"]
     return run
 
 
@@ -83,10 +83,13 @@ def error(found: Array, expected: Array) -> float:
 
 @pytest.mark.parametrize(("dim", "ahead", "storage"), [(37, 4, "fp32"), (37, 8, "int8"), (300, 8, "fp16")])
 def test_every_level_gives_the_same(dim: int, ahead: int, storage: str) -> None:
-    for name, (program, operands, expected) in cases(dim, storage).items():
-        for level in LEVELS:
-            found = called(compiled(program, level, ahead), operands, expected.shape)
-            assert error(found, expected) < 1e-5, (name, level)
+    made = cases(dim, storage)
+    kinds = [(name, level) for name in made for level in LEVELS]
+    with ThreadPoolExecutor(len(machine().cores)) as pool:
+        runs = list(pool.map(lambda kind: compiled(made[kind[0]][0], kind[1], ahead), kinds))
+    for (name, level), run in zip(kinds, runs, strict=True):
+        _, operands, expected = made[name]
+        assert error(called(run, operands, expected.shape), expected) < 1e-5, (name, level)
 
 
 @pytest.mark.parametrize("ahead", DISTANCES)

@@ -136,6 +136,7 @@ def test_code_for_lesser_instruction_sets(mcpu: str) -> None:
         LayerSpec("m", "pool2d", (x,), (y,), window, {}, 0),
         LayerSpec("n", "lrn", (x,), (y,), {"size": 5, "alpha": 0.5, "bias": 1.0}, {}, 0),
         LayerSpec("c", "concat", (x, y), (both,), {}, {}, 0),
-        LayerSpec("e", "elementwise", (x,), (y,), {"steps": ("gated-sigmoid", "elu:1.0", "gelu")}, {}, 0),
+        LayerSpec("e", "elementwise", (x,), (y,), {"steps": ("gated-sigmoid", "gelu")}, {}, 0),
+        LayerSpec("f", "elementwise", (x,), (y,), {"steps": ("elu:1.0",)}, {}, 0),
     ):
         check(spec, 1e-5, mcpu=mcpu)
