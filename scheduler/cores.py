@@ -8,11 +8,12 @@ from veltair.types import CoreSet, Machine
 class CorePool:
     """Hands out cores that share an L3 together: whole free domains first, then the tightest fit for what is left."""
 
-    __slots__ = ("_cores", "_domain_of", "_having", "_of_size", "free")
+    __slots__ = ("_cores", "_domain_of", "_domains", "_having", "_of_size", "free")
 
     def __init__(self, machine: Machine) -> None:
         sizes = [len(domain) for domain in machine.domains]
         self.free = sum(sizes)  # how many
+        self._domains = [frozenset(domain) for domain in machine.domains]
         self._cores = [sorted(domain) for domain in machine.domains]  # that are free, ascending
         self._domain_of = {core: i for i, domain in enumerate(machine.domains) for core in domain}
         # Sets of domains, as bits: those with so many free cores, and those of a size, the large ones first.
@@ -41,14 +42,13 @@ class CorePool:
         return tuple(taken)
 
     def give_back(self, core_set: CoreSet) -> None:
-        touched = {self._domain_of[core] for core in core_set}
-        for i in touched:
-            self._having[len(self._cores[i])] ^= 1 << i
-        for core in core_set:
-            self._cores[self._domain_of[core]].append(core)
-        for i in touched:
-            self._cores[i].sort()
-            self._having[len(self._cores[i])] ^= 1 << i
+        back, having = set(core_set), self._having
+        for i in set(map(self._domain_of.__getitem__, core_set)):
+            cores, bit = self._cores[i], 1 << i
+            having[len(cores)] ^= bit
+            cores += back & self._domains[i]
+            cores.sort()
+            having[len(cores)] ^= bit
         self.free += len(core_set)
 
     def free_cores(self) -> CoreSet:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from operator import sub
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,13 +189,15 @@ class Costs:
 
     def least_cores(self, level: int, start: int, stop: int, qos_ns: int, bound: int) -> int | None:
         """The least cores that run layers [start, stop) within `qos_ns`; None if more than `bound` are needed."""
+        if stop == self.layers:
+            cores = self.cores_to_end(level, start, qos_ns)
+            return cores if cores is not None and cores <= bound else None
         least, row = self._least_ns[level], (bound - 1) * (self.layers + 1)
         if least[row + stop] - least[row + start] > qos_ns:  # not even with the count that is best for each layer
             return None
-        sums, begin, end = self._prefix_ns[level], start * self.cores, stop * self.cores
-        for column in range(bound):  # a scan, since more cores are not always faster
-            if sums[end + column] - sums[begin + column] <= qos_ns:
-                return column + 1
+        for cores, time_ns in enumerate(self._times_ns(level, start, stop, bound), 1):  # they do not always fall
+            if time_ns <= qos_ns:
+                return cores
         return None
 
     def slopes(self, level: int, cores: int, work: Sequence[int]) -> Slopes:
@@ -215,9 +218,13 @@ class Costs:
 
     def fastest_cores(self, level: int, start: int, stop: int, bound: int) -> int:
         """The core count up to `bound` on which layers [start, stop) are fastest; the least of equals."""
-        sums, begin, end = self._prefix_ns[level], start * self.cores, stop * self.cores
-        times = [sums[end + column] - sums[begin + column] for column in range(bound)]
+        times = list(self._times_ns(level, start, stop, bound))
         return times.index(min(times)) + 1
+
+    def _times_ns(self, level: int, start: int, stop: int, bound: int) -> Iterator[int]:
+        """Of layers [start, stop) on 1 … bound cores."""
+        sums, begin, end = self._prefix_ns[level], start * self.cores, stop * self.cores
+        return map(sub, sums[end : end + bound], sums[begin : begin + bound])
 
 
 def _on_grid(version: CodeVersion, grid: Sequence[float], cores: int) -> NDArray[np.int64]:

@@ -30,8 +30,8 @@ class FixedBlocks(Policy):
         if not system.free:
             return None
         first: Progress | None = None
-        for progress in system.in_flight.values():
-            if ((run := progress.run) is None or (run.growable and run.missing_cores(now_ns))) and (
+        for progress in system.wanting():
+            if ((run := progress.run) is None or run.missing_cores(now_ns)) and (
                 first is None or progress.ready_ns < first.ready_ns
             ):
                 first = progress

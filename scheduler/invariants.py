@@ -15,9 +15,11 @@ def violations(system: System) -> Iterator[str]:
     held = [core for progress in system.in_flight.values() if progress.run for core in progress.run.core_set]
     if sorted([*held, *free]) != list(system.machine.cores):
         yield f"blocks hold the cores {sorted(held)}, free are {free}, the machine has {system.machine.cores}"
-    running = sum(progress.run is not None for progress in system.in_flight.values())
-    if system.running != running:
-        yield f"{system.running} blocks are counted, but {running} run"
+    runs = {id: progress.run for id, progress in system.in_flight.items() if progress.run is not None}
+    if system.runs != runs:
+        yield f"the blocks that run are known as {system.runs}"
+    if system.short != {id for id, run in runs.items() if run.growable}:
+        yield f"the blocks that lack cores are known as {system.short}"
     if len(system.in_flight) > max(system.workers, system.most_in_flight):
         yield f"{len(system.in_flight)} queries are in flight on {system.workers} workers"
     states = system.waiting, system.in_flight, system.led

@@ -7,6 +7,7 @@ each takes from what the scheduler sees the kind that it understands and ignores
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple, Protocol, TypeAlias
 
 from veltair.scheduler.costs import nearest_level
@@ -103,23 +104,26 @@ class PredictedDemand:
 class SteadyLevel:
     """The level as an index into the grid, with hysteresis, so that noise does not flip the code versions."""
 
-    __slots__ = ("_grid", "index")
+    __slots__ = ("_grid", "_high", "_low", "index")
 
     _PAST_THE_MIDDLE = 0.25  # of the distance to the neighbour, on top of the half
 
     def __init__(self, grid: Sequence[float]) -> None:
         self._grid = grid
-        self.index = 0
+        self._stand(0)
 
     def follow(self, level: float) -> int:
         """Moves to the nearest index once the level is clearly past the middle between two; returns the index."""
-        at, grid = self.index, self._grid
-        reach = 0.5 + self._PAST_THE_MIDDLE
-        up = at + 1 < len(grid) and level > grid[at] + reach * (grid[at + 1] - grid[at])
-        down = at > 0 and level < grid[at] - reach * (grid[at] - grid[at - 1])
-        if up or down:
-            self.index = nearest_level(grid, level)
+        if not self._low <= level <= self._high:
+            self._stand(nearest_level(self._grid, level))
         return self.index
+
+    def _stand(self, index: int) -> None:
+        """At this index until the level leaves what is around it."""
+        grid, reach = self._grid, 0.5 + self._PAST_THE_MIDDLE
+        self.index = index
+        self._low = grid[index] - reach * (grid[index] - grid[index - 1]) if index else -inf
+        self._high = grid[index] + reach * (grid[index + 1] - grid[index]) if index + 1 < len(grid) else inf
 
 
 def _clamped(level: float) -> float:

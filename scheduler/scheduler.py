@@ -248,7 +248,7 @@ class Scheduler:
         query, run = step.progress.query.id, step.progress.run
         if run is None or not 0 < step.more <= self.system.free:
             self._broken(f"the policy wants {step.more} more cores for query {query}")
-        run.grow(self.system.pool.take(step.more, beside=run.core_set))
+        self.system.grow(query, run, step.more)
         return GrowBlock(query, run.core_set)
 
     def _stop(self, step: Stop) -> StopBlock:

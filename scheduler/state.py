@@ -66,7 +66,8 @@ class System:
     grows_inside_layers: bool = False  # a block takes up more cores at once, else between two of its layers
     waiting: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of arrival
     in_flight: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of start; one worker each
-    running: int = 0  # of those in flight
+    runs: dict[int, Run] = field(default_factory=dict)  # of those in flight, by query id
+    short: set[int] = field(default_factory=set)  # queries whose block lacks cores, and has a moment to take up more
     led: dict[int, Progress] = field(default_factory=dict)  # members of batches in flight, by id: who leads them
     total_avg: int = 0  # sum of avg_cores over all active queries
     most_in_flight: int = 0  # in flight when the workers last became fewer; more than `workers` until those have ended
@@ -94,9 +95,17 @@ class System:
 
     def between_blocks(self) -> Iterable[Progress]:
         """The queries in flight that run no block, in order of start."""
-        if self.running == len(self.in_flight):
+        if len(self.runs) == len(self.in_flight):
             return ()
         return [progress for progress in self.in_flight.values() if progress.run is None]
+
+    def wanting(self) -> Iterable[Progress]:
+        """The queries in flight that could use more cores, for their next block or for the one that runs, in order of
+        start."""
+        if len(self.runs) == len(self.in_flight) and not self.short:
+            return ()
+        short = self.short
+        return [progress for id, progress in self.in_flight.items() if progress.run is None or id in short]
 
     def join(self, leader: Progress, members: Sequence[Progress], costs: Costs) -> None:
         """Makes waiting queries of a tenant one batch in the name of one that waits, too, and must be started next.
@@ -124,16 +133,25 @@ class System:
         core_set = self.pool.take(min(block.cores, self.pool.free))
         progress.run = run = Run.begin(block, level, progress.costs, core_set, now_ns, self.grows_inside_layers)
         progress.next_layer = block.stop
-        self.running += 1
+        self.runs[block.query] = run
+        if run.growable:
+            self.short.add(block.query)
         self.demand += run.bytes_per_ns
         return run
+
+    def grow(self, query: int, run: Run, more: int) -> None:
+        """Grants a running block that many of the free cores on top."""
+        run.grow(self.pool.take(more, beside=run.core_set))
+        if not run.growable:
+            self.short.discard(query)
 
     def free_cores(self, progress: Progress) -> None:
         """Of its block, if it runs one, which thereby runs no more."""
         if (run := progress.run) is not None:
             self.pool.give_back(run.core_set)
             self.demand -= run.bytes_per_ns
-            self.running -= 1
+            del self.runs[progress.query.id]
+            self.short.discard(progress.query.id)
             progress.run = None
             if self.pool.free == self.cores:
                 self.demand = 0.0  # lest rounding adds up
@@ -165,11 +183,8 @@ class System:
         at = self.steady.index
         if at == 0:
             return 0
-        running, staying = self.cores - self.free, 0
-        for progress in self.in_flight.values():
-            run = progress.run
-            if run is not None and now_ns < run.soon_ns:
-                staying += len(run.core_set)
-        if staying == running:
+        running = self.cores - self.pool.free
+        leaving = sum([len(run.core_set) for run in self.runs.values() if now_ns >= run.soon_ns])
+        if not leaving:
             return at if running else 0
-        return nearest_level(self.grid, 1.0 + (self.grid[at] - 1.0) * staying / running)
+        return nearest_level(self.grid, 1.0 + (self.grid[at] - 1.0) * (running - leaving) / running)

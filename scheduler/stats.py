@@ -42,7 +42,7 @@ class Stats:
         return cls(
             waiting=waiting,
             in_flight=len(system.in_flight),
-            running=system.running,
+            running=len(system.runs),
             workers=system.workers,
             cores_in_use=system.cores - system.free,
             level=proxy.level,

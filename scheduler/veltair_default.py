@@ -142,9 +142,10 @@ class Veltair(Policy):
 
     def _core_ns(self, progress: Progress, now_ns: int) -> float:
         """Cores x time of what is left, on the cores that it needs on average."""
-        costs, run, cores = progress.costs, progress.run, progress.avg_cores
-        time_ns = costs.time_ns(SOLO, cores, progress.next_layer, costs.layers)
-        left_ns = time_ns * self._corrections[progress.tenant.name].of(cores) * cores
+        costs, run, cores, left_ns = progress.costs, progress.run, progress.avg_cores, 0.0
+        if progress.next_layer < costs.layers:
+            time_ns = costs.time_ns(SOLO, cores, progress.next_layer, costs.layers)
+            left_ns = time_ns * self._corrections[progress.tenant.name].of(cores) * cores
         return left_ns if run is None else left_ns + max(0, run.ends_ns - now_ns) * len(run.core_set)
 
     def _batched_ns(self, system: System, tenant: Tenant) -> float:
@@ -219,8 +220,8 @@ class Veltair(Policy):
         return Start(progress, progress.block(level, formed.stop, cores), level, formed.capped)
 
     def _grow(self, system: System, now_ns: int) -> Grow | None:
-        for progress in system.in_flight.values():
-            if (run := progress.run) is not None and run.growable and (missing := run.missing_cores(now_ns)):
+        for progress in system.wanting():
+            if (run := progress.run) is not None and (missing := run.missing_cores(now_ns)):
                 return Grow(progress, min(missing, system.free))
         return None
 

@@ -26,11 +26,10 @@ class VeltairFull(Policy):
     def next_step(self, system: System, now_ns: int) -> Step | None:
         if not system.free:
             return None
-        for progress in system.in_flight.values():
-            run = progress.run
-            if run is None:
+        for progress in system.wanting():
+            if (run := progress.run) is None:
                 return self._start(system, progress, now_ns)
-            if run.growable and (missing := run.missing_cores(now_ns)):
+            if missing := run.missing_cores(now_ns):
                 return Grow(progress, min(missing, system.free))
         head = system.head()
         return None if head is None else self._start(system, head, now_ns)

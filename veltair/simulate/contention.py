@@ -44,7 +44,8 @@ class Contention:
         self._domain_of = {core: i for i, domain in enumerate(machine.domains) for core in domain}
         self._shares_of: dict[CoreSet, dict[int, float]] = {}
         self.running: dict[int, Neighbour] = {}  # by query
-        self._inside: list[dict[int, Neighbour]] = [{} for _ in machine.domains]  # by domain, by query
+        # By domain, by query: the bytes of it that each would keep, at most all.
+        self._inside: list[dict[int, float]] = [{} for _ in machine.domains]
         self._stirred: set[int] = set()  # domains that blocks entered or left
         self._bounds = [bound * model.dram_gb_s for bound in LEVEL_BOUNDS]
         self._calm = (-inf, inf)  # while the demand of all is in here, no block's memory pressure changes
@@ -58,9 +59,11 @@ class Contention:
             self.leave(block.query)
         stretch = self._paces[profile.model, profile.batch].stretch(block.start, block.versions, len(core_set))
         shares = self._shares(core_set)
-        neighbour = self.running[block.query] = Neighbour(stretch, core_set, shares)
-        for domain in shares:
-            self._inside[domain][block.query] = neighbour
+        self.running[block.query] = Neighbour(stretch, core_set, shares)
+        want_bytes, l3_bytes = stretch.want_bytes, self.model.l3_bytes
+        for domain, share in shares.items():
+            wants = want_bytes * share
+            self._inside[domain][block.query] = wants if wants < l3_bytes else l3_bytes
         self._stirred.update(shares)
         if not grown:
             return 0.0
@@ -88,28 +91,32 @@ class Contention:
     def changed(self) -> Iterable[tuple[int, Course]]:
         if not self._stirred and not self._front_new:
             return []
-        pressed: dict[int, Neighbour] = {}
+        pressed: dict[int, float] = {}  # an ordered set
         for domain in self._stirred:
-            pressed.update(self._inside[domain])
+            pressed |= self._inside[domain]
         self._stirred.clear()
         changed: dict[int, Neighbour] = {}
-        for query, it in pressed.items():
-            cache = pressure_level(self._cache_pressure(query, it))
+        for query in pressed:
+            it = self.running[query]
+            cache = pressure_level(self._cache_pressure(query, it.shares))
             if cache != it.cache:
                 it.cache, it.demand = cache, it.stretch.demand(cache)
                 changed[query] = it
-        total = sum([it.demand for it in self.running.values()])
-        low, high = self._calm
+        running = self.running.values()
+        total = sum([it.demand for it in running])
         for it in changed.values():
             self._press(it, total)
-            low, high = max(low, it.low), min(high, it.high)
-        if not low <= total < high:
-            low, high = -inf, inf
+        low, high = self._calm
+        if low <= total < high:
+            for it in changed.values():
+                low, high = max(low, it.low), min(high, it.high)
+        else:
             for query, it in self.running.items():
                 if not it.low <= total < it.high:
                     self._press(it, total)
                     changed[query] = it
-                low, high = max(low, it.low), min(high, it.high)
+            low = max([it.low for it in running], default=-inf)
+            high = min([it.high for it in running], default=inf)
         self._calm = low, high
         if self._front_ns or self._halved is not None:
             return self._with_front(changed)
@@ -140,16 +147,12 @@ class Contention:
             return None
         return next(query for query, it in self.running.items() if self._front_core in it.core_set)
 
-    def _cache_pressure(self, query: int, it: Neighbour) -> float:
+    def _cache_pressure(self, query: int, shares: Mapping[int, float]) -> float:
         """What the others would keep of its domains, over what those hold; the mean over its cores."""
         pressure, l3_bytes = 0.0, self.model.l3_bytes
-        for domain, share in it.shares.items():
+        for domain, share in shares.items():
             inside = self._inside[domain]
             if len(inside) > 1:
-                wanted = 0.0
-                for asker, other in inside.items():
-                    if asker != query:
-                        wants = other.stretch.want_bytes * other.shares[domain]
-                        wanted += wants if wants < l3_bytes else l3_bytes
+                wanted = sum([wants for asker, wants in inside.items() if asker != query])
                 pressure += share * wanted / l3_bytes
         return pressure
