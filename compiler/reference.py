@@ -68,7 +68,11 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         )  # fmt: skip
         if a.get("shuffled"):
             y = y.reshape(len(y), group, -1, *y.shape[2:]).swapaxes(1, 2).reshape(y.shape)
-        return [_activate(y + x[1] if len(x) > 1 else y, a["activation"])]
+        y = _activate(y + x[1] if len(x) > 1 else y, a["activation"])
+        if "pooled" in a:
+            ceil = any(2 * n > size for n, size in zip(spec.outputs[0].shape[2:], a["pooled"], strict=True))
+            y = _onnx("MaxPool", [y], kernel_shape=(2, 2), strides=(2, 2), ceil_mode=int(ceil))
+        return [y]
     if spec.op == "matmul":
         return [_dense(spec, x, _weight(spec).astype(np.float64))]
     if spec.op == "matmul_bf16":

@@ -19,6 +19,7 @@ FOLDED = 4  # up to so many input channels (an image), a convolution takes them 
 # So many groups are computed as one convolution with zeros between them, if a shuffle comes with it that is not made
 # when their outputs are stored: in bfloat16, or of other groups.
 DENSE_GROUPS = 8
+POOLED_BYTES = 2 << 20  # of an image's outputs; smaller ones are still in L2 when a pool of its own reads them
 
 
 def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
@@ -52,7 +53,10 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
         right += -(-lowering.block // shape[1]) + 1  # a folded tile row reads on past the last column
     lowering.ask_halo(x, Halo(pads[0], pads[1], pads[2], right))
     kind = "depthwise_conv2d" if depthwise else "conv2d_amx" if lowering.dtype == "uint16" else "conv2d"
-    y = Activation(output, lowering.dtype, out, lowering.block)
+    pooled = _pool_behind(output, epilogue, lowering) if kind == "conv2d_amx" else None
+    if pooled is not None:
+        output, swallowed = pooled.output[0], (*swallowed, id(pooled))
+    y = Activation(output, lowering.dtype, lowering.shape_of(output), lowering.block)
     flops = 2 * int(np.prod(np.abs(out))) * int(np.prod(weight.shape[1:]))
     attributes: dict[str, Any] = {
         "kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads,
@@ -62,6 +66,8 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
         attributes["groups"] = group
     if shuffled:
         attributes["shuffled"] = True
+    if pooled is not None:
+        attributes["pooled"] = out[2:]
     weight = np.asarray(weight, np.float32)
     weights = {
         "weight": rounded_filters(weight) if kind == "conv2d_amx" else weight,
@@ -71,6 +77,23 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
     lowering.emit(lowering.spec(node.name, kind, inputs, [y], attributes, weights, flops))
     lowering.done.update(swallowed)
     return True
+
+
+def _pool_behind(name: str, epilogue: Epilogue, lowering: Lowering) -> onnx.NodeProto | None:
+    """A maximum over 2 x 2 neighbours that may be taken of a convolution's sums, where what it gives would leave L2."""
+    user = lowering.only_user(name)
+    if user is None or user.op_type != "MaxPool" or len(user.output) > 1 or epilogue.residual is not None:
+        return None
+    kind, *numbers = epilogue.activation.split(":")
+    rising = kind in ("none", "relu", "clip") or (kind == "leaky" and float(numbers[0]) >= 0)
+    (_, channels, *size), out = lowering.shape_of(name), lowering.shape_of(user.output[0])
+    square = all(list(attribute(user, key, [1, 1])) == [2, 2] for key in ("kernel_shape", "strides"))
+    if not rising or not square or list(attribute(user, "dilations", [1, 1])) != [1, 1]:
+        return None
+    if any(padding(user, tuple(size), out[2:], (2, 2), (2, 2), (1, 1))[:2]):
+        return None
+    large = channels * int(np.prod(size)) * 2 >= POOLED_BYTES
+    return user if large else None
 
 
 def _dense(weight: NDArray[Any], group: int) -> NDArray[Any]:

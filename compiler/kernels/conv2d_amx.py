@@ -6,6 +6,10 @@ Four accumulator tiles make 32 outputs x 32 output channels, or 64 x 16; each st
 A convolution over few channels (an image) folds its columns into the channels: with the channels innermost, the
 `KW x IC` inputs of a kernel row lie side by side, and are one tile row.
 
+Where the weights of a unit of channels exceed L1, the reduction may go in stretches: the products of one stretch for
+all stacks of outputs, whose sums wait in L2, before the next. Its weights are read once from L2 and then from L1, and
+those of the next come meanwhile.
+
 Sums leave the tiles through memory. Their epilogue is done by vectors between the products of the next outputs, a few
 rows a step, so that it costs next to nothing where there are products enough.
 """
@@ -13,16 +17,18 @@ rows a step, so that it costs next to nothing where there are products enough.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
+from veltair.compiler.kernels.conv2d_amx_points import points
 from veltair.compiler.kernels.convolution import geometry, reach
-from veltair.compiler.kernels.cover import DEPTH, TILE, Cover, folds
+from veltair.compiler.kernels.cover import BLOCK, DEPTH, TILE, Cover, folds, narrow
 from veltair.compiler.kernels.emit import (
     LANES,
     Expr,
@@ -33,37 +39,34 @@ from veltair.compiler.kernels.emit import (
     prefetch,
     primitive,
     scratch,
+    splat,
     store,
     tile_configuration,
     to_bf16_bits,
     when,
 )
 
-FLAT_STRIDE = 2  # greatest stride of "flat" mode: what is thrown away grows with it, and what is read past the end
-FEW = 8  # stacks up to which reading the weights takes long beside their use
-BLOCK = 32  # output channels of a block of the layout: two tiles
-COPIED_BYTES = 1 << 20  # of inputs in the order of outputs, at most: they stay in L2 until they are used
-COPIED_STACKS = 2  # of a kernel with several taps: up to 10 % faster up to here, 20 to 60 % slower with more
 AHEAD_STEPS = 64  # of the weights that are prefetched where each is read once
 LATE_STEPS = 16  # last ones of a long reduction, in which sums are finished: their lines are still in L1 when the next
 # sums are stored there, and stores that miss it wait for one another (a sixth of the time of 72 steps)
+
+
+Between = Callable[[int], None]
+
+
+class Place(NamedTuple):
+    """What is computed at once."""
+
+    unit: Expr  # of output channels
+    stack: Expr  # of outputs
+    kept: Expr  # where its sums lie
 
 
 class Conv2dAmx:
     """inputs: x (N, IC/b, H, W, b)[, residual as the output], bfloat16; weights: weight (OC, IC, KH, KW), bias (OC)."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        blocks = -(-spec.outputs[0].shape[1] // BLOCK)
-        stacks = {mode: Cover(spec, mode).stacks for mode in _modes(spec)}
-        found: list[Point] = []
-        for mode, count in stacks.items():
-            for channels in (c for c in (1, 2, 4) if blocks % c == 0):
-                for chunks in sorted({min(count, c) for c in (1, 2, 4, 8, 28)}):
-                    if blocks // channels * chunks <= 512:
-                        for ahead in (1, 0) if count <= FEW else (0,):
-                            found.append({"mode": mode, "channels": channels, "chunks": chunks, "ahead": ahead})
-        # Enough tasks for the cores at hand, the weights of a task small: a good first guess.
-        return sorted(found, key=lambda p: (p["mode"] != found[0]["mode"], abs(int(p["chunks"]) - 2), p["channels"]))
+        return points(spec)
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
@@ -72,7 +75,7 @@ class Conv2dAmx:
         cover = Cover(spec, mode)
         height, width = cover.height, 4 // cover.height  # tiles of a register block
         unit = width * TILE  # its output channels
-        channels *= BLOCK // unit
+        channels *= 1 if narrow(spec) else BLOCK // unit
         stacks, outputs = cover.stacks, cover.rows
         each = -(-stacks // chunks)
         wide, _, first_block = reach(spec, BLOCK)
@@ -81,16 +84,20 @@ class Conv2dAmx:
         groups = units // channels
         bias = pad_to(spec.weights["bias"], 0, BLOCK)
         activation = str(spec.attributes["activation"])
-        steps = depth * kh * columns
+        taps = kh * columns
+        stretch = int(point["stretch"]) if "stretch" in point else depth  # blocks of input channels
+        parts = depth // stretch
+        last = depth - (parts - 1) * stretch  # blocks of the last one
+        kept = each * channels if parts > 1 else 1  # stacks of sums
         # Of the weights of the next task, fetched at one step of one stack: they come while these are in use. Weights
         # that are used but once are fetched a distance ahead.
-        lines = -(-unit // stacks) if point["ahead"] else 0
+        lines = -(-unit // (each if parts > 1 else stacks)) if point["ahead"] else 0
         once = mode == "tall"
         distance = AHEAD_STEPS * unit * DEPTH if once else 0
         # The last steps of long reductions finish the sums before, as many at each; code of the others is kept short.
-        tail = depth if steps <= 3 * LATE_STEPS else -(-LATE_STEPS // (kh * columns))
-        rows = -(-outputs // (tail * kh * columns))
-        finishing = tail * kh * columns - -(-outputs // rows)
+        tail = last if last * taps <= 3 * LATE_STEPS else -(-LATE_STEPS // taps)
+        rows = -(-cover.finished // (tail * taps))
+        finishing = tail * taps - -(-cover.finished // rows)
 
         def body(X: Any, *rest: Any) -> None:
             residual = rest[0] if len(spec.inputs) > 1 else None
@@ -112,84 +119,114 @@ class Conv2dAmx:
                             T.buffer_store(dense, value, [image, block, u, v, row * ow + column, T.ramp(0, 1, DEPTH)])
                 return dense
 
-            def products(source: Any, image: Expr, nth: Expr, stack: Expr, between: Callable[[int], None]) -> None:
-                """Sums of a stack of outputs x a unit of channels in the accumulators; `between(k)` makes code for
-                behind the kth of the steps that finish those before."""
-                for register in range(4):
-                    amx("tilezero", T.uint8(register))
+            def products(
+                source: Any, image: Expr, at: Place, start: Expr, blocks: int, between: Between | None = None
+            ) -> None:
+                """Adds the products of `blocks` blocks of input channels, from `start` on, of a stack of outputs x a
+                unit of channels; `between(k)` makes code for behind the kth of the steps that finish those before."""
 
-                def one(step: Expr, u: Expr, v: int) -> None:
+                def one(block: Expr, u: Expr, v: int) -> None:
                     for line in range(lines):
-                        at = ((stack * steps + (step * kh + u) * columns + v) * lines + line) * DEPTH
-                        prefetch(W[nth + (0 if once else channels), 0, 0, 0, 0, 0, 0, at + distance])
+                        turn = at.kept if parts > 1 else at.stack
+                        fetched = (((turn * blocks + block) * taps + u * columns + v) * lines + line) * DEPTH + distance
+                        behind = (at.unit, 0) if once else (at.unit + channels - 1, start + blocks)
+                        prefetch(W[*behind, 0, 0, 0, 0, 0, fetched])
                     for tile in range(width):
-                        first = T.address_of(W[nth, step, u, v, tile, 0, 0, 0])
+                        first = T.address_of(W[at.unit, start + block, u, v, tile, 0, 0, 0])
                         amx("tileloadd64", T.uint8(8 - width + tile), first, T.int64(64))
-                    block = first_block(nth * unit // BLOCK) + step
+                    taken = first_block(at.unit * unit // BLOCK) + start + block
                     for tile in range(height):
                         left = T.uint8(4 + tile % (4 - width))
-                        first = cover.address(source, image, block, u, v, stack, tile)
+                        first = cover.address(source, image, taken, u, v, at.stack, tile)
                         amx("tileloadd64", left, first, T.int64(cover.stride_bytes))
                         for other in range(width):
                             amx("tdpbf16ps", T.uint8(tile * width + other), left, T.uint8(8 - width + other))
 
-                if depth > tail:
-                    with T.grid(depth - tail, kh) as (step, u):
+                early = blocks - tail if between else blocks
+                if early:
+                    with T.grid(early, kh) as (block, u):
                         for v in range(columns):
-                            one(step, u, v)
-                for k, (step, u, v) in enumerate(product(range(depth - tail, depth), range(kh), range(columns))):
-                    one(step, u, v)
-                    between(k - finishing)
+                            one(block, u, v)
+                for k, (block, u, v) in enumerate(product(range(early, blocks), range(kh), range(columns))):
+                    one(block, u, v)
+                    if between:
+                        between(k - finishing)
 
-            def finish(image: Expr, nth: Expr, stack: Expr, n: Expr, sums: Any) -> None:
+            def finish(image: Expr, at: Place, n: Expr, sums: Any) -> None:
                 """The nth output of a stack."""
-                r, row, column = cover.output(stack, n)
-                block, lane = T.bind(nth * unit // BLOCK), T.bind(nth * unit % BLOCK)
-                values = [load(sums, r, at) + load(bias_, nth * unit + at) for at in range(0, unit, LANES)]
+                sources, row, column = cover.output(at.stack, n)
+                first = T.bind(at.unit * unit)
+                block, lane = T.bind(first // BLOCK), T.bind(first % BLOCK)
+                starts = range(0, unit, LANES)
+                values = [reduce(T.max, [load(sums, at.kept, r, i) for r in sources]) for i in starts]
+                values = [value + load(bias_, first + i) for value, i in zip(values, starts, strict=True)]
                 if residual is not None:
                     halo = spec.inputs[1].halo
                     where = (image, block, row + halo.top, column + halo.left)
-                    added = [load(residual, *where, lane + at) for at in range(0, unit, LANES)]
+                    added = [load(residual, *where, lane + i) for i in starts]
                     values = [value + more for value, more in zip(values, added, strict=True)]
                 where = (image, block, row + y.halo.top, column + y.halo.left)
+                if narrow(spec):
+                    values.append(splat(0.0))  # the other half of a block
                 if len(values) == 1:
                     store(Y, activate(values[0], activation, rough=True), *where, lane)
                     return
                 early = "none" if activation == "relu" else activation
                 low, high = (activate(value, early, rough=True) for value in values)
-                narrow = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"  # the second operand lands below
-                bits = T.reinterpret("int16x32", T.call_llvm_pure_intrin("bfloat16x32", narrow, high, low))
+                rounded = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"  # the second operand lands below
+                bits = T.reinterpret("int16x32", T.call_llvm_pure_intrin("bfloat16x32", rounded, high, low))
                 if activation == "relu":
                     bits = T.max(bits, T.broadcast(T.int16(0), BLOCK))  # negative floats are negative as integers
                 T.buffer_store(Y, T.reinterpret("uint16x32", bits), [*where, T.ramp(0, 1, BLOCK)])
 
             source = copied() if cover.mode == "dense" else X
             with T.parallel(0, X.shape[0] * groups * chunks) as task:
-                sums = scratch((outputs, unit), "float32")
+                sums = scratch((kept, outputs, unit), "float32")
                 image = T.bind(task // (groups * chunks))
                 group = T.bind(task // chunks % groups)
                 first = T.bind(task % chunks * each)
                 count = T.bind(T.max(T.min(each, stacks - first), 0) * channels)
                 amx("ldtilecfg", T.address_of(configuration[0]))
 
-                def place(nth: Expr) -> tuple[Expr, Expr]:
-                    return T.bind(group * channels + nth % channels), T.bind(first + nth // channels)
+                def place(nth: Expr) -> Place:
+                    unit, stack = T.bind(group * channels + nth % channels), T.bind(first + nth // channels)
+                    return Place(unit, stack, nth if parts > 1 else 0)
 
+                def accumulators(move: str, at: Place) -> None:
+                    for register in range(4):
+                        corner = T.address_of(sums[at.kept, register // width * TILE, register % width * TILE])
+                        amx(move, T.uint8(register), corner, T.int64(unit * 4))
+
+                def clear() -> None:
+                    for register in range(4):
+                        amx("tilezero", T.uint8(register))
+
+                if parts > 1:
+                    with T.grid(parts - 1, count) as (part, nth):
+                        at = place(nth)
+                        with when(part == 0):
+                            clear()
+                        with when(part > 0):
+                            accumulators("tileloadd64", at)
+                        products(source, image, at, part * stretch, stretch)
+                        accumulators("tilestored64", at)
                 with T.serial(0, count) as nth:
-                    earlier = place(nth - 1)
+                    at, earlier = place(nth), place(nth - 1)
 
                     def between(k: int) -> None:
                         if k >= 0:
                             with when(nth > 0):
-                                for n in range(k * rows, min(k * rows + rows, outputs)):
-                                    finish(image, *earlier, n, sums)
+                                for n in range(k * rows, min(k * rows + rows, cover.finished)):
+                                    finish(image, earlier, n, sums)
 
-                    products(source, image, *place(nth), between)
-                    for register in range(4):
-                        corner = T.address_of(sums[register // width * TILE, register % width * TILE])
-                        amx("tilestored64", T.uint8(register), corner, T.int64(unit * 4))
-                with when(count > 0), T.serial(0, outputs) as n:
-                    finish(image, *place(count - 1), n, sums)
+                    if parts > 1:
+                        accumulators("tileloadd64", at)
+                    else:
+                        clear()
+                    products(source, image, at, depth - last, last, between)
+                    accumulators("tilestored64", at)
+                with when(count > 0), T.serial(0, cover.finished) as n:
+                    finish(image, place(count - 1), n, sums)
                 amx("tilerelease")
 
         configuration = tile_configuration()
@@ -200,31 +237,12 @@ class Conv2dAmx:
         return Kernel(function, (weight, bias, configuration), block_size, groups * chunks * 4)
 
 
-def _modes(spec: LayerSpec) -> list[str]:
-    """Modes worth a try, the least products first."""
-    *_, kh, kw, sh, sw, _, _ = geometry(spec)
-    if folds(spec):
-        return ["row"]
-    covers = {mode: Cover(spec, mode) for mode in ("flat", "row", "dense", "tall")}
-    whole = ["flat", "row"] if sh == sw <= FLAT_STRIDE and covers["flat"].serves() else ["row"]
-    least = min(covers[mode].stacks for mode in whole)
-    found = [mode for mode in whole if covers[mode].stacks <= 1.5 * least]
-    dense = covers["dense"]
-    if sh * sw > 1 and (kh * kw == 1 or dense.stacks <= min(COPIED_STACKS, least - 1)):
-        found.insert(0, "dense")
-    found.sort(key=lambda mode: covers[mode].stacks)
-    tall = covers["tall"]
-    if kh * kw > 1 == tall.stacks < least and tall.serves() and tall.copied_bytes(spec) <= COPIED_BYTES:
-        found.append("tall")
-    return found
-
-
 def _pack(spec: LayerSpec, weight: NDArray[np.float32], width: int) -> NDArray[np.uint16]:
     """(OC/unit, IC/32, KH, KW, width, 16, 16, 2): for each step `width` tiles of 16 channel pairs x 16 output channels.
 
     Folded: (OC/unit, 1, KH, ceil(KW * IC / 32), width, 16, 16, 2), KW with the gaps of its dilation.
     """
-    weight = pad_to(weight, 0, BLOCK)
+    weight = pad_to(weight, 0, TILE if narrow(spec) else BLOCK)
     oc, ic, kh, kw = weight.shape
     if folds(spec):
         spread = np.zeros((oc, ic, kh, (kw - 1) * spec.attributes["dilations"][1] + 1), np.float32)

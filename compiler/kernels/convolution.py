@@ -14,8 +14,9 @@ from veltair.compiler.kernels.emit import Expr, when
 
 
 def geometry(spec: LayerSpec) -> tuple[int, int, int, int, int, int, int, int]:
-    """Output rows, columns, kernel rows, columns, stride and dilation (each vertical, horizontal)."""
-    oh, ow = spec.outputs[0].shape[2:]
+    """Output rows, columns (before any pooling), kernel rows, columns, stride and dilation (each vertical,
+    horizontal)."""
+    oh, ow = spec.attributes.get("pooled", spec.outputs[0].shape[2:])
     return (oh, ow, *spec.attributes["kernel"], *spec.attributes["strides"], *spec.attributes["dilations"])
 
 

@@ -162,6 +162,14 @@ def bare(spec: LayerSpec, activation: str = "none") -> LayerSpec:
     return replace(spec, inputs=tuple(tensors[:-1]), outputs=(tensors[-1],), attributes=attributes)
 
 
+def pooled(spec: LayerSpec, rest: int, activation: str) -> LayerSpec:
+    """The same and the maximum over 2 x 2 neighbours of its outputs; `rest`: also over fewer, where the size is odd."""
+    (y,) = spec.outputs
+    size = y.shape[2:]
+    smaller = replace(y, shape=(*y.shape[:2], *((n + rest) // 2 for n in size)))
+    return replace(spec, outputs=(smaller,), attributes={**spec.attributes, "activation": activation, "pooled": size})
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX bfloat16 tiles")
 @pytest.mark.parametrize(
@@ -181,14 +189,19 @@ def bare(spec: LayerSpec, activation: str = "none") -> LayerSpec:
         pytest.param("row", tiles((3, 40), (23, 37), 7, stride=2), id="image"),
         pytest.param("flat row", tiles((160, 40), (1, 1), 1, batch=3), id="one output"),
         pytest.param("flat row", tiles((64, 64), (19, 19), 3, dilation=6, pads=(6, 6, 6, 6)), id="dilation"),
+        pytest.param("flat", tiles((640, 40), (5, 6), 1, residual=True, batch=2), id="uneven stretches"),
+        pytest.param("flat row", tiles((40, 16), (9, 33), 3, residual=True, batch=2), id="half a block of outputs"),
+        pytest.param("pairs", pooled(tiles((3, 16), (37, 70), 3), 1, "leaky:0.1"), id="pooled image"),
+        pytest.param("pairs", pooled(tiles((40, 70), (9, 33), 3, batch=2), 0, "relu"), id="pooled, odd rest left out"),
+        pytest.param("pairs", pooled(tiles((160, 33), (9, 35), 3), 1, "clip:-1.0:1.5"), id="pooled, odd rest alone"),
     ],
 )
 def test_tiles_in_every_mode(modes: str, spec: LayerSpec) -> None:
     values = [normal(*t.shape) for t in spec.inputs]
-    tried: dict[str, list[Point]] = {}
+    tried: dict[tuple[str, bool], list[Point]] = {}
     for point in SPACES[spec.op].points(spec, features()):
-        tried.setdefault(str(point["mode"]), []).append(point)
-    assert set(modes.split()) == set(tried)
+        tried.setdefault((str(point["mode"]), "stretch" in point), []).append(point)
+    assert set(modes.split()) == {mode for mode, _ in tried}
     for point in ahead(spec, [p for mode in tried.values() for p in mode[:: max(len(mode) - 1, 1)]]):
         error, (output,) = worst_error(spec, point, values)
         assert error < 1e-2, point

@@ -172,3 +172,17 @@ def test_scales_in_a_row_are_one(tmp_path: Path, precision: str) -> None:
     net = Net(x=[1, 3, 9, 11])
     operators = agree(tmp_path, normalised(net), net, precision, 1, 3, 9, 11)
     assert operators.count("elementwise") == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "ceil", "slope", "fused"),
+    [(262, 0, 0.1, True), (261, 1, 0.1, True), (20, 0, 0.1, False), (262, 0, -0.1, False)],
+)
+def test_large_convolutions_pool_their_sums(tmp_path: Path, size: int, ceil: int, slope: float, fused: bool) -> None:
+    """In bfloat16, where the activation keeps the order of values."""
+    net = Net(x=[1, 3, size, size])
+    x = net("LeakyRelu", net("Conv", "x", normal(20, 3, 3, 3), normal(20), pads=[1, 1, 1, 1]), alpha=slope)
+    x = net("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2], ceil_mode=ceil)
+    x = net("Conv", x, normal(8, 20, 3, 3), pads=[1, 1, 1, 1], strides=[2, 2])
+    operators = agree(tmp_path, (x,), net, "bf16", 1, 3, size, size)
+    assert ("pool2d" not in operators) == fused
