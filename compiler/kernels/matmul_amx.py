@@ -4,6 +4,9 @@ Rows are read as they lie: a tile load has a stride. Four accumulator tiles make
 products loads two tiles of rows and two of weights. A task takes `panels` panels of 32 columns, whose weights stay in
 L1 and L2, and a share of the rows, which stream past them. Where the rows do not fill the last tile, it moves up and
 makes some of them twice; fewer than a tile's rows are a smaller tile.
+
+Sums leave the tiles through memory. Those of a block are finished by vectors between the products of the next one, a
+few rows a step, so that what waits for memory in one waits beside the other.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from veltair.compiler.kernels.emit import (
     to_bf16_bits,
     when,
 )
-from veltair.compiler.kernels.matmul_operands import matmul_rows, sides_of, store_outputs
+from veltair.compiler.kernels.matmul_operands import matmul_rows, sides_of, store_pair
 
 TILE = 16  # rows of a tile
 DEPTH = 32  # bfloat16 values in a tile row: products of one step
@@ -86,15 +89,13 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                 a, b = 4 + register // 2, 6 + register % 2
                 amx("tdpbf16ps", T.uint8(register), T.uint8(a), T.uint8(b))
 
-        def finish(panel: Expr, first: list[Expr], height: Expr, sums: Any, place: Expr) -> None:
-            for half in range(2):
-                with T.serial(0, height) as r:
-                    row = T.bind(first[half] + r)
-                    for lane in (0, LANES):
-                        column = T.bind(panel * PANEL + lane)
-                        with when(column < width):
-                            value = load(sums, place, half, r, lane) + load(bias_, column)
-                            store_outputs(Y, value, sides, activation, row, column, width)
+        def finish(panel: Expr, start: Expr, sums: Any, place: Expr, n: Expr, height: Expr) -> None:
+            """The nth row of a block; where there are fewer, the last one again, which costs less than a branch."""
+            half, r = T.bind(n // TILE), T.bind(T.min(n % TILE, height - 1))
+            row = T.bind(T.max(T.min(start + half * TILE, rows - TILE), 0) + r)
+            column = T.bind(panel * PANEL)
+            low, high = (load(sums, place, half, r, at) + load(bias_, column + at) for at in (0, LANES))
+            store_pair(Y, low, high, sides, activation, row, column, width)
 
         with T.parallel(0, groups * chunks) as task:
             kept = each_most * panels if len(stretches) > 1 else 1
@@ -107,41 +108,57 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
             height = T.bind(T.min(rows, TILE))
             configure(configuration, height)
             amx("ldtilecfg", T.address_of(configuration[0]))
-            group, chunk = T.bind(task // chunks), T.bind(task % chunks)
+            # Rows stay in L2 while the weights of all groups pass.
+            group, chunk = T.bind(task % groups), T.bind(task // groups)
             pairs = T.bind(T.ceildiv(rows, PAIRS))
             each = T.bind(T.ceildiv(pairs, chunks))
+            blocks = T.bind(T.max(T.min(each, pairs - chunk * each), 0) * panels)
+
+            def block(nth: Expr) -> tuple[Expr, Expr, Any, Expr]:
+                """Panel, first row, sums and their place."""
+                first = T.bind((chunk * each + nth // panels) * PAIRS)
+                return T.bind(group * panels + nth % panels), first, sums, nth if len(stretches) > 1 else 0
+
             for begin in stretches:
                 last = begin == stretches[-1]
-                with T.serial(0, T.max(T.min(each, pairs - chunk * each), 0)) as pair:
-                    start = T.bind((chunk * each + pair) * PAIRS)
+                count = min(stretch, steps - begin)
+                finished = -(-PAIRS // max(count, 1))  # rows of a step
+                with T.serial(0, blocks) as nth:
+                    panel, start, _, place = block(nth)
+                    pair = T.bind(nth // panels)
                     first = [T.bind(T.max(T.min(start + half * TILE, rows - TILE), 0)) for half in range(2)]
                     if ends is not None and last:
                         for half in range(2):
                             with T.grid(height, tail) as (r, k):
                                 T.buffer_store(ends, X[first[half] + r, steps * DEPTH + k], [half, r, k])
-                    with T.serial(0, panels) as p:
-                        panel = T.bind(group * panels + p)
-                        place = T.bind(pair * panels + p) if len(stretches) > 1 else 0
-                        for register in range(4):
-                            where = T.address_of(sums[place, register // 2, 0, register % 2 * TILE])
-                            if begin:
-                                amx("tileloadd64", T.uint8(register), where, T.int64(PANEL * 4))
-                            else:
-                                amx("tilezero", T.uint8(register))
-                        with T.serial(0, min(stretch, steps - begin)) as nth:
-                            k = T.bind(begin + nth)
-                            step(panel, k, [(T.address_of(X[row, k * DEPTH]), depth * 2) for row in first])
-                            # Weights come from memory: each pair of tiles fetches its share of the next stretch's.
-                            ahead = (panel + panels, nth) if last else (panel, k + stretch)
-                            for line in range(share):
-                                prefetch(W[(*ahead, 0, pair * share + line, 0, 0)])
-                        if ends is not None and last:
-                            step(panel, steps, [(T.address_of(ends[half, 0, 0]), DEPTH * 2) for half in range(2)])
-                        for register in range(4):
-                            where = T.address_of(sums[place, register // 2, 0, register % 2 * TILE])
-                            amx("tilestored64", T.uint8(register), where, T.int64(PANEL * 4))
+                    for register in range(4):
+                        where = T.address_of(sums[place, register // 2, 0, register % 2 * TILE])
+                        if begin:
+                            amx("tileloadd64", T.uint8(register), where, T.int64(PANEL * 4))
+                        else:
+                            amx("tilezero", T.uint8(register))
+                    before = block(T.max(nth - 1, 0))
+                    with T.serial(0, count) as at:
+                        k = T.bind(begin + at)
+                        step(panel, k, [(T.address_of(X[row, k * DEPTH]), depth * 2) for row in first])
+                        # Weights come from memory: each pair of tiles fetches its share of the next stretch's.
+                        ahead = (panel + panels, at) if last else (panel, k + stretch)
+                        for line in range(share):
+                            prefetch(W[(*ahead, 0, pair * share + line, 0, 0)])
                         if last:
-                            finish(panel, first, height, sums, place)
+                            with when(nth > 0):
+                                for i in range(finished):
+                                    finish(*before, T.min(at * finished + i, PAIRS - 1), height)
+                    if last and not count:
+                        with when(nth > 0), T.serial(0, PAIRS) as n:
+                            finish(*before, n, height)
+                    if ends is not None and last:
+                        step(panel, steps, [(T.address_of(ends[half, 0, 0]), DEPTH * 2) for half in range(2)])
+                    for register in range(4):
+                        where = T.address_of(sums[place, register // 2, 0, register % 2 * TILE])
+                        amx("tilestored64", T.uint8(register), where, T.int64(PANEL * 4))
+            with when(blocks > 0), T.serial(0, PAIRS) as n:
+                finish(*block(blocks - 1), n, height)
             amx("tilerelease")
 
     function = primitive([*spec.inputs, weight, bias, *spec.outputs], body)

@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import LayerSpec
-from veltair.compiler.kernels.emit import Expr, activate, load, pad_to, store_within, to_bf16_bits
+from veltair.compiler.kernels.emit import (
+    LANES,
+    Expr,
+    activate,
+    bf16_pair,
+    lanes,
+    load,
+    pad_to,
+    store_within,
+    to_bf16_bits,
+    when,
+)
 
 Sides: TypeAlias = tuple[Any, Any]  # buffers of gate and residual
 
@@ -32,6 +43,19 @@ def sides_of(spec: LayerSpec, buffers: Sequence[Any]) -> Sides:
     given = list(buffers[: len(spec.inputs) - 1])
     gate = given.pop(0) if spec.attributes.get("gated") else None
     return gate, given[0] if given else None
+
+
+def store_pair(
+    Y: Any, low: Expr, high: Expr, sides: Sides, activation: str, row: Expr, column: Expr, width: int
+) -> None:
+    """Like `store_outputs`, of 32 columns; on a CPU with AVX-512-bf16."""
+    if Y.dtype == "uint16" and sides == (None, None) and width % (2 * LANES) == 0:
+        values = [activate(value, activation, rough=True) for value in (low, high)]
+        T.buffer_store(Y, bf16_pair(*values), [row, lanes(column, 2 * LANES)])
+        return
+    for value, at in ((low, column), (high, T.bind(column + LANES))):
+        with when(at < width):
+            store_outputs(Y, value, sides, activation, row, at, width)
 
 
 def store_outputs(Y: Any, value: Expr, sides: Sides, activation: str, row: Expr, column: Expr, width: int) -> None:

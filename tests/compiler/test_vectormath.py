@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.kernels import vectormath
-from veltair.compiler.kernels.emit import LANES, load, primitive, store
+from veltair.compiler.kernels.emit import LANES, activate, load, primitive, store
 from veltair.compiler.library import machine_code
 
 Vector = NDArray[np.float32]
@@ -118,3 +118,11 @@ def test_a_rough_sigmoid_is_good_for_bfloat16() -> None:
     found = run(TARGETS["avx512"], vectormath.rough_sigmoid, x).astype(np.float64)
     expected = 1 / (1 + np.exp(-np.clip(x.astype(np.float64), -87, 87)))
     np.testing.assert_allclose(found, expected, rtol=2e-4, equal_nan=True)
+
+
+def test_a_rough_gelu_is_good_for_bfloat16() -> None:
+    need(frozenset({"avx512"}), "the rough GELU")
+    x = np.concatenate([np.linspace(-12, 12, 16 * 4000, dtype=np.float32), np.float32([1e4, -1e4] * 8)])
+    found = run(TARGETS["avx512"], lambda v: activate(v, "gelu", rough=True), x)
+    expected = [v * math.erfc(-v / 2**0.5) / 2 for v in x.tolist()]
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=3.2e-4)
