@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veltair.scheduler.blocks import threshold
+from veltair.scheduler.costs import SOLO
 from veltair.scheduler.policies import POLICIES
 from veltair.scheduler.replay import dump_decision, dump_event, load_event, replay
 from veltair.scheduler.scheduler import Scheduler
@@ -295,6 +296,28 @@ def test_no_query_starts_before_one_that_came_earlier(stories, first_come, data)
                 started.add(decision.block.query)
         waiting = scheduler.system.waiting
         assert not waiting or not started or min(waiting) > max(started)
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.data())
+def test_clockwork_starts_what_can_be_in_time(stories, data):
+    started: set[int] = set()
+    for scheduler, _, event, decisions in data.draw(stories).tell("clockwork"):
+        for decision in decisions:
+            if isinstance(decision, StartBlock) and decision.block.query not in started:
+                progress = scheduler.system.in_flight[decision.block.query]
+                assert event.time_ns + progress.costs.least_rest_ns(SOLO, 0) <= progress.due_ns
+                started.add(decision.block.query)
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.data())
+def test_what_waits_under_veltair_is_not_overdue(stories, data):
+    """The bound on starvation: a query starts by its latest start or is refused then, but for those that cannot hold
+    their target even alone."""
+    for scheduler, _, event, _ in data.draw(stories).tell("veltair"):
+        late = scheduler._policy._late
+        assert all(late.get(id) or event.time_ns < it.due_ns for id, it in scheduler.system.waiting.items())
 
 
 @given(st.data())
