@@ -96,7 +96,7 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         mean = a["reduce"] == "mean"
         return [embedding.sls(ids, spec.weights[f"table{i}"], None, mean=mean) for i, ids in enumerate(x)]
     if spec.op == "lookups":
-        return [_looked_up(spec, x)]
+        return [embedding.looked_up(a, x, list(spec.weights.values()))]
     if spec.op == "recurrent":
         return _recurrent(spec, dict(zip(a["reads"], x, strict=True)))
     if spec.op == "pool2d":
@@ -156,18 +156,6 @@ def _attention(spec: LayerSpec, x: list[Array]) -> Array:
     likely = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = likely / likely.sum(-1, keepdims=True) @ v
     return np.asarray(mixed.transpose(0, 2, 1, 3).reshape(rows, total))
-
-
-def _looked_up(spec: LayerSpec, x: Sequence[Array]) -> Array:
-    ids, tables = x[0], list(spec.weights.values())
-    match spec.attributes["family"]:
-        case "weighted":
-            return embedding.sls(ids, tables[0], None, x[1], spec.attributes["reduce"] == "mean")
-        case "messages":
-            ends = np.arange(len(ids) + 1) * ids.shape[1]
-            return embedding.message_passing(ids.reshape(-1), tables[0], ends, x[1])
-        case _:
-            return embedding.knowledge_graph(ids, x[1], x[2], tables[0], tables[1], spec.attributes["norm"])
 
 
 def _recurrent(spec: LayerSpec, given: Mapping[str, Array]) -> list[Array]:

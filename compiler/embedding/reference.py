@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -55,3 +56,16 @@ def knowledge_graph(heads: Array, kinds: Array, tails: Array, entities: Array, r
 
 def block_gather(ids: Array, table: Array) -> Array:
     return checked(ids, table)
+
+
+def looked_up(attributes: Mapping[str, Any], inputs: Sequence[Array], tables: Sequence[Array]) -> Array:
+    """Of a layer "lookups" (`kernels.lookups`)."""
+    ids, *others = inputs
+    match attributes["family"]:
+        case "weighted":
+            return sls(ids, tables[0], None, others[0], attributes["reduce"] == "mean")
+        case "messages":
+            return message_passing(ids.reshape(-1), tables[0], np.arange(len(ids) + 1) * ids.shape[1], others[0])
+        case _:
+            kinds, tails = others
+            return knowledge_graph(ids, kinds, tails, tables[0], tables[1], attributes["norm"])
