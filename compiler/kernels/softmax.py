@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -9,9 +10,10 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.kernels.emit import LANES, Expr, lanes, load, splat, store
 from veltair.compiler.kernels.vectormath import LOG2_E, exp, max_lanes, sum_lanes
 
+UNROLLED = 4  # vectors whose greatest and sums are apart: those of one wait for each other
 LOWEST = -1.0e38  # stands behind the last key; finite when scaled for exp2
-# 2**f on [-1/2, 1/2] to 1e-4, which is more than bfloat16 keeps; highest power first.
-EXP2 = (0.05517156, 0.24261118, 0.69326101, 0.99992807)
+# 2**f on [0, 1] to 8e-5, which is more than bfloat16 keeps; highest power first.
+EXP2 = (0.0780226977, 0.2260685630, 0.6958336429, 0.9999251397)
 
 
 def mask_index(mask: Any, image: Expr, head: Expr, row: Expr) -> tuple[Expr, ...]:
@@ -29,62 +31,64 @@ def softmax_row(scores: Any, out: Any, row: Expr, keys: int, scale: float, mask:
     vectors, rest = divmod(keys, LANES)
     extent = int(scores.shape[1])
     inside = T.ramp(0, 1, LANES) < T.broadcast(T.int32(rest), LANES)
-    state = T.alloc_buffer((2,), "float32x16", scope="local")
+    greatests = T.alloc_buffer((UNROLLED,), "float32x16", scope="local")
+    totals = T.alloc_buffer((UNROLLED,), "float32x16", scope="local")
     narrow = out.dtype == "uint16"
+    factor = LOG2_E if narrow else 1.0  # powers of two are cheaper
 
     def score(column: Expr, last: bool) -> Expr:
-        value = load(scores, row, column) * splat(scale)
+        value = load(scores, row, column) * splat(scale * factor)
         if mask is not None:
-            value = value + load(mask, *where, column)
+            added = load(mask, *where, column)
+            value = value + (added * splat(factor) if narrow else added)
         return T.Select(inside, value, splat(LOWEST)) if last else value
 
-    T.buffer_store(state, splat(LOWEST), [0])
-    T.buffer_store(state, splat(0.0), [1])
+    def passed(one: Callable[[Expr, int, bool], None]) -> None:
+        """`one(column, i, last)` for each vector, of which i take turns."""
+        with T.serial(0, vectors // UNROLLED) as step:
+            for i in range(UNROLLED):
+                one(T.bind((step * UNROLLED + i) * LANES), i, False)
+        for i in range(vectors % UNROLLED):
+            one((vectors // UNROLLED * UNROLLED + i) * LANES, i, False)
+        if rest:
+            one(vectors * LANES, vectors % UNROLLED, True)
 
-    def keep(column: Expr, last: bool) -> None:
+    def keep(column: Expr, i: int, last: bool) -> None:
         value = T.bind(score(column, last))
         if mask is not None:
             T.buffer_store(scores, value, [row, lanes(column)])
-        T.buffer_store(state, T.max(state[0], value), [0])
+        T.buffer_store(greatests, T.max(greatests[i], value), [i])
 
-    def put(column: Expr, last: bool) -> None:
+    def put(column: Expr, i: int, last: bool) -> None:
         value = load(scores, row, column) if mask is not None else score(column, last)
         below = T.bind(value - greatest)
-        likely = T.bind(exp2_coarse(T.bind(below * splat(LOG2_E))) if narrow else exp(below))
-        T.buffer_store(state, state[1] + likely, [1])
+        likely = T.bind(exp2_coarse(below) if narrow else exp(below))
+        T.buffer_store(totals, totals[i] + likely, [i])
         store(out, likely, row, column)
 
-    with T.serial(0, vectors) as v:
-        keep(v * LANES, False)
-    if rest:
-        keep(vectors * LANES, True)
-    greatest = T.bind(T.broadcast(max_lanes(state[0]), LANES))
-    with T.serial(0, vectors) as v:
-        put(v * LANES, False)
-    if rest:
-        put(vectors * LANES, True)
+    for i in range(UNROLLED):
+        T.buffer_store(greatests, splat(LOWEST), [i])
+        T.buffer_store(totals, splat(0.0), [i])
+    passed(keep)
+    among = T.bind(T.max(T.max(greatests[0], greatests[1]), T.max(greatests[2], greatests[3])))
+    greatest = T.bind(T.broadcast(max_lanes(among), LANES))
+    passed(put)
     for v in range(vectors + bool(rest), extent // LANES):  # fewer than a step of the product that follows
         store(out, splat(0.0), row, v * LANES)
-    return T.bind(sum_lanes(state[1]))
+    return T.bind(sum_lanes(totals[0] + totals[1] + (totals[2] + totals[3])))
 
 
 def exp2_coarse(x: Expr) -> Expr:
-    """2**x to 1e-4 of it, 2**-125 far below; AVX-512."""
+    """2**x to 8e-5 of it, 2**-125 far below; AVX-512."""
     x = T.bind(T.max(splat(-125.0), x))  # infinity has no fraction, and a subnormal result costs 150 cycles
-    whole = T.bind(T.nearbyint(x))
-    fraction = T.bind(x - whole)
+    name = "llvm.x86.avx512.mask.{}.ps.512"
+    rest = (splat(0.0), T.uint16(0xFFFF), T.int32(4))  # no lane is masked, the rounding is the current one
+    above = T.int32(9)  # what lies above the next lower whole number, no exception
+    fraction = T.bind(T.call_llvm_pure_intrin("float32x16", name.format("reduce"), x, above, *rest))
     value = splat(EXP2[0])
     for coefficient in EXP2[1:]:
         value = value * fraction + splat(coefficient)
-    return T.call_llvm_pure_intrin(
-        "float32x16",
-        "llvm.x86.avx512.mask.scalef.ps.512",
-        T.bind(value),
-        whole,
-        splat(0.0),
-        T.uint16(0xFFFF),
-        T.int32(4),
-    )
+    return T.call_llvm_pure_intrin("float32x16", name.format("scalef"), T.bind(value), x, *rest)  # by whole powers
 
 
 def _is_one(extent: Any) -> bool:
