@@ -209,13 +209,13 @@ class Meter:
         return f"the measuring process ended with code {code}"
 
     def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()  # first: it would complain of a connection that closes while it answers
+            self._process.wait()
+            self._process = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
 
     def _weight(self, array: NDArray[Any]) -> Operand:
         mapped = in_file(array)
