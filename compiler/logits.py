@@ -31,7 +31,8 @@ class Squash:
         if self.op == "Sigmoid":
             return np.log(p) - np.log1p(-p)
         log = np.log(p)
-        return log - log.mean(axis=self.axis, keepdims=True)
+        common: NDArray[np.float64] = log.mean(axis=self.axis, keepdims=True)
+        return log - common
 
 
 def squashed(model: OnnxModel) -> dict[str, Squash]:
