@@ -40,9 +40,9 @@ def squashed(model: OnnxModel) -> dict[str, Squash]:
     makers = {name: node for node in model.nodes for name in node.output}
     found = {}
     for port in model.outputs:
-        node = makers[port.name]
-        if node.op_type == "Softmax":
+        node = makers.get(port.name)  # an output may as well be a constant
+        if node is not None and node.op_type == "Softmax":
             found[port.name] = Squash("Softmax", attribute(node, "axis", -1))
-        elif node.op_type == "Sigmoid":
+        elif node is not None and node.op_type == "Sigmoid":
             found[port.name] = Squash("Sigmoid")
     return found
