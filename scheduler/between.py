@@ -14,8 +14,12 @@ STEP = 1.4  # a batch is planned as one of at most so many times its samples, or
 
 
 def filled(by_batch: Sequence[ModelProfile]) -> Iterator[ModelProfile]:
-    """The profiles, ascending, and between two of the same code versions as many as it takes: times, operations and
-    bytes are linear in the batch there."""
+    """The profiles, ascending, and between two of the same code versions as many as it takes.
+
+    One core's time, operations and bytes are linear in the batch there, and so is the gain of more cores. Their times
+    are not: a version whose tasks are as large as a batch in between runs it as one task, and the larger batch, which
+    it splits, would have most of the say.
+    """
     for low, high in pairwise(by_batch):
         yield low
         batch = max(low.batch + 1, int(low.batch * STEP))
@@ -44,8 +48,10 @@ def _between(low: ModelProfile, high: ModelProfile, batch: int) -> ModelProfile:
         return round(a + share * (b - a))
 
     def table(a: LatencyTable, b: LatencyTable) -> LatencyTable:
-        before, after = np.array(a.latency_ns), np.array(b.latency_ns)
-        times = np.rint(before + share * (after - before)).astype(np.int64)
+        before, after = np.array(a.latency_ns), np.array(b.latency_ns)  # [level][cores - 1]
+        one, other = before[:, :1], after[:, :1]
+        gain = (1 - share) * (one / before) + share * (other / after)
+        times = np.rint((one + share * (other - one)) / gain).astype(np.int64)
         return LatencyTable(a.levels, tuple(map(tuple, times.tolist())))
 
     layers = tuple(

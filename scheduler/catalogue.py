@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from veltair.errors import ConfigError
 from veltair.scheduler.between import filled
-from veltair.scheduler.costs import Costs, level_grid
+from veltair.scheduler.costs import Costs, level_grid, validate
 from veltair.types import ModelProfile
 
 
@@ -27,6 +27,8 @@ class Catalogue:
             batches = [profile.batch for profile in by_batch]
             if not batches or any(low >= high for low, high in pairwise(batches)):
                 raise ConfigError(f"{model}: expected profiles of ascending batch sizes, got {batches}")
+            for profile in by_batch:
+                validate(profile)
         self.cores = cores
         self.grid = level_grid(profile for by_batch in profiles.values() for profile in by_batch)
         self.costs: Mapping[str, Sequence[Costs]] = {  # by model, ascending by batch

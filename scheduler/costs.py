@@ -105,7 +105,7 @@ class Costs:
         """`split_by_ops`: `work`, by which a model's QoS is split among its layers, is their operations, as in the
         paper (Alg. 1 l. 3), at least one for each number that a layer moves; else the time that they take.
         """
-        _validate(profile)
+        validate(profile)
         self.profile = profile
         self.layers = len(profile.layers)
         self.cores = min(machine_cores, profile.cores)
@@ -274,7 +274,8 @@ def _running_sum(values: Iterable[int]) -> list[int]:
     return sums
 
 
-def _validate(profile: ModelProfile) -> None:
+def validate(profile: ModelProfile) -> None:
+    """Raises ProfileError."""
     name = f"{profile.model} (batch {profile.batch})"
     if not profile.layers or len(profile.layers) != len(profile.versions):
         raise ProfileError(
