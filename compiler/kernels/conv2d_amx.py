@@ -34,6 +34,7 @@ from veltair.compiler.kernels.emit import (
     Expr,
     activate,
     amx,
+    bf16_pair,
     load,
     pad_to,
     prefetch,
@@ -173,11 +174,11 @@ class Conv2dAmx:
                     return
                 early = "none" if activation == "relu" else activation
                 low, high = (activate(value, early, rough=True) for value in values)
-                rounded = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"  # the second operand lands below
-                bits = T.reinterpret("int16x32", T.call_llvm_pure_intrin("bfloat16x32", rounded, high, low))
-                if activation == "relu":
-                    bits = T.max(bits, T.broadcast(T.int16(0), BLOCK))  # negative floats are negative as integers
-                T.buffer_store(Y, T.reinterpret("uint16x32", bits), [*where, T.ramp(0, 1, BLOCK)])
+                bits = bf16_pair(low, high)
+                if activation == "relu":  # negative floats are negative as integers
+                    positive = T.max(T.reinterpret("int16x32", bits), T.broadcast(T.int16(0), BLOCK))
+                    bits = T.reinterpret("uint16x32", positive)
+                T.buffer_store(Y, bits, [*where, T.ramp(0, 1, BLOCK)])
 
             source = copied() if cover.mode == "dense" else X
             with T.parallel(0, X.shape[0] * groups * chunks) as task:

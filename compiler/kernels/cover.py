@@ -41,13 +41,14 @@ class Cover:
         self.pooled = y.shape[2:]  # rows and columns of "pairs"
         self.windows = -(-min(self.ow, 2 * self.pooled[1] if mode == "pairs" else self.ow) // TILE)  # of an output row
         self.across = self.height // 2  # windows of a stack of "pairs"
+        self.beside = -(-self.windows // self.across)  # stacks of "pairs" on two output rows
         count = self.oh * self.ow
         bare = all(t.physical[2:4] == (self.oh, self.ow) for t in (y, *spec.inputs[1:]))
         self.long = bare and (self.mode == "dense" or (self.mode == "flat" and x.physical[2:4] == (self.oh, self.ow)))
         self.moves = self.mode == "flat" and self.long and count >= self.rows
         places = {
             "flat": (self.oh - 1) * self.pitch + self.ow, "row": self.oh * self.windows * TILE, "dense": count,
-            "pairs": self.pooled[0] * -(-self.windows // self.across) * self.rows,
+            "pairs": self.pooled[0] * self.beside * self.rows,
         }  # fmt: skip
         self.stacks = -(-places[self.mode] // self.rows)
         self.stride_bytes = 2 * DEPTH if self.mode == "dense" else self.sw * x.block * 2
@@ -74,9 +75,8 @@ class Cover:
             place = (self._start(stack) + tile * TILE) * self.sw + v * self.dw + self.left
             return T.address_of(X[image, step, u * self.dh + self.top, place, 0])
         if self.mode == "pairs":
-            each = -(-self.windows // self.across)
-            above = T.min(stack // each * 2 + tile // self.across, self.oh - 1)
-            window = T.min(stack % each * self.across + tile % self.across, self.windows - 1)
+            above = T.min(stack // self.beside * 2 + tile // self.across, self.oh - 1)
+            window = T.min(stack % self.beside * self.across + tile % self.across, self.windows - 1)
         else:
             window = T.min(stack * self.height + tile, self.oh * self.windows - 1)  # a last stack repeats its last tile
             above, window = window // self.windows, window % self.windows
@@ -96,13 +96,12 @@ class Cover:
         if self.moves:
             return [n], 0, T.bind(self._start(stack) + n)
         if self.mode == "pairs":
-            each = -(-self.windows // self.across)
-            first = T.bind(stack % each * self.across * TILE)
+            first = T.bind(stack % self.beside * self.across * TILE)
             column = T.bind(T.min(first // 2 + n, self.pooled[1] - 1))
             left = T.bind(column * 2 - first)
             right = T.bind(T.min(left + 1, self.ow - 1 - first))
             below = self.across * TILE
-            return [left, right, left + below, right + below], T.bind(stack // each), column
+            return [left, right, left + below, right + below], T.bind(stack // self.beside), column
         if self.mode == "row":
             window = T.bind(T.min(stack * self.height + n // TILE, self.oh * self.windows - 1))
             first = T.bind(window % self.windows * TILE)
