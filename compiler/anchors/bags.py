@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import onnx
 from numpy.typing import NDArray
 
@@ -91,10 +90,7 @@ def bags(node: onnx.NodeProto, lowering: Lowering) -> bool:
     flat = shape == (count, width)
     outputs = [Activation(bag.output if flat else f"{bag.output}/rows", "float32", (count, width)) for bag in bags]
     inputs = [lowering.reshaped(lowering.plain(bag.ids.name), bag.shape) for bag in bags]
-    weights = {
-        f"table{i}": lowering.tables.of(bag.gather.input[0], bag.table) if bag.table.dtype == np.float32 else bag.table
-        for i, bag in enumerate(bags)
-    }
+    weights = {f"table{i}": lowering.tables.of(bag.gather.input[0], bag.table) for i, bag in enumerate(bags)}
     attributes = {"reduce": bags[0].reduce}
     if (storage := storage_of(weights["table0"])) != "fp32":
         size = sum(table.nbytes for table in weights.values())

@@ -53,10 +53,8 @@ def lookups(node: NodeProto, lowering: Lowering) -> bool:
     for name in others:  # weights are as many as ids; other ids are one a row
         shape = ids.shape if lowering.model.values[name].dtype == "float32" else ids.shape[:1]
         inputs.append(lowering.reshaped(lowering.plain(name), shape))
-    weights = {}
-    for number, name in enumerate(found.tables):
-        table = lowering.model.initializers[name]
-        weights[f"table{number}"] = lowering.tables.of(name, table) if table.dtype == "float32" else table
+    tables = lowering.model.initializers
+    weights = {f"table{i}": lowering.tables.of(name, tables[name]) for i, name in enumerate(found.tables)}
     dim = lowering.shape_of(found.tables[0])[1]
     attributes = dict(found.attributes) | {"dim": dim}
     if (storage := storage_of(weights["table0"])) != "fp32":

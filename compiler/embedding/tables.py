@@ -33,8 +33,10 @@ class Tables:
     _kept: dict[str, NDArray[Any]] = field(default_factory=dict)
 
     def of(self, name: str, table: NDArray[Any]) -> NDArray[Any]:
-        """A float32 table (R, D) in rows as kernels read them; once for all its readers. Raises ModelError."""
-        if self.storage == "fp32":
+        """A table (R, D) of floats in rows as kernels read them, once for all its readers; rows that the model's file
+        has stored are left as they are. Raises ModelError.
+        """
+        if self.storage == "fp32" or table.dtype != np.float32:
             return table
         if name not in self._kept:
             rows, dim = table.shape
