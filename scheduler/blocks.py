@@ -57,12 +57,12 @@ def pivots(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int,
 
 def form_block(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Formed:
     """The block that begins at `start` (Alg. 2 l. 13-18), on at most `bound` cores."""
-    qos_ns, work_left, work = budget
+    qos_ns, work_left, _ = budget
     end = costs.layers
     slopes = _slopes(costs, level, budget, avg_cores, bound)
     nearest = stop = end if slopes is None else slopes.next_above(start + 1, qos_ns, work_left)
     while True:
-        share_ns = qos_ns * (work[stop] - work[start]) // work_left if work_left else qos_ns
+        share_ns = budget.share_ns(start, stop)
         cores = costs.least_cores(level, start, stop, share_ns, bound)
         if cores is not None:
             return Formed(start, stop, cores, share_ns, capped=False)

@@ -250,8 +250,7 @@ class Veltair(Policy):
         costs, start, correction = progress.costs, progress.next_layer, self._corrections[progress.tenant.name]
         level = system.steady.index if system.in_flight else SOLO
         on_one_ns = costs.rest_on_one_ns(level, start) * correction.one_core
-        several_ns = costs.least_rest_ns(level, start) * correction.several
-        return on_one_ns if on_one_ns <= several_ns else several_ns
+        return min(on_one_ns, costs.least_rest_ns(level, start) * correction.several)
 
 
 def _spent_ns(costs: Costs, level: int, slack_ns: float, correction: Correction) -> float:
