@@ -153,7 +153,11 @@ def _strings(where: str, data: bytes | memoryview | Array | Sequence[bytes], cou
 
 
 def place_of(where: str, parameters: Mapping[str, Any]) -> Place | None:
-    """What the parameters of an input or output say of shared memory. Raises RequestError."""
+    """What the parameters of an input or output say of shared memory.
+
+    Raises RequestError, UnsupportedError for what else they ask for.
+    """
+    refuse_unsupported(where, parameters)
     if not parameters.keys() & {_REGION, _SIZE, _OFFSET}:
         return None
     region = parameters.get(_REGION)

@@ -47,7 +47,7 @@ def decode_request(message: Any) -> InferRequest:
     inputs = []
     for tensor in message.inputs:
         where = f"input {tensor.name!r}"
-        data: Any = _place(where, tensor.parameters) if tensor.parameters else None
+        data: Any = place_of(where, _parameters(tensor.parameters)) if tensor.parameters else None
         if data is not None:
             if tensor.HasField("contents"):
                 raise RequestError(f"{where}: has both contents and a place in shared memory")
@@ -64,16 +64,10 @@ def decode_request(message: Any) -> InferRequest:
     parameters = _parameters(message.parameters) if message.parameters else {}
     refuse_unsupported("request", parameters)
     outputs = tuple(
-        RequestedOutput(o.name, True, _place(f"output {o.name!r}", o.parameters) if o.parameters else None)
+        RequestedOutput(o.name, True, place_of(f"output {o.name!r}", _parameters(o.parameters)))
         for o in message.outputs
     )
     return InferRequest(message.id, parameters, tuple(inputs), outputs, True)
-
-
-def _place(where: str, entries: Mapping[str, Any]) -> Place | None:
-    parameters = _parameters(entries)
-    refuse_unsupported(where, parameters)
-    return place_of(where, parameters)
 
 
 def encode_response(

@@ -82,7 +82,6 @@ def decode_request(body: bytes | memoryview, header_bytes: int | None = None) ->
     for tensor in request.inputs:
         size, place = tensor.parameters.get("binary_data_size"), None
         if len(tensor.parameters) > (size is not None):
-            refuse_unsupported(f"input {tensor.name!r}", tensor.parameters)
             place = place_of(f"input {tensor.name!r}", tensor.parameters)
         data: memoryview | Array | list[bytes] | Place
         if place is not None:
@@ -108,7 +107,6 @@ def decode_request(body: bytes | memoryview, header_bytes: int | None = None) ->
     binary = bool(request.parameters.get("binary_data_output", False))
     outputs = []
     for output in request.outputs or ():
-        refuse_unsupported(f"output {output.name!r}", output.parameters)
         place = place_of(f"output {output.name!r}", output.parameters)
         outputs.append(RequestedOutput(output.name, bool(output.parameters.get("binary_data", binary)), place))
     parameters = {key: value for key, value in request.parameters.items() if value is not None}
