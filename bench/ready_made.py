@@ -1,8 +1,8 @@
 """A model whose inputs come from feature columns, as a peer can run it: their lookups in the ONNX file.
 
 ONNX has no hash and no tokens of a row's own number. Numbers are put into buckets by the peer itself; ids of hashed
-features come ready-made, and those of token lists as many for each row as rows have tokens on average. So a peer is
-spared splitting and hashing.
+features come ready-made, and those of token lists as many for each row as rows have tokens on average. Where the model
+has the tables itself, it gets the very ids of the raw features. So a peer is spared splitting and hashing.
 """
 
 from __future__ import annotations
@@ -11,68 +11,55 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.columns.description import Column, Description
+from veltair.compiler.columns.description import Column, Description, Joined
+from veltair.compiler.columns.reference import reference
 from veltair.compiler.columns.tables import rows_of
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def with_lookups(model: Path, description: Description, out: Path) -> None:
-    """Writes the model with lookups in front, tables beside it."""
+    """Writes the model with lookups in front, tables beside it; inputs that are ids stay as they are."""
     proto = onnx.load(str(model))
-    (joined,) = description.inputs
-    columns = {column.name: column for column in description.columns}
+    made = [joined for joined in description.inputs if not description.gives_ids(joined)]
     nodes, inputs = [], []
     weights = [numpy_helper.from_array(np.array([1], np.int64), "lookups.axis")]
     weights += [
         numpy_helper.from_array(np.asarray(rows_of(table, description.path)), f"table.{table.name}")
         for table in description.tables
     ]
-    for name in joined.columns:
-        column = columns[name]
-        kind, shape = _port(description, column)
-        inputs.append(helper.make_tensor_value_info(f"ready.{name}", kind, shape))
-        if column.boundaries is not None:
-            edges = np.array(column.boundaries, np.float32)[None]
-            weights.append(numpy_helper.from_array(edges, f"{name}.edges"))
-            nodes += [
-                helper.make_node("GreaterOrEqual", [f"ready.{name}", f"{name}.edges"], [f"{name}.over"]),
-                helper.make_node("Cast", [f"{name}.over"], [f"{name}.count"], to=TensorProto.INT32),
-                helper.make_node("ReduceSum", [f"{name}.count", "lookups.axis"], [f"{name}.ids"], keepdims=0),
-            ]
-        ids = f"{name}.ids" if column.boundaries is not None else f"ready.{name}"
-        if column.table is None:
-            nodes.append(helper.make_node("Identity", [f"ready.{name}"], [f"{name}.row"]))
-        elif len(shape) == 1 or column.boundaries is not None:
-            nodes.append(helper.make_node("Gather", [f"table.{column.table}", ids], [f"{name}.row"]))
-        else:
-            nodes.append(helper.make_node("Gather", [f"table.{column.table}", ids], [f"{name}.rows"]))
-            if column.combiner == "sum":
-                step = helper.make_node("ReduceSum", [f"{name}.rows", "lookups.axis"], [f"{name}.row"], keepdims=0)
-            else:
-                step = helper.make_node("ReduceMean", [f"{name}.rows"], [f"{name}.row"], axes=[1], keepdims=0)
-            nodes.append(step)
-    nodes.append(helper.make_node("Concat", [f"{name}.row" for name in joined.columns], [joined.name], axis=1))
+    for joined in made:
+        for column in _columns(description, joined):
+            inputs.append(helper.make_tensor_value_info(f"ready.{column.name}", *_port(description, column)))
+            steps, edges = _lookup(description, column)
+            nodes += steps
+            weights += edges
+        rows = [f"{name}.row" for name in joined.columns]
+        nodes.append(helper.make_node("Concat", rows, [joined.name], axis=1))
     graph = proto.graph
-    kept = [value for value in graph.input if value.name != joined.name]
+    replaced = {joined.name for joined in made}
+    kept = [value for value in graph.input if value.name not in replaced]
     whole = helper.make_graph([*nodes, *graph.node], graph.name, [*inputs, *kept], graph.output,
                               [*weights, *graph.initializer])  # fmt: skip
-    made = helper.make_model(whole, opset_imports=proto.opset_import, ir_version=proto.ir_version)
+    joint = helper.make_model(whole, opset_imports=proto.opset_import, ir_version=proto.ir_version)
     location = f"{out.name}.data"
     out.with_name(location).unlink(missing_ok=True)
-    onnx.save(made, str(out), save_as_external_data=True, location=location, size_threshold=1 << 20)
+    onnx.save(joint, str(out), save_as_external_data=True, location=location, size_threshold=1 << 20)
 
 
 def ready_made(description: Description, raw: Mapping[str, Any], batch: int) -> Arrays:
     """What `with_lookups` takes, for raw features: floats (batch,), texts as arrays of bytes, integers."""
     random = np.random.default_rng(0)
-    found: Arrays = {}
-    for column in description.columns:
+    ids = tuple(joined for joined in description.inputs if description.gives_ids(joined))
+    found = reference(msgspec.structs.replace(description, inputs=ids, columns=_columns(description, *ids)), raw)
+    made = [joined for joined in description.inputs if joined not in ids]
+    for column in _columns(description, *made):
         feature, table = description.feature(column), description.table(column)
         if column.boundaries is not None or column.step == "copy":
             value = np.asarray(raw[feature.name], np.float32).reshape(batch, -1)
@@ -86,6 +73,34 @@ def ready_made(description: Description, raw: Mapping[str, Any], batch: int) -> 
             value = random.integers(0, table.rows, batch)
         found[f"ready.{column.name}"] = value
     return found
+
+
+def _columns(description: Description, *inputs: Joined) -> tuple[Column, ...]:
+    """Those that these inputs are made of."""
+    names = {name for joined in inputs for name in joined.columns}
+    return tuple(column for column in description.columns if column.name in names)
+
+
+def _lookup(description: Description, column: Column) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """From a column's ready-made input to its row, and the constants that these nodes need."""
+    name, table = column.name, f"table.{column.table}"
+    if column.table is None:
+        return [helper.make_node("Identity", [f"ready.{name}"], [f"{name}.row"])], []
+    if column.boundaries is not None:
+        edges = np.array(column.boundaries, np.float32)[None]
+        return [
+            helper.make_node("GreaterOrEqual", [f"ready.{name}", f"{name}.edges"], [f"{name}.over"]),
+            helper.make_node("Cast", [f"{name}.over"], [f"{name}.count"], to=TensorProto.INT32),
+            helper.make_node("ReduceSum", [f"{name}.count", "lookups.axis"], [f"{name}.ids"], keepdims=0),
+            helper.make_node("Gather", [table, f"{name}.ids"], [f"{name}.row"]),
+        ], [numpy_helper.from_array(edges, f"{name}.edges")]
+    if description.feature(column).kind != "tokens":
+        return [helper.make_node("Gather", [table, f"ready.{name}"], [f"{name}.row"])], []
+    if column.combiner == "sum":
+        step = helper.make_node("ReduceSum", [f"{name}.rows", "lookups.axis"], [f"{name}.row"], keepdims=0)
+    else:
+        step = helper.make_node("ReduceMean", [f"{name}.rows"], [f"{name}.row"], axes=[1], keepdims=0)
+    return [helper.make_node("Gather", [table, f"ready.{name}"], [f"{name}.rows"]), step], []
 
 
 def _port(description: Description, column: Column) -> tuple[int, list[Any]]:

@@ -177,9 +177,10 @@ def draw(files: Files, batch: int) -> None:
     ports = load(files.artifact(PRECISIONS[0])).manifest.inputs
     values = {port.name: contestant.draw(port, batch) for port in ports}
     raw = {name: v.astype(bytes) if v.dtype.hasobject else v for name, v in values.items() if name in names}
-    rest = {name: value for name, value in values.items() if name not in names}
+    ready = {name: value for name, value in values.items() if name not in names} | ready_made(description, raw, batch)
+    own = {name: (batch, *shape[1:]) for name, (_, shape) in contestant.onnx_inputs(files.model).items()}
     np.savez(files.inputs("raw", batch), **raw)
-    np.savez(files.inputs("ready", batch), **ready_made(description, raw, batch), **rest)
+    np.savez(files.inputs("ready", batch), **{n: v.reshape(own.get(n, v.shape)) for n, v in ready.items()})
 
 
 def contender(task: dict[str, Any]) -> tuple[str, list[str]]:

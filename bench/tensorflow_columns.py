@@ -28,38 +28,51 @@ def graph(description: dict[str, Any], feeds: dict[str, Any]) -> Callable[[], An
     import tensorflow as tf
 
     random = np.random.default_rng(0)
-    tables = {t["name"]: tf.constant(random.random((t["rows"], t["dim"]), np.float32)) for t in description["tables"]}
+    tables = {
+        t["name"]: tf.constant(random.random((t["rows"], t["dim"]), np.float32)) for t in description.get("tables", ())
+    }
     features = {feature["name"]: feature for feature in description["features"]}
+
+    def of_tokens(column: dict[str, Any], feature: dict[str, Any], value: Any) -> Any:
+        tokens, combine = tf.strings.split(value, feature["separator"]), column.get("combiner", "mean")
+        if "number" in column:
+            read = tf.strings.to_number(tokens.values)[:, None]
+        else:
+            ids = tf.strings.to_hash_bucket_fast(tokens.values, column["hash"])
+            if combine == "sequence":
+                steps = feature["truncate"]
+                placed = tokens.with_values(ids + column["first_id"])[:, :steps]
+                return placed.to_tensor(column.get("pad", 0), shape=(None, steps))
+            read = tf.gather(tables[column["table"]], ids)
+        return (tf.math.segment_sum if combine == "sum" else tf.math.segment_mean)(read, tokens.value_rowids())
 
     @tf.function
     def run(values: dict[str, Any]) -> Any:
-        parts = []
+        parts = {}
         for column in description["columns"]:
             feature, value = features[column["feature"]], values[column["feature"]]
             if feature["kind"] == "tokens":
-                tokens = tf.strings.split(value, feature["separator"])
-                segments, combine = tokens.value_rowids(), column.get("combiner", "mean")
-                if "number" in column:
-                    read = tf.strings.to_number(tokens.values)[:, None]
-                else:
-                    ids = tf.strings.to_hash_bucket_fast(tokens.values, column["hash"])
-                    read = tf.gather(tables[column["table"]], ids)
-                parts.append((tf.math.segment_sum if combine == "sum" else tf.math.segment_mean)(read, segments))
+                part = of_tokens(column, feature, value)
             elif "boundaries" in column:
                 index = tf.raw_ops.Bucketize(input=value, boundaries=column["boundaries"])
-                parts.append(tf.gather(tables[column["table"]], index))
+                part = tf.gather(tables[column["table"]], index)
             elif "hash" in column:
                 text = value if feature["kind"] == "string" else tf.strings.as_string(value)
                 index = tf.strings.to_hash_bucket_fast(text, column["hash"])
-                parts.append(tf.gather(tables[column["table"]], index))
+                part = tf.gather(tables[column["table"]], index) if "table" in column else index + column["first_id"]
             else:
-                parts.append(tf.reshape(value, (tf.shape(value)[0], -1)))
-        return tf.concat(parts, 1)
+                part = tf.reshape(value, (tf.shape(value)[0], -1))
+            parts[column.get("name", column["feature"])] = part
+        return [
+            tf.concat([parts[name] for name in joined["columns"]], 1) if len(joined["columns"]) > 1
+            else parts[joined["columns"][0]]
+            for joined in description["inputs"]
+        ]  # fmt: skip
 
     constants = {name: tf.constant(value) for name, value in feeds.items()}
     signature = {name: tf.TensorSpec([None], value.dtype, name) for name, value in constants.items()}
     concrete = run.get_concrete_function(signature)
-    return lambda: concrete(constants).numpy()
+    return lambda: [joined.numpy() for joined in concrete(constants)]
 
 
 def turn(run: Callable[[], Any]) -> float:
