@@ -19,8 +19,9 @@ from veltair.errors import UserError
 
 SHIPPED = Path(__file__).parent / "records"
 # Richest first: where a target has no record of a workload, its ancestors' are taken, since their code runs there.
-TARGETS = ("amx", "avx512", "avx2", "generic")
-_NEEDS: Mapping[str, str] = {"amx": "amx_bf16", "avx512": "avx512", "avx2": "avx2"}
+TARGETS = ("amx", "avx512_bf16", "avx512", "avx2", "generic")
+_NEEDS: Mapping[str, str] = {"amx": "amx_bf16", "avx512_bf16": "avx512_bf16", "avx512": "avx512", "avx2": "avx2"}
+_STRANGERS = {("amx", "avx512_bf16")}  # points of dot products say nothing of tiles
 
 Positive: TypeAlias = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -70,7 +71,7 @@ class RecordStore:
         """
         self.target = target_name(features)
         self._own = (user_folder() if user is None else user) / f"{self.target}.jsonl"
-        lineage = TARGETS[TARGETS.index(self.target) :]
+        lineage = [n for n in TARGETS[TARGETS.index(self.target) :] if (self.target, n) not in _STRANGERS]
         self._shipped = [] if fresh else [_by_workload(shipped / f"{name}.jsonl") for name in lineage]
         self._user = {} if fresh else _by_workload(self._own)
 

@@ -57,6 +57,16 @@ def reach(spec: LayerSpec, width: int) -> tuple[NDArray[np.float32], int, Callab
     return wide, taken, lambda nth: T.min(nth * width // each_out * each_in // x.block, blocks - taken)
 
 
+def folded(spec: LayerSpec, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(OC, IC, KH, KW) -> (OC, KH, KW * IC), KW with the gaps of its dilation: with all channels innermost, the inputs
+    of a kernel row lie side by side."""
+    oc, ic, kh, kw = weight.shape
+    gap = spec.attributes["dilations"][1]
+    spread = np.zeros((oc, kh, (kw - 1) * gap + 1, ic), np.float32)
+    spread[:, :, ::gap] = weight.transpose(0, 2, 3, 1)  # what lies between two taps counts for nothing
+    return spread.reshape(oc, kh, -1)
+
+
 def balanced(total: int, most: int) -> list[tuple[int, int, int]]:
     """`total` in parts of at most `most` that differ by at most one: (start, how many parts, their size), larger
     parts first."""

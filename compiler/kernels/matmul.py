@@ -1,4 +1,4 @@
-"""Matrix product with constant weights, fp32, rows of any batch: the dense layers of recommendation models and heads.
+"""Matrix product with constant weights in vectors, rows of any batch: of fp32, or of bfloat16 in pairs.
 
 A register tile is `rows` x `columns` vectors of 16; a task takes one group of columns and `tall` tiles of rows.
 Rows that fill no tile are done one by one. Many rows have another algorithm beside it (`matmul_blocked`).
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.emit import LANES, Expr, load, pad_to, primitive, when
 from veltair.compiler.kernels.matmul_blocked import blocked_points, matmul_blocked
 from veltair.compiler.kernels.matmul_operands import matmul_rows, packed_panels, sides_of, store_outputs
+from veltair.compiler.kernels.products import STEP, multiply_add, reducing, spread, steps
 
 # Register tiles (columns in vectors, rows) that leave room for the weights and an input; of one row, the weights are
 # operands in memory. AVX2 has half as many registers, and a vector takes two.
@@ -32,7 +34,7 @@ class Matmul:
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         rows_in = matmul_rows(spec)
         vectors = -(-spec.outputs[0].shape[1] // LANES)
-        many = rows_in >= MANY and spec.attributes["storage"] == "fp32"
+        many = rows_in >= MANY and spec.attributes.get("storage") != "bf16"
         found = blocked_points(spec, features) if many else []
         for columns, rows in AVX512_TILES if "avx512" in features else AVX2_TILES:
             if rows > max(rows_in, 1) or columns > vectors:
@@ -65,13 +67,13 @@ class Matmul:
                     start = T.bind(load(bias_, group * panel + c * LANES))
                     for r in range(count):
                         T.buffer_store(acc, start, [r * columns + c])
-                with T.serial(0, depth) as k:
+                for k, taken in steps(depth, X.dtype):
                     taps = [T.bind(load(W, group, k, c * LANES)) for c in range(columns)]
                     for r in range(count):
-                        value = T.bind(T.broadcast(X[row + r, k], LANES))
+                        value = T.bind(spread(X, row + r, k * STEP[X.dtype], count=taken))
                         for c in range(columns):
                             at = r * columns + c
-                            T.buffer_store(acc, acc[at] + value * taps[c], [at])
+                            T.buffer_store(acc, multiply_add(acc[at], value, taps[c]), [at])
                 for r in range(count):
                     for c in range(columns):
                         column = T.bind(group * panel + c * LANES)
@@ -90,8 +92,8 @@ class Matmul:
                         row = T.min((chunk + 1) * step, total) - rest + r
                         tile(acc, group, row, 1)
 
-        function = primitive([*spec.inputs, packed, bias, y], body)
+        function = primitive([*spec.inputs, packed, bias, y], reducing(x.dtype, body))
         taken = min(step, matmul_rows(spec))
-        block_size = packed[0].nbytes + taken * (depth + panel) * 4
+        block_size = packed[0].nbytes + taken * (depth + panel) * np.dtype(x.dtype).itemsize
         parallelism = groups * -(-matmul_rows(spec) // step) * rows * columns
         return Kernel(function, (packed, bias), block_size, parallelism)

@@ -1,11 +1,11 @@
-"""The design space of matrix products with constant weights on bfloat16."""
+"""Matrix products with constant weights on bfloat16: in tiles where the CPU has AMX, else in pairs."""
 
 from __future__ import annotations
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
+from veltair.compiler.kernels.matmul import Matmul
 from veltair.compiler.kernels.matmul_amx import DEPTH, PAIRS, PANEL, matmul_amx
 from veltair.compiler.kernels.matmul_operands import matmul_rows
-from veltair.compiler.kernels.matmul_wide import matmul_wide
 
 
 class MatmulBf16:
@@ -16,23 +16,17 @@ class MatmulBf16:
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        if "amx_bf16" not in features:
+            return Matmul().points(spec, features)
         panels = -(-spec.outputs[0].shape[1] // PANEL)
         pairs = -(-matmul_rows(spec) // PAIRS)
         groups = [c for c in (6, 4, 3, 8, 2, 12, 1) if panels % c == 0 and c <= max(panels // 2, 1)]
         splits = sorted({min(pairs, c) for c in (1, 2, 4)})
-        if "amx_bf16" in features:
-            steps = max(spec.inputs[0].shape[1] // DEPTH, 1)
-            stretches = dict.fromkeys(min(steps, s) for s in (8, 6, 12, 24))
-            return [
-                {"unit": "amx", "panels": p, "chunks": c, "steps": s} for c in splits for s in stretches for p in groups
-            ]
-        tiles = [r for r in (12, 6, 1) if r <= matmul_rows(spec)]
+        steps = max(spec.inputs[0].shape[1] // DEPTH, 1)
+        stretches = dict.fromkeys(min(steps, s) for s in (8, 6, 12, 24))
         return [
-            {"unit": "vector", "panels": p, "chunks": c, "rows": r}
-            for c in splits[:2]
-            for r in tiles
-            for p in groups[:4]
+            {"unit": "amx", "panels": p, "chunks": c, "steps": s} for c in splits for s in stretches for p in groups
         ]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        return matmul_amx(spec, point) if point["unit"] == "amx" else matmul_wide(spec, point)
+        return matmul_amx(spec, point) if "unit" in point else Matmul().build(spec, point, features)

@@ -1,4 +1,4 @@
-"""Matrix product with constant weights, fp32, of many rows: blocked for the caches, as in BLIS (Van Zee et al. 2015).
+"""Matrix product with constant weights and many rows in vectors, blocked for caches as in BLIS (Van Zee et al. 2015).
 
 A task takes `panels` panels of weights for a chunk of rows. Of a stretch of the depth it copies its rows side by side,
 so that no two of them meet in one set of a cache, and lets all tiles of rows pass the stretch of one panel, which
@@ -14,8 +14,9 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, Expr, load, pad_to, prefetch, primitive, scratch, store, when
+from veltair.compiler.kernels.emit import LANES, Expr, lanes, load, pad_to, prefetch, primitive, scratch, store, when
 from veltair.compiler.kernels.matmul_operands import matmul_rows, packed_panels, sides_of, store_outputs
+from veltair.compiler.kernels.products import STEP, multiply_add, reducing, spread
 
 FEW = 4  # rows of a small tile
 
@@ -53,6 +54,7 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
     stretch = -(-depth // -(-depth // int(point["stretch"])) // LANES) * LANES  # all of them about equal
     blocks = -(-depth // stretch)
     activation = str(spec.attributes["activation"])
+    each_step = STEP[x.dtype]
 
     def body(X: Any, *rest: Any) -> None:
         sides = sides_of(spec, rest)
@@ -65,7 +67,7 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
             first = T.bind(chunk * each)
             mine = T.bind(T.max(T.min(each, total - first), 0))
             own = T.bind(T.min(panels, count - group))
-            near = scratch((step + FEW, stretch), "float32")
+            near = scratch((step + FEW, stretch), x.dtype)
             sums = scratch((panels, step + FEW, panel), "float32") if blocks > 1 else None
             # One buffer of all would be too large for the stack, and what is not on it, LLVM keeps in memory.
             acc = [T.alloc_buffer((rows,), "float32x16", scope="global") for _ in range(columns)]
@@ -96,13 +98,13 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
                         with T.Else():
                             for r, c in spots:
                                 T.buffer_store(acc[c], load(sums, p, row + r, c * LANES), [r])
-                with T.serial(0, extent) as k:
+                with T.serial(0, T.ceildiv(extent, each_step)) as k:
                     prefetch(ahead(k))
-                    taps = [T.bind(load(W, place, k0 + k, c * LANES)) for c in range(columns)]
+                    taps = [T.bind(load(W, place, k0 // each_step + k, c * LANES)) for c in range(columns)]
                     for r in range(height):
-                        value = T.bind(T.broadcast(near[row + r, k], LANES))
+                        value = T.bind(spread(near, row + r, k * each_step))
                         for c in range(columns):
-                            T.buffer_store(acc[c], acc[c][r] + value * taps[c], [r])
+                            T.buffer_store(acc[c], multiply_add(acc[c][r], value, taps[c]), [r])
                 if sums is None:
                     end()
                     return
@@ -119,15 +121,19 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
                 with T.serial(0, T.ceildiv(mine, FEW) * FEW) as r:
                     source = T.bind(first + T.min(r, mine - 1))
                     with T.serial(0, extent // LANES) as v:
-                        store(near, load(X, source, k0 + v * LANES), r, v * LANES)
+                        T.buffer_store(near, X[source, lanes(k0 + v * LANES)], [r, lanes(v * LANES)])
                     with T.serial(0, extent % LANES) as k:
                         T.buffer_store(near, X[source, k0 + extent - 1 - k], [r, extent - 1 - k])
+                    if depth % each_step:
+                        with when(k0 + extent == depth):
+                            T.buffer_store(near, T.uint16(0), [r, extent])
                 full, few = T.bind(mine // rows), T.bind(T.ceildiv(mine % rows, FEW))
-                share = T.bind(T.ceildiv(extent * columns, full + few))  # lines of the next panel, of each tile
+                held = T.ceildiv(extent, each_step) * columns  # lines of a panel
+                share = T.bind(T.ceildiv(held, full + few))  # of the next one's, of each tile
                 with T.serial(0, own) as p:
                     last = T.bind(p + 1 == own)
                     next_panel = T.bind(T.Select(last, group, group + p + 1))
-                    next_k = T.bind(T.Select(last, k0 + stretch, k0))
+                    next_k = T.bind(T.Select(last, k0 + stretch, k0) // each_step)
 
                     def fetched(nth: Expr, panel: Expr = next_panel, depth: Expr = next_k) -> Callable[[Expr], Expr]:
                         return lambda k: W[panel, depth, (nth * share + k) * LANES]
@@ -137,8 +143,8 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
                     with T.serial(0, few) as t:
                         tile(p, T.bind(full * rows + t * FEW), k0, extent, FEW, fetched(full + t))
 
-    function = primitive([*spec.inputs, packed, bias, y], body)
-    taken = min(step, matmul_rows(spec))
-    block_size = panel * stretch * 4 + taken * (stretch + (panels * panel if blocks > 1 else 0)) * 4
+    function = primitive([*spec.inputs, packed, bias, y], reducing(x.dtype, body))
+    taken, item = min(step, matmul_rows(spec)), 4 // each_step
+    block_size = (panel + taken) * stretch * item + taken * (panels * panel if blocks > 1 else 0) * 4
     parallelism = groups * -(-matmul_rows(spec) // step) * rows * columns
     return Kernel(function, (packed, bias), block_size, parallelism)

@@ -22,14 +22,20 @@ from veltair.compiler.kernels.emit import (
     to_bf16_bits,
     when,
 )
+from veltair.compiler.kernels.products import STEP, pairs
 
 Sides: TypeAlias = tuple[Any, Any]  # buffers of gate and residual
 
 
 def packed_panels(spec: LayerSpec, panel: int) -> NDArray[Any]:
-    """Weights (K, N) as (panels, K, panel), in what the layer stores them as; zeros behind the last column."""
+    """Weights (K, N) as (panels, K, panel), in what the layer stores them as; zeros behind the last column.
+
+    Of a layer that reads bfloat16 (panels, K / 2, panel), in pairs.
+    """
     weight = pad_to(spec.weights["weight"], 1, panel)
     packed = np.ascontiguousarray(weight.reshape(len(weight), -1, panel).transpose(1, 0, 2))
+    if STEP[spec.inputs[0].dtype] > 1:
+        return pairs(packed, 1)
     return to_bf16_bits(packed) if spec.attributes["storage"] == "bf16" else packed
 
 
@@ -67,4 +73,5 @@ def store_outputs(Y: Any, value: Expr, sides: Sides, activation: str, row: Expr,
         value = value * load(gate, row, column)
     if residual is not None:
         value = value + load(residual, row, column)
-    store_within(Y, T.bind(activate(value, activation)), row, column, width=width)
+    value = T.bind(activate(value, activation, rough=Y.dtype == "uint16"))
+    store_within(Y, value, row, column, width=width)

@@ -12,7 +12,7 @@ from veltair.compiler.kernels.concat import Concat
 from veltair.compiler.kernels.concat_rows import ConcatRows
 from veltair.compiler.kernels.concat_sum import ConcatSum
 from veltair.compiler.kernels.conv2d import Conv2d
-from veltair.compiler.kernels.conv2d_amx import Conv2dAmx
+from veltair.compiler.kernels.conv2d_bf16 import Conv2dBf16
 from veltair.compiler.kernels.depthwise import DepthwiseConv2d
 from veltair.compiler.kernels.embedding import Embedding
 from veltair.compiler.kernels.embedding_bag import EmbeddingBag
@@ -31,7 +31,7 @@ from veltair.compiler.stitch.space import Stitched
 
 SPACES: dict[str, Space] = {
     "conv2d": Conv2d(),
-    "conv2d_amx": Conv2dAmx(),
+    "conv2d_amx": Conv2dBf16(),
     "depthwise_conv2d": DepthwiseConv2d(),
     "matmul": Matmul(),
     "matmul_bf16": MatmulBf16(),

@@ -304,12 +304,15 @@ def test_a_dynamic_batch_is_timed_and_right_at_several_sizes(tmp_path: Path, tol
     assert facts["batches"] == [1, 3, 12]
 
 
-@pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX-bf16 tiles")
-def test_bf16_is_right_within_its_tolerance(tmp_path: Path, told: Told) -> None:
+@pytest.mark.parametrize("isa", ["avx512_bf16", "amx"])
+def test_bf16_is_right_within_its_tolerance(isa: str, tmp_path: Path, told: Told) -> None:
+    need(ISAS[isa], f"code for {isa}")
     model = image_model(tmp_path / "tiny.onnx")
-    made = compile_model(model, tmp_path / "out", trials=0, store=records(tmp_path))
-    assert made.manifest.precision == "bf16"
-    assert "amx_bf16" in made.manifest.features
+    options = ("--isa", isa, "--precision", "bf16", "--trials", 0)
+    code, _, errors = told("compile", model, "--out", tmp_path / "out", *options)
+    assert code == 0, errors
+    assert artifact.load(tmp_path / "out").manifest.features == tuple(sorted(ISAS[isa]))
+    assert [p.stem for p in (tmp_path / "xdg").rglob("*.jsonl")] == [isa]
     _, output, _ = told("verify", tmp_path / "out", model, "--json")
     facts = json.loads(output)
     assert facts["ok"], facts["mismatches"]
@@ -386,7 +389,10 @@ def test_what_stands_in_the_way_is_left_alone(image: tuple[Path, Path, Artifact]
         (["--qos-ms", "0"], "--qos-ms: expected a positive number"),
         (["--qos-ms", "nan"], "--qos-ms: expected a positive number"),
         (["--isa", "avx3"], "isa: expected one of avx2, avx512, avx512_bf16, amx, found 'avx3'; this CPU has"),
-        (["--isa", "avx2", "--precision", "bf16"], "bf16 needs AMX tiles (amx_bf16), isa avx2 has avx2"),
+        (
+            ["--isa", "avx2", "--precision", "bf16"],
+            "bf16 needs AVX-512-bf16 or AMX (avx512_bf16, amx_bf16), isa avx2 has",
+        ),
     ],
 )
 def test_a_wrong_option_is_named(tmp_path: Path, options: list[str], says: str, told: Told) -> None:
@@ -428,9 +434,10 @@ def test_precision_is_what_the_cpu_has() -> None:
     assert pick_precision("auto", frozenset({"avx2", "avx512", "amx_bf16"})) == "bf16"
     assert pick_precision("auto", frozenset({"avx2", "avx512", "avx512_bf16"})) == "fp32"
     assert pick_precision("fp32", frozenset({"amx_bf16"})) == "fp32"
-    with pytest.raises(ConfigError, match=r"bf16 needs AMX tiles \(amx_bf16\), this CPU has avx2, avx512; fp32 runs"):
+    assert pick_precision("bf16", frozenset({"avx2", "avx512", "avx512_bf16"})) == "bf16"
+    with pytest.raises(ConfigError, match=r"bf16 needs AVX-512-bf16 or AMX .*, this CPU has avx2, avx512; fp32 runs"):
         pick_precision("bf16", frozenset({"avx2", "avx512"}))
-    with pytest.raises(ConfigError, match=r"bf16 needs AMX tiles .*, isa avx2 has avx2; fp32 runs"):
+    with pytest.raises(ConfigError, match=r"bf16 needs AVX-512-bf16 or AMX .*, isa avx2 has avx2; fp32 runs"):
         pick_precision("bf16", frozenset({"avx2"}), "avx2")
 
 

@@ -170,6 +170,30 @@ def pooled(spec: LayerSpec, rest: int, activation: str) -> LayerSpec:
     return replace(spec, outputs=(smaller,), attributes={**spec.attributes, "activation": activation, "pooled": size})
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(bare(tiles((40, 70), (7, 9), 1, residual=True), "relu"), id="pointwise"),
+        pytest.param(tiles((70, 40), (9, 13), 3, residual=True, batch=2), id="odd blocks, half a block of outputs"),
+        pytest.param(tiles((33, 64), (14, 14), 3, stride=2), id="stride"),
+        pytest.param(tiles((3, 40), (23, 37), 7, stride=2), id="image"),
+        pytest.param(tiles((1, 16), (9, 11), 3, dilation=2, pads=(2, 2, 2, 2)), id="dilated image of one channel"),
+        pytest.param(tiles((24, 24), (10, 10), 5), id="5x5"),
+        pytest.param(tiles((160, 40), (1, 1), 1, batch=3), id="one output"),
+        pytest.param(pooled(tiles((3, 16), (37, 70), 3), 1, "leaky:0.1"), id="pooled image"),
+        pytest.param(pooled(tiles((40, 70), (9, 33), 3, batch=2), 0, "relu"), id="pooled, odd rest left out"),
+    ],
+)
+def test_dot_products_agree_with_onnx_runtime(spec: LayerSpec) -> None:
+    need(LESSER["cooperlake"], "dot products of bfloat16")
+    values = [normal(*t.shape) for t in spec.inputs]
+    points = SPACES[spec.op].points(spec, LESSER["cooperlake"])
+    for point in ahead(spec, (points[0], *points[1::5]), "cooperlake"):
+        error, (output,) = worst_error(spec, point, values, mcpu="cooperlake")
+        assert error < 1e-2, point
+        assert untouched_halo(spec.outputs[0], output), point
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX bfloat16 tiles")
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ def store(root: Path, features: frozenset[str] = AVX512) -> RecordStore:
 
 def test_the_richest_target_that_the_cpu_has() -> None:
     assert target_name(frozenset({"avx2", "avx512", "amx_bf16"})) == "amx"
+    assert target_name(AVX512 | {"avx512_bf16"}) == "avx512_bf16"
     assert target_name(AVX512) == "avx512"
     assert target_name(frozenset({"avx2"})) == "avx2"
     assert target_name(frozenset()) == "generic"
@@ -54,6 +55,15 @@ def test_shipped_records_of_a_lesser_target_serve_where_the_own_has_none(tmp_pat
     amx = store(tmp_path, AVX512 | {"amx_bf16"})
     assert [r.point["tile"] for r in amx.shipped("conv2d 1")] == [5]
     assert [r.point["tile"] for r in amx.shipped("conv2d 2")] == [7]
+
+
+def test_dot_products_and_tiles_do_not_share_records(tmp_path: Path) -> None:
+    dots, tiles = AVX512 | {"avx512_bf16"}, AVX512 | {"avx512_bf16", "amx_bf16"}
+    for features, tile in ((dots, 2), (tiles, 5)):
+        RecordStore(features, user=tmp_path / "shipped").append(record(f"{tile}", tile=tile))
+    RecordStore(AVX512, user=tmp_path / "shipped").append(record("conv2d 1"))
+    for features, own in ((dots, "2"), (tiles, "5")):
+        assert store(tmp_path, features).everything.keys() == {own, "conv2d 1"}
 
 
 def test_all_records_of_a_workload_stand_together(tmp_path: Path) -> None:
