@@ -8,12 +8,12 @@ following pivots until it fits, and capped at the bound where none does.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from veltair.scheduler.costs import Costs, Slopes
+from veltair.types import Record
 
 
-class Budget(NamedTuple):
+class Budget(Record, frozen=True):
     """The time that the layers may take, and the work that it is split by."""
 
     qos_ns: int  # for all of `work_left`; never negative
@@ -27,7 +27,7 @@ class Budget(NamedTuple):
         return self.qos_ns * (self.work[stop] - self.work[start]) // self.work_left
 
 
-class Formed(NamedTuple):
+class Formed(Record, frozen=True):
     """A block of layers [start, stop) and the cores that it should get."""
 
     start: int
@@ -57,7 +57,7 @@ def pivots(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int,
 
 def form_block(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Formed:
     """The block that begins at `start` (Alg. 2 l. 13-18), on at most `bound` cores."""
-    qos_ns, work_left, _ = budget
+    qos_ns, work_left = budget.qos_ns, budget.work_left
     end = costs.layers
     slopes = _slopes(costs, level, budget, avg_cores, bound)
     nearest = stop = end if slopes is None else slopes.next_above(start + 1, qos_ns, work_left)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from veltair.scheduler.run import Run
 from veltair.scheduler.state import Progress, System
-from veltair.types import LayerBlock
+from veltair.types import LayerBlock, Record
 
 
-class Start(NamedTuple):
+class Start(Record, frozen=True):
     """Start this block now, on as many of its cores as are free (at least one is).
 
     `System.join` before it makes a batch of queries that wait.
@@ -22,20 +22,20 @@ class Start(NamedTuple):
     capped: bool = False  # its QoS share cannot be held on the cores that it may use
 
 
-class Grow(NamedTuple):
+class Grow(Record, frozen=True):
     """Give a running block this many of the free cores on top."""
 
     progress: Progress
     more: int
 
 
-class Stop(NamedTuple):
+class Stop(Record, frozen=True):
     """End a running block at its next layer; the query stays, and goes on from there when it is started again."""
 
     progress: Progress
 
 
-class Reject(NamedTuple):
+class Reject(Record, frozen=True):
     """Give up a query that runs no block now, or a batch."""
 
     progress: Progress

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from veltair.scheduler.costs import nearest_level
-from veltair.types import CounterSample
+from veltair.types import CounterSample, Record
 
 HIGHEST_LEVEL = 8.0
 
 
-class BlockTimed(NamedTuple):
+class BlockTimed(Record, frozen=True):
     """A block ended: what it took, and what its profile says for the same layers, versions and cores alone."""
 
     elapsed_ns: int
     solo_ns: int  # 0 if it was stopped before its first layer
 
 
-class DemandChanged(NamedTuple):
+class DemandChanged(Record, frozen=True):
     """What the running blocks ask of the memory together, by their profiles."""
 
     bytes_per_ns: float  # = GB/s

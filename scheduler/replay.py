@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from veltair.errors import ConfigError, InvariantError
 from veltair.scheduler.scheduler import Scheduler
-from veltair.types import Decision, Event
+from veltair.types import Decision, Event, Record
 
 _T = TypeVar("_T")
 
@@ -78,8 +77,8 @@ def _dump(record: Event | Decision) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Record):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     return value  # numbers, strings, and tuples of them
 
 
@@ -108,11 +107,11 @@ def _load(line: str, kinds: dict[str, type[_T]]) -> _T:
 
 
 def _typed(value: Any, kind: Any, where: str) -> Any:
-    if is_dataclass(kind):
+    if isinstance(kind, type) and issubclass(kind, Record):
         hints = get_type_hints(kind)
         if not isinstance(value, dict) or value.keys() != hints.keys():
             raise ConfigError(f"scheduler log: {where}: expected the fields {', '.join(hints)}")
-        build: Callable[..., Any] = kind  # type: ignore[assignment]
+        build: Callable[..., Any] = kind
         return build(**{name: _typed(value[name], hint, f"{where}.{name}") for name, hint in hints.items()})
     if get_origin(kind) is tuple:
         if isinstance(value, list):

@@ -8,8 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from msgspec import Struct
+
 CoreId: TypeAlias = int
 CoreSet: TypeAlias = tuple[CoreId, ...]  # sorted, no duplicates
+
+
+class Record(Struct, frozen=True, gc=False):
+    """What is made anew at every decision, in a tenth of the time that a frozen dataclass takes. Free of cycles, hence
+    unknown to the garbage collector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +91,7 @@ class ModelProfile:
         return len(self.versions[0][0].latency.latency_ns[0])
 
 
-@dataclass(frozen=True, slots=True)
-class CounterSample:
+class CounterSample(Record, frozen=True):
     time_ns: int
     window_ns: int
     l3_accesses: int
@@ -108,8 +114,7 @@ class Tenant:
     batching: bool = False  # its queries may run together: every input and output has the batch in front
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Record, frozen=True):
     id: int
     tenant: str
     arrival_ns: int
@@ -117,8 +122,7 @@ class Query:
     batch: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class LayerBlock:
+class LayerBlock(Record, frozen=True):
     """Consecutive layers [start, stop) of one query, run on one core set without coming back."""
 
     query: int
@@ -143,14 +147,12 @@ class Machine:
 # Events: what the scheduler is told.
 
 
-@dataclass(frozen=True, slots=True)
-class QueryArrived:
+class QueryArrived(Record, frozen=True):
     time_ns: int
     query: Query
 
 
-@dataclass(frozen=True, slots=True)
-class BlockFinished:
+class BlockFinished(Record, frozen=True):
     """`stop` is the layer reached: less than the block's own stop when the block was told to stop early."""
 
     time_ns: int
@@ -159,8 +161,7 @@ class BlockFinished:
     elapsed_ns: int  # of execution alone, measured by the worker
 
 
-@dataclass(frozen=True, slots=True)
-class BlockFailed:
+class BlockFailed(Record, frozen=True):
     """The worker died or refused; the query is lost, and its batch with it; its cores are free."""
 
     time_ns: int
@@ -168,8 +169,7 @@ class BlockFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class BlockGrown:
+class BlockGrown(Record, frozen=True):
     """The worker took up a larger core set at a layer boundary."""
 
     time_ns: int
@@ -178,8 +178,7 @@ class BlockGrown:
     core_set: CoreSet
 
 
-@dataclass(frozen=True, slots=True)
-class QueryCancelled:
+class QueryCancelled(Record, frozen=True):
     """The client went away or its deadline expired; the query stops at its next layer.
 
     One that runs as part of a batch is only left out of the answers, even if the batch runs in its name.
@@ -189,14 +188,12 @@ class QueryCancelled:
     query: int
 
 
-@dataclass(frozen=True, slots=True)
-class CountersSampled:
+class CountersSampled(Record, frozen=True):
     time_ns: int
     sample: CounterSample
 
 
-@dataclass(frozen=True, slots=True)
-class WorkersChanged:
+class WorkersChanged(Record, frozen=True):
     """How many queries may be in flight (one live worker each)."""
 
     time_ns: int
@@ -211,8 +208,7 @@ Event: TypeAlias = (
 # Decisions: what the scheduler orders.
 
 
-@dataclass(frozen=True, slots=True)
-class StartBlock:
+class StartBlock(Record, frozen=True):
     block: LayerBlock
     core_set: CoreSet
     conflict: bool = False  # fewer cores than the block wanted
@@ -220,25 +216,21 @@ class StartBlock:
     members: tuple[int, ...] = ()  # waited until now: from here on part of the query's batch, and end with it
 
 
-@dataclass(frozen=True, slots=True)
-class GrowBlock:
+class GrowBlock(Record, frozen=True):
     query: int
     core_set: CoreSet  # the whole new set
 
 
-@dataclass(frozen=True, slots=True)
-class FinishQuery:
+class FinishQuery(Record, frozen=True):
     query: int
 
 
-@dataclass(frozen=True, slots=True)
-class RejectQuery:
+class RejectQuery(Record, frozen=True):
     query: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class CancelQuery:
+class CancelQuery(Record, frozen=True):
     """Stop the query's running block at its next layer; a BlockFinished or BlockFailed follows.
 
     The query is the block's: of a batch that nobody waits for any more, the one that it runs in the name of.
@@ -247,8 +239,7 @@ class CancelQuery:
     query: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopBlock:
+class StopBlock(Record, frozen=True):
     """Stop the running block at its next layer; a BlockFinished or BlockFailed follows, and the query goes on later."""
 
     query: int
