@@ -72,6 +72,8 @@ class _Reader:
             self._value(node.value)
             if str(node.value.ty) in ("int32", "int64"):
                 self.names[hash(node.var)] = self._linear(node.value)
+        elif isinstance(node, tirx.AttrStmt):
+            self._statement(node.body, into)
         elif isinstance(node, tirx.Evaluate):
             self._value(node.value)
         elif isinstance(node, tirx.AllocBuffer):

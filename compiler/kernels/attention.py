@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.attention_amx import attention_amx
+from veltair.compiler.kernels.attention_bf16 import attention_bf16
+from veltair.compiler.kernels.blocks import unit_of
 from veltair.compiler.kernels.emit import LANES, Expr, lanes, load, primitive, splat, store, when
 from veltair.compiler.kernels.softmax import mask_index, softmax_row
 
@@ -26,13 +27,13 @@ class Attention:
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         tokens = int(spec.attributes["tokens"])
         chunks = [c for c in (1, 2, 3, 4) if c == 1 or tokens // c >= 32]
-        if spec.inputs[0].dtype == "uint16" and "amx_bf16" in features:
-            return [{"unit": "amx", "chunks": c} for c in chunks]
+        if spec.inputs[0].dtype == "uint16":
+            return [{"unit": unit_of(features), "chunks": c} for c in chunks]
         tiles = ((6, 4), (12, 2), (8, 3)) if "avx512" in features else ((6, 1), (4, 1), (2, 2))
         return [{"unit": "vector", "chunks": c, "rows": r, "columns": v} for c in chunks for r, v in tiles]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        return attention_amx(spec, point) if point["unit"] == "amx" else _vectors(spec, point)
+        return _vectors(spec, point) if point["unit"] == "vector" else attention_bf16(spec, point)
 
 
 def _vectors(spec: LayerSpec, point: Point) -> Kernel:

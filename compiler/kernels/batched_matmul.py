@@ -14,7 +14,7 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
-from veltair.compiler.kernels import batched_matmul_amx
+from veltair.compiler.kernels import batched_matmul_bf16
 from veltair.compiler.kernels.batched_sides import contiguous, place, rows_of, sides
 from veltair.compiler.kernels.emit import (
     LANES,
@@ -152,14 +152,14 @@ class BatchedMatmul:
 
 
 class BatchedMatmulBf16:
-    """The same in a model of bfloat16: sides and output are fp32 or bfloat16, products of AMX tiles are bfloat16."""
+    """The same in a model of bfloat16: sides and output are fp32 or bfloat16, products of blocks are bfloat16."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        tiles = batched_matmul_amx.points(spec) if "amx_bf16" in features else []
+        blocks = batched_matmul_bf16.points(spec, features)
         vectors = BatchedMatmul().points(spec, features)
-        return [*vectors, *tiles] if rows_of(spec) < FEW_ROWS else [*tiles, *vectors]
+        return [*vectors, *blocks] if rows_of(spec) < FEW_ROWS else [*blocks, *vectors]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        if point.get("unit") == "amx":
-            return batched_matmul_amx.build(spec, point)
+        if "unit" in point:
+            return batched_matmul_bf16.build(spec, point)
         return BatchedMatmul().build(spec, point, features)

@@ -10,6 +10,7 @@ own language, which takes them as integers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,19 @@ define internal <16 x float> @veltair_dot(<16 x float> %sums, <16 x i32> %left, 
 """
 
 
+def with_dots() -> AbstractContextManager[Any]:
+    """Code in which `multiply_add` takes pairs."""
+    frame: AbstractContextManager[Any] = T.attr(T.int32(0), "pragma_import_llvm", _DOT)
+    return frame
+
+
 def reducing(dtype: str, body: Callable[..., None]) -> Callable[..., None]:
     """The body of a primitive that takes steps over inputs of this type."""
     if STEP[dtype] == 1:
         return body
 
     def within(*buffers: Any) -> None:
-        with T.attr(T.int32(0), "pragma_import_llvm", _DOT):
+        with with_dots():
             body(*buffers)
 
     return within

@@ -126,6 +126,7 @@ def test_every_point_on_every_instruction_set(mcpu: str) -> None:
 
 
 PLAIN, SWAPPED = (0, 1, 2), (0, 2, 1)
+UNITS = pytest.mark.parametrize(("unit", "mcpu"), [("amx", ""), ("dots", "cooperlake")])
 
 
 @pytest.mark.parametrize("dtypes", [("float32",) * 3, ("uint16", "float32", "float32"), ("uint16",) * 3])
@@ -141,30 +142,28 @@ PLAIN, SWAPPED = (0, 1, 2), (0, 2, 1)
         pytest.param(((-7, 48), (0, 1)), ((21, 48), (1, 0)), (-7, 21), id="rows of the batch"),
     ],
 )
-def test_tiles_in_bfloat16(left: Any, right: Any, output: tuple[int, ...], dtypes: tuple[str, str, str]) -> None:
+@UNITS
+def test_blocks_in_bfloat16(
+    unit: str, mcpu: str, left: Any, right: Any, output: tuple[int, ...], dtypes: tuple[str, str, str]
+) -> None:
     """fp32 and bfloat16 sides, in every combination with few or no rows, columns and products behind the last tile."""
-    need(frozenset({"amx_bf16"}), "bfloat16 tiles")
+    need(LESSER.get(mcpu, frozenset({"amx_bf16"})), f"{unit} on bfloat16")
     spec = product(left, right, output, dtypes, max_batch=4)
-    points = SPACES[spec.op].points(spec, features())
-    tiles = [point for point in points if point.get("unit") == "amx"]
-    assert tiles and len(tiles) < len(points)
-    for batch, point in ((1, tiles[0]), (3, tiles[-1])):
-        error, _ = worst_error(spec, point, values_of(spec, batch), batch)
+    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, features()))
+    blocks = [point for point in points if point.get("unit") == unit]
+    assert blocks and len(blocks) < len(points)
+    for batch, point in ((1, blocks[0]), (3, blocks[-1])):
+        error, _ = worst_error(spec, point, values_of(spec, batch), batch, mcpu)
         assert error < 1e-2, point
 
 
-def test_what_is_no_number_stays_in_its_own_row() -> None:
+@UNITS
+def test_what_is_no_number_stays_in_its_own_row(unit: str, mcpu: str) -> None:
     """Nothing behind the end of a row takes part in a sum."""
-    need(frozenset({"amx_bf16"}), "bfloat16 tiles")
+    need(LESSER.get(mcpu, frozenset({"amx_bf16"})), f"{unit} on bfloat16")
     spec = product(((2, 20, 33), PLAIN), ((2, 33, 18), PLAIN), (2, 20, 18), max_batch=4)
     a, b = values_of(spec)
     a[0, 3], b[1, :, 5] = np.inf, np.nan
-    (found,) = call(spec, SPACES[spec.op].points(spec, features())[0], [a, b], 1)
+    (found,) = call(spec, SPACES[spec.op].points(spec, LESSER.get(mcpu, features()))[0], [a, b], 1, mcpu)
     bad = ~np.isfinite(found)
     assert bad[0, 3].all() and bad[1, :, 5].all() and bad.sum() == 18 + 20
-
-
-def test_a_model_of_bfloat16_without_tiles() -> None:
-    spec = product(((2, 20, 33), PLAIN), ((2, 33, 18), PLAIN), (2, 20, 18), max_batch=4)
-    lesser = LESSER["cooperlake"]
-    assert SPACES[spec.op].points(spec, lesser) == SPACES["batched_matmul"].points(spec, lesser)

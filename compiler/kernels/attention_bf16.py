@@ -1,19 +1,21 @@
-"""Attention on AMX tiles: K and V of a head packed in pairs once a task, scores of 32 rows at a time."""
+"""Attention on bfloat16: K and V of a head packed in pairs once a task, scores of 32 rows at a time."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import LANES, Expr, amx, lanes, load, primitive, scratch, store, when
-from veltair.compiler.kernels.matmul_amx import DEPTH, PAIRS, TILE, configure
+from veltair.compiler.kernels.blocks import UNITS, Left, Right
+from veltair.compiler.kernels.emit import LANES, Expr, lanes, load, primitive, scratch, store, when
+from veltair.compiler.kernels.matmul_amx import DEPTH, PAIRS, TILE
 from veltair.compiler.kernels.softmax import mask_index, softmax_row
 
 
-def attention_amx(spec: LayerSpec, point: Point) -> Kernel:
+def attention_bf16(spec: LayerSpec, point: Point) -> Kernel:
     """Q, K, V, output bfloat16. Where queries do not fill the last tile, it moves up and makes some twice."""
     a, y = spec.attributes, spec.outputs[0]
     heads, width, tokens, keys = (int(a[k]) for k in ("heads", "width", "tokens", "keys"))
@@ -33,29 +35,21 @@ def attention_amx(spec: LayerSpec, point: Point) -> Kernel:
         Y = buffers[-1]
         images = T.floordiv(Y.shape[0], tokens)
 
-        def product(left: list[Expr], stride: int, right: list[Expr]) -> None:
-            for half in range(2):
-                amx("tileloadd64", T.uint8(4 + half), left[half], T.int64(stride))
-            for half in range(2):
-                amx("tileloadd64", T.uint8(6 + half), right[half], T.int64(64))
-            for register in range(4):
-                amx("tdpbf16ps", T.uint8(register), T.uint8(4 + register // 2), T.uint8(6 + register % 2))
+        def panel(part: int) -> Callable[[int, Expr], tuple[Expr, ...]]:
+            return lambda tile, step: (step, part * 2 + tile)
 
         with T.parallel(0, images * heads * chunks) as task:
             across = T.alloc_buffer(
                 (padded // TILE, deep, TILE, TILE), "uint32", scope="global"
             )  # K: pairs of d x keys
-            along = scratch((long, parts * 2, TILE, 2 * TILE), "uint16")  # V: pairs of keys x d
+            along = scratch((long, parts * 2, TILE, TILE), "uint32")  # V: pairs of keys x d
             queries = scratch((PAIRS, deep * DEPTH), "uint16")
             scores = scratch((PAIRS, padded), "float32")
             likely = scratch((PAIRS, padded), "uint16")
             inverse = scratch((PAIRS,), "float32")
             mixed = scratch((PAIRS, PAIRS), "float32")
-            configuration = scratch((64,), "uint8")
             image, head = T.bind(task // (heads * chunks)), T.bind(task // chunks % heads)
             at = [T.bind(column + head * width) for _, column in places]
-            configure(configuration, T.int32(height))
-            amx("ldtilecfg", T.address_of(configuration[0]))
 
             with T.grid(padded // TILE, deep) as (tile, step):
                 key, d = T.bind(tile * TILE), T.bind(step * DEPTH)
@@ -79,52 +73,38 @@ def attention_amx(spec: LayerSpec, point: Point) -> Kernel:
                         sides.append(T.Select(key < keys, wide, T.broadcast(T.uint32(0), LANES)))
                     if part * TILE < width:
                         high = T.shift_left(sides[1], T.broadcast(T.uint32(16), LANES))
-                        both = T.reinterpret("uint16x32", T.bind(T.bitwise_or(sides[0], high)))
+                        both = T.bitwise_or(sides[0], high)
                     else:
-                        both = T.broadcast(T.uint16(0), 2 * LANES)
-                    T.buffer_store(along, both, [step, part, p, lanes(0, 2 * LANES)])
+                        both = T.broadcast(T.uint32(0), LANES)
+                    T.buffer_store(along, both, [step, part, p, lanes(0)])
 
             begin = T.bind(task % chunks * each)
-            with T.serial(0, T.max(T.min(each, pairs - begin), 0)) as pair:
+            with (
+                UNITS[str(point["unit"])](T.int32(height)) as product,
+                T.serial(0, T.max(T.min(each, pairs - begin), 0)) as pair,
+            ):
                 start = (begin + pair) * PAIRS
                 first = [T.bind(T.max(T.min(start + half * TILE, tokens - TILE), 0)) for half in range(2)]
+                left = Left(Q, lambda half, r, d: (image * tokens + first[half] + r, at[0] + d), pitch[0])
                 if width % DEPTH:
                     for half in range(2):
                         with T.grid(height, deep * DEPTH) as (r, d):
                             value = Q[image * tokens + first[half] + r, at[0] + T.min(d, width - 1)]
                             value = T.Select(d < width, value, T.uint16(0))
                             T.buffer_store(queries, value, [half * TILE + r, d])
-
-                def left(half: int, step: int) -> Expr:
-                    if width % DEPTH:
-                        return T.address_of(queries[half * TILE, step * DEPTH])
-                    return T.address_of(Q[image * tokens + first[half], at[0] + step * DEPTH])
+                    left = Left(queries, lambda half, r, d: (half * TILE + r, d), deep * DEPTH * 2)
 
                 with T.serial(0, padded // (2 * TILE)) as some:
-                    for register in range(4):
-                        amx("tilezero", T.uint8(register))
-                    for step in range(deep):
-                        right = [T.address_of(across[some * 2 + half, step, 0, 0]) for half in range(2)]
-                        stride = deep * DEPTH * 2 if width % DEPTH else pitch[0]
-                        product([left(0, step), left(1, step)], stride, right)
-                    for register in range(4):
-                        where = T.address_of(scores[register // 2 * TILE, some * 2 * TILE + register % 2 * TILE])
-                        amx("tilestored64", T.uint8(register), where, T.int64(padded * 4))
+                    right = Right(across, lambda tile, step: (some * 2 + tile, step))
+                    product(scores, some * 2 * TILE, left, right, deep)
                 for half in range(2):
                     with T.serial(0, height) as r:
                         where = mask_index(mask, image, head, first[half] + r)
                         total = softmax_row(scores, likely, half * TILE + r, keys, float(a["scale"]), mask, where)
                         T.buffer_store(inverse, T.float32(1) / total, [half * TILE + r])
+                left = Left(likely, lambda half, r, key: (half * TILE + r, key), padded * 2)
                 for part in range(parts):
-                    for register in range(4):
-                        amx("tilezero", T.uint8(register))
-                    with T.serial(0, long) as step:
-                        right = [T.address_of(along[step, part * 2 + half, 0, 0]) for half in range(2)]
-                        lefts = [T.address_of(likely[half * TILE, step * DEPTH]) for half in range(2)]
-                        product(lefts, padded * 2, right)
-                    for register in range(4):
-                        where = T.address_of(mixed[register // 2 * TILE, register % 2 * TILE])
-                        amx("tilestored64", T.uint8(register), where, T.int64(PAIRS * 4))
+                    product(mixed, 0, left, Right(along, panel(part)), long)
                     for half in range(2):
                         with T.serial(0, height) as r:
                             scale = T.bind(T.broadcast(inverse[half * TILE + r], LANES))
@@ -132,7 +112,6 @@ def attention_amx(spec: LayerSpec, point: Point) -> Kernel:
                                 value = T.bind(load(mixed, half * TILE + r, lane) * scale)
                                 column = head * width + part * PAIRS + lane
                                 store(Y, value, image * tokens + first[half] + r, column)
-            amx("tilerelease")
 
     function = primitive(operands, body)
     block_size = padded * (deep * DEPTH + parts * PAIRS) * 2 + PAIRS * padded * 6

@@ -1,4 +1,4 @@
-"""Products of many small matrices on bfloat16, in AMX tiles: both sides computed, fp32 or bfloat16 in memory.
+"""Products of many small matrices on bfloat16 in blocks: both sides computed, fp32 or bfloat16 in memory.
 
 A task takes some products, or a share of one: `panels` panels of columns of its right side, packed in pairs of its
 reduction, and a share of its rows, of which as many as a register block holds are packed at a time (or read as they
@@ -17,10 +17,10 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.ir import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.batched_sides import contiguous, place, rows_of, sides
+from veltair.compiler.kernels.blocks import UNITS, Left, Product, Right, unit_of
 from veltair.compiler.kernels.emit import (
     Expr,
     activate,
-    amx,
     load,
     pad_to,
     primitive,
@@ -30,14 +30,14 @@ from veltair.compiler.kernels.emit import (
     to_bf16_bits,
     when,
 )
-from veltair.compiler.kernels.matmul_amx import DEPTH, TILE, configure
+from veltair.compiler.kernels.matmul_amx import DEPTH, TILE
 from veltair.compiler.kernels.pair_packing import pair_rows, take_rows, turn_columns, turn_rows
 
 PACKED_BYTES = 256 << 10  # of a task's share of the right side, at most: it stays in L2
 SMALL = 1 << 16  # products of numbers of one product of matrices, up to which a task takes several
 
 
-def points(spec: LayerSpec) -> list[Point]:
+def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     """None where neither the rows nor the columns of a side lie contiguous."""
     left, right = sides(spec)
     if "neither" in (contiguous(spec.attributes["left_order"]), contiguous(spec.attributes["right_order"])):
@@ -50,7 +50,7 @@ def points(spec: LayerSpec) -> list[Point]:
     for panels in reversed(sizes):
         for chunks in (c for c in (1, 2, 4) if c <= pairs):
             for together in (8, 1, 32) if depth * width * height <= SMALL and panels >= columns else (1,):
-                found.append({"unit": "amx", "panels": panels, "chunks": chunks, "together": together})
+                found.append({"unit": unit_of(features), "panels": panels, "chunks": chunks, "together": together})
     return found
 
 
@@ -80,7 +80,9 @@ def build(spec: LayerSpec, point: Point) -> Kernel:
         pairs = T.ceildiv(total, tall * TILE)
         each = T.ceildiv(pairs, chunks)
 
-        def product(image: Sequence[Expr], group: Expr, chunk: Expr, packed: Any, rows: Any, sums: Any) -> None:
+        def one(
+            image: Sequence[Expr], group: Expr, chunk: Expr, packed: Any, rows: Any, sums: Any, product: Product
+        ) -> None:
             count = T.bind(T.min(panels, columns - group * panels))
             pack = pair_rows if contiguous(right_order) == "rows" else turn_columns
             with T.grid(count, wide) as (p, tile):
@@ -95,26 +97,12 @@ def build(spec: LayerSpec, point: Point) -> Kernel:
                         take_rows(X, partial(left, image), row, height, depth, rows, half * TILE)
                     else:
                         turn_rows(X, partial(left, image), row, height, least, depth, rows, half * TILE)
+                if pitch:
+                    taken = Left(X, lambda half, r, k: left(image, first_rows[half] + r, k), pitch)
+                else:
+                    taken = Left(rows, lambda half, r, k: (half * TILE + r, k), steps * DEPTH * 2)
                 with T.serial(0, count) as p:
-                    for register in range(tall * wide):
-                        amx("tilezero", T.uint8(register))
-                    with T.serial(0, steps) as step:
-                        for half, row in enumerate(first_rows):
-                            if pitch:
-                                where = T.address_of(X[left(image, row, step * DEPTH)])
-                            else:
-                                where = T.address_of(rows[half * TILE, step * DEPTH])
-                            amx("tileloadd64", T.uint8(4 + half), where, T.int64(pitch or steps * DEPTH * 2))
-                        for tile in range(wide):
-                            where = T.address_of(packed[p, step, tile, 0, 0])
-                            amx("tileloadd64", T.uint8(6 + tile), where, T.int64(64))
-                        for half in range(tall):
-                            for tile in range(wide):
-                                amx("tdpbf16ps", T.uint8(half * wide + tile), T.uint8(4 + half), T.uint8(6 + tile))
-                    for half in range(tall):
-                        for tile in range(wide):
-                            where = T.address_of(sums[half * TILE, tile * TILE])
-                            amx("tilestored64", T.uint8(half * wide + tile), where, T.int64(panel * 4))
+                    product(sums, 0, taken, Right(packed, lambda tile, step: (p, step, tile)), steps, tall, wide)
                     for half, row in enumerate(first_rows):
                         with T.serial(0, height) as r:
                             for tile in range(wide):
@@ -129,19 +117,18 @@ def build(spec: LayerSpec, point: Point) -> Kernel:
             packed = scratch((panels, steps, wide, TILE, TILE), "uint32")
             rows = None if pitch else scratch((tall * TILE, steps * DEPTH), "uint16")
             sums = scratch((tall * TILE, panel), "float32")
-            configuration = scratch((64,), "uint8")
-            configure(configuration, T.bind(height))
-            amx("ldtilecfg", T.address_of(configuration[0]))
             chunk, group = T.bind(task % chunks), T.bind(task // chunks % groups)
             begin = T.bind(task // (chunks * groups) * together)
-            with T.serial(0, T.min(together, products - begin)) as nth:
+            with (
+                UNITS[str(point["unit"])](T.bind(height)) as product,
+                T.serial(0, T.min(together, products - begin)) as nth,
+            ):
                 image: list[Expr] = []
                 rest = T.bind(begin + nth)
                 for extent in reversed(outer):
                     image.insert(0, T.bind(rest % extent))
                     rest = T.bind(rest // extent)
-                product(image, group, chunk, packed, rows, sums)
-            amx("tilerelease")
+                one(image, group, chunk, packed, rows, sums, product)
 
     function = primitive([*spec.inputs, *constant, bias, y], body)
     taken = -(-rows_of(spec) // chunks)
