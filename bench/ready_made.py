@@ -57,7 +57,8 @@ def ready_made(description: Description, raw: Mapping[str, Any], batch: int) -> 
     """What `with_lookups` takes, for raw features: floats (batch,), texts as arrays of bytes, integers."""
     random = np.random.default_rng(0)
     ids = tuple(joined for joined in description.inputs if description.gives_ids(joined))
-    found = reference(msgspec.structs.replace(description, inputs=ids, columns=_columns(description, *ids)), raw)
+    part = msgspec.structs.replace(description, inputs=ids, columns=_columns(description, *ids))
+    found = reference(part, {name: v.ravel().tolist() if v.dtype.kind == "S" else v for name, v in raw.items()})
     made = [joined for joined in description.inputs if joined not in ids]
     for column in _columns(description, *made):
         feature, table = description.feature(column), description.table(column)
