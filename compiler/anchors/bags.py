@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.embedding.rows import storage_of
+from veltair.compiler.embedding.rows import narrow
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
 from veltair.compiler.node import attribute, reduced, times
@@ -91,10 +91,7 @@ def bags(node: onnx.NodeProto, lowering: Lowering) -> bool:
     outputs = [Activation(bag.output if flat else f"{bag.output}/rows", "float32", (count, width)) for bag in bags]
     inputs = [lowering.reshaped(lowering.plain(bag.ids.name), bag.shape) for bag in bags]
     weights = {f"table{i}": lowering.tables.of(bag.gather.input[0], bag.table) for i, bag in enumerate(bags)}
-    attributes = {"reduce": bags[0].reduce}
-    if (storage := storage_of(weights["table0"])) != "fp32":
-        size = sum(table.nbytes for table in weights.values())
-        attributes |= {"storage": storage, "_note": f"tables of {size / 1e6:.1f} MB in {storage}"}
+    attributes = {"reduce": bags[0].reduce} | narrow(weights.values())
     flops = abs(count) * lookups * width * len(bags)
     lowering.emit(lowering.spec(node.name, "embedding_bag", inputs, outputs, attributes, weights, flops))
     for bag, output in zip(bags, outputs, strict=True):

@@ -17,7 +17,7 @@ from typing import Any
 from onnx import NodeProto
 
 from veltair.compiler.anchors.bags import REDUCTIONS
-from veltair.compiler.embedding.rows import storage_of
+from veltair.compiler.embedding.rows import narrow
 from veltair.compiler.ir import Activation
 from veltair.compiler.lowering import Lowering
 from veltair.compiler.node import attribute, reduced
@@ -56,9 +56,7 @@ def lookups(node: NodeProto, lowering: Lowering) -> bool:
     tables = lowering.model.initializers
     weights = {f"table{i}": lowering.tables.of(name, tables[name]) for i, name in enumerate(found.tables)}
     dim = lowering.shape_of(found.tables[0])[1]
-    attributes = dict(found.attributes) | {"dim": dim}
-    if (storage := storage_of(weights["table0"])) != "fp32":
-        attributes["storage"] = storage
+    attributes = dict(found.attributes) | {"dim": dim} | narrow(weights.values())
     y = Activation(node.output[0], "float32", lowering.shape_of(node.output[0]))
     flops = 2 * dim * abs(ids.shape[0]) * (ids.shape[1] if len(ids.shape) == 2 else 1)
     lowering.emit(lowering.spec(node.name, "lookups", inputs, [y], attributes, weights, flops))

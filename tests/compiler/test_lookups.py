@@ -11,6 +11,7 @@ from kernels import ahead, worst_error
 from nets import Arrays
 from test_sums import ROWS, drawn, operators
 
+from veltair.compiler.embedding.rows import STORAGES, narrow, stored
 from veltair.compiler.ir import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine import features
@@ -94,3 +95,10 @@ def test_every_version_equals_numpy(family: str, mcpu: str) -> None:
     for point in ahead(spec, SPACES["lookups"].points(spec, features())[:6], mcpu):
         error, _ = worst_error(spec, point, values, ROWS, mcpu)
         assert error < 1e-5, point
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_inspect_says_how_rows_are_stored(storage: str) -> None:
+    attributes = narrow([stored(drawn(4000, 32), storage), stored(drawn(1000, 32), storage)])
+    notes = {"fp16": "tables of 0.3 MB in fp16", "int8": "tables of 0.2 MB in int8"}
+    assert attributes == ({} if storage == "fp32" else {"storage": storage, "_note": notes[storage]})
