@@ -26,6 +26,7 @@ from daemon import CLI
 from ready_made import ready_made, with_lookups
 
 from veltair import contestant
+from veltair.compiler.columns.description import Description
 from veltair.compiler.columns.description_file import load as load_description
 from veltair.machine import environment
 from veltair.profiles import core_pool
@@ -142,10 +143,10 @@ def prepare(files: Files, trials: int | None) -> dict[str, Any]:
 
 def measure(files: Files, batch: int, rounds: int, tensorflow: str | None) -> list[dict[str, Any]]:
     """Every engine at one batch size, on every number of threads."""
-    described = files.description is not None
+    description = None if files.description is None else load_description(files.description)
     ready, raw = files.inputs("ready", batch), files.inputs("raw", batch)
-    if described:
-        draw(files, batch)
+    if description is not None:
+        draw(files, description, batch)
     rows = []
     for threads in THREADS:
         task = {"threads": threads, "batch": batch, "model": str(files.model)}
@@ -154,10 +155,12 @@ def measure(files: Files, batch: int, rounds: int, tensorflow: str | None) -> li
             task | {"engine": "veltair", "precision": precision, "artifact": str(files.artifact(precision))}
             for precision in PRECISIONS
         ]
-        whole = {"model": str(files.lookups), "feeds": str(ready)} if described else {}
+        whole = {"model": str(files.lookups), "feeds": str(ready)} if description is not None else {}
         tasks += [task | {"engine": engine, "precision": precision} | whole for engine, precision in PEERS]
-        if tensorflow and described:
-            tasks.append(task | {"engine": "onnxruntime", "precision": "fp32", "only": "towers"})
+        if tensorflow and description is not None:
+            # A model that has the tables itself is all towers, and gets ids.
+            towers = whole if all(map(description.gives_ids, description.inputs)) else {}
+            tasks.append(task | {"engine": "onnxruntime", "precision": "fp32", "only": "towers"} | towers)
             script = [tensorflow, str(ROOT / "bench" / "tensorflow_columns.py")]
             columns = [*script, str(files.description), str(threads), str(raw)]
             tasks.append(task | {"engine": "tensorflow", "precision": "fp32", "only": "columns", "command": columns})
@@ -169,10 +172,8 @@ def measure(files: Files, batch: int, rounds: int, tensorflow: str | None) -> li
     return rows
 
 
-def draw(files: Files, batch: int) -> None:
+def draw(files: Files, description: Description, batch: int) -> None:
     """Raw features as every engine gets them, and what is ready-made for the peers."""
-    assert files.description is not None
-    description = load_description(files.description)
     names = {feature.name for feature in description.features}
     ports = load(files.artifact(PRECISIONS[0])).manifest.inputs
     values = {port.name: contestant.draw(port, batch) for port in ports}
