@@ -1,5 +1,5 @@
 # ruff: noqa: N802 (method names are the protocol's)
-"""Open Inference Protocol v2 over gRPC (`grpc.aio`), on the stubs that tritonclient ships."""
+"""Open Inference Protocol v2 over gRPC, on the messages that tritonclient ships."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 from google.protobuf import json_format
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
@@ -20,7 +19,8 @@ from veltair.config import split_address
 from veltair.errors import ConfigError, QueryError, RequestError, UnsupportedError
 from veltair.server import protocol_models
 from veltair.server.protocol import InferRequest
-from veltair.server.protocol_grpc import decode_request, encode_response
+from veltair.server.protocol_grpc import Received, decode_request, encode_response, receive
+from veltair.server.rpc import Method, Server, methods_of
 from veltair.server.service import TENANT_HEADER, Service
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
@@ -43,35 +43,31 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.ServerReadyResponse(ready=self._service.engine.ready)
 
     async def ModelReady(self, request: Any, context: Any) -> Any:
-        async with _Answering(context):
-            self._service.tenant_of(request.name, request.version)
-            return pb.ModelReadyResponse(ready=self._service.engine.ready)
+        self._service.tenant_of(request.name, request.version)
+        return pb.ModelReadyResponse(ready=self._service.engine.ready)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
         return pb.ServerMetadataResponse(**self._service.about())
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
-        async with _Answering(context):
-            return pb.ModelMetadataResponse(**self._service.model_metadata(request.name, request.version))
+        return pb.ModelMetadataResponse(**self._service.model_metadata(request.name, request.version))
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
-        async with _Answering(context):
-            config = self._service.model_configuration(request.name, request.version)
-            return json_format.ParseDict({"config": config}, pb.ModelConfigResponse())
+        config = self._service.model_configuration(request.name, request.version)
+        return json_format.ParseDict({"config": config}, pb.ModelConfigResponse())
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
-        async with _Answering(context):
-            counts = self._service.statistics(request.name, request.version)
-            return json_format.ParseDict(counts, pb.ModelStatisticsResponse())
+        counts = self._service.statistics(request.name, request.version)
+        return json_format.ParseDict(counts, pb.ModelStatisticsResponse())
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
-        async with _Answering(context):
-            return await self._infer(request, context)
+        return await self._infer(request, context)
 
-    async def _infer(self, message: Any, context: Any) -> Any:
+    async def _infer(self, received: Received, context: Any) -> Any:
         arrival_ns = time.monotonic_ns()
+        message = received.message
         try:
-            request = decode_request(message)
+            request = decode_request(received)
         except RequestError:
             self._service.metrics.malformed += 1
             raise
@@ -113,78 +109,54 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 if left is not None:
                     left.cancel()
 
-    async def _streamed(self, message: Any, context: Any) -> Any:
+    async def _streamed(self, received: Received, context: Any) -> Any:
         try:
-            return pb.ModelStreamInferResponse(infer_response=await self._infer(message, context))
+            return pb.ModelStreamInferResponse(infer_response=await self._infer(received, context))
         except (RequestError, QueryError) as error:
             text = str(error)
         except Exception:
             _log.exception("ModelStreamInfer failed")
             text = "internal error"
         return pb.ModelStreamInferResponse(
-            error_message=text, infer_response=pb.ModelInferResponse(model_name=message.model_name, id=message.id)
+            error_message=text,
+            infer_response=pb.ModelInferResponse(model_name=received.message.model_name, id=received.message.id),
         )
 
     async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
-        async with _Answering(context):
-            self._service.regions.register(request.name, request.key, request.offset, request.byte_size)
-            return pb.SystemSharedMemoryRegisterResponse()
+        self._service.regions.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
 
     async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
-        async with _Answering(context):
-            self._service.regions.unregister(request.name)
-            return pb.SystemSharedMemoryUnregisterResponse()
+        self._service.regions.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
 
     async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
-        async with _Answering(context):
-            regions = self._service.regions.listed(request.name)
-            return pb.SystemSharedMemoryStatusResponse(
-                regions={
-                    region.name: pb.SystemSharedMemoryStatusResponse.RegionStatus(**region.described())
-                    for region in regions
-                }
-            )
+        regions = self._service.regions.listed(request.name)
+        return pb.SystemSharedMemoryStatusResponse(
+            regions={
+                region.name: pb.SystemSharedMemoryStatusResponse.RegionStatus(**region.described())
+                for region in regions
+            }
+        )
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         rows = [row for row in self._service.index() if not request.ready or row["state"] == "READY"]
         return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**row) for row in rows])
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
-        async with _Answering(context):
-            self._service.refuse_control(request.model_name)
+        self._service.refuse_control(request.model_name)
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
-        async with _Answering(context):
-            self._service.refuse_control(request.model_name)
+        self._service.refuse_control(request.model_name)
 
 
 async def _unsupported(self: Servicer, request: Any, context: Any) -> None:
-    async with _Answering(context):
-        raise UnsupportedError("not supported: no CUDA memory, trace or logging control")
+    raise UnsupportedError("not supported: no CUDA memory, trace or logging control")
 
 
 for _method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
     if _method.name not in Servicer.__dict__:
         setattr(Servicer, _method.name, _unsupported)
-
-
-class _Answering:
-    """Turns the errors of the body into the call's status."""
-
-    __slots__ = ("_context",)
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-
-    async def __aenter__(self) -> None:
-        return None
-
-    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (RequestError, QueryError)):
-            await self._context.abort(grpc.StatusCode[error.grpc_code], str(error))
-        if isinstance(error, Exception):
-            _log.error("a call failed", exc_info=error)
-            await self._context.abort(grpc.StatusCode.INTERNAL, "internal error")
 
 
 def _metadata(context: Any, key: str) -> str:
@@ -201,7 +173,7 @@ def _asks_final(request: InferRequest) -> bool:
 class GrpcFront:
     """The listening server; `address` is what it is bound to."""
 
-    def __init__(self, server: Any, address: str, checks: Any) -> None:
+    def __init__(self, server: Server, address: str, checks: Any) -> None:
         self._server = server
         self.address = address
         self._checks = checks
@@ -209,28 +181,21 @@ class GrpcFront:
     @classmethod
     async def start(cls, service: Service, address: str) -> GrpcFront:
         """Raises ConfigError when it cannot listen there."""
-        limit = service.body_limit_bytes + MESSAGE_SLACK_BYTES
-        server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", limit),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),  # a second daemon on the same port is a mistake, not a share
-            ]
-        )
-        pb_grpc.add_GRPCInferenceServiceServicer_to_server(Servicer(service), server)
         checks = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         for name in ("", SERVICE):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        host, _ = split_address(address)
+        mirror = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
+        described = ((pb, Servicer(service)), (health_pb2, checks), (reflection_pb2, mirror))
+        methods: dict[str, Method] = {}
+        for module, servicer in described:
+            for descriptor in module.DESCRIPTOR.services_by_name.values():
+                methods |= methods_of(descriptor, servicer, {"ModelInferRequest": receive})
+        server = Server(methods, service.body_limit_bytes + MESSAGE_SLACK_BYTES)
+        host, port = split_address(address)
         try:
-            port = server.add_insecure_port(address)
-        except RuntimeError:
-            port = 0
-        if port == 0:
-            raise ConfigError(f"server.grpc: cannot listen on {address}")
-        await server.start()
+            port = await server.start(host, port)
+        except OSError:
+            raise ConfigError(f"server.grpc: cannot listen on {address}") from None
         return cls(server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", checks)
 
     async def refuse(self) -> None:

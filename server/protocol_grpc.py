@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from veltair.errors import RequestError
@@ -40,10 +41,60 @@ _CONTENTS = {
     "BYTES": "bytes_contents",
 }
 
+_MOST_FIELDS = 64  # of a request whose raw contents are looked for: to find more takes longer than to copy
+_LENGTH_DELIMITED = 2  # protobuf's wire type
+_LONGEST_VARINT = 10  # bytes
 
-def decode_request(message: Any) -> InferRequest:
-    """From a ModelInferRequest. Raises RequestError."""
-    buffers, taken = message.raw_input_contents, 0
+
+class Received(NamedTuple):
+    """A ModelInferRequest, but for its raw contents where those are not copied."""
+
+    message: Any
+    buffers: Sequence[bytes | memoryview]
+
+
+def receive(data: memoryview) -> Received:
+    """Parse a ModelInferRequest. Protobuf would copy raw contents twice; they stay views of `data` where they are few.
+
+    Raises DecodeError.
+    """
+    rest: list[memoryview] = []
+    buffers: list[memoryview] = []
+    at = kept = 0
+    for _ in range(_MOST_FIELDS):
+        if at == len(data):
+            message = pb.ModelInferRequest.FromString(b"".join([*rest, data[kept:]]))
+            return Received(message, buffers)
+        begin = at
+        tag, at = _varint(data, at)
+        if tag & 7 != _LENGTH_DELIMITED:  # this message has none; unknown ones are protobuf's
+            break
+        size, at = _varint(data, at)
+        if at + size > len(data):
+            break
+        if tag >> 3 == pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER:
+            rest.append(data[kept:begin])
+            buffers.append(data[at : at + size])
+            kept = at + size
+        at += size
+    message = pb.ModelInferRequest.FromString(bytes(data))
+    return Received(message, message.raw_input_contents)
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """The number there, and where it ends."""
+    value = shift = 0
+    for end, byte in enumerate(data[at : at + _LONGEST_VARINT], at + 1):
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, end
+        shift += 7
+    raise DecodeError("a number that is cut off")
+
+
+def decode_request(received: Received) -> InferRequest:
+    """Raises RequestError."""
+    (message, buffers), taken = received, 0
     inputs = []
     for tensor in message.inputs:
         where = f"input {tensor.name!r}"

@@ -23,8 +23,9 @@ MAY_IMPORT = {
     "veltair.profiles": BASE,
     "veltair.compiler": BASE | {"veltair.profiles"},
     "veltair.scheduler": {"veltair.types", "veltair.errors"},
-    "veltair.server": BASE | {"veltair.allocation", "veltair.config", "veltair.profiles", "veltair.scheduler"},
-    "veltair.loadgen": BASE | {"veltair.allocation"},
+    "veltair.server": BASE
+    | {"veltair.allocation", "veltair.config", "veltair.http2", "veltair.profiles", "veltair.scheduler"},
+    "veltair.loadgen": BASE | {"veltair.allocation", "veltair.http2"},
 }
 # What serves never loads the compiler of TVM, and the scheduler loads nothing that knows of time or chance.
 MAY_NOT_LOAD = {

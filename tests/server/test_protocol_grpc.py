@@ -11,8 +11,12 @@ from tritonclient.grpc import service_pb2 as pb
 
 from veltair.errors import RequestError, UnsupportedError
 from veltair.profiles.strings import Strings
-from veltair.server.protocol import BYTES, DTYPES, Place, content, raw
-from veltair.server.protocol_grpc import _CONTENTS, decode_request, encode_response
+from veltair.server.protocol import BYTES, DTYPES, InferRequest, Place, content, raw
+from veltair.server.protocol_grpc import _CONTENTS, decode_request, encode_response, receive
+
+
+def decoded(request: Any) -> InferRequest:
+    return decode_request(receive(memoryview(request.SerializeToString())))
 
 
 def message(datatype: str, shape: tuple[int, ...], **contents: Any) -> Any:
@@ -26,7 +30,7 @@ def message(datatype: str, shape: tuple[int, ...], **contents: Any) -> Any:
 @pytest.mark.parametrize("datatype", sorted(_CONTENTS.keys() - {BYTES}))
 def test_typed_contents(datatype: str) -> None:
     values = [True, False] if datatype == "BOOL" else [1, 0]
-    request = decode_request(message(datatype, (1, 2), **{_CONTENTS[datatype]: values}))
+    request = decoded(message(datatype, (1, 2), **{_CONTENTS[datatype]: values}))
     back = content(request.inputs[0])
     assert isinstance(back, np.ndarray)
     assert back.dtype == DTYPES[datatype]
@@ -35,7 +39,7 @@ def test_typed_contents(datatype: str) -> None:
 
 @given(st.lists(st.floats(width=32), max_size=9))
 def test_typed_floats_are_exact(values: list[float]) -> None:
-    request = decode_request(message("FP32", (len(values),), fp32_contents=values))
+    request = decoded(message("FP32", (len(values),), fp32_contents=values))
     np.testing.assert_array_equal(content(request.inputs[0]), np.array(values, np.float32))
 
 
@@ -44,7 +48,7 @@ def test_strings_in_both_forms(values: list[bytes]) -> None:
     raw_form = message(BYTES, (len(values),))
     raw_form.raw_input_contents.append(b"".join(len(value).to_bytes(4, "little") + value for value in values))
     for sent in (message(BYTES, (len(values),), bytes_contents=values), raw_form):
-        back = content(decode_request(sent).inputs[0])
+        back = content(decoded(sent).inputs[0])
         assert isinstance(back, Strings)
         assert back.tolist() == values
 
@@ -53,7 +57,7 @@ def test_raw_contents_are_not_copied() -> None:
     sample = np.arange(4, dtype="<f4").tobytes()
     request = message("FP32", (2, 2))
     request.raw_input_contents.append(sample)
-    back = content(decode_request(request).inputs[0])
+    back = content(decoded(request).inputs[0])
     np.testing.assert_array_equal(back, np.arange(4, dtype=np.float32).reshape(2, 2))
     assert isinstance(back, np.ndarray) and not back.flags.owndata
 
@@ -62,27 +66,27 @@ def test_malformed() -> None:
     request = message("FP32", (1,))
     request.raw_input_contents.extend([b"abcd", b"efgh"])
     with pytest.raises(RequestError, match="1 inputs come raw, but 2 raw"):
-        decode_request(request)
+        decoded(request)
     request = message("FP32", (1,), fp32_contents=[1])
     request.raw_input_contents.append(b"abcd")
     with pytest.raises(RequestError, match="both"):
-        decode_request(request)
+        decoded(request)
     with pytest.raises(RequestError, match="stands in fp32_contents, got int_contents"):
-        decode_request(message("FP32", (1,), int_contents=[1]))
+        decoded(message("FP32", (1,), int_contents=[1]))
     with pytest.raises(RequestError, match="no typed contents"):
-        decode_request(message("BF16", (1,), fp32_contents=[1]))
+        decoded(message("BF16", (1,), fp32_contents=[1]))
     with pytest.raises(RequestError, match="does not fit INT8"):
-        decode_request(message("INT8", (1,), int_contents=[300]))
+        decoded(message("INT8", (1,), int_contents=[300]))
     with pytest.raises(RequestError, match="unknown datatype"):
-        decode_request(message("F", (1,)))
+        decoded(message("F", (1,)))
     with pytest.raises(RequestError, match="expected 2 strings, got 1"):
-        content(decode_request(message(BYTES, (2,), bytes_contents=[b"a"])).inputs[0])
+        content(decoded(message(BYTES, (2,), bytes_contents=[b"a"])).inputs[0])
     with pytest.raises(RequestError, match="takes 2 elements, got 0"):
-        content(decode_request(message("FP32", (2,))).inputs[0])
+        content(decoded(message("FP32", (2,))).inputs[0])
     request = message("FP32", (1,), fp32_contents=[1])
     request.inputs[0].parameters["sequence_id"].int64_param = 7
     with pytest.raises(UnsupportedError, match="sequences"):
-        decode_request(request)
+        decoded(request)
 
 
 def test_places_in_shared_memory_stand_beside_raw_tensors() -> None:
@@ -91,14 +95,14 @@ def test_places_in_shared_memory_stand_beside_raw_tensors() -> None:
     request.inputs[0].parameters["shared_memory_byte_size"].int64_param = 8
     request.inputs.add(name="y", datatype="UINT8", shape=[1])
     request.raw_input_contents.append(b"\x07")
-    placed, came = decode_request(request).inputs
+    placed, came = decoded(request).inputs
     assert placed.data == Place("r", 0, 8) and came.data == b"\x07"
     request.raw_input_contents.append(b"\x08")
     with pytest.raises(RequestError, match="1 inputs come raw, but 2 raw_input_contents"):
-        decode_request(request)
+        decoded(request)
     request.inputs[0].contents.fp32_contents.append(1.0)
     with pytest.raises(RequestError, match="both contents and a place"):
-        decode_request(request)
+        decoded(request)
 
 
 def test_answers_say_what_went_to_shared_memory() -> None:

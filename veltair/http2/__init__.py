@@ -1,0 +1,1 @@
+"""HTTP/2 as gRPC uses it, for either side of a connection."""
