@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import tvm_ffi
-from kernels import built
+from kernels import LESSER, built, need
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -22,6 +22,12 @@ from veltair.machine import features
 from veltair.profiles.executor import aligned, empty, permit_tiles
 
 Arrays = dict[str, NDArray[Any]]
+# How a net may be lowered and run: the precision, the CPU that the code is for, and what it takes.
+WAYS = {
+    "fp32": ("fp32", "", frozenset({"avx2"})),
+    "bf16": ("bf16", "", frozenset({"amx_bf16"})),
+    "dots": ("bf16", "cooperlake", LESSER["cooperlake"]),
+}
 random = np.random.default_rng(3)
 
 
@@ -56,13 +62,16 @@ class Net:
 
 
 def run(
-    path: Path, feeds: Arrays, precision: str, batch: int = 1, max_batch: int = 4, tables: Tables | None = None
+    path: Path, feeds: Arrays, way: str, batch: int = 1, max_batch: int = 4, tables: Tables | None = None
 ) -> tuple[list[Any], list[str]]:
     """Outputs of every layer's default version, and the layers' operators."""
+    precision, mcpu, wanted = WAYS[way]
+    need(wanted, f"{precision} in {'dot products' if mcpu else 'its best units'}")
     graph = lower(load(path, max_batch), precision, tables=tables)
     arena = plan(graph)
-    kernels = [built(layer, SPACES[layer.op].points(layer, features())[0]) for layer in graph.layers]
-    if precision == "bf16":
+    used = LESSER.get(mcpu, features())
+    kernels = [built(layer, SPACES[layer.op].points(layer, used)[0], mcpu) for layer in graph.layers]
+    if "amx_bf16" in used:
         permit_tiles()
     memory = empty((arena.bytes,), "uint8")
 

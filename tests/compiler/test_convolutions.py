@@ -13,7 +13,7 @@ from kernels import LESSER, ahead, need, untouched_halo, worst_error
 from veltair.compiler.ir import Activation, Halo, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.library import machine_code
-from veltair.machine import features
+from veltair.machine import ISAS, features
 
 Size = tuple[int, int]
 random = np.random.default_rng(11)
@@ -192,6 +192,19 @@ def test_dot_products_agree_with_onnx_runtime(spec: LayerSpec) -> None:
         error, (output,) = worst_error(spec, point, values, mcpu="cooperlake")
         assert error < 1e-2, point
         assert untouched_halo(spec.outputs[0], output), point
+
+
+def test_code_without_tiles_has_none() -> None:
+    """Dot products by the instruction, no sum of them in memory, and nothing that asks for AMX."""
+    spec, lesser = tiles((64, 64), (14, 14), 3), ISAS["avx512_bf16"]
+    space = SPACES[spec.op]
+    kernel = space.build(spec, space.points(spec, lesser)[0], lesser)
+    target = {"kind": "llvm", "mcpu": "x86-64-v4", "mattr": ["+avx512bf16"]}
+    code = machine_code(kernel.function, "main", target).mod.inspect_source("asm")
+    products = re.findall(r"vdpbf16ps\s.*", code)
+    assert len(products) >= 16
+    assert not [line for line in products if "%rsp" in line or "%rbp" in line]
+    assert not re.search(r"\b(tile\w+|ldtilecfg|tdp\w+)\b|veltair_dot", code)
 
 
 @pytest.mark.slow

@@ -17,12 +17,10 @@ from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.lower import lower
 from veltair.compiler.onnx_model import load
 
-LIMIT = {"fp32": 1e-5, "bf16": 2e-2}
+LIMIT = {"fp32": 1e-5, "bf16": 2e-2, "dots": 2e-2}
 
 
 def outputs_agree(path: Path, net: Net, output: str, precision: str, *shape: int) -> list[str]:
-    if precision == "bf16":
-        need(frozenset({"amx_bf16"}), "bfloat16 tiles")
     model = net.save(path / "net.onnx", output)
     feeds = {"x": normal(*shape) * 5}
     (found,), operators = run(model, feeds, precision, shape[0])
@@ -73,7 +71,7 @@ def test_groups_before_a_shuffle(tmp_path: Path, precision: str, groups: int, ou
     apart = net("Reshape", y, np.array([2, parts, outputs // parts, 6, 5]))
     mixed = net("Reshape", net("Transpose", apart, perm=[0, 2, 1, 3, 4]), np.array([2, outputs, 6, 5]))
     operators = outputs_agree(tmp_path, net, net("Conv", mixed, normal(8, outputs, 1, 1)), precision, 2, 48, 6, 5)
-    assert precision == "bf16" or "generic" not in operators
+    assert precision != "fp32" or "generic" not in operators
 
 
 @pytest.mark.parametrize("mcpu", ["haswell", "skylake-avx512"])

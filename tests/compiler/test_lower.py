@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from kernels import need
-from nets import Net, normal, run
+from nets import WAYS, Net, normal, run
 from onnx import TensorProto
 
 from veltair.compiler.lower import lower
@@ -59,12 +58,10 @@ NETS: dict[str, Callable[[Net], tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", WAYS)
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", NETS)
 def test_equal_to_onnx_runtime(tmp_path: Path, name: str, batch: int, precision: str) -> None:
-    if precision == "bf16":
-        need(frozenset({"amx_bf16"}), "bfloat16 tiles")
     net = Net(x=["n" if batch > 1 else 1, 3, 21, 26])
     path = net.save(tmp_path / "net.onnx", *NETS[name](net))
     feeds = {"x": normal(batch, 3, 21, 26) * 10}

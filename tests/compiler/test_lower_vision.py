@@ -8,17 +8,14 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from kernels import need
 from nets import Net, normal, run
 
-PRECISIONS = ["fp32", "bf16"]
-BATCHES = [(1, "fp32"), (1, "bf16"), (3, "fp32")]
+PRECISIONS = ["fp32", "bf16", "dots"]
+BATCHES = [(1, "fp32"), (1, "bf16"), (2, "dots"), (3, "fp32")]
 
 
 def agree(path: Path, outputs: tuple[str, ...], net: Net, precision: str, *shape: int) -> list[str]:
     """Run a net on random input; the operators of its layers."""
-    if precision == "bf16":
-        need(frozenset({"amx_bf16"}), "bfloat16 tiles")
     model = net.save(path / "net.onnx", *outputs)
     feeds = {"x": normal(*shape) * 10}
     found, operators = run(model, feeds, precision, shape[0])

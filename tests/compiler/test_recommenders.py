@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from kernels import need
 from nets import Net, normal, run
 from numpy.typing import NDArray
 
@@ -40,8 +39,6 @@ def expected(path: Path, given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
     ("deepfm", "bf16", 3e-2, {"stitched": 3}),  # a factorisation machine, a sum; norms went into the towers
 ])  # fmt: skip
 def test_equal_to_onnx_runtime(tmp_path: Path, name: str, precision: str, worst: float, kinds: dict[str, int]) -> None:
-    if precision == "bf16":
-        need(frozenset({"amx_bf16"}), "bfloat16 products in tiles")
     path = write(name, tmp_path / f"{name}.onnx", 3, rows=ROWS)[0]
     product = "matmul_bf16" if precision == "bf16" else "matmul"
     towers = sum(node.op_type == "Gemm" for node in onnx.load(path, load_external_data=False).graph.node)
@@ -77,8 +74,6 @@ def test_a_norm_read_by_others_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("precision", "worst"), [("fp32", 1e-5), ("bf16", 2e-2)])
 def test_rows_side_by_side(tmp_path: Path, precision: str, worst: float) -> None:
     """Of any widths, sequences too, one of them twice; rounded where products alone read them."""
-    if precision == "bf16":
-        need(frozenset({"amx_bf16"}), "bfloat16 products in tiles")
     net = Net(a=["n", 1], b=["n", 7], c=["n", 16], d=["n", 50], s=["n", 5, 9], t=["n", 5, 20])
     rows = net("Concat", "d", "a", net("Relu", "b"), "c", "d", axis=1)
     read = net("Gemm", net("Concat", "b", "c", "a", "d", axis=1), normal(74, 8))
@@ -97,8 +92,6 @@ def test_rows_side_by_side(tmp_path: Path, precision: str, worst: float) -> None
 @pytest.mark.parametrize(("precision", "worst"), [("fp32", 1e-5), ("bf16", 3e-2)])
 def test_cross_layers_are_dense_layers_with_gates(tmp_path: Path, precision: str, worst: float) -> None:
     """DCN-V2: first * (x @ V @ W + b) + x; in bfloat16 the stream is, too."""
-    if precision == "bf16":
-        need(frozenset({"amx_bf16"}), "bfloat16 products in tiles")
     net, width = Net(x=["n", 50]), 50
     first = x = net("Concat", "x", axis=1)
     for _ in range(2):
