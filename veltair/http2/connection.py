@@ -37,7 +37,7 @@ from veltair.http2.frames import (
 from veltair.http2.hpack import Decoder, Field, HeaderError
 from veltair.http2.stream import Stream
 
-SCRATCH_BYTES = 1 << 18  # of one read; what of a message is to come beyond a quarter of it is read in place
+SCRATCH_BYTES = 1 << 16  # of one read; what of a message is to come beyond a quarter of it is read in place
 WRITE_BUFFER_BYTES = 1 << 20  # unsent, above which nothing is added but answers to control frames
 MOST_UNREAD = 1000  # answers to control frames behind those; who asks on without reading would fill our memory
 
