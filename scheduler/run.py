@@ -19,7 +19,6 @@ class Run:
     stretches: list[tuple[int, int]]  # (first layer, cores), ascending: how the core count changed
     predicted_ns: int  # on the cores that it really has, at the level of its start
     ends_ns: int  # expected
-    bytes_per_ns: float
     soon_ns: int  # when it is soon to finish: what remains is within 10 % of the prediction (section 4.3)
     growable: bool  # has fewer cores than it wanted, and a moment to take up more
     stopping: bool = False  # told to stop at its next layer, or cancelled
@@ -32,11 +31,16 @@ class Run:
         predicted_ns = block.predicted_ns
         if cores < block.cores:
             predicted_ns = _rescaled(block, costs, block.start, cores)
-        bytes_per_ns = (costs.bytes[block.stop] - costs.bytes[block.start]) / max(predicted_ns, 1)
         ends_ns, stretches = now_ns + predicted_ns, [(block.start, cores)]
         growable = cores < block.cores and (grows_inside_layers or block.stop - block.start > 1)
         soon_ns = ends_ns - predicted_ns // 10
-        return cls(block, level, costs, core_set, stretches, predicted_ns, ends_ns, bytes_per_ns, soon_ns, growable)
+        return cls(block, level, costs, core_set, stretches, predicted_ns, ends_ns, soon_ns, growable)
+
+    @property
+    def bytes_per_ns(self) -> float:
+        """Of memory bandwidth, by its profile."""
+        moved = self.costs.bytes
+        return (moved[self.block.stop] - moved[self.block.start]) / max(self.predicted_ns, 1)
 
     def grow(self, more: CoreSet) -> None:
         """Grants more cores, which the worker is yet to take up."""

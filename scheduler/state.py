@@ -71,11 +71,15 @@ class System:
     led: dict[int, Progress] = field(default_factory=dict)  # members of batches in flight, by id: who leads them
     total_avg: int = 0  # sum of avg_cores over all active queries
     most_in_flight: int = 0  # in flight when the workers last became fewer; more than `workers` until those have ended
-    demand: float = 0.0  # bytes per ns of memory bandwidth that all running blocks need by their profiles
 
     @property
     def free(self) -> int:
         return self.pool.free
+
+    @property
+    def demand(self) -> float:
+        """Bytes per ns of memory bandwidth that the running blocks need by their profiles."""
+        return sum(run.bytes_per_ns for run in self.runs.values())
 
     def head(self) -> Progress | None:
         """The query that has waited longest, if a worker is free for it."""
@@ -136,7 +140,6 @@ class System:
         self.runs[block.query] = run
         if run.growable:
             self.short.add(block.query)
-        self.demand += run.bytes_per_ns
         return run
 
     def grow(self, query: int, run: Run, more: int) -> None:
@@ -149,12 +152,9 @@ class System:
         """Of its block, if it runs one, which thereby runs no more."""
         if (run := progress.run) is not None:
             self.pool.give_back(run.core_set)
-            self.demand -= run.bytes_per_ns
             del self.runs[progress.query.id]
             self.short.discard(progress.query.id)
             progress.run = None
-            if self.pool.free == self.cores:
-                self.demand = 0.0  # lest rounding adds up
 
     def remove(self, progress: Progress) -> None:
         """It is active no more, and neither is who runs in its name."""

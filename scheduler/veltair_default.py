@@ -136,8 +136,8 @@ class Veltair(Policy):
         worst = 0.0
         for due_ns, _, core_ns in work:
             done_ns += IDLE * core_ns / system.cores
-            if due_ns >= new.due_ns:
-                worst = max(worst, done_ns - due_ns)
+            if due_ns >= new.due_ns and done_ns - due_ns > worst:
+                worst = done_ns - due_ns
         return worst
 
     def _core_ns(self, progress: Progress, now_ns: int) -> float:
@@ -146,7 +146,9 @@ class Veltair(Policy):
         if progress.next_layer < costs.layers:
             time_ns = costs.time_ns(SOLO, cores, progress.next_layer, costs.layers)
             left_ns = time_ns * self._corrections[progress.tenant.name].of(cores) * cores
-        return left_ns if run is None else left_ns + max(0, run.ends_ns - now_ns) * len(run.core_set)
+        if run is not None and run.ends_ns > now_ns:
+            left_ns += (run.ends_ns - now_ns) * len(run.core_set)
+        return left_ns
 
     def _batched_ns(self, system: System, tenant: Tenant) -> float:
         """What a sample takes of a core in the largest batch that those that wait now fill, and that is in time."""

@@ -47,7 +47,7 @@ class _Running:
     core_set: CoreSet  # in use
     began_ns: int
     since_ns: float  # when it stood at `done_ns` of its course; later than now while it waits for cores to wake
-    course: Course = (0.0,)
+    course: Course = (0.0,)  # not known yet
     done_ns: float = 0.0
     due: int = 0  # the number of its entry that counts, others are out of date
     halt: int = 0  # layers of the block that are done then
@@ -64,9 +64,6 @@ class _Running:
     def follow(self, course: Course, now_ns: float) -> None:
         """What is done of the layer in execution stays done; the rest goes as the new course says."""
         before = self.course
-        if len(before) == 1:  # it begins
-            self.course = course
-            return
         layer = self.layer(now_ns)
         took_ns, takes_ns = before[layer + 1] - before[layer], course[layer + 1] - course[layer]
         share = (self.done_ns - before[layer]) / took_ns if took_ns else 0.0
@@ -155,7 +152,10 @@ class VirtualMachine:
     def _follow(self) -> None:
         for query, course in self.surroundings.changed():
             running = self._running[query]
-            running.follow(course, self.now_ns)
+            if len(running.course) == 1:  # it begins
+                running.course = course
+            else:
+                running.follow(course, self.now_ns)
             self._schedule(running)
 
     def _attend(self) -> None:

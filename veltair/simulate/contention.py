@@ -22,7 +22,7 @@ class Neighbour:
     core_set: CoreSet
     shares: dict[int, float]  # of its cores, by L3 domain
     cache: int = -1  # pressure on its L3 domains, a level; -1: not known yet
-    demand: float = 0.0  # bytes per ns of memory bandwidth, if it had no neighbours there
+    demand: int = 0  # bytes per s of memory bandwidth, if it had no neighbours there
     memory: int = -1  # pressure on the memory, a level
     low: float = inf  # while the demand of all is from here …
     high: float = inf  # … up to here, `memory` stays as it is
@@ -44,10 +44,13 @@ class Contention:
         self._domain_of = {core: i for i, domain in enumerate(machine.domains) for core in domain}
         self._shares_of: dict[CoreSet, dict[int, float]] = {}
         self.running: dict[int, Neighbour] = {}  # by query
-        # By domain, by query: the bytes of it that each would keep, at most all.
-        self._inside: list[dict[int, float]] = [{} for _ in machine.domains]
+        # By domain, by query: the bytes of it that each would keep, at most all; whole, so that sums are exact.
+        self._inside: list[dict[int, int]] = [{} for _ in machine.domains]
+        self._wanted = [0] * len(machine.domains)  # by all together
+        self._demand = 0  # of all together
         self._stirred: set[int] = set()  # domains that blocks entered or left
-        self._bounds = [bound * model.dram_gb_s for bound in LEVEL_BOUNDS]
+        self._bytes_per_s = model.dram_gb_s * 1e9
+        self._bounds = [bound * self._bytes_per_s for bound in LEVEL_BOUNDS]
         self._calm = (-inf, inf)  # while the demand of all is in here, no block's memory pressure changes
         self._front_ns = 0.0  # of the work that it is at
         self._front_new = False  # it has turned to it since `changed` was last called
@@ -63,7 +66,8 @@ class Contention:
         want_bytes, l3_bytes = stretch.want_bytes, self.model.l3_bytes
         for domain, share in shares.items():
             wants = want_bytes * share
-            self._inside[domain][block.query] = wants if wants < l3_bytes else l3_bytes
+            self._inside[domain][block.query] = kept = int(wants if wants < l3_bytes else l3_bytes)
+            self._wanted[domain] += kept
         self._stirred.update(shares)
         if not grown:
             return 0.0
@@ -79,9 +83,11 @@ class Contention:
         return known
 
     def leave(self, query: int) -> None:
-        for domain in self.running.pop(query).shares:
-            del self._inside[domain][query]
-            self._stirred.add(domain)
+        it = self.running.pop(query)
+        self._demand -= it.demand
+        for domain in it.shares:
+            self._wanted[domain] -= self._inside[domain].pop(query)
+        self._stirred.update(it.shares)
 
     def attend(self, work_ns: float) -> None:
         self._front_ns, self._front_new = work_ns, True
@@ -91,19 +97,24 @@ class Contention:
     def changed(self) -> Iterable[tuple[int, Course]]:
         if not self._stirred and not self._front_new:
             return []
-        pressed: dict[int, float] = {}  # an ordered set
+        inside, wanted, l3_bytes = self._inside, self._wanted, self.model.l3_bytes
+        pressed: dict[int, int] = {}  # an ordered set
         for domain in self._stirred:
-            pressed |= self._inside[domain]
+            pressed |= inside[domain]
         self._stirred.clear()
         changed: dict[int, Neighbour] = {}
         for query in pressed:
             it = self.running[query]
-            cache = pressure_level(self._cache_pressure(query, it.shares))
+            others = 0.0  # would keep so much of its domains, the mean over its cores
+            for domain, share in it.shares.items():
+                others += share * (wanted[domain] - inside[domain][query])
+            cache = pressure_level(others / l3_bytes)
             if cache != it.cache:
-                it.cache, it.demand = cache, it.stretch.demand(cache)
+                demand = it.stretch.demand(cache)
+                self._demand += demand - it.demand
+                it.cache, it.demand = cache, demand
                 changed[query] = it
-        running = self.running.values()
-        total = sum([it.demand for it in running])
+        total = self._demand
         for it in changed.values():
             self._press(it, total)
         low, high = self._calm
@@ -115,17 +126,17 @@ class Contention:
                 if not it.low <= total < it.high:
                     self._press(it, total)
                     changed[query] = it
-            low = max([it.low for it in running], default=-inf)
-            high = min([it.high for it in running], default=inf)
+            low = max([it.low for it in self.running.values()], default=-inf)
+            high = min([it.high for it in self.running.values()], default=inf)
         self._calm = low, high
         if self._front_ns or self._halved is not None:
             return self._with_front(changed)
         self._front_new = False
         return [(query, it.stretch.course(it.cache, it.memory)) for query, it in changed.items()]
 
-    def _press(self, it: Neighbour, total: float) -> None:
+    def _press(self, it: Neighbour, total: int) -> None:
         """The memory pressure on a block where all blocks together demand so much."""
-        it.memory = level = pressure_level((total - it.demand) / self.model.dram_gb_s)
+        it.memory = level = pressure_level((total - it.demand) / self._bytes_per_s)
         it.low, it.high = self._bounds[level] + it.demand, self._bounds[level + 1] + it.demand
 
     def _with_front(self, changed: dict[int, Neighbour]) -> list[tuple[int, Course]]:
@@ -146,13 +157,3 @@ class Contention:
         if sum(len(it.core_set) for it in self.running.values()) < len(self._domain_of):
             return None
         return next(query for query, it in self.running.items() if self._front_core in it.core_set)
-
-    def _cache_pressure(self, query: int, shares: Mapping[int, float]) -> float:
-        """What the others would keep of its domains, over what those hold; the mean over its cores."""
-        pressure, l3_bytes = 0.0, self.model.l3_bytes
-        for domain, share in shares.items():
-            inside = self._inside[domain]
-            if len(inside) > 1:
-                wanted = sum([wants for asker, wants in inside.items() if asker != query])
-                pressure += share * wanted / l3_bytes
-        return pressure

@@ -41,16 +41,16 @@ class Stretch:
     versions: list[int]
     cores: int
     want_bytes: float  # of L3, all domains together: mean over the time that its layers take alone
-    _demands: dict[int, float] = field(default_factory=dict)
+    _demands: dict[int, int] = field(default_factory=dict)
     _courses: dict[tuple[int, int], list[float]] = field(default_factory=dict)
 
-    def demand(self, cache: int) -> float:
-        """Bytes per ns that it would draw from memory under this L3 pressure (a level) if no one else did."""
+    def demand(self, cache: int) -> int:
+        """Bytes per s that it would draw from memory under this L3 pressure (a level) if no one else did."""
         known = self._demands.get(cache)
         if known is None:
             moved = self.pace.moved_bytes(self.cores, cache)[self.layers]
             took_ns = self.course(cache, 0)[-1]
-            known = self._demands[cache] = float(self._of_versions(moved).sum()) / took_ns
+            known = self._demands[cache] = round(float(self._of_versions(moved).sum()) / took_ns * 1e9)
         return known
 
     def course(self, cache: int, memory: int) -> list[float]:
