@@ -107,7 +107,7 @@ class _ToServer(Connection):
             await turn
         call = _Call()
         self.begin(call)
-        call.send(HEADERS, head)
+        call.queue(HEADERS, head)
         call.send(DATA, request, end=True)
         try:
             return await call.answer

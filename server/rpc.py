@@ -106,6 +106,8 @@ class Call(Stream):
     async def write(self, message: Any) -> None:
         """An answer, once those before it have left."""
         self._say(message)
+        if not self.closed:
+            self.connection.pump(self)
         await self.drained()
 
     # What comes
@@ -206,16 +208,17 @@ class Call(Stream):
             self._finish(grpc.StatusCode.INTERNAL, "internal error")
 
     def _say(self, message: Any) -> None:
+        """Queue an answer."""
         if not self._said:
             self._said = True
-            self.send(HEADERS, _OK_HEAD)
+            self.queue(HEADERS, _OK_HEAD)
         data = message.SerializeToString()
         head = prefix(len(data))
         if len(data) <= _JOINED_BYTES:
-            self.send(DATA, head + data)
+            self.queue(DATA, head + data)
         else:
-            self.send(DATA, head)
-            self.send(DATA, data)
+            self.queue(DATA, head)
+            self.queue(DATA, data)
 
     def _finish(self, code: grpc.StatusCode, text: str) -> None:
         trailers = _OK_TRAILERS

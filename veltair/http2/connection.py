@@ -141,26 +141,29 @@ class Connection(asyncio.BufferedProtocol):
         self._add(stream)
 
     def pump(self, stream: Stream) -> None:
-        """Write what waits, as far as windows and the transport allow."""
-        out = stream.out
+        """Write what waits, as far as windows and the transport allow, in one go: each costs a system call."""
+        out, parts, over = stream.out, list[bytes | memoryview](), False
         while out and not self._paused:
             kind, flags, payload = out[0]
             size = len(payload)
             if kind == DATA and size:
                 size = min(size, self._frame_bytes, self._window, stream.window)
                 if size <= 0:
-                    return
+                    break
                 self._window -= size
                 stream.window -= size
             if size < len(payload):
-                self.transport.writelines((head(kind, 0, stream.number, size), payload[:size]))
+                parts += head(kind, 0, stream.number, size), payload[:size]
                 out[0] = kind, flags, payload[size:]
-                continue
-            self.transport.writelines((head(kind, flags, stream.number, size), payload))
-            out.popleft()
-            if flags & END_STREAM:
-                stream.speaks = False
-                self._settle(stream)
+            else:
+                parts += head(kind, flags, stream.number, size), payload
+                out.popleft()
+                over = bool(flags & END_STREAM)
+        if parts:
+            self.transport.writelines(parts)
+        if over:
+            stream.speaks = False
+            self._settle(stream)
         if not out:
             stream.flushed()
 

@@ -65,12 +65,17 @@ class Stream:
 
     # To send
 
-    def send(self, kind: int, payload: bytes | memoryview, *, end: bool = False) -> None:
-        """A frame of headers, or as many of data as it takes; what may not go yet waits. Nothing behind the end."""
+    def queue(self, kind: int, payload: bytes | memoryview, *, end: bool = False) -> None:
+        """A frame of headers, or as many of data as it takes, that leave with what is sent next; none behind an end."""
         if not self.closed and not self._said_last:
             self._said_last = end
             flags = (frames.END_HEADERS if kind == frames.HEADERS else 0) | (frames.END_STREAM if end else 0)
             self.out.append((kind, flags, memoryview(payload)))
+
+    def send(self, kind: int, payload: bytes | memoryview, *, end: bool = False) -> None:
+        """As `queue`, and all of it leaves now, but for what windows and transport hold back."""
+        self.queue(kind, payload, end=end)
+        if not self.closed:
             self.connection.pump(self)
 
     async def drained(self) -> None:
