@@ -1,0 +1,101 @@
+"""The gRPC client against servers of grpcio that come, go and allow little."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import uvloop
+
+from veltair.http2.frames import prefix
+from veltair.loadgen.contract import Answer, Outcome
+from veltair.loadgen.grpc_client import SERVICE, GrpcClient
+
+WAIT_S = 10.0
+
+
+async def served(handler: Any, port: int = 0, **options: int) -> tuple[Any, int]:
+    server = grpc.aio.server(options=[*options.items(), ("grpc.max_receive_message_length", -1)])
+    methods = {"ModelInfer": grpc.unary_unary_rpc_method_handler(handler)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server, bound
+
+
+def test_no_more_calls_at_once_than_the_server_takes() -> None:
+    running = most = 0
+
+    async def handler(request: bytes, context: Any) -> bytes:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return request * 40  # more than the first window
+
+    async def run() -> list[Answer]:
+        server, port = await served(handler, **{"grpc.max_concurrent_streams": 3})
+        client = GrpcClient("127.0.0.1", port, WAIT_S)
+        await client.open(1)
+        answers = await asyncio.gather(*(client.send(prefix(100_000) + bytes(100_000)) for _ in range(20)))
+        await client.close()
+        await server.stop(0)
+        return answers
+
+    assert {answer.outcome for answer in uvloop.run(run())} == {Outcome.OK}
+    assert 1 <= most <= 3
+
+
+def test_a_lost_connection_is_an_error_and_made_anew() -> None:
+    arrived = asyncio.Event()
+
+    async def hang(request: bytes, context: Any) -> bytes:
+        arrived.set()
+        await asyncio.Event().wait()
+        return b""
+
+    async def echo(request: bytes, context: Any) -> bytes:
+        return request
+
+    async def run() -> list[Answer]:
+        server, port = await served(hang)
+        client = GrpcClient("127.0.0.1", port, WAIT_S)
+        await client.open(1)
+        waiting = asyncio.create_task(client.send(prefix(0)))
+        await arrived.wait()
+        await server.stop(0)
+        answers = [await waiting, await client.send(prefix(0))]
+        server, _ = await served(echo, port)
+        answers.append(await client.send(prefix(5) + b"hello"))
+        await client.close()
+        await server.stop(0)
+        return answers
+
+    lost, nobody, answered = uvloop.run(run())
+    assert lost.outcome is not Outcome.OK and lost.detail
+    assert nobody.outcome is Outcome.ERROR and "refused" in nobody.detail.lower()
+    assert answered.outcome is Outcome.OK
+
+
+def test_a_call_without_an_answer_ends_at_the_timeout() -> None:
+    cancelled = asyncio.Event()
+
+    async def hang(request: bytes, context: Any) -> bytes:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return b""
+
+    async def run() -> Answer:
+        server, port = await served(hang)
+        client = GrpcClient("127.0.0.1", port, 0.2)
+        await client.open(1)
+        answer = await client.send(prefix(0))
+        await cancelled.wait()
+        await client.close()
+        await server.stop(0)
+        return answer
+
+    answer = uvloop.run(run())
+    assert (answer.outcome, answer.detail) == (Outcome.ERROR, "no answer within 0.2 s")
