@@ -135,8 +135,8 @@ def _opaque(atom: Opaque, ranges: Mapping[int, Span]) -> Span:
         return _least(left.times(-1), right.times(-1)).times(-1)
     if atom.kind == "any":
         return left.hull(right)
-    if atom.kind == "product":
-        ends = [a * b for a in left[:2] for b in right[:2]]
+    if atom.kind == "product" or (atom.kind == "div" and right.first > 0):
+        ends = [a * b if atom.kind == "product" else a // b for a in left[:2] for b in right[:2]]
         return Span(min(ends), max(ends), 1 if min(ends) < max(ends) else 0)
     raise ValueError(f"no range for {atom.kind} of {left} and {right}")
 

@@ -11,7 +11,7 @@ few rows a step, so that what waits for memory in one waits beside the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ TILE = 16  # rows of a tile
 DEPTH = 32  # bfloat16 values in a tile row: products of one step
 PANEL = 32  # columns of a register block: two tiles
 PAIRS = 2 * TILE  # rows of a register block
+SWEEP = 16  # pairs of tiles whose sums a task keeps at a time: with those of a few panels they stay in L2
+Block = tuple[Expr, Expr, Expr]  # panel, first row, place of its sums
 
 
 def pack(weight: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -61,7 +63,10 @@ def configure(configuration: Any, rows: Expr) -> None:
 
 
 def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
-    """Sums of a stretch of `steps` steps are kept between stretches, so that rows and weights of one stay in L1."""
+    """Sums of a stretch of `steps` steps are kept between stretches, so that rows and weights of one stay in L1.
+
+    A task takes its rows in sweeps, so that these sums stay in L2.
+    """
     x, y = spec.inputs[0], spec.outputs[0]
     depth, width = x.shape[1], y.shape[1]
     panels, chunks, stretch = int(point["panels"]), int(point["chunks"]), int(point["steps"])
@@ -70,8 +75,7 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
     activation = str(spec.attributes["activation"])
     steps, tail = depth // DEPTH, depth % DEPTH
     groups = weight.shape[0] // panels
-    each_most = -(-matmul_rows(spec) // PAIRS)  # pairs of tiles of a task at the greatest batch
-    share = -(-2 * TILE // each_most)  # lines of 64 bytes, of a step's
+    sweep = min(SWEEP, -(-matmul_rows(spec) // PAIRS))
     stretches = list(range(0, max(steps, 1), stretch))
 
     def body(X: Any, *rest: Any) -> None:
@@ -89,16 +93,8 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                 a, b = 4 + register // 2, 6 + register % 2
                 amx("tdpbf16ps", T.uint8(register), T.uint8(a), T.uint8(b))
 
-        def finish(panel: Expr, start: Expr, sums: Any, place: Expr, n: Expr, height: Expr) -> None:
-            """The nth row of a block; where there are fewer, the last one again, which costs less than a branch."""
-            half, r = T.bind(n // TILE), T.bind(T.min(n % TILE, height - 1))
-            row = T.bind(T.max(T.min(start + half * TILE, rows - TILE), 0) + r)
-            column = T.bind(panel * PANEL)
-            low, high = (load(sums, place, half, r, at) + load(bias_, column + at) for at in (0, LANES))
-            store_pair(Y, low, high, sides, activation, row, column, width)
-
         with T.parallel(0, groups * chunks) as task:
-            kept = each_most * panels if len(stretches) > 1 else 1
+            kept = sweep * panels if len(stretches) > 1 else 1
             sums = scratch((kept, 2, TILE, PANEL), "float32")
             configuration = scratch((64,), "uint8")
             ends = scratch((2, TILE, DEPTH), "uint16") if tail else None
@@ -112,56 +108,71 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
             group, chunk = T.bind(task % groups), T.bind(task // groups)
             pairs = T.bind(T.ceildiv(rows, PAIRS))
             each = T.bind(T.ceildiv(pairs, chunks))
-            blocks = T.bind(T.max(T.min(each, pairs - chunk * each), 0) * panels)
+            mine = T.bind(T.max(T.min(each, pairs - chunk * each), 0))
 
-            def block(nth: Expr) -> tuple[Expr, Expr, Any, Expr]:
-                """Panel, first row, sums and their place."""
-                first = T.bind((chunk * each + nth // panels) * PAIRS)
-                return T.bind(group * panels + nth % panels), first, sums, nth if len(stretches) > 1 else 0
+            def finish(panel: Expr, start: Expr, place: Expr, n: Expr) -> None:
+                """The nth row of a block; where there are fewer, the last one again, which costs less than a branch."""
+                half, r = T.bind(n // TILE), T.bind(T.min(n % TILE, height - 1))
+                row = T.bind(T.max(T.min(start + half * TILE, rows - TILE), 0) + r)
+                column = T.bind(panel * PANEL)
+                low, high = (load(sums, place, half, r, at) + load(bias_, column + at) for at in (0, LANES))
+                store_pair(Y, low, high, sides, activation, row, column, width)
 
-            for begin in stretches:
-                last = begin == stretches[-1]
-                count = min(stretch, steps - begin)
+            def accumulate(begin: int, nth: Expr, block: Callable[[Expr], Block], share: Expr) -> None:
+                """One stretch of the nth block of a sweep; in the last one, the block before is finished."""
+                panel, start, place = block(nth)
+                last, count = begin == stretches[-1], min(stretch, steps - begin)
                 finished = -(-PAIRS // max(count, 1))  # rows of a step
-                with T.serial(0, blocks) as nth:
-                    panel, start, _, place = block(nth)
-                    pair = T.bind(nth // panels)
-                    first = [T.bind(T.max(T.min(start + half * TILE, rows - TILE), 0)) for half in range(2)]
-                    if ends is not None and last:
-                        for half in range(2):
-                            with T.grid(height, tail) as (r, k):
-                                T.buffer_store(ends, X[first[half] + r, steps * DEPTH + k], [half, r, k])
-                    for register in range(4):
-                        where = T.address_of(sums[place, register // 2, 0, register % 2 * TILE])
-                        if begin:
-                            amx("tileloadd64", T.uint8(register), where, T.int64(PANEL * 4))
-                        else:
-                            amx("tilezero", T.uint8(register))
-                    before = block(T.max(nth - 1, 0))
-                    with T.serial(0, count) as at:
-                        k = T.bind(begin + at)
-                        step(panel, k, [(T.address_of(X[row, k * DEPTH]), depth * 2) for row in first])
-                        # Weights come from memory: each pair of tiles fetches its share of the next stretch's.
-                        ahead = (panel + panels, at) if last else (panel, k + stretch)
-                        for line in range(share):
-                            prefetch(W[(*ahead, 0, pair * share + line, 0, 0)])
-                        if last:
-                            with when(nth > 0):
-                                for i in range(finished):
-                                    finish(*before, T.min(at * finished + i, PAIRS - 1), height)
-                    if last and not count:
-                        with when(nth > 0), T.serial(0, PAIRS) as n:
-                            finish(*before, n, height)
-                    if ends is not None and last:
-                        step(panel, steps, [(T.address_of(ends[half, 0, 0]), DEPTH * 2) for half in range(2)])
-                    for register in range(4):
-                        where = T.address_of(sums[place, register // 2, 0, register % 2 * TILE])
-                        amx("tilestored64", T.uint8(register), where, T.int64(PANEL * 4))
-            with when(blocks > 0), T.serial(0, PAIRS) as n:
-                finish(*block(blocks - 1), n, height)
+                pair = T.bind(nth // panels)
+                first = [T.bind(T.max(T.min(start + half * TILE, rows - TILE), 0)) for half in range(2)]
+                if ends is not None and last:
+                    for half in range(2):
+                        with T.grid(height, tail) as (r, k):
+                            T.buffer_store(ends, X[first[half] + r, steps * DEPTH + k], [half, r, k])
+                for register in range(4):
+                    where = T.address_of(sums[place, register // 2, 0, register % 2 * TILE])
+                    if begin:
+                        amx("tileloadd64", T.uint8(register), where, T.int64(PANEL * 4))
+                    else:
+                        amx("tilezero", T.uint8(register))
+                before = block(T.max(nth - 1, 0))
+                with T.serial(0, count) as at:
+                    k = T.bind(begin + at)
+                    step(panel, k, [(T.address_of(X[row, k * DEPTH]), depth * 2) for row in first])
+                    # Weights come from memory: each pair of tiles fetches its share of the next stretch's.
+                    ahead = (panel + panels, at) if last else (panel, k + stretch)
+                    with T.serial(0, share) as line:
+                        prefetch(W[(*ahead, 0, pair * share + line, 0, 0)])
+                    if last:
+                        with when(nth > 0):
+                            for i in range(finished):
+                                finish(*before, T.min(at * finished + i, PAIRS - 1))
+                if last and not count:
+                    with when(nth > 0), T.serial(0, PAIRS) as n:
+                        finish(*before, n)
+                if ends is not None and last:
+                    step(panel, steps, [(T.address_of(ends[half, 0, 0]), DEPTH * 2) for half in range(2)])
+                for register in range(4):
+                    where = T.address_of(sums[place, register // 2, 0, register % 2 * TILE])
+                    amx("tilestored64", T.uint8(register), where, T.int64(PANEL * 4))
+
+            with T.serial(0, T.ceildiv(mine, sweep)) as turn:
+                above = T.bind(chunk * each + turn * sweep)
+                here = T.bind(T.min(mine - turn * sweep, sweep))
+                share = T.bind(T.ceildiv(2 * TILE, here))  # lines of 64 bytes, of a step's
+
+                def block(nth: Expr) -> Block:
+                    first = T.bind((above + nth // panels) * PAIRS)
+                    return T.bind(group * panels + nth % panels), first, nth if len(stretches) > 1 else 0
+
+                for begin in stretches:
+                    with T.serial(0, here * panels) as nth:
+                        accumulate(begin, nth, block, share)
+                with T.serial(0, PAIRS) as n:
+                    finish(*block(here * panels - 1), n)
             amx("tilerelease")
 
     function = primitive([*spec.inputs, weight, bias, *spec.outputs], body)
-    taken = -(-matmul_rows(spec) // (PAIRS * chunks)) * PAIRS
+    taken = min(-(-matmul_rows(spec) // (PAIRS * chunks)), sweep) * PAIRS
     block_size = panels * weight[0].nbytes + taken * (depth * 2 + panels * PANEL * np.dtype(y.dtype).itemsize)
     return Kernel(function, (weight, bias), block_size, groups * chunks * 4)

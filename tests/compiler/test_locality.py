@@ -237,12 +237,13 @@ def values(span: Span) -> set[int]:
 @given(spans, spans, st.integers(1, 12), st.integers(1, 20))
 def test_spans_hold_every_value(a: Span, b: Span, by: int, size: int) -> None:
     ranges = {0: a, 1: b}
-    x, y, by_ = variable(0), variable(1), Linear((), by)
-    for kind, of in (
-        ("div", lambda m, n: m // by), ("mod", lambda m, n: m % by), ("min", min), ("max", max),
-        ("product", lambda m, n: m * n), ("any", lambda m, n: m), ("any", lambda m, n: n),
+    x, y, fixed, moving = variable(0), variable(1), Linear((), by), variable(1).plus(Linear((), by))
+    for kind, right, of in (
+        ("div", fixed, lambda m, n: m // by), ("div", moving, lambda m, n: m // (n + by)),
+        ("mod", fixed, lambda m, n: m % by), ("min", y, min), ("max", y, max),
+        ("product", y, lambda m, n: m * n), ("any", y, lambda m, n: m), ("any", y, lambda m, n: n),
     ):  # fmt: skip
-        span = combine(kind, x, by_ if kind in ("div", "mod") else y).span(ranges)
+        span = combine(kind, x, right).span(ranges)
         assert {of(m, n) for m in values(a) for n in values(b)} <= values(span), kind
     plain = x.times(3).plus(y.times(-2)).plus(Linear((), 7)).span(ranges)
     assert {3 * m - 2 * n + 7 for m in values(a) for n in values(b)} <= values(plain)
