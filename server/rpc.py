@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from veltair.server.protocol_body import inflate
 CODINGS = "identity,gzip,deflate"  # of requests
 LONGEST_DETAIL = 2048  # characters of a status message
 STREAM_AHEAD = 2  # requests of one stream that are read before the first is taken
+BACKLOG = 2048  # of connections that nobody has taken up
 _JOINED_BYTES = 1 << 16  # up to which a message's head is copied together with it
 
 _OK_HEAD = hpack.encode(
@@ -280,8 +282,12 @@ class Server:
 
     async def start(self, host: str, port: int) -> int:
         """The port that it listens on. Raises OSError."""
-        self._listening = await asyncio.get_running_loop().create_server(lambda: ClientConnection(self), host, port)
-        bound: int = self._listening.sockets[0].getsockname()[1]
+        v6 = ":" in host
+        family = socket.AF_INET6 if v6 else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=v6)
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(lambda: ClientConnection(self), sock=listener, backlog=BACKLOG)
+        bound: int = listener.getsockname()[1]
         return bound
 
     async def stop(self, grace_s: float) -> None:

@@ -112,6 +112,18 @@ def test_messages_of_any_size(compression: Any) -> None:
     served(body)
 
 
+def test_any_address_is_that_of_both_families() -> None:
+    async def run() -> None:
+        server = Server(methods(Service()), LIMIT_BYTES)
+        port = await server.start("::", 0)
+        for host in ("127.0.0.1", "[::1]"):
+            async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(f"{host}:{port}") as channel:
+                assert await channel.unary_unary("/t/echo")(b"a") == b"a"
+        await server.stop(0)
+
+    uvloop.run(run())
+
+
 def test_many_calls_at_once() -> None:
     async def body(channel: Any, *_: Any) -> None:
         call, sent = channel.unary_unary("/t/echo"), [os.urandom(997 * i) for i in range(120)]
