@@ -64,6 +64,10 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         for pixels in sorted({most, -(-most * 2 // 3)}):
             join = rows_together(oh, ow, pixels, channels, each)
             cost = strip_cycles(join * ow, pixels, channels, each) / (join * ow * channels * each)
+            if (
+                spec.inputs[0].dtype == "uint16"
+            ):  # twice the products from as many bytes: tiles that reread less weights
+                cost += 0.25 / pixels
             for rows, liking in heights(oh, join, -(-blocks // channels)):
                 point: Point = {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
                 found.append((cost + liking, point))

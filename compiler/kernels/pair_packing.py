@@ -1,4 +1,5 @@
-"""Packs what was computed into AMX tiles: rows of 32 bfloat16 of a left side, rows of 16 pairs of a right side.
+"""Packs what was computed as AMX tiles (and dot products) want it: a left side in rows of 32 bfloat16, a right side in
+rows of 16 pairs.
 
 The sources are fp32 or bfloat16; `place` says where the element in row and column of a matrix lies. What lies behind
 the end of the reduction becomes zero, since both sides hold what is no number otherwise.
