@@ -311,7 +311,7 @@ def test_clockwork_starts_what_can_be_in_time(stories, data):
                 started.add(decision.block.query)
 
 
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=6 * EXAMPLES)
 @given(st.data())
 def test_what_waits_under_veltair_is_not_overdue(stories, data):
     """The bound on starvation: a query starts by its latest start or is refused then, but for those that cannot hold
