@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2
 from veltair.errors import OverloadedError
 from veltair.http2 import frames as http2
 from veltair.http2 import hpack
+from veltair.http2.connection import MOST_RESETS
 from veltair.server.rpc import Method, Server
 
 LIMIT_BYTES = 20 << 20
@@ -320,6 +321,14 @@ def test_answers_wait_for_the_clients_windows() -> None:
         (frame(http2.PING, 0, 0, bytes(1 << 15)), http2.FRAME_SIZE_ERROR),
         (frame(http2.RST_STREAM, 0, 1, b"\0"), http2.FRAME_SIZE_ERROR),
         (frame(http2.RST_STREAM, 0, 1, bytes(4)), http2.PROTOCOL_ERROR),
+        (
+            b"".join(
+                frame(http2.HEADERS, http2.END_HEADERS, stream, hpack.encode(HEAD))
+                + frame(http2.RST_STREAM, 0, stream, bytes(4))
+                for stream in range(1, 2 * MOST_RESETS + 2, 2)
+            ),
+            http2.ENHANCE_YOUR_CALM,
+        ),
         (frame(http2.WINDOW_UPDATE, 0, 0, bytes(4)), http2.PROTOCOL_ERROR),
         (frame(http2.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), http2.FLOW_CONTROL_ERROR),
         (frame(http2.SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 31)), http2.FLOW_CONTROL_ERROR),

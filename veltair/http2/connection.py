@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import cast
 
 from veltair.http2 import frames
@@ -40,6 +41,7 @@ from veltair.http2.stream import Stream
 SCRATCH_BYTES = 1 << 16  # of one read; what of a message is to come beyond a quarter of it is read in place
 WRITE_BUFFER_BYTES = 1 << 20  # unsent, above which nothing is added but answers to control frames
 MOST_UNREAD = 1000  # answers to control frames behind those; who asks on without reading would fill our memory
+MOST_RESETS = 1000  # streams that the other side gave up, more than came to their end: each has cost us a call
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -67,6 +69,7 @@ class Connection(asyncio.BufferedProtocol):
         self._window, self._stream_window = DEFAULT_WINDOW_BYTES, DEFAULT_WINDOW_BYTES  # bytes that may go
         self._frame_bytes = DEFAULT_FRAME_BYTES  # of a frame that goes
         self._paused = self._greeted = False
+        self._resets = 0  # streams that the other side gave up, less those that came to their end
         self._unread = 0  # answers to control frames that were written while the transport was full
 
     def accept(self) -> Stream:
@@ -81,6 +84,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's has another base
         self.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        # Who vanished without a word is noticed by the system.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if not self.serves:
             self.transport.write(PREFACE)
         settings = {
@@ -189,6 +194,7 @@ class Connection(asyncio.BufferedProtocol):
     def _settle(self, stream: Stream) -> None:
         """Either side said its last: once both have it is over, and a client that sends beyond that is told to stop."""
         if not stream.closed and not stream.speaks:
+            self._resets = max(self._resets - 1, 0)
             if not stream.hears:
                 self.drop(stream)
             elif self.serves:
@@ -287,6 +293,9 @@ class Connection(asyncio.BufferedProtocol):
             if (stream := self.streams.get(number)) is not None:
                 self.drop(stream)
                 stream.broken(code)
+                self._resets += 1
+                if self._resets > MOST_RESETS:
+                    raise ProtocolError(frames.ENHANCE_YOUR_CALM, "calls that are given up")
         elif kind == SETTINGS and not flags & ACK:
             self._adopt(payload)
         elif kind == frames.PING and not flags & ACK:
