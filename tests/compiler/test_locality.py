@@ -168,6 +168,10 @@ LAYERS = {
     "amx matmul": dense("matmul_bf16", "uint16", 96, 256, 192),
     "attention": attention("float32"),
     "amx attention": attention("uint16"),
+    "dots 3x3": conv("conv2d_amx", "uint16", (64, 64), 14, 3, block=32),
+    "dots matmul": dense("matmul_bf16", "uint16", 96, 256, 192),
+    "dots attention": attention("uint16"),
+    "dots products": products(48, 64, 96),
 }
 
 
@@ -182,7 +186,7 @@ def touched(spec: LayerSpec, weights: tuple[NDArray[Any], ...], batch: int) -> i
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_point_moves_less_with_more_cache_and_each_tensor_at_least_once(name: str) -> None:
     spec = LAYERS[name]
-    features = ISAS["amx" if "amx" in name else "avx512"]
+    features = ISAS[{"amx": "amx", "dots": "avx512_bf16"}.get(name.split()[0], "avx512")]
     batch = 4 if "batch" in name else 1
     for point in SPACES[spec.op].points(spec, features)[::5]:
         kernel = SPACES[spec.op].build(spec, point, features)
