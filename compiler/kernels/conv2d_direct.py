@@ -48,7 +48,7 @@ from veltair.compiler.kernels.emit import (
 )
 from veltair.compiler.kernels.products import STEP, multiply_add, pairs, reducing, spread
 
-UNROLL = 4  # input channels of one turn of the innermost loop
+UNROLL = 4  # steps of the reduction in one turn of the innermost loop
 STRIP = 64  # outputs of a strip of several rows, at most: each of its tiles has code of its own
 
 
@@ -64,9 +64,7 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         for pixels in sorted({most, -(-most * 2 // 3)}):
             join = rows_together(oh, ow, pixels, channels, each)
             cost = strip_cycles(join * ow, pixels, channels, each) / (join * ow * channels * each)
-            if (
-                spec.inputs[0].dtype == "uint16"
-            ):  # twice the products from as many bytes: tiles that reread less weights
+            if STEP[spec.inputs[0].dtype] > 1:  # a weight's bytes are used twice as fast: few tiles should read them
                 cost += 0.25 / pixels
             for rows, liking in heights(oh, join, -(-blocks // channels)):
                 point: Point = {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
@@ -97,7 +95,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     unroll = UNROLL if inner % UNROLL == 0 else 1
     final = x.physical[1] - 1  # block of input channels, of which there may be fewer than fill it
     stretches, final_stretches = inner // unroll, -(-(x.shape[1] - final * x.block) // (step * unroll))
-    if inner * step != x.block:  # folded
+    if inner * step != x.block:  # folded, so all are there
         final_stretches = stretches
 
     def body(X: Any, *rest: Any) -> None:
