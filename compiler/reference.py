@@ -60,7 +60,7 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     a = spec.attributes
     if spec.op == "columns":
         return [columns.of_layer(spec, x)]
-    if spec.op in ("conv2d", "conv2d_amx", "depthwise_conv2d"):
+    if spec.op in ("conv2d", "conv2d_bf16", "depthwise_conv2d"):
         group = x[0].shape[1] if spec.op == "depthwise_conv2d" else a.get("groups", 1)
         y = _onnx(
             "Conv", [x[0], _weight(spec), spec.weights["bias"]],
@@ -206,7 +206,7 @@ def _widened(bits: Array) -> Array:
 def _weight(spec: LayerSpec) -> Array:
     """The weights as the kernel holds them: rounded where they are stored as bfloat16."""
     weight = np.ascontiguousarray(spec.weights["weight"], np.float32)
-    if spec.op != "conv2d_amx" and spec.attributes.get("storage") != "bf16":
+    if spec.op != "conv2d_bf16" and spec.attributes.get("storage") != "bf16":
         return weight
     return (_bf16_bits(weight).astype(np.uint32) << 16).view(np.float32)
 

@@ -52,8 +52,8 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
     if lowering.dtype == "uint16" and x.block < lowering.block:
         right += -(-lowering.block // shape[1]) + 1  # a folded tile row reads on past the last column
     lowering.ask_halo(x, Halo(pads[0], pads[1], pads[2], right))
-    kind = "depthwise_conv2d" if depthwise else "conv2d_amx" if lowering.dtype == "uint16" else "conv2d"
-    pooled = _pool_behind(output, epilogue, lowering) if kind == "conv2d_amx" else None
+    kind = "depthwise_conv2d" if depthwise else "conv2d_bf16" if lowering.dtype == "uint16" else "conv2d"
+    pooled = _pool_behind(output, epilogue, lowering) if kind == "conv2d_bf16" else None
     if pooled is not None:
         output, swallowed = pooled.output[0], (*swallowed, id(pooled))
     y = Activation(output, lowering.dtype, lowering.shape_of(output), lowering.block)
@@ -70,7 +70,7 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
         attributes["pooled"] = out[2:]
     weight = np.asarray(weight, np.float32)
     weights = {
-        "weight": rounded_filters(weight) if kind == "conv2d_amx" else weight,
+        "weight": rounded_filters(weight) if kind == "conv2d_bf16" else weight,
         "bias": np.zeros(channels, np.float32) if bias is None else np.asarray(bias, np.float32),
     }
     inputs = [x] if epilogue.residual is None else [x, epilogue.residual]

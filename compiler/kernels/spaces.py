@@ -31,7 +31,7 @@ from veltair.compiler.stitch.space import Stitched
 
 SPACES: dict[str, Space] = {
     "conv2d": Conv2d(),
-    "conv2d_amx": Conv2dBf16(),
+    "conv2d_bf16": Conv2dBf16(),
     "depthwise_conv2d": DepthwiseConv2d(),
     "matmul": Matmul(),
     "matmul_bf16": MatmulBf16(),

@@ -152,7 +152,7 @@ def tiles(channels: Size, size: Size, kernel: int, **more: Any) -> LayerSpec:
     halo = spec.inputs[0].halo
     x = replace(spec.inputs[0], dtype="uint16", block=block, halo=replace(halo, right=halo.right + right))
     others = [replace(t, dtype="uint16", block=32) for t in (*spec.inputs[1:], *spec.outputs)]
-    return replace(spec, op="conv2d_amx", inputs=(x, *others[:-1]), outputs=(others[-1],))
+    return replace(spec, op="conv2d_bf16", inputs=(x, *others[:-1]), outputs=(others[-1],))
 
 
 def bare(spec: LayerSpec, activation: str = "none") -> LayerSpec:

@@ -51,7 +51,7 @@ def test_groups_of_any_size(
     again = 7 if oc % 2 else 2
     z = net("Add", net("Conv", y, normal(oc, oc // again, 1, 1), group=again), y)  # a residual behind
     operators = outputs_agree(tmp_path, net, net("Relu", z), precision, 2, ic, 9, 7)
-    assert operators.count("conv2d" if precision == "fp32" else "conv2d_amx") == 2 and "generic" not in operators
+    assert operators.count("conv2d" if precision == "fp32" else "conv2d_bf16") == 2 and "generic" not in operators
 
 
 @pytest.mark.parametrize("precision", LIMIT)

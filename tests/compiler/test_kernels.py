@@ -53,7 +53,7 @@ def convolutions(draw, dtype: str, block: int, depthwise: bool = False) -> Layer
     )
     y = Activation("y", dtype, (batch, out, oh, ow), block, draw(halos))
     inputs = (x, Activation("r", dtype, y.shape, block, draw(halos))) if draw(st.booleans()) else (x,)
-    kind = "depthwise_conv2d" if depthwise else "conv2d_amx" if dtype == "uint16" else "conv2d"
+    kind = "depthwise_conv2d" if depthwise else "conv2d_bf16" if dtype == "uint16" else "conv2d"
     fan = kernel[0] * kernel[1] * (1 if depthwise else channels)
     weight = normal(out, 1 if depthwise else channels, *kernel) / np.sqrt(fan)
     return LayerSpec(
@@ -169,8 +169,8 @@ def test_an_id_outside_the_table_reads_the_first_row(bad: int) -> None:
 
 
 def test_every_space_offers_points_and_the_first_is_no_search_away() -> None:
-    for op in ("conv2d", "conv2d_amx"):
-        dtype, block = ("uint16", 32) if op == "conv2d_amx" else ("float32", 16)
+    for op in ("conv2d", "conv2d_bf16"):
+        dtype, block = ("uint16", 32) if op == "conv2d_bf16" else ("float32", 16)
         for c, hw in ((256, 14), (3, 224), (64, 1), (2048, 7)):
             x = Activation("x", dtype, (1, c, hw, hw), block)
             y = Activation("y", dtype, (1, 64, hw, hw), block)

@@ -87,7 +87,7 @@ def activations(net: Net) -> tuple[str, ...]:
 def test_activations_ride_on_their_anchors(tmp_path: Path, precision: str) -> None:
     net = Net(x=[1, 3, 9, 7])
     operators = agree(tmp_path, activations(net), net, precision, 1, 3, 9, 7)
-    assert set(operators) <= {"to_blocked", "conv2d", "conv2d_amx", "elementwise", "to_plain"}
+    assert set(operators) <= {"to_blocked", "conv2d", "conv2d_bf16", "elementwise", "to_plain"}
 
 
 def excited(net: Net) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def test_squeeze_and_excite_is_one_layer(tmp_path: Path, batch: int, precision: 
     net = Net(x=["n" if batch > 1 else 1, 3, 12, 15])
     operators = agree(tmp_path, excited(net), net, precision, batch, 3, 12, 15)
     assert operators.count("squeeze_excite") == 2
-    assert set(operators) <= {"to_blocked", "conv2d", "conv2d_amx", "squeeze_excite", "to_plain"}
+    assert set(operators) <= {"to_blocked", "conv2d", "conv2d_bf16", "squeeze_excite", "to_plain"}
 
 
 def detector(net: Net) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ def shuffled(net: Net) -> tuple[str, ...]:
 def test_a_shuffle_is_a_permutation_of_weights(tmp_path: Path, batch: int, precision: str) -> None:
     net = Net(x=[batch, 3, 9, 11])
     operators = agree(tmp_path, shuffled(net), net, precision, batch, 3, 9, 11)
-    assert set(operators) <= {"to_blocked", "conv2d", "conv2d_amx", "depthwise_conv2d", "global_average_pool"}
+    assert set(operators) <= {"to_blocked", "conv2d", "conv2d_bf16", "depthwise_conv2d", "global_average_pool"}
 
 
 def normalised(net: Net) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def test_convolutions_in_bfloat16_have_rounded_filters(tmp_path: Path) -> None:
     net = Net(x=[1, 5, 6, 7])
     weight = normal(9, 5, 3, 3)
     model = load(net.save(tmp_path / "net.onnx", net("Conv", "x", weight)), 1)
-    (held,) = (spec.weights["weight"] for spec in lower(model, "bf16").layers if spec.op == "conv2d_amx")
+    (held,) = (spec.weights["weight"] for spec in lower(model, "bf16").layers if spec.op == "conv2d_bf16")
     assert np.array_equal(held, rounded_filters(weight))
     (held,) = (spec.weights["weight"] for spec in lower(model, "fp32").layers if spec.op == "conv2d")
     assert np.array_equal(held, weight)
