@@ -158,7 +158,7 @@ def drive(command: Sequence[str], scenario: str, config: Path, *options: str) ->
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown: medians over the rounds."""
+    """Markdown: medians over the rounds; nothing where a stack was not asked."""
     searches = found["searches"]
     names = list(dict.fromkeys(search["stack"] for search in searches))
     columns = sorted({search["percentile"] for search in searches})
@@ -166,15 +166,17 @@ def table(found: dict[str, Any]) -> str:
     for name in names:
         for column in columns:
             of_stack = [s for s in searches if (s["stack"], s["percentile"]) == (name, column)]
-            qps[name, column] = median([s["peak_qps"] or 0.0 for s in of_stack] or [0.0])
+            if of_stack:
+                qps[name, column] = median([s["peak_qps"] or 0.0 for s in of_stack])
     heads = [f"peak QPS at {column:.0%} | over the best peer" for column in columns]
     lines = [f"| stack | {' | '.join(heads)} |", "| --- |" + " --- | --- |" * len(columns)]
     for name in names:
         cells = []
         for column in columns:
-            best = max((qps[peer, column] for peer in names if not peer.startswith("veltair")), default=0.0)
-            over = f"{qps[name, column] / best:.2f}x" if best else ""
-            cells.append(f"{qps[name, column]:.0f} | {over}")
+            best = max((qps.get((peer, column), 0.0) for peer in names if not peer.startswith("veltair")), default=0.0)
+            reached = qps.get((name, column))
+            over = f"{reached / best:.2f}x" if best and reached is not None else ""
+            cells.append(f"{'' if reached is None else round(reached)} | {over}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
