@@ -26,7 +26,7 @@ from veltair.loadgen.payloads import raw
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 LONGEST_ERROR = 300  # characters of an error that are kept
-LARGEST_BYTES = (1 << 32) - 1  # of an answer
+LARGEST_BYTES = (1 << 31) - 1  # of an answer: protobuf has none larger
 REFUSALS = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
 _STATUSES = {str(status.value[0]): status.name for status in grpc.StatusCode}
 
@@ -59,7 +59,8 @@ class _Call(Stream):
         self._data = data
 
     def too_large(self, size: int) -> None:
-        raise NotImplementedError  # no length is greater
+        self._lost(f"an answer of {size} bytes was announced")
+        self.reset(CANCEL)
 
     def ended(self) -> None:
         status = _STATUSES.get(self._fields.get("grpc-status", ""))
@@ -68,14 +69,16 @@ class _Call(Stream):
         if status == "OK":
             self.answer.set_result(self._data)
         elif status is None:
-            self.answer.set_exception(_LostError(f"HTTP status {self._fields.get(':status')}, no status of gRPC"))
+            self._lost(f"HTTP status {self._fields.get(':status')}, no status of gRPC")
         else:
             text = unquote(self._fields.get("grpc-message", ""))
             self.answer.set_exception(_RefusedError(status, " ".join(text.split())))
 
     def broken(self, code: int | None) -> None:
+        self._lost("the connection was lost" if code is None else f"the call was reset with code {code}")
+
+    def _lost(self, what: str) -> None:
         if not self.answer.done():
-            what = "the connection was lost" if code is None else f"the call was reset with code {code}"
             self.answer.set_exception(_LostError(what))
 
 

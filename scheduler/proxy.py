@@ -127,4 +127,4 @@ class SteadyLevel:
 
 
 def _clamped(level: float) -> float:
-    return 1.0 if level < 1.0 else level if level < HIGHEST_LEVEL else HIGHEST_LEVEL
+    return min(max(level, 1.0), HIGHEST_LEVEL)

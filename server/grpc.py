@@ -60,10 +60,7 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         counts = self._service.statistics(request.name, request.version)
         return json_format.ParseDict(counts, pb.ModelStatisticsResponse())
 
-    async def ModelInfer(self, request: Any, context: Any) -> Any:
-        return await self._infer(request, context)
-
-    async def _infer(self, received: Received, context: Any) -> Any:
+    async def ModelInfer(self, received: Received, context: Any) -> Any:
         arrival_ns = time.monotonic_ns()
         message = received.message
         try:
@@ -111,7 +108,7 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     async def _streamed(self, received: Received, context: Any) -> Any:
         try:
-            return pb.ModelStreamInferResponse(infer_response=await self._infer(received, context))
+            return pb.ModelStreamInferResponse(infer_response=await self.ModelInfer(received, context))
         except (RequestError, QueryError) as error:
             text = str(error)
         except Exception:

@@ -249,14 +249,9 @@ class Call(Stream):
 class ClientConnection(Connection):
     """A client's; among those of its server while it lives."""
 
-    serves = True
-
     def __init__(self, server: Server) -> None:
-        super().__init__()
+        super().__init__(lambda: Call(server.methods, server.most_bytes))
         self._server = server
-
-    def accept(self) -> Call:
-        return Call(self._server.methods, self._server.most_bytes)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -6,7 +6,10 @@ from typing import Any
 import grpc
 import uvloop
 
-from veltair.http2.frames import prefix
+from veltair.http2 import hpack
+from veltair.http2.connection import Connection
+from veltair.http2.frames import DATA, HEADERS, prefix
+from veltair.http2.stream import Stream
 from veltair.loadgen.contract import Answer, Outcome
 from veltair.loadgen.grpc_client import SERVICE, GrpcClient
 
@@ -99,3 +102,35 @@ def test_a_call_without_an_answer_ends_at_the_timeout() -> None:
 
     answer = uvloop.run(run())
     assert (answer.outcome, answer.detail) == (Outcome.ERROR, "no answer within 0.2 s")
+
+
+class Boasting(Stream):
+    """Announces more than there is."""
+
+    def headers(self, fields: list[hpack.Field]) -> None: ...
+
+    def message(self, data: memoryview, *, compressed: bool) -> None: ...
+
+    def too_large(self, size: int) -> None: ...
+
+    def broken(self, code: int | None) -> None: ...
+
+    def ended(self) -> None:
+        self.queue(HEADERS, hpack.encode([(":status", "200"), ("content-type", "application/grpc")]))
+        self.send(DATA, prefix(1 << 31) + bytes(100))
+
+
+def test_an_answer_too_large_for_protobuf_is_not_waited_for() -> None:
+    async def run() -> Answer:
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Connection(lambda: Boasting(100)), "127.0.0.1", 0
+        )
+        client = GrpcClient("127.0.0.1", server.sockets[0].getsockname()[1], WAIT_S)
+        await client.open(1)
+        answer = await client.send(prefix(0))
+        await client.close()
+        server.close()
+        return answer
+
+    answer = uvloop.run(run())
+    assert (answer.outcome, answer.detail) == (Outcome.ERROR, "an answer of 2147483648 bytes was announced")

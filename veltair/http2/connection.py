@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import cast
 
 from veltair.http2 import frames
@@ -47,9 +48,9 @@ MOST_RESETS = 1000  # streams that the other side gave up, more than came to the
 class Connection(asyncio.BufferedProtocol):
     """Either side's end."""
 
-    serves = False  # whether it is the server's
-
-    def __init__(self) -> None:
+    def __init__(self, accept: Callable[[], Stream] | None = None) -> None:
+        """`accept`: makes the stream of a request whose headers follow; a client's end has none."""
+        self._accept = accept
         self.transport: asyncio.Transport
         self.streams: dict[int, Stream] = {}
         self.most_streams = MOST_STREAMS  # at once, that the other side takes
@@ -72,9 +73,10 @@ class Connection(asyncio.BufferedProtocol):
         self._resets = 0  # streams that the other side gave up, less those that came to their end
         self._unread = 0  # answers to control frames that were written while the transport was full
 
-    def accept(self) -> Stream:
-        """The server's: of a request whose headers follow."""
-        raise NotImplementedError
+    @property
+    def serves(self) -> bool:
+        """Whether it is the server's."""
+        return self._accept is not None
 
     def agreed(self) -> None:
         """The other side's settings were taken up."""
@@ -378,14 +380,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _headers(self, number: int, fields: list[Field], *, ends: bool) -> None:
         stream = self.streams.get(number)
-        if stream is None and self.serves and number > self.last:
+        if stream is None and self._accept is not None and number > self.last:
             if not number % 2:
                 raise ProtocolError(PROTOCOL_ERROR, f"stream {number} is the server's")
             self.last = number
             if self.leaving or len(self.streams) >= MOST_STREAMS:
                 self.write(RST_STREAM, 0, number, WORD.pack(frames.REFUSED_STREAM))
                 return
-            stream = self.accept()
+            stream = self._accept()
             stream.number = number
             self._add(stream)
         if stream is not None:

@@ -6,6 +6,7 @@ A message is read into the memory that it is handed on in: large ones are copied
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from veltair.http2.hpack import Field
 
 
-class Stream:
+class Stream(ABC):
     """Subclasses say what becomes of what comes in."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -40,24 +41,25 @@ class Stream:
 
     # For subclasses
 
+    @abstractmethod
     def headers(self, fields: list[Field]) -> None:
         """A header list came: the head of a request or response, or trailers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def message(self, data: memoryview, *, compressed: bool) -> None:
-        raise NotImplementedError
+        """A whole one came."""
 
+    @abstractmethod
     def too_large(self, size: int) -> None:
         """A message was announced that has more than `most_bytes`: the stream has to end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self) -> None:
         """The other side sends no more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def broken(self, code: int | None) -> None:
         """The other side gave it up, or with None the connection is lost. The stream is closed."""
-        raise NotImplementedError
 
     def reads(self) -> bool:
         """Whether more may come in than was allowed already."""
