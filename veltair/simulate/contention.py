@@ -60,8 +60,9 @@ class Contention:
     def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, *, grown: bool) -> float:
         if block.query in self.running:
             self.leave(block.query)
-        stretch = self._paces[profile.model, profile.batch].stretch(block.start, block.versions, len(core_set))
         shares = self._shares(core_set)
+        pace = self._paces[profile.model, profile.batch]
+        stretch = pace.stretch(block.start, block.versions, len(core_set), len(shares))
         self.running[block.query] = Neighbour(stretch, core_set, shares)
         want_bytes, l3_bytes = stretch.want_bytes, self.model.l3_bytes
         for domain, share in shares.items():

@@ -90,12 +90,12 @@ class CountedContention(Contention):
 
 def rates(stretch: Stretch, cache: int, memory: int) -> Counts:
     """What a block counts in a ns under these pressures (levels of `pace`), the mean over its layers' time."""
-    pace, cores = stretch.pace, stretch.cores
+    pace, cores, domains = stretch.pace, stretch.cores, stretch.domains
     work, machine = pace.work, pace.machine
     at = range(stretch.layers.start, stretch.layers.stop), stretch.versions
     took_ns = stretch.course(cache, memory)[-1]
     accesses = work.l3_bytes[cores - 1][at].sum() / LINE_BYTES
-    misses = pace.moved_bytes(cores, cache)[at].sum() / LINE_BYTES
+    misses = pace.moved_bytes(cores, domains, cache)[at].sum() / LINE_BYTES
     flops = work.flops[stretch.layers].sum()
     vectors = flops / (2 * machine.vector_bits / 32)
     instructions = vectors * (1 + _LOADS) + accesses

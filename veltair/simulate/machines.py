@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import numpy as np
 
 from veltair.errors import ConfigError
 from veltair.types import Machine
@@ -41,7 +42,7 @@ class MachineModel:
     vector_efficiency: float  # what good kernels reach of the tile's bound, out of L2
     matrix_efficiency: float  # the same with tiles, of the peak
     l3_gb_s: float  # of a core
-    core_gb_s: float  # of a core, from memory
+    core_gb_s: float  # of a core, from memory that serves no one else
     domain_gb_s: float  # of a domain, from memory or other domains
     dram_gb_s: float  # of the machine
     launch_ns: float  # fork and join of one parallel layer
@@ -52,6 +53,8 @@ class MachineModel:
     front_ns: float  # of a core for each query, in client and front end, half of it before its first block
     front_in_ns: float  # on top for each byte of its input, before
     front_out_ns: float  # and for each byte of its output, after its last block
+    # How long memory takes to answer while evenly spaced parts of its bandwidth are used, from none to all, over none.
+    loaded_latency: tuple[float, ...] = (1.0,)
 
     def domains(self, cores: int) -> int:
         """L3 domains that so many cores touch when whole ones are handed out first."""
@@ -64,6 +67,11 @@ class MachineModel:
             raise ConfigError(f"machine {self.name}: expected 1 to {self.cores} cores, got {count}")
         starts = range(0, count, self.domain_cores)
         return Machine(tuple(tuple(range(i, min(i + self.domain_cores, count))) for i in starts))
+
+    def memory_latency(self, used: float) -> float:
+        """While this part of the memory bandwidth is used, over that of idle memory."""
+        curve = self.loaded_latency
+        return float(np.interp(used, np.linspace(0, 1, len(curve)), curve))
 
     @property
     def spawn_sigma(self) -> float:
@@ -101,6 +109,13 @@ def load(name: str) -> MachineModel:
         raise ConfigError(f"{name}: not UTF-8 at byte {error.start}") from None
 
 
+class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A parameter of many values."""
+
+    value: Annotated[tuple[Annotated[float, msgspec.Meta(ge=1)], ...], msgspec.Meta(min_length=1)]
+    source: Annotated[str, msgspec.Meta(min_length=1)]
+
+
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One parameter of a machine file."""
 
@@ -113,7 +128,9 @@ _File = msgspec.defstruct(
     [
         (name, str if name in ("name", "title") else Value)
         for name in MachineModel.__dataclass_fields__  # the file's keys are the model's fields
-    ],
+        if name != "loaded_latency"
+    ]
+    + [("loaded_latency", Curve | None, None)],
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
@@ -132,11 +149,13 @@ def parse(text: str, where: str) -> MachineModel:
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"{where}: {place.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
-    values: dict[str, float | str] = {}
+    values: dict[str, float | str | tuple[float, ...]] = {}
     for key, field in MachineModel.__dataclass_fields__.items():
         entry = getattr(raw, key)
-        if isinstance(entry, str):
-            values[key] = entry
+        if entry is None:
+            continue
+        if not isinstance(entry, Value):
+            values[key] = entry if isinstance(entry, str) else entry.value
             continue
         if entry.value == 0 and key not in _MAY_BE_ZERO:
             raise ConfigError(f"{where}: {key}: expected a value above 0")

@@ -15,7 +15,7 @@ import numpy as np
 from veltair.errors import ConfigError
 from veltair.profiles.artifact import ITEM_BYTES, Artifact, LayerEntry, Port, load
 from veltair.simulate.machines import MachineModel
-from veltair.simulate.roofline import ModelWork, Table
+from veltair.simulate.roofline import ModelWork, Table, link_gb_s
 from veltair.types import ModelProfile
 
 
@@ -45,7 +45,7 @@ def _work(artifact: Artifact, batch: int, profile: ModelProfile, machine: Machin
 
     # Alone a layer takes what was measured, so it cannot have moved more than goes through in that time.
     on = np.arange(1.0, cores + 1)[:, None, None]
-    link = np.minimum(on * machine.core_gb_s, -(-on // machine.domain_cores) * machine.domain_gb_s)
+    link = link_gb_s(on, -(-on // machine.domain_cores), 1.0, machine)
     finite = np.where(np.isinf(compute_ns), 0.0, compute_ns)
     through = finite * np.minimum(link, machine.dram_gb_s)
     moved = everywhere([float(entry.bytes[batch]) for entry in entries])

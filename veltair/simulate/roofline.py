@@ -51,17 +51,42 @@ def kept_traffic(need: Table, moved: Table, kept: float | Table) -> Table:
     return result
 
 
+def sharing_cores(work: ModelWork, cores: int, domains: int, machine: MachineModel) -> int:
+    """On how many cores a layer moves what it moves below the L2 when it runs on so many that lie in `domains` domains.
+
+    Each domain reads what its cores share, so those that lie on more domains than they would fill move as much as if
+    they filled them.
+    """
+    return cores if domains == machine.domains(cores) else min(domains * machine.domain_cores, work.cores)
+
+
 def dram_bytes(work: ModelWork, cores: int, l3_bytes: float | Table) -> Table:
     """(layers, versions): bytes from and to DRAM when the layer keeps `l3_bytes` of its domains' L3, all together."""
     return kept_traffic(work.need_bytes[cores - 1], work.dram_bytes[cores - 1], l3_bytes)
 
 
-def layer_ns(work: ModelWork, cores: int, l3_bytes: float | Table, dram_gb_s: float, machine: MachineModel) -> Table:
-    """(layers, versions): time on so many cores that keep `l3_bytes` of L3 and get `dram_gb_s` of DRAM bandwidth."""
-    row = cores - 1
-    moved = dram_bytes(work, cores, l3_bytes)
-    count = np.array(float(cores))
-    return _slowest(work.compute_ns[row], work.l3_bytes[row], work.remote_bytes[row], moved, count, dram_gb_s, machine)
+def layer_ns(
+    work: ModelWork,
+    cores: int,
+    domains: int,
+    l3_bytes: float | Table,
+    dram_gb_s: float,
+    latency: float,
+    machine: MachineModel,
+) -> Table:
+    """(layers, versions): time on so many cores in so many domains, while they keep `l3_bytes` of L3 and get
+    `dram_gb_s` of DRAM bandwidth, and memory takes `latency` times as long to answer as when it is idle."""
+    row, sharing = cores - 1, sharing_cores(work, cores, domains, machine)
+    moved, remote = dram_bytes(work, sharing, l3_bytes), work.remote_bytes[sharing - 1]
+    count, link = np.array(float(cores)), link_gb_s(cores, domains, latency, machine)
+    return _slowest(work.compute_ns[row], work.l3_bytes[row], remote, moved, count, link, dram_gb_s, machine)
+
+
+def link_gb_s(cores: int | Table, domains: int | Table, latency: float, machine: MachineModel) -> Table:
+    """What so many cores in so many domains can draw from outside of these. A core has only so many lines in flight, so
+    it draws the less the longer memory takes to answer."""
+    link: Table = np.minimum(cores * machine.core_gb_s / latency, domains * machine.domain_gb_s)
+    return link
 
 
 def under_pressure_ns(work: ModelWork, pressure: float, machine: MachineModel) -> Table:
@@ -70,13 +95,20 @@ def under_pressure_ns(work: ModelWork, pressure: float, machine: MachineModel) -
     kept = -(-count // machine.domain_cores) * machine.l3_bytes * (1 - pressure)
     moved = kept_traffic(np.moveaxis(work.need_bytes, 1, 0), np.moveaxis(work.dram_bytes, 1, 0), kept)
     share = machine.dram_gb_s * (1 - pressure)
-    return _slowest(work.compute_ns, work.l3_bytes, work.remote_bytes, moved, count, share, machine)
+    link = link_gb_s(count, -(-count // machine.domain_cores), machine.memory_latency(pressure), machine)
+    return _slowest(work.compute_ns, work.l3_bytes, work.remote_bytes, moved, count, link, share, machine)
 
 
 def _slowest(
-    compute_ns: Table, l3: Table, remote: Table, moved: Table, cores: Table, dram_gb_s: float, machine: MachineModel
+    compute_ns: Table,
+    l3: Table,
+    remote: Table,
+    moved: Table,
+    cores: Table,
+    link: Table,
+    dram_gb_s: float,
+    machine: MachineModel,
 ) -> Table:
-    link = np.minimum(cores * machine.core_gb_s, -(-cores // machine.domain_cores) * machine.domain_gb_s)
     longest = np.maximum(compute_ns, l3 / (cores * machine.l3_gb_s))
     np.maximum(longest, (moved + remote) / link, out=longest)
     np.maximum(longest, moved / min(dram_gb_s, machine.dram_gb_s), out=longest)

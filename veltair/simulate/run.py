@@ -80,8 +80,9 @@ class Simulation:
     def scheduler(self, policy: str) -> Scheduler:
         """A fresh one; a run's log replays through it."""
         load = self.scenario.load
+        machine = self.machine if load.domain_aware else Machine((self.machine.cores,))
         return Scheduler(
-            self.machine, self.tenants, self._catalogue, policy, self.workers,
+            machine, self.tenants, self._catalogue, policy, self.workers,
             proxy=self._proxy(), planned_share=load.planned_share, grows_inside_layers=load.grows_inside_layers,
         )  # fmt: skip
 

@@ -26,6 +26,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     workers: Annotated[int, Meta(ge=1)] | None = None  # queries in flight; default: one for each core
     planned_share: Annotated[float, Meta(gt=0, le=1)] = 1.0  # of each target, what policies plan with
     layer_qos: Literal["time", "ops"] = "time"  # what the paper's policies give layers their share of a target by
+    domain_aware: bool = True  # cores that share an L3 are handed out together; else those of the lowest numbers
     grows_inside_layers: bool = False  # a block that lacked cores gets more at once, else between two of its layers
 
 

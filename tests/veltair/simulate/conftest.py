@@ -26,7 +26,7 @@ def _model(cores: int = 16, domain_cores: int = 4, **other: float) -> MachineMod
         "dispatch_ns": 0.0, "front_ns": 0.0, "front_in_ns": 0.0, "front_out_ns": 0.0,
     }  # fmt: skip
     fields = MachineModel.__dataclass_fields__
-    return MachineModel(**{name: (values | other).get(name, 1) for name in fields})
+    return MachineModel(**{name: 1 for name in fields if name != "loaded_latency"} | values | other)
 
 
 def _work(model: MachineModel, layers: str, name: str = "m") -> ModelWork:
@@ -57,7 +57,7 @@ def _simulated(model: MachineModel, layers: str, name: str = "m") -> Simulated:
     cores = range(1, model.cores + 1)
 
     def table(layer: int, version: int) -> LatencyTable:
-        times = [[round(pace.times_ns(c, *under)[layer, version]) for c in cores] for under in UNDER]
+        times = [[round(pace.times_ns(c, model.domains(c), *under)[layer, version]) for c in cores] for under in UNDER]
         return LatencyTable(LEVELS, tuple(map(tuple, times)))
 
     versions = tuple(

@@ -96,13 +96,37 @@ def test_growth_costs_what_the_machine_says(place):
     assert list(surroundings.running) == [0]
 
 
+def test_a_core_draws_less_while_memory_answers_late(place):
+    surroundings, enter = place("s", loaded_latency=(1.0, 1.0, 3.0))
+    enter(0, (0,))
+    assert ends(surroundings) == pytest.approx({0: 2001e3})  # 40 MB through a core of 20 GB/s
+    enter(1, range(4, 8))
+    # half of the bandwidth is used beside it, a fourth beside the other: memory answers as fast as before
+    assert ends(surroundings) == pytest.approx({0: 2001e3, 1: 1001e3}, rel=0.02)
+    enter(2, (8,))
+    # three quarters are used beside both, and memory takes twice as long: 10 GB/s
+    assert ends(surroundings)[2] == pytest.approx(4001e3)
+
+
+def test_cores_apart_have_a_cache_and_a_link_each(place):
+    surroundings, enter = place("k", core_gb_s=16.0)
+    enter(0, (0, 4))
+    enter(1, (1, 8))
+    # 12 MB are wanted twice of three domains: 6 + 6 in the first one, 6 in the others
+    assert ends(surroundings) == pytest.approx({0: 1001e3, 1: 1001e3})  # computing
+    surroundings, enter = place("s")
+    enter(0, (0, 1, 4, 5))
+    assert ends(surroundings) == pytest.approx({0: 501e3})  # 40 MB over two links of 40 GB/s
+
+
 @given(
-    st.text("cks", min_size=1, max_size=5), st.integers(1, 16), st.integers(0, 1),
+    st.text("cks", min_size=1, max_size=5), st.integers(1, 16), st.integers(0, 3), st.integers(0, 1),
     st.integers(0, len(PRESSURES) - 2), st.integers(0, len(PRESSURES) - 1),
 )  # fmt: skip
-def test_more_pressure_never_helps(machine_model, simulated, layers, cores, version, cache, memory):
-    model = machine_model(16)
-    stretch = Pace(simulated(model, layers).work, model).stretch(0, (version,) * len(layers), cores)
+def test_more_pressure_never_helps(machine_model, simulated, layers, cores, apart, version, cache, memory):
+    model = machine_model(16, loaded_latency=(1.0, 1.2, 2.0))
+    domains = max(model.domains(cores), min(apart, cores))
+    stretch = Pace(simulated(model, layers).work, model).stretch(0, (version,) * len(layers), cores, domains)
     here = np.diff(stretch.course(cache, memory))
     assert (np.diff(stretch.course(cache + 1, memory)) >= here - 1e-6).all()
     assert (np.diff(stretch.course(memory, cache + 1)) >= np.diff(stretch.course(memory, cache)) - 1e-6).all()

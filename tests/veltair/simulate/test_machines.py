@@ -30,6 +30,13 @@ def test_the_papers_machine_is_that_of_section_5() -> None:
     assert model.machine(6).domains == ((0, 1, 2, 3), (4, 5))
 
 
+def test_memory_answers_later_under_load_where_it_is_known() -> None:
+    assert [machines.load(PAPERS).memory_latency(used) for used in (0, 0.95, 1, 6)] == pytest.approx(
+        [1, (1.396 + 1.871) / 2, 1.871, 1.871]
+    )
+    assert machines.load("xeon-2").memory_latency(1.0) == 1.0
+
+
 def test_any_file_can_be_a_machine(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text().replace(f'name = "{PAPERS}"', 'name = "mine"'))
@@ -44,6 +51,7 @@ def test_any_file_can_be_a_machine(tmp_path: Path) -> None:
         ("value = 64", 'value = "many"', "cores.value: expected `float`, got `str`"),
         ("value = 0.764", "value = 1.2", "vector_efficiency: expected at most 1, got 1.2"),
         ("value = 220000", "value = 20000", "spawn_mean_ns: a log-normal mean is not below its median"),
+        ("value = [1, ", "value = [0.5, ", "loaded_latency.value[0]: expected `float` >= 1.0"),
         ("[cores]", "[sockets]", "unknown field `sockets`"),
         ("[cores]", "[cores", "line"),
     ],

@@ -45,7 +45,7 @@ def test_alone_is_what_was_measured(artifact: Path) -> None:
     (one, work), (two, _) = measured.of_artifact(artifact, HERE, 2)
     assert (one.batch, two.batch) == (1, 2)
     for cores in (1, 2):
-        times = layer_ns(work, cores, HERE.l3_bytes, HERE.dram_gb_s, HERE)
+        times = layer_ns(work, cores, 1, HERE.l3_bytes, HERE.dram_gb_s, 1.0, HERE)
         for layer, of_layer in enumerate(one.versions):
             for at, version in enumerate(of_layer):
                 assert times[layer, at] == pytest.approx(version.latency.latency_ns[0][cores - 1], rel=1e-6)
@@ -54,10 +54,12 @@ def test_alone_is_what_was_measured(artifact: Path) -> None:
 
 def test_less_memory_costs_what_reads_weights(artifact: Path) -> None:
     work = measured.of_artifact(artifact, HERE, 2)[0][1]
-    alone, pressed = (layer_ns(work, 2, HERE.l3_bytes, share, HERE) for share in (HERE.dram_gb_s, 5.0))
+    alone, pressed = (layer_ns(work, 2, 1, HERE.l3_bytes, share, 1.0, HERE) for share in (HERE.dram_gb_s, 5.0))
     assert pressed[0, 0] == pytest.approx(8 * MB / 5.0, rel=0.01)
     assert pressed[1, 0] == alone[1, 0]
-    assert layer_ns(work, 2, 0.0, 5.0, HERE)[1, 0] > alone[1, 0]  # nothing kept: its activations come from memory
+    assert (
+        layer_ns(work, 2, 1, 0.0, 5.0, 1.0, HERE)[1, 0] > alone[1, 0]
+    )  # nothing kept: its activations come from memory
 
 
 def test_a_scenario_may_name_both_kinds(artifact: Path) -> None:

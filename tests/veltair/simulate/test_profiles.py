@@ -69,7 +69,8 @@ def test_tables_are_those_of_the_machine(many: dict[str, Simulated]) -> None:
     """What the scheduler believes alone is what the simulated machine does alone."""
     known = many["resnet50"]
     for cores in (1, 5, 64):
-        whole = layer_ns(known.work, cores, PAPERS.domains(cores) * PAPERS.l3_bytes, PAPERS.dram_gb_s, PAPERS)
+        domains = PAPERS.domains(cores)
+        whole = layer_ns(known.work, cores, domains, domains * PAPERS.l3_bytes, PAPERS.dram_gb_s, 1.0, PAPERS)
         for layer, of_layer in enumerate(known.profile.versions):
             for at, version in enumerate(of_layer):
                 assert version.latency.latency_ns[0][cores - 1] == max(1, round(whole[layer, at]))
@@ -80,9 +81,10 @@ def test_less_is_never_faster(many: dict[str, Simulated]) -> None:
     for known in many.values():
         times = [under_pressure_ns(known.work, pressure, PAPERS) for pressure in PRESSURES]
         assert all((after >= before).all() for before, after in pairwise(times))
-        few = layer_ns(known.work, 8, 1e6, 20.0, PAPERS)
-        assert (layer_ns(known.work, 8, 4e6, 20.0, PAPERS) <= few).all()
-        assert (layer_ns(known.work, 8, 1e6, 40.0, PAPERS) <= few).all()
+        few = layer_ns(known.work, 8, 2, 1e6, 20.0, 1.0, PAPERS)
+        assert (layer_ns(known.work, 8, 2, 4e6, 20.0, 1.0, PAPERS) <= few).all()
+        assert (layer_ns(known.work, 8, 2, 1e6, 40.0, 1.0, PAPERS) <= few).all()
+        assert (layer_ns(known.work, 8, 2, 1e6, 20.0, 3.0, PAPERS) >= few).all()
 
 
 def test_resnet_50_takes_milliseconds_on_the_papers_machine(many: dict[str, Simulated]) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from veltair.reuse import LoopLevel, traffic_bytes
 from veltair.simulate import layers, machines
 from veltair.simulate.layers import LayerShape
-from veltair.simulate.roofline import kept_traffic
+from veltair.simulate.profiles import simulated
+from veltair.simulate.roofline import dram_bytes, kept_traffic, sharing_cores
 from veltair.simulate.tilings import Tilings, tilings
 
 MACHINES = [machines.load(name) for name in machines.names()]
@@ -98,6 +99,17 @@ def test_tasks_by_rows_read_the_weights_in_each_domain() -> None:
     at = found.points.index({"rows": 14, "columns": 256, "depth": 2304, "order": "n"})
     weights = 2304 * 256 * 4 + 256 * 4
     assert found.dram_bytes[at, 13, -1] == pytest.approx(4 * weights)  # 14 cores in 4 domains
+
+
+def test_cores_in_more_domains_than_they_fill_move_what_those_domains_read() -> None:
+    shape = replace(layers.load("resnet50"), layers=(CONV,))
+    work = simulated([shape], PAPERS, {"resnet50": 10**9}, versions=1)["resnet50"].work
+    assert [sharing_cores(work, 4, domains, PAPERS) for domains in (1, 2, 4)] == [4, 8, 16]
+    assert sharing_cores(work, 6, 2, PAPERS) == 6
+    assert sharing_cores(work, 64, 16, PAPERS) == 64
+    sharing = [sharing_cores(work, 4, domains, PAPERS) for domains in (1, 2, 4)]
+    moved = [(work.remote_bytes[n - 1] + dram_bytes(work, n, n / 4 * PAPERS.l3_bytes)).item() for n in sharing]
+    assert np.diff(moved)[1] == pytest.approx(2 * np.diff(moved)[0]) and moved[0] < moved[1]  # for each domain more
 
 
 def test_matrix_tiles_are_filled_or_wasted() -> None:

@@ -30,6 +30,14 @@ from veltair.types import (
 IN_ORDER = {"fcfs", "layerwise", "block-6", "block-11", "veltair-ac", "veltair-full", "veltair-as"}
 
 
+@pytest.mark.parametrize(("aware", "second"), [(True, (4, 5, 6)), (False, (2, 3, 4))])
+def test_cores_are_handed_out_by_domain_or_by_number(machine_model, simulated, aware, second):
+    model, tenant = machine_model(16), TenantLoad(name="m", qps=1.0, target_ms=100.0)
+    scenario = Scenario((tenant,), Load(queries=1, domain_aware=aware))
+    pool = Simulation(scenario, model, {"m": [simulated(model, "c")]}).scheduler("fcfs").system.pool
+    assert [pool.take(2), pool.take(3)] == [(0, 1), second]
+
+
 @pytest.fixture(scope="session")
 def worlds(machine_model, simulated):
     """Small simulations: one or two models, few or many cores, idle to overloaded."""
