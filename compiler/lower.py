@@ -15,6 +15,7 @@ from veltair.compiler.anchors.attention import attention, find_attention, projec
 from veltair.compiler.anchors.bags import bags
 from veltair.compiler.anchors.batch_norm import find_norms
 from veltair.compiler.anchors.batched_matmul import batched_matmul, find_products
+from veltair.compiler.anchors.columns import round_columns
 from veltair.compiler.anchors.concat import concat
 from veltair.compiler.anchors.conv import conv
 from veltair.compiler.anchors.elementwise import elementwise
@@ -71,7 +72,10 @@ ANCHORS: Mapping[str, tuple[Anchor, ...]] = {
 
 
 # Searched for before the first node is visited.
-PATTERNS = (find_recurrences, find_sums, find_lookups, find_embeddings, find_norms, find_attention, find_products)
+PATTERNS = (
+    find_recurrences, find_sums, find_lookups, find_embeddings, find_norms, find_attention, find_products,
+    round_columns,
+)  # fmt: skip
 
 
 def lower(model: OnnxModel, precision: str, front: Front | None = None, tables: Tables | None = None) -> Graph:

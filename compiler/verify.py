@@ -246,7 +246,7 @@ def _compared(
 def _layers(report: Report, found: Artifact, specs: Sequence[LayerSpec], bound: Any, place: str) -> None:
     """Every version of every layer on the inputs that version 0 of the layers before has made."""
     for index, (layer, spec) in enumerate(zip(found.manifest.layers, specs, strict=True)):
-        allowed = tolerance(spec.op, found.manifest.precision)
+        allowed = tolerance(spec, found.manifest.precision)
         wanted = reference(spec, [bound.buffer(b) for b in layer.inputs])
         bound.layer(index, 0)
         first = [bound.buffer(b).copy() for b in layer.outputs]

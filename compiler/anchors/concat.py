@@ -1,5 +1,5 @@
 """Concatenation: at batch 1 every producer writes straight into its slice of the whole, and no layer is left; rows of
-a batch are copied side by side."""
+a batch are copied side by side, by the columns' layer where one makes some of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
+from veltair.compiler.anchors.columns import join_columns
 from veltair.compiler.anchors.matmul import narrow_rows, read_by_products
 from veltair.compiler.graph import Slice
 from veltair.compiler.ir import Activation
@@ -45,7 +46,8 @@ def _side_by_side(node: onnx.NodeProto, axis: int, lowering: Lowering) -> bool:
     if shape != y.shape:
         y = replace(y, name=f"{output}/rows")
     inputs = [lowering.reshaped(piece, (rows, times(piece.shape[axis:]))) for piece in pieces]
-    lowering.emit(lowering.spec(node.name, "concat_rows", inputs, [y], {}, {}, 0))
+    if not join_columns(node, inputs, y, lowering):
+        lowering.emit(lowering.spec(node.name, "concat_rows", inputs, [y], {}, {}, 0))
     if shape != y.shape:
         lowering.add_view(whole, y.name)
     return True

@@ -32,6 +32,7 @@ class Work:
     columns: int  # most columns of a chunk
     ahead: bool  # whether rows of large tables are fetched before they are read
     longest: int  # bytes of a vocabulary's key
+    widest: int  # numbers of a row of any table
 
 
 class Indices:

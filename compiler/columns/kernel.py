@@ -1,12 +1,15 @@
 """All columns of an input in one kernel, driven by tables of numbers: its code does not grow with the columns.
 
 RECom 3.1 maps a column to a thread block; here a task is a tile of rows of a chunk of columns that share their code.
-First the indices of the whole tile, many rows at a time, then its rows of the tables, copied side by side.
+First the indices of the whole tile, many rows at a time, then its rows of the tables, copied side by side. Computed
+tensors that stand beside the columns in what reads them are copied there by tasks of their own (`beside`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +26,8 @@ from veltair.compiler.columns.samples import draw
 from veltair.compiler.columns.store import Store
 from veltair.compiler.columns.text import powers_of_ten
 from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import primitive, when
+from veltair.compiler.kernels.concat_rows import copy_row
+from veltair.compiler.kernels.emit import primitive, to_bf16_bits, when
 from veltair.errors import ModelError
 from veltair.profiles.strings import MOST_BYTES
 
@@ -62,8 +66,40 @@ def layer(
     )  # fmt: skip
 
 
+def beside(columns: LayerSpec, before: Sequence[Activation], behind: Sequence[Activation], y: Activation) -> LayerSpec:
+    """A columns' layer that gives its numbers (B, width) with computed ones, float32 or bfloat16 (B, …), on both sides.
+
+    y: the whole, float32 or bfloat16.
+    """
+    found: Plan = columns.attributes["_plan"]
+    starts = np.cumsum(
+        [0, *(tensor.shape[1] for tensor in before), found.width, *(t.shape[1] for t in behind)]
+    ).tolist()
+    own, shifted = starts.pop(len(before)), found.columns.copy()
+    shifted[:, Field.OUT] += own
+    found = replace(found, columns=shifted)
+    pieces = (*before, *behind)
+    attributes = {
+        **columns.attributes, "_plan": found, "plan": found.digest, "places": (own, *starts[:-1]),
+        "_draw": partial(_draw_beside, columns.attributes["_draw"], pieces),
+    }  # fmt: skip
+    return replace(columns, inputs=(*columns.inputs, *pieces), outputs=(y,), attributes=attributes)
+
+
+def _draw_beside(
+    drawn: Callable[[int, np.random.Generator], list[NDArray[Any]]], pieces: Sequence[Activation], batch: int,
+    chance: np.random.Generator,
+) -> list[NDArray[Any]]:  # fmt: skip
+    numbers = [chance.standard_normal(piece.at(batch), np.float32) for piece in pieces]
+    rounded = [to_bf16_bits(n) if p.dtype == "uint16" else n for p, n in zip(pieces, numbers, strict=True)]
+    return [*drawn(batch, chance), *rounded]
+
+
 class Columns:
-    """See `layer`. A point: rows of a tile, columns of a chunk, what neighbouring tasks share, rows fetched or not."""
+    """See `layer` and `beside`.
+
+    A point: rows of a tile, columns of a chunk, what neighbouring tasks share, rows fetched or not.
+    """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         """`along` "rows": the cores take tiles of rows each; "columns": columns each, which share no table."""
@@ -79,18 +115,22 @@ class Columns:
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         found: Plan = spec.attributes["_plan"]
         rows, columns = int(point["rows"]), int(point["columns"])
-        chunks, roads, dims = _chunks(found, columns)
+        places = spec.attributes.get("places", (0,))
+        read = len(spec.inputs) + 1 - len(places)  # banks; behind them what is copied
+        chunks, roads, dims = _chunks(found, columns, len(spec.inputs) - read)
+        widest = int(found.columns[:, Field.DIM].max())
         words = found.vocabularies
         weights: dict[str, NDArray[Any]] = {
             "chunks": chunks, "columns": found.columns, "guards": found.guards, "edges": found.edges,
             "slots": words.slots, "keys": words.keys, "spans": words.spans, "letters": words.letters,
             "powers": powers_of_ten(), "tables": found.tables,
         }  # fmt: skip
-        kinds = [bank_of(tensor.name) for tensor in spec.inputs]
+        kinds = [bank_of(tensor.name) for tensor in spec.inputs[:read]]
 
         def body(*operands: Any) -> None:
             names = [*kinds, *weights, "out"]
-            buffers = dict(zip(names, operands, strict=True))
+            pieces = operands[read : len(spec.inputs)]
+            buffers = dict(zip(names, (*operands[:read], *operands[len(spec.inputs) :]), strict=True))
             batch = buffers["out"].shape[0]
             tiles, count = T.ceildiv(batch, rows), len(chunks)
             with T.parallel(0, tiles * count) as task:
@@ -102,7 +142,7 @@ class Columns:
                 start = T.bind(tile * rows)
                 work = Work(
                     buffers, first, many, start, T.bind(T.min(rows, batch - start)), batch,
-                    rows, columns, bool(point["ahead"]), found.vocabularies.longest,
+                    rows, columns, bool(point["ahead"]), found.vocabularies.longest, widest,
                 )  # fmt: skip
                 code = Roads(work)
                 for number, name in enumerate(roads):
@@ -111,16 +151,19 @@ class Columns:
                 for number, width in enumerate(dims):
                     with when(dim == number):
                         code.rows(width)
+                for number, (piece, place) in enumerate(zip(pieces, places[1:], strict=True), len(roads)):
+                    with when(road == number), T.serial(0, work.count) as row:
+                        copy_row(piece, buffers["out"], start + row, place, piece.shape[1])
 
         function = primitive([*spec.inputs, *weights.values(), *spec.outputs], body)
-        widest = int(found.columns[:, Field.DIM].max())
         block = rows * columns * (INDEX_BYTES + 3 * 4 * widest)
         tasks = -(-spec.max_batch // rows) * len(chunks)
         return Kernel(function, tuple(weights.values()), block, tasks)
 
 
-def _chunks(found: Plan, columns: int) -> tuple[NDArray[np.int32], list[str], list[int]]:
-    """(chunks, 4): road, width, first column, how many; dealt so that any stretch of them holds every kind.
+def _chunks(found: Plan, columns: int, copied: int) -> tuple[NDArray[np.int32], list[str], list[int]]:
+    """(chunks, 4): road, width, first column, how many; dealt so that any stretch of them holds every kind. Behind the
+    roads are the numbers of `copied` tensors, a chunk each.
 
     Also the roads and the widths that have code, by their numbers; width 0 is any other one, -1 of what copies no rows.
     """
@@ -131,7 +174,7 @@ def _chunks(found: Plan, columns: int) -> tuple[NDArray[np.int32], list[str], li
     dims = [dim for dim, _ in often.most_common(SPECIAL) if dim <= WIDEST]
     dims += [0] if any(group.dim not in dims for group in looked_up) else []
     roads = list(dict.fromkeys(group.road for group in found.groups))
-    chunks = []
+    chunks = [(0.5, len(roads) + piece, -1, 0, 0) for piece in range(copied)]
     for group in found.groups:
         width = dims.index(group.dim if group.dim in dims else 0) if group.one_row else -1
         pieces = -(-group.count // columns)

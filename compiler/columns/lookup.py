@@ -12,7 +12,7 @@ from veltair.compiler.columns.indices import Indices, Work
 from veltair.compiler.columns.plan import COMBINERS, Field
 from veltair.compiler.columns.sequences import Sequences
 from veltair.compiler.columns.table_rows import TableRows, across
-from veltair.compiler.kernels.emit import LANES, Expr, lanes, splat, when
+from veltair.compiler.kernels.emit import LANES, Expr, lanes, splat, store, when
 
 
 class Roads:
@@ -99,7 +99,7 @@ class Roads:
             target, where = self.of.field(column, Field.OUT), held(work.start + row)
 
             def piece(offset: Expr, count: int) -> None:
-                T.buffer_store(out, source(offset, count), [where, lanes(target + offset, count)])
+                store(out, source(offset, count), where, target + offset, count=count)
 
             across(dim, width, piece)
 
@@ -111,6 +111,7 @@ class Roads:
         width, target = self.of.field(column, Field.DIM, "int64"), self.of.field(column, Field.OUT)
         rows, room = self.of.field(column, Field.ROWS, "uint32"), text.NOTED
         ids = T.alloc_buffer((room,), "int32", scope="global")
+        sums = T.alloc_buffer((work.widest,), "float32", scope="global")
         waiting, total, index = (T.alloc_buffer((1,), "int32", scope="global") for _ in range(3))
         with T.serial(0, work.count) as r:
             row = held(work.start + r)
@@ -121,10 +122,10 @@ class Roads:
             def add_up() -> None:
                 def piece(offset: Expr, count: int) -> None:
                     acc, all_ = T.alloc_buffer((count,), "float32", scope="global"), lanes(0, count)
-                    T.buffer_store(acc, out[row, lanes(target + offset, count)], [all_])
+                    T.buffer_store(acc, sums[lanes(offset, count)], [all_])
                     with T.serial(0, waiting[0]) as i:
                         T.buffer_store(acc, acc[all_] + source(ids[i], offset, count), [all_])
-                    T.buffer_store(out, acc[all_], [row, lanes(target + offset, count)])
+                    T.buffer_store(sums, acc[all_], [lanes(offset, count)])
 
                 across(0, width, piece)
                 T.buffer_store(waiting, T.int32(0), [0])
@@ -144,30 +145,23 @@ class Roads:
 
             T.buffer_store(waiting, T.int32(0), [0])
             T.buffer_store(total, T.int32(0), [0])
-            across(
-                0,
-                width,
-                lambda offset, count: T.buffer_store(out, splat(0.0, count), [row, lanes(target + offset, count)]),
-            )
+            across(0, width, lambda offset, count: T.buffer_store(sums, splat(0.0, count), [lanes(offset, count)]))
             with self.of.values(column, kind, step, row, index):
                 take()
             add_up()
             with T.If(total[0] == 0):
                 with T.Then():
                     fill = self.of.field(column, Field.FILL)
-                    across(
-                        0,
-                        width,
-                        lambda offset, count: T.buffer_store(
-                            out, source(fill, offset, count), [row, lanes(target + offset, count)]
-                        ),
-                    )
-                with T.Else(), when(self.of.field(column, Field.COMBINER) != COMBINERS.index("sum")):
+
+                    def filled(offset: Expr, count: int) -> None:
+                        store(out, source(fill, offset, count), row, target + offset, count=count)
+
+                    across(0, width, filled)
+                with T.Else():
                     scale = held(T.cast(self._scale(column, total[0]), "float32"))
 
                     def scaled(offset: Expr, count: int) -> None:
-                        spot = [row, lanes(target + offset, count)]
-                        T.buffer_store(out, out[(*spot,)] * splat(scale, count), spot)
+                        store(out, sums[lanes(offset, count)] * splat(scale, count), row, target + offset, count=count)
 
                     across(0, width, scaled)
 
@@ -186,7 +180,7 @@ class Roads:
                     T.buffer_store(total, total[0] + value[0], [0])
                     T.buffer_store(count, count[0] + 1, [0])
             result = T.cast(total[0] * self._scale(column, T.max(count[0], 1)), "float32")
-            T.buffer_store(work.buffers["out"], result, [row, self.of.field(column, Field.OUT)])
+            store(work.buffers["out"], result, row, self.of.field(column, Field.OUT), count=1)
 
     def _scale(self, column: Expr, count: Expr) -> Expr:
         """What a sum of so many is multiplied by, float64."""
@@ -201,4 +195,4 @@ class Roads:
         with T.serial(0, work.count) as r, T.serial(0, width) as value:
             row = held(work.start + r)
             found = work.buffers["floats"][self.of.at(column, row, value)]
-            T.buffer_store(work.buffers["out"], found, [row, self.of.field(column, Field.OUT) + value])
+            store(work.buffers["out"], found, row, self.of.field(column, Field.OUT) + value, count=1)

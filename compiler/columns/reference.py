@@ -53,10 +53,13 @@ def reference(
 
 
 def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """What `kernel.layer` gives for its banks; texts whose ends fall or pass their room are empty."""
+    """What `kernel.layer` gives for its banks, and `kernel.beside` for them and the tensors that it copies; texts whose
+    ends fall or pass their room are empty."""
     description, joined = spec.attributes["_description"], spec.attributes["_joined"]
     place = Layout.of(description)
-    banks = {bank_of(tensor.name): array for tensor, array in zip(spec.inputs, arrays, strict=True)}
+    places = spec.attributes.get("places", (0,))
+    read = len(arrays) + 1 - len(places)
+    banks = {bank_of(tensor.name): array for tensor, array in zip(spec.inputs[:read], arrays[:read], strict=True)}
     batch = next(len(array) // place.widths[bank] for bank, array in banks.items())
     used = [column for column in description.columns if column.name in joined.columns]
     raw: dict[str, Raw] = {}
@@ -71,7 +74,8 @@ def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         else:
             raw[feature.name] = banks[kind][first : first + batch * feature.width].reshape(batch, feature.width)
     part = msgspec.structs.replace(description, columns=tuple(used), inputs=(joined,))
-    return reference(part, raw, spec.attributes["_tables"])[joined.name].astype(spec.outputs[0].dtype)
+    pieces = [reference(part, raw, spec.attributes["_tables"])[joined.name], *arrays[read:]]
+    return np.concatenate([pieces[i] for i in np.argsort(places)], axis=1)
 
 
 def _column(column: Column, feature: Feature, table: NDArray[Any] | None, values: Mapping[str, Any]) -> NDArray[Any]:

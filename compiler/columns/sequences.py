@@ -11,7 +11,7 @@ from veltair.compiler.columns.hashing import held
 from veltair.compiler.columns.indices import Indices, Work
 from veltair.compiler.columns.plan import Field
 from veltair.compiler.columns.table_rows import TableRows, across
-from veltair.compiler.kernels.emit import Expr, lanes
+from veltair.compiler.kernels.emit import Expr, store
 
 
 class Sequences:
@@ -50,7 +50,7 @@ class Sequences:
                 begin = held(target + place * T.cast(width, "int32"))
 
                 def piece(offset: Expr, count: int) -> None:
-                    T.buffer_store(self._out, source(offset, count), [row, lanes(begin + offset, count)])
+                    store(self._out, source(offset, count), row, begin + offset, count=count)
 
                 across(0, width, piece)
 

@@ -31,7 +31,7 @@ class ConcatRows:
                 start = 0
                 for X, tensor in zip(pieces, spec.inputs, strict=True):
                     with T.serial(0, T.min(rows, Y.shape[0] - first)) as r:
-                        _copy(X, Y, first + r, start, tensor.shape[1])
+                        copy_row(X, Y, first + r, start, tensor.shape[1])
                     start += tensor.shape[1]
 
         function = primitive([*spec.inputs, *spec.outputs], body)
@@ -42,7 +42,7 @@ class ConcatRows:
         return Kernel(function, (), rows * row_bytes, tasks)
 
 
-def _copy(X: Any, Y: Any, row: Any, start: int, width: int) -> None:
+def copy_row(X: Any, Y: Any, row: Any, start: int, width: int) -> None:
     """One row of X to column `start` of Y. A row of a vector and more ends in one that laps over the one before."""
     row = T.bind(row)
     if width >= LANES:

@@ -126,13 +126,15 @@ def widened(bits: Expr, count: int = LANES) -> Expr:
 
 
 def bf16_bits(value: Expr, count: int = LANES) -> Expr:
-    """Floats rounded to nearest even, as the bits of bfloat16: 16 on a CPU with AVX-512-bf16, fewer of them (and no
-    NaN) on any."""
-    if count < LANES:
+    """Floats rounded to nearest even, as the bits of bfloat16: 16, 8 or one on a CPU with AVX-512-bf16, other numbers
+    of them (and no NaN) on any."""
+    if count == 1:
+        return T.Shuffle([bf16_bits(splat(value))], [0])
+    if count not in (8, LANES):
         bits = T.bind(T.reinterpret(vector("uint32", count), value))
         return T.cast(upper_half(bits, count), vector("uint16", count))
-    narrow = T.call_llvm_pure_intrin("bfloat16x16", "llvm.x86.avx512bf16.cvtneps2bf16.512", value)
-    return T.reinterpret("uint16x16", narrow)
+    name = f"llvm.x86.avx512bf16.cvtneps2bf16.{32 * count}"
+    return T.reinterpret(f"uint16x{count}", T.call_llvm_pure_intrin(f"bfloat16x{count}", name, value))
 
 
 def bf16_pair(low: Expr, high: Expr) -> Expr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from veltair.compiler.columns.layout import bank_of
 from veltair.compiler.columns.samples import banks
 from veltair.compiler.columns.store import Store
 from veltair.compiler.embedding.tables import Tables
-from veltair.compiler.ir import Point
+from veltair.compiler.ir import LayerSpec, Point
 from veltair.compiler.library import machine_code
 from veltair.machine import features, tvm_target
 from veltair.profiles.artifact import Storage
@@ -42,21 +42,22 @@ def described(
 
 
 class Compiled:
-    """One point's kernel of a description's first input."""
+    """One point's kernel of a description's first input; `changed`: its layer as another one."""
 
     def __init__(
         self, description: Description, point: Point, isa: frozenset[str] | None = None, mcpu: str = "",
         tables: Mapping[str, NDArray[np.float32]] | None = None, max_batch: int = 256, storage: Storage = "fp32",
-        dtype: str = "float32",
+        dtype: str = "float32", changed: Callable[[LayerSpec], LayerSpec] = lambda spec: spec,
     ) -> None:  # fmt: skip
         self.description, self.joined = description, description.inputs[0]
         self.store = Store.of(description, tables, Tables(storage))
-        self.spec = layer(description, self.joined, max_batch, self.store, dtype)
+        made = layer(description, self.joined, max_batch, self.store, dtype)
+        self.spec = changed(made)
         kernel = Columns().build(self.spec, point, isa or features())
         target = tvm_target() | ({"mcpu": mcpu} if mcpu else {})
         self.library = machine_code(kernel.function, "main", target)
         self.weights = [aligned(weight) for weight in kernel.weights]
-        self.names = [bank_of(tensor.name) for tensor in self.spec.inputs]
+        self.names = [bank_of(tensor.name) for tensor in made.inputs]
 
     def __call__(self, raw: Mapping[str, Any], batch: int) -> NDArray[Any]:
         return self.run([aligned(array) for array in self.arrays(raw, batch)], batch)
@@ -70,7 +71,7 @@ class Compiled:
     def run(self, arrays: Sequence[NDArray[Any]], batch: int) -> NDArray[Any]:
         (made,) = self.spec.outputs
         out = empty((batch, made.shape[1]), made.dtype)
-        out[...] = np.nan if made.dtype == "float32" else -99
+        out[...] = np.nan if made.dtype == "float32" else np.array(-99).astype(made.dtype)
         self.library["main"](*[tvm_ffi.from_dlpack(a) for a in (*arrays, *self.weights, out)])
         return out
 

@@ -18,6 +18,7 @@ from veltair.compiler.columns.description_file import load as load_features
 from veltair.compiler.columns.join import join
 from veltair.compiler.columns.reference import reference
 from veltair.compiler.columns.samples import raw_features
+from veltair.compiler.lower import lower
 from veltair.compiler.measure import Meter
 from veltair.compiler.onnx_model import load as load_onnx
 from veltair.compiler.stopwatch import Drawn
@@ -99,6 +100,33 @@ def test_from_raw_features_to_the_score(compiled: Artifact, folder: Path, batch:
     weight = numpy_helper.to_array(onnx.load(folder / "m.onnx").graph.initializer[0])
     expected = np.concatenate([given["wide"], raw["plain"], given["deep"]], 1) @ weight
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "uint16")])
+def test_columns_write_where_they_are_read(folder: Path, tmp_path: Path, precision: str, dtype: str) -> None:
+    """Into what is joined of them and others; rounded where products alone read them."""
+    model = load_onnx(folder / "m.onnx", 32)
+    layers = lower(model, precision, join(model, load_features(folder / "m.toml"))).layers
+    assert [layer.op for layer in layers] == ["columns", "columns", layers[2].op]
+    assert [t.name for t in layers[1].inputs[-2:]] == ["wide", "plain"] and layers[1].outputs[0].shape == (-1, 27)
+    assert layers[1].outputs[0].dtype == dtype and layers[0].outputs[0].dtype == "float32"
+
+    nodes = [
+        helper.make_node("MatMul", ["wide", "weight"], ["score"]),
+        helper.make_node("MatMul", ["deep", "twice"], ["two"]),
+        helper.make_node("Relu", ["deep"], ["also"]),
+    ]
+    graph = onnx.load(folder / "m.onnx").graph
+    weights = [numpy_helper.from_array(np.ones((k, 2), np.float32), n) for n, k in (("weight", 8), ("twice", 16))]
+    outputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["B", w]) for n, w in (("two", 2), ("also", 16))]
+    graph = helper.make_graph(
+        nodes, "g", [i for i in graph.input if i.name != "plain"], [*graph.output, *outputs], weights
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    model = load_onnx(path, 32)
+    wide, deep, *_ = lower(model, precision, join(model, load_features(folder / "m.toml"))).layers
+    assert (wide.outputs[0].dtype, deep.outputs[0].dtype) == (dtype, "float32")
 
 
 def test_verify_takes_the_description(compiled: Artifact, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

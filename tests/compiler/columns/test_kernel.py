@@ -12,13 +12,16 @@ from columns.running import NUMBERS, Compiled, described, texts
 from kernels import guarded
 
 from veltair.compiler.columns.description import Description
+from veltair.compiler.columns.kernel import beside
 from veltair.compiler.columns.reference import reference
 from veltair.compiler.columns.text import BLOCK, NOTED
 from veltair.compiler.columns.vocabulary import LARGEST, LONGEST_PROBE, Vocabularies, _slots
 from veltair.compiler.embedding.rows import STORAGES
-from veltair.compiler.ir import Point
+from veltair.compiler.ir import Activation, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
+from veltair.compiler.reference import packed, unpacked
 from veltair.compiler.reference import reference as layer_reference
+from veltair.machine import features
 from veltair.profiles.artifact import Storage
 from veltair.profiles.executor import aligned
 
@@ -117,6 +120,37 @@ def test_the_reference_of_the_layer_is_that_of_its_columns(compiled: Compiled) -
     expected = layer_reference(compiled.spec, arrays)
     assert expected is not None and SPACES["columns"].points(compiled.spec, LESS)
     np.testing.assert_allclose(compiled.run(arrays, 8), expected[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint16"])
+def test_computed_numbers_beside_columns(whole: Description, dtype: str) -> None:
+    """Of any widths, on both sides; in bfloat16 all of it is rounded once, as what is made of its float32 is."""
+    if dtype == "uint16" and "avx512_bf16" not in features():
+        pytest.skip("this CPU cannot round to bfloat16")
+    kinds = (("a", "uint16", 3), ("b", "float32", 50), ("c", dtype, 16))
+    a, b, c = (Activation(name, kind, (-1, width)) for name, kind, width in kinds)
+
+    def changed(spec: LayerSpec) -> LayerSpec:
+        width = sum(tensor.shape[1] for tensor in (*spec.outputs, a, b, c))
+        return beside(spec, [a, b], [c], Activation("y", dtype, (-1, width)))
+
+    code = Compiled(whole, POINT, changed=changed)
+    for batch in (1, 19, 33):
+        chance, raw = np.random.default_rng(batch), raw_features(batch, batch)
+        pieces = [packed(tensor, chance.standard_normal(tensor.at(batch)).astype(np.float32)) for tensor in (a, b, c)]
+        out = code.run([aligned(array) for array in (*code.arrays(raw, batch), *pieces)], batch)
+        left, middle, right = (unpacked(tensor, piece) for tensor, piece in zip((a, b, c), pieces, strict=True))
+        expected = np.concatenate([left, middle, reference(whole, raw)["x"], right], 1)
+        worst = 1e-5 if dtype == "float32" else 2**-8
+        np.testing.assert_allclose(unpacked(code.spec.outputs[0], out), expected, rtol=worst, atol=1e-6)
+        same = layer_reference(code.spec, [*code.arrays(raw, batch), *pieces])
+        assert same is not None
+        np.testing.assert_allclose(unpacked(code.spec.outputs[0], same[0]), expected, rtol=worst, atol=1e-6)
+    raw["dense"][0] = np.uint32(0xFFFFFFFF).view(np.float32)  # rounding must not make a number of it
+    out = code.run([aligned(array) for array in (*code.arrays(raw, batch), *pieces)], batch)
+    assert (np.isnan(unpacked(code.spec.outputs[0], out)).sum(1) == [3] + [0] * (batch - 1)).all()
+    drawn = code.spec.attributes["_draw"](5, np.random.default_rng(0))
+    assert [(d.dtype, d.size) for d in drawn] == [(np.dtype(t.dtype), np.prod(t.at(5))) for t in code.spec.inputs]
 
 
 def test_columns_in_parallel_on_avx2() -> None:
