@@ -111,7 +111,7 @@ def solo_ms(workload: str) -> dict[str, float]:
     found = {}
     for load in simulation.scenario.tenants:
         costs = costs_of(simulation, load.model)
-        found[load.name] = costs.least_rest_ns(SOLO, 0) / 1e6
+        found[load.name] = costs.least_rest_ns[SOLO][0] / 1e6
     return found
 
 

@@ -35,7 +35,7 @@ class Clockwork(Policy):
         first: Progress | None = None
         first_ns = 0
         for head in self._queues.heads():
-            latest_ns = head.due_ns - head.costs.least_rest_ns(SOLO, 0)  # to start
+            latest_ns = head.due_ns - head.costs.least_rest_ns[SOLO][0]  # to start
             if latest_ns < now_ns:
                 late_us = (now_ns - latest_ns) // 1000
                 return Reject(head, f"cannot be in time: should have started {late_us} us ago")

@@ -24,20 +24,20 @@ class CorePool:
         """Takes `count` cores, which must be free, and gives them sorted; the L3 of `beside` is filled up first."""
         taken: list[int] = []
         having = self._having
-        left = count
+        self.free -= count
         if beside:
             for i in sorted({self._domain_of[core] for core in beside}):
-                self._take_from(i, min(left, len(self._cores[i])), taken)
-                left = count - len(taken)
+                free = len(self._cores[i])
+                self._take_from(1 << i, free, min(count - len(taken), free), taken)
+        left = count - len(taken)
         for size, domains in self._of_size:
             while left >= size and (whole := having[size] & domains):
-                self._take_from(_lowest(whole), size, taken)
+                self._take_from(whole, size, size, taken)
                 left -= size
-        while left > 0:
+        while left:
             free = self._fitting(left)
-            cores = min(left, free)
-            self._take_from(_lowest(having[free]), cores, taken)
-            left -= cores
+            self._take_from(having[free], free, min(left, free), taken)
+            left = count - len(taken)
         taken.sort()
         return tuple(taken)
 
@@ -62,20 +62,17 @@ class CorePool:
                 return free
         return max(free for free, domains in enumerate(having) if domains)
 
-    def _take_from(self, domain: int, count: int, taken: list[int]) -> None:
-        """Takes the lowest ids, so that the same events give the same sets."""
-        cores, having, bit = self._cores[domain], self._having, 1 << domain
-        free = len(cores)
+    def _take_from(self, domains: int, free: int, count: int, taken: list[int]) -> None:
+        """From the first of these domains, which have so many free cores; the lowest ids, so that the same events give
+        the same sets.
+        """
+        bit, having = domains & -domains, self._having
+        cores = self._cores[bit.bit_length() - 1]
         having[free] ^= bit
         having[free - count] ^= bit
         taken += cores[:count]
         del cores[:count]
-        self.free -= count
 
 
 def _bits(sizes: list[int], wanted: int) -> int:
     return sum(1 << i for i, size in enumerate(sizes) if size == wanted)
-
-
-def _lowest(domains: int) -> int:
-    return (domains & -domains).bit_length() - 1

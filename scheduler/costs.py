@@ -94,7 +94,9 @@ class Costs:
         "bytes",
         "cores",
         "layers",
+        "least_rest_ns",
         "profile",
+        "rest_on_one_ns",
         "time_work",
         "work",
     )
@@ -128,6 +130,8 @@ class Costs:
         self._least_ns = _packed(_sums(np.minimum.accumulate(best, axis=2)).transpose(0, 2, 1))
         # layers l … end on no more than so many cores, negated: rows ascend, so that they can be bisected
         self._rest_ns = _packed(-rest)
+        # [level][layer]: layers l … end on the number of cores on which they are fastest, and on one
+        self.least_rest_ns, self.rest_on_one_ns = _packed(rest[..., -1]), _packed(rest[..., 0])
         # [level][cores - 1][layer]
         self._version = [[tuple(row) for row in rows] for rows in which.transpose(0, 2, 1).tolist()]
         self._most = solo.shape[1]
@@ -172,20 +176,12 @@ class Costs:
         index = bisect_left(self._rest_ns[level], -left_ns, row, row + self.cores) - row
         return index + 1 if index < self.cores else None
 
-    def least_rest_ns(self, level: int, start: int) -> int:
-        """Layers [start, end) on the number of cores on which they are fastest."""
-        return -self._rest_ns[level][(start + 1) * self.cores - 1]
-
-    def rest_on_one_ns(self, level: int, start: int) -> int:
-        """Layers [start, end) on one core."""
-        return -self._rest_ns[level][start * self.cores]
-
-    def layer_after(self, level: int, cores: int, start: int, elapsed_ns: int) -> int:
-        """The layer that begins last within `elapsed_ns` of the begin of layer `start`."""
-        sums, columns = self._prefix_ns[level], self.cores
-        reached_ns = sums[start * columns + cores - 1] + elapsed_ns
-        begins = range(cores - 1, len(sums), columns)  # where in the sums
-        return bisect_right(begins, reached_ns, start + 1, key=sums.__getitem__) - 1
+    def layer_at(self, level: int, cores: int, start: int, stop: int, left_ns: int, of_ns: int) -> int:
+        """Of layers [start, stop) the one that is begun last while `left_ns` of `of_ns` are left, had they so much."""
+        begins_ns = self._prefix_ns[level][cores - 1 :: self.cores]
+        ends_ns = begins_ns[stop]
+        reached_ns = ends_ns - (ends_ns - begins_ns[start]) * left_ns // of_ns
+        return bisect_right(begins_ns, reached_ns, start + 1, stop) - 1
 
     def least_cores(self, level: int, start: int, stop: int, qos_ns: int, bound: int) -> int | None:
         """The least cores that run layers [start, stop) within `qos_ns`; None if more than `bound` are needed."""
@@ -218,6 +214,9 @@ class Costs:
 
     def fastest_cores(self, level: int, start: int, stop: int, bound: int) -> int:
         """The core count up to `bound` on which layers [start, stop) are fastest; the least of equals."""
+        if stop == self.layers:
+            least, row = self._rest_ns[level], start * self.cores
+            return bisect_left(least, least[row + bound - 1], row, row + bound) - row + 1
         times = list(self._times_ns(level, start, stop, bound))
         return times.index(min(times)) + 1
 

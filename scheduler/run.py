@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from veltair.scheduler.costs import SOLO, Costs
-from veltair.types import CoreSet, LayerBlock
+from veltair.types import CoreSet, LayerBlock, State
 
 
-@dataclass(slots=True)
-class Run:
+class Run(State):
     """A block that runs now."""
 
     block: LayerBlock
@@ -71,10 +68,8 @@ class Run:
         block, (layer, cores) = self.block, self.stretches[-1]
         if now_ns >= self.ends_ns:
             return block.stop - 1
-        done_ns = self.costs.time_ns(SOLO, cores, layer, block.stop)  # scaled by the share of time that is over
-        left_ns = self.predicted_ns if len(self.stretches) == 1 else _rescaled(block, self.costs, layer, cores)
-        done_ns -= done_ns * (self.ends_ns - now_ns) // max(left_ns, 1)
-        return min(max(layer, self.costs.layer_after(SOLO, cores, layer, done_ns)), block.stop - 1)
+        of_ns = self.predicted_ns if len(self.stretches) == 1 else _rescaled(block, self.costs, layer, cores)
+        return self.costs.layer_at(SOLO, cores, layer, block.stop, self.ends_ns - now_ns, max(of_ns, 1))
 
     def missing_cores(self, now_ns: int) -> int:
         """How many more cores the block could still use."""

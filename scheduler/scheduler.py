@@ -187,7 +187,7 @@ class Scheduler:
     def _cancelled(self, query: int, decisions: list[Decision]) -> None:
         system = self.system
         if (leader := system.led.pop(query, None)) is not None:
-            leader.members = [member for member in leader.members if member.query.id != query]
+            leader.members = tuple([member for member in leader.members if member.query.id != query])
         else:
             leader = system.waiting.get(query) or self._in_flight(query)
             if leader.cancelled:

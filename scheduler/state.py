@@ -11,11 +11,10 @@ from veltair.scheduler.cores import CorePool
 from veltair.scheduler.costs import Costs, nearest_level
 from veltair.scheduler.proxy import SteadyLevel
 from veltair.scheduler.run import Run
-from veltair.types import LayerBlock, Machine, Query, Tenant
+from veltair.types import LayerBlock, Machine, Query, State, Tenant
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(State):
     """An admitted, unfinished query, or the batch that runs in its name."""
 
     query: Query
@@ -28,7 +27,7 @@ class Progress:
     run: Run | None = None
     cancelled: bool = False
     ready_ns: int = 0  # since when it waits for cores, or waited for those of the block that runs
-    members: list[Progress] = field(default_factory=list)  # run in its name, as one batch with it; none is cancelled
+    members: tuple[Progress, ...] = ()  # run in its name, as one batch with it; none is cancelled
 
     @property
     def forsaken(self) -> bool:
@@ -109,7 +108,7 @@ class System:
         if len(self.runs) == len(self.in_flight) and not self.short:
             return ()
         short = self.short
-        return [progress for id, progress in self.in_flight.items() if progress.run is None or id in short]
+        return (progress for id, progress in self.in_flight.items() if progress.run is None or id in short)
 
     def join(self, leader: Progress, members: Sequence[Progress], costs: Costs) -> None:
         """Makes waiting queries of a tenant one batch in the name of one that waits, too, and must be started next.
@@ -122,7 +121,7 @@ class System:
             self.led[id] = leader
             self.total_avg -= member.avg_cores
             leader.due_ns = min(leader.due_ns, member.due_ns)
-        leader.members += members
+        leader.members += tuple(members)
         leader.costs = costs
 
     def admit(self, progress: Progress, now_ns: int) -> None:

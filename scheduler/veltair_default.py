@@ -154,9 +154,9 @@ class Veltair(Policy):
         """What a sample takes of a core in the largest batch that those that wait now fill, and that is in time."""
         samples, least = self._batchable.samples(tenant), inf
         for costs in system.costs[tenant.model]:
-            if costs.profile.batch > samples or costs.least_rest_ns(SOLO, 0) > tenant.qos.latency_ns * PLANNED:
+            if costs.profile.batch > samples or costs.least_rest_ns[SOLO][0] > tenant.qos.latency_ns * PLANNED:
                 break
-            least = min(least, costs.rest_on_one_ns(SOLO, 0) / costs.profile.batch)
+            least = min(least, costs.rest_on_one_ns[SOLO][0] / costs.profile.batch)
         return least * self._corrections[tenant.name].one_core
 
     def _head(self, system: System, queue: list[_Entry], now_ns: int) -> Progress | None:
@@ -181,7 +181,7 @@ class Veltair(Policy):
         best, most = None, 0.0
         for batch in growing(system, leader, self._batchable.of(leader.tenant)):
             alone_ns = (
-                sum(each.costs.rest_on_one_ns(level, 0) for each in (leader, *batch.members)) * correction.one_core
+                sum(each.costs.rest_on_one_ns[level][0] for each in (leader, *batch.members)) * correction.one_core
             )
             slack_ns = (batch.due_ns - now_ns) * PLANNED
             if (saved_ns := alone_ns - _spent_ns(batch.costs, level, slack_ns, correction)) > most:
@@ -198,8 +198,8 @@ class Veltair(Policy):
         level, correction = system.next_level(now_ns), self._corrections[progress.tenant.name]
         left_ns = progress.due_ns - now_ns
         slack_ns = max(0, left_ns) * PLANNED
-        on_one_ns = costs.rest_on_one_ns(level, start) * correction.one_core
-        several_win = costs.least_rest_ns(level, start) * correction.several < on_one_ns and costs.cores > 1
+        on_one_ns = costs.rest_on_one_ns[level][start] * correction.one_core
+        several_win = costs.least_rest_ns[level][start] * correction.several < on_one_ns and costs.cores > 1
         late = left_ns < self._rest_ns(system, progress)
         if on_one_ns <= slack_ns or not several_win:
             avg_cores, ratio = 1, correction.one_core
@@ -251,13 +251,13 @@ class Veltair(Policy):
         """What is left of the query after the block that runs, on the cores on which that is fastest."""
         costs, start, correction = progress.costs, progress.next_layer, self._corrections[progress.tenant.name]
         level = system.steady.index if system.in_flight else SOLO
-        on_one_ns = costs.rest_on_one_ns(level, start) * correction.one_core
-        return min(on_one_ns, costs.least_rest_ns(level, start) * correction.several)
+        on_one_ns = costs.rest_on_one_ns[level][start] * correction.one_core
+        return min(on_one_ns, costs.least_rest_ns[level][start] * correction.several)
 
 
 def _spent_ns(costs: Costs, level: int, slack_ns: float, correction: Correction) -> float:
     """Cores x time of the whole model on as few cores as hold the slack; infinite if none do."""
-    on_one_ns = costs.rest_on_one_ns(level, 0) * correction.one_core
+    on_one_ns = costs.rest_on_one_ns[level][0] * correction.one_core
     if on_one_ns <= slack_ns:
         return on_one_ns
     cores = costs.cores_to_end(level, 0, round(slack_ns / correction.several))

@@ -33,6 +33,7 @@ from veltair.types import (
     QueryCancelled,
     RejectQuery,
     StartBlock,
+    State,
     StopBlock,
 )
 
@@ -40,8 +41,7 @@ from veltair.types import (
 Reading: TypeAlias = Callable[[int], Event | None]
 
 
-@dataclass(slots=True)
-class _Running:
+class _Running(State):
     block: LayerBlock
     granted: CoreSet
     core_set: CoreSet  # in use

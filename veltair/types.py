@@ -19,6 +19,10 @@ class Record(Struct, frozen=True, gc=False):
     unknown to the garbage collector."""
 
 
+class State(Struct, eq=False, gc=False):
+    """The same for what changes as long as it is there, and is only equal to itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """A tensor's contract. A first dimension of -1 is the batch, 1 … max_batch."""

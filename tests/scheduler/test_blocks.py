@@ -113,7 +113,7 @@ def test_blocks_progress_and_hold_the_bound(simple, seed):
     numbers = Random(seed)
     layers = [rows(numbers) for _ in range(numbers.randint(1, 12))]
     costs = Costs(simple(*layers), (1.0,), 6)
-    qos_ns = round(numbers.uniform(0, 1.1) * costs.rest_on_one_ns(SOLO, 0))
+    qos_ns = round(numbers.uniform(0, 1.1) * costs.rest_on_one_ns[SOLO][0])
     avg = costs.cores_for_rest(SOLO, 0, qos_ns)
     bound = numbers.randint(avg, 6)
     start = numbers.randrange(len(layers))

@@ -21,39 +21,41 @@ EVEN = (80, 40, 28, 20, 16, 14, 12, 10)  # ns on 1 … 8 cores
 
 @pytest.fixture
 def system(machine, simple, query):
-    """Builds tasks out of (id, priority, slack, least, rest), all of one model."""
+    """Builds tasks out of (id, priority, slack, least), all of one model at its begin."""
     scheduler = Scheduler(machine(8), [Tenant("a", "m", QoSTarget(100))], {"m": [simple(EVEN)]}, "planaria", 0)
 
     def tasks(*rows):
         made = []
-        for id, priority, slack_ns, least, rest_ns in rows:
+        for id, priority, slack_ns, least in rows:
             scheduler.handle(QueryArrived(0, query(id)))
             progress = scheduler.system.waiting[id]
             progress.tenant = Tenant("a", "m", QoSTarget(100), priority)
-            made.append(Task(progress, slack_ns, least, rest_ns))
+            made.append(Task(progress, 0, slack_ns, least))
         return made
 
     return tasks
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"),
+    ("cores", "rows", "expected"),
     [
-        # all fit: the spare 4 by priority / remaining, 3/4 and 1/4
-        ([(1, 3, 50, 2, 40), (2, 1, 50, 2, 40)], {1: 5, 2: 3}),
+        # all fit, with 40 ns to go each: the spare 4 by priority / remaining, 3/4 and 1/4
+        (8, [(1, 3, 50, 2), (2, 1, 50, 2)], {1: 5, 2: 3}),
         # spare of 3 at 1/2 each: 2 and 1 by rounding, the first of equals first
-        ([(1, 1, 50, 2, 40), (2, 1, 50, 3, 40)], {1: 4, 2: 4}),
+        (7, [(1, 1, 50, 2), (2, 1, 50, 2)], {1: 4, 2: 3}),
         # 6 + 4 > 8: by priority / (slack x need): 1/(60 x 6) < 1/(50 x 4)
-        ([(1, 1, 60, 6, 10), (2, 1, 50, 4, 20)], {1: 4, 2: 4}),
+        (8, [(1, 1, 60, 6), (2, 1, 50, 4)], {1: 4, 2: 4}),
         # an infeasible one gets nothing beside a feasible one, and the rest stays unused
-        ([(1, 1, 60, 3, 10), (2, 9, 5, None, 10)], {1: 3, 2: 0}),
+        (8, [(1, 1, 60, 3), (2, 9, 5, None)], {1: 3, 2: 0}),
         # all infeasible: in proportion to priority / remaining
-        ([(1, 3, 1, None, 10), (2, 1, -4, None, 10)], {1: 6, 2: 2}),
-        ([(1, 1, 0, None, 10)], {1: 8}),
+        (8, [(1, 3, 1, None), (2, 1, -4, None)], {1: 6, 2: 2}),
+        (8, [(1, 1, 0, None)], {1: 8}),
+        # the profile knows 8 cores
+        (12, [(1, 3, 1, None), (2, 1, 1, None)], {1: 8, 2: 4}),
     ],
 )
-def test_shares(system, rows, expected):
-    assert shares(system(*rows), 8) == expected
+def test_shares(system, cores, rows, expected):
+    assert shares(system(*rows), cores) == expected
 
 
 def start(query, first, cores, predicted_ns, core_set):

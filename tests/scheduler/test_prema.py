@@ -87,3 +87,14 @@ def test_the_choice_is_made_anew_when_the_threshold_rises(prema, query):
     # 2 has 3.75 and reaches 9 at 800: a block of 1 that starts at 650 with 3 layers to go ends at the first boundary
     assert prema.handle(BlockFinished(650, 1, 1, 0)) == [start(1, 1, 3)]
     assert prema.handle(BlockFinished(850, 1, 3, 200)) == [start(2, 0, 4)]  # 9.4 tokens: the only candidate
+
+
+def test_the_next_of_its_kind_may_raise_the_threshold_past_the_owner(prema, query):
+    prema.handle(QueryArrived(0, query(1, tenant="low")))
+    prema.handle(QueryArrived(0, query(2, tenant="low")))
+    prema.handle(QueryArrived(10, query(3, tenant="low", arrival_ns=10)))
+    # 2 has 2.75 tokens and keeps them; 3 has 2.725 and reaches 3 after 110 ns
+    assert prema.handle(BlockFinished(700, 1, 4, 700)) == [FinishQuery(1), start(2, 0, 2)]
+    # 2 then reaches 3 after 100 ns, and is the shorter one
+    assert prema.handle(BlockFinished(900, 2, 2, 200)) == [start(3, 0, 1)]
+    assert prema.handle(BlockFinished(1000, 3, 1, 100)) == [start(2, 2, 4)]

@@ -307,7 +307,7 @@ def test_clockwork_starts_what_can_be_in_time(stories, data):
         for decision in decisions:
             if isinstance(decision, StartBlock) and decision.block.query not in started:
                 progress = scheduler.system.in_flight[decision.block.query]
-                assert event.time_ns + progress.costs.least_rest_ns(SOLO, 0) <= progress.due_ns
+                assert event.time_ns + progress.costs.least_rest_ns[SOLO][0] <= progress.due_ns
                 started.add(decision.block.query)
 
 
