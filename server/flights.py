@@ -85,6 +85,7 @@ class Flights:
             self.tally[flight.tenant].batches[len(flight.tickets)] += 1
         flight.order, flight.ordered_ns = order, time.monotonic_ns()
         worker = flight.worker
+        worker.stand_on(order.core_set)
         worker.cell.cancel(0)  # a block before this one may have been told to stop
         worker.cell.order(order.core_set)
         tenant = flight.tickets[0].infer.tenant

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Literal
 
@@ -18,6 +17,7 @@ from veltair.server import cell as cells
 from veltair.server.cell import Cell
 from veltair.server.channel import Channel, ClosedError, pair
 from veltair.server.messages import FromWorker, Load
+from veltair.types import CoreSet
 
 logger = logging.getLogger("veltair.engine")
 
@@ -58,15 +58,19 @@ class WorkerProcess:
         self.state: Literal["starting", "idle", "busy"] = "starting"
         self.query: int | None = None
         self.alive = True
+        self._core = -1  # where it sleeps, if known
         self.started_ns = time.monotonic_ns()
         with suppress(ClosedError):  # its end is then seen through the pidfd
             self.channel.send(load)
 
-    def messages(self) -> Iterator[FromWorker]:
-        """What it has sent and nobody has read yet."""
-        with suppress(ClosedError):
-            while (message := self.channel.receive()) is not None:
-                yield message
+    def stand_on(self, cores: CoreSet) -> None:
+        """Have it wake up on one of these cores. Where it slept last another block may run by now: it would wait there
+        for its turn, milliseconds at times, before it could move by itself.
+        """
+        if self._core not in cores:
+            self._core = cores[0]
+            with suppress(ProcessLookupError):  # its pidfd tells next
+                os.sched_setaffinity(self.pid, (self._core,))
 
     def close(self) -> int:
         """Reap it, killing it first if need be. Returns its exit code, negative for a signal."""

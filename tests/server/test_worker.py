@@ -136,6 +136,22 @@ def test_it_takes_up_a_new_core_set_between_two_layers_and_reports_it(worker: Dr
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+def test_an_idle_worker_is_moved_before_it_is_woken_and_only_where_it_must(worker: Driven) -> None:
+    for cores, core in ((CORES[1:2], 1), (CORES[:2], 1), (CORES[:1], 0), (CORES[:2], 0)):
+        worker.process.stand_on(cores)
+        assert os.sched_getaffinity(worker.process.pid) == {CORES[core]}  # its first thread, which launches
+        worker.run(1, 3, cores)
+        assert isinstance(worker.next(), BlockDone)
+        assert worker.pinned()[0] == {CORES[core]}
+
+
+def test_a_worker_that_is_gone_cannot_be_moved_and_need_not(worker: Driven) -> None:
+    worker.process.process.kill()
+    worker.process.process.wait()
+    worker.process.stand_on(CORES[:1])
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_a_core_set_that_changed_before_the_block_began_is_reported_too(worker: Driven) -> None:
     for view, value in zip(worker.pool.inputs(0, 1, 1), (3, 5), strict=True):
         view[:] = value
