@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,16 +15,16 @@ from veltair.errors import ArtifactError
 from veltair.machine import features
 from veltair.profiles.artifact import ALIGNMENT, SLACK_BYTES, Artifact, Buffer, nbytes
 from veltair.profiles.block_runner import Block, Bound, Program
-from veltair.profiles.huge_pages import mapped
+from veltair.profiles.huge_pages import mapped, zeroed
 from veltair.profiles.tvm_runtime import runtime
 
 MAX_BATCHES = 256  # batch sizes whose views are kept
 
 
 def empty(shape: Sequence[int], dtype: str) -> NDArray[Any]:
-    """A zeroed array at a 64-byte boundary, as kernels need it (numpy's own is not)."""
+    """A zeroed array at a 64-byte boundary, as kernels need it (numpy's own is not); large ones in large pages."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    raw = np.frombuffer(mmap.mmap(-1, size + SLACK_BYTES), np.uint8, count=size)
+    raw = np.frombuffer(zeroed(size + SLACK_BYTES), np.uint8, count=size)
     return raw.view(dtype).reshape(shape)
 
 

@@ -1,6 +1,7 @@
-"""Weights in pages of 2 MB: a look-up in a large table else waits for its page's translation as long as for its row.
+"""Memory in pages of 2 MB: a look-up in a large table else waits for its page's translation as long as for its row, and
+rows of activations that lie far apart for one each.
 
-Nothing is copied: workers share the file's pages in memory, which the kernel keeps in pages of 2 MB itself
+Of weights nothing is copied: workers share the file's pages in memory, which the kernel keeps in pages of 2 MB itself
 
     on a file system with large folios (ext4 from Linux 6.16 on, xfs, btrfs), if the file was read for such a mapping;
     on tmpfs, if asked to collapse them (Linux 6.1 on, whatever `shmem_enabled` says);
@@ -11,6 +12,7 @@ Transparent huge pages must not be switched off ("never").
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -58,6 +60,18 @@ def mapped(path: Path) -> NDArray[np.uint8]:
     whole = (room, size + PAGE_BYTES) if address else (begin, size)
     weakref.finalize(memory, libc.munmap, *whole)
     return np.frombuffer(memoryview(memory), np.uint8)
+
+
+def zeroed(size: int) -> mmap.mmap:
+    """Memory of this process alone, in large pages from one page's size on. Room that is never written costs none."""
+    large = size >= PAGE_BYTES
+    # A mapping of whole large pages begins at one.
+    whole = -(-size // PAGE_BYTES) * PAGE_BYTES if large else size
+    memory = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if large:
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def large_bytes(memory: NDArray[Any]) -> int:

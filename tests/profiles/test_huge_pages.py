@@ -56,3 +56,12 @@ def test_what_came_in_small_pages_is_read_again_in_large_ones(tmp_path: Path) ->
 
 def test_a_folder_that_does_not_exist_offers_nothing(tmp_path: Path) -> None:
     assert pages.offered(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("size", [100, pages.PAGE_BYTES - 1, pages.PAGE_BYTES, 3 * pages.PAGE_BYTES + 1])
+def test_memory_of_activations_is_zeroed_and_large_where_it_fills_a_page(size: int) -> None:
+    memory = np.frombuffer(pages.zeroed(size), np.uint8)
+    assert memory.size >= size and not memory.any()
+    memory = np.frombuffer(pages.zeroed(size), np.uint8)
+    memory[:] = 1
+    assert (pages.large_bytes(memory) == memory.size) == (size >= pages.PAGE_BYTES) or huge_pages() in ("never", "absent")
