@@ -39,6 +39,7 @@ DEPTH = 32  # bfloat16 values in a tile row: products of one step
 PANEL = 32  # columns of a register block: two tiles
 PAIRS = 2 * TILE  # rows of a register block
 SWEEP = 16  # pairs of tiles whose sums a task keeps at a time: with those of a few panels they stay in L2
+FAR = 3 << 20  # bytes of a sweep's rows, from which on they are not in L2 when the next stretch or panels want them
 Block = tuple[Expr, Expr, Expr]  # panel, first row, place of its sums
 
 
@@ -118,7 +119,7 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                 low, high = (load(sums, place, half, r, at) + load(bias_, column + at) for at in (0, LANES))
                 store_pair(Y, low, high, sides, activation, row, column, width)
 
-            def accumulate(begin: int, nth: Expr, block: Callable[[Expr], Block], share: Expr) -> None:
+            def accumulate(begin: int, nth: Expr, block: Callable[[Expr], Block], share: Expr, fetched: Expr) -> None:
                 """One stretch of the nth block of a sweep; in the last one, the block before is finished."""
                 panel, start, place = block(nth)
                 last, count = begin == stretches[-1], min(stretch, steps - begin)
@@ -143,6 +144,10 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                     ahead = (panel + panels, at) if last else (panel, k + stretch)
                     with T.serial(0, share) as line:
                         prefetch(W[(*ahead, 0, pair * share + line, 0, 0)])
+                    # So may rows: each panel fetches its share of the next stretch's, or of the next sweep's first.
+                    next_k, below = (at, sweep * PAIRS) if last else (k + stretch, 0)
+                    with T.serial(0, fetched) as r:
+                        prefetch(X[start + below + nth % panels * fetched + r, next_k * DEPTH])
                     if last:
                         with when(nth > 0):
                             for i in range(finished):
@@ -160,6 +165,8 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                 above = T.bind(chunk * each + turn * sweep)
                 here = T.bind(T.min(mine - turn * sweep, sweep))
                 share = T.bind(T.ceildiv(2 * TILE, here))  # lines of 64 bytes, of a step's
+                far = here * PAIRS * depth * 2 > FAR
+                fetched = T.bind(T.Select(far, T.int32(-(-PAIRS // panels)), T.int32(0)))  # rows of each step
 
                 def block(nth: Expr) -> Block:
                     first = T.bind((above + nth // panels) * PAIRS)
@@ -167,7 +174,7 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
 
                 for begin in stretches:
                     with T.serial(0, here * panels) as nth:
-                        accumulate(begin, nth, block, share)
+                        accumulate(begin, nth, block, share, fetched)
                 with T.serial(0, PAIRS) as n:
                     finish(*block(here * panels - 1), n)
             amx("tilerelease")

@@ -71,6 +71,16 @@ def test_dense_layer(dtype: str, mcpu: str, rows: int, depth: int, width: int, a
         check(LayerSpec("dense", kind, tuple(inputs), (y,), attributes, weights, 0, max_batch=3), mcpu, batch=3)
 
 
+@needs_amx
+def test_rows_that_are_fetched_ahead() -> None:
+    """More than L2 holds of a sweep, whose next one begins behind the last row."""
+    weights = {"weight": normal(3100, 40) / np.float32(55), "bias": normal(40)}
+    x, y = Activation("x", "uint16", (-1, 3100)), Activation("y", "float32", (-1, 40))
+    spec = LayerSpec("dense", "matmul_bf16", (x,), (y,), {"activation": "relu"}, weights, 0, max_batch=530)
+    for batch in (530, 3):
+        check(spec, "", batch)
+
+
 def attention(
     dtype: str, heads: int, width: int, tokens: int, keys: int, mask: tuple[int, ...] = (), images: int = 1
 ) -> LayerSpec:
