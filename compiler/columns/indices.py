@@ -12,10 +12,7 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.columns import text
 from veltair.compiler.columns.hashing import fingerprint, held, remainder, u64, word
 from veltair.compiler.columns.plan import ABSENT, PART_KINDS, Field, PartField
-from veltair.compiler.kernels.emit import LANES, Expr, lanes, splat, vector, when, whole
-
-GANG = 4  # vectors of rows that are compared with a boundary together
-COUNTED = 512  # boundaries; more are searched instead
+from veltair.compiler.kernels.emit import Expr, splat, when
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +30,7 @@ class Work:
     ahead: bool  # whether rows of large tables are fetched before they are read
     longest: int  # bytes of a vocabulary's key
     widest: int  # numbers of a row of any table
+    permutes: bool  # whether the CPU takes 16 numbers from 16 by index
 
 
 class Indices:
@@ -213,69 +211,6 @@ class Indices:
                         T.buffer_store(out, place, [0])
                         T.buffer_store(probe, T.int32(0), [1])
                     T.buffer_store(probe, T.bitwise_and(probe[0] + 1, mask), [0])
-
-    def buckets(self, column: Expr, base: Expr, kind: str, out: Any) -> None:
-        """How many boundaries a number is not below: of 16 rows at a time.
-
-        A NaN is below none (Bucketize's way), or has the default.
-        """
-        work, edges = self.work, self.work.buffers["edges"]
-        values = work.buffers["ints" if kind == "int" else "floats"]
-        first, size = self.field(column, Field.FIRST), self.field(column, Field.SIZE)
-        origin = self.at(column, work.start)
-
-        odd = self.field(column, Field.DEFAULT)
-
-        def none(x: Expr, count: int) -> Expr:
-            """Whether it is NaN, and NaN has a bucket of its own. By its bits: TVM takes x != x for false."""
-
-            magnitude = T.bitwise_and(T.reinterpret(vector("uint32", count), x), whole(0x7FFFFFFF, count))
-            return T.And(magnitude > whole(0x7F800000, count), splat(odd >= 0, count))
-
-        def numbers(row: Expr) -> Expr:
-            found = values[lanes(origin + T.cast(row, "int64"))]
-            return held(T.cast(found, f"float32x{LANES}"))
-
-        def counted(rows: list[Expr]) -> None:
-            xs = [numbers(row) for row in rows]
-            acc = T.alloc_buffer((len(rows) * LANES,), "int32", scope="global")
-            places = [lanes(v * LANES) for v in range(len(rows))]
-            for place in places:
-                T.buffer_store(acc, splat(T.int32(0)), [place])
-            with T.serial(0, size) as i:
-                edge = held(splat(edges[first + i]))
-                for place, x in zip(places, xs, strict=True):
-                    more = T.Select(x < edge, splat(T.int32(0)), splat(T.int32(1)))
-                    T.buffer_store(acc, acc[place] + more, [place])
-            for place, row, x in zip(places, rows, xs, strict=True):
-                T.buffer_store(out, T.Select(none(x, LANES), splat(odd), acc[place]), [lanes(base + row)])
-
-        def searched(row: Expr) -> None:
-            """The first boundary that the number is below, by halves."""
-            span = T.alloc_buffer((2,), "int32", scope="global")
-            x = held(T.cast(values[origin + T.cast(row, "int64")], "float32"))
-            T.buffer_store(span, T.int32(0), [0])
-            T.buffer_store(span, size, [1])
-            with T.While(span[1] > 0):
-                half = held(T.shift_right(span[1], 1))
-                below = T.bind(x < edges[first + span[0] + half])
-                T.buffer_store(span, T.Select(below, span[0], span[0] + half + 1), [0])
-                T.buffer_store(span, T.Select(below, half, span[1] - half - 1), [1])
-            T.buffer_store(out, T.Select(none(x, 1), odd, span[0]), [base + row])
-
-        few = T.Or(work.start + work.count < LANES, size > COUNTED)
-        with T.If(few):
-            with T.Then(), T.serial(0, work.count) as row:
-                searched(row)
-            with T.Else():
-                gang = GANG * LANES
-                with T.serial(0, T.floordiv(work.count, gang)) as g:
-                    counted([held(g * gang + v * LANES) for v in range(GANG)])
-                done = held(T.floordiv(work.count, gang) * gang)
-                with T.serial(0, T.floordiv(work.count - done, LANES)) as v:
-                    counted([held(done + v * LANES)])
-                with when(T.floormod(work.count, LANES) > 0):  # the last 16, some for the second time
-                    counted([held(work.count - LANES)])
 
     def guarded(self, guard: Expr, index: Expr, count: int) -> Expr:
         removes, low, high, value = (held(self.work.buffers["guards"][guard, place]) for place in range(4))

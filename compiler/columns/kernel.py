@@ -142,7 +142,7 @@ class Columns:
                 start = T.bind(tile * rows)
                 work = Work(
                     buffers, first, many, start, T.bind(T.min(rows, batch - start)), batch,
-                    rows, columns, bool(point["ahead"]), found.vocabularies.longest, widest,
+                    rows, columns, bool(point["ahead"]), found.vocabularies.longest, widest, "avx512" in features,
                 )  # fmt: skip
                 code = Roads(work)
                 for number, name in enumerate(roads):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.columns import text
+from veltair.compiler.columns.buckets import buckets
 from veltair.compiler.columns.hashing import held
 from veltair.compiler.columns.indices import Indices, Work
 from veltair.compiler.columns.plan import COMBINERS, Field
@@ -52,7 +53,7 @@ class Roads:
     def _one(self, column: Expr, place: Expr, kind: str, step: str) -> None:
         base = held(place * self.stride + LANES)
         if step == "boundaries":
-            self.of.buckets(column, base, kind, self.indices)
+            buckets(self.of, column, base, kind, self.indices)
         else:
             index = T.alloc_buffer((1,), "int32", scope="global")
             with T.serial(0, self.work.count) as row:

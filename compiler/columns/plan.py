@@ -27,6 +27,7 @@ from veltair.compiler.embedding.rows import row_items, storage_of
 ABSENT = -(1 << 31)  # an index that was removed, or of a value that is missing
 UNLIMITED = (1 << 31) - 1
 EDGES = 16  # boundaries are padded to vectors
+COUNTED = 512  # boundaries; more are searched by halves
 COMBINERS = ("sum", "mean", "sqrtn")
 LARGE_BYTES = 1 << 20  # rows of tables above this are prefetched
 TOKEN = 8  # bytes of a token, more or less
@@ -176,7 +177,9 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
             row[Field.FIRST], row[Field.SIZE] = sum(map(len, edges)), len(column.boundaries)
             padded = np.full(-(-len(column.boundaries) // EDGES) * EDGES, np.inf, np.float32)
             padded[: len(column.boundaries)] = column.boundaries
-            edges.append(padded)
+            # Those that are counted lie in 16 stretches side by side: the first of each, the second of each, …
+            counted = len(column.boundaries) <= COUNTED
+            edges.append(padded.reshape(EDGES, -1).T.ravel() if counted else padded)
         if column.vocabulary is not None:
             first = vocabularies.first[column.name]
             row[Field.FIRST], row[Field.SIZE], row[Field.KEYS], row[Field.KEY_COUNT] = first

@@ -122,6 +122,26 @@ def test_the_reference_of_the_layer_is_that_of_its_columns(compiled: Compiled) -
     np.testing.assert_allclose(compiled.run(arrays, 8), expected[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_numbers_at_and_beside_boundaries(isa: str) -> None:
+    """However many boundaries there are; infinity and NaN are below none of them."""
+    if isa not in features():
+        pytest.skip(f"this CPU has no {isa}")
+    chance, counts = np.random.default_rng(0), (1, 15, 16, 17, 100, 512, 513)
+    edges = [np.unique(chance.standard_normal(count).astype(np.float32)) for count in counts]
+    columns = [{"name": f"c{i}", "feature": f"f{i}", "boundaries": e.tolist()} for i, e in enumerate(edges)]
+    some = described([{"name": f"f{i}", "kind": "float"} for i in range(len(edges))], columns)
+    code = Compiled(some, POINT, *((LESS, "haswell") if isa == "avx2" else ()), max_batch=2048, dtype="int64")
+    values = {
+        f"f{i}": np.concatenate([e, np.nextafter(e, np.float32(-9)), [np.inf, -np.inf, np.nan]])
+        for i, e in enumerate(edges)
+    }
+    for batch in (1, 15, 16, 79, 2048):
+        raw = {name: chance.permutation(np.resize(v, 2048)).astype(np.float32)[:batch] for name, v in values.items()}
+        expected = [np.searchsorted(e, raw[f"f{i}"], "right") for i, e in enumerate(edges)]
+        np.testing.assert_array_equal(code(raw, batch), np.stack(expected, 1))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])
 def test_computed_numbers_beside_columns(whole: Description, dtype: str) -> None:
     """Of any widths, on both sides; in bfloat16 all of it is rounded once, as what is made of its float32 is."""
