@@ -27,6 +27,7 @@ from typing import Any
 import mix
 import numpy as np
 
+from veltair.config import ServerConfig
 from veltair.loadgen.scenario import read_scenario
 from veltair.machine import environment
 from veltair.profiles.artifact import load
@@ -131,7 +132,11 @@ def twin(machine: str, duration_s: float) -> Simulation:
     model = machines.load(machine)
     workers = default_workers(model.cores, [load(Path(tenant.model)) for tenant in tenants])
     total_s = duration_s + real.load.warmup_s
-    scenario = Scenario(tenants, Load(duration_s=total_s, warmup=real.load.warmup_s / total_s, workers=workers))
+    own = Load(
+        duration_s=total_s, warmup=real.load.warmup_s / total_s, workers=workers,
+        planned_share=ServerConfig().planned_share,
+    )  # fmt: skip
+    scenario = Scenario(tenants, own)
     return Simulation(scenario, model, profiles.subjects(scenario, model))
 
 

@@ -19,7 +19,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     http: str = "127.0.0.1:8000"  # host:port; port 0 takes any free one
     grpc: str = "127.0.0.1:8001"
     policy: str = "veltair"  # docs/policies.md names them all
-    planned_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0  # of each target; the rest is the network's
+    planned_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9  # of each target; the rest is the network's
     cores: Positive | None = None  # default: all that the affinity mask and the cgroup quota allow
     workers: Positive | None = None  # queries in flight; default: twice the cores, as memory allows
     spare_workers: Annotated[int, msgspec.Meta(ge=0)] = 1  # loaded and idle, to stand in for one that dies
