@@ -41,7 +41,8 @@ _CONTENTS = {
     "BYTES": "bytes_contents",
 }
 
-_MOST_FIELDS = 64  # of a request whose raw contents are looked for: to find more takes longer than to copy
+_MOST_FIELDS = 64  # of a request whose raw contents are looked for: to find more takes longer than to copy, unless
+_FIELD_BYTES = 4096  # there are so many bytes for each
 _LENGTH_DELIMITED = 2  # protobuf's wire type
 _LONGEST_VARINT = 10  # bytes
 
@@ -61,7 +62,7 @@ def receive(data: memoryview) -> Received:
     rest: list[memoryview] = []
     buffers: list[memoryview] = []
     at = kept = 0
-    for _ in range(_MOST_FIELDS):
+    for _ in range(max(_MOST_FIELDS, len(data) // _FIELD_BYTES)):
         if at == len(data):
             message = pb.ModelInferRequest.FromString(b"".join([*rest, data[kept:]]))
             return Received(message, buffers)

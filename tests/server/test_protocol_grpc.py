@@ -62,6 +62,20 @@ def test_raw_contents_are_not_copied() -> None:
     assert isinstance(back, np.ndarray) and not back.flags.owndata
 
 
+@pytest.mark.parametrize(("inputs", "values", "shared"), [(30, 2, True), (40, 2, False), (40, 1 << 12, True)])
+def test_many_raw_contents_are_copied_only_where_they_are_small(inputs: int, values: int, shared: bool) -> None:
+    request = pb.ModelInferRequest(model_name="m")
+    for i in range(inputs):
+        request.inputs.add(name=f"x{i}", datatype="FP32", shape=(values,))
+        request.raw_input_contents.append(np.full(values, i, "<f4").tobytes())
+    sent = np.frombuffer(request.SerializeToString(), np.uint8)
+    for i, tensor in enumerate(decode_request(receive(sent.data)).inputs):
+        back = content(tensor)
+        assert isinstance(back, np.ndarray)
+        assert (back == i).all() and back.shape == (values,)
+        assert np.shares_memory(back, sent) == shared
+
+
 def test_malformed() -> None:
     request = message("FP32", (1,))
     request.raw_input_contents.extend([b"abcd", b"efgh"])
