@@ -29,9 +29,8 @@ class Clockwork(Policy):
         self._queues.discard(progress)
 
     def next_step(self, system: System, now_ns: int) -> Step | None:
-        for progress in system.in_flight.values():  # what was stopped from outside goes on
-            if progress.run is None:
-                return _start(progress, system, now_ns)
+        for progress in system.between_blocks():  # what was stopped from outside goes on
+            return _start(progress, system, now_ns)
         first: Progress | None = None
         first_ns = 0
         for head in self._queues.heads():

@@ -25,7 +25,8 @@ class Correction:
 
     def learn(self, run: Run, elapsed_ns: int) -> None:
         """Of a block that ran to its end."""
-        ratio = min(max(elapsed_ns / max(run.predicted_ns, 1), LEAST), MOST)
+        ratio = elapsed_ns / (run.predicted_ns or 1)
+        ratio = LEAST if ratio < LEAST else MOST if ratio > MOST else ratio
         if len(run.core_set) > 1:
             self.several += WEIGHT * (ratio - self.several)
         else:

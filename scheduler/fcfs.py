@@ -15,8 +15,7 @@ class Fcfs(Policy):
 
     def next_step(self, system: System, now_ns: int) -> Start | None:
         # Only a block that was stopped early leaves a query in flight without cores; its own are free again.
-        stopped = (progress for progress in system.in_flight.values() if progress.run is None)
-        progress = next(stopped, None) or system.head()
+        progress = next(iter(system.between_blocks()), None) or system.head()
         if progress is None or progress.avg_cores > system.free:
             return None
         return Start(progress, progress.block(SOLO, progress.costs.layers, progress.avg_cores), SOLO)

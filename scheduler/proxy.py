@@ -127,4 +127,4 @@ class SteadyLevel:
 
 
 def _clamped(level: float) -> float:
-    return min(max(level, 1.0), HIGHEST_LEVEL)
+    return 1.0 if level < 1.0 else HIGHEST_LEVEL if level > HIGHEST_LEVEL else level

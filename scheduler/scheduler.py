@@ -157,14 +157,14 @@ class Scheduler:
             self._policy.query_arrived(admitted, self._now_ns)
 
     def _finished(self, event: BlockFinished, decisions: list[Decision]) -> None:
-        progress, run = self._running(event.query)
+        system, (progress, run) = self.system, self._running(event.query)
         block = run.block
         if not block.start <= event.stop <= block.stop or event.elapsed_ns < 0:
             self._broken(f"query {event.query} cannot have finished so: it runs {block}")
         # what a block takes alone is not known that grew inside a layer
-        if self._proxy.sees is BlockTimed and not (self.system.grows_inside_layers and len(run.stretches) > 1):
+        if self._proxy.sees is BlockTimed and not (system.grows_inside_layers and len(run.stretches) > 1):
             self._proxy.observe(BlockTimed(event.elapsed_ns, run.solo_ns(event.stop)))
-        self.system.free_cores(progress)
+        system.free_cores(progress)
         progress.next_layer = event.stop
         progress.ready_ns = self._now_ns
         self._policy.block_ended(progress, run, event.stop, event.elapsed_ns)
@@ -227,7 +227,7 @@ class Scheduler:
 
     def _start(self, step: Start) -> StartBlock:
         system, progress, block = self.system, step.progress, step.block
-        if system.free == 0:
+        if not system.pool.free:
             self._broken(f"the policy wants {block} with no core free")
         if progress.run is not None or block.start != progress.next_layer:
             self._broken(f"the policy wants {block}, but the query stands at layer {progress.next_layer}")
@@ -274,10 +274,11 @@ class Scheduler:
         return progress
 
     def _running(self, query: int) -> tuple[Progress, Run]:
-        progress = self._in_flight(query)
-        if progress.run is None:
+        run = self.system.runs.get(query)
+        if run is None:
+            self._in_flight(query)
             self._broken(f"query {query} runs no block")
-        return progress, progress.run
+        return self.system.in_flight[query], run
 
     def _end(self, progress: Progress) -> None:
         """Of a query, and of all that run in its name."""

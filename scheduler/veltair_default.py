@@ -117,10 +117,11 @@ class Veltair(Policy):
         if system.free and len(system.waiting) == 1 and len(system.in_flight) < system.workers:
             return 0.0
         priority = new.tenant.priority
-        work = []
-        for progress in system.in_flight.values():
-            if progress.tenant.priority >= priority and progress.due_ns > now_ns:
-                work.append((progress.due_ns, progress.query.id, self._core_ns(progress, now_ns)))
+        work = [
+            (progress.due_ns, self._core_ns(progress, now_ns))
+            for progress in system.in_flight.values()
+            if progress.tenant.priority >= priority and progress.due_ns > now_ns
+        ]
         batched_ns: dict[str, float] = {}  # by tenant
         for progress in system.waiting.values():
             tenant = progress.tenant
@@ -130,11 +131,12 @@ class Veltair(Policy):
                     if tenant.name not in batched_ns:
                         batched_ns[tenant.name] = self._batched_ns(system, tenant)
                     core_ns = min(core_ns, batched_ns[tenant.name] * progress.query.batch)
-                work.append((progress.due_ns, progress.query.id, core_ns))
+                work.append((progress.due_ns, core_ns))
+        if now_ns + IDLE * sum([core_ns for _, core_ns in work]) / system.cores <= new.due_ns:
+            return 0.0  # all of it is done by then
         work.sort()
-        done_ns = now_ns + 0.0
-        worst = 0.0
-        for due_ns, _, core_ns in work:
+        done_ns, worst = float(now_ns), 0.0
+        for due_ns, core_ns in work:
             done_ns += IDLE * core_ns / system.cores
             if due_ns >= new.due_ns and done_ns - due_ns > worst:
                 worst = done_ns - due_ns
@@ -142,8 +144,9 @@ class Veltair(Policy):
 
     def _core_ns(self, progress: Progress, now_ns: int) -> float:
         """Cores x time of what is left, on the cores that it needs on average."""
-        costs, run, cores, left_ns = progress.costs, progress.run, progress.avg_cores, 0.0
+        costs, run, left_ns = progress.costs, progress.run, 0.0
         if progress.next_layer < costs.layers:
+            cores = progress.avg_cores
             time_ns = costs.time_ns(SOLO, cores, progress.next_layer, costs.layers)
             left_ns = time_ns * self._corrections[progress.tenant.name].of(cores) * cores
         if run is not None and run.ends_ns > now_ns:
@@ -199,19 +202,19 @@ class Veltair(Policy):
         left_ns = progress.due_ns - now_ns
         slack_ns = max(0, left_ns) * PLANNED
         on_one_ns = costs.rest_on_one_ns[level][start] * correction.one_core
-        several_win = costs.least_rest_ns[level][start] * correction.several < on_one_ns and costs.cores > 1
-        late = left_ns < self._rest_ns(system, progress)
-        if on_one_ns <= slack_ns or not several_win:
-            avg_cores, ratio = 1, correction.one_core
-        else:
-            ratio = correction.several
-            avg_cores = max(2, costs.cores_for_rest(level, start, round(slack_ns / ratio)))
+        on_several_ns = costs.least_rest_ns[level][start] * correction.several
+        several_win = on_several_ns < on_one_ns and costs.cores > 1
+        one_does = on_one_ns <= slack_ns or not several_win
+        ratio = correction.one_core if one_does else correction.several
+        planned_ns = round(slack_ns / ratio)
+        avg_cores = 1 if one_does else max(2, costs.cores_for_rest(level, start, planned_ns))
         system.renew_avg(progress, avg_cores)
-        if late:  # as if it had the whole target: fast, but without taking the machine for what is lost
+        if left_ns < on_one_ns and left_ns < on_several_ns:
+            # Late: as if it had the whole target, fast, but without taking the machine for what is lost.
             cores = min(costs.cores_for_rest(SOLO, 0, progress.qos_ns), system.free) if several_win else 1
             return Start(progress, progress.block(level, costs.layers, cores), level, capped=True)
         work = costs.time_work
-        budget = Budget(round(slack_ns / ratio), work[-1] - work[start], work)
+        budget = Budget(planned_ns, work[-1] - work[start], work)
         bound = min(avg_cores + threshold(avg_cores, system.total_avg, system.cores), costs.cores)
         formed = form_block(costs, level, start, budget, avg_cores, bound if several_win else 1)
         cores = formed.cores
