@@ -14,7 +14,7 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.columns.hashing import held
 from veltair.compiler.columns.indices import Indices
 from veltair.compiler.columns.plan import COUNTED, EDGES, Field
-from veltair.compiler.kernels.emit import LANES, Expr, lanes, permuted, splat, vector, when, whole
+from veltair.compiler.kernels.emit import LANES, Expr, lanes, permuted, prefetch, splat, vector, when, whole
 
 GANG = 4  # vectors of rows that are compared with a boundary together
 
@@ -66,7 +66,10 @@ def buckets(of: Indices, column: Expr, base: Expr, kind: str, out: Any) -> None:
             T.buffer_store(out, T.Select(none(x, LANES), splat(odd), bucket), [lanes(base + row)])
 
     def neighbours(row: Expr) -> Expr:
-        return T.cast(values[lanes(origin + T.cast(row, "int64"))], f"float32x{LANES}")
+        at = held(origin + T.cast(row, "int64"))
+        for line in range(1 if kind == "float" else 2):  # those of the next tile
+            prefetch(values[at + work.rows + line * LANES // 2])
+        return T.cast(values[lanes(at)], f"float32x{LANES}")
 
     def searched(row: Expr) -> None:
         """The first boundary that the number is below, by halves."""

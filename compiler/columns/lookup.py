@@ -107,31 +107,69 @@ class Roads:
     # Several values a row.
 
     def _sums(self, column: Expr, kind: str, step: str) -> None:
-        """Ids are looked for in advance of their rows, and no token is stored (AtRec IV-A, Ember)."""
+        """Ids are looked for in advance of their rows, those of some rows of the batch together, and no token is stored
+        (AtRec IV-A, Ember)."""
         work, out = self.work, self.work.buffers["out"]
         width, target = self.of.field(column, Field.DIM, "int64"), self.of.field(column, Field.OUT)
         rows, room = self.of.field(column, Field.ROWS, "uint32"), text.NOTED
         ids = T.alloc_buffer((room,), "int32", scope="global")
-        sums = T.alloc_buffer((work.widest,), "float32", scope="global")
-        waiting, total, index = (T.alloc_buffer((1,), "int32", scope="global") for _ in range(3))
-        with T.serial(0, work.count) as r:
+        sums = T.alloc_buffer((work.widest,), "float32", scope="global")  # of the first row that is not finished
+        stops, totals = (T.alloc_buffer((work.rows,), "int32", scope="global") for _ in range(2))
+        first, begin, waiting, total, index = (T.alloc_buffer((1,), "int32", scope="global") for _ in range(5))
+
+        def source(index: Expr, offset: Expr, count: int) -> Expr:
+            return self.table.row(column, index, width)(offset, count)
+
+        def clear() -> None:
+            across(0, width, lambda offset, count: T.buffer_store(sums, splat(0.0, count), [lanes(offset, count)]))
+
+        def add_up(stop: Expr) -> None:
+            def piece(offset: Expr, count: int) -> None:
+                acc, all_ = T.alloc_buffer((count,), "float32", scope="global"), lanes(0, count)
+                T.buffer_store(acc, sums[lanes(offset, count)], [all_])
+                with T.serial(0, stop - begin[0]) as i:
+                    T.buffer_store(acc, acc[all_] + source(ids[begin[0] + i], offset, count), [all_])
+                T.buffer_store(sums, acc[all_], [lanes(offset, count)])
+
+            across(0, width, piece)
+            T.buffer_store(begin, stop, [0])
+
+        def finish(r: Expr) -> None:
             row = held(work.start + r)
+            with T.If(totals[r] == 0):
+                with T.Then():
+                    fill = self.of.field(column, Field.FILL)
 
-            def source(index: Expr, offset: Expr, count: int) -> Expr:
-                return self.table.row(column, index, width)(offset, count)
+                    def filled(offset: Expr, count: int) -> None:
+                        store(out, source(fill, offset, count), row, target + offset, count=count)
 
-            def add_up() -> None:
-                def piece(offset: Expr, count: int) -> None:
-                    acc, all_ = T.alloc_buffer((count,), "float32", scope="global"), lanes(0, count)
-                    T.buffer_store(acc, sums[lanes(offset, count)], [all_])
-                    with T.serial(0, waiting[0]) as i:
-                        T.buffer_store(acc, acc[all_] + source(ids[i], offset, count), [all_])
-                    T.buffer_store(sums, acc[all_], [lanes(offset, count)])
+                    across(0, width, filled)
+                with T.Else():
+                    scale = held(T.cast(self._scale(column, totals[r]), "float32"))
 
-                across(0, width, piece)
-                T.buffer_store(waiting, T.int32(0), [0])
+                    def scaled(offset: Expr, count: int) -> None:
+                        store(out, sums[lanes(offset, count)] * splat(scale, count), row, target + offset, count=count)
 
-            def take() -> None:
+                    across(0, width, scaled)
+            clear()
+
+        def settle(stop: Expr) -> None:
+            """Rows below `stop` are finished; what waits of it is added up."""
+            T.buffer_store(begin, T.int32(0), [0])
+            with T.serial(0, stop - first[0]) as number:
+                r = held(first[0] + number)
+                add_up(held(stops[r]))
+                finish(r)
+            add_up(held(waiting[0]))
+            T.buffer_store(first, stop, [0])
+            T.buffer_store(waiting, T.int32(0), [0])
+
+        T.buffer_store(first, T.int32(0), [0])
+        T.buffer_store(waiting, T.int32(0), [0])
+        clear()
+        with T.serial(0, work.count) as r:
+            T.buffer_store(total, T.int32(0), [0])
+            with self.of.values(column, kind, step, held(work.start + r), index):
                 found = held(index[0])
                 proved = self.of.field(column, Field.CHECKED) == 0
                 with when(T.Or(proved, T.cast(found, "uint32") < rows)):
@@ -142,29 +180,10 @@ class Roads:
                         with when(self.of.field(column, Field.LARGE) == 1):
                             self.table.fetch(self.table.begin(column, found, width), width)
                     with when(waiting[0] == room):
-                        add_up()
-
-            T.buffer_store(waiting, T.int32(0), [0])
-            T.buffer_store(total, T.int32(0), [0])
-            across(0, width, lambda offset, count: T.buffer_store(sums, splat(0.0, count), [lanes(offset, count)]))
-            with self.of.values(column, kind, step, row, index):
-                take()
-            add_up()
-            with T.If(total[0] == 0):
-                with T.Then():
-                    fill = self.of.field(column, Field.FILL)
-
-                    def filled(offset: Expr, count: int) -> None:
-                        store(out, source(fill, offset, count), row, target + offset, count=count)
-
-                    across(0, width, filled)
-                with T.Else():
-                    scale = held(T.cast(self._scale(column, total[0]), "float32"))
-
-                    def scaled(offset: Expr, count: int) -> None:
-                        store(out, sums[lanes(offset, count)] * splat(scale, count), row, target + offset, count=count)
-
-                    across(0, width, scaled)
+                        settle(r)
+            T.buffer_store(stops, waiting[0], [r])
+            T.buffer_store(totals, total[0], [r])
+        settle(held(work.count))
 
     def _numbers(self, column: Expr, kind: str) -> None:
         """Tokens to numbers to their mean in one pass (AtRec IV-A)."""
