@@ -123,7 +123,8 @@ def draw_10(data: Data) -> Any:
             label="blocks" if i == 0 else None,
         )  # fmt: skip
     left.set(xlabel="layer", ylabel="cores", title=f"(a) ResNet-50: {len(plan['blocks'])} blocks (paper: 4)")
-    left.legend()
+    left.legend(ncols=2)
+    left.set_ylim(top=1.3 * max(need))
     shown = core_use(data)
     places = np.arange(len(shown))
     right.bar(places - 0.2, [u["mean"] for u in shown.values()], 0.4, color=COLOURS["sky"], label="mean")
