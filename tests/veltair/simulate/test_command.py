@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from veltair.cli import main
+from veltair.scheduler.policies import POLICIES
 from veltair.scheduler.replay import replay
 from veltair.simulate import machines
 from veltair.simulate.profiles import subjects
@@ -79,6 +81,57 @@ def test_the_log_replays_to_the_same_decisions(capsys, scenario, tmp_path):
     read, model = read_scenario(scenario), machines.load("threadripper-3990x")
     simulation = Simulation(read, model, subjects(read, model, cores=8), 8)
     assert replay(simulation.scheduler("veltair"), log.read_text().splitlines()) > 60
+
+
+TRACES = """
+import io, sys, zlib
+from pathlib import Path
+from random import Random
+from veltair.scheduler.policies import POLICIES
+from veltair.simulate import machines
+from veltair.simulate.profiles import subjects
+from veltair.simulate.run import Simulation
+from veltair.simulate.scenario import read_scenario
+
+scenario, model = read_scenario(Path(sys.argv[1])), machines.load("threadripper-3990x")
+simulation = Simulation(scenario, model, subjects(scenario, model, cores=8), 8)
+for policy in POLICIES:
+    holes = [bytes(size) for size in range(0, 480, 8) for _ in range(500)]
+    Random(sys.argv[2]).shuffle(holes)  # what is made next lies where these lay, in an order of chance
+    del holes
+    log = io.StringIO()
+    simulation.run(policy, 1, log=log)
+    print(policy, len(log.getvalue()), zlib.crc32(log.getvalue().encode()))
+"""
+
+
+def test_other_processes_tell_the_same_story(scenario, tmp_path):
+    """Neither hashes nor places in memory decide, though queries come at the same moments."""
+    (tmp_path / "t.txt").write_text("".join(f"{i // 4 / 200}\n" for i in range(60)))
+    tenants = [
+        f"""
+        [[tenants]]
+        name = "{name}"
+        model = "mobilenet_v2"
+        qps = 200
+        target_ms = 10
+        max_batch = 4
+        arrivals = "file"
+        file = "t.txt"
+        """
+        for name in ("left", "middle", "right")
+    ]
+    scenario.write_text("".join(tenants))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TRACES, scenario, seed],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
+        )
+        for seed in ("1", "2")
+    ]
+    one, other = (process.communicate(timeout=120)[0] for process in processes)
+    assert one == other and len(one.splitlines()) == len(POLICIES)
 
 
 @pytest.mark.parametrize(
