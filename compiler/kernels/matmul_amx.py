@@ -40,6 +40,7 @@ PANEL = 32  # columns of a register block: two tiles
 PAIRS = 2 * TILE  # rows of a register block
 SWEEP = 16  # pairs of tiles whose sums a task keeps at a time: with those of a few panels they stay in L2
 FAR = 3 << 20  # bytes of a sweep's rows, from which on they are not in L2 when the next stretch or panels want them
+FETCHING = 4  # panels that share the fetching of rows; fewer would each have too many to fetch
 Block = tuple[Expr, Expr, Expr]  # panel, first row, place of its sums
 
 
@@ -78,6 +79,8 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
     groups = weight.shape[0] // panels
     sweep = min(SWEEP, -(-matmul_rows(spec) // PAIRS))
     stretches = list(range(0, max(steps, 1), stretch))
+    far = sweep * PAIRS * depth * 2 > FAR and panels >= FETCHING
+    fetched = -(-PAIRS // panels) if far else 0  # rows of each step
 
     def body(X: Any, *rest: Any) -> None:
         sides = sides_of(spec, rest)
@@ -119,7 +122,7 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                 low, high = (load(sums, place, half, r, at) + load(bias_, column + at) for at in (0, LANES))
                 store_pair(Y, low, high, sides, activation, row, column, width)
 
-            def accumulate(begin: int, nth: Expr, block: Callable[[Expr], Block], share: Expr, fetched: Expr) -> None:
+            def accumulate(begin: int, nth: Expr, block: Callable[[Expr], Block], share: Expr) -> None:
                 """One stretch of the nth block of a sweep; in the last one, the block before is finished."""
                 panel, start, place = block(nth)
                 last, count = begin == stretches[-1], min(stretch, steps - begin)
@@ -146,7 +149,7 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                         prefetch(W[(*ahead, 0, pair * share + line, 0, 0)])
                     # So may rows: each panel fetches its share of the next stretch's, or of the next sweep's first.
                     next_k, below = (at, sweep * PAIRS) if last else (k + stretch, 0)
-                    with T.serial(0, fetched) as r:
+                    for r in range(fetched):
                         prefetch(X[start + below + nth % panels * fetched + r, next_k * DEPTH])
                     if last:
                         with when(nth > 0):
@@ -165,8 +168,6 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                 above = T.bind(chunk * each + turn * sweep)
                 here = T.bind(T.min(mine - turn * sweep, sweep))
                 share = T.bind(T.ceildiv(2 * TILE, here))  # lines of 64 bytes, of a step's
-                far = here * PAIRS * depth * 2 > FAR
-                fetched = T.bind(T.Select(far, T.int32(-(-PAIRS // panels)), T.int32(0)))  # rows of each step
 
                 def block(nth: Expr) -> Block:
                     first = T.bind((above + nth // panels) * PAIRS)
@@ -174,7 +175,7 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
 
                 for begin in stretches:
                     with T.serial(0, here * panels) as nth:
-                        accumulate(begin, nth, block, share, fetched)
+                        accumulate(begin, nth, block, share)
                 with T.serial(0, PAIRS) as n:
                     finish(*block(here * panels - 1), n)
             amx("tilerelease")
