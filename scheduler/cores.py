@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from veltair.types import CoreSet, Machine
 
 
 class CorePool:
     """Hands out cores that share an L3 together: whole free domains first, then the tightest fit for what is left."""
 
-    __slots__ = ("_cores", "_domain_of", "_domains", "_having", "_of_size", "free")
+    __slots__ = ("_cores", "_domain_of", "_having", "_of_size", "free")
 
     def __init__(self, machine: Machine) -> None:
         sizes = [len(domain) for domain in machine.domains]
         self.free = sum(sizes)  # how many
-        self._domains = [frozenset(domain) for domain in machine.domains]
         self._cores = [sorted(domain) for domain in machine.domains]  # that are free, ascending
         self._domain_of = {core: i for i, domain in enumerate(machine.domains) for core in domain}
         # Sets of domains, as bits: those with so many free cores, and those of a size, the large ones first.
@@ -36,17 +37,18 @@ class CorePool:
                 left -= size
         while left:
             free = self._fitting(left)
-            self._take_from(having[free], free, min(left, free), taken)
-            left = count - len(taken)
+            more = left if left < free else free
+            self._take_from(having[free], free, more, taken)
+            left -= more
         taken.sort()
         return tuple(taken)
 
     def give_back(self, core_set: CoreSet) -> None:
-        back, having = set(core_set), self._having
-        for i in set(map(self._domain_of.__getitem__, core_set)):
+        having = self._having
+        for i, back in groupby(core_set, self._domain_of.__getitem__):
             cores, bit = self._cores[i], 1 << i
             having[len(cores)] ^= bit
-            cores += back & self._domains[i]
+            cores += back
             cores.sort()
             having[len(cores)] ^= bit
         self.free += len(core_set)
@@ -60,7 +62,10 @@ class CorePool:
         for free in range(count, len(having)):
             if having[free]:
                 return free
-        return max(free for free, domains in enumerate(having) if domains)
+        free = len(having) - 1
+        while not having[free]:
+            free -= 1
+        return free
 
     def _take_from(self, domains: int, free: int, count: int, taken: list[int]) -> None:
         """From the first of these domains, which have so many free cores; the lowest ids, so that the same events give

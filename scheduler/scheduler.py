@@ -168,9 +168,7 @@ class Scheduler:
         progress.next_layer = event.stop
         progress.ready_ns = self._now_ns
         self._policy.block_ended(progress, run, event.stop, event.elapsed_ns)
-        if progress.forsaken:
-            self._end(progress)
-        elif event.stop == progress.costs.layers:
+        if event.stop == progress.costs.layers or progress.forsaken:
             self._end(progress)
             decisions += [FinishQuery(each.query.id) for each in progress.awaited()]
 
