@@ -2,12 +2,10 @@
 
     python bench/front.py [--seconds 8] [--out bench/results/front.json]
 
-Three models that compute next to nothing: small tensors, 1 MB in, 1 MB in and out. Queries come one by one, far apart,
-while loops of the kernel's idle class keep the cores awake, as blocks do in earnest: to wake a halted core of a virtual
-machine costs half as much again.
+Three models that compute next to nothing: small tensors, 1 MB in, 1 MB in and out. Queries come one by one, far apart.
 The client is the one of `veltair load`; the time of the workers is left out, since that is what blocks take. A further
-run of a small chain, layer by layer, tells how long a worker stands still between two blocks. `bench/machine.py` writes
-the figures into a machine model.
+run of a chain of large layers, layer by layer, tells how long a worker stands still between two blocks.
+`bench/machine.py` writes the figures into a machine model.
 """
 
 from __future__ import annotations
@@ -15,15 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import re
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -53,8 +47,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="veltair-front-") as folder:
         kept = args.artifacts or Path(folder)
         prepare_models(kept)
-        with cores_awake():
-            found = measure(kept, args.seconds)
+        found = measure(kept, args.seconds)
     text = json.dumps({**found, "environment": asdict(environment())}, indent=1)
     print(text)
     if args.out:
@@ -68,7 +61,7 @@ def prepare_models(folder: Path) -> None:
         _compile(folder, name, [helper.make_node(operator, ["x"], ["y"])], shape, out)
     links = ["x", *(f"t{i}" for i in range(1, CHAIN)), "y"]
     pools = [helper.make_node("MaxPool", [a], [b], kernel_shape=[3, 3], pads=[1, 1, 1, 1]) for a, b in pairwise(links)]
-    _compile(folder, "chain", pools, SMALL, SMALL)
+    _compile(folder, "chain", pools, LARGE, LARGE)  # more than the caches hold beside the engine's code
 
 
 def _compile(
@@ -84,18 +77,6 @@ def _compile(
     onnx.save(model, path)
     options = ["--out", str(folder / name), "--name", name, "--precision", "fp32", "--trials", "0"]
     subprocess.run([*CLI, "compile", str(path), *options], check=True, stdout=subprocess.DEVNULL)
-
-
-@contextmanager
-def cores_awake() -> Iterator[None]:
-    """Something for each core to do that gives way to everything else."""
-    with ExitStack() as held:
-        for core in os.sched_getaffinity(0):
-            loop = held.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
-            held.callback(loop.kill)
-            os.sched_setaffinity(loop.pid, (core,))
-            os.sched_setscheduler(loop.pid, os.SCHED_IDLE, os.sched_param(0))
-        yield
 
 
 def measure(folder: Path, seconds: float) -> dict[str, object]:
