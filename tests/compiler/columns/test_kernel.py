@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from columns.running import NUMBERS, Compiled, described, texts
-from kernels import guarded
+from kernels import guarded, need
 
 from veltair.compiler.columns.description import Description
 from veltair.compiler.columns.kernel import beside
@@ -21,7 +21,6 @@ from veltair.compiler.ir import Activation, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.reference import packed, unpacked
 from veltair.compiler.reference import reference as layer_reference
-from veltair.machine import features
 from veltair.profiles.artifact import Storage
 from veltair.profiles.executor import aligned
 
@@ -125,8 +124,7 @@ def test_the_reference_of_the_layer_is_that_of_its_columns(compiled: Compiled) -
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 def test_numbers_at_and_beside_boundaries(isa: str) -> None:
     """However many boundaries there are; infinity and NaN are below none of them."""
-    if isa not in features():
-        pytest.skip(f"this CPU has no {isa}")
+    need(frozenset({isa}), f"code for {isa}")
     chance, counts = np.random.default_rng(0), (1, 15, 16, 17, 100, 512, 513)
     edges = [np.unique(chance.standard_normal(count).astype(np.float32)) for count in counts]
     columns = [{"name": f"c{i}", "feature": f"f{i}", "boundaries": e.tolist()} for i, e in enumerate(edges)]
@@ -145,8 +143,8 @@ def test_numbers_at_and_beside_boundaries(isa: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])
 def test_computed_numbers_beside_columns(whole: Description, dtype: str) -> None:
     """Of any widths, on both sides; in bfloat16 all of it is rounded once, as what is made of its float32 is."""
-    if dtype == "uint16" and "avx512_bf16" not in features():
-        pytest.skip("this CPU cannot round to bfloat16")
+    if dtype == "uint16":
+        need(frozenset({"avx512_bf16"}), "rounding to bfloat16")
     kinds = (("a", "uint16", 3), ("b", "float32", 50), ("c", dtype, 16))
     a, b, c = (Activation(name, kind, (-1, width)) for name, kind, width in kinds)
 
