@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from veltair.errors import ConfigError
 from veltair.http2 import hpack
 from veltair.http2.connection import Connection
-from veltair.http2.frames import CANCEL, DATA, HEADERS, prefix
+from veltair.http2.frames import CANCEL, DATA, HEADERS, REFUSED_STREAM, prefix
 from veltair.http2.hpack import Field
 from veltair.http2.stream import Stream
 from veltair.loadgen.contract import Answer, ModelMeta, Outcome, Payload, PlacedTensor, TensorMeta
@@ -33,6 +33,10 @@ _STATUSES = {str(status.value[0]): status.name for status in grpc.StatusCode}
 
 class _LostError(Exception):
     """No answer of the server: the connection, or what came over it, is broken."""
+
+
+class _UntouchedError(_LostError):
+    """The server has not looked at the call: it may be made again (RFC 9113, 8.7)."""
 
 
 class _RefusedError(Exception):
@@ -75,11 +79,12 @@ class _Call(Stream):
             self.answer.set_exception(_RefusedError(status, " ".join(text.split())))
 
     def broken(self, code: int | None) -> None:
-        self._lost("the connection was lost" if code is None else f"the call was reset with code {code}")
+        what = "the connection was lost" if code is None else f"the call was reset with code {code}"
+        self._lost(what, _UntouchedError if code == REFUSED_STREAM else _LostError)
 
-    def _lost(self, what: str) -> None:
+    def _lost(self, what: str, kind: type[_LostError] = _LostError) -> None:
         if not self.answer.done():
-            self.answer.set_exception(_LostError(what))
+            self.answer.set_exception(kind(what))
 
 
 class _ToServer(Connection):
@@ -96,18 +101,29 @@ class _ToServer(Connection):
         super().connection_lost(error)
         if not self.ready.done():
             self.ready.set_exception(ConnectionError("it speaks no HTTP/2"))
+        while self._waiting:
+            self._next()
 
     def drop(self, stream: Stream) -> None:
         super().drop(stream)
-        if self._waiting:
-            self._waiting.popleft().set_result(None)
+        self._next()
 
     async def call(self, head: bytes, request: bytes) -> memoryview:
         """Raises _RefusedError, _LostError."""
-        while len(self.streams) >= self.most_streams:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            await turn
+        while True:
+            while len(self.streams) >= self.most_streams:
+                await self._turn()
+            alone = not self.streams
+            try:
+                return await self._call(head, request)
+            except _UntouchedError:  # a server counts a call as open for a moment after its end has gone out
+                if alone:
+                    raise
+                if self.streams:
+                    await self._turn()
+
+    async def _call(self, head: bytes, request: bytes) -> memoryview:
+        """Raises _RefusedError, _LostError."""
         call = _Call()
         self.begin(call)
         call.queue(HEADERS, head)
@@ -116,6 +132,21 @@ class _ToServer(Connection):
             return await call.answer
         finally:
             call.reset(CANCEL)  # nothing where it has ended
+
+    async def _turn(self) -> None:
+        """Wait until a call has ended. Raises _LostError."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        await turn
+        if self.leaving:
+            raise _LostError("the server takes no more calls on this connection")
+
+    def _next(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # its caller has given up
+                turn.set_result(None)
+                return
 
 
 class _Line:

@@ -8,7 +8,7 @@ import uvloop
 
 from veltair.http2 import hpack
 from veltair.http2.connection import Connection
-from veltair.http2.frames import DATA, HEADERS, prefix
+from veltair.http2.frames import DATA, HEADERS, REFUSED_STREAM, prefix
 from veltair.http2.stream import Stream
 from veltair.loadgen.contract import Answer, Outcome
 from veltair.loadgen.grpc_client import SERVICE, GrpcClient
@@ -134,3 +134,73 @@ def test_an_answer_too_large_for_protobuf_is_not_waited_for() -> None:
 
     answer = uvloop.run(run())
     assert (answer.outcome, answer.detail) == (Outcome.ERROR, "an answer of 2147483648 bytes was announced")
+
+
+class Fickle(Stream):
+    """Of the server's calls the second is refused unread; the first is answered only then."""
+
+    first: "Fickle"
+
+    def headers(self, fields: list[hpack.Field]) -> None: ...
+
+    def message(self, data: memoryview, *, compressed: bool) -> None: ...
+
+    def too_large(self, size: int) -> None: ...
+
+    def broken(self, code: int | None) -> None: ...
+
+    def ended(self) -> None:
+        if self.number == 1:
+            Fickle.first = self
+        elif self.number == 3:
+            self.reset(REFUSED_STREAM)
+            Fickle.first.answer()
+        else:
+            self.answer()
+
+    def answer(self) -> None:
+        self.queue(HEADERS, hpack.encode([(":status", "200"), ("content-type", "application/grpc")]))
+        self.queue(DATA, prefix(0))
+        self.send(HEADERS, hpack.encode([("grpc-status", "0")]), end=True)
+
+
+def test_a_call_that_was_refused_unread_is_made_again() -> None:
+    async def run() -> list[Answer]:
+        server = await asyncio.get_running_loop().create_server(lambda: Connection(lambda: Fickle(100)), "127.0.0.1", 0)
+        client = GrpcClient("127.0.0.1", server.sockets[0].getsockname()[1], WAIT_S)
+        await client.open(1)
+        answers = await asyncio.gather(client.send(prefix(0)), client.send(prefix(0)))
+        await client.close()
+        server.close()
+        return answers
+
+    assert [answer.outcome for answer in uvloop.run(run())] == [Outcome.OK, Outcome.OK]
+
+
+def test_who_gave_up_waiting_takes_nobodys_turn() -> None:
+    arrived, let_go = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: bytes, context: Any) -> bytes:
+        if request == b"slow":
+            arrived.set()
+            await let_go.wait()
+        return request
+
+    async def run() -> list[Answer]:
+        server, port = await served(handler, **{"grpc.max_concurrent_streams": 1})
+        patient, hasty = GrpcClient("127.0.0.1", port, WAIT_S), GrpcClient("127.0.0.1", port, 0.1)
+        await patient.open(1)
+        hasty._lines = patient._lines  # one connection, whose only call the patient one makes
+        slow = asyncio.create_task(patient.send(prefix(4) + b"slow"))
+        await arrived.wait()
+        given_up = await hasty.send(prefix(0))
+        behind = asyncio.create_task(patient.send(prefix(0)))
+        let_go.set()
+        answers = [await slow, given_up, await behind]
+        await patient.close()
+        await server.stop(0)
+        return answers
+
+    slow, given_up, behind = uvloop.run(run())
+    assert given_up.outcome is Outcome.ERROR and "no answer" in given_up.detail
+    assert slow.outcome is Outcome.OK and behind.outcome is Outcome.OK
