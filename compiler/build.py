@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,15 +23,14 @@ from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.lower import lower
 from veltair.compiler.measure import Bounds, Meter
 from veltair.compiler.onnx_model import load as load_onnx
+from veltair.compiler.precision import Precision, dots_pay, pick_precision
 from veltair.compiler.search import Setting, search
 from veltair.compiler.versions import choose_versions
-from veltair.errors import ConfigError
 from veltair.profiles import artifact
 from veltair.profiles.artifact import Artifact, LevelSource, Manifest, Storage
 from veltair.profiles.records import RecordStore
 from veltair.types import Environment
 
-Precision = Literal["auto", "fp32", "bf16"]
 # Of the whole model: error over the output's largest value. Layers are held to much less (see `check`), but their
 # roundings add up with depth: 3.5 % measured on ResNet-50 and MobileNet-V2 with random weights.
 TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}
@@ -63,7 +62,7 @@ def compile_model(
         qos_ns: latency target; by default what the file asks for in its metadata (`veltair.qos_ms`), else three
             times what the model takes alone.
         trials: candidates measured of each workload without shipped records of this CPU; see `search`.
-        precision: "auto" is bf16 where the CPU has AMX tiles for it, else fp32.
+        precision: see `pick_precision`.
         features: a description of what some inputs of the model are made from (docs/features.md).
         fresh: searches every layer from nothing, whatever has been recorded.
         isa: one of `machine.ISAS`, of which nothing beyond is used; the richest of this CPU by default.
@@ -76,7 +75,7 @@ def compile_model(
     version that works.
     """
     offered = machine.isa_features(isa, machine.features())
-    chosen = pick_precision(precision, offered, isa)
+    chosen = pick_precision(precision, offered, isa, dots_pay)
     used = offered if chosen == "bf16" else offered & machine.ISAS["avx512"]  # what fp32 code has a use for
     progress = progress or Progress(disable=True)
     with artifact.writing(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
@@ -128,21 +127,6 @@ def compile_model(
         (draft / artifact.MANIFEST).write_bytes(msgspec.json.encode(manifest))
         checked = artifact.load(draft)  # what a reader would refuse is not published
     return replace(checked, path=out)
-
-
-def pick_precision(wanted: Precision, features: frozenset[str], isa: str | None = None) -> Literal["fp32", "bf16"]:
-    """Raises ConfigError for bf16 without instructions for it, on this CPU or within the instruction set asked for.
-
-    "auto" wants tiles: dot products of bfloat16 are twice as fast as those of floats on some CPUs, half as on others.
-    """
-    if wanted == "bf16" and not features & {"amx_bf16", "avx512_bf16"}:
-        has = f"{f'isa {isa}' if isa else 'this CPU'} has {', '.join(sorted(features)) or 'none of the sets used here'}"
-        raise ConfigError(
-            f"precision bf16 needs AVX-512-bf16 or AMX (avx512_bf16, amx_bf16), {has}; fp32 runs everywhere"
-        )
-    if wanted == "auto":
-        return "bf16" if "amx_bf16" in features else "fp32"
-    return wanted
 
 
 def batch_sizes(max_batch: int, limit: int = MAX_SIZES) -> tuple[int, ...]:

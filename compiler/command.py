@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="candidates to measure of a layer without shipped records (default: 64; 4 where those are another CPU's)",
     )
-    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="auto: bf16 with AMX")
+    parser.add_argument(
+        "--precision", choices=("auto", "fp32", "bf16"), default="auto", help="auto: bf16 where it is fast"
+    )
     parser.add_argument(
         "--isa", metavar="NAME", help=f"of {', '.join(ISAS)}: nothing beyond it is used; default: the richest here"
     )

@@ -20,11 +20,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from veltair.cli import main
 from veltair.compiler import build, timing, versions
-from veltair.compiler.build import batch_sizes, compile_model, pick_precision
+from veltair.compiler.build import batch_sizes, compile_model
 from veltair.compiler.ir import Kernel
 from veltair.compiler.kernels.conv2d import Conv2d
 from veltair.compiler.library import Source
-from veltair.errors import ArtifactError, ConfigError, ModelError, VeltairError
+from veltair.errors import ArtifactError, ModelError, VeltairError
 from veltair.machine import ISAS, features, machine
 from veltair.profiles import artifact
 from veltair.profiles.artifact import Artifact
@@ -428,17 +428,6 @@ def test_an_interrupt_ends_cleanly_and_keeps_the_measurements(tmp_path: Path) ->
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["tiny.onnx", "xdg"]
     (kept,) = folder.glob("*.jsonl")
     assert kept.read_bytes().endswith(b"\n")
-
-
-def test_precision_is_what_the_cpu_has() -> None:
-    assert pick_precision("auto", frozenset({"avx2", "avx512", "amx_bf16"})) == "bf16"
-    assert pick_precision("auto", frozenset({"avx2", "avx512", "avx512_bf16"})) == "fp32"
-    assert pick_precision("fp32", frozenset({"amx_bf16"})) == "fp32"
-    assert pick_precision("bf16", frozenset({"avx2", "avx512", "avx512_bf16"})) == "bf16"
-    with pytest.raises(ConfigError, match=r"bf16 needs AVX-512-bf16 or AMX .*, this CPU has avx2, avx512; fp32 runs"):
-        pick_precision("bf16", frozenset({"avx2", "avx512"}))
-    with pytest.raises(ConfigError, match=r"bf16 needs AVX-512-bf16 or AMX .*, isa avx2 has avx2; fp32 runs"):
-        pick_precision("bf16", frozenset({"avx2"}), "avx2")
 
 
 @pytest.mark.parametrize(
