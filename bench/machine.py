@@ -1,4 +1,5 @@
-"""Writes the model of this machine for the simulator: `python bench/machine.py --name NAME --out FILE.toml`.
+"""Writes the model of this machine for the simulator: `python bench/machine.py --name NAME --out FILE.toml [--results
+DIR]`.
 
 Run it on an idle machine. Sizes and instruction sets are read from the kernel; bandwidths and the clock are measured
 by `machine.c`, the cost of a launch by `blocks.py`, that of a query outside of its blocks by `front.py`; what kernels
@@ -19,7 +20,7 @@ from typing import Any
 
 from veltair.compiler.transfer import parse
 from veltair.machine import cache_bytes, environment, features, machine, memory_bytes
-from veltair.profiles.records import SHIPPED, read
+from veltair.profiles.records import SHIPPED, read, user_folder
 from veltair.simulate.layers import LayerShape
 from veltair.simulate.machines import MachineModel
 from veltair.simulate.machines import parse as parse_machine
@@ -34,15 +35,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--name", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="where blocks.json and front.json are")
     arguments = parser.parse_args()
-    text = describe(arguments.name, measure(), _result("blocks"), _result("front"))
+    blocks, front = (
+        json.loads((arguments.results / f"{name}.json").read_text("utf-8")) for name in ("blocks", "front")
+    )
+    text = describe(arguments.name, measure(), blocks, front)
     parse_machine(text, str(arguments.out))
     arguments.out.write_text(text, "utf-8")
-
-
-def _result(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((HERE / "results" / f"{name}.json").read_text("utf-8"))
-    return found
 
 
 def measure() -> dict[str, float]:
@@ -78,11 +78,12 @@ def describe(name: str, measured: dict[str, float], blocks: dict[str, Any], fron
         "loads": (2, "Intel optimization manual: two loads of the full width a cycle"),
         "registers": (32 if wide else 16, "architecture"),
         "matrix_flops": (
-            1024 if tiles else 0,
-            "Intel optimization manual: a tile product of 16384 bfloat16 FLOPs each 16 cycles",
+            (1024, "Intel optimization manual: a tile product of 16384 bfloat16 FLOPs each 16 cycles")
+            if tiles
+            else (0, "flags of /proc/cpuinfo: no AMX")
         ),
         "vector_efficiency": (1.0, ""),
-        "matrix_efficiency": (1.0 if tiles else 0.0, ""),
+        "matrix_efficiency": (1.0, "") if tiles else (0.0, "no matrix unit"),
         "l3_gb_s": (measured["l3_gb_s"], f"{read_by} of one core from four times its L2"),
         "core_gb_s": (measured["core_gb_s"], f"{read_by} of one core from memory"),
         "domain_gb_s": (measured["dram_gb_s"], f"{read_by} of all cores from memory"),
@@ -101,9 +102,7 @@ def describe(name: str, measured: dict[str, float], blocks: dict[str, Any], fron
         key = f"{unit}_efficiency"
         if values[key][0]:
             ratios = efficiencies(model if unit == "matrix" else replace(model, matrix_flops=0), record)
-            source = (
-                f"bench/machine.py: median over {len(ratios)} large convolutions of profiles/records/{record}.jsonl"
-            )
+            source = f"bench/machine.py: median over {len(ratios)} large convolutions recorded in {record}.jsonl"
             values[key] = (round(statistics.median(ratios), 3), source)
     lines = [
         "# Written by bench/machine.py.",
@@ -117,9 +116,11 @@ def describe(name: str, measured: dict[str, float], blocks: dict[str, Any], fron
 
 
 def efficiencies(model: MachineModel, record: str) -> list[float]:
-    """What the best recorded kernel of each large direct convolution reaches of its bound, on one core."""
+    """What the best kernel recorded of each large direct convolution, for a CPU of this name, reaches of its bound on
+    one core."""
     best: dict[str, int] = {}
-    for entry in read(SHIPPED / f"{record}.jsonl"):
+    cpu = environment().cpu
+    for entry in (e for folder in (SHIPPED, user_folder()) for e in read(folder / f"{record}.jsonl") if e.cpu == cpu):
         direct = entry.point.get("algorithm", "direct") == "direct"
         if entry.workload.startswith("conv2d") and direct and entry.run_ns:
             best[entry.workload] = min(entry.run_ns[0], best.get(entry.workload, entry.run_ns[0]))

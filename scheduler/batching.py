@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import inf
 from typing import NamedTuple
 
+from veltair.scheduler.correction import Correction
 from veltair.scheduler.costs import Costs
 from veltair.scheduler.state import Progress, System
 
@@ -34,3 +36,12 @@ def growing(system: System, leader: Progress, queue: Iterable[Progress]) -> Iter
             yield Batch(members.copy(), costs, due_ns)
         if following is None:
             return
+
+
+def spent_ns(costs: Costs, level: int, slack_ns: float, correction: Correction) -> float:
+    """Cores x time of the whole model on as few cores as hold the slack; infinite if none do."""
+    on_one_ns = costs.rest_on_one_ns[level][0] * correction.one_core
+    if on_one_ns <= slack_ns:
+        return on_one_ns
+    cores = costs.cores_to_end(level, 0, round(slack_ns / correction.several))
+    return inf if cores is None else cores * costs.time_ns(level, cores, 0, costs.layers) * correction.several

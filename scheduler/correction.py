@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from veltair.scheduler.costs import Costs
 from veltair.scheduler.run import Run
 
 WEIGHT = 0.1  # the latest block's share in the moving average
 FORGETTING = 0.02  # what one-core blocks take from the memory of blocks on several cores
 LEAST, MOST = 0.5, 8.0
+WORTH = 1.2  # cores x time that several may take of what one takes
 
 
 @dataclass(slots=True)
@@ -35,3 +37,17 @@ class Correction:
 
     def of(self, cores: int) -> float:
         return self.one_core if cores == 1 else self.several
+
+
+def paying(costs: Costs, start: int, level: int, correction: Correction) -> int:
+    """The most cores that do the layers from `start` on for little more than one core's time, taken together.
+
+    Several that have become slower than one core has are dearer; never that one core has become slower alone makes
+    them cheaper.
+    """
+    dearer = max(1.0, correction.several / correction.one_core)
+    most_ns = WORTH * costs.time_ns(level, 1, start, costs.layers)
+    cores = costs.cores
+    while cores > 1 and cores * dearer * costs.time_ns(level, cores, start, costs.layers) > most_ns:
+        cores -= 1
+    return cores

@@ -1,8 +1,9 @@
 """The product's policy: VELTAIR's blocks and versions, with deadlines kept in mind.
 
 Beyond the paper: the query that must start first goes first, at every block boundary; what cannot be in time is
-refused at once, or put last where it has begun; profiles are corrected by what is measured; a query in a hurry may
-stop a block that has time; queries of one tenant that wait run as one batch where that takes less of the cores.
+refused at once, or put last where it has begun; profiles are corrected by what is measured; a query that is alone
+takes all cores that pay; one in a hurry, or a short one, may stop a block that has time; queries of one tenant that
+wait run as one batch where that takes less of the cores.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from heapq import heappop, heappush, heapreplace
 from math import inf
 from typing import TypeAlias
 
-from veltair.scheduler.batching import growing
+from veltair.scheduler.batching import growing, spent_ns
 from veltair.scheduler.blocks import Budget, form_block, threshold
-from veltair.scheduler.correction import Correction
-from veltair.scheduler.costs import SOLO, Costs
+from veltair.scheduler.correction import Correction, paying
+from veltair.scheduler.costs import SOLO
 from veltair.scheduler.policy import Grow, Policy, Reject, Start, Step, Stop
 from veltair.scheduler.queues import TenantQueues
 from veltair.scheduler.run import Run
@@ -24,6 +25,7 @@ from veltair.types import Query, Tenant
 
 PLANNED = 0.85  # of the time left: what remains is for neighbours that come meanwhile
 IDLE = 1.3  # what work on hand counts for at arrival: cores lie idle in conflicts and between blocks
+PATIENCE = 2  # times what it takes itself that a query waits for the first block to end, where another can wait for it
 
 _Entry: TypeAlias = tuple[float, int, Progress]  # latest start, query id
 
@@ -187,7 +189,7 @@ class Veltair(Policy):
                 sum(each.costs.rest_on_one_ns[level][0] for each in (leader, *batch.members)) * correction.one_core
             )
             slack_ns = (batch.due_ns - now_ns) * PLANNED
-            if (saved_ns := alone_ns - _spent_ns(batch.costs, level, slack_ns, correction)) > most:
+            if (saved_ns := alone_ns - spent_ns(batch.costs, level, slack_ns, correction)) > most:
                 best, most = batch, saved_ns
         self._batchable.discard(leader)
         if best is not None:
@@ -205,6 +207,10 @@ class Veltair(Policy):
         on_several_ns = costs.least_rest_ns[level][start] * correction.several
         several_win = on_several_ns < on_one_ns and costs.cores > 1
         one_does = on_one_ns <= slack_ns or not several_win
+        if one_does and several_win and self._is_alone(system):
+            cores = paying(costs, start, level, correction)
+            system.renew_avg(progress, cores)
+            return Start(progress, progress.block(level, costs.layers, cores), level)
         ratio = correction.one_core if one_does else correction.several
         planned_ns = round(slack_ns / ratio)
         avg_cores = 1 if one_does else max(2, costs.cores_for_rest(level, start, planned_ns))
@@ -230,25 +236,33 @@ class Veltair(Policy):
                 return Grow(progress, min(missing, system.free))
         return None
 
-    def _make_room(self, system: System, hurried: Progress, now_ns: int) -> Stop | None:
-        """Stops the block whose query has most time, if the hurried one would be late by waiting for any to end,
-        and the other can wait until it is done.
+    def _is_alone(self, system: System) -> bool:
+        return system.free == system.cores and len(system.in_flight) + len(system.waiting) == 1
+
+    def _make_room(self, system: System, first: Progress, now_ns: int) -> Stop | None:
+        """Stops a block for the query that comes first: one on several cores that is in time on one, which it took when
+        it was alone; else the one whose query has most time and can wait until the other is done, if that one would be
+        late by waiting for any to end, or would wait for much longer than it takes.
         """
-        rest_ns = self._rest_ns(system, hurried)
-        stopped, most = None, float(rest_ns)
+        rest_ns = self._rest_ns(system, first)
+        stopped, most, waits = None, float(rest_ns), False
         for progress in system.in_flight.values():
             run = progress.run
             if run is None:
                 continue
-            if run.stopping or run.ends_ns + rest_ns <= hurried.due_ns:
+            if run.stopping:
                 return None
+            left_ns = max(run.ends_ns - now_ns, 0)
             later_ns = self._rest_ns(system, progress) if run.block.stop < progress.costs.layers else 0
-            laxity = progress.due_ns - max(run.ends_ns, now_ns) - later_ns
-            if laxity < 0 and progress.tenant.priority <= hurried.tenant.priority:
+            laxity = progress.due_ns - now_ns - left_ns - later_ns
+            if (more := len(run.core_set) - 1) and laxity >= left_ns * more:
+                return Stop(progress)
+            waits = waits or (run.ends_ns + rest_ns <= first.due_ns and left_ns <= PATIENCE * rest_ns)
+            if laxity < 0 and progress.tenant.priority <= first.tenant.priority:
                 laxity = inf  # late already
             if laxity > most:
                 stopped, most = progress, laxity
-        return None if stopped is None else Stop(stopped)
+        return None if waits or stopped is None else Stop(stopped)
 
     def _rest_ns(self, system: System, progress: Progress) -> float:
         """What is left of the query after the block that runs, on the cores on which that is fastest."""
@@ -256,15 +270,6 @@ class Veltair(Policy):
         level = system.steady.index if system.in_flight else SOLO
         on_one_ns = costs.rest_on_one_ns[level][start] * correction.one_core
         return min(on_one_ns, costs.least_rest_ns[level][start] * correction.several)
-
-
-def _spent_ns(costs: Costs, level: int, slack_ns: float, correction: Correction) -> float:
-    """Cores x time of the whole model on as few cores as hold the slack; infinite if none do."""
-    on_one_ns = costs.rest_on_one_ns[level][0] * correction.one_core
-    if on_one_ns <= slack_ns:
-        return on_one_ns
-    cores = costs.cores_to_end(level, 0, round(slack_ns / correction.several))
-    return inf if cores is None else cores * costs.time_ns(level, cores, 0, costs.layers) * correction.several
 
 
 def _own_deadline_ns(progress: Progress) -> float:

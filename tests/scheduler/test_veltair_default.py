@@ -19,15 +19,16 @@ from veltair.types import (
     Tenant,
 )
 
-ONE = (100, 60, 50, 45)  # ns on 1 … 4 cores
+ONE = (100, 65, 55, 50)  # ns on 1 … 4 cores; more than one do not pay
+PAYS = (100, 55, 39, 35)  # three do
 
 
 @pytest.fixture
 def build(machine, simple):
-    """Tenants by (name, qos_ns, priority, layers of ONE); each of a model of its own."""
+    """Tenants by (name, qos_ns, priority, layers), layers of ONE or of other times; each of a model of its own."""
 
-    def make(*rows, cores=1, workers=8, policy=None):
-        profiles = {name: [simple(*[ONE] * layers, model=name)] for name, _, _, layers in rows}
+    def make(*rows, cores=1, workers=8, policy=None, times=ONE):
+        profiles = {name: [simple(*[times] * layers, model=name)] for name, _, _, layers in rows}
         tenants = [Tenant(name, name, QoSTarget(qos_ns), priority) for name, qos_ns, priority, _ in rows]
         return Scheduler(machine(cores), tenants, profiles, policy or "veltair", workers)
 
@@ -143,9 +144,38 @@ def test_a_hurried_query_stops_the_one_that_can_best_wait(build):
 
 
 def test_nobody_is_stopped_for_a_query_that_can_wait(build):
-    scheduler = build(("slow", 5000, 1, 10), ("loose", 4000, 1, 1))
+    scheduler = build(("slow", 5000, 1, 10), ("loose", 4000, 1, 6))
     arrives(scheduler, 1, 0, "slow")
     assert arrives(scheduler, 2, 0, "loose") == []
+
+
+def test_a_short_query_does_not_wait_for_a_long_block(build):
+    scheduler = build(("long", 9000, 1, 10), ("short", 4000, 1, 2), ("longer", 9000, 1, 10))
+    arrives(scheduler, 1, 0, "long")
+    assert arrives(scheduler, 2, 10, "longer") == []  # as long as what it waits for
+    assert arrives(scheduler, 3, 550, "short") == [StopBlock(1)]  # 450 > 2 x 200
+    other = build(("long", 9000, 1, 10), ("short", 4000, 1, 2))
+    arrives(other, 1, 0, "long")
+    assert arrives(other, 2, 610, "short") == []  # 390
+
+
+def test_who_is_alone_takes_all_cores_that_pay_and_gives_them_back(build):
+    scheduler = build(("a", 9000, 1, 10), ("b", 9000, 1, 10), cores=4, times=PAYS)
+    (first,) = arrives(scheduler, 1, 0, "a")
+    assert first.block.cores == 3  # 3 x 39 <= 1.2 x 100, 4 x 35 is more
+    (second,) = arrives(scheduler, 2, 10, "b")
+    assert second.block.cores == 1  # it is not alone
+    alone = build(("a", 9000, 1, 10), ("b", 9000, 1, 10), cores=2, times=PAYS)
+    assert arrives(alone, 1, 0, "a")[0].block.cores == 2
+    assert arrives(alone, 2, 10, "b") == [StopBlock(1)]
+    decisions = alone.handle(BlockFinished(55, 1, 1, 55))
+    assert {d.block.query: (d.block.start, d.block.cores) for d in decisions} == {1: (1, 1), 2: (0, 1)}
+
+
+def test_cores_that_are_needed_are_not_given_back(build):
+    scheduler = build(("a", 1000, 1, 10), ("b", 9000, 1, 10), cores=2, times=PAYS)
+    assert arrives(scheduler, 1, 0, "a")[0].block.cores == 2
+    assert arrives(scheduler, 2, 10, "b") == []  # on one core the other would be late by 90
 
 
 def test_blocks_leave_part_of_the_time_unplanned(build):
