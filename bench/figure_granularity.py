@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import simulated as sim
+from experiments import run
 from figure_style import COLOURS, CYCLE, MARKERS, Data, by_policy, figure
 
 from veltair.scheduler.costs import SOLO
@@ -25,7 +26,7 @@ def granularities(quick: bool) -> Data:
     rates = [100, 200, 300] if quick else list(range(50, 751, 100))
     queries = 1000 if quick else 6000
     asked = [(policy, float(rate), queries) for policy in (*sim.GRANULARITIES, "veltair-full") for rate in rates]
-    return {"source": "modelled", "queries": queries, "points": [asdict(p) for p in sim.points(sim.resnet, asked)]}
+    return {"source": "modelled", "queries": queries, "points": [asdict(p) for p in run(sim.resnet, asked, "loads")]}
 
 
 def draw_3(data: Data) -> Any:

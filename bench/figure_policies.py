@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import simulated as sim
+from experiments import run
 from figure_style import COLOURS, CYCLE, FIGURES, MARKERS, Data, by_policy, figure
 
 TITLES = {
@@ -27,7 +28,7 @@ def peaks(quick: bool) -> Data:
     asked = [(workload, policy, 0.95, 5) for workload in workloads for policy in (*sim.STACKS, *sim.VARIANTS)]
     if not quick:
         asked += [(workload, policy, 0.99, 5) for workload in workloads for policy in ("veltair-full", "veltair")]
-    found = [asdict(peak) for peak in sim.peaks(asked)]
+    found = [asdict(peak) for peak in run(sim.peak, asked, "peaks")]
     return {"source": "modelled", "paper": PAPER_GAINS, "peaks": found}
 
 
@@ -55,7 +56,7 @@ def latencies(quick: bool) -> Data:
     policies = ("veltair-as", "veltair-ac", "veltair-full", "veltair")
     workloads = ("medium",) if quick else ("light", "medium", "heavy")
     if quick:
-        found = [asdict(p) for p in sim.peaks([(w, p, 0.95, 5) for w in workloads for p in policies])]
+        found = [asdict(p) for p in run(sim.peak, [(w, p, 0.95, 5) for w in workloads for p in policies], "peaks")]
     else:  # the same peaks
         known = json.loads((FIGURES / "fig12-peaks.json").read_text("utf-8"))["peaks"]
         found = [p for p in known if p["workload"] in workloads and p["policy"] in policies and p["percentile"] == 0.95]
@@ -85,13 +86,13 @@ def draw_13(data: Data) -> Any:
 
 def sensitivity(quick: bool) -> Data:
     workload = "medium"
-    top = sim.peak(workload, "veltair-full")
+    top = run(sim.peak, [(workload, "veltair-full", 0.95, 5)], "peak")[0]
     loads = (0.25, 0.5, 0.75)
     policies = ("layerwise", "veltair-full", "fcfs")
     asked = [(workload, policy, load * top.qps / sim.offered_qps(workload)) for policy in policies for load in loads]
-    used = [asdict(point) for point in sim.points(sim.loaded, asked)]
+    used = [asdict(point) for point in run(sim.loaded, asked, "loads")]
     counts = (1, 2, 5) if quick else (1, 2, 3, 4, 5)
-    by_count = sim.peaks([(workload, "veltair-full", 0.95, count) for count in counts])
+    by_count = run(sim.peak, [(workload, "veltair-full", 0.95, count) for count in counts], "peaks")
     return {
         "source": "modelled",
         "paper": {"core gap at 75 %": {"blocks": 0.10, "model-wise": 0.47}, "gain saturates at": 4,

@@ -2,6 +2,8 @@
 
     python bench/figures.py [--only 3 12 …] [--quick]
 
+Interrupted, it goes on from there when it is run again (`bench/experiments.py`).
+
 Every figure is of the model of the paper's machine (`threadripper-3990x.toml`). `--quick` is for trying the plots: it
 takes fewer loads and queries, and writes nothing to docs.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +24,6 @@ import figure_granularity as granularity
 import figure_interference as interference
 import figure_policies as policies
 from figure_style import FIGURES, Data, save
-from rich.progress import track
 
 PAGE = FIGURES.parent / "results.md"
 
@@ -55,8 +57,9 @@ def main() -> int:
     parser.add_argument("--redraw", action="store_true", help="from the committed numbers, without a simulation")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="veltair-figures-")) if args.quick else FIGURES
-    for number in track(args.only, "figures"):
+    for number in args.only:
         shown = SHOWN[number]
+        print(f"figure {number}: {shown.name}", flush=True)
         data = _committed(shown.name) if args.redraw else shown.compute(args.quick)
         data.pop("environment", None)
         save(shown.draw(data), shown.name, data, folder)
@@ -83,4 +86,8 @@ def _committed(name: str) -> Data:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except KeyboardInterrupt:
+        print("interrupted; run it again to go on", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -56,20 +56,22 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="measure what was measured already")
     parser.add_argument("--trials", type=int, help="candidates a layer where there are no records (default: compile's)")
     parser.add_argument("--rounds", type=int, help="turns of each engine (default: veltair bench's)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of this machine's results")
     args = parser.parse_args()
     wanted = args.models.split(",")
     if unknown := [name for name in wanted if name not in MODELS]:
         parser.error(f"no model {', '.join(unknown)}; expected some of {', '.join(MODELS)}")
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    args.results.mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(wanted, 1):
         print(f"== {name} ({number} of {len(wanted)})", flush=True)
-        if args.again or not (RESULTS / f"{name}.json").exists():
-            measure(name, args.trials, args.rounds)
-    print(tables())
+        result = args.results / f"{name}.json"
+        if args.again or not result.exists():
+            result.write_text(json.dumps(measure(name, args.trials, args.rounds), indent=1) + "\n", "utf-8")
+    print(tables(args.results))
     return 0
 
 
-def measure(name: str, trials: int | None = None, rounds: int | None = None) -> None:
+def measure(name: str, trials: int | None = None, rounds: int | None = None) -> dict[str, Any]:
     """Write, compile, verify and race one model; its results."""
     onnx = DEMO / "models" / f"{name}.onnx"
     if not onnx.exists():
@@ -83,8 +85,7 @@ def measure(name: str, trials: int | None = None, rounds: int | None = None) -> 
     also = [part for artifact in artifacts[1:] for part in ("--also", str(artifact))]
     also += [] if rounds is None else ["--rounds", str(rounds)]
     found = _json(*CLI, "bench", str(artifacts[0]), str(onnx), *also, "--batch", str(BATCH.get(name, 1)), "--json")
-    text = json.dumps(found | {"verify": checks}, indent=1) + "\n"
-    (RESULTS / f"{name}.json").write_text(text, "utf-8")
+    return found | {"verify": checks}
 
 
 def _compiled(name: str, onnx: Path, precision: str, trials: int | None) -> Path:
@@ -107,8 +108,8 @@ def _json(*command: str) -> dict[str, Any]:
 class Times:
     """Median milliseconds of one model by engine, precision and threads."""
 
-    def __init__(self, name: str) -> None:
-        self.facts: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    def __init__(self, path: Path) -> None:
+        self.facts: dict[str, Any] = json.loads(path.read_text("utf-8"))
         rows = self.facts["rows"]
         self._of = {(row["engine"], row["precision"], row["threads"]): float(row["median_ms"]) for row in rows}
 
@@ -122,9 +123,10 @@ class Times:
         return self.ours(precision, threads) / self.theirs(peer, threads)
 
 
-def tables() -> str:
+def tables(results: Path = RESULTS) -> str:
     """Markdown: every model that was measured, then the bars over the nine networks."""
-    measured = {name: Times(name) for name in MODELS if (RESULTS / f"{name}.json").exists()}
+    paths = {name: results / f"{name}.json" for name in MODELS}
+    measured = {name: Times(path) for name, path in paths.items() if path.exists()}
     lines = [
         "| median ms | threads | veltair fp32 | ONNX Runtime fp32 | OpenVINO fp32 | veltair bf16 | OpenVINO default |"
         " cosine of bf16 logits |",

@@ -48,9 +48,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="that each load of a search is held")
     parser.add_argument("--stacks", default="", help="only those with this in their names")
     parser.add_argument("--shared-memory", action="store_true", help="of every stack: queries name their tensors")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of this machine's results")
     parser.add_argument("--again", action="store_true")
     args = parser.parse_args()
-    path = RESULTS / f"mix-{args.scenario.stem}{'-shared' * args.shared_memory}.json"
+    path = args.results / f"mix-{args.scenario.stem}{'-shared' * args.shared_memory}.json"
     found: dict[str, Any] = {"environment": asdict(environment()), "searches": []}
     if path.exists() and not args.again:
         found = json.loads(path.read_text("utf-8"))

@@ -1,13 +1,13 @@
 """The same scenario on the daemon and in the simulator with this machine's model: how far apart are they?
 
-    python bench/reality.py [--policies fcfs,veltair-full,veltair] [--again]
+    python bench/reality.py [--policies fcfs,veltair-full,veltair] [--machine xeon-2] [--results DIR] [--again]
 
 For each policy: the greatest load at which every tenant keeps 95 % in target, and each tenant's p95 at three quarters
 of what the daemon reached. The simulator knows the artifacts' measured profiles (`veltair profile --within-model`) and
 the machine's model, nothing else; queries arrive at the same moments. What stands in the file is not measured again
 without `--again`, but simulated.
 Networks in fp32, so that the load generator and the front end, which share the cores, take a small part. Writes
-`bench/results/reality.json` and the table in `docs/results.md`.
+`reality.json` in the folder of the machine's results and the machine's table in `docs/results.md`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from veltair.simulate.run import Simulation
 from veltair.simulate.scenario import Load, Scenario, TenantLoad
 
 SCENARIO = mix.ROOT / "scenarios" / "reality.toml"
-RESULT = mix.RESULTS / "reality.json"
 PAGE = mix.ROOT / "docs" / "results.md"
 MACHINE = "xeon-2"
 SEEDS = (1, 2)
@@ -53,23 +52,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", default="fcfs,block-6,veltair-full,veltair")
     parser.add_argument("--machine", default=MACHINE, help="of the simulator: a name, or a file by bench/machine.py")
+    parser.add_argument("--results", type=Path, default=mix.RESULTS, help="folder of this machine's results")
     parser.add_argument("--again", action="store_true")
     args = parser.parse_args()
+    result = args.results / "reality.json"
     config = mix.prepare(SCENARIO, "fp32")
     time_whole(args.again)
     found: dict[str, Any] = {"environment": asdict(environment()), "machine": args.machine, "policies": {}}
-    if RESULT.exists() and not args.again:
-        found = json.loads(RESULT.read_text("utf-8"))
+    if result.exists() and not args.again:
+        found = json.loads(result.read_text("utf-8"))
     for policy in args.policies.split(","):
         if policy not in found["policies"]:
             print(f"== {policy}", flush=True)
             found["policies"][policy] = serve(policy, config)
         simulate(policy, args.machine, found["policies"][policy])
-        RESULT.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     print(rows := table(found))
     text = PAGE.read_text("utf-8")
-    text = re.sub(r"(?s)(<!-- reality -->\n).*?(<!-- end -->)", lambda marks: f"{marks[1]}{rows}\n{marks[2]}", text)
-    PAGE.write_text(text, "utf-8")
+    place = rf"(?s)(<!-- reality {re.escape(found['machine'])} -->\n).*?(<!-- end -->)"
+    PAGE.write_text(re.sub(place, lambda marks: f"{marks[1]}{rows}\n{marks[2]}", text), "utf-8")
     return 0
 
 

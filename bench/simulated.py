@@ -12,10 +12,8 @@ the whole target, however much time is left (as section 4.2 can be read, too).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +81,6 @@ def peak(workload: str, policy: str, percentile: float = 0.95, versions: int = 5
     return Peak(workload, policy, percentile, versions, share, held.qps, *_cost(held), _means(held), _rates(held))
 
 
-def peaks(asked: Iterable[tuple[str, str, float, int]]) -> list[Peak]:
-    """Of (workload, policy, percentile, versions), on all cores of this machine."""
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # a progress bar has a thread
-        return list(pool.map(peak, *zip(*asked, strict=True)))
-
-
 @dataclass(frozen=True, slots=True)
 class Point:
     """One policy at one load."""
@@ -111,11 +103,6 @@ def resnet(policy: str, qps: float, queries: int) -> Point:
 def loaded(workload: str, policy: str, scale: float) -> Point:
     """A workload at so many times its scenario's rates."""
     return _point(_simulation(workload, 0.95, 5, PLANNED), policy, scale)
-
-
-def points(function: Any, asked: Sequence[tuple[Any, ...]]) -> list[Point]:
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # a progress bar has a thread
-        return list(pool.map(function, *zip(*asked, strict=True)))
 
 
 def solo_ms(workload: str) -> dict[str, float]:
