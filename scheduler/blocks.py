@@ -43,7 +43,7 @@ def threshold(avg_cores: int, total_avg: int, machine_cores: int) -> int:
     12, 12 and 24 of 64 cores leave 16: 4, 4 and 8. Where the averages fit the machine, so do averages and
     thresholds together; where they do not, the threshold is 0.
     """
-    return max(0, machine_cores - total_avg) * avg_cores // total_avg
+    return (machine_cores - total_avg) * avg_cores // total_avg if total_avg < machine_cores else 0
 
 
 def pivots(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Iterator[int]:
@@ -78,5 +78,5 @@ def _slopes(costs: Costs, level: int, budget: Budget, avg_cores: int, bound: int
     """A layer is a pivot that is steeper here than its share of the QoS over its work: it needs more than so many
     cores. None: no layer can ask for more than all.
     """
-    enough = max(bound - 1, avg_cores)
+    enough = bound - 1 if bound > avg_cores else avg_cores
     return None if enough >= costs.cores else costs.slopes(level, enough, budget.work)

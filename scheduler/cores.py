@@ -15,25 +15,30 @@ class CorePool:
     def __init__(self, machine: Machine) -> None:
         sizes = [len(domain) for domain in machine.domains]
         self.free = sum(sizes)  # how many
-        self._cores = [sorted(domain) for domain in machine.domains]  # that are free, ascending
-        self._domain_of = {core: i for i, domain in enumerate(machine.domains) for core in domain}
-        # Sets of domains, as bits: those with so many free cores, and those of a size, the large ones first.
+        # Domains are bits. By domain: the cores that are free, ascending.
+        self._cores = {1 << i: sorted(domain) for i, domain in enumerate(machine.domains)}
+        self._domain_of = {core: 1 << i for i, domain in enumerate(machine.domains) for core in domain}
+        # Sets of domains: those with so many free cores, and those of a size, the large ones first.
         self._having = [_bits(sizes, free) for free in range(max(sizes) + 1)]
         self._of_size = [(size, _bits(sizes, size)) for size in sorted(set(sizes) - {0}, reverse=True)]
 
     def take(self, count: int, beside: CoreSet = ()) -> CoreSet:
         """Takes `count` cores, which must be free, and gives them sorted; the L3 of `beside` is filled up first."""
         taken: list[int] = []
-        having = self._having
+        having, cores_of = self._having, self._cores
         self.free -= count
         if beside:
-            for i in sorted({self._domain_of[core] for core in beside}):
-                free = len(self._cores[i])
-                self._take_from(1 << i, free, min(count - len(taken), free), taken)
+            for domain in sorted({self._domain_of[core] for core in beside}):
+                free = len(cores_of[domain])
+                self._take_from(domain, free, min(count - len(taken), free), taken)
         left = count - len(taken)
         for size, domains in self._of_size:
             while left >= size and (whole := having[size] & domains):
-                self._take_from(whole, size, size, taken)
+                domain = whole & -whole
+                having[size] ^= domain
+                having[0] ^= domain
+                taken += cores_of[domain]
+                cores_of[domain].clear()
                 left -= size
         while left:
             free = self._fitting(left)
@@ -44,17 +49,17 @@ class CorePool:
         return tuple(taken)
 
     def give_back(self, core_set: CoreSet) -> None:
-        having = self._having
-        for i, back in groupby(core_set, self._domain_of.__getitem__):
-            cores, bit = self._cores[i], 1 << i
-            having[len(cores)] ^= bit
+        having, cores_of = self._having, self._cores
+        for domain, back in groupby(core_set, self._domain_of.__getitem__):
+            cores = cores_of[domain]
+            having[len(cores)] ^= domain
             cores += back
             cores.sort()
-            having[len(cores)] ^= bit
+            having[len(cores)] ^= domain
         self.free += len(core_set)
 
     def free_cores(self) -> CoreSet:
-        return tuple(sorted(core for free in self._cores for core in free))
+        return tuple(sorted(core for free in self._cores.values() for core in free))
 
     def _fitting(self, count: int) -> int:
         """How many cores are free in the domains that fit `count` tightest, or else have most."""
@@ -71,10 +76,10 @@ class CorePool:
         """From the first of these domains, which have so many free cores; the lowest ids, so that the same events give
         the same sets.
         """
-        bit, having = domains & -domains, self._having
-        cores = self._cores[bit.bit_length() - 1]
-        having[free] ^= bit
-        having[free - count] ^= bit
+        domain, having = domains & -domains, self._having
+        cores = self._cores[domain]
+        having[free] ^= domain
+        having[free - count] ^= domain
         taken += cores[:count]
         del cores[:count]
 

@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from operator import sub
+from operator import add, sub
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,12 +53,12 @@ def nearest_level(grid: Sequence[float], level: float) -> int:
 class Slopes:
     """Each layer's time over its work, and which comes next that is steeper."""
 
-    __slots__ = ("_steeper", "_time_ns", "_work")
+    __slots__ = ("_layers", "_steeper", "_time_ns", "_work")
 
     def __init__(self, time_ns: Sequence[int], work: Sequence[int]) -> None:
         """By layer."""
         self._time_ns, self._work = time_ns, work
-        layers = len(work)
+        self._layers = layers = len(work)
         self._steeper = [layers] * layers
         for layer in range(layers - 2, -1, -1):
             after = layer + 1
@@ -69,9 +69,9 @@ class Slopes:
     def next_above(self, layer: int, time_ns: int, work: int) -> int:
         """The first layer from this one on that is steeper than `time_ns` over `work`, exactly; else how many there
         are."""
-        times, works = self._time_ns, self._work
-        while layer < len(works) and times[layer] * work <= time_ns * works[layer]:
-            layer = self._steeper[layer]
+        times, works, steeper, layers = self._time_ns, self._work, self._steeper, self._layers
+        while layer < layers and times[layer] * work <= time_ns * works[layer]:
+            layer = steeper[layer]
         return layer
 
 
@@ -84,6 +84,7 @@ class Costs:
 
     __slots__ = (
         "_alone_ns",
+        "_layer_work",
         "_least_ns",
         "_most",
         "_prefix_ns",
@@ -143,6 +144,7 @@ class Costs:
         self.time_work: list[int] = prefix[SOLO, :, 0].tolist()
         ops = (max(layer.flops, layer.bytes // _NUMBER_BYTES, 1) for layer in profile.layers)
         self.work = _running_sum(ops) if split_by_ops else self.time_work
+        self._layer_work = _differences(self.time_work), _differences(self.work)
         self.bytes = _running_sum(layer.bytes for layer in profile.layers)
 
     def time_ns(self, level: int, cores: int, start: int, stop: int) -> int:
@@ -158,8 +160,8 @@ class Costs:
     def solo_ns(self, versions: Sequence[int], first: int, start: int, stop: int, cores: int) -> int:
         """Layers [start, stop) alone on the machine in given versions, `versions[0]` being layer `first`'s."""
         times, most = self._solo_ns[cores - 1], self._most
-        picked = versions[start - first : stop - first]
-        return sum([times[layer * most + version] for layer, version in enumerate(picked, start)])
+        rows = range(start * most, stop * most, most)
+        return sum(map(times.__getitem__, map(add, rows, versions[start - first : stop - first])))
 
     def versions(self, level: int, cores: int, start: int, stop: int) -> tuple[int, ...]:
         return self._version[level][cores - 1][start:stop]
@@ -168,7 +170,8 @@ class Costs:
         """Core@ModelGranularity: the least cores that run layers [start, end) within `qos_ns`, else all."""
         columns = self.cores
         row = start * columns
-        return min(bisect_left(self._rest_ns[level], -qos_ns, row, row + columns) - row + 1, columns)
+        fewer = bisect_left(self._rest_ns[level], -qos_ns, row, row + columns) - row
+        return fewer + 1 if fewer < columns else columns
 
     def cores_to_end(self, level: int, start: int, left_ns: int) -> int | None:
         """The same where it must be in time: None if no number of cores is enough."""
@@ -203,7 +206,7 @@ class Costs:
         if known is None:
             row = (cores - 1) * (self.layers + 1)
             least = self._least_ns[level][row : row + self.layers + 1]
-            known = self._slopes[key] = Slopes(_differences(least), _differences(work))
+            known = self._slopes[key] = Slopes(_differences(least), self._layer_work[work is self.work])
         return known
 
     def cores_for(self, level: int, start: int, stop: int, qos_ns: int) -> tuple[int, bool]:

@@ -18,8 +18,9 @@ def violations(system: System) -> Iterator[str]:
     runs = {id: progress.run for id, progress in system.in_flight.items() if progress.run is not None}
     if system.runs != runs:
         yield f"the blocks that run are known as {system.runs}"
-    if system.short != {id for id, run in runs.items() if run.growable}:
-        yield f"the blocks that lack cores are known as {system.short}"
+    wants = {id: progress for id, progress in system.in_flight.items() if progress.run is None or progress.run.growable}
+    if system.wants != wants:
+        yield f"the queries that could use more cores are known as {system.wants}"
     if len(system.in_flight) > max(system.workers, system.most_in_flight):
         yield f"{len(system.in_flight)} queries are in flight on {system.workers} workers"
     states = system.waiting, system.in_flight, system.led

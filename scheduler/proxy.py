@@ -81,7 +81,9 @@ class ObservedSlowdown:
 
     def observe(self, seen: Seen) -> None:
         if isinstance(seen, BlockTimed) and seen.solo_ns > 0:
-            slowdown = _clamped(seen.elapsed_ns / seen.solo_ns)
+            slowdown = seen.elapsed_ns / seen.solo_ns
+            if not 1.0 <= slowdown <= HIGHEST_LEVEL:
+                slowdown = _clamped(slowdown)
             self.level += self._weight * (slowdown - self.level)
 
 

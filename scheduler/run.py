@@ -20,19 +20,6 @@ class Run(State):
     growable: bool  # has fewer cores than it wanted, and a moment to take up more
     stopping: bool = False  # told to stop at its next layer, or cancelled
 
-    @classmethod
-    def begin(
-        cls, block: LayerBlock, level: int, costs: Costs, core_set: CoreSet, now_ns: int, grows_inside_layers: bool
-    ) -> Run:
-        cores = len(core_set)
-        predicted_ns = block.predicted_ns
-        if cores < block.cores:
-            predicted_ns = _rescaled(block, costs, block.start, cores)
-        ends_ns, stretches = now_ns + predicted_ns, [(block.start, cores)]
-        growable = cores < block.cores and (grows_inside_layers or block.stop - block.start > 1)
-        soon_ns = ends_ns - predicted_ns // 10
-        return cls(block, level, costs, core_set, stretches, predicted_ns, ends_ns, soon_ns, growable)
-
     @property
     def bytes_per_ns(self) -> float:
         """Of memory bandwidth, by its profile."""
@@ -46,7 +33,7 @@ class Run(State):
 
     def take_up(self, layer: int, cores: int, now_ns: int) -> None:
         """The block goes on with `layer` on that many cores; the prediction of what remains follows."""
-        ends_ns = now_ns + _rescaled(self.block, self.costs, layer, cores)
+        ends_ns = now_ns + _rescaled(self.block, self.level, self.costs, layer, cores)
         self.predicted_ns += ends_ns - self.ends_ns
         self.ends_ns = ends_ns
         self.soon_ns = ends_ns - self.predicted_ns // 10
@@ -68,7 +55,9 @@ class Run(State):
         block, (layer, cores) = self.block, self.stretches[-1]
         if now_ns >= self.ends_ns:
             return block.stop - 1
-        of_ns = self.predicted_ns if len(self.stretches) == 1 else _rescaled(block, self.costs, layer, cores)
+        of_ns = self.predicted_ns
+        if len(self.stretches) > 1:
+            of_ns = _rescaled(block, self.level, self.costs, layer, cores)
         return self.costs.layer_at(SOLO, cores, layer, block.stop, self.ends_ns - now_ns, max(of_ns, 1))
 
     def missing_cores(self, now_ns: int) -> int:
@@ -78,10 +67,24 @@ class Run(State):
         return self.block.cores - len(self.core_set)
 
 
-def _rescaled(block: LayerBlock, costs: Costs, start: int, cores: int) -> int:
+def begun(
+    block: LayerBlock, level: int, costs: Costs, core_set: CoreSet, now_ns: int, grows_inside_layers: bool
+) -> Run:
+    """The block begins now. `grows_inside_layers`: it may get more cores within a layer, too."""
+    cores = len(core_set)
+    predicted_ns, growable = block.predicted_ns, False
+    if cores < block.cores:
+        predicted_ns = _rescaled(block, level, costs, block.start, cores)
+        growable = grows_inside_layers or block.stop - block.start > 1
+    ends_ns = now_ns + predicted_ns
+    soon_ns = ends_ns - predicted_ns // 10
+    return Run(block, level, costs, core_set, [(block.start, cores)], predicted_ns, ends_ns, soon_ns, growable)
+
+
+def _rescaled(block: LayerBlock, level: int, costs: Costs, start: int, cores: int) -> int:
     """The prediction for layers [start, block.stop) on other cores.
 
-    The code versions stay those picked for `block.cores`; their solo times give the ratio.
+    The code versions stay those picked for `block.cores` at the level; their solo times give the ratio.
     """
     here = costs.solo_ns(block.versions, block.start, start, block.stop, cores)
-    return block.predicted_ns * here // costs.solo_ns(block.versions, block.start, block.start, block.stop, block.cores)
+    return block.predicted_ns * here // costs.alone_ns(level, block.cores, block.start, block.stop)

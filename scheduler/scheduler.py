@@ -14,7 +14,6 @@ from veltair.scheduler.invariants import violations
 from veltair.scheduler.policies import make_policy
 from veltair.scheduler.policy import Grow, Policy, Reject, Start, Stop
 from veltair.scheduler.proxy import BlockTimed, DemandChanged, ObservedSlowdown, Proxy, SteadyLevel
-from veltair.scheduler.run import Run
 from veltair.scheduler.state import Progress, System
 from veltair.scheduler.stats import Stats, Totals
 from veltair.types import (
@@ -157,12 +156,13 @@ class Scheduler:
             self._policy.query_arrived(admitted, self._now_ns)
 
     def _finished(self, event: BlockFinished, decisions: list[Decision]) -> None:
-        system, (progress, run) = self.system, self._running(event.query)
+        system, progress = self.system, self._running(event.query)
+        run = system.runs[event.query]
         block = run.block
         if not block.start <= event.stop <= block.stop or event.elapsed_ns < 0:
             self._broken(f"query {event.query} cannot have finished so: it runs {block}")
         # what a block takes alone is not known that grew inside a layer
-        if self._proxy.sees is BlockTimed and not (system.grows_inside_layers and len(run.stretches) > 1):
+        if self._proxy.sees is BlockTimed and (len(run.stretches) == 1 or not system.grows_inside_layers):
             self._proxy.observe(BlockTimed(event.elapsed_ns, run.solo_ns(event.stop)))
         system.free_cores(progress)
         progress.next_layer = event.stop
@@ -173,7 +173,8 @@ class Scheduler:
             decisions += [FinishQuery(each.query.id) for each in progress.awaited()]
 
     def _grown(self, event: BlockGrown) -> None:
-        _, run = self._running(event.query)
+        self._running(event.query)
+        run = self.system.runs[event.query]
         since, before = run.stretches[-1]
         if not set(event.core_set) <= set(run.core_set) or len(event.core_set) < before:
             self._broken(f"query {event.query} ran on {before} cores and may use {run.core_set}")
@@ -212,7 +213,8 @@ class Scheduler:
         if self._proxy.sees is DemandChanged:
             self._proxy.observe(DemandChanged(system.demand))
         system.steady.follow(self._proxy.level)
-        while (step := self._policy.next_step(system, now_ns)) is not None:
+        next_step = self._policy.next_step
+        while (step := next_step(system, now_ns)) is not None:
             match step:
                 case Start():
                     decisions.append(self._start(step))
@@ -238,8 +240,10 @@ class Scheduler:
         conflict = len(core_set) < block.cores
         totals = self._totals
         totals.blocks_started += 1
-        totals.conflicts += conflict
-        totals.capped_blocks += step.capped
+        if conflict:
+            totals.conflicts += 1
+        if step.capped:
+            totals.capped_blocks += 1
         return StartBlock(block, core_set, conflict, system.grid[step.level], members)
 
     def _grow(self, step: Grow) -> GrowBlock:
@@ -271,12 +275,12 @@ class Scheduler:
             self._broken(f"query {query} is not in flight")
         return progress
 
-    def _running(self, query: int) -> tuple[Progress, Run]:
-        run = self.system.runs.get(query)
-        if run is None:
+    def _running(self, query: int) -> Progress:
+        progress = self.system.in_flight.get(query)
+        if progress is None or progress.run is None:
             self._in_flight(query)
             self._broken(f"query {query} runs no block")
-        return self.system.in_flight[query], run
+        return progress
 
     def _end(self, progress: Progress) -> None:
         """Of a query, and of all that run in its name."""

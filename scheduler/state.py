@@ -10,7 +10,7 @@ from operator import attrgetter
 from veltair.scheduler.cores import CorePool
 from veltair.scheduler.costs import Costs, nearest_level
 from veltair.scheduler.proxy import SteadyLevel
-from veltair.scheduler.run import Run
+from veltair.scheduler.run import Run, begun
 from veltair.types import LayerBlock, Machine, Query, State, Tenant
 
 
@@ -28,6 +28,7 @@ class Progress(State):
     cancelled: bool = False
     ready_ns: int = 0  # since when it waits for cores, or waited for those of the block that runs
     members: tuple[Progress, ...] = ()  # run in its name, as one batch with it; none is cancelled
+    number: int = 0  # counts through the queries as they start
 
     @property
     def forsaken(self) -> bool:
@@ -47,7 +48,7 @@ class Progress(State):
         return LayerBlock(self.query.id, start, stop, versions, cores, costs.time_ns(level, cores, start, stop))
 
 
-_batch = attrgetter("profile.batch")
+_batch, _number = attrgetter("profile.batch"), attrgetter("number")
 
 
 @dataclass(slots=True)
@@ -66,7 +67,9 @@ class System:
     waiting: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of arrival
     in_flight: dict[int, Progress] = field(default_factory=dict)  # by query id, in order of start; one worker each
     runs: dict[int, Run] = field(default_factory=dict)  # of those in flight, by query id
-    short: set[int] = field(default_factory=set)  # queries whose block lacks cores, and has a moment to take up more
+    # Those in flight that could use more cores, by query id: they run no block, or one that is `growable`.
+    wants: dict[int, Progress] = field(default_factory=dict)
+    started: int = 0  # queries, since the start
     led: dict[int, Progress] = field(default_factory=dict)  # members of batches in flight, by id: who leads them
     total_avg: int = 0  # sum of avg_cores over all active queries
     most_in_flight: int = 0  # in flight when the workers last became fewer; more than `workers` until those have ended
@@ -100,15 +103,13 @@ class System:
         """The queries in flight that run no block, in order of start."""
         if len(self.runs) == len(self.in_flight):
             return ()
-        return [progress for progress in self.in_flight.values() if progress.run is None]
+        return [progress for progress in self.wanting() if progress.run is None]
 
     def wanting(self) -> Iterable[Progress]:
         """The queries in flight that could use more cores, for their next block or for the one that runs, in order of
         start."""
-        if len(self.runs) == len(self.in_flight) and not self.short:
-            return ()
-        short = self.short
-        return (progress for id, progress in self.in_flight.items() if progress.run is None or id in short)
+        wants = self.wants
+        return sorted(wants.values(), key=_number) if len(wants) > 1 else wants.values()
 
     def join(self, leader: Progress, members: Sequence[Progress], costs: Costs) -> None:
         """Makes waiting queries of a tenant one batch in the name of one that waits, too, and must be started next.
@@ -133,26 +134,31 @@ class System:
         """Starts the block on as many of its cores as are free; a query that waits takes a worker with it."""
         if block.query in self.waiting:
             self.in_flight[block.query] = self.waiting.pop(block.query)
-        core_set = self.pool.take(min(block.cores, self.pool.free))
-        progress.run = run = Run.begin(block, level, progress.costs, core_set, now_ns, self.grows_inside_layers)
+            self.started += 1
+            progress.number = self.started
+        free = self.pool.free
+        core_set = self.pool.take(block.cores if block.cores < free else free)
+        progress.run = run = begun(block, level, progress.costs, core_set, now_ns, self.grows_inside_layers)
         progress.next_layer = block.stop
         self.runs[block.query] = run
         if run.growable:
-            self.short.add(block.query)
+            self.wants[block.query] = progress
+        else:
+            self.wants.pop(block.query, None)
         return run
 
     def grow(self, query: int, run: Run, more: int) -> None:
         """Grants a running block that many of the free cores on top."""
         run.grow(self.pool.take(more, beside=run.core_set))
         if not run.growable:
-            self.short.discard(query)
+            del self.wants[query]
 
     def free_cores(self, progress: Progress) -> None:
         """Of its block, if it runs one, which thereby runs no more."""
         if (run := progress.run) is not None:
             self.pool.give_back(run.core_set)
             del self.runs[progress.query.id]
-            self.short.discard(progress.query.id)
+            self.wants[progress.query.id] = progress
             progress.run = None
 
     def remove(self, progress: Progress) -> None:
@@ -162,7 +168,7 @@ class System:
         if query in self.waiting:
             del self.waiting[query]
         else:
-            del self.in_flight[query]
+            del self.in_flight[query], self.wants[query]
         self.most_in_flight = min(self.most_in_flight, len(self.in_flight))
         self.total_avg -= progress.avg_cores
         for member in progress.members:

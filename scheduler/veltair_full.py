@@ -24,7 +24,7 @@ class VeltairFull(Policy):
         self._against_slack = against_slack
 
     def next_step(self, system: System, now_ns: int) -> Step | None:
-        if not system.free:
+        if not system.pool.free or not (system.wants or system.waiting):
             return None
         for progress in system.wanting():
             if (run := progress.run) is None:
@@ -39,13 +39,14 @@ class VeltairFull(Policy):
         level = system.next_level(now_ns) if self._adapt_versions else SOLO  # Alg. 3 l. 10
         work = costs.work
         if self._against_slack:
-            budget = Budget(max(0, progress.due_ns - now_ns), work[-1] - work[start], work)
+            left_ns = progress.due_ns - now_ns
+            budget = Budget(left_ns if left_ns > 0 else 0, work[-1] - work[start], work)
             avg_cores = costs.cores_for_rest(level, start, budget.qos_ns)
         else:
             budget = Budget(progress.qos_ns, work[-1], work)
             avg_cores = costs.cores_for_rest(level, 0, budget.qos_ns)
         system.renew_avg(progress, avg_cores)
         extra = threshold(avg_cores, system.total_avg, system.cores)  # Alg. 3 l. 11
-        bound = min(avg_cores + extra, costs.cores)
-        formed = form_block(costs, level, start, budget, avg_cores, bound)
+        bound = avg_cores + extra
+        formed = form_block(costs, level, start, budget, avg_cores, bound if bound < costs.cores else costs.cores)
         return Start(progress, progress.block(level, formed.stop, formed.cores), level, formed.capped)
