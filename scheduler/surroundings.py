@@ -20,7 +20,7 @@ FRONT = -1  # stands for a query where the front end's own work is meant
 class Surroundings(Protocol):
     """What the speed of blocks depends on: the machine, and who runs beside whom."""
 
-    def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, *, grown: bool) -> float:
+    def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, grown: bool) -> float:
         """The block runs on this core set from now on. Returns the ns that pass before its next layer begins.
 
         `grown`: it, or the block that was stopped to make room for it, ran on fewer cores before.
@@ -47,7 +47,7 @@ class Alone:
         self._entered: list[tuple[LayerBlock, int]] = []
         self._front_ns = 0.0
 
-    def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, *, grown: bool) -> float:
+    def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, grown: bool) -> float:
         self._entered.append((block, len(core_set)))
         return 0.0
 

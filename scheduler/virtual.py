@@ -40,6 +40,8 @@ from veltair.types import (
 # What happens when its time, which it is given, has come; the scheduler hears of what it returns.
 Reading: TypeAlias = Callable[[int], Event | None]
 
+_NOT_KNOWN: Course = (0.0,)  # a block's, until its surroundings have said it
+
 
 class _Running(State):
     block: LayerBlock
@@ -47,7 +49,7 @@ class _Running(State):
     core_set: CoreSet  # in use
     began_ns: int
     since_ns: float  # when it stood at `done_ns` of its course; later than now while it waits for cores to wake
-    course: Course = (0.0,)  # not known yet
+    course: Course = _NOT_KNOWN
     done_ns: float = 0.0
     due: int = 0  # the number of its entry that counts, others are out of date
     halt: int = 0  # layers of the block that are done then
@@ -59,7 +61,8 @@ class _Running(State):
         if now_ns > self.since_ns:
             self.done_ns += now_ns - self.since_ns
             self.since_ns = now_ns
-        return min(bisect_right(self.course, self.done_ns) - 1, len(self.block.versions) - 1)
+        layer, layers = bisect_right(self.course, self.done_ns) - 1, len(self.block.versions)
+        return layer if layer < layers else layers - 1
 
     def follow(self, course: Course, now_ns: float) -> None:
         """What is done of the layer in execution stays done; the rest goes as the new course says."""
@@ -67,7 +70,7 @@ class _Running(State):
         layer = self.layer(now_ns)
         took_ns, takes_ns = before[layer + 1] - before[layer], course[layer + 1] - course[layer]
         share = (self.done_ns - before[layer]) / took_ns if took_ns else 0.0
-        self.course, self.done_ns = course, course[layer] + min(share, 1.0) * takes_ns
+        self.course, self.done_ns = course, course[layer] + (share if share < 1.0 else 1.0) * takes_ns
 
 
 _Entry: TypeAlias = tuple[int, int, Event | Reading | _Running]  # when, number, what
@@ -123,13 +126,16 @@ class VirtualMachine:
 
     def run(self) -> Iterator[tuple[Event, list[Decision]]]:
         """Runs until nothing is left to happen; each event with what the scheduler decided."""
-        due, planned = self._due, self._planned
+        due, planned, handle = self._due, self._planned, self.scheduler.handle
         planned += due
-        planned.sort(reverse=True)  # so that the heap stays as small as what runs
-        due.clear()
-        while due or planned:
-            time_ns, number, entry = planned.pop() if planned and (not due or planned[-1] < due[0]) else heappop(due)
-            event: Event | None
+        planned.sort(reverse=True)
+        due[:], latest = planned[-1:], self._count
+        del planned[-1:]
+        event: Event | None
+        while due:
+            time_ns, number, entry = heappop(due)
+            if number <= latest and planned:
+                heappush(due, planned.pop())  # one at a time, so that the heap stays as small as what runs
             if isinstance(entry, _Running):
                 if entry.due != number:
                     continue
@@ -143,19 +149,20 @@ class VirtualMachine:
             if event is None:
                 self._follow()
                 continue
-            decisions = self.scheduler.handle(event)
+            decisions = handle(event)
             for decision in decisions:
                 self._carry_out(decision)
             self._follow()
             yield event, decisions
 
     def _follow(self) -> None:
+        now_ns = self.now_ns
         for query, course in self.surroundings.changed():
             running = self._running[query]
-            if len(running.course) == 1:  # it begins
+            if running.course is _NOT_KNOWN:  # it begins
                 running.course = course
             else:
-                running.follow(course, self.now_ns)
+                running.follow(course, now_ns)
             self._schedule(running)
 
     def _attend(self) -> None:
@@ -173,10 +180,9 @@ class VirtualMachine:
             self.surroundings.attend(0.0)
         return then(self.now_ns)
 
-    def _push(self, time_ns: int, entry: Event | Reading | _Running) -> int:
+    def _push(self, time_ns: int, entry: Event | Reading) -> None:
         self._count += 1
         heappush(self._due, (time_ns, self._count, entry))
-        return self._count
 
     def _concerns(self, event: Event) -> bool:
         """Takes an event from outside to the blocks; whether the scheduler should hear of it."""
@@ -216,18 +222,14 @@ class VirtualMachine:
             return BlockFinished(self.now_ns, block.query, layer, self.now_ns - running.began_ns)
         running.core_set = running.granted
         running.done_ns, running.since_ns = running.course[running.halt], float(self.now_ns)
-        running.since_ns += self._enter(running, grown=True)
+        running.since_ns += self._enter_grown(running)
         self._schedule(running)
         return BlockGrown(self.now_ns, block.query, layer, running.core_set)
 
     def _carry_out(self, decision: Decision) -> None:
         match decision:
-            case StartBlock(block=block, core_set=core_set):
-                begin_ns = self.now_ns + self.dispatch_ns
-                running = _Running(block, core_set, core_set, begin_ns, begin_ns)
-                grown = len(core_set) > self._stopped.pop(block.query, len(core_set))
-                running.since_ns += self._enter(running, grown=grown)
-                self._running[block.query] = running
+            case StartBlock():
+                self._begin(decision.block, decision.core_set)
             case GrowBlock(query=query, core_set=core_set):
                 running = self._running[query]
                 running.granted = core_set
@@ -244,16 +246,24 @@ class VirtualMachine:
             case RejectQuery(query=query):
                 self._end(query, "rejected")
 
+    def _begin(self, block: LayerBlock, core_set: CoreSet) -> None:
+        begin_ns = self.now_ns + self.dispatch_ns
+        running = _Running(block, core_set, core_set, begin_ns, begin_ns)
+        grown = block.query in self._stopped and len(core_set) > self._stopped.pop(block.query)
+        profile = self.scheduler.system.in_flight[block.query].costs.profile
+        running.since_ns += self.surroundings.enter(block, core_set, profile, grown)
+        self._running[block.query] = running
+
     def _grow_now(self, running: _Running) -> None:
         """What is left of the layer in execution goes on more cores, too, once these are awake."""
         layer = running.block.start + running.layer(self.now_ns)
         running.core_set = running.granted
-        running.since_ns = max(running.since_ns, float(self.now_ns)) + self._enter(running, grown=True)
+        running.since_ns = max(running.since_ns, float(self.now_ns)) + self._enter_grown(running)
         self._push(self.now_ns, BlockGrown(self.now_ns, running.block.query, layer, running.core_set))
 
-    def _enter(self, running: _Running, *, grown: bool) -> float:
+    def _enter_grown(self, running: _Running) -> float:
         profile = self.scheduler.system.in_flight[running.block.query].costs.profile
-        return self.surroundings.enter(running.block, running.core_set, profile, grown=grown)
+        return self.surroundings.enter(running.block, running.core_set, profile, grown=True)
 
     def _leave(self, running: _Running) -> None:
         running.due = 0
@@ -262,12 +272,15 @@ class VirtualMachine:
 
     def _schedule(self, running: _Running) -> None:
         """Looks up when the block next needs attention: at its end, or at its next layer if something waits there."""
-        if len(running.course) == 1:  # started at this very moment; its course follows
+        course = running.course
+        if course is _NOT_KNOWN:  # started at this very moment: it follows
             return
-        soon = running.granted is not running.core_set or running.stop_early or running.cancelled is not None
-        running.halt = running.layer(self.now_ns) + 1 if soon else len(running.block.versions)
-        left_ns = running.course[running.halt] - running.done_ns
-        running.due = self._push(ceil(running.since_ns + left_ns), running)
+        halt = len(course) - 1
+        if running.granted is not running.core_set or running.stop_early or running.cancelled is not None:
+            halt = running.layer(self.now_ns) + 1
+        self._count += 1
+        running.halt, running.due = halt, self._count
+        heappush(self._due, (ceil(running.since_ns + (course[halt] - running.done_ns)), self._count, running))
 
     def _end(self, query: int, how: str) -> None:
         if query in self.outcome:

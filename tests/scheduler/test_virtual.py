@@ -18,7 +18,7 @@ class Crowded:
         self.running = {}
         self.stirred = False
 
-    def enter(self, block, core_set, profile, *, grown):
+    def enter(self, block, core_set, profile, grown):
         self.running[block.query] = block
         self.stirred = True
         return 7.0 if grown else 0.0

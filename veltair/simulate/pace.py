@@ -14,7 +14,9 @@ twelve levels, so that everything which follows from them is computed once.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from math import inf
 
@@ -36,9 +38,8 @@ _BETWEEN = [(low + high) / 2 for low, high in pairwise(PRESSURES)]
 LEVEL_BOUNDS = (-inf, *_BETWEEN, inf)  # level i is nearest from the i-th up to the next
 
 
-def pressure_level(pressure: float) -> int:
-    """Index of the nearest of PRESSURES."""
-    return bisect_right(_BETWEEN, pressure)
+# Index of the nearest of PRESSURES to a pressure.
+pressure_level: Callable[[float], int] = partial(bisect_right, _BETWEEN)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +53,7 @@ class Stretch:
     domains: int
     want_bytes: float  # of L3, all domains together: mean over the time that its layers take alone
     _demands: dict[int, int] = field(default_factory=dict)
-    _courses: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+    _courses: dict[int, list[float]] = field(default_factory=dict)
 
     def demand(self, cache: int) -> int:
         """Bytes per s that it would draw from memory under this L3 pressure (a level) if no one else did."""
@@ -65,10 +66,11 @@ class Stretch:
 
     def course(self, cache: int, memory: int) -> list[float]:
         """When its layers end, in ns since its begin, under these pressures (levels); 0 first."""
-        known = self._courses.get((cache, memory))
+        key = cache * len(PRESSURES) + memory
+        known = self._courses.get(key)
         if known is None:
             times = self._of_versions(self.pace.times_ns(self.cores, self.domains, cache, memory)[self.layers])
-            known = self._courses[cache, memory] = [0.0, *np.cumsum(times).tolist()]
+            known = self._courses[key] = [0.0, *np.cumsum(times).tolist()]
         return known
 
     def _of_versions(self, table: Table) -> Table:

@@ -211,27 +211,27 @@ class Simulation:
 class _Seen:
     """What is counted while a run goes on, after its warm-up and before its arrivals end."""
 
-    __slots__ = ("_from_ns", "_scheduler", "_since_ns", "_to_ns", "_used", "blocks", "conflicts", "core_ns")
+    __slots__ = ("_cores", "_from_ns", "_pool", "_since_ns", "_to_ns", "_used", "blocks", "conflicts", "core_ns")
 
     def __init__(self, scheduler: Scheduler, warm_ns: int, duration_ns: int) -> None:
-        self._scheduler, self._from_ns, self._to_ns = scheduler, warm_ns, duration_ns
+        self._cores, self._pool = scheduler.system.cores, scheduler.system.pool
+        self._from_ns, self._to_ns = warm_ns, duration_ns
         self._since_ns = warm_ns
         self._used = 0  # cores, since the last event
         self.blocks = self.conflicts = 0
         self.core_ns = 0.0
 
     def add(self, now_ns: int, decisions: list[Decision]) -> None:
-        until_ns = now_ns if now_ns < self._to_ns else self._to_ns
-        if until_ns > self._since_ns:
+        if now_ns >= self._from_ns and self._since_ns < self._to_ns:
+            until_ns = now_ns if now_ns < self._to_ns else self._to_ns
             self.core_ns += self._used * (until_ns - self._since_ns)
             self._since_ns = until_ns
-        if self._from_ns <= now_ns < self._to_ns:
-            for decision in decisions:
-                if isinstance(decision, StartBlock):
-                    self.blocks += 1
-                    self.conflicts += decision.conflict
-        system = self._scheduler.system
-        self._used = system.cores - system.pool.free
+            if now_ns < self._to_ns:
+                for decision in decisions:
+                    if isinstance(decision, StartBlock):
+                        self.blocks += 1
+                        self.conflicts += decision.conflict
+        self._used = self._cores - self._pool.free
 
 
 def _send(front: Front, tenants: Sequence[Tenant], arrivals: Sequence[Times]) -> None:
