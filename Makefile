@@ -34,7 +34,7 @@ pytest: $(VENV)/ready
 	$(BIN)/pytest --ignore=tests/compiler; rest=$$?; \
 	wait $$compiler; compiler=$$?; cat .build/compiler-tests.txt; exit $$((rest + compiler))
 
-# The paper's figures from the simulator, and docs/results.md; more than an hour on 2 cores, and it goes on where it was interrupted.
+# The paper's figures from the simulator, and docs/results.md; a quarter of an hour to an hour on 2 cores; it goes on where it was interrupted.
 figures: $(VENV)/ready
 	$(BIN)/python bench/figures.py
 
