@@ -1,11 +1,11 @@
 """The same scenario on the daemon and in the simulator with this machine's model: how far apart are they?
 
-    python bench/reality.py [--policies fcfs,veltair-full,veltair] [--machine xeon-2] [--results DIR] [--again]
+    python bench/reality.py [--policies fcfs,veltair] [--machine xeon-2] [--rounds 3] [--results DIR] [--again]
 
 For each policy: the greatest load at which every tenant keeps 95 % in target, and each tenant's p95 at three quarters
 of what the daemon reached. The simulator knows the artifacts' measured profiles (`veltair profile --within-model`) and
-the machine's model, nothing else; queries arrive at the same moments. What stands in the file is not measured again
-without `--again`, but simulated.
+the machine's model, nothing else; queries arrive at the same moments. Policies take turns, and the daemon's figures are
+medians over the rounds. What stands in the file is not measured again without `--again`, but simulated.
 Networks in fp32, so that the load generator and the front end, which share the cores, take a small part. Writes
 `reality.json` in the folder of the machine's results and the machine's table in `docs/results.md`.
 """
@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import mix
@@ -53,20 +54,25 @@ def main() -> int:
     parser.add_argument("--policies", default="fcfs,block-6,veltair-full,veltair")
     parser.add_argument("--machine", default=MACHINE, help="of the simulator: a name, or a file by bench/machine.py")
     parser.add_argument("--results", type=Path, default=mix.RESULTS, help="folder of this machine's results")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--again", action="store_true")
     args = parser.parse_args()
     result = args.results / "reality.json"
+    policies = args.policies.split(",")
     config = mix.prepare(SCENARIO, "fp32")
     time_whole(args.again)
     found: dict[str, Any] = {"environment": asdict(environment()), "machine": args.machine, "policies": {}}
     if result.exists() and not args.again:
         found = json.loads(result.read_text("utf-8"))
-    for policy in args.policies.split(","):
-        if policy not in found["policies"]:
-            print(f"== {policy}", flush=True)
-            found["policies"][policy] = serve(policy, config)
-        simulate(policy, args.machine, found["policies"][policy])
-        result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    for measure in (add_peak, add_latencies):
+        for number in range(1, args.rounds + 1):
+            for policy in policies:
+                print(f"== round {number}: {policy}", flush=True)
+                measure(policy, found["policies"].setdefault(policy, {"peaks": [], "latencies": []}), number, config)
+                result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    for policy in policies:
+        compare(policy, args.machine, found["policies"][policy])
+    result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     print(rows := table(found))
     text = PAGE.read_text("utf-8")
     place = rf"(?s)(<!-- reality {re.escape(found['machine'])} -->\n).*?(<!-- end -->)"
@@ -102,23 +108,35 @@ def time_whole(again: bool) -> None:
         subprocess.run([*mix.CLI, "profile", "--within-model", *due], check=True)
 
 
-def serve(policy: str, config: Path) -> dict[str, Any]:
-    """What the daemon reaches."""
-    text = SCENARIO.read_text("utf-8")
-    peak_qps = alone(lambda: mix.peak([policy], text, config, len(SEEDS)))["peak_qps"] or 0.0
-    at_share = alone(lambda: mix.drive([policy], _scaled(text, _scale(peak_qps)), config))
-    p95_ms = {tenant["name"]: {"daemon": tenant["p95_ms"]} for tenant in at_share["tenants"]}
-    return {"peak_qps": {"daemon": peak_qps}, "p95_ms": p95_ms}
+def add_peak(policy: str, seen: dict[str, Any], number: int, config: Path) -> None:
+    """What the daemon reaches, unless that round has been measured."""
+    if len(seen["peaks"]) < number:
+        found = alone(lambda: mix.peak([policy], SCENARIO.read_text("utf-8"), config, len(SEEDS)))
+        seen["peaks"].append(found["peak_qps"] or 0.0)
 
 
-def simulate(policy: str, machine: str, seen: dict[str, Any]) -> None:
-    """Puts the simulator's figures beside the daemon's."""
+def add_latencies(policy: str, seen: dict[str, Any], number: int, config: Path) -> None:
+    """Its p95 by tenant, in ms, at a share of the median peak; unless that round has been measured."""
+    if len(seen["latencies"]) < number:
+        text = _scaled(SCENARIO.read_text("utf-8"), _scale(median(seen["peaks"])))
+        found = alone(lambda: mix.drive([policy], text, config))
+        seen["latencies"].append({tenant["name"]: tenant["p95_ms"] for tenant in found["tenants"]})
+
+
+def compare(policy: str, machine: str, seen: dict[str, Any]) -> None:
+    """Puts the simulator's figures beside the daemon's medians."""
     load = read_scenario(SCENARIO).load
+    peak_qps = median(seen["peaks"])
     held = [tried for tried in find_peak(twin(machine, load.duration_s), policy, SEEDS) if tried.held]
-    seen["peak_qps"]["simulator"] = max((tried.qps for tried in held), default=0.0)
-    tried = probe(twin(machine, LONG_S), policy, (load.seed,), _scale(seen["peak_qps"]["daemon"]))
-    for tally in tried.tallies:
-        seen["p95_ms"][tally.name]["simulator"] = float(np.percentile(tally.latency_ns, 95)) / 1e6
+    seen["peak_qps"] = {"daemon": peak_qps, "simulator": max((tried.qps for tried in held), default=0.0)}
+    tried = probe(twin(machine, LONG_S), policy, (load.seed,), _scale(peak_qps))
+    seen["p95_ms"] = {
+        tally.name: {
+            "daemon": median(latencies[tally.name] for latencies in seen["latencies"]),
+            "simulator": float(np.percentile(tally.latency_ns, 95)) / 1e6,
+        }
+        for tally in tried.tallies
+    }
 
 
 def twin(machine: str, duration_s: float) -> Simulation:

@@ -2,8 +2,8 @@
 
 Beyond the paper: the query that must start first goes first, at every block boundary; what cannot be in time is
 refused at once, or put last where it has begun; profiles are corrected by what is measured; a query that is alone
-takes all cores that pay; one in a hurry, or a short one, may stop a block that has time; queries of one tenant that
-wait run as one batch where that takes less of the cores.
+takes all cores that pay; one in a hurry may stop a block that has time; queries of one tenant that wait run as one
+batch where that takes less of the cores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from veltair.types import Query, Tenant
 
 PLANNED = 0.85  # of the time left: what remains is for neighbours that come meanwhile
 IDLE = 1.3  # what work on hand counts for at arrival: cores lie idle in conflicts and between blocks
-PATIENCE = 2  # times what it takes itself that a query waits for the first block to end, where another can wait for it
 
 _Entry: TypeAlias = tuple[float, int, Progress]  # latest start, query id
 
@@ -242,7 +241,7 @@ class Veltair(Policy):
     def _make_room(self, system: System, first: Progress, now_ns: int) -> Stop | None:
         """Stops a block for the query that comes first: one on several cores that is in time on one, which it took when
         it was alone; else the one whose query has most time and can wait until the other is done, if that one would be
-        late by waiting for any to end, or would wait for much longer than it takes.
+        late by waiting for any to end.
         """
         rest_ns = self._rest_ns(system, first)
         stopped, most, waits = None, float(rest_ns), False
@@ -257,7 +256,7 @@ class Veltair(Policy):
             laxity = progress.due_ns - now_ns - left_ns - later_ns
             if (more := len(run.core_set) - 1) and laxity >= left_ns * more:
                 return Stop(progress)
-            waits = waits or (run.ends_ns + rest_ns <= first.due_ns and left_ns <= PATIENCE * rest_ns)
+            waits = waits or run.ends_ns + rest_ns <= first.due_ns
             if laxity < 0 and progress.tenant.priority <= first.tenant.priority:
                 laxity = inf  # late already
             if laxity > most:
