@@ -64,34 +64,34 @@ def _of_tenant(tally: Tally) -> TenantResult:
 def print_results(
     console: Console, results: Sequence[Result], tenants: Sequence[TenantLoad], machine: str, cores: int
 ) -> None:
-    """A line for each tenant under each policy; what breaches a target is red, and nothing else."""
-    searched = results[0].peak_qps is not None
-    table = Table(
-        title=Text(f"{machine}, {cores} cores"), title_justify="left", title_style="bold",
-        box=SIMPLE_HEAD, show_edge=False, padding=(0, 0),
-    )  # fmt: skip
-    for heading in ("\npolicy", "\ntenant"):
-        table.add_column(heading, overflow="fold")  # so that a narrow terminal cuts no number
-    for heading in (
-        *("peak\nQPS" if searched else "offered\nQPS", "conflicts\n%", "core-ms\n/query"),
-        *("\nQPS", "QoS rate\n%", "p50\nms", "p95\nms", "p99\nms"),
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
+    """A line for each policy, then one for each tenant under each; what breaches a target is red, and nothing else."""
+    load = "peak\nQPS" if results[0].peak_qps is not None else "offered\nQPS"
+    policies = _table(["\npolicy"], [load, "conflicts\n%", "core-ms\n/query"])
+    by_tenant = _table(["\npolicy", "\ntenant"], ["\nQPS", "QoS rate\n%", "p50\nms", "p95\nms", "p99\nms"])
     for row in results:
         shown = row.peak_qps if row.peak_qps is not None else row.offered_qps
         work = "-" if row.core_seconds_per_query is None else f"{row.core_seconds_per_query * 1e3:.1f}"
-        head = row.policy, f"{shown:.1f}", f"{row.conflict_rate * 100:.1f}", work
-        for load, tenant in zip(tenants, row.tenants, strict=True):
+        policies.add_row(row.policy, f"{shown:.1f}", f"{row.conflict_rate * 100:.1f}", work)
+        policy = row.policy
+        for load_of, tenant in zip(tenants, row.tenants, strict=True):
             rate = tenant.qos_rate
-            breach = rate is not None and rate < load.percentile - 1e-9
-            table.add_row(
-                head[0],
+            breach = rate is not None and rate < load_of.percentile - 1e-9
+            by_tenant.add_row(
+                policy,
                 Text(tenant.name),
-                *head[1:],
                 f"{tenant.qps:.1f}",
                 Text("-" if rate is None else f"{rate * 100:.1f}", style="red" if breach else ""),
                 *("-" if ms is None else f"{ms:.2f}" for ms in (tenant.p50_ms, tenant.p95_ms, tenant.p99_ms)),
             )
-            head = "", "", "", ""
-        table.add_section()
-    console.print(table)
+            policy = ""
+        by_tenant.add_section()
+    console.print(Text(f"{machine}, {cores} cores", style="bold"), "", policies, "", by_tenant, sep="\n")
+
+
+def _table(names: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 0))
+    for heading in names:
+        table.add_column(heading, overflow="fold")  # so that a narrow terminal cuts no number
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
