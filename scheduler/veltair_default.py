@@ -41,6 +41,8 @@ class Veltair(Policy):
         self._timely: dict[int, list[_Entry]] = {}  # heaps by priority
         self._late: dict[int, Progress] = {}  # wait, and cannot be in time
         self._batchable = TenantQueues()  # wait, and can, of tenants that batch
+        self._lone = 0  # the query that last took several cores because it was alone, until they are taken back
+        self._made_room: set[int] = set()  # queries for which a block was stopped
 
     def query_arrived(self, progress: Progress, now_ns: int) -> None:
         self._arrived.append(progress)
@@ -52,6 +54,7 @@ class Veltair(Policy):
     def query_ended(self, progress: Progress, now_ns: int) -> None:
         self._late.pop(progress.query.id, None)
         self._batchable.discard(progress)
+        self._made_room.discard(progress.query.id)
 
     def next_step(self, system: System, now_ns: int) -> Step | None:
         while self._arrived:
@@ -209,6 +212,8 @@ class Veltair(Policy):
         if one_does and several_win and self._is_alone(system):
             cores = paying(costs, start, level, correction)
             system.renew_avg(progress, cores)
+            if cores > 1:
+                self._lone = progress.query.id
             return Start(progress, progress.block(level, costs.layers, cores), level)
         ratio = correction.one_core if one_does else correction.several
         planned_ns = round(slack_ns / ratio)
@@ -239,10 +244,12 @@ class Veltair(Policy):
         return system.free == system.cores and len(system.in_flight) + len(system.waiting) == 1
 
     def _make_room(self, system: System, first: Progress, now_ns: int) -> Stop | None:
-        """Stops a block for the query that comes first: one on several cores that is in time on one, which it took when
-        it was alone; else the one whose query has most time and can wait until the other is done, if that one would be
-        late by waiting for any to end.
+        """Stops a block for the query that comes first: one that has all cores because it was alone, if it is in time
+        on one; else the one whose query has most time and can wait until the other is done, if that one would be late
+        by waiting for any to end. No query makes room twice, lest two stop each other for ever.
         """
+        if first.query.id in self._made_room:
+            return None
         rest_ns = self._rest_ns(system, first)
         stopped, most, waits = None, float(rest_ns), False
         for progress in system.in_flight.values():
@@ -252,16 +259,23 @@ class Veltair(Policy):
             if run.stopping:
                 return None
             left_ns = max(run.ends_ns - now_ns, 0)
+            if progress.query.id == self._lone:
+                on_one_ns = left_ns * len(run.core_set) * self._corrections[progress.tenant.name].one_core
+                if on_one_ns <= (progress.due_ns - now_ns) * PLANNED:
+                    self._lone = 0
+                    stopped, waits = progress, False
+                    break
+            waits = waits or run.ends_ns + rest_ns <= first.due_ns
             later_ns = self._rest_ns(system, progress) if run.block.stop < progress.costs.layers else 0
             laxity = progress.due_ns - now_ns - left_ns - later_ns
-            if (more := len(run.core_set) - 1) and laxity >= left_ns * more:
-                return Stop(progress)
-            waits = waits or run.ends_ns + rest_ns <= first.due_ns
             if laxity < 0 and progress.tenant.priority <= first.tenant.priority:
                 laxity = inf  # late already
             if laxity > most:
                 stopped, most = progress, laxity
-        return None if waits or stopped is None else Stop(stopped)
+        if waits or stopped is None:
+            return None
+        self._made_room.add(first.query.id)
+        return Stop(stopped)
 
     def _rest_ns(self, system: System, progress: Progress) -> float:
         """What is left of the query after the block that runs, on the cores on which that is fastest."""

@@ -169,6 +169,15 @@ def test_cores_that_are_needed_are_not_given_back(build):
     assert arrives(scheduler, 2, 10, "b") == []  # on one core the other would be late by 90
 
 
+def test_two_queries_do_not_stop_each_other_in_turn(build):
+    scheduler = build(("a", 9000, 1, 10), ("b", 1150, 1, 10), ("c", 9000, 1, 10), cores=2, times=PAYS)
+    assert arrives(scheduler, 1, 0, "a")[0].block.cores == 2
+    assert arrives(scheduler, 2, 10, "b") == [StopBlock(1)]
+    (start,) = scheduler.handle(BlockFinished(55, 1, 1, 55))
+    assert (start.block.query, start.block.cores) == (2, 2)  # one core would do, but with too little to spare
+    assert arrives(scheduler, 3, 60, "c") == []
+
+
 def test_blocks_leave_part_of_the_time_unplanned(build):
     assert arrives(build(("a", 118, 1, 1), cores=4), 1, 0, "a")[0].block.cores == 1  # 100 <= 0.85 x 118
     assert arrives(build(("a", 117, 1, 1), cores=4), 1, 0, "a")[0].block.cores == 2
