@@ -41,7 +41,6 @@ class Veltair(Policy):
         self._timely: dict[int, list[_Entry]] = {}  # heaps by priority
         self._late: dict[int, Progress] = {}  # wait, and cannot be in time
         self._batchable = TenantQueues()  # wait, and can, of tenants that batch
-        self._lone = 0  # the query that last took several cores because it was alone, until they are taken back
         self._made_room: set[int] = set()  # queries for which a block was stopped
 
     def query_arrived(self, progress: Progress, now_ns: int) -> None:
@@ -212,8 +211,6 @@ class Veltair(Policy):
         if one_does and several_win and self._is_alone(system):
             cores = paying(costs, start, level, correction)
             system.renew_avg(progress, cores)
-            if cores > 1:
-                self._lone = progress.query.id
             return Start(progress, progress.block(level, costs.layers, cores), level)
         ratio = correction.one_core if one_does else correction.several
         planned_ns = round(slack_ns / ratio)
@@ -244,9 +241,9 @@ class Veltair(Policy):
         return system.free == system.cores and len(system.in_flight) + len(system.waiting) == 1
 
     def _make_room(self, system: System, first: Progress, now_ns: int) -> Stop | None:
-        """Stops a block for the query that comes first: one that has all cores because it was alone, if it is in time
-        on one; else the one whose query has most time and can wait until the other is done, if that one would be late
-        by waiting for any to end. No query makes room twice, lest two stop each other for ever.
+        """Stops a block for the query that comes first: one on several cores that is in time on one, which it took when
+        it was alone; else the one whose query has most time and can wait until the other is done, if that one would be
+        late by waiting for any to end. No query makes room twice, lest two stop each other for ever.
         """
         if first.query.id in self._made_room:
             return None
@@ -259,15 +256,12 @@ class Veltair(Policy):
             if run.stopping:
                 return None
             left_ns = max(run.ends_ns - now_ns, 0)
-            if progress.query.id == self._lone:
-                on_one_ns = left_ns * len(run.core_set) * self._corrections[progress.tenant.name].one_core
-                if on_one_ns <= (progress.due_ns - now_ns) * PLANNED:
-                    self._lone = 0
-                    stopped, waits = progress, False
-                    break
-            waits = waits or run.ends_ns + rest_ns <= first.due_ns
             later_ns = self._rest_ns(system, progress) if run.block.stop < progress.costs.layers else 0
             laxity = progress.due_ns - now_ns - left_ns - later_ns
+            if (more := len(run.core_set) - 1) and laxity >= left_ns * more:
+                stopped, waits = progress, False
+                break
+            waits = waits or run.ends_ns + rest_ns <= first.due_ns
             if laxity < 0 and progress.tenant.priority <= first.tenant.priority:
                 laxity = inf  # late already
             if laxity > most:

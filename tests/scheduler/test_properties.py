@@ -33,6 +33,7 @@ from veltair.types import (
     QueryCancelled,
     RejectQuery,
     StartBlock,
+    StopBlock,
     Tenant,
     WorkersChanged,
 )
@@ -322,6 +323,17 @@ def test_what_waits_under_veltair_is_not_overdue(stories, data):
             elif busy is bool(system.in_flight):
                 assert policy._rest_ns(system, it) > it.qos_ns
         late, busy = set(policy._late), bool(system.in_flight)
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(st.data())
+def test_no_query_makes_room_twice_under_veltair(stories, data):
+    """So that two cannot stop each other for ever."""
+    arrived = stopped = 0
+    for _, _, event, decisions in data.draw(stories).tell("veltair"):
+        arrived += isinstance(event, QueryArrived)
+        stopped += sum(isinstance(decision, StopBlock) for decision in decisions)
+        assert stopped <= arrived
 
 
 @given(st.data())
