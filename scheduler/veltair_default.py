@@ -196,6 +196,7 @@ class Veltair(Policy):
         if best is not None:
             for member in best.members:
                 self._batchable.discard(member)
+                self._made_room.discard(member.query.id)  # it comes first no more; its end may not be told
             system.join(leader, best.members, best.costs)
 
     def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
@@ -245,8 +246,12 @@ class Veltair(Policy):
         it was alone; else the one whose query has most time and can wait until the other is done, if that one would be
         late by waiting for any to end. No query makes room twice, lest two stop each other for ever.
         """
-        if first.query.id in self._made_room:
+        if first.query.id in self._made_room or (stopped := self._who_can_wait(system, first, now_ns)) is None:
             return None
+        self._made_room.add(first.query.id)
+        return Stop(stopped)
+
+    def _who_can_wait(self, system: System, first: Progress, now_ns: int) -> Progress | None:
         rest_ns = self._rest_ns(system, first)
         stopped, most, waits = None, float(rest_ns), False
         for progress in system.in_flight.values():
@@ -259,17 +264,13 @@ class Veltair(Policy):
             later_ns = self._rest_ns(system, progress) if run.block.stop < progress.costs.layers else 0
             laxity = progress.due_ns - now_ns - left_ns - later_ns
             if (more := len(run.core_set) - 1) and laxity >= left_ns * more:
-                stopped, waits = progress, False
-                break
+                return progress
             waits = waits or run.ends_ns + rest_ns <= first.due_ns
             if laxity < 0 and progress.tenant.priority <= first.tenant.priority:
                 laxity = inf  # late already
             if laxity > most:
                 stopped, most = progress, laxity
-        if waits or stopped is None:
-            return None
-        self._made_room.add(first.query.id)
-        return Stop(stopped)
+        return None if waits else stopped
 
     def _rest_ns(self, system: System, progress: Progress) -> float:
         """What is left of the query after the block that runs, on the cores on which that is fastest."""

@@ -330,10 +330,12 @@ def test_what_waits_under_veltair_is_not_overdue(stories, data):
 def test_no_query_makes_room_twice_under_veltair(stories, data):
     """So that two cannot stop each other for ever."""
     arrived = stopped = 0
-    for _, _, event, decisions in data.draw(stories).tell("veltair"):
+    for scheduler, _, event, decisions in data.draw(stories).tell("veltair"):
         arrived += isinstance(event, QueryArrived)
         stopped += sum(isinstance(decision, StopBlock) for decision in decisions)
         assert stopped <= arrived
+        system, policy = scheduler.system, scheduler._policy
+        assert policy._made_room <= system.waiting.keys() | system.in_flight.keys()  # nobody is remembered for ever
 
 
 @given(st.data())
