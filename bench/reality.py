@@ -64,12 +64,14 @@ def main() -> int:
     found: dict[str, Any] = {"environment": asdict(environment()), "machine": args.machine, "policies": {}}
     if result.exists() and not args.again:
         found = json.loads(result.read_text("utf-8"))
-    for measure in (add_peak, add_latencies):
+    for key, measure in (("peaks", peak_qps), ("latencies", p95_ms)):
         for number in range(1, args.rounds + 1):
             for policy in policies:
-                print(f"== round {number}: {policy}", flush=True)
-                measure(policy, found["policies"].setdefault(policy, {"peaks": [], "latencies": []}), number, config)
-                result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+                seen = found["policies"].setdefault(policy, {"peaks": [], "latencies": []})
+                if len(seen[key]) < number:
+                    print(f"== round {number}, {key}: {policy}", flush=True)
+                    seen[key].append(measure(policy, seen, config))
+                    result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     for policy in policies:
         compare(policy, args.machine, found["policies"][policy])
     result.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
@@ -108,28 +110,26 @@ def time_whole(again: bool) -> None:
         subprocess.run([*mix.CLI, "profile", "--within-model", *due], check=True)
 
 
-def add_peak(policy: str, seen: dict[str, Any], number: int, config: Path) -> None:
-    """What the daemon reaches, unless that round has been measured."""
-    if len(seen["peaks"]) < number:
-        found = alone(lambda: mix.peak([policy], SCENARIO.read_text("utf-8"), config, len(SEEDS)))
-        seen["peaks"].append(found["peak_qps"] or 0.0)
+def peak_qps(policy: str, _: dict[str, Any], config: Path) -> float:
+    """What the daemon reaches."""
+    found = alone(lambda: mix.peak([policy], SCENARIO.read_text("utf-8"), config, len(SEEDS)))
+    return found["peak_qps"] or 0.0
 
 
-def add_latencies(policy: str, seen: dict[str, Any], number: int, config: Path) -> None:
-    """Its p95 by tenant, in ms, at a share of the median peak; unless that round has been measured."""
-    if len(seen["latencies"]) < number:
-        text = _scaled(SCENARIO.read_text("utf-8"), _scale(median(seen["peaks"])))
-        found = alone(lambda: mix.drive([policy], text, config))
-        seen["latencies"].append({tenant["name"]: tenant["p95_ms"] for tenant in found["tenants"]})
+def p95_ms(policy: str, seen: dict[str, Any], config: Path) -> dict[str, float]:
+    """The daemon's, by tenant, at a share of the median of the peaks seen."""
+    text = _scaled(SCENARIO.read_text("utf-8"), _scale(median(seen["peaks"])))
+    found = alone(lambda: mix.drive([policy], text, config))
+    return {tenant["name"]: tenant["p95_ms"] for tenant in found["tenants"]}
 
 
 def compare(policy: str, machine: str, seen: dict[str, Any]) -> None:
     """Puts the simulator's figures beside the daemon's medians."""
     load = read_scenario(SCENARIO).load
-    peak_qps = median(seen["peaks"])
+    reached = median(seen["peaks"])
     held = [tried for tried in find_peak(twin(machine, load.duration_s), policy, SEEDS) if tried.held]
-    seen["peak_qps"] = {"daemon": peak_qps, "simulator": max((tried.qps for tried in held), default=0.0)}
-    tried = probe(twin(machine, LONG_S), policy, (load.seed,), _scale(peak_qps))
+    seen["peak_qps"] = {"daemon": reached, "simulator": max((tried.qps for tried in held), default=0.0)}
+    tried = probe(twin(machine, LONG_S), policy, (load.seed,), _scale(reached))
     seen["p95_ms"] = {
         tally.name: {
             "daemon": median(latencies[tally.name] for latencies in seen["latencies"]),

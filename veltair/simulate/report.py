@@ -65,17 +65,17 @@ def print_results(
     console: Console, results: Sequence[Result], tenants: Sequence[TenantLoad], machine: str, cores: int
 ) -> None:
     """A line for each policy, then one for each tenant under each; what breaches a target is red, and nothing else."""
-    load = "peak\nQPS" if results[0].peak_qps is not None else "offered\nQPS"
-    policies = _table(["\npolicy"], [load, "conflicts\n%", "core-ms\n/query"])
+    rate_heading = "peak\nQPS" if results[0].peak_qps is not None else "offered\nQPS"
+    policies = _table(["\npolicy"], [rate_heading, "conflicts\n%", "core-ms\n/query"])
     by_tenant = _table(["\npolicy", "\ntenant"], ["\nQPS", "QoS rate\n%", "p50\nms", "p95\nms", "p99\nms"])
     for row in results:
         shown = row.peak_qps if row.peak_qps is not None else row.offered_qps
         work = "-" if row.core_seconds_per_query is None else f"{row.core_seconds_per_query * 1e3:.1f}"
         policies.add_row(row.policy, f"{shown:.1f}", f"{row.conflict_rate * 100:.1f}", work)
         policy = row.policy
-        for load_of, tenant in zip(tenants, row.tenants, strict=True):
+        for load, tenant in zip(tenants, row.tenants, strict=True):
             rate = tenant.qos_rate
-            breach = rate is not None and rate < load_of.percentile - 1e-9
+            breach = rate is not None and rate < load.percentile - 1e-9
             by_tenant.add_row(
                 policy,
                 Text(tenant.name),
