@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from veltair.scheduler.costs import Costs, Slopes
 from veltair.types import Record
 
+SHORT = 0.02  # of a model's work: such a rest takes longer to begin and to end as a block than to run
+
 
 class Budget(Record, frozen=True):
     """The time that the layers may take, and the work that it is split by."""
@@ -72,6 +74,15 @@ def form_block(costs: Costs, level: int, start: int, budget: Budget, avg_cores: 
     # Nothing fits. Up to the nearest pivot, so that the next decision comes soon.
     cores = costs.fastest_cores(level, start, nearest, bound)
     return Formed(start, nearest, cores, budget.share_ns(start, nearest), capped=True)
+
+
+def with_short_rest(formed: Formed, costs: Costs, budget: Budget) -> Formed:
+    """The block, and on the same cores what would remain of the model after it, if that is short. Beyond the paper."""
+    work = costs.time_work
+    if work[-1] - work[formed.stop] > SHORT * work[-1]:
+        return formed
+    share_ns = budget.share_ns(formed.start, costs.layers)
+    return Formed(formed.start, costs.layers, formed.cores, share_ns, formed.capped)
 
 
 def _slopes(costs: Costs, level: int, budget: Budget, avg_cores: int, bound: int) -> Slopes | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from veltair.scheduler.costs import Costs
 from veltair.scheduler.run import Run
 
-WEIGHT = 0.1  # the latest block's share in the moving average
-FORGETTING = 0.02  # what one-core blocks take from the memory of blocks on several cores
+WEIGHT = 0.1  # a whole query's share in the moving average
+FORGETTING = 0.02  # what a whole query on one core takes from the memory of blocks on several
 LEAST, MOST = 0.5, 8.0
 WORTH = 1.2  # cores x time that several may take of what one takes
 
@@ -26,14 +26,18 @@ class Correction:
     several: float = 1.0
 
     def learn(self, run: Run, elapsed_ns: int) -> None:
-        """Of a block that ran to its end."""
+        """Of a block that ran to its end: it counts by its share of the query's work, since what it takes to begin and
+        to end one makes a short one several times as long.
+        """
         ratio = elapsed_ns / (run.predicted_ns or 1)
         ratio = LEAST if ratio < LEAST else MOST if ratio > MOST else ratio
+        work = run.costs.time_work
+        share = (work[run.block.stop] - work[run.block.start]) / (work[-1] or 1)
         if len(run.core_set) > 1:
-            self.several += WEIGHT * (ratio - self.several)
+            self.several += WEIGHT * share * (ratio - self.several)
         else:
-            self.one_core += WEIGHT * (ratio - self.one_core)
-            self.several += FORGETTING * (self.one_core - self.several)
+            self.one_core += WEIGHT * share * (ratio - self.one_core)
+            self.several += FORGETTING * share * (self.one_core - self.several)
 
     def of(self, cores: int) -> float:
         return self.one_core if cores == 1 else self.several

@@ -14,7 +14,7 @@ from math import inf
 from typing import TypeAlias
 
 from veltair.scheduler.batching import growing, spent_ns
-from veltair.scheduler.blocks import Budget, form_block, threshold
+from veltair.scheduler.blocks import Budget, form_block, threshold, with_short_rest
 from veltair.scheduler.correction import Correction, paying
 from veltair.scheduler.costs import SOLO
 from veltair.scheduler.policy import Grow, Policy, Reject, Start, Step, Stop
@@ -225,6 +225,7 @@ class Veltair(Policy):
         budget = Budget(planned_ns, work[-1] - work[start], work)
         bound = min(avg_cores + threshold(avg_cores, system.total_avg, system.cores), costs.cores)
         formed = form_block(costs, level, start, budget, avg_cores, bound if several_win else 1)
+        formed = with_short_rest(formed, costs, budget)
         cores = formed.cores
         if cores == 1 < avg_cores and (
             costs.time_ns(level, 1, start, formed.stop) * correction.one_core > formed.qos_ns * ratio

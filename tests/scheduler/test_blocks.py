@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veltair.scheduler.blocks import Budget, form_block, pivots, threshold
+from veltair.scheduler.blocks import Budget, Formed, form_block, pivots, threshold, with_short_rest
 from veltair.scheduler.costs import SOLO, Costs
 
 EVEN = (40, 20, 14, 10)  # ns on 1 … 4 cores
@@ -60,6 +60,18 @@ def test_a_block_ends_before_the_pivot_and_the_next_one_begins_with_it(simple):
     assert (first.start, first.stop, first.cores, first.qos_ns) == (0, 2, 2, 50)
     second = form_block(costs, SOLO, first.stop, budget, 2, 4)
     assert (second.start, second.stop, second.cores, second.qos_ns) == (2, 4, 3, 50)  # 34 + 14 <= 50 < 36 + 20
+
+
+def test_a_short_rest_is_part_of_the_block_before_it(simple):
+    times = [(1000, 500), (1000, 500), (40, 40)]  # the last layer is a pivot wherever the QoS is tight
+    costs = Costs(simple(*times), (1.0,), 2)
+    budget = whole(costs, 2040)
+    formed = Formed(0, 2, 1, budget.share_ns(0, 2), capped=False)
+    assert with_short_rest(formed, costs, budget) == Formed(0, 3, 1, 2040, capped=False)
+    earlier = Formed(0, 1, 1, budget.share_ns(0, 1), capped=False)
+    assert with_short_rest(earlier, costs, budget) == earlier
+    longer = Costs(simple(*times[:2], (41, 41)), (1.0,), 2)  # more than a fiftieth
+    assert with_short_rest(formed, longer, whole(longer, 2041)) == formed
 
 
 def test_without_a_pivot_the_rest_is_one_block(simple):

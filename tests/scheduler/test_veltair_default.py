@@ -1,5 +1,6 @@
 """The product's policy, event by event."""
 
+import msgspec
 import pytest
 
 from veltair.scheduler.correction import Correction
@@ -209,6 +210,25 @@ def test_the_correction_is_smoothed_bounded_and_forgotten_for_several_cores(buil
     for _ in range(200):
         correction.learn(run, 10**9)
     assert correction.of(1) == pytest.approx(8.0)
+
+
+def test_a_block_counts_by_its_share_of_the_query(build):
+    scheduler = build(("a", 40_000, 1, 100))
+    arrives(scheduler, 1, 0, "a")
+    run = scheduler.system.in_flight[1].run
+    first = LayerBlock(1, 0, 1, run.block.versions[:1], 1, run.block.predicted_ns)
+    correction = Correction()
+    correction.learn(msgspec.structs.replace(run, block=first), 10**9)
+    assert correction.one_core == pytest.approx(1 + 0.1 * 7 / 100)
+
+
+@pytest.mark.parametrize(("rest_ns", "stop"), [(20, 2), (21, 1)])
+def test_a_short_rest_has_no_block_of_its_own(machine, simple, rest_ns, stop):
+    long, rest = (980, 490, 330, 250), (rest_ns,) * 4  # a pivot: it does not do its share of 700 on any cores
+    tenant = Tenant("a", "a", QoSTarget(700), 1)
+    scheduler = Scheduler(machine(4), [tenant], {"a": [simple(long, rest, model="a")]}, "veltair", 8)
+    (decision,) = arrives(scheduler, 1, 0, "a")
+    assert (decision.block.start, decision.block.stop) == (0, stop)
 
 
 def test_blocks_on_several_cores_that_collapse_are_avoided(build):
