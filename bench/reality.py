@@ -5,7 +5,9 @@
 For each policy: the greatest load at which every tenant keeps 95 % in target, and each tenant's p95 at three quarters
 of what the daemon reached. The simulator knows the artifacts' measured profiles (`veltair profile --within-model`) and
 the machine's model, nothing else; queries arrive at the same moments. Policies take turns, and the daemon's figures are
-medians over the rounds. What stands in the file is not measured again without `--again`, but simulated.
+medians over the rounds. What stands in the file is not measured again without `--again`, but simulated. A measurement
+during which other programs took part of the machine, or the machine was slower than the profile (`bench/pace.py`), is
+made again; where that does not help, the pace stands beside it.
 Networks in fp32, so that the load generator and the front end, which share the cores, take a small part. Writes
 `reality.json` in the folder of the machine's results and the machine's table in `docs/results.md`.
 """
@@ -18,9 +20,11 @@ import os
 import re
 import resource
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,6 +51,7 @@ SHARE = 0.75  # of the daemon's peak, for the latencies
 LONG_S = 30.0  # of load for them
 ALLOWED = 0.20
 ALONE, TRIES = 0.1, 3  # of a core: what the system itself takes
+STEADY = 1.1  # times the profile, at most
 
 
 def main() -> int:
@@ -83,15 +88,33 @@ def main() -> int:
 
 
 def alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What it returns when no other program took part of the machine meanwhile, in one of a few tries."""
+    """What it returns when no other program took part of the machine meanwhile, in one of a few tries; the one at the
+    best pace, which stands in it, where the machine was never steady."""
+    best: dict[str, Any] = {}
+    before = pace()
     for _ in range(TRIES):
         begin_s, before_s = time.monotonic(), _others_s()
         found = measure()
         others = (_others_s() - before_s) / (time.monotonic() - begin_s)
-        if others <= ALONE:
-            return found
-        print(f"other programs took {others:.0%} of a core meanwhile: again", flush=True)
-    raise SystemExit("the machine is not idle")
+        found["pace"] = max(before, before := pace())
+        if others > ALONE:
+            print(f"other programs took {others:.0%} of a core meanwhile: again", flush=True)
+            continue
+        if found["pace"] < best.get("pace", inf):
+            best = found
+        if best["pace"] <= STEADY:
+            return best
+        print(f"the machine takes {found['pace']:.2f} times what the profile says", flush=True)
+    if not best:
+        raise SystemExit("the machine is not idle")
+    return best
+
+
+def pace() -> float:
+    """Of the scenario's first model."""
+    first = mix.FOLDER / "fp32" / read_scenario(SCENARIO).tenants[0].name
+    command = [sys.executable, str(mix.ROOT / "bench" / "pace.py"), str(first)]
+    return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def _others_s() -> float:
@@ -110,9 +133,10 @@ def time_whole(again: bool) -> None:
         subprocess.run([*mix.CLI, "profile", "--within-model", *due], check=True)
 
 
-def peak_qps(policy: str, _: dict[str, Any], config: Path) -> float:
+def peak_qps(policy: str, seen: dict[str, Any], config: Path) -> float:
     """What the daemon reaches."""
     found = alone(lambda: mix.peak([policy], SCENARIO.read_text("utf-8"), config, len(SEEDS)))
+    seen.setdefault("pace", []).append(found["pace"])
     return found["peak_qps"] or 0.0
 
 
@@ -120,6 +144,7 @@ def p95_ms(policy: str, seen: dict[str, Any], config: Path) -> dict[str, float]:
     """The daemon's, by tenant, at a share of the median of the peaks seen."""
     text = _scaled(SCENARIO.read_text("utf-8"), _scale(median(seen["peaks"])))
     found = alone(lambda: mix.drive([policy], text, config))
+    seen.setdefault("pace", []).append(found["pace"])
     return {tenant["name"]: tenant["p95_ms"] for tenant in found["tenants"]}
 
 
@@ -173,6 +198,8 @@ def table(found: dict[str, Any]) -> str:
     """Markdown."""
     lines = ["| policy | | daemon | simulator | ratio (bar: within 20 %) |", "| --- | --- | --- | --- | --- |"]
     for policy, seen in found["policies"].items():
+        if max(seen.get("pace", [1.0])) > STEADY:
+            lines.append(f"| {policy} | machine's time over its profile's, worst | {max(seen['pace']):.2f} | | |")
         rows = {"QPS at 95 % QoS": seen["peak_qps"]}
         rows |= {f"p95 ms of {name} at {SHARE:.0%} of it": pair for name, pair in seen["p95_ms"].items()}
         for what, pair in rows.items():
