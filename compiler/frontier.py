@@ -135,4 +135,4 @@ def eliminate(latency_ns: NDArray[np.float64], count: int) -> list[int]:
 
 def _loss(latency_ns: NDArray[np.float64], kept: Sequence[int], best: NDArray[np.float64]) -> float:
     """How much slower the best of `kept` is in its worst cell; 0.1 is 10 %."""
-    return float((latency_ns[list(kept)].min(axis=0) / best).max() - 1.0)
+    return float(((latency_ns[list(kept)].min(axis=0) - best) / best).max())  # 11 over 10 is 0.1, not a rounding more
