@@ -2,9 +2,9 @@
 
     python bench/pace.py ARTIFACT
 
-Prints the greatest ratio over the core counts. The profile is one within the model (`veltair profile --within-model`),
-so that it is 1 where nothing has changed since. On a machine that is shared, a virtual one with neighbours, it does:
-measurements of minutes that lie at 1 and at 1.3 cannot be compared.
+Prints the greatest ratio over batch sizes and core counts. The profile is one within the model (`veltair profile
+--within-model`), so that it is 1 where nothing has changed since. On a machine that is shared, a virtual one with
+neighbours, it does: measurements of minutes that lie at 1 and at 1.3 cannot be compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from veltair.profiles.artifact import load
 from veltair.profiles.core_pool import environment
-from veltair.profiles.within import sums_ns, whole_ns
+from veltair.profiles.within import factors, whole_ns
 
 
 def main() -> None:
@@ -23,8 +23,7 @@ def main() -> None:
     parser.add_argument("artifact", type=Path)
     artifact = load(parser.parse_args().artifact)
     os.environ.update(environment())  # before TVM's runtime is loaded
-    smallest, profile = whole_ns(artifact)[0], sums_ns(artifact.manifest)[0]
-    print(f"{max(now / then for now, then in zip(smallest, profile, strict=True)):.3f}")
+    print(f"{max(map(max, factors(artifact.manifest, whole_ns(artifact)))):.3f}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from math import inf
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -90,31 +90,35 @@ def main() -> int:
 def alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What it returns when no other program took part of the machine meanwhile, in one of a few tries; the one at the
     best pace, which stands in it, where the machine was never steady."""
-    best: dict[str, Any] = {}
+    tried: list[dict[str, Any]] = []
     before = pace()
     for _ in range(TRIES):
         begin_s, before_s = time.monotonic(), _others_s()
         found = measure()
         others = (_others_s() - before_s) / (time.monotonic() - begin_s)
-        found["pace"] = max(before, before := pace())
+        after = pace()
+        found["pace"], before = max(before, after), after
         if others > ALONE:
             print(f"other programs took {others:.0%} of a core meanwhile: again", flush=True)
             continue
-        if found["pace"] < best.get("pace", inf):
-            best = found
-        if best["pace"] <= STEADY:
-            return best
+        if found["pace"] <= STEADY:
+            return found
+        tried.append(found)
         print(f"the machine takes {found['pace']:.2f} times what the profile says", flush=True)
-    if not best:
+    if not tried:
         raise SystemExit("the machine is not idle")
-    return best
+    return min(tried, key=itemgetter("pace"))
 
 
 def pace() -> float:
     """Of the scenario's first model."""
-    first = mix.FOLDER / "fp32" / read_scenario(SCENARIO).tenants[0].name
-    command = [sys.executable, str(mix.ROOT / "bench" / "pace.py"), str(first)]
+    command = [sys.executable, str(mix.ROOT / "bench" / "pace.py"), artifact(read_scenario(SCENARIO).tenants[0].name)]
     return float(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
+def artifact(name: str) -> str:
+    """The path of a tenant's artifact."""
+    return str(mix.FOLDER / "fp32" / name)
 
 
 def _others_s() -> float:
@@ -127,8 +131,8 @@ def _others_s() -> float:
 
 def time_whole(again: bool) -> None:
     """Of models that are freshly compiled, or of all: the machine's speed differs from hour to hour."""
-    paths = [mix.FOLDER / "fp32" / tenant.name for tenant in read_scenario(SCENARIO).tenants]
-    due = [str(path) for path in paths if again or load(path).manifest.environment.get("times") != IN_MODEL]
+    paths = [artifact(tenant.name) for tenant in read_scenario(SCENARIO).tenants]
+    due = [path for path in paths if again or load(Path(path)).manifest.environment.get("times") != IN_MODEL]
     if due:
         subprocess.run([*mix.CLI, "profile", "--within-model", *due], check=True)
 
@@ -168,9 +172,7 @@ def twin(machine: str, duration_s: float) -> Simulation:
     """The scenario that the daemon gets, for the simulator."""
     real = read_scenario(SCENARIO)
     tenants = tuple(
-        TenantLoad(
-            name=tenant.name, model=str(mix.FOLDER / "fp32" / tenant.name), qps=tenant.qps, target_ms=tenant.target_ms
-        )
+        TenantLoad(name=tenant.name, model=artifact(tenant.name), qps=tenant.qps, target_ms=tenant.target_ms)
         for tenant in real.tenants
     )
     model = machines.load(machine)

@@ -93,15 +93,12 @@ def _room(port: Port, batch: int) -> NDArray[Any]:
 
 def scaled(manifest: Manifest, whole: Whole) -> Manifest:
     """With the layers' times such that their sum, each in its version that is fastest alone, is `whole`."""
-    factors = [
-        [took / layers for took, layers in zip(row, sums, strict=True)]
-        for row, sums in zip(whole, sums_ns(manifest), strict=True)
-    ]
+    by_batch = factors(manifest, whole)
 
     def longer(latency: tuple[tuple[tuple[int, ...], ...], ...]) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return tuple(
             tuple(tuple(max(1, round(t * f)) for t, f in zip(times, by_core, strict=True)) for times in levels)
-            for levels, by_core in zip(latency, factors, strict=True)
+            for levels, by_core in zip(latency, by_batch, strict=True)
         )
 
     layers = tuple(
@@ -112,6 +109,14 @@ def scaled(manifest: Manifest, whole: Whole) -> Manifest:
         for layer in manifest.layers
     )
     return msgspec.structs.replace(manifest, layers=layers, environment=manifest.environment | {"times": IN_MODEL})
+
+
+def factors(manifest: Manifest, whole: Whole) -> list[list[float]]:
+    """How many times as long as its layers' sum `whole` is, by batch and core count."""
+    return [
+        [took / layers for took, layers in zip(row, sums, strict=True)]
+        for row, sums in zip(whole, sums_ns(manifest), strict=True)
+    ]
 
 
 def sums_ns(manifest: Manifest) -> Whole:

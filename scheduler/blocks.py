@@ -79,7 +79,7 @@ def form_block(costs: Costs, level: int, start: int, budget: Budget, avg_cores: 
 def with_short_rest(formed: Formed, costs: Costs, budget: Budget) -> Formed:
     """The block, and on the same cores what would remain of the model after it, if that is short. Beyond the paper."""
     work = costs.time_work
-    if work[-1] - work[formed.stop] > SHORT * work[-1]:
+    if not 0 < work[-1] - work[formed.stop] <= SHORT * work[-1]:
         return formed
     share_ns = budget.share_ns(formed.start, costs.layers)
     return Formed(formed.start, costs.layers, formed.cores, share_ns, formed.capped)

@@ -32,7 +32,7 @@ class Correction:
         ratio = elapsed_ns / (run.predicted_ns or 1)
         ratio = LEAST if ratio < LEAST else MOST if ratio > MOST else ratio
         work = run.costs.time_work
-        share = (work[run.block.stop] - work[run.block.start]) / (work[-1] or 1)
+        share = (work[run.block.stop] - work[run.block.start]) / work[-1]
         if len(run.core_set) > 1:
             self.several += WEIGHT * share * (ratio - self.several)
         else:
