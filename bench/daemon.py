@@ -31,7 +31,8 @@ def serve(config: Path) -> list[str]:
 
 @contextmanager
 def running(command: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Its process, and its addresses by protocol."""
+    """Its process, and its addresses by protocol. A bench that is terminated takes its processes with it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None

@@ -3,7 +3,8 @@
 The compiler times every version of a layer over and over, with all that it touches in the caches. In the model a
 layer's weights lie where the layers in between have left them, and a query comes after a pause. So the whole model
 takes longer than the sum of its layers; here it is timed, and each layer's times grow in proportion, by batch and core
-count. Done again it changes nothing but for the noise.
+count. Done again it changes nothing but for the noise, of which little is left: what a neighbour of the machine takes
+for a second falls into one of several turns.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 Whole: TypeAlias = tuple[tuple[int, ...], ...]  # ns by (batches, cores)
 
 PAUSE_S = 0.005  # between two queries: long enough for threads and cores to fall asleep
-RUNS, LEAST_RUNS = 40, 7
-TURN_S = 1.5  # for a batch on so many cores, unless the least number of runs takes longer
+TURNS = 5
+RUNS, LEAST_RUNS = 12, 3  # in a turn
+TURN_S = 0.4  # for a batch on so many cores, unless the least number of runs takes longer
 IN_MODEL = "within the model"
 
 
@@ -48,7 +50,7 @@ def adjust(artifact: Artifact) -> Artifact:
 
 
 def whole_ns(artifact: Artifact) -> Whole:
-    """Medians of whole queries, each layer in the version that is fastest alone."""
+    """Of whole queries, each layer in the version that is fastest alone: the least of several turns' medians."""
     from veltair.machine import machine
     from veltair.profiles.core_pool import CorePool
     from veltair.profiles.executor import Executor
@@ -63,12 +65,14 @@ def whole_ns(artifact: Artifact) -> Whole:
     before = os.sched_getaffinity(0)
     try:
         pool = CorePool(cores)  # kernels that are loaded from here on use it
-        return _timed(Executor(artifact), pool, cores)
+        executor = Executor(artifact)
+        turns = [_turn(executor, pool, cores) for _ in range(TURNS)]
     finally:
         os.sched_setaffinity(0, before)  # the pool has moved this thread
+    return tuple(tuple(map(min, zip(*rows, strict=True))) for rows in zip(*turns, strict=True))
 
 
-def _timed(executor: Executor, pool: CorePool, cores: CoreSet) -> Whole:
+def _turn(executor: Executor, pool: CorePool, cores: CoreSet) -> Whole:
     manifest = executor.manifest
     found = []
     for at, batch in enumerate(manifest.batches):
