@@ -52,7 +52,7 @@ LONG_S = 30.0  # of load for them
 ALLOWED = 0.20
 ALONE, TRIES = 0.1, 4  # of a core: what the system itself takes
 STEADY = 1.1  # times the profile, at most
-SLOW = 0.02  # of the time, at most
+SLOW_SHARE = 0.02  # of the seconds, at most
 
 
 def main() -> int:
@@ -115,7 +115,7 @@ def alone(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def is_steady(seen: dict[str, float]) -> bool:
-    return seen["pace"] <= STEADY and seen["slow"] <= SLOW
+    return seen["pace"] <= STEADY and seen["slow"] <= SLOW_SHARE
 
 
 def pace() -> float:

@@ -1,13 +1,14 @@
 """Whether the machine computes at its own pace all the while: a small product on each core, ten times a second.
 
 The cores of a virtual machine are not its own. On one of ours both take 1.6 to 1.9 times as long for one to four
-seconds, in some hours once a minute, and nothing in the machine itself shows it: no time is stolen, no clock changes. A
+seconds, in some hours once a minute: they are not taken away for as much as a millisecond, they compute more slowly. A
 second of it in a load of thirty sets the load's 95th percentile.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,7 +27,10 @@ SLOW = 1.3  # times the quickest second
 
 @contextmanager
 def watching() -> Iterator[list[bool]]:
-    """Holds for each second of the block, once that has ended, whether the machine was slow."""
+    """Holds for each second of the block, once that has ended, whether the machine was slow.
+
+    Raises SystemExit where a probe ended by itself: nothing is known of the machine then.
+    """
     command = [sys.executable, __file__]
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     probes = [
@@ -39,9 +43,11 @@ def watching() -> Iterator[list[bool]]:
         for probe in probes:
             probe.terminate()
         by_core = [[int(line) for line in probe.communicate()[0].splitlines()] for probe in probes]
+    if any(probe.returncode != -signal.SIGTERM for probe in probes):
+        raise SystemExit("a probe of bench/steady.py ended by itself")
     least = [min(seconds, default=0) for seconds in by_core]
-    both = zip(*by_core, strict=False)  # one may be a second ahead
-    slow += [any(took > SLOW * own for took, own in zip(each, least, strict=True)) for each in both]
+    together = zip(*by_core, strict=False)  # one core may be a second ahead
+    slow += [any(took > SLOW * own for took, own in zip(each, least, strict=True)) for each in together]
 
 
 def _probe(core: int) -> None:
