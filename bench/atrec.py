@@ -34,17 +34,17 @@ import tvm_ffi  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from veltair import machine  # noqa: E402
-from veltair.compiler import lower as lowering  # noqa: E402
+from veltair.compiler import pipeline as lowering  # noqa: E402
 from veltair.compiler.arena import plan  # noqa: E402
-from veltair.compiler.graph import Graph  # noqa: E402
-from veltair.compiler.ir import Activation  # noqa: E402
+from veltair.compiler.graph.layer_graph import Graph  # noqa: E402
+from veltair.compiler.graph.layer_spec import Activation  # noqa: E402
 from veltair.compiler.kernels.spaces import SPACES  # noqa: E402
-from veltair.compiler.onnx_model import load  # noqa: E402
-from veltair.compiler.stitch.explore import Explorer  # noqa: E402
-from veltair.profiles.core_pool import CorePool  # noqa: E402
-from veltair.profiles.executor import aligned, empty  # noqa: E402
-from veltair.zoo.augru import augru  # noqa: E402
+from veltair.compiler.onnx.onnx_model import load  # noqa: E402
+from veltair.compiler.stitch.explorer import Explorer  # noqa: E402
+from veltair.machine import topology  # noqa: E402
+from veltair.profiles.runtime.executor import aligned, empty  # noqa: E402
+from veltair.profiles.runtime.pinned_threads import CorePool  # noqa: E402
+from veltair.zoo.recommendation.augru import augru  # noqa: E402
 
 ROUNDS = 15
 SETTLE_S = 0.02  # after ONNX Runtime, whose threads go on spinning for a while
@@ -212,13 +212,13 @@ class Way:
 
     def __init__(self, graph: Graph, feeds: Mapping[str, NDArray[Any]], chosen: int = 0) -> None:
         self.layers = len(graph.layers)
-        batch, features = len(next(iter(feeds.values()))), machine.features()
+        batch, features = len(next(iter(feeds.values()))), topology.features()
         functions, kernels = {}, []
         for layer in graph.layers:
             points = SPACES[layer.op].points(layer, features)
             kernels.append(SPACES[layer.op].build(layer, points[min(chosen, len(points) - 1)], features))
             functions[layer.symbol] = kernels[-1].function.with_attr("global_symbol", layer.symbol)
-        library = tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(machine.tvm_target()))
+        library = tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(topology.tvm_target()))
         arena = plan(graph)
         memory = empty((arena.bytes,), "uint8")
 
@@ -303,7 +303,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=ROOT / "bench" / "results" / "atrec.json")
     args = parser.parse_args()
-    cores = machine.machine().cores
+    cores = topology.machine().cores
     # Before the pool pins this thread, whose place the threads of a session inherit.
     sessions = {(id(case), threads): session(case, threads) for case in CASES for threads in (THREADS, 1)}
     pool = CorePool(cores)
@@ -330,7 +330,7 @@ def main() -> int:
             f" {row['onnxruntime_us'] / ours:7.2f}{'' if gain >= bar else f'  below {bar:g}'}"
         )
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps({"rows": rows, "environment": asdict(machine.environment())}, indent=1) + "\n")
+    args.json.write_text(json.dumps({"rows": rows, "environment": asdict(topology.environment())}, indent=1) + "\n")
     return 0 if passed else 1
 
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from veltair.machine import environment, machine
+from veltair.machine.topology import environment, machine
 
 if TYPE_CHECKING:
     from veltair.types import CoreSet
@@ -81,7 +81,7 @@ def main() -> int:
 
 def _measure(artifacts: Sequence[Path], cores: CoreSet, seconds: float, folder: Path) -> dict[str, Any]:
     """Everything that is to run on TVM's pool is loaded first, from a copy: a library has one pool."""
-    from veltair.profiles.core_pool import CorePool
+    from veltair.profiles.runtime.pinned_threads import CorePool
 
     library = _empty_layers(folder)
     copies = [_copy(path, folder / f"{i}-{path.name}") for i, path in enumerate(artifacts)]
@@ -176,8 +176,8 @@ def _ways(old: _Loaded, new: _Loaded, versions: Sequence[int]) -> Ways:
 def _empty_layers(folder: Path) -> Path:
     from tvm.script import tirx as T
 
-    from veltair.compiler.library import compile_object, link
-    from veltair.machine import tvm_target
+    from veltair.compiler.shared_library import compile_object, link
+    from veltair.machine.topology import tvm_target
 
     @T.prim_func
     def empty(a: T.handle):
@@ -192,10 +192,10 @@ def _empty_layers(folder: Path) -> Path:
 
 
 def _chain(library: Path) -> _Loaded:
-    from veltair.profiles.artifact import LayerEntry, VersionEntry
-    from veltair.profiles.block_runner import Program
-    from veltair.profiles.executor import _tensor, empty
-    from veltair.profiles.tvm_runtime import runtime
+    from veltair.profiles.artifact.manifest import LayerEntry, VersionEntry
+    from veltair.profiles.runtime.block_runner import Program
+    from veltair.profiles.runtime.executor import _tensor, empty
+    from veltair.profiles.runtime.tvm_runtime import runtime
 
     layer = LayerEntry("empty", "empty", (), (), (), (), (VersionEntry("empty", (0,), 0, 64, {}, ()),))
     layers = (layer,) * LAYERS
@@ -205,9 +205,9 @@ def _chain(library: Path) -> _Loaded:
 
 
 def _model(path: Path) -> _Loaded:
-    from veltair.contestant import draw
-    from veltair.profiles.artifact import load
-    from veltair.profiles.executor import Executor, empty
+    from veltair.commands.engine_process import draw
+    from veltair.profiles.artifact.manifest import load
+    from veltair.profiles.runtime.executor import Executor, empty
 
     executor = Executor(load(path))
     manifest = executor.manifest

@@ -79,7 +79,7 @@ def raw_features(batch: int) -> dict[str, Any]:
 
 
 def described() -> Any:
-    from veltair.compiler.columns.description_file import parse
+    from veltair.compiler.features.description_file import parse
 
     features, listed, embeddings = [], [], []
     for name, kind, rows, dim in columns():
@@ -99,10 +99,10 @@ def described() -> Any:
 def prepare(folder: Path) -> None:
     import tvm
 
-    from veltair.compiler.columns.kernel import Columns, layer
-    from veltair.compiler.columns.layout import bank_of
-    from veltair.compiler.columns.store import Store
-    from veltair.machine import features, tvm_target
+    from veltair.compiler.features.feature_layout import bank_of
+    from veltair.compiler.features.kernel.columns_kernel import Columns, layer
+    from veltair.compiler.features.table_store import Store
+    from veltair.machine.topology import features, tvm_target
 
     folder.mkdir(parents=True, exist_ok=True)
     description = described()
@@ -123,11 +123,11 @@ def ours(folder: Path) -> dict[str, Callable[[int], Callable[[], Any]]]:
     """By point: for a batch size, one run that gives the output."""
     import tvm_ffi
 
-    from veltair.compiler.columns.samples import banks
-    from veltair.profiles.executor import aligned, empty
-    from veltair.profiles.huge_pages import mapped, settle
-    from veltair.profiles.strings import Strings
-    from veltair.profiles.tvm_runtime import runtime
+    from veltair.compiler.features.random_features import banks
+    from veltair.profiles.artifact.strings import Strings
+    from veltair.profiles.runtime.executor import aligned, empty
+    from veltair.profiles.runtime.huge_pages import mapped, settle
+    from veltair.profiles.runtime.tvm_runtime import runtime
 
     description = described()
     names = json.loads((folder / "names.json").read_text())
@@ -161,7 +161,7 @@ def onnxruntime() -> Callable[[int], Callable[[], Any]]:
     import onnxruntime as ort
     from onnx import TensorProto, helper, numpy_helper
 
-    from veltair.compiler.columns.fingerprint import fingerprint64
+    from veltair.compiler.features.fingerprint import fingerprint64
 
     nodes, inputs, weights = [], [], [numpy_helper.from_array(EDGES, "edges")]
     weights.append(numpy_helper.from_array(np.array([1]), "one"))

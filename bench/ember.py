@@ -55,7 +55,7 @@ LADDER = ((0, 0), (1, 0), (2, 0), (2, 16), (3, 0), (3, 16))  # level and distanc
 def ladder() -> Iterator[tuple[str, str, dict[str, int], Any]]:
     """Family, case, its sizes, and the program's maker."""
     from veltair.compiler.embedding import families
-    from veltair.compiler.ir import Activation
+    from veltair.compiler.graph.layer_spec import Activation
 
     def table(name: str, rows: int, dim: int) -> Activation:
         return Activation(name, "float32", (rows, dim))
@@ -84,12 +84,12 @@ def prepare(folder: Path) -> None:
     import tvm
 
     from veltair.compiler.embedding import families
-    from veltair.compiler.embedding.kernel import function
-    from veltair.compiler.embedding.reference import sls
-    from veltair.compiler.embedding.rows import DTYPES, STORAGES, row_items, stored
-    from veltair.compiler.ir import Activation, LayerSpec
-    from veltair.compiler.kernels.embedding_bag import EmbeddingBag
-    from veltair.machine import features, tvm_target
+    from veltair.compiler.embedding.embedding_kernel import function
+    from veltair.compiler.embedding.family_reference import sls
+    from veltair.compiler.embedding.row_storage import DTYPES, STORAGES, row_items, stored
+    from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+    from veltair.compiler.kernels.rows.embedding_bag import EmbeddingBag
+    from veltair.machine.topology import features, tvm_target
 
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -159,9 +159,9 @@ class Bench:
     """Kernels on chosen cores, with the runtime alone."""
 
     def __init__(self, folder: Path) -> None:
-        from veltair.machine import machine
-        from veltair.profiles.core_pool import CorePool
-        from veltair.profiles.tvm_runtime import runtime
+        from veltair.machine.topology import machine
+        from veltair.profiles.runtime.pinned_threads import CorePool
+        from veltair.profiles.runtime.tvm_runtime import runtime
 
         self.folder, self.cores = folder, machine().cores
         self.pool, self._load = CorePool(self.cores), runtime.load_module
@@ -182,7 +182,7 @@ class Bench:
         return run
 
     def ladder(self) -> list[dict[str, Any]]:
-        from veltair.profiles.executor import empty
+        from veltair.profiles.runtime.executor import empty
 
         self.pool.point(self.cores[:1])
         found = []
@@ -218,8 +218,8 @@ class Bench:
         return found
 
     def tables(self, peer: Peer | None, rounds: int = 3) -> dict[str, Any]:
-        from veltair.profiles.executor import aligned, empty
-        from veltair.profiles.huge_pages import large_bytes, mapped, settle
+        from veltair.profiles.runtime.executor import aligned, empty
+        from veltair.profiles.runtime.huge_pages import large_bytes, mapped, settle
 
         path = self.folder / "tables.bin"
         settle(path)
@@ -276,7 +276,7 @@ class Bench:
 
     def pages(self) -> dict[str, Any]:
         """GB/s by size of page, threads and distance."""
-        from veltair.profiles.executor import aligned, empty
+        from veltair.profiles.runtime.executor import aligned, empty
 
         found: dict[str, Any] = {}
         chance = np.random.default_rng(2)
@@ -299,7 +299,7 @@ class Bench:
 
     def storages(self, rounds: int = 3) -> dict[str, Any]:
         """Medians in ms by threads and storage, checked on the sums of the first table."""
-        from veltair.profiles.executor import aligned, empty
+        from veltair.profiles.runtime.executor import aligned, empty
 
         tables, rows, dim, lookups, batch = next(iter(SHAPES.values()))
         ids = np.load(self.folder / "ids0.npy")
@@ -437,7 +437,7 @@ def main() -> None:
     elif options.what == "prepare":
         prepare(options.folder)
     else:
-        from veltair.machine import environment, huge_pages
+        from veltair.machine.topology import environment, huge_pages
 
         bench, parts = Bench(options.folder), options.parts.split(",")
         found: dict[str, Any] = {"environment": asdict(environment()) | {"huge_pages": huge_pages()}}

@@ -12,8 +12,8 @@ import simulated as sim
 from experiments import run
 from figure_style import COLOURS, CYCLE, MARKERS, Data, by_policy, figure
 
+from veltair.scheduler.block_plan import explain
 from veltair.scheduler.costs import SOLO
-from veltair.scheduler.plan import explain
 
 LABELS = {"fcfs": "model-wise", "layerwise": "layer-wise", "block-6": "blocks of 6", "block-11": "blocks of 11"}
 

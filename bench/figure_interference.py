@@ -9,8 +9,8 @@ import numpy as np
 import simulated as sim
 from figure_style import COLOURS, CYCLE, MARKERS, Data, figure
 
-from veltair.scheduler.proxy import CounterModel
-from veltair.simulate.profiles import PRESSURES
+from veltair.scheduler.interference import CounterModel
+from veltair.simulate.machine_model.modelled_profiles import PRESSURES
 from veltair.types import CounterSample
 
 LOSSES = (0.05, 0.10, 0.20)

@@ -27,10 +27,10 @@ import onnx
 from daemon import CLI, configuration, running, serve
 from onnx import TensorProto, helper
 
-from veltair.loadgen.drive import draw_plan, drive
+from veltair.loadgen.open_loop import draw_plan, drive
 from veltair.loadgen.scenario import Load, TenantLoad
-from veltair.loadgen.streams import connect, prepare
-from veltair.machine import environment
+from veltair.loadgen.tenant_streams import connect, prepare
+from veltair.machine.topology import environment
 
 SMALL, LARGE = (1, 64, 8, 8), (1, 64, 64, 64)
 BYTES = {"small": (16384, 16384), "in": (1 << 20, 256), "both": (1 << 20, 1 << 20)}  # in, out

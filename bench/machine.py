@@ -18,13 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from veltair.compiler.transfer import parse
-from veltair.machine import cache_bytes, environment, features, machine, memory_bytes
-from veltair.profiles.records import SHIPPED, read, user_folder
-from veltair.simulate.layers import LayerShape
-from veltair.simulate.machines import MachineModel
-from veltair.simulate.machines import parse as parse_machine
-from veltair.simulate.tilings import tilings
+from veltair.compiler.tuning.transfer import parse
+from veltair.machine.topology import cache_bytes, environment, features, machine, memory_bytes
+from veltair.profiles.records.tuning_records import SHIPPED, read, user_folder
+from veltair.simulate.machine_model.layer_shapes import LayerShape
+from veltair.simulate.machine_model.machines import MachineModel
+from veltair.simulate.machine_model.machines import parse as parse_machine
+from veltair.simulate.machine_model.tilings import tilings
 
 HERE = Path(__file__).parent
 LARGE = 50_000_000  # FLOPs of a convolution whose time on one core is not its launch

@@ -29,9 +29,9 @@ from typing import Any
 import onnx
 from daemon import CLI, configuration, running, serve
 
-from veltair.machine import environment
+from veltair.machine.topology import environment
 from veltair.zoo.models import RECOMMENDERS, ZOO
-from veltair.zoo.tables import most_rows
+from veltair.zoo.recommendation.table_sizes import most_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"

@@ -23,8 +23,8 @@ from rich.progress import track
 from tritonclient.grpc import InferenceServerClient, InferInput, service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype
 
-from veltair.machine import environment
-from veltair.profiles.artifact import Artifact, load
+from veltair.machine.topology import environment
+from veltair.profiles.artifact.manifest import Artifact, load
 
 BAR_MS = 1.5
 

@@ -13,9 +13,9 @@ import argparse
 import os
 from pathlib import Path
 
-from veltair.profiles.artifact import load
-from veltair.profiles.core_pool import environment
-from veltair.profiles.within import factors, whole_ns
+from veltair.profiles.artifact.manifest import load
+from veltair.profiles.runtime.pinned_threads import environment
+from veltair.profiles.runtime.whole_model_timing import factors, whole_ns
 
 
 def main() -> None:

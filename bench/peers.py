@@ -25,14 +25,14 @@ import uvloop
 from numpy.typing import NDArray
 
 from veltair import config
-from veltair.allocation import reuse_message_memory
 from veltair.errors import DeadlineError, OverloadedError
-from veltair.profiles import artifact
-from veltair.server.client import Snapshot, TenantInfo
-from veltair.server.engine_process import Answer
-from veltair.server.grpc import GrpcFront
-from veltair.server.metrics import Metrics
-from veltair.server.service import Service
+from veltair.machine.malloc import reuse_message_memory
+from veltair.profiles.artifact import manifest as artifact_store
+from veltair.server.front.engine_client import Snapshot, TenantInfo
+from veltair.server.front.engine_process import Answer
+from veltair.server.front.grpc_front import GrpcFront
+from veltair.server.front.inference_service import Service
+from veltair.server.front.metrics import Metrics
 from veltair.types import QoSTarget
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -80,7 +80,7 @@ def openvino(model: Path, threads: int, hint: str) -> Infer:
 
 @dataclass(frozen=True, slots=True)
 class PeerEngine:
-    """What the front asks of `veltair.server.client.EngineClient`."""
+    """What the front asks of `veltair.server.front.engine_client.EngineClient`."""
 
     tenants: Mapping[str, TenantInfo]
     sessions: Mapping[str, Infer]
@@ -107,7 +107,7 @@ async def serve(args: argparse.Namespace) -> None:
     settings = config.load(args.config)
     tenants, sessions = {}, {}
     for entry in settings.tenants:
-        found = artifact.load(Path(entry.artifact))
+        found = artifact_store.load(Path(entry.artifact))
         qos_ns = found.manifest.qos_ns if entry.qos_ms is None else round(entry.qos_ms * 1e6)
         qos = QoSTarget(qos_ns, entry.percentile)
         tenants[entry.name] = TenantInfo(entry.name, found, qos, entry.priority, batching=False)

@@ -17,9 +17,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.columns.description import Column, Description, Joined
-from veltair.compiler.columns.reference import reference
-from veltair.compiler.columns.tables import rows_of
+from veltair.compiler.features.description import Column, Description, Joined
+from veltair.compiler.features.feature_reference import reference
+from veltair.compiler.features.feature_tables import rows_of
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -34,14 +34,14 @@ from steady import watching
 
 from veltair.config import ServerConfig
 from veltair.loadgen.scenario import read_scenario
-from veltair.machine import environment
-from veltair.profiles.artifact import load
-from veltair.profiles.within import IN_MODEL
-from veltair.server.tenancy import default_workers
-from veltair.simulate import machines, profiles
-from veltair.simulate.peak import find_peak, probe
-from veltair.simulate.run import Simulation
+from veltair.machine.topology import environment
+from veltair.profiles.artifact.manifest import load
+from veltair.profiles.runtime.whole_model_timing import IN_MODEL
+from veltair.server.engine.tenancy import default_workers
+from veltair.simulate.machine_model import machines, modelled_profiles
+from veltair.simulate.peak_search import find_peak, probe
 from veltair.simulate.scenario import Load, Scenario, TenantLoad
+from veltair.simulate.simulation import Simulation
 
 SCENARIO = mix.ROOT / "scenarios" / "reality.toml"
 PAGE = mix.ROOT / "docs" / "results.md"
@@ -191,7 +191,7 @@ def twin(machine: str, duration_s: float) -> Simulation:
         planned_share=ServerConfig().planned_share,
     )  # fmt: skip
     scenario = Scenario(tenants, own)
-    return Simulation(scenario, model, profiles.subjects(scenario, model))
+    return Simulation(scenario, model, modelled_profiles.subjects(scenario, model))
 
 
 def _scale(peak_qps: float) -> float:

@@ -25,13 +25,13 @@ import numpy as np
 from daemon import CLI
 from ready_made import ready_made, with_lookups
 
-from veltair import contestant
-from veltair.compiler.columns.description import Description
-from veltair.compiler.columns.description_file import load as load_description
-from veltair.machine import environment
-from veltair.profiles import core_pool
-from veltair.profiles.artifact import load
-from veltair.race import race
+from veltair.commands import engine_process
+from veltair.commands.alternate_runs import race
+from veltair.compiler.features.description import Description
+from veltair.compiler.features.description_file import load as load_description
+from veltair.machine.topology import environment
+from veltair.profiles.artifact.manifest import load
+from veltair.profiles.runtime import pinned_threads
 from veltair.zoo.models import RECOMMENDERS, cut
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -176,10 +176,10 @@ def draw(files: Files, description: Description, batch: int) -> None:
     """Raw features as every engine gets them, and what is ready-made for the peers."""
     names = {feature.name for feature in description.features}
     ports = load(files.artifact(PRECISIONS[0])).manifest.inputs
-    values = {port.name: contestant.draw(port, batch) for port in ports}
+    values = {port.name: engine_process.draw(port, batch) for port in ports}
     raw = {name: v.astype(bytes) if v.dtype.hasobject else v for name, v in values.items() if name in names}
     ready = {name: value for name, value in values.items() if name not in names} | ready_made(description, raw, batch)
-    own = {name: (batch, *shape[1:]) for name, (_, shape) in contestant.onnx_inputs(files.model).items()}
+    own = {name: (batch, *shape[1:]) for name, (_, shape) in engine_process.onnx_inputs(files.model).items()}
     np.savez(files.inputs("raw", batch), **raw)
     np.savez(files.inputs("ready", batch), **{n: v.reshape(own.get(n, v.shape)) for n, v in ready.items()})
 
@@ -191,18 +191,18 @@ def contender(task: dict[str, Any]) -> tuple[str, list[str]]:
 
 def compete(task: dict[str, Any]) -> None:
     """One engine in a process of its own."""
-    os.environ.update(core_pool.environment())  # before TVM is loaded
+    os.environ.update(pinned_threads.environment())  # before TVM is loaded
     if "feeds" not in task:
-        contestant.main(task)
+        engine_process.main(task)
         return
     model, threads = Path(task["model"]), int(task["threads"])
     with np.load(task["feeds"]) as values:
         feeds = {name: values[name] for name in values.files}
     if task["engine"] == "onnxruntime":
-        run = contestant.onnxruntime(model, feeds, threads)
+        run = engine_process.onnxruntime(model, feeds, threads)
     else:
-        run = contestant.openvino(model, feeds, threads, task["precision"])
-    contestant.take_turns(run)
+        run = engine_process.openvino(model, feeds, threads, task["precision"])
+    engine_process.take_turns(run)
 
 
 def table(models: dict[str, Any]) -> str:

@@ -21,24 +21,13 @@ from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 
-from veltair.scheduler.catalogue import Catalogue
-from veltair.scheduler.policies import POLICIES
+from veltair.scheduler.events import Decision, Event, QueryArrived
+from veltair.scheduler.policies.by_name import POLICIES
+from veltair.scheduler.profile_catalogue import Catalogue
 from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.surroundings import Alone, solo_times
-from veltair.scheduler.virtual import VirtualMachine
-from veltair.types import (
-    CodeVersion,
-    Decision,
-    Event,
-    LatencyTable,
-    Layer,
-    Machine,
-    ModelProfile,
-    QoSTarget,
-    Query,
-    QueryArrived,
-    Tenant,
-)
+from veltair.simulate.execution_speed import Alone, solo_times
+from veltair.simulate.virtual_machine import VirtualMachine
+from veltair.types import CodeVersion, LatencyTable, Layer, Machine, ModelProfile, QoSTarget, Query, Tenant
 
 LEVELS = (1.0, 1.5, 2.0, 3.0, 4.0)
 REPEATS = 5

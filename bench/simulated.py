@@ -21,17 +21,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler import frontier
+from veltair.compiler.tuning import frontier
 from veltair.scheduler.costs import SOLO, Costs, level_grid
-from veltair.scheduler.policies import POLICIES
-from veltair.scheduler.veltair_full import VeltairFull
-from veltair.simulate import layers, machines, profiles
-from veltair.simulate.calibration import calibrate
-from veltair.simulate.peak import Probe, find_peak, probe
-from veltair.simulate.proxy_fit import CounterFit, Sample
-from veltair.simulate.run import Simulation
+from veltair.scheduler.policies.by_name import POLICIES
+from veltair.scheduler.policies.paper import VeltairFull
+from veltair.simulate.machine_model import layer_shapes, machines, modelled_profiles
+from veltair.simulate.machine_model.calibration import calibrate
+from veltair.simulate.machine_model.proxy_fit import CounterFit, Sample
+from veltair.simulate.machine_model.tilings import tilings
+from veltair.simulate.peak_search import Probe, find_peak, probe
 from veltair.simulate.scenario import Load, Scenario, TenantLoad, read_scenario
-from veltair.simulate.tilings import tilings
+from veltair.simulate.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE = "threadripper-3990x"  # the paper's
@@ -144,9 +144,9 @@ def version_losses(allowed: Sequence[float]) -> tuple[dict[str, list[float]], li
     for tenant in simulation.scenario.tenants:
         costs = costs_of(simulation, tenant.model)
         cores, _ = costs.cores_for(SOLO, 0, costs.layers, tenant.target_ns)
-        for shape in layers.load(tenant.model).layers:
+        for shape in layer_shapes.load(tenant.model).layers:
             if shape.m:
-                times = profiles.pressed_ns(shape, tilings(shape, simulation.model, cores), simulation.model)
+                times = modelled_profiles.pressed_ns(shape, tilings(shape, simulation.model, cores), simulation.model)
                 _of_layer(times[:, :, cores - 1], losses, zip(allowed, needed, strict=True))
     return {count: np.mean(each, axis=0).tolist() for count, each in losses.items()}, needed
 
@@ -172,8 +172,8 @@ def offered_qps(workload: str) -> float:
 def proxy() -> tuple[list[Sample], CounterFit]:
     """What the machine's counters show beside random neighbours, and the linear model fitted to it."""
     simulation = _simulation("mix", 0.95, 5, 1.0)
-    profiles = {name: by_batch[0] for name, by_batch in simulation.profiles.items()}
-    return calibrate(simulation.model, simulation.machine, profiles, simulation.paces), simulation.counter_fit
+    modelled_profiles = {name: by_batch[0] for name, by_batch in simulation.profiles.items()}
+    return calibrate(simulation.model, simulation.machine, modelled_profiles, simulation.paces), simulation.counter_fit
 
 
 @cache
@@ -188,7 +188,7 @@ def _simulation(
 
 def _made(scenario: Scenario, versions: int = 5) -> Simulation:
     model = machines.load(MACHINE)
-    return Simulation(scenario, model, profiles.subjects(scenario, model, versions=versions))
+    return Simulation(scenario, model, modelled_profiles.subjects(scenario, model, versions=versions))
 
 
 def _point(simulation: Simulation, policy: str, scale: float) -> Point:

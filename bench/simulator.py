@@ -17,13 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from veltair.machine import environment
-from veltair.scheduler.policies import POLICIES
-from veltair.simulate import machines
-from veltair.simulate.command import DEFAULT_MACHINE
-from veltair.simulate.profiles import subjects
-from veltair.simulate.run import Simulation
+from veltair.commands.simulate import DEFAULT_MACHINE
+from veltair.machine.topology import environment
+from veltair.scheduler.policies.by_name import POLICIES
+from veltair.simulate.machine_model import machines
+from veltair.simulate.machine_model.modelled_profiles import subjects
 from veltair.simulate.scenario import Scenario, read_scenario
+from veltair.simulate.simulation import Simulation
 
 MIX = Path(__file__).resolve().parent.parent / "scenarios" / "mix.toml"
 SCALES = (0.2, 0.5)  # of the scenario's rates

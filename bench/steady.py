@@ -18,7 +18,7 @@ from statistics import mean
 
 import numpy as np
 
-from veltair.machine import machine
+from veltair.machine.topology import machine
 
 A_SECOND, PAUSE_S = 10, 0.1
 SIDE = 128  # a product of two such squares stays in L2 and takes 20 to 50 us

@@ -31,12 +31,12 @@ import tvm  # noqa: E402
 import tvm_ffi  # noqa: E402
 from tvm.s_tir import dlight  # noqa: E402
 
-from veltair import machine  # noqa: E402
-from veltair.compiler import generic  # noqa: E402
-from veltair.compiler.ir import LayerSpec  # noqa: E402
+from veltair.compiler.graph.layer_spec import LayerSpec  # noqa: E402
+from veltair.compiler.kernels import generic  # noqa: E402
 from veltair.compiler.kernels.spaces import SPACES  # noqa: E402
-from veltair.compiler.stitch import region as stitch  # noqa: E402
-from veltair.profiles.executor import aligned, empty  # noqa: E402
+from veltair.compiler.stitch import regions as stitch  # noqa: E402
+from veltair.machine import topology  # noqa: E402
+from veltair.profiles.runtime.executor import aligned, empty  # noqa: E402
 from veltair.types import TensorSpec  # noqa: E402
 
 TRIED = 6  # points of the stitched space that are measured
@@ -94,7 +94,7 @@ class Way:
         self.calls = []
         names = [f"f{i}" for i in range(len(layers))]
         module = tvm.IRModule({n: f.with_attr("global_symbol", n) for n, f in zip(names, functions, strict=True)})
-        library = tvm.compile(module, target=tvm.target.Target(machine.tvm_target()))
+        library = tvm.compile(module, target=tvm.target.Target(topology.tvm_target()))
         self.outputs: dict[str, Any] = {}
         for name, layer, packed in zip(names, layers, weights, strict=True):
             for tensor in layer.outputs:
@@ -129,7 +129,7 @@ def ways(name: str) -> dict[str, list[Way]]:
     region = stitch.import_region(nodes, values, constants, list(inputs), ["y"], 1)
     views = {view.name: base for view, base in region.views}
     (layer,) = region.layers  # one kernel is the point of it
-    space, features = SPACES["stitched"], machine.features()
+    space, features = SPACES["stitched"], topology.features()
     kernels = [space.build(layer, point, features) for point in space.points(layer, features)[:TRIED]]
     found["stitched"] = [Way([layer], views, [k.function], [k.weights], arrays) for k in kernels]
     region = generic.import_region(nodes, values, constants, list(inputs), ["y"], 1)
@@ -139,7 +139,7 @@ def ways(name: str) -> dict[str, list[Way]]:
     plain = [generic.schedule(f) for f in functions]
     found["plain"] = [Way(region.layers, views, plain, weights, arrays)]
     rules = [dlight.cpu.GEMV(), dlight.cpu.Reduction()]
-    target = tvm.target.Target(machine.tvm_target())
+    target = tvm.target.Target(topology.tvm_target())
     with target:
         ruled = [dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule({"main": f}))["main"] for f in functions]
         ruled = [
@@ -179,7 +179,7 @@ def main() -> int:
     threads = tvm.get_global_func("runtime.config_threadpool")
     rows: list[dict[str, Any]] = []
     for count in (THREADS, 1):
-        threads(-2, count, [str(core) for core in machine.machine().cores[:count]])
+        threads(-2, count, [str(core) for core in topology.machine().cores[:count]])
         for name, found in built.items():
             kinds = [kind for kind, several in found.items() for _ in several]
             medians = times_us([way for several in found.values() for way in several], ROUNDS)
@@ -196,7 +196,7 @@ def main() -> int:
     gains = [min(row["plain_us"], row["dlight_us"]) / row["stitched_us"] for row in held]
     print(f"over the better of the two: geomean {geometric_mean(gains):.2f}, least {min(gains):.2f}; bar {BAR:g}")
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps({"rows": rows, "environment": asdict(machine.environment())}, indent=1) + "\n")
+    args.json.write_text(json.dumps({"rows": rows, "environment": asdict(topology.environment())}, indent=1) + "\n")
     return 0 if min(gains) >= BAR else 1
 
 

@@ -11,10 +11,10 @@ from figure_style import COLOURS, CYCLE, MARKERS, figure, save
 from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
-from veltair.compiler import frontier
-from veltair.compiler.frontier import Candidate
-from veltair.compiler.interference import SHARES, Memory, slowdown
-from veltair.reuse import LoopLevel
+from veltair.compiler.timing.modelled_interference import SHARES, Memory, slowdown
+from veltair.compiler.tuning import frontier
+from veltair.compiler.tuning.frontier import Candidate
+from veltair.machine.cache_traffic import LoopLevel
 
 CORES = 1  # as beside a real co-runner, which has the other core
 PRESSURE = [100 * (1 - share) for share in SHARES]  # per cent of cache and bandwidth that others take

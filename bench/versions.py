@@ -1,6 +1,6 @@
 """Code versions under interference, the paper's Fig. 6, 7 and 9: `python bench/versions.py`.
 
-Times alone are measured here; times under pressure are modelled from them (`veltair.compiler.interference`), and a few
+Times alone are measured here; times under pressure are modelled from them (`timing.modelled_interference`), and a few
 are measured beside a real co-runner to compare. At each of ten pressures the best of all samples of a layer is what a
 search of its own would find (the paper's naive search); Alg. 1's single pass has to come close with a few of them.
 
@@ -24,13 +24,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from veltair import machine
+from veltair.machine import topology
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "bench" / "results" / "versions.json"
 BUILD = ROOT / "build" / "versions"
 MODELS = ROOT / "demo" / "models"
-FEATURES = machine.ISAS["avx512"]
+FEATURES = topology.ISAS["avx512"]
 BUDGET_NS = 8_000_000  # of one measurement
 CO_RUNNER = 1.0  # of the time it streams
 # Model, kernel size (0: a product), input and output shape.
@@ -75,8 +75,8 @@ class Layer:
 
 def layers(model: str) -> list[Layer]:
     """The distinct layers of a network of the zoo that carry products, in fp32."""
-    from veltair.compiler.lower import lower
-    from veltair.compiler.onnx_model import load
+    from veltair.compiler.onnx.onnx_model import load
+    from veltair.compiler.pipeline import lower
 
     found: dict[str, Layer] = {}
     for spec in lower(load(MODELS / f"{model}.onnx", None), "fp32").layers:
@@ -104,9 +104,9 @@ def build(models: Sequence[str]) -> None:
     import tempfile
 
     from veltair.compiler.kernels.spaces import SPACES
-    from veltair.compiler.library import Source, compile_objects, link
-    from veltair.compiler.locality import kernel_reuse
-    from veltair.profiles.records import RecordStore
+    from veltair.compiler.locality.traffic import kernel_reuse
+    from veltair.compiler.shared_library import Source, compile_objects, link
+    from veltair.profiles.records.tuning_records import RecordStore
 
     BUILD.mkdir(parents=True, exist_ok=True)
     known = {model: layers(model) for model in {*models, *(model for model, *_ in REPRESENTATIVE)}}
@@ -125,7 +125,7 @@ def build(models: Sequence[str]) -> None:
                 kernel = space.build(layer.spec, point, FEATURES)
                 sources.append(Source(kernel.function, f"v{i}", Path(folder, f"{i}.o")))
                 samples.append(_sample(point, kernel, kernel_reuse(layer.spec, kernel)))
-            faults = compile_objects(sources, machine.tvm_target(FEATURES))
+            faults = compile_objects(sources, topology.tvm_target(FEATURES))
             link([s.path for s, fault in zip(sources, faults, strict=True) if not fault], BUILD / f"{number}.so")
         for sample, fault in zip(samples, faults, strict=True):
             sample["fault"] = fault
@@ -155,7 +155,7 @@ def _sample(point: Any, kernel: Any, reuse: Iterable[Any]) -> dict[str, Any]:
 
 def _points(spec: Any, first: Sequence[dict[str, Any]], most: int = 64) -> Iterator[dict[str, Any]]:
     """The space's own points, then others that its generator takes, most different first."""
-    from veltair.compiler.kernels.conv2d_direct import _join, register_tile, registers_each
+    from veltair.compiler.kernels.conv.conv2d_direct import _join, register_tile, registers_each
 
     more: list[dict[str, Any]] = []
     if spec.op == "conv2d":
@@ -180,15 +180,15 @@ def _points(spec: Any, first: Sequence[dict[str, Any]], most: int = 64) -> Itera
 
 def search() -> None:
     """Time what was built."""
-    from veltair.compiler.interference import this_memory
+    from veltair.compiler.timing.modelled_interference import this_memory
 
     plan = json.loads((BUILD / "plan.json").read_text("utf-8"))
-    cores = machine.machine().cores
+    cores = topology.machine().cores
     memory = this_memory(cores)
     for number, entry in enumerate(plan["layers"]):
         time_layer(number, entry, prepared(entry), cores)
         print(f"{entry['model']} {entry['name']}: {len(entry['samples'])} timed", flush=True)
-    facts = {"memory": asdict(memory), "environment": asdict(machine.environment())}
+    facts = {"memory": asdict(memory), "environment": asdict(topology.environment())}
     RESULT.write_text(json.dumps(facts | plan) + "\n", "utf-8")
 
 
@@ -202,8 +202,8 @@ def prepared(entry: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 def time_layer(number: int, entry: dict[str, Any], made: tuple[Any, Sequence[Any]], cores: Sequence[int]) -> None:
     """Alone on one and on all cores, and on one beside a co-runner on each of the others. What fails is dropped."""
-    from veltair.compiler.measure import CandidateError, Meter, input_operands, result_operands
-    from veltair.compiler.pressure import pressing
+    from veltair.compiler.timing.co_runners import pressing
+    from veltair.compiler.timing.measure import CandidateError, Meter, input_operands, result_operands
 
     spec, kernels = made
     alone = tuple(range(1, len(cores) + 1))

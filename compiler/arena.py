@@ -14,10 +14,10 @@ from typing import Literal
 
 import numpy as np
 
-from veltair.compiler.graph import Graph
-from veltair.compiler.ir import Activation, Halo
+from veltair.compiler.graph.layer_graph import Graph
+from veltair.compiler.graph.layer_spec import Activation, Halo
 from veltair.errors import VeltairError
-from veltair.profiles.artifact import ALIGNMENT, SLACK_BYTES
+from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES
 
 
 @dataclass(frozen=True, slots=True)

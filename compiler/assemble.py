@@ -9,14 +9,14 @@ from pathlib import Path
 from rich.progress import Progress
 
 from veltair.compiler import arena
-from veltair.compiler.graph import Graph
-from veltair.compiler.ir import Activation
-from veltair.compiler.library import link
-from veltair.compiler.locality import compulsory_bytes
-from veltair.compiler.search import Setting
-from veltair.compiler.versions import Version
-from veltair.compiler.weights import WeightFile
-from veltair.profiles.artifact import KERNELS, WEIGHTS, Buffer, LayerEntry, VersionEntry
+from veltair.compiler.graph.layer_graph import Graph
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.compiler.locality.traffic import compulsory_bytes
+from veltair.compiler.shared_library import link
+from veltair.compiler.tuning.code_versions import Version
+from veltair.compiler.tuning.search import Setting
+from veltair.compiler.weight_file import WeightFile
+from veltair.profiles.artifact.manifest import KERNELS, WEIGHTS, Buffer, LayerEntry, VersionEntry
 
 
 @dataclass(frozen=True, slots=True)

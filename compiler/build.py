@@ -12,23 +12,23 @@ import msgspec
 import numpy as np
 from rich.progress import Progress
 
-from veltair import machine
 from veltair.compiler.assemble import assemble
-from veltair.compiler.columns.description_file import load as load_features
-from veltair.compiler.columns.join import join
-from veltair.compiler.embedding.tables import TOLERANCE as TABLE_TOLERANCE
-from veltair.compiler.embedding.tables import Tables
-from veltair.compiler.interference import this_memory
+from veltair.compiler.embedding.table_storage import TOLERANCE as TABLE_TOLERANCE
+from veltair.compiler.embedding.table_storage import Tables
+from veltair.compiler.features.description_file import load as load_features
+from veltair.compiler.features.feature_model import join
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.compiler.lower import lower
-from veltair.compiler.measure import Bounds, Meter
-from veltair.compiler.onnx_model import load as load_onnx
-from veltair.compiler.precision import Precision, dots_pay, pick_precision
-from veltair.compiler.search import Setting, search
-from veltair.compiler.versions import choose_versions
-from veltair.profiles import artifact
-from veltair.profiles.artifact import Artifact, LevelSource, Manifest, Storage
-from veltair.profiles.records import RecordStore
+from veltair.compiler.onnx.onnx_model import load as load_onnx
+from veltair.compiler.pipeline import lower
+from veltair.compiler.timing.measure import Bounds, Meter
+from veltair.compiler.timing.modelled_interference import this_memory
+from veltair.compiler.tuning.code_versions import choose_versions
+from veltair.compiler.tuning.precision import Precision, dots_pay, pick_precision
+from veltair.compiler.tuning.search import Setting, search
+from veltair.machine import topology
+from veltair.profiles.artifact import manifest as artifact_store
+from veltair.profiles.artifact.manifest import Artifact, LevelSource, Manifest, Storage
+from veltair.profiles.records.tuning_records import RecordStore
 from veltair.types import Environment
 
 # Of the whole model: error over the output's largest value. Layers are held to much less (see `check`), but their
@@ -74,11 +74,11 @@ def compile_model(
     Raises UserError (ModelError, ConfigError, …) for what is wrong with the input, VeltairError when a layer has no
     version that works.
     """
-    offered = machine.isa_features(isa, machine.features())
+    offered = topology.isa_features(isa, topology.features())
     chosen = pick_precision(precision, offered, isa, dots_pay)
-    used = offered if chosen == "bf16" else offered & machine.ISAS["avx512"]  # what fp32 code has a use for
+    used = offered if chosen == "bf16" else offered & topology.ISAS["avx512"]  # what fp32 code has a use for
     progress = progress or Progress(disable=True)
-    with artifact.writing(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
+    with artifact_store.writing(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
         model = load_onnx(onnx, max_batch)
         kept = Tables(tables, Path(scratch))
         front = join(model, load_features(features) if features else None, kept)
@@ -87,9 +87,9 @@ def compile_model(
         known = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
         known |= front.bounds if front else {}
         bounds: Bounds = known | {view: known[base] for view, base in graph.views.items() if base in known}
-        target, environment = machine.tvm_target(used), machine.environment()
+        target, environment = topology.tvm_target(used), topology.environment()
         setting = Setting(target, used, environment.cpu, chosen, batches[len(batches) // 2], bounds, SPACES)
-        cores = machine.machine().cores
+        cores = topology.machine().cores
         with Meter(cores) as meter:
             found = search(graph.layers, store or RecordStore(used, fresh=fresh), meter, setting, trials, progress)
             alone_ns = sum(min(c.best_ns for c in found[layer.workload]) for layer in graph.layers)
@@ -100,7 +100,7 @@ def compile_model(
             )
         parts = assemble(graph, versions, batches, setting, draft, progress)
         manifest = Manifest(
-            schema=artifact.SCHEMA,
+            schema=artifact_store.SCHEMA,
             model=name or onnx.stem,
             precision=chosen,
             tolerance=TOLERANCE[chosen] + TABLE_TOLERANCE[tables],
@@ -118,14 +118,14 @@ def compile_model(
             arena_bytes=parts.arena_bytes,
             layers=parts.layers,
             environment=_flat(environment),
-            source_digest=artifact.file_digest(onnx),
-            kernels_digest=artifact.file_digest(draft / artifact.KERNELS),
+            source_digest=artifact_store.file_digest(onnx),
+            kernels_digest=artifact_store.file_digest(draft / artifact_store.KERNELS),
             weights_digest=parts.weights_digest,
             tables=tables,
             tables_error=kept.error,
         )
-        (draft / artifact.MANIFEST).write_bytes(msgspec.json.encode(manifest))
-        checked = artifact.load(draft)  # what a reader would refuse is not published
+        (draft / artifact_store.MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        checked = artifact_store.load(draft)  # what a reader would refuse is not published
     return replace(checked, path=out)
 
 

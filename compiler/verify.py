@@ -20,25 +20,25 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from veltair.compiler.check import LOOKUPS, tolerance
-from veltair.compiler.columns.description_file import load as load_features
-from veltair.compiler.columns.join import Front, join
-from veltair.compiler.columns.reference import reference as columns_of
-from veltair.compiler.columns.samples import raw_features
-from veltair.compiler.embedding.tables import LAYER_TOLERANCE, Tables
-from veltair.compiler.ir import LayerSpec
-from veltair.compiler.logits import Squash, squashed
-from veltair.compiler.lower import lower
-from veltair.compiler.onnx_model import OnnxModel
-from veltair.compiler.onnx_model import load as load_onnx
-from veltair.compiler.reference import reference, unpacked
+from veltair.compiler.embedding.table_storage import LAYER_TOLERANCE, Tables
+from veltair.compiler.features.description_file import load as load_features
+from veltair.compiler.features.feature_model import Front, join
+from veltair.compiler.features.feature_reference import reference as columns_of
+from veltair.compiler.features.random_features import raw_features
+from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.compiler.onnx.logits import Squash, squashed
+from veltair.compiler.onnx.onnx_model import OnnxModel
+from veltair.compiler.onnx.onnx_model import load as load_onnx
+from veltair.compiler.pipeline import lower
+from veltair.compiler.tuning.correctness import LOOKUPS, tolerance
+from veltair.compiler.tuning.layer_reference import reference, unpacked
 from veltair.errors import ModelError
-from veltair.machine import machine
-from veltair.profiles import artifact
-from veltair.profiles.artifact import Artifact, Port
-from veltair.profiles.core_pool import CorePool
-from veltair.profiles.rooms import fill
-from veltair.profiles.strings import Strings
+from veltair.machine.topology import machine
+from veltair.profiles.artifact import manifest as artifact_store
+from veltair.profiles.artifact.input_layout import fill
+from veltair.profiles.artifact.manifest import Artifact, Port
+from veltair.profiles.artifact.strings import Strings
+from veltair.profiles.runtime.pinned_threads import CorePool
 from veltair.types import CoreSet
 
 Arrays = list[NDArray[Any]]
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when everything agrees, 1 when something does not. UserError is raised to the caller."""
-    report = verify(artifact.load(args.artifact), args.model, args.features)
+    report = verify(artifact_store.load(args.artifact), args.model, args.features)
     if args.json:
         print(json.dumps(report.facts()))
     else:
@@ -201,7 +201,7 @@ def _compared(
     pool: CorePool, cores: CoreSet,
 ) -> Report:  # fmt: skip
     """`wide`: the same layers with tables as they come."""
-    from veltair.profiles.executor import Executor, empty
+    from veltair.profiles.runtime.executor import Executor, empty
 
     manifest, session, squashes = found.manifest, _session(model.path), squashed(model)
     executor = Executor(found)

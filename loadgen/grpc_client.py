@@ -15,12 +15,12 @@ import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from veltair.errors import ConfigError
-from veltair.http2 import hpack
-from veltair.http2.connection import Connection
-from veltair.http2.frames import CANCEL, DATA, HEADERS, REFUSED_STREAM, prefix
-from veltair.http2.hpack import Field
-from veltair.http2.stream import Stream
-from veltair.loadgen.contract import Answer, ModelMeta, Outcome, Payload, PlacedTensor, TensorMeta
+from veltair.grpc.http2 import hpack
+from veltair.grpc.http2.connection import Connection
+from veltair.grpc.http2.frames import CANCEL, DATA, HEADERS, REFUSED_STREAM, prefix
+from veltair.grpc.http2.hpack import Field
+from veltair.grpc.http2.stream import Stream
+from veltair.loadgen.client import Answer, ModelMeta, Outcome, Payload, PlacedTensor, TensorMeta
 from veltair.loadgen.model_config import model_meta
 from veltair.loadgen.payloads import raw
 

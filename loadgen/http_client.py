@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from veltair.errors import ConfigError
-from veltair.loadgen.contract import Answer, ModelMeta, Outcome, Payload, PlacedTensor, TensorMeta
+from veltair.loadgen.client import Answer, ModelMeta, Outcome, Payload, PlacedTensor, TensorMeta
 from veltair.loadgen.model_config import model_meta
 from veltair.loadgen.payloads import raw
 

@@ -22,10 +22,10 @@ import msgspec
 import uvloop
 
 from veltair.errors import ConfigError, UserError, VeltairError
-from veltair.loadgen.contract import Client, Outcome
+from veltair.loadgen.client import Client, Outcome
 from veltair.loadgen.scenario import Load, TenantLoad
-from veltair.loadgen.streams import Stream, connect, prepare
-from veltair.loadgen.tally import TenantResult
+from veltair.loadgen.tenant_results import TenantResult
+from veltair.loadgen.tenant_streams import Stream, connect, prepare
 
 GRACE_S = 60.0  # to start, connect, draw payloads and write the logs
 OVER_NS = 2_000_000  # by how much a failed query is completed after its target

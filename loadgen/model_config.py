@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from veltair.errors import ConfigError
-from veltair.loadgen.contract import Feature, ModelMeta, TensorMeta
+from veltair.loadgen.client import Feature, ModelMeta, TensorMeta
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import ConfigError
-from veltair.loadgen.contract import Feature, ModelMeta, TensorMeta, Tensors
+from veltair.loadgen.client import Feature, ModelMeta, TensorMeta, Tensors
 from veltair.loadgen.scenario import LogNormal
 
 FEW, MANY = 8, 32  # payloads of a fixed batch, and of a drawn one so that the sizes are seen

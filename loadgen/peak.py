@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from veltair.loadgen.tally import Lag, Tally
+from veltair.loadgen.tenant_results import Lag, Tally
 
 WIDTH = 0.03  # of the final bracket, relative to its lower end
 LOWEST, HIGHEST = 2.0**-10, 2.0**10  # of the factor: beyond them the scenario's rates are wrong

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from veltair.loadgen.peak import Probe
 from veltair.loadgen.scenario import TenantLoad
-from veltair.loadgen.tally import TenantResult
+from veltair.loadgen.tenant_results import TenantResult
 from veltair.types import Environment
 
 REFRESH_S = 0.5  # a redraw takes the client about a millisecond

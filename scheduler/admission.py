@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from veltair.errors import ConfigError
-from veltair.scheduler.catalogue import Catalogue
 from veltair.scheduler.costs import SOLO
+from veltair.scheduler.events import RejectQuery
+from veltair.scheduler.profile_catalogue import Catalogue
 from veltair.scheduler.state import Progress
-from veltair.types import Query, RejectQuery, Tenant
+from veltair.types import Query, Tenant
 
 
 class Admission:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from typing import NamedTuple
 
-from veltair.scheduler.correction import Correction
 from veltair.scheduler.costs import Costs
+from veltair.scheduler.policies.veltair.correction import Correction
 from veltair.scheduler.state import Progress, System
 
 

@@ -11,8 +11,9 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from veltair.errors import ConfigError, InvariantError
+from veltair.scheduler.events import Decision, Event
 from veltair.scheduler.scheduler import Scheduler
-from veltair.types import Decision, Event, Record
+from veltair.types import Record
 
 _T = TypeVar("_T")
 

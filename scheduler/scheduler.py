@@ -8,15 +8,8 @@ from typing import NoReturn
 
 from veltair.errors import ConfigError, InvariantError
 from veltair.scheduler.admission import Admission
-from veltair.scheduler.catalogue import Catalogue
 from veltair.scheduler.cores import CorePool
-from veltair.scheduler.invariants import violations
-from veltair.scheduler.policies import make_policy
-from veltair.scheduler.policy import Grow, Policy, Reject, Start, Stop
-from veltair.scheduler.proxy import BlockTimed, DemandChanged, ObservedSlowdown, Proxy, SteadyLevel
-from veltair.scheduler.state import Progress, System
-from veltair.scheduler.stats import Stats, Totals
-from veltair.types import (
+from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
     BlockGrown,
@@ -26,17 +19,21 @@ from veltair.types import (
     Event,
     FinishQuery,
     GrowBlock,
-    Machine,
-    ModelProfile,
-    Query,
     QueryArrived,
     QueryCancelled,
     RejectQuery,
     StartBlock,
     StopBlock,
-    Tenant,
     WorkersChanged,
 )
+from veltair.scheduler.interference import BlockTimed, DemandChanged, ObservedSlowdown, Proxy, SteadyLevel
+from veltair.scheduler.invariants import violations
+from veltair.scheduler.policies.by_name import make_policy
+from veltair.scheduler.policies.policy import Grow, Policy, Reject, Start, Stop
+from veltair.scheduler.profile_catalogue import Catalogue
+from veltair.scheduler.state import Progress, System
+from veltair.scheduler.stats import Stats, Totals
+from veltair.types import Machine, ModelProfile, Query, Tenant
 
 _REMEMBERED_EVENTS = 16
 

@@ -9,8 +9,8 @@ from operator import attrgetter
 
 from veltair.scheduler.cores import CorePool
 from veltair.scheduler.costs import Costs, nearest_level
-from veltair.scheduler.proxy import SteadyLevel
-from veltair.scheduler.run import Run, begun
+from veltair.scheduler.interference import SteadyLevel
+from veltair.scheduler.running_block import Run, begun
 from veltair.types import LayerBlock, Machine, Query, State, Tenant
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from veltair.scheduler.proxy import Proxy
+from veltair.scheduler.interference import Proxy
 from veltair.scheduler.state import System
 
 

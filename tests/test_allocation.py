@@ -5,7 +5,7 @@ import pytest
 
 COUNT_FAULTS = """
 import resource, sys, threading
-from veltair.allocation import reuse_message_memory
+from veltair.machine.malloc import reuse_message_memory
 
 if sys.argv[1] == "reuse":
     reuse_message_memory()

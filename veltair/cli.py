@@ -11,18 +11,18 @@ from veltair.errors import UserError, VeltairError
 
 # name -> (module with add_arguments(parser) and run(args) -> exit code, one line of help)
 COMMANDS = {
-    "compile": ("veltair.compiler.command", "compile an ONNX model into an artifact"),
-    "inspect": ("veltair.compiler.inspect", "show the layers and code versions of an artifact"),
+    "compile": ("veltair.commands.compile", "compile an ONNX model into an artifact"),
+    "inspect": ("veltair.commands.inspect", "show the layers and code versions of an artifact"),
     "verify": ("veltair.compiler.verify", "compare every code version with ONNX Runtime"),
-    "bench": ("veltair.bench", "time an artifact beside ONNX Runtime and OpenVINO"),
-    "serve": ("veltair.server.command", "serve the models of a configuration"),
-    "load": ("veltair.loadgen.command", "drive a daemon with an open-loop load, or find its peak"),
-    "plan": ("veltair.plan", "explain the layer-blocks that would be formed"),
-    "profile": ("veltair.profile", "time whole models, or fit the interference proxy to hardware counters"),
-    "doctor": ("veltair.doctor", "say what this machine offers"),
-    "zoo": ("veltair.zoo.command", "write a model of the zoo as ONNX"),
-    "simulate": ("veltair.simulate.command", "run a scenario in virtual time on a machine that is not here"),
-    "demo": ("veltair.demo", "build, compile, serve and load the three demo models"),
+    "bench": ("veltair.commands.bench", "time an artifact beside ONNX Runtime and OpenVINO"),
+    "serve": ("veltair.commands.serve", "serve the models of a configuration"),
+    "load": ("veltair.commands.load", "drive a daemon with an open-loop load, or find its peak"),
+    "plan": ("veltair.commands.plan", "explain the layer-blocks that would be formed"),
+    "profile": ("veltair.commands.profile", "time whole models, or fit the interference proxy to hardware counters"),
+    "doctor": ("veltair.commands.doctor", "say what this machine offers"),
+    "zoo": ("veltair.commands.zoo", "write a model of the zoo as ONNX"),
+    "simulate": ("veltair.commands.simulate", "run a scenario in virtual time on a machine that is not here"),
+    "demo": ("veltair.commands.demo", "build, compile, serve and load the three demo models"),
 }
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.embedding.rows import Reader
+from veltair.compiler.embedding.row_storage import Reader
 from veltair.compiler.embedding.slc import Add, Assign, Cell, Each, Gain, Put, Statement, Term, Value
-from veltair.compiler.kernels.emit import LANES, Expr, lanes, splat, vector
-from veltair.compiler.kernels.vectormath import sigmoid, sum_lanes
+from veltair.compiler.kernels.codegen.emit import LANES, Expr, lanes, splat, vector
+from veltair.compiler.kernels.codegen.vector_math import sigmoid, sum_lanes
 
 UNROLLED = 16  # vectors of a row that are straight-line code, their sums in registers
 

@@ -23,7 +23,7 @@ from veltair.compiler.embedding.slc import (
     Term,
     Value,
 )
-from veltair.compiler.ir import Activation
+from veltair.compiler.graph.layer_spec import Activation
 
 SEGMENTS, LOOKUPS, OFFSETS = -1, -2, -3
 Streams = tuple[tuple[str, Stream], ...]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from veltair.compiler.ir import Activation
+from veltair.compiler.graph.layer_spec import Activation
 
 
 @dataclass(frozen=True, slots=True)

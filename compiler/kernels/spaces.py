@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from veltair.compiler.columns.kernel import Columns
-from veltair.compiler.generic import Generic
-from veltair.compiler.ir import Space
-from veltair.compiler.kernels.attention import Attention
-from veltair.compiler.kernels.batched_matmul import BatchedMatmul, BatchedMatmulBf16
-from veltair.compiler.kernels.cast import Cast
-from veltair.compiler.kernels.concat import Concat
-from veltair.compiler.kernels.concat_rows import ConcatRows
-from veltair.compiler.kernels.concat_sum import ConcatSum
-from veltair.compiler.kernels.conv2d import Conv2d
-from veltair.compiler.kernels.conv2d_bf16 import Conv2dBf16
-from veltair.compiler.kernels.depthwise import DepthwiseConv2d
-from veltair.compiler.kernels.embedding import Embedding
-from veltair.compiler.kernels.embedding_bag import EmbeddingBag
-from veltair.compiler.kernels.layer_norm import LayerNorm
-from veltair.compiler.kernels.layout import ChannelsLast, Copy, ToBlocked, ToPlain
-from veltair.compiler.kernels.lookups import Lookups
-from veltair.compiler.kernels.matmul import Matmul
-from veltair.compiler.kernels.matmul_bf16 import MatmulBf16
-from veltair.compiler.kernels.normalize import L2Normalize, Lrn
-from veltair.compiler.kernels.one_hot_sum import OneHotSum
-from veltair.compiler.kernels.pool import GlobalAveragePool, Pool2d
-from veltair.compiler.kernels.recurrent import Recurrent
-from veltair.compiler.kernels.spatial import Elementwise
-from veltair.compiler.kernels.squeeze_excite import SqueezeExcite
-from veltair.compiler.stitch.space import Stitched
+from veltair.compiler.features.kernel.columns_kernel import Columns
+from veltair.compiler.graph.layer_spec import Space
+from veltair.compiler.kernels.attention.attention import Attention
+from veltair.compiler.kernels.conv.conv2d import Conv2d
+from veltair.compiler.kernels.conv.conv2d_bf16 import Conv2dBf16
+from veltair.compiler.kernels.conv.depthwise import DepthwiseConv2d
+from veltair.compiler.kernels.feature_maps.channel_norms import L2Normalize, Lrn
+from veltair.compiler.kernels.feature_maps.concat import Concat
+from veltair.compiler.kernels.feature_maps.layout_transform import ChannelsLast, Copy, ToBlocked, ToPlain
+from veltair.compiler.kernels.feature_maps.pool import GlobalAveragePool, Pool2d
+from veltair.compiler.kernels.feature_maps.spatial import Elementwise
+from veltair.compiler.kernels.feature_maps.squeeze_excite import SqueezeExcite
+from veltair.compiler.kernels.generic import Generic
+from veltair.compiler.kernels.matmul.batched_matmul import BatchedMatmul, BatchedMatmulBf16
+from veltair.compiler.kernels.matmul.matmul import Matmul
+from veltair.compiler.kernels.matmul.matmul_bf16 import MatmulBf16
+from veltair.compiler.kernels.recurrent.recurrent import Recurrent
+from veltair.compiler.kernels.rows.cast import Cast
+from veltair.compiler.kernels.rows.concat_rows import ConcatRows
+from veltair.compiler.kernels.rows.concat_sum import ConcatSum
+from veltair.compiler.kernels.rows.embedding_bag import EmbeddingBag
+from veltair.compiler.kernels.rows.layer_norm import LayerNorm
+from veltair.compiler.kernels.rows.lookups import Lookups
+from veltair.compiler.kernels.rows.one_hot_sum import OneHotSum
+from veltair.compiler.kernels.rows.token_embedding import Embedding
+from veltair.compiler.stitch.stitched_space import Stitched
 
 SPACES: dict[str, Space] = {
     "conv2d": Conv2d(),

@@ -15,11 +15,11 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.ir import Activation
-from veltair.compiler.kernels import vectormath as vm
-from veltair.compiler.kernels.emit import LANES, Expr, Operand, load, primitive, splat, store, upper_half, when
-from veltair.compiler.stitch.graph import EXPENSIVE, REDUCTIONS, Op
-from veltair.compiler.stitch.schemes import Domain
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.compiler.kernels.codegen import vector_math as vm
+from veltair.compiler.kernels.codegen.emit import LANES, Expr, Operand, load, primitive, splat, store, upper_half, when
+from veltair.compiler.stitch.composition import Domain
+from veltair.compiler.stitch.program import EXPENSIVE, REDUCTIONS, Op
 
 DEEP = 4  # bindings in a chain before a variable ends it
 NEUTRAL = {"reduce_sum": 0.0, "reduce_max": float("-inf"), "reduce_min": float("inf")}

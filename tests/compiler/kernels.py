@@ -14,13 +14,13 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm_ffi import StructuralKey
 
-from veltair.compiler.graph import Graph
-from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.graph.layer_graph import Graph
+from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.compiler.library import machine_code
-from veltair.compiler.reference import packed, reference, unpacked
-from veltair.machine import features, machine, tvm_target
-from veltair.profiles.executor import aligned, empty, permit_tiles
+from veltair.compiler.shared_library import machine_code
+from veltair.compiler.tuning.layer_reference import packed, reference, unpacked
+from veltair.machine.topology import features, machine, tvm_target
+from veltair.profiles.runtime.executor import aligned, empty, permit_tiles
 
 LESSER = {
     "haswell": frozenset({"avx2"}),

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.arena import plan
-from veltair.compiler.embedding.tables import Tables
-from veltair.compiler.ir import Activation
+from veltair.compiler.embedding.table_storage import Tables
+from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.compiler.lower import lower
-from veltair.compiler.onnx_model import load
-from veltair.machine import features
-from veltair.profiles.executor import aligned, empty, permit_tiles
+from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.pipeline import lower
+from veltair.machine.topology import features
+from veltair.profiles.runtime.executor import aligned, empty, permit_tiles
 
 Arrays = dict[str, NDArray[Any]]
 # How a net may be lowered and run: the precision, the CPU that the code is for, and what it takes.

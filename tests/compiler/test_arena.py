@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veltair.compiler.arena import Arena, plan
-from veltair.compiler.graph import Graph, Slice
-from veltair.compiler.ir import Activation, Halo, LayerSpec
-from veltair.profiles.artifact import ALIGNMENT, SLACK_BYTES, Port
+from veltair.compiler.graph.layer_graph import Graph, Slice
+from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
+from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES, Port
 
 BATCHES = st.sampled_from((1, 3))
 

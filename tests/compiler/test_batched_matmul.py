@@ -12,11 +12,11 @@ from kernels import LESSER, ahead, call, need, worst_error
 from nets import Net, normal, run
 from numpy.typing import NDArray
 
-from veltair.compiler.ir import Activation, LayerSpec
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.compiler.lower import lower
-from veltair.compiler.onnx_model import load
-from veltair.machine import features
+from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.pipeline import lower
+from veltair.machine.topology import features
 
 SWAP = {2: [1, 0], 3: [0, 2, 1], 4: [0, 1, 3, 2]}
 

@@ -11,9 +11,9 @@ import pytest
 from bert import Bert
 from kernels import run_graph
 
-from veltair.compiler.lower import lower
-from veltair.compiler.onnx_model import load
-from veltair.machine import features
+from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.pipeline import lower
+from veltair.machine.topology import features
 
 PRECISIONS = [
     "fp32",

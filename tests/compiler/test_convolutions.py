@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from kernels import LESSER, ahead, need, untouched_halo, worst_error
 
-from veltair.compiler.ir import Activation, Halo, LayerSpec, Point
+from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.compiler.library import machine_code
-from veltair.machine import ISAS, features
+from veltair.compiler.shared_library import machine_code
+from veltair.machine.topology import ISAS, features
 
 Size = tuple[int, int]
 random = np.random.default_rng(11)

@@ -12,17 +12,18 @@ import tvm_ffi
 from kernels import LESSER, guarded, need
 from numpy.typing import NDArray
 
-from veltair.compiler.embedding import families, reference
+from veltair.compiler.embedding import families
+from veltair.compiler.embedding import family_reference as reference
 from veltair.compiler.embedding.access import DISTANCES
 from veltair.compiler.embedding.dlc import decouple
-from veltair.compiler.embedding.kernel import function
+from veltair.compiler.embedding.embedding_kernel import function
 from veltair.compiler.embedding.passes import LEVELS, optimised
-from veltair.compiler.embedding.rows import STORAGES, floats, stored
+from veltair.compiler.embedding.row_storage import STORAGES, floats, stored
 from veltair.compiler.embedding.slc import Program
-from veltair.compiler.ir import Activation
-from veltair.compiler.library import machine_code
-from veltair.machine import machine, tvm_target
-from veltair.profiles.executor import aligned, empty
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.compiler.shared_library import machine_code
+from veltair.machine.topology import machine, tvm_target
+from veltair.profiles.runtime.executor import aligned, empty
 
 Array = NDArray[Any]
 random = np.random.default_rng(5)

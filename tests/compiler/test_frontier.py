@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.compiler.frontier import (
+from veltair.compiler.tuning.frontier import (
     MAX_LOSS,
     VERSIONS,
     Candidate,

@@ -12,10 +12,10 @@ from kernels import LESSER, ahead, need, untouched_halo, worst_error
 from nets import Net, normal, run
 from test_convolutions import convolution
 
-from veltair.compiler.kernels.convolution import reach
+from veltair.compiler.kernels.conv.conv_geometry import reach
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.compiler.lower import lower
-from veltair.compiler.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.pipeline import lower
 
 LIMIT = {"fp32": 1e-5, "bf16": 2e-2, "dots": 2e-2}
 

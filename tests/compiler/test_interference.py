@@ -9,11 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.compiler.interference import SHARES, Memory, data_ns, distinct_shares, slowdown, slowdowns, this_memory
-from veltair.compiler.measure import Meter
-from veltair.compiler.timing import Job, Model, measure_tables
-from veltair.machine import machine
-from veltair.reuse import LoopLevel
+from veltair.compiler.timing.latency_tables import Job, Model, measure_tables
+from veltair.compiler.timing.measure import Meter
+from veltair.compiler.timing.modelled_interference import (
+    SHARES,
+    Memory,
+    data_ns,
+    distinct_shares,
+    slowdown,
+    slowdowns,
+    this_memory,
+)
+from veltair.machine.cache_traffic import LoopLevel
+from veltair.machine.topology import machine
 
 # 4 KB of L2, 100 KB of last-level cache, 10 and 2 bytes a nanosecond.
 MEMORY = Memory(4096, 100_000, 10.0, 2.0)

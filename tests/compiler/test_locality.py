@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.ir import Activation, Halo, LayerSpec, Point
-from veltair.compiler.kernels.emit import lanes, primitive
+from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec, Point
+from veltair.compiler.kernels.codegen.emit import lanes, primitive
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.compiler.locality import compulsory_bytes, kernel_reuse, levels
-from veltair.compiler.spans import Linear, Span, combine, variable
-from veltair.compiler.tir_nest import read
-from veltair.machine import ISAS
-from veltair.reuse import Reuse, traffic_bytes
+from veltair.compiler.locality.spans import Linear, Span, combine, variable
+from veltair.compiler.locality.tir_reader import read
+from veltair.compiler.locality.traffic import compulsory_bytes, kernel_reuse, levels
+from veltair.machine.cache_traffic import Reuse, traffic_bytes
+from veltair.machine.topology import ISAS
 
 GROUPS, CHUNKS, ROWS, DEPTH = 4, 3, 8, 64
 LINES = {"W": GROUPS * DEPTH, "X": CHUNKS * ROWS * DEPTH // 16, "Y": CHUNKS * ROWS * GROUPS}

@@ -8,8 +8,8 @@ import numpy as np
 import onnxruntime as ort
 from nets import Net, normal
 
-from veltair.compiler.logits import Squash, squashed
-from veltair.compiler.onnx_model import load
+from veltair.compiler.onnx.logits import Squash, squashed
+from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.verify import Report, cosine
 
 random = np.random.default_rng(5)

@@ -11,10 +11,10 @@ from kernels import ahead, worst_error
 from nets import Arrays
 from test_sums import ROWS, drawn, operators
 
-from veltair.compiler.embedding.rows import STORAGES, narrow, stored
-from veltair.compiler.ir import Activation, LayerSpec
+from veltair.compiler.embedding.row_storage import STORAGES, narrow, stored
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.machine import features
+from veltair.machine.topology import features
 
 random = np.random.default_rng(9)
 AXES: Arrays = {"one": np.array([1]), "last": np.array([-1])}

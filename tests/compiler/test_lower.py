@@ -11,8 +11,8 @@ import pytest
 from nets import WAYS, Net, normal, run
 from onnx import TensorProto
 
-from veltair.compiler.lower import lower
-from veltair.compiler.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
 
 

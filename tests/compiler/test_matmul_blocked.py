@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from kernels import LESSER, worst_error
 
-from veltair.compiler.ir import Activation, LayerSpec, Point
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.machine import ISAS
+from veltair.machine.topology import ISAS
 
 MOST = 80  # rows
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.ir import Activation, Halo, Kernel, LayerSpec
-from veltair.compiler.kernels.emit import primitive
-from veltair.compiler.library import Source, compile_objects, link
-from veltair.compiler.measure import CandidateError, Meter, in_file, input_operands, interior, write_chunks
-from veltair.compiler.stopwatch import Given, Mapped, Random, Result
-from veltair.machine import machine, tvm_target
+from veltair.compiler.graph.layer_spec import Activation, Halo, Kernel, LayerSpec
+from veltair.compiler.kernels.codegen.emit import primitive
+from veltair.compiler.shared_library import Source, compile_objects, link
+from veltair.compiler.timing.measure import CandidateError, Meter, in_file, input_operands, interior, write_chunks
+from veltair.compiler.timing.measuring_process import Given, Mapped, Random, Result
+from veltair.machine.topology import machine, tvm_target
 
 X = Activation("x", "float32", (-1, 8))
 ADD = np.arange(8, dtype=np.float32)

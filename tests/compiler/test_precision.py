@@ -3,8 +3,8 @@
 import pytest
 from kernels import need
 
-from veltair.compiler import precision
-from veltair.compiler.precision import DEAREST_DOT, dots_pay, pick_precision, step_ns
+from veltair.compiler.tuning import precision
+from veltair.compiler.tuning.precision import DEAREST_DOT, dots_pay, pick_precision, step_ns
 from veltair.errors import ConfigError
 
 DOTS = frozenset({"avx2", "avx512", "avx512_bf16"})

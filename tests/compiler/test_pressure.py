@@ -8,16 +8,16 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from veltair.compiler import timing
-from veltair.compiler.measure import Meter
-from veltair.compiler.pressure import buffer_bytes, distinct_levels, pressing
-from veltair.compiler.timing import Job, measure_tables, passes
+from veltair.compiler.timing import latency_tables
+from veltair.compiler.timing.co_runners import buffer_bytes, distinct_levels, pressing
+from veltair.compiler.timing.latency_tables import Job, measure_tables, passes
+from veltair.compiler.timing.measure import Meter
 from veltair.errors import VeltairError
-from veltair.machine import cache_bytes, machine
+from veltair.machine.topology import cache_bytes, machine
 
 
 def runners() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "veltair.compiler.pressure" in p.cmdline()]
+    return [p for p in psutil.Process().children() if "veltair.compiler.timing.co_runners" in p.cmdline()]
 
 
 def test_co_runners_hold_their_cores_from_start_to_end() -> None:
@@ -96,14 +96,14 @@ def script(monkeypatch: pytest.MonkeyPatch) -> dict[float, list[tuple[int, ...]]
         def __exit__(self, *_: object) -> None:
             METERS[-1].grade = 0
 
-    monkeypatch.setattr(timing, "pressing", Noted)
+    monkeypatch.setattr(latency_tables, "pressing", Noted)
     return noted
 
 
 METERS: list[Scripted] = []
 
 
-def tables(factors: dict[str, list[float]], layers: list[int], cores: int = 3) -> timing.Tables:
+def tables(factors: dict[str, list[float]], layers: list[int], cores: int = 3) -> latency_tables.Tables:
     METERS.append(Scripted(factors, cores))
     jobs = [Job(Path("x.so"), symbol, ((),), count) for symbol, count in zip(factors, layers, strict=True)]
     ticks: list[None] = []
@@ -113,7 +113,7 @@ def tables(factors: dict[str, list[float]], layers: list[int], cores: int = 3) -
     return found
 
 
-def rows(found: timing.Tables, job: int) -> NDArray[np.int64]:
+def rows(found: latency_tables.Tables, job: int) -> NDArray[np.int64]:
     return found.latency_ns[job, 0]
 
 

@@ -12,8 +12,8 @@ import pytest
 from nets import Net, normal, run
 from numpy.typing import NDArray
 
-from veltair.compiler.lower import lower
-from veltair.compiler.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.pipeline import lower
 from veltair.zoo.models import write
 
 ROWS = 60

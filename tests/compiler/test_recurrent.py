@@ -14,13 +14,13 @@ from nets import Arrays, run
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.ir import Activation, LayerSpec
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.compiler.lower import lower
-from veltair.compiler.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
-from veltair.machine import features
-from veltair.zoo.augru import augru
+from veltair.machine.topology import features
+from veltair.zoo.recommendation.augru import augru
 
 FLOAT = TensorProto.FLOAT
 random = np.random.default_rng(11)

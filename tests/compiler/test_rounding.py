@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from nets import Net, normal
 
-from veltair.compiler.lower import lower
-from veltair.compiler.onnx_model import load
-from veltair.compiler.rounding import rounded_filters
+from veltair.compiler.kernels.codegen.bf16_rounding import rounded_filters
+from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.pipeline import lower
 
 
 def test_filters_keep_their_sums() -> None:

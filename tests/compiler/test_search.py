@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from rich.progress import Progress, TaskID
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.ir import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.emit import primitive
-from veltair.compiler.measure import Meter
-from veltair.compiler.search import TVM, Setting, neighbours, proposals, search
+from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.kernels.codegen.emit import primitive
+from veltair.compiler.timing.measure import Meter
+from veltair.compiler.tuning.search import TVM, Setting, neighbours, proposals, search
 from veltair.errors import VeltairError
-from veltair.machine import features, machine, tvm_target
-from veltair.profiles.records import RecordStore, TuningRecord
+from veltair.machine.topology import features, machine, tvm_target
+from veltair.profiles.records.tuning_records import RecordStore, TuningRecord
 
 GRID: list[Point] = [{"rows": r, "unroll": u} for r in (1, 2, 4, 8) for u in (1, 4, 16)]
 

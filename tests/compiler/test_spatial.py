@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from kernels import LESSER, ahead, need, untouched_halo, worst_error
 
-from veltair.compiler.ir import Activation, Halo, LayerSpec
+from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.machine import features
+from veltair.machine.topology import features
 
 FP32, BF16 = ("float32", 16, 1e-5), ("uint16", 32, 1.5e-2)
 needs_amx = pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX bfloat16 tiles")

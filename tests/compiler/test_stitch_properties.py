@@ -5,14 +5,14 @@ import tvm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veltair import machine
-from veltair.compiler.ir import Activation
-from veltair.compiler.library import machine_code
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.compiler.shared_library import machine_code
 from veltair.compiler.stitch.codegen import Setting, stitched
-from veltair.compiler.stitch.explore import Explorer
-from veltair.compiler.stitch.graph import Op, Shape, broadcast, program
-from veltair.compiler.stitch.reference import evaluate
-from veltair.compiler.stitch.schemes import SCHEMES, domain
+from veltair.compiler.stitch.composition import SCHEMES, domain
+from veltair.compiler.stitch.evaluate import evaluate
+from veltair.compiler.stitch.explorer import Explorer
+from veltair.compiler.stitch.program import Op, Shape, broadcast, program
+from veltair.machine import topology
 
 UNARY = ("exp", "tanh", "neg", "abs", "sigmoid")
 BINARY = ("add", "mul", "sub", "max")
@@ -84,7 +84,7 @@ def test_kernels_compute_what_numpy_does(
         operands = [Activation(name, "float32", kernel.shapes[name]) for name in names]
         function = stitched([(space, Setting(rows, scheme, unroll))], operands, names)
         tensors = [tvm.runtime.tensor(known.get(n, np.zeros(kernel.shapes[n], np.float32))) for n in names]
-        machine_code(function, "f", machine.tvm_target())["f"](*tensors)
+        machine_code(function, "f", topology.tvm_target())["f"](*tensors)
         expected = evaluate(kernel, {name: known[name] for name in kernel.leaves})
         for name, tensor in zip(names, tensors, strict=True):
             if name in expected:

@@ -17,15 +17,15 @@ from onnx import TensorProto, helper
 
 from veltair.cli import main
 from veltair.compiler.build import compile_model
-from veltair.compiler.embedding.rows import STORAGES, floats
-from veltair.compiler.embedding.tables import LAYER_TOLERANCE, Tables
-from veltair.compiler.lower import lower
-from veltair.compiler.onnx_model import load
+from veltair.compiler.embedding.row_storage import STORAGES, floats
+from veltair.compiler.embedding.table_storage import LAYER_TOLERANCE, Tables
+from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
-from veltair.machine import ISAS, features
-from veltair.profiles.artifact import Storage
-from veltair.profiles.artifact import load as load_artifact
-from veltair.profiles.records import RecordStore
+from veltair.machine.topology import ISAS, features
+from veltair.profiles.artifact.manifest import Storage
+from veltair.profiles.artifact.manifest import load as load_artifact
+from veltair.profiles.records.tuning_records import RecordStore
 
 Array = NDArray[Any]
 ROWS = 40
@@ -136,8 +136,8 @@ def test_numbers_that_rows_cannot_hold_are_refused(storage: Storage, worst: floa
 
 
 def test_large_tables_go_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("veltair.compiler.embedding.tables.MAPPED_BYTES", 1000)
-    monkeypatch.setattr("veltair.compiler.embedding.tables.PART", 100)  # numbers at once
+    monkeypatch.setattr("veltair.compiler.embedding.table_storage.MAPPED_BYTES", 1000)
+    monkeypatch.setattr("veltair.compiler.embedding.table_storage.PART", 100)  # numbers at once
     table, kept = normal(300, 9), Tables("int8", tmp_path)
     rows = kept.of("a", table)
     assert isinstance(rows, np.memmap) and kept.of("a", table) is rows and kept.of("b", table) is not rows

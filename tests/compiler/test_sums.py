@@ -14,9 +14,9 @@ from nets import Arrays, run
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.ir import Activation, LayerSpec
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.machine import features
+from veltair.machine.topology import features
 
 random = np.random.default_rng(5)
 ROWS = 7

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.compiler.ir import Activation, LayerSpec, Point
-from veltair.compiler.transfer import distance, nearest_point, parse, transfer
-from veltair.profiles.records import TuningRecord
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec, Point
+from veltair.compiler.tuning.transfer import distance, nearest_point, parse, transfer
+from veltair.profiles.records.tuning_records import TuningRecord
 
 
 def conv(

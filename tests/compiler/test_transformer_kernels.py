@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from kernels import LESSER, ahead, call, worst_error
 
-from veltair.compiler.ir import Activation, LayerSpec
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.machine import features
+from veltair.machine.topology import features
 
 random = np.random.default_rng(11)
 HERE = features()

@@ -11,9 +11,9 @@ from kernels import need
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels import vectormath
-from veltair.compiler.kernels.emit import LANES, activate, load, primitive, store
-from veltair.compiler.library import machine_code
+from veltair.compiler.kernels.codegen import vector_math
+from veltair.compiler.kernels.codegen.emit import LANES, activate, load, primitive, store
+from veltair.compiler.shared_library import machine_code
 
 Vector = NDArray[np.float32]
 TARGETS = {
@@ -79,43 +79,43 @@ def exp(value: float) -> float:
 
 def test_exp(target: Any) -> None:
     x = everywhere(-86.9, 88.7)
-    assert worst(target, vectormath.exp, exp, x) <= 2
+    assert worst(target, vector_math.exp, exp, x) <= 2
     beyond = np.linspace(-200, -87.1, 1024).astype(np.float32)
-    assert not run(target, vectormath.exp, beyond).any()
-    assert np.isposinf(run(target, vectormath.exp, -beyond - np.float32(-2.0))).all()
+    assert not run(target, vector_math.exp, beyond).any()
+    assert np.isposinf(run(target, vector_math.exp, -beyond - np.float32(-2.0))).all()
 
 
 def test_log(target: Any) -> None:
     x = np.concatenate([everywhere(1e-6, 1e6), np.linspace(0.5, 2, 64 * 1024).astype(np.float32)])
     subnormal = np.linspace(1e-45, 1.1e-38, 1024).astype(np.float32)
-    assert worst(target, vectormath.log, log, np.concatenate([x, subnormal])) <= 2
+    assert worst(target, vector_math.log, log, np.concatenate([x, subnormal])) <= 2
 
 
 def test_erf(target: Any) -> None:
-    assert worst(target, vectormath.erf, math.erf, everywhere(-6, 6)) <= 6
+    assert worst(target, vector_math.erf, math.erf, everywhere(-6, 6)) <= 6
 
 
 def test_tanh(target: Any) -> None:
-    assert worst(target, vectormath.tanh, math.tanh, everywhere(-12, 12)) <= 5
+    assert worst(target, vector_math.tanh, math.tanh, everywhere(-12, 12)) <= 5
 
 
 def test_sigmoid(target: Any) -> None:
     x = everywhere(-87, 87)
-    assert worst(target, vectormath.sigmoid, lambda v: 1 / (1 + exp(-v)), x) <= 4
+    assert worst(target, vector_math.sigmoid, lambda v: 1 / (1 + exp(-v)), x) <= 4
 
 
 def test_lanes_are_combined(target: Any) -> None:
     x = np.random.default_rng(0).standard_normal(LANES * 64).astype(np.float32)
     rows = x.reshape(-1, LANES)
-    np.testing.assert_allclose(run(target, vectormath.sum_lanes, x, 1), rows.sum(1), rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(run(target, vectormath.max_lanes, x, 1), rows.max(1))
-    np.testing.assert_array_equal(run(target, vectormath.min_lanes, x, 1), rows.min(1))
+    np.testing.assert_allclose(run(target, vector_math.sum_lanes, x, 1), rows.sum(1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(run(target, vector_math.max_lanes, x, 1), rows.max(1))
+    np.testing.assert_array_equal(run(target, vector_math.min_lanes, x, 1), rows.min(1))
 
 
 def test_a_rough_sigmoid_is_good_for_bfloat16() -> None:
     need(frozenset({"avx512"}), "the rough sigmoid")
     x = everywhere(-86, 86)
-    found = run(TARGETS["avx512"], vectormath.rough_sigmoid, x).astype(np.float64)
+    found = run(TARGETS["avx512"], vector_math.rough_sigmoid, x).astype(np.float64)
     expected = 1 / (1 + np.exp(-np.clip(x.astype(np.float64), -87, 87)))
     np.testing.assert_allclose(found, expected, rtol=2e-4, equal_nan=True)
 

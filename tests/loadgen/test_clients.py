@@ -11,11 +11,11 @@ import pytest
 import uvloop
 
 from veltair.errors import ConfigError
-from veltair.loadgen.contract import Answer, Client, Feature, ModelMeta, Outcome, TensorMeta
+from veltair.loadgen.client import Answer, Client, Feature, ModelMeta, Outcome, TensorMeta
 from veltair.loadgen.grpc_client import GrpcClient
 from veltair.loadgen.http_client import HttpClient
 from veltair.loadgen.payloads import MANY, draw_payloads
-from veltair.loadgen.shared_memory import FOLDER, SharingClient
+from veltair.loadgen.shared_memory_client import FOLDER, SharingClient
 
 T = TypeVar("T")
 SCHEMES = ("http", "grpc")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from veltair.loadgen.command import add_arguments, run
+from veltair.commands.load import add_arguments, run
 
 TENANT_KEYS = {
     *("name", "offered_qps", "qps", "p50_ms", "p95_ms", "p99_ms", "target_ms", "qos_rate", "refused", "errors")
@@ -144,7 +144,7 @@ def test_the_peak_of_a_server_whose_capacity_is_known(own_oracle, scenario_file,
 @pytest.mark.parametrize("arguments", [[], ["--find-peak"]])
 def test_sigint_prints_what_was_measured_so_far(own_oracle, scenario_file, arguments):
     path = scenario_file(own_oracle.url("http"), [("echo", 100.0, 200.0)], duration_s=3_000.0, warmup_s=0.0)
-    command = [sys.executable, "-m", "veltair.loadgen.command", str(path), "--json", *arguments]
+    command = [sys.executable, "-m", "veltair.commands.load", str(path), "--json", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while own_oracle.stats("echo")["queries"] < 20:
             assert process.poll() is None

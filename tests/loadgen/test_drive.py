@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import uvloop
 
-from veltair.loadgen.alarm import Alarm
-from veltair.loadgen.contract import Answer, Outcome
-from veltair.loadgen.drive import Plan, Trace, draw_plan, drive
-from veltair.loadgen.streams import Stream
+from veltair.loadgen.client import Answer, Outcome
+from veltair.loadgen.open_loop import Plan, Trace, draw_plan, drive
+from veltair.loadgen.precise_timer import Alarm
+from veltair.loadgen.tenant_streams import Stream
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 MS = 1_000_000

@@ -6,11 +6,11 @@ from typing import Any
 import grpc
 import uvloop
 
-from veltair.http2 import hpack
-from veltair.http2.connection import Connection
-from veltair.http2.frames import DATA, HEADERS, REFUSED_STREAM, prefix
-from veltair.http2.stream import Stream
-from veltair.loadgen.contract import Answer, Outcome
+from veltair.grpc.http2 import hpack
+from veltair.grpc.http2.connection import Connection
+from veltair.grpc.http2.frames import DATA, HEADERS, REFUSED_STREAM, prefix
+from veltair.grpc.http2.stream import Stream
+from veltair.loadgen.client import Answer, Outcome
 from veltair.loadgen.grpc_client import SERVICE, GrpcClient
 
 WAIT_S = 10.0

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from veltair.commands.load import add_arguments, run
 from veltair.errors import VeltairError
 from veltair.loadgen import mlperf
-from veltair.loadgen.command import add_arguments, run
 from veltair.loadgen.scenario import Load, TenantLoad
 
 

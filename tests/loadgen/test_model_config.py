@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from veltair.errors import ConfigError
-from veltair.loadgen.contract import Feature, ModelMeta, TensorMeta
+from veltair.loadgen.client import Feature, ModelMeta, TensorMeta
 from veltair.loadgen.model_config import model_meta, parse_id_ranges
 
 INPUTS = (TensorMeta("s", "BYTES", (-1, 1)),)

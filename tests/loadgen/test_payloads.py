@@ -5,7 +5,7 @@ import pytest
 from tritonclient.utils import deserialize_bytes_tensor
 
 from veltair.errors import ConfigError
-from veltair.loadgen.contract import Feature, ModelMeta, TensorMeta
+from veltair.loadgen.client import Feature, ModelMeta, TensorMeta
 from veltair.loadgen.payloads import FEW, MANY, draw_payloads, raw
 from veltair.loadgen.scenario import LogNormal
 

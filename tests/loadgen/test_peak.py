@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veltair.loadgen.peak import HIGHEST, LOWEST, WIDTH, bisect, find_peak
-from veltair.loadgen.tally import Lag, Tally
+from veltair.loadgen.tenant_results import Lag, Tally
 
 
 def searched(capacity: float) -> tuple[float | None, list[float]]:

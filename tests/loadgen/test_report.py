@@ -8,7 +8,7 @@ from rich.console import Console
 
 from veltair.loadgen.report import print_failures, table
 from veltair.loadgen.scenario import TenantLoad
-from veltair.loadgen.tally import TenantResult
+from veltair.loadgen.tenant_results import TenantResult
 
 RED = "\x1b[31m"
 

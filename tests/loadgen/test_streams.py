@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from veltair.errors import ConfigError
-from veltair.loadgen import streams
-from veltair.loadgen.contract import Answer, ModelMeta, Outcome, TensorMeta
+from veltair.loadgen import tenant_streams
+from veltair.loadgen.client import Answer, ModelMeta, Outcome, TensorMeta
 from veltair.loadgen.scenario import TenantLoad
-from veltair.loadgen.streams import Stream, prepare, settle, solo_ns
+from veltair.loadgen.tenant_streams import Stream, prepare, settle, solo_ns
 
 MS = 1_000_000
 
@@ -52,7 +52,7 @@ def test_each_model_is_asked_once_and_must_answer():
 
 
 def test_settled_only_when_every_model_answers_a_lone_query(monkeypatch):
-    monkeypatch.setattr(streams, "POLL_S", 0.0)
+    monkeypatch.setattr(tenant_streams, "POLL_S", 0.0)
     a, b = prepared(Fake())
     full = Answer(Outcome.REFUSED, "full")
     client = Fake(full, full, Answer(Outcome.OK), full)
@@ -65,7 +65,7 @@ def test_settled_only_when_every_model_answers_a_lone_query(monkeypatch):
     [([Answer(Outcome.REFUSED, "503 full")] * 9, 10**12, "503 full"), ([], -(10**12), "a lone query took")],
 )
 def test_a_daemon_that_does_not_settle(monkeypatch, answers, alone_ns, why):
-    monkeypatch.setattr(streams, "SETTLE_S", 0.0)
+    monkeypatch.setattr(tenant_streams, "SETTLE_S", 0.0)
     with pytest.raises(ConfigError, match=f"model `a`: still not idle .*{why}"):
         asyncio.run(settle(Fake(*answers), prepared(Fake()), [alone_ns] * 2))
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.loadgen.contract import Outcome
-from veltair.loadgen.drive import Plan, Trace
-from veltair.loadgen.streams import Stream
-from veltair.loadgen.tally import lag, pooled, result, tallies
+from veltair.loadgen.client import Outcome
+from veltair.loadgen.open_loop import Plan, Trace
+from veltair.loadgen.tenant_results import lag, pooled, result, tallies
+from veltair.loadgen.tenant_streams import Stream
 
 MS = 1_000_000
 STREAMS = [Stream("a", 1, 10 * MS, 0.95, (b"",)), Stream("b", 1, 200 * MS, 0.99, (b"",))]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from veltair.errors import ArtifactError
-from veltair.profiles.artifact import (
+from veltair.profiles.artifact.manifest import (
     KERNELS,
     MANIFEST,
     SCHEMA,

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from veltair.machine import huge_pages
-from veltair.profiles import huge_pages as pages
+from veltair.machine.topology import huge_pages
+from veltair.profiles.runtime import huge_pages as pages
 
 
 def test_the_bytes_are_the_files_and_writes_stay_private(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from veltair.errors import UserError
-from veltair.profiles.records import RecordStore, TuningRecord, read, target_name
+from veltair.profiles.records.tuning_records import RecordStore, TuningRecord, read, target_name
 
 AVX512 = frozenset({"avx2", "avx512"})
 
@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 APPEND = """
 import sys
 from pathlib import Path
-from veltair.profiles.records import RecordStore, TuningRecord
+from veltair.profiles.records.tuning_records import RecordStore, TuningRecord
 
 own = RecordStore(frozenset({"avx512"}), user=Path(sys.argv[1], "user"), shipped=Path(sys.argv[1], "shipped"))
 for tile in range(200):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from veltair.profiles.residence import resident
+from veltair.profiles.runtime.locked_memory import resident
 
 SIZE = 32 << 10  # within what any user may lock by default
 LIMIT = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]

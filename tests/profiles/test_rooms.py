@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from veltair.errors import RequestError, TooLargeError
-from veltair.profiles.artifact import SCHEMA, Manifest, Place, Port
-from veltair.profiles.consistency import inconsistency
-from veltair.profiles.rooms import fill, merge, rooms
-from veltair.profiles.strings import Strings
+from veltair.profiles.artifact.consistency import inconsistency
+from veltair.profiles.artifact.input_layout import fill, merge, rooms
+from veltair.profiles.artifact.manifest import SCHEMA, Manifest, Place, Port
+from veltair.profiles.artifact.strings import Strings
 
 MANIFEST = Manifest(
     schema=SCHEMA, model="m", precision="fp32", tolerance=0.1, qos_ns=1, target={}, features=(), max_batch=8,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veltair.errors import RequestError
-from veltair.profiles.strings import Strings
+from veltair.profiles.artifact.strings import Strings
 
 TEXTS = st.lists(st.binary(max_size=20), max_size=12)
 

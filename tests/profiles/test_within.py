@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from veltair.profiles import within
-from veltair.profiles.artifact import LayerEntry, Manifest, VersionEntry
+from veltair.profiles.artifact.manifest import LayerEntry, Manifest, VersionEntry
+from veltair.profiles.runtime import whole_model_timing
 
 
 @pytest.fixture
@@ -28,17 +28,17 @@ def manifest() -> Manifest:
 
 
 def test_layers_add_up_to_the_whole(manifest: Manifest) -> None:
-    assert within.sums_ns(manifest) == ((1000, 500), (3000, 1500))
+    assert whole_model_timing.sums_ns(manifest) == ((1000, 500), (3000, 1500))
     whole = ((1500, 800), (3000, 3000))
-    scaled = within.scaled(manifest, whole)
-    assert within.sums_ns(scaled) == whole
+    scaled = whole_model_timing.scaled(manifest, whole)
+    assert whole_model_timing.sums_ns(scaled) == whole
     slow, quick = scaled.layers[0].versions
     assert slow.latency_ns == (((1500, 800), (3000, 1600)), ((3000, 3000), (6000, 6000)))
     assert quick.latency_ns[0] == ((1200, 640), (2400, 1280))  # proportions of versions and levels stay
-    assert scaled.environment == {"cpu": "mine", "times": within.IN_MODEL}
+    assert scaled.environment == {"cpu": "mine", "times": whole_model_timing.IN_MODEL}
 
 
 def test_the_same_whole_again_changes_nothing(manifest: Manifest) -> None:
     whole = ((1100, 700), (3500, 1800))
-    once = within.scaled(manifest, whole)
-    assert within.scaled(once, whole) == once
+    once = whole_model_timing.scaled(manifest, whole)
+    assert whole_model_timing.scaled(once, whole) == once

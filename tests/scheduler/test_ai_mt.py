@@ -2,9 +2,10 @@
 
 import pytest
 
-from veltair.scheduler.ai_mt import AiMt
+from veltair.scheduler.events import BlockFinished, FinishQuery, QueryArrived, StartBlock
+from veltair.scheduler.policies.baselines.ai_mt import AiMt
 from veltair.scheduler.scheduler import Scheduler
-from veltair.types import BlockFinished, FinishQuery, Layer, ModelProfile, QoSTarget, QueryArrived, StartBlock, Tenant
+from veltair.types import Layer, ModelProfile, QoSTarget, Tenant
 
 
 @pytest.fixture

@@ -2,21 +2,21 @@
 
 import pytest
 
-from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.surroundings import Alone, solo_times
-from veltair.scheduler.virtual import VirtualMachine
-from veltair.types import (
+from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
     CancelQuery,
     FinishQuery,
-    Query,
     QueryArrived,
     QueryCancelled,
     RejectQuery,
     StartBlock,
     StopBlock,
 )
+from veltair.scheduler.scheduler import Scheduler
+from veltair.simulate.execution_speed import Alone, solo_times
+from veltair.simulate.virtual_machine import VirtualMachine
+from veltair.types import Query
 
 
 @pytest.fixture

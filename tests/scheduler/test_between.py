@@ -3,8 +3,8 @@
 import pytest
 
 from veltair.errors import ProfileError
-from veltair.scheduler.between import filled
-from veltair.scheduler.catalogue import Catalogue
+from veltair.scheduler.batch_interpolation import filled
+from veltair.scheduler.profile_catalogue import Catalogue
 
 
 def test_one_cores_time_the_gain_of_more_and_operations_lie_on_the_line_between_the_neighbours(profile):

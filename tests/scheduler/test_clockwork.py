@@ -2,17 +2,9 @@
 
 import pytest
 
+from veltair.scheduler.events import BlockFinished, FinishQuery, QueryArrived, RejectQuery, StartBlock
 from veltair.scheduler.scheduler import Scheduler
-from veltair.types import (
-    BlockFinished,
-    FinishQuery,
-    LayerBlock,
-    QoSTarget,
-    QueryArrived,
-    RejectQuery,
-    StartBlock,
-    Tenant,
-)
+from veltair.types import LayerBlock, QoSTarget, Tenant
 
 
 @pytest.fixture

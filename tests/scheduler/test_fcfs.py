@@ -2,8 +2,9 @@
 
 import pytest
 
+from veltair.scheduler.events import BlockFinished, FinishQuery, QueryArrived, StartBlock, WorkersChanged
 from veltair.scheduler.scheduler import Scheduler
-from veltair.types import BlockFinished, FinishQuery, LayerBlock, QueryArrived, StartBlock, WorkersChanged
+from veltair.types import LayerBlock
 
 LAYERS = ((100, 60, 45, 40), (100, 60, 45, 40))  # together 200, 120, 90, 80 ns
 

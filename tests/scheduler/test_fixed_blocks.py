@@ -2,10 +2,11 @@
 
 import pytest
 
-from veltair.scheduler.fixed_blocks import FixedBlocks
-from veltair.scheduler.proxy import ObservedSlowdown
+from veltair.scheduler.events import BlockFinished, FinishQuery, GrowBlock, QueryArrived, StartBlock
+from veltair.scheduler.interference import ObservedSlowdown
+from veltair.scheduler.policies.baselines.fixed_blocks import FixedBlocks
 from veltair.scheduler.scheduler import Scheduler
-from veltair.types import BlockFinished, FinishQuery, GrowBlock, LayerBlock, QueryArrived, StartBlock
+from veltair.types import LayerBlock
 
 EVEN = (40, 20, 14, 10)  # ns on 1 … 4 cores
 STIFF = (40, 36, 34, 33)

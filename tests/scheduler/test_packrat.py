@@ -3,9 +3,9 @@
 import pytest
 
 from veltair.scheduler.costs import Costs
-from veltair.scheduler.packrat import PERIOD_NS, Pack, choose
+from veltair.scheduler.events import BlockFinished, QueryArrived
+from veltair.scheduler.policies.baselines.packrat import PERIOD_NS, Pack, choose
 from veltair.scheduler.scheduler import Scheduler
-from veltair.types import BlockFinished, QueryArrived
 
 STIFF = (80, 60, 50, 45, 44, 43, 42, 41)  # ns on 1 … 8 cores
 EVEN = (80, 40, 28, 20, 17, 15, 13, 11)

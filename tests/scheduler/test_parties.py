@@ -2,9 +2,10 @@
 
 import pytest
 
-from veltair.scheduler.parties import POLL_NS, POLLS_OF_REST, Parties
+from veltair.scheduler.events import BlockFinished, FinishQuery, QueryArrived, StartBlock
+from veltair.scheduler.policies.baselines.parties import POLL_NS, POLLS_OF_REST, Parties
 from veltair.scheduler.scheduler import Scheduler
-from veltair.types import BlockFinished, FinishQuery, LayerBlock, QoSTarget, Query, QueryArrived, StartBlock, Tenant
+from veltair.types import LayerBlock, QoSTarget, Query, Tenant
 
 MS = 1_000_000
 

@@ -1,11 +1,11 @@
 import pytest
 
 from veltair.errors import ConfigError
-from veltair.scheduler.plan import explain
+from veltair.scheduler.block_plan import explain
+from veltair.scheduler.events import QueryArrived, StartBlock
 from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.surroundings import Alone, solo_times
-from veltair.scheduler.virtual import VirtualMachine
-from veltair.types import QueryArrived, StartBlock
+from veltair.simulate.execution_speed import Alone, solo_times
+from veltair.simulate.virtual_machine import VirtualMachine
 
 EVEN = (40, 20, 14, 10)
 STIFF = (40, 36, 34, 33)

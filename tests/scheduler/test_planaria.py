@@ -2,19 +2,10 @@
 
 import pytest
 
-from veltair.scheduler.planaria import Task, shares
+from veltair.scheduler.events import BlockFinished, FinishQuery, QueryArrived, StartBlock, StopBlock, WorkersChanged
+from veltair.scheduler.policies.baselines.planaria import Task, shares
 from veltair.scheduler.scheduler import Scheduler
-from veltair.types import (
-    BlockFinished,
-    FinishQuery,
-    LayerBlock,
-    QoSTarget,
-    QueryArrived,
-    StartBlock,
-    StopBlock,
-    Tenant,
-    WorkersChanged,
-)
+from veltair.types import LayerBlock, QoSTarget, Tenant
 
 EVEN = (80, 40, 28, 20, 16, 14, 12, 10)  # ns on 1 … 8 cores
 

@@ -2,18 +2,10 @@
 
 import pytest
 
-from veltair.scheduler.prema import threshold_of
+from veltair.scheduler.events import BlockFinished, FinishQuery, QueryArrived, StartBlock, StopBlock
+from veltair.scheduler.policies.baselines.prema import threshold_of
 from veltair.scheduler.scheduler import Scheduler
-from veltair.types import (
-    BlockFinished,
-    FinishQuery,
-    LayerBlock,
-    QoSTarget,
-    QueryArrived,
-    StartBlock,
-    StopBlock,
-    Tenant,
-)
+from veltair.types import LayerBlock, QoSTarget, Tenant
 
 
 @pytest.mark.parametrize(("most", "threshold"), [(1, 1), (2.9, 1), (3, 3), (8.9, 3), (9, 9), (40, 9), (0.5, 1)])

@@ -10,33 +10,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veltair.scheduler import parties
 from veltair.scheduler.blocks import threshold
 from veltair.scheduler.costs import SOLO
-from veltair.scheduler.policies import POLICIES
-from veltair.scheduler.replay import dump_decision, dump_event, load_event, replay
-from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.surroundings import Alone
-from veltair.scheduler.virtual import VirtualMachine
-from veltair.types import (
+from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
     BlockGrown,
-    CounterSample,
     CountersSampled,
     FinishQuery,
     GrowBlock,
-    LayerBlock,
-    Machine,
-    ModelProfile,
     QueryArrived,
     QueryCancelled,
     RejectQuery,
     StartBlock,
     StopBlock,
-    Tenant,
     WorkersChanged,
 )
+from veltair.scheduler.policies.baselines import parties
+from veltair.scheduler.policies.by_name import POLICIES
+from veltair.scheduler.replay import dump_decision, dump_event, load_event, replay
+from veltair.scheduler.scheduler import Scheduler
+from veltair.simulate.execution_speed import Alone
+from veltair.simulate.virtual_machine import VirtualMachine
+from veltair.types import CounterSample, LayerBlock, Machine, ModelProfile, Tenant
 
 LEVELS = (1.0, 1.5, 3.0)
 PREEMPT = "preempt"

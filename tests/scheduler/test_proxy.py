@@ -1,6 +1,6 @@
 import pytest
 
-from veltair.scheduler.proxy import (
+from veltair.scheduler.interference import (
     BlockTimed,
     CounterModel,
     DemandChanged,

@@ -3,19 +3,14 @@ import json
 import pytest
 
 from veltair.errors import ConfigError, InvariantError
-from veltair.scheduler.replay import dump_decision, dump_event, load_decision, load_event, replay
-from veltair.scheduler.scheduler import Scheduler
-from veltair.types import (
+from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
     BlockGrown,
     CancelQuery,
-    CounterSample,
     CountersSampled,
     FinishQuery,
     GrowBlock,
-    LayerBlock,
-    Query,
     QueryArrived,
     QueryCancelled,
     RejectQuery,
@@ -23,6 +18,9 @@ from veltair.types import (
     StopBlock,
     WorkersChanged,
 )
+from veltair.scheduler.replay import dump_decision, dump_event, load_decision, load_event, replay
+from veltair.scheduler.scheduler import Scheduler
+from veltair.types import CounterSample, LayerBlock, Query
 
 EVENTS = [
     QueryArrived(1, Query(1, "a", 1, 100, 2)),

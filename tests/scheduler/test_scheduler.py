@@ -3,21 +3,14 @@
 import pytest
 
 from veltair.errors import ConfigError, InvariantError
-from veltair.scheduler.policies import POLICIES
-from veltair.scheduler.policy import Policy, Reject, Start, Stop
-from veltair.scheduler.proxy import CounterModel, PredictedDemand
-from veltair.scheduler.scheduler import Scheduler
-from veltair.types import (
+from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
     BlockGrown,
     CancelQuery,
-    CounterSample,
     CountersSampled,
     FinishQuery,
     GrowBlock,
-    LayerBlock,
-    Machine,
     QueryArrived,
     QueryCancelled,
     RejectQuery,
@@ -25,6 +18,11 @@ from veltair.types import (
     StopBlock,
     WorkersChanged,
 )
+from veltair.scheduler.interference import CounterModel, PredictedDemand
+from veltair.scheduler.policies.by_name import POLICIES
+from veltair.scheduler.policies.policy import Policy, Reject, Start, Stop
+from veltair.scheduler.scheduler import Scheduler
+from veltair.types import CounterSample, LayerBlock, Machine
 
 LAYERS = ((30, 16), (30, 16), (30, 16))
 

@@ -3,22 +3,19 @@
 import msgspec
 import pytest
 
-from veltair.scheduler.correction import Correction
-from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.veltair_default import Veltair
-from veltair.types import (
+from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
     FinishQuery,
-    LayerBlock,
-    QoSTarget,
-    Query,
     QueryArrived,
     RejectQuery,
     StartBlock,
     StopBlock,
-    Tenant,
 )
+from veltair.scheduler.policies.veltair.correction import Correction
+from veltair.scheduler.policies.veltair.policy import Veltair
+from veltair.scheduler.scheduler import Scheduler
+from veltair.types import LayerBlock, QoSTarget, Query, Tenant
 
 ONE = (100, 65, 55, 50)  # ns on 1 … 4 cores; more than one do not pay
 PAYS = (100, 55, 39, 35)  # three do

@@ -2,23 +2,22 @@
 
 import pytest
 
-from veltair.scheduler.catalogue import Catalogue
-from veltair.scheduler.proxy import ObservedSlowdown
-from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.veltair_full import VeltairFull
-from veltair.types import (
+from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
     BlockGrown,
     CancelQuery,
     FinishQuery,
     GrowBlock,
-    LayerBlock,
-    Query,
     QueryArrived,
     QueryCancelled,
     StartBlock,
 )
+from veltair.scheduler.interference import ObservedSlowdown
+from veltair.scheduler.policies.paper import VeltairFull
+from veltair.scheduler.profile_catalogue import Catalogue
+from veltair.scheduler.scheduler import Scheduler
+from veltair.types import LayerBlock, Query
 
 EVEN = (40, 20, 14, 10)  # ns on 1 … 4 cores
 STIFF = (40, 36, 34, 33)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from veltair.scheduler.events import BlockFinished, BlockGrown, CountersSampled, QueryArrived
 from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.surroundings import Alone, solo_times
-from veltair.scheduler.virtual import VirtualMachine
-from veltair.types import BlockFinished, BlockGrown, CounterSample, CountersSampled, QueryArrived
+from veltair.simulate.execution_speed import Alone, solo_times
+from veltair.simulate.virtual_machine import VirtualMachine
+from veltair.types import CounterSample
 
 EVEN = (90, 45, 30, 20)
 

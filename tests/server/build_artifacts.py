@@ -25,8 +25,8 @@ import numpy as np
 import tvm
 from tvm.script import tirx as T
 
-from veltair.machine import machine, tvm_target
-from veltair.profiles.artifact import (
+from veltair.machine.topology import machine, tvm_target
+from veltair.profiles.artifact.manifest import (
     KERNELS,
     MANIFEST,
     SCHEMA,

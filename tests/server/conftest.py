@@ -19,8 +19,8 @@ import tritonclient.http as triton_http
 
 from veltair import config
 from veltair.config import ServeConfig
-from veltair.server.client import EngineClient
-from veltair.server.messages import RunningBlock
+from veltair.server.front.engine_client import EngineClient
+from veltair.server.ipc.messages import RunningBlock
 
 SPIN_LAYERS = 64
 LONG_TURNS = 1_000_000_000  # about 0.15 s a layer: far longer than any test looks on

@@ -11,13 +11,13 @@ import httpx
 from msgspec.structs import replace
 
 from veltair.errors import OverloadedError
-from veltair.profiles.artifact import SCHEMA, Manifest, Port
-from veltair.server.client import Snapshot
-from veltair.server.dashboard import Dashboard
-from veltair.server.http import application
-from veltair.server.messages import BlockRecord, RunningBlock, Status, TenantCount, WorkerState
-from veltair.server.metrics import Metrics
-from veltair.server.service import Service
+from veltair.profiles.artifact.manifest import SCHEMA, Manifest, Port
+from veltair.server.front.dashboard import Dashboard
+from veltair.server.front.engine_client import Snapshot
+from veltair.server.front.http_front import application
+from veltair.server.front.inference_service import Service
+from veltair.server.front.metrics import Metrics
+from veltair.server.ipc.messages import BlockRecord, RunningBlock, Status, TenantCount, WorkerState
 from veltair.types import Machine, QoSTarget
 
 LIMIT = 4 << 20

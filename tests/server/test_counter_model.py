@@ -6,10 +6,11 @@ import msgspec
 import pytest
 
 from veltair.config import CounterCoefficients
-from veltair.server import event_log
-from veltair.server.event_log import Setup
+from veltair.scheduler.events import CountersSampled
+from veltair.server.engine import event_log
+from veltair.server.engine.event_log import Setup
 from veltair.types import CodeVersion as Version
-from veltair.types import CounterSample, CountersSampled, LatencyTable, Layer, Machine, ModelProfile, QoSTarget, Tenant
+from veltair.types import CounterSample, LatencyTable, Layer, Machine, ModelProfile, QoSTarget, Tenant
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 
 from veltair.config import ServeConfig
 from veltair.errors import DeadlineError, OverloadedError, RequestError, UnknownModelError
-from veltair.server.client import Answer, EngineClient
+from veltair.server.front.engine_client import Answer, EngineClient
 
 from .conftest import (
     LONG_TURNS,

@@ -15,14 +15,14 @@ import pytest
 
 from veltair.config import ServeConfig
 from veltair.errors import WorkerDiedError
-from veltair.profiles import artifact as artifact_store
+from veltair.profiles.artifact import manifest as artifact_store
 from veltair.scheduler.replay import replay
-from veltair.server import tensor_pool
-from veltair.server.batch import Batch
-from veltair.server.client import Answer, EngineClient
-from veltair.server.event_log import read_setup
-from veltair.server.messages import Part, TenantCount
-from veltair.server.tensor_pool import TensorPool
+from veltair.server.engine.event_log import read_setup
+from veltair.server.front.engine_client import Answer, EngineClient
+from veltair.server.ipc import tensor_pool
+from veltair.server.ipc.messages import Part, TenantCount
+from veltair.server.ipc.tensor_pool import TensorPool
+from veltair.server.worker.batch import Batch
 
 from .conftest import LONG_TURNS, SPIN_LAYERS, block_under_way, serving, spin_inputs, until
 from .conftest import mlp_outputs as expected

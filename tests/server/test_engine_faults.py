@@ -17,10 +17,10 @@ import uvloop
 
 from veltair.config import ServeConfig
 from veltair.errors import ArtifactError, ConfigError, InvariantError, OverloadedError, QueryError, WorkerDiedError
-from veltair.profiles import artifact as artifact_store
+from veltair.profiles.artifact import manifest as artifact_store
 from veltair.scheduler.replay import replay
-from veltair.server.client import Answer, EngineClient
-from veltair.server.event_log import read_setup, setup_path
+from veltair.server.engine.event_log import read_setup, setup_path
+from veltair.server.front.engine_client import Answer, EngineClient
 
 from .conftest import (
     LONG_TURNS,

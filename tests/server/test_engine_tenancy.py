@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from veltair.errors import ArtifactError, ConfigError
-from veltair.profiles import artifact as artifact_store
-from veltair.profiles.artifact import Artifact
-from veltair.server import tenancy
-from veltair.server.messages import Load, TenantSpec
-from veltair.server.supervisor import LONGEST_DELAY_S, Supervisor
+from veltair.profiles.artifact import manifest as artifact_store
+from veltair.profiles.artifact.manifest import Artifact
+from veltair.server.engine import tenancy
+from veltair.server.engine.worker_supervisor import LONGEST_DELAY_S, Supervisor
+from veltair.server.ipc.messages import Load, TenantSpec
 from veltair.types import Machine
 
 pytestmark = pytest.mark.slow

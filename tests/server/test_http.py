@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestError, WorkerDiedError
-from veltair.server.protocol_http import decode_request
-from veltair.server.protocol_parser import INLINE_BYTES, JsonParser
+from veltair.server.protocol.http_codec import decode_request
+from veltair.server.protocol.json_parser import INLINE_BYTES, JsonParser
 
 from .front import LIMIT, MS, Front, request, run
 

@@ -29,7 +29,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 from tritonclient.utils import InferenceServerException
 
-from veltair.profiles.artifact import MANIFEST, Manifest
+from veltair.profiles.artifact.manifest import MANIFEST, Manifest
 
 from .conftest import LONG_TURNS, SPIN_LAYERS, WAIT_S, mlp_outputs, spin_state
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 SERVE = """
 import argparse, sys
-from veltair.server import command
+from veltair.commands import serve as command
 parser = argparse.ArgumentParser()
 command.add_arguments(parser)
 sys.exit(command.run(parser.parse_args()))

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from veltair.errors import OverloadedError
-from veltair.server import dashboard
-from veltair.server.dashboard import busy_shares, runs
-from veltair.server.messages import BlockRecord, Growth, RunningBlock
+from veltair.server.front import dashboard
+from veltair.server.front.dashboard import busy_shares, runs
+from veltair.server.ipc.messages import BlockRecord, Growth, RunningBlock
 
 from .front import MS, Front, request, run
 

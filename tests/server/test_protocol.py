@@ -14,8 +14,10 @@ from hypothesis.extra import numpy as hnp
 from tritonclient.utils import serialize_byte_tensor
 
 from veltair.errors import RequestError, TooLargeError, UnsupportedError
-from veltair.profiles.strings import Strings
-from veltair.server.protocol import (
+from veltair.profiles.artifact.strings import Strings
+from veltair.server.protocol.compressed_body import answer_coding, deflate, inflate
+from veltair.server.protocol.http_codec import decode_request, encode_request, encode_response
+from veltair.server.protocol.requests import (
     BYTES,
     DTYPES,
     InferRequest,
@@ -26,8 +28,6 @@ from veltair.server.protocol import (
     datatype_of,
     raw,
 )
-from veltair.server.protocol_body import answer_coding, deflate, inflate
-from veltair.server.protocol_http import decode_request, encode_request, encode_response
 
 
 def body(*inputs: dict[str, Any], **more: Any) -> bytes:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2 as pb
 
 from veltair.errors import RequestError, UnsupportedError
-from veltair.profiles.strings import Strings
-from veltair.server.protocol import BYTES, DTYPES, InferRequest, Place, content, raw
-from veltair.server.protocol_grpc import _CONTENTS, decode_request, encode_response, receive
+from veltair.profiles.artifact.strings import Strings
+from veltair.server.protocol.grpc_codec import _CONTENTS, decode_request, encode_response, receive
+from veltair.server.protocol.requests import BYTES, DTYPES, InferRequest, Place, content, raw
 
 
 def decoded(request: Any) -> InferRequest:

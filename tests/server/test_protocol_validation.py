@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veltair.errors import RequestError
-from veltair.profiles.artifact import Port
-from veltair.server.protocol import NamedTensor, RequestedOutput
-from veltair.server.validation import Inputs, checked_outputs, priority, timeout_ns
+from veltair.profiles.artifact.manifest import Port
+from veltair.server.protocol.requests import NamedTensor, RequestedOutput
+from veltair.server.protocol.validation import Inputs, checked_outputs, priority, timeout_ns
 
 DENSE = Port("dense", "float32", (-1, 3))
 IDS = Port("ids", "int64", (-1, 2), low=0, high=9)

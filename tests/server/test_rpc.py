@@ -14,10 +14,10 @@ import uvloop
 from grpc_health.v1 import health_pb2
 
 from veltair.errors import OverloadedError
-from veltair.http2 import frames as http2
-from veltair.http2 import hpack
-from veltair.http2.connection import MOST_RESETS
-from veltair.server.rpc import Method, Server
+from veltair.grpc.http2 import frames as http2
+from veltair.grpc.http2 import hpack
+from veltair.grpc.http2.connection import MOST_RESETS
+from veltair.grpc.server import Method, Server
 
 LIMIT_BYTES = 20 << 20
 WAIT_S = 20.0

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veltair.errors import RequestError, TooLargeError, UnsupportedError
-from veltair.profiles.strings import Strings
-from veltair.server.protocol import NamedTensor, Place, raw
-from veltair.server.shared_memory import FOLDER, MOST_REGIONS, Regions
+from veltair.profiles.artifact.strings import Strings
+from veltair.server.front.shared_memory_regions import FOLDER, MOST_REGIONS, Regions
+from veltair.server.protocol.requests import NamedTensor, Place, raw
 
 CONTENT = np.random.default_rng(1).bytes(4096)
 LIMIT = 1 << 20

@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 
 from veltair.config import ServeConfig
 from veltair.errors import RequestError, TooLargeError
-from veltair.profiles import artifact as artifact_store
-from veltair.profiles.rooms import fill, rooms
-from veltair.profiles.strings import Strings
-from veltair.server import length_prefixed, tensor_pool
-from veltair.server.batch import Batch
-from veltair.server.client import EngineClient
-from veltair.server.messages import Part
-from veltair.server.tensor_pool import TensorPool
+from veltair.profiles.artifact import manifest as artifact_store
+from veltair.profiles.artifact.input_layout import fill, rooms
+from veltair.profiles.artifact.strings import Strings
+from veltair.server.front.engine_client import EngineClient
+from veltair.server.ipc import tensor_pool
+from veltair.server.ipc.messages import Part
+from veltair.server.ipc.tensor_pool import TensorPool
+from veltair.server.protocol import length_prefixed
+from veltair.server.worker.batch import Batch
 
 from .conftest import LONG_TURNS, block_under_way, digests, serving, spin_inputs, until
 

@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from veltair.machine import machine
-from veltair.profiles import artifact as artifact_store
-from veltair.server import tensor_pool
-from veltair.server.channel import ClosedError
-from veltair.server.messages import (
+from veltair.machine.topology import machine
+from veltair.profiles.artifact import manifest as artifact_store
+from veltair.server.engine.worker_supervisor import WorkerProcess
+from veltair.server.ipc import tensor_pool
+from veltair.server.ipc.channel import ClosedError
+from veltair.server.ipc.messages import (
     BlockBroke,
     BlockDone,
     FromWorker,
@@ -30,8 +31,7 @@ from veltair.server.messages import (
     Run,
     TenantSpec,
 )
-from veltair.server.supervisor import WorkerProcess
-from veltair.server.tensor_pool import TensorPool
+from veltair.server.ipc.tensor_pool import TensorPool
 
 from .conftest import LONG_TURNS, SPIN_LAYERS, WAIT_S, living, spin_state
 
@@ -240,13 +240,16 @@ def test_the_worker_has_the_runtime_alone_and_the_other_processes_no_tvm(worker:
     mapped = {Path(line.split()[-1]).name for line in Path(f"/proc/{worker.process.pid}/maps").read_text().splitlines()}
     assert "libtvm_runtime.so" in mapped
     assert "libtvm_compiler.so" not in mapped
-    program = "import sys, veltair.server.engine, veltair.server.client; sys.exit(any('tvm' in m for m in sys.modules))"
+    program = (
+        "import sys, veltair.server.engine.engine, veltair.server.front.engine_client;"
+        "sys.exit(any('tvm' in module for module in sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 TIED = """
 import os, signal
-from veltair.server.processes import tie_to_parent
+from veltair.server.ipc.process_setup import tie_to_parent
 tie_to_parent(os.getppid())
 print(os.getpid(), flush=True)
 signal.pause()
@@ -269,5 +272,5 @@ def test_a_tied_process_dies_with_its_parent_even_while_it_waits_for_something_e
 
 
 def test_a_process_whose_parent_died_before_it_was_tied_leaves() -> None:
-    program = "from veltair.server.processes import tie_to_parent; tie_to_parent(1 << 30)"
+    program = "from veltair.server.ipc.process_setup import tie_to_parent; tie_to_parent(1 << 30)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1

@@ -15,12 +15,12 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from veltair.machine import machine
-from veltair.profiles import artifact as artifact_store
-from veltair.profiles.block_runner import Watch
-from veltair.profiles.core_pool import CorePool
-from veltair.profiles.executor import Executor, Run, aligned, empty
-from veltair.server.messages import BlockBroke, BlockDone, Loaded
+from veltair.machine.topology import machine
+from veltair.profiles.artifact import manifest as artifact_store
+from veltair.profiles.runtime.block_runner import Watch
+from veltair.profiles.runtime.executor import Executor, Run, aligned, empty
+from veltair.profiles.runtime.pinned_threads import CorePool
+from veltair.server.ipc.messages import BlockBroke, BlockDone, Loaded
 
 from .conftest import SPIN_LAYERS as LAYERS
 from .conftest import WAIT_S, spin_state

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.machine import machine
-from veltair.server import cell as cells
-from veltair.server import channel, counters
-from veltair.server.cell import MAX_CORES, Cell
-from veltair.server.channel import Channel, ClosedError
-from veltair.server.counters import CountersMissingError, L3Counters
-from veltair.server.messages import BlockDone, Cancel, FromWorker, Loaded, ToEngine
+from veltair.machine import hardware_counters
+from veltair.machine.hardware_counters import CountersMissingError, L3Counters
+from veltair.machine.topology import machine
+from veltair.server.ipc import channel
+from veltair.server.ipc import worker_cell as cells
+from veltair.server.ipc.channel import Channel, ClosedError
+from veltair.server.ipc.messages import BlockDone, Cancel, FromWorker, Loaded, ToEngine
+from veltair.server.ipc.worker_cell import MAX_CORES, Cell
 
 
 def both_sides() -> tuple[Cell, Cell]:
@@ -115,7 +116,7 @@ def test_the_last_words_are_read_before_the_end_is_seen() -> None:
 def test_counters_count_or_say_why_there_are_none(caplog: pytest.LogCaptureFixture) -> None:
     cores = machine().cores
     with caplog.at_level("INFO"):
-        opened = counters.open_counters(cores)
+        opened = hardware_counters.open_counters(cores)
     if opened is None:  # a virtual machine, or a kernel that keeps them to itself
         with pytest.raises(CountersMissingError, match="perf_event_open on core"):
             L3Counters(cores)
@@ -151,7 +152,7 @@ def test_samples_are_differences_scaled_for_shared_counters(monkeypatch: pytest.
             os.pwrite(fd, struct.pack("=QQQ", *value), 0)
             os.lseek(fd, 0, os.SEEK_SET)
 
-    monkeypatch.setattr(counters, "_open", open_file)
+    monkeypatch.setattr(hardware_counters, "_open", open_file)
     opened = L3Counters((0, 1))  # accesses of both cores, then misses of both
     fill((100, 10, 10), (50, 10, 5), (7, 10, 10), (1, 0, 0))
     sample = opened.sample(1_000)
@@ -159,11 +160,11 @@ def test_samples_are_differences_scaled_for_shared_counters(monkeypatch: pytest.
     fill((150, 20, 20), (100, 20, 10), (17, 20, 20), (1, 0, 0))
     sample = opened.sample(6_000)
     assert (sample.l3_accesses, sample.l3_misses, sample.window_ns) == (150, 10, 5_000)
-    assert sample.source == counters.SOURCE
+    assert sample.source == hardware_counters.SOURCE
     opened.close()
 
 
 def test_the_attribute_is_laid_out_as_the_kernel_wants_it() -> None:
-    raw = counters.attribute(0x10002)  # last-level cache, read, miss
+    raw = hardware_counters.attribute(0x10002)  # last-level cache, read, miss
     assert len(raw) == 128
     assert struct.unpack_from("=IIQQQQQ", raw) == (3, 128, 0x10002, 0, 0, 3, 0)

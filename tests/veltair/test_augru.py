@@ -7,7 +7,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.zoo.augru import augru
+from veltair.zoo.recommendation.augru import augru
 
 ROWS, STEPS, INPUTS, HIDDEN = 3, 7, 5, 4
 

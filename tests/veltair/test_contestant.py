@@ -9,9 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from veltair.contestant import draw, fastest, onnx_inputs, peers_feeds
+from veltair.commands.engine_process import draw, fastest, onnx_inputs, peers_feeds
 from veltair.errors import ModelError
-from veltair.profiles.artifact import Place, Port
+from veltair.profiles.artifact.manifest import Place, Port
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile
 
 

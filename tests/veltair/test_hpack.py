@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.http2.hpack import MOST_BYTES, Decoder, HeaderError, encode
+from veltair.grpc.http2.hpack import MOST_BYTES, Decoder, HeaderError, encode
 
 WWW = [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "www.example.com")]
 CUSTOM = [

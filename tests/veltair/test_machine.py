@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from veltair import machine as m
 from veltair.errors import ConfigError
+from veltair.machine import topology as m
 
 
 def words(text: str) -> list[str]:

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from veltair import cli, config, profile
-from veltair.server.counters import CountersMissingError
-from veltair.simulate.proxy_fit import Sample, to_json
+from veltair import cli, config
+from veltair.commands import profile
+from veltair.machine.hardware_counters import CountersMissingError
+from veltair.simulate.machine_model.proxy_fit import Sample, to_json
 from veltair.types import CounterSample
 
 
@@ -64,8 +65,8 @@ def test_without_counters_it_says_so_and_ends_with_1(
         raise CountersMissingError(errno.ENOENT, "perf_event_open on core 0: No such file or directory (ENOENT)")
 
     monkeypatch.setattr(profile, "L3Counters", missing)
-    monkeypatch.setattr("veltair.profiles.artifact.load", lambda path: None)
-    monkeypatch.setattr("veltair.machine.machine", lambda: type("M", (), {"cores": (0, 1)})())
+    monkeypatch.setattr("veltair.profiles.artifact.manifest.load", lambda path: None)
+    monkeypatch.setattr("veltair.machine.topology.machine", lambda: type("M", (), {"cores": (0, 1)})())
     assert cli.main(["profile", "--fit-proxy", "--live", str(tmp_path)]) == 1
     assert "no L3 counters here: perf_event_open on core 0" in capsys.readouterr().err
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.reuse import LoopLevel, traffic_bytes
+from veltair.machine.cache_traffic import LoopLevel, traffic_bytes
 
 NEST = (LoopLevel(64, 0, 1_000_000), LoopLevel(4096, 512, 60_000), LoopLevel(0, 100_000, 20_000))
 

@@ -14,9 +14,10 @@ import pytest
 
 from veltair.cli import main
 from veltair.errors import ConfigError
-from veltair.zoo import dlrm, external, models
-from veltair.zoo.dlrm import DlrmShape
+from veltair.zoo import external_data, models
 from veltair.zoo.models import ZOO, write
+from veltair.zoo.recommendation import dlrm
+from veltair.zoo.recommendation.dlrm import DlrmShape
 
 TINY = DlrmShape(tables=3, rows=1000, dim=8, lookups=5, max_batch=16)
 
@@ -78,7 +79,7 @@ def test_dlrm_tables_lie_where_the_model_says(tmp_path: Path) -> None:
 def test_the_same_bytes_whatever_the_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[int, int]] = []
     whole = [p.read_bytes() for p in write("dlrm", tmp_path / "d.onnx", 3, TINY)]
-    monkeypatch.setattr(external, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(external_data, "CHUNK_BYTES", 4096)
     paths = write("dlrm", tmp_path / "d.onnx", 3, TINY, lambda n, total: done.append((n, total)))
     assert [p.read_bytes() for p in paths] == whole
     assert len(done) == TINY.tables * 8 and done[-1] == (TINY.tables * TINY.table_bytes,) * 2
@@ -95,7 +96,7 @@ def test_the_shipped_dlrm_has_a_gigabyte_of_tables() -> None:
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(external_data, "CHUNK_BYTES", 4096)
 
     def stop(done: int, total: int) -> None:
         if done > total // 2:
@@ -113,7 +114,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out) == {
         "model": "dlrm",
         "seed": 5,
-        "files": {str(p): p.stat().st_size for p in (path, external.beside(path))},
+        "files": {str(p): p.stat().st_size for p in (path, external_data.beside(path))},
     }
     assert main(["zoo", "dlrm", "--out", str(path), *sizes]) == 0
     assert str(path) in capsys.readouterr().out

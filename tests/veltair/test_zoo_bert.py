@@ -11,8 +11,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from veltair.zoo import bert, external
-from veltair.zoo.bert import BASE, LARGE, BertShape
+from veltair.zoo import external_data
+from veltair.zoo.language import bert
+from veltair.zoo.language.bert import BASE, LARGE, BertShape
 from veltair.zoo.models import ZOO
 
 TINY = BertShape(layers=2, hidden=128, tokens=48, qos_ms=5)
@@ -56,8 +57,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bert") / "tiny.onnx"
     proto, tensors = bert.build(3, TINY, "tiny.onnx.data")
     path.write_bytes(proto.SerializeToString())
-    with external.beside(path).open("wb") as file:
-        external.write(file, 3, tensors, lambda done, total: None)
+    with external_data.beside(path).open("wb") as file:
+        external_data.write(file, 3, tensors, lambda done, total: None)
     return path
 
 

@@ -18,14 +18,14 @@ import pytest
 from numpy.typing import NDArray
 
 from veltair.cli import main
-from veltair.compiler.columns.description import Description
-from veltair.compiler.columns.description_file import load
-from veltair.compiler.columns.reference import reference
+from veltair.compiler.features.description import Description
+from veltair.compiler.features.description_file import load
+from veltair.compiler.features.feature_reference import reference
 from veltair.errors import ConfigError
-from veltair.zoo import dien, tables
 from veltair.zoo.models import RECOMMENDERS, ZOO, write
-from veltair.zoo.tables import Embedding, cuts, fitted
-from veltair.zoo.towers import Recommendation, Recommender, recommendation
+from veltair.zoo.recommendation import dien, table_sizes
+from veltair.zoo.recommendation.table_sizes import Embedding, cuts, fitted
+from veltair.zoo.recommendation.towers import Recommendation, Recommender, recommendation
 
 ROWS = 1000
 BATCH = 16
@@ -267,13 +267,13 @@ def test_rows_fit_a_quarter_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> No
     large, small = Embedding("large", 40_000_000, 128), Embedding("small", 1000, 128)
     whole = (large, large, small)
     for memory, rows in ((256 * GIB, 40_000_000), (24 * GIB, 1 << 22), (1 * GIB, 1 << 17)):
-        monkeypatch.setattr(tables, "memory_bytes", lambda memory=memory: memory)
+        monkeypatch.setattr(table_sizes, "memory_bytes", lambda memory=memory: memory)
         taken = fitted(whole, None)
         assert [table.rows for table in taken] == [rows, rows, 1000]
         assert sum(table.bytes for table in taken) <= memory / 4
     (cut,) = cuts(whole, taken)
     assert (cut.first, cut.last, cut.published, cut.rows) == ("large", "large", 40_000_000, 1 << 17)
-    monkeypatch.setattr(tables, "memory_bytes", lambda: 0)  # unknown
+    monkeypatch.setattr(table_sizes, "memory_bytes", lambda: 0)  # unknown
     assert fitted(whole, None) == whole
     assert [table.rows for table in fitted(whole, 500)] == [500, 500, 500]
 

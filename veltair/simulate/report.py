@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from veltair.loadgen.tally import Tally
-from veltair.simulate.peak import Probe
+from veltair.loadgen.tenant_results import Tally
+from veltair.simulate.peak_search import Probe
 from veltair.simulate.scenario import TenantLoad
 
 

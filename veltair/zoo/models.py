@@ -12,28 +12,20 @@ from typing import BinaryIO
 import onnx
 
 from veltair.errors import ConfigError
-from veltair.zoo import (
-    bert,
-    dlrm,
-    efficientnet_b0,
-    external,
-    googlenet,
-    mobilenet_v2,
-    resnet50,
-    ssd300,
-    ssd_mobilenet,
-    tiny_yolov2,
-)
-from veltair.zoo.deepfm import DEEPFM
-from veltair.zoo.deeprecsys import NCF, RM1, RM2, RM3, WIDE_DEEP
-from veltair.zoo.dien import DIEN, DIEN_STRINGS
-from veltair.zoo.dlrm import DlrmShape
-from veltair.zoo.dlrm_dcnv2 import DLRM_DCNV2
-from veltair.zoo.elm_wdl import ELM_WDL
-from veltair.zoo.external import Progress
-from veltair.zoo.recom import RECOM_E, RECOM_F
-from veltair.zoo.tables import Cut, cuts, fitted
-from veltair.zoo.towers import Recommender, recommendation
+from veltair.zoo import external_data
+from veltair.zoo.external_data import Progress
+from veltair.zoo.language import bert
+from veltair.zoo.recommendation import dlrm
+from veltair.zoo.recommendation.deepfm import DEEPFM
+from veltair.zoo.recommendation.deeprecsys import NCF, RM1, RM2, RM3, WIDE_DEEP
+from veltair.zoo.recommendation.dien import DIEN, DIEN_STRINGS
+from veltair.zoo.recommendation.dlrm import DlrmShape
+from veltair.zoo.recommendation.dlrm_dcnv2 import DLRM_DCNV2
+from veltair.zoo.recommendation.elm_wdl import ELM_WDL
+from veltair.zoo.recommendation.recom import RECOM_E, RECOM_F
+from veltair.zoo.recommendation.table_sizes import Cut, cuts, fitted
+from veltair.zoo.recommendation.towers import Recommender, recommendation
+from veltair.zoo.vision import efficientnet_b0, googlenet, mobilenet_v2, resnet50, ssd300, ssd_mobilenet, tiny_yolov2
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +118,7 @@ def write(
         raise ConfigError(f"{name} has a fixed shape; rows belong to dlrm, {', '.join(RECOMMENDERS)}")
     if rows is not None and rows < 1:
         raise ConfigError(f"{name}: rows must be at least 1, got {rows}")
-    data, description = external.beside(path), path.with_suffix(".features.toml")
+    data, description = external_data.beside(path), path.with_suffix(".features.toml")
     written = [path]
     try:
         with _whole(path) as file:  # the model appears last: there is never one without what lies beside it
@@ -140,7 +132,7 @@ def write(
             if tensors:
                 written.append(data)
                 with _whole(data) as values:
-                    external.write(values, seed, tensors, progress)
+                    external_data.write(values, seed, tensors, progress)
             if features:
                 written.append(description)
                 with _whole(description) as text:
@@ -156,7 +148,7 @@ def cut(name: str, rows: int | None = None) -> list[Cut]:
     return cuts(tables, fitted(tables, rows))
 
 
-def _built(name: str, seed: int, shape: DlrmShape, location: str) -> external.Built:
+def _built(name: str, seed: int, shape: DlrmShape, location: str) -> external_data.Built:
     if name in BERTS:
         return bert.build(seed, BERTS[name], location)
     if name == "dlrm":

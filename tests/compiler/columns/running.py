@@ -10,19 +10,19 @@ import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
 
-from veltair.compiler.columns.description import Description
-from veltair.compiler.columns.description_file import parse
-from veltair.compiler.columns.kernel import Columns, layer
-from veltair.compiler.columns.layout import bank_of
-from veltair.compiler.columns.samples import banks
-from veltair.compiler.columns.store import Store
-from veltair.compiler.embedding.tables import Tables
-from veltair.compiler.ir import LayerSpec, Point
-from veltair.compiler.library import machine_code
-from veltair.machine import features, tvm_target
-from veltair.profiles.artifact import Storage
-from veltair.profiles.executor import aligned, empty
-from veltair.profiles.strings import Strings
+from veltair.compiler.embedding.table_storage import Tables
+from veltair.compiler.features.description import Description
+from veltair.compiler.features.description_file import parse
+from veltair.compiler.features.feature_layout import bank_of
+from veltair.compiler.features.kernel.columns_kernel import Columns, layer
+from veltair.compiler.features.random_features import banks
+from veltair.compiler.features.table_store import Store
+from veltair.compiler.graph.layer_spec import LayerSpec, Point
+from veltair.compiler.shared_library import machine_code
+from veltair.machine.topology import features, tvm_target
+from veltair.profiles.artifact.manifest import Storage
+from veltair.profiles.artifact.strings import Strings
+from veltair.profiles.runtime.executor import aligned, empty
 
 WORDS = [b"a", b"bc", b"d", b"", b"longer than eight", b"a\0b", b"\xff\xfe\x80", "Größe".encode()]
 NUMBERS = [b"1.5", b"-2e1", b"abc", b"", b".5", b" 7. ", b"1e", b"-", b"12345678901234567890", b"1E-3", b"nan", b"+4"]

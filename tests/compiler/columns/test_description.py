@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from veltair.compiler.columns.description_file import load
-from veltair.compiler.columns.plan import Field, plan
-from veltair.compiler.columns.reference import reference
-from veltair.compiler.columns.store import Store
+from veltair.compiler.features.description_file import load
+from veltair.compiler.features.feature_reference import reference
+from veltair.compiler.features.kernel.column_table import Field, plan
+from veltair.compiler.features.table_store import Store
 from veltair.errors import ModelError
 
 GOOD = """

@@ -8,7 +8,7 @@ import farmhash
 import numpy as np
 from columns.running import Compiled, described
 
-from veltair.compiler.columns.fingerprint import fingerprint64
+from veltair.compiler.features.fingerprint import fingerprint64
 
 
 def test_equals_farmhash_in_every_class_of_lengths() -> None:

@@ -7,9 +7,9 @@ import onnxruntime as ort
 import pytest
 from onnx import GraphProto, TensorProto, helper, numpy_helper
 
-from veltair.compiler.columns.identify import identify, tables
-from veltair.compiler.columns.ranges import Keep, Map, Range, Remove, Replace, propagate, proved, simplified
-from veltair.compiler.columns.safety import without_proved
+from veltair.compiler.features.from_onnx.identify import identify, tables
+from veltair.compiler.features.from_onnx.safety import without_proved
+from veltair.compiler.features.index_ranges import Keep, Map, Range, Remove, Replace, propagate, proved, simplified
 
 
 def graph_of(*lines: str, rank: int = 1, **weights: object) -> GraphProto:

@@ -14,20 +14,20 @@ from onnx import TensorProto, helper, numpy_helper
 
 from veltair.cli import main
 from veltair.compiler.build import compile_model
-from veltair.compiler.columns.description_file import load as load_features
-from veltair.compiler.columns.join import join
-from veltair.compiler.columns.reference import reference
-from veltair.compiler.columns.samples import raw_features
-from veltair.compiler.lower import lower
-from veltair.compiler.measure import Meter
-from veltair.compiler.onnx_model import load as load_onnx
-from veltair.compiler.stopwatch import Drawn
+from veltair.compiler.features.description_file import load as load_features
+from veltair.compiler.features.feature_model import join
+from veltair.compiler.features.feature_reference import reference
+from veltair.compiler.features.random_features import raw_features
+from veltair.compiler.onnx.onnx_model import load as load_onnx
+from veltair.compiler.pipeline import lower
+from veltair.compiler.timing.measure import Meter
+from veltair.compiler.timing.measuring_process import Drawn
 from veltair.errors import ModelError
-from veltair.machine import ISAS, features, machine
-from veltair.profiles.artifact import Artifact, load
-from veltair.profiles.executor import Executor, empty
-from veltair.profiles.records import RecordStore
-from veltair.profiles.rooms import fill
+from veltair.machine.topology import ISAS, features, machine
+from veltair.profiles.artifact.input_layout import fill
+from veltair.profiles.artifact.manifest import Artifact, load
+from veltair.profiles.records.tuning_records import RecordStore
+from veltair.profiles.runtime.executor import Executor, empty
 
 FEATURES = """
 features = [

@@ -11,18 +11,18 @@ import pytest
 from columns.running import NUMBERS, Compiled, described, texts
 from kernels import guarded, need
 
-from veltair.compiler.columns.description import Description
-from veltair.compiler.columns.kernel import beside
-from veltair.compiler.columns.reference import reference
-from veltair.compiler.columns.text import BLOCK, NOTED
-from veltair.compiler.columns.vocabulary import LARGEST, LONGEST_PROBE, Vocabularies, _slots
-from veltair.compiler.embedding.rows import STORAGES
-from veltair.compiler.ir import Activation, LayerSpec, Point
+from veltair.compiler.embedding.row_storage import STORAGES
+from veltair.compiler.features.description import Description
+from veltair.compiler.features.feature_reference import reference
+from veltair.compiler.features.kernel.columns_kernel import beside
+from veltair.compiler.features.kernel.text import BLOCK, NOTED
+from veltair.compiler.features.vocabulary import LARGEST, LONGEST_PROBE, Vocabularies, _slots
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.compiler.reference import packed, unpacked
-from veltair.compiler.reference import reference as layer_reference
-from veltair.profiles.artifact import Storage
-from veltair.profiles.executor import aligned
+from veltair.compiler.tuning.layer_reference import packed, unpacked
+from veltair.compiler.tuning.layer_reference import reference as layer_reference
+from veltair.profiles.artifact.manifest import Storage
+from veltair.profiles.runtime.executor import aligned
 
 FEATURES = [
     {"name": "f", "kind": "float"},

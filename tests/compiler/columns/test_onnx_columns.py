@@ -13,14 +13,14 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.columns.join import join
-from veltair.compiler.columns.kernel import Columns
-from veltair.compiler.columns.reference import of_layer, reference
-from veltair.compiler.columns.samples import draw
-from veltair.compiler.onnx_model import load
+from veltair.compiler.features.feature_model import join
+from veltair.compiler.features.feature_reference import of_layer, reference
+from veltair.compiler.features.kernel.columns_kernel import Columns
+from veltair.compiler.features.random_features import draw
+from veltair.compiler.onnx.onnx_model import load
 from veltair.errors import ModelError
-from veltair.machine import features
-from veltair.profiles.strings import Strings
+from veltair.machine.topology import features
+from veltair.profiles.artifact.strings import Strings
 
 ML = "ai.onnx.ml"
 CHANCE = np.random.default_rng(0)

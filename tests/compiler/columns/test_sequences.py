@@ -15,17 +15,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 from veltair.cli import main
 from veltair.compiler.build import compile_model
-from veltair.compiler.columns.description import Description
-from veltair.compiler.columns.description_file import load as load_features
-from veltair.compiler.columns.join import join
-from veltair.compiler.columns.reference import reference
-from veltair.compiler.embedding.rows import STORAGES
-from veltair.compiler.ir import Point
-from veltair.compiler.onnx_model import load
+from veltair.compiler.embedding.row_storage import STORAGES
+from veltair.compiler.features.description import Description
+from veltair.compiler.features.description_file import load as load_features
+from veltair.compiler.features.feature_model import join
+from veltair.compiler.features.feature_reference import reference
+from veltair.compiler.graph.layer_spec import Point
+from veltair.compiler.onnx.onnx_model import load
 from veltair.errors import ModelError
-from veltair.machine import ISAS, features
-from veltair.profiles.artifact import Storage
-from veltair.profiles.records import RecordStore
+from veltair.machine.topology import ISAS, features
+from veltair.profiles.artifact.manifest import Storage
+from veltair.profiles.records.tuning_records import RecordStore
 
 FEATURES: list[dict[str, Any]] = [
     {"name": "t", "kind": "tokens", "separator": "\x02", "truncate": 5, "max_bytes": 512},

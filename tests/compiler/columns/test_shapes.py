@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from veltair.compiler.columns.description import Feature
-from veltair.compiler.columns.shapes import Extent, Merged, Symbols, one_value
+from veltair.compiler.features.description import Feature
+from veltair.compiler.features.kernel.symbolic_shapes import Extent, Merged, Symbols, one_value
 from veltair.errors import InvariantError
 
 BATCH, BYTES = Extent.of("batch"), Extent.of("bytes")

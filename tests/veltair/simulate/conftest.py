@@ -7,10 +7,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from veltair.simulate.machines import MachineModel
-from veltair.simulate.pace import Pace
-from veltair.simulate.profiles import Simulated
-from veltair.simulate.roofline import ModelWork
+from veltair.simulate.machine_model.layer_speed import Pace
+from veltair.simulate.machine_model.machines import MachineModel
+from veltair.simulate.machine_model.modelled_profiles import Simulated
+from veltair.simulate.machine_model.roofline import ModelWork
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile
 
 MB = 2**20

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from veltair.scheduler.between import filled
+from veltair.scheduler.batch_interpolation import filled
 from veltair.scheduler.replay import load_decision
-from veltair.simulate import layers, machines
-from veltair.simulate.batches import batched, sizes, works
-from veltair.simulate.profiles import subjects
-from veltair.simulate.run import Simulation
+from veltair.simulate.machine_model import layer_shapes, machines
+from veltair.simulate.machine_model.batches import batched, sizes, works
+from veltair.simulate.machine_model.modelled_profiles import subjects
 from veltair.simulate.scenario import Load, Scenario, TenantLoad
+from veltair.simulate.simulation import Simulation
 
 
 @pytest.mark.parametrize(("most", "timed"), [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8])])
@@ -21,7 +21,7 @@ def test_batch_sizes_are_powers_of_two_and_the_greatest(most, timed):
 
 @pytest.mark.parametrize("model", ["resnet50", "bert_large", "dlrm"])
 def test_a_batch_computes_its_samples_and_reads_weights_once(model):
-    one, four = layers.load(model), batched(layers.load(model), 4)
+    one, four = layer_shapes.load(model), batched(layer_shapes.load(model), 4)
     assert four.model == f"{model}@4"
     for before, after in zip(one.layers, four.layers, strict=True):
         assert after.flops == 4 * before.flops and after.outputs == 4 * before.outputs

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from veltair.cli import main
-from veltair.scheduler.policies import POLICIES
+from veltair.scheduler.policies.by_name import POLICIES
 from veltair.scheduler.replay import replay
-from veltair.simulate import machines
-from veltair.simulate.profiles import subjects
-from veltair.simulate.run import Simulation
+from veltair.simulate.machine_model import machines
+from veltair.simulate.machine_model.modelled_profiles import subjects
 from veltair.simulate.scenario import read_scenario
+from veltair.simulate.simulation import Simulation
 
 SCENARIOS = Path(__file__).resolve().parents[3] / "scenarios"
 SMALL = """
@@ -87,10 +87,10 @@ TRACES = """
 import io, sys, zlib
 from pathlib import Path
 from random import Random
-from veltair.scheduler.policies import POLICIES
-from veltair.simulate import machines
-from veltair.simulate.profiles import subjects
-from veltair.simulate.run import Simulation
+from veltair.scheduler.policies.by_name import POLICIES
+from veltair.simulate.machine_model import machines
+from veltair.simulate.machine_model.modelled_profiles import subjects
+from veltair.simulate.simulation import Simulation
 from veltair.simulate.scenario import read_scenario
 
 scenario, model = read_scenario(Path(sys.argv[1])), machines.load("threadripper-3990x")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.simulate.contention import Contention
-from veltair.simulate.pace import PRESSURES, Pace, pressure_level
+from veltair.simulate.machine_model.contention import Contention
+from veltair.simulate.machine_model.layer_speed import PRESSURES, Pace, pressure_level
 from veltair.types import LayerBlock
 
 MB = 2**20

@@ -8,16 +8,16 @@ import json
 import numpy as np
 import pytest
 
-from veltair.scheduler.proxy import CounterModel
-from veltair.simulate.calibration import calibrate
-from veltair.simulate.counters import CountedContention, rates
-from veltair.simulate.machines import MachineModel
-from veltair.simulate.pace import Pace
-from veltair.simulate.profiles import Simulated
-from veltair.simulate.proxy_fit import Sample, fit
-from veltair.simulate.roofline import dram_bytes
-from veltair.simulate.run import Simulation
+from veltair.scheduler.interference import CounterModel
+from veltair.simulate.machine_model.calibration import calibrate
+from veltair.simulate.machine_model.layer_speed import Pace
+from veltair.simulate.machine_model.machines import MachineModel
+from veltair.simulate.machine_model.modelled_profiles import Simulated
+from veltair.simulate.machine_model.proxy_fit import Sample, fit
+from veltair.simulate.machine_model.roofline import dram_bytes
+from veltair.simulate.machine_model.simulated_counters import CountedContention, rates
 from veltair.simulate.scenario import Load, Scenario, TenantLoad
+from veltair.simulate.simulation import Simulation
 from veltair.types import CounterSample, LayerBlock
 
 

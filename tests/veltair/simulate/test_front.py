@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from veltair.scheduler.surroundings import FRONT
-from veltair.simulate.contention import Contention
-from veltair.simulate.front import FrontCost, front_cost
-from veltair.simulate.pace import Pace
-from veltair.simulate.run import Simulation
+from veltair.simulate.execution_speed import FRONT
+from veltair.simulate.front_end import FrontCost, front_cost
+from veltair.simulate.machine_model.contention import Contention
+from veltair.simulate.machine_model.layer_speed import Pace
 from veltair.simulate.scenario import Load, Scenario, TenantLoad
+from veltair.simulate.simulation import Simulation
 from veltair.types import LayerBlock
 
 LAYER_NS = 4001e3  # of kind c on one core: 4 ms, and its launch

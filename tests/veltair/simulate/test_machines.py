@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from veltair.errors import ConfigError
-from veltair.simulate import machines
+from veltair.simulate.machine_model import machines
 
 PAPERS = "threadripper-3990x"
 

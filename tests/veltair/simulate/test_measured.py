@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from veltair.errors import ArtifactError, ConfigError
-from veltair.profiles import artifact as store
-from veltair.profiles.artifact import Artifact, Buffer, LayerEntry, Manifest, VersionEntry
-from veltair.simulate import machines, measured
-from veltair.simulate.profiles import subjects
-from veltair.simulate.roofline import layer_ns
+from veltair.profiles.artifact import manifest as store
+from veltair.profiles.artifact.manifest import Artifact, Buffer, LayerEntry, Manifest, VersionEntry
+from veltair.simulate.machine_model import machines, measured_profiles
+from veltair.simulate.machine_model.modelled_profiles import subjects
+from veltair.simulate.machine_model.roofline import layer_ns
 from veltair.simulate.scenario import Load, Scenario, TenantLoad
 
 HERE = machines.load("xeon-2")
@@ -37,12 +37,12 @@ def artifact(monkeypatch: pytest.MonkeyPatch) -> Path:
         environment={}, source_digest="", kernels_digest="", weights_digest="",
     )  # fmt: skip
     known = Artifact(Path("folder/two"), manifest, "f" * 64)
-    monkeypatch.setattr(measured, "load", lambda path: known if path == known.path else store.load(path))
+    monkeypatch.setattr(measured_profiles, "load", lambda path: known if path == known.path else store.load(path))
     return known.path
 
 
 def test_alone_is_what_was_measured(artifact: Path) -> None:
-    (one, work), (two, _) = measured.of_artifact(artifact, HERE, 2)
+    (one, work), (two, _) = measured_profiles.of_artifact(artifact, HERE, 2)
     assert (one.batch, two.batch) == (1, 2)
     for cores in (1, 2):
         times = layer_ns(work, cores, 1, HERE.l3_bytes, HERE.dram_gb_s, 1.0, HERE)
@@ -53,7 +53,7 @@ def test_alone_is_what_was_measured(artifact: Path) -> None:
 
 
 def test_less_memory_costs_what_reads_weights(artifact: Path) -> None:
-    work = measured.of_artifact(artifact, HERE, 2)[0][1]
+    work = measured_profiles.of_artifact(artifact, HERE, 2)[0][1]
     alone, pressed = (layer_ns(work, 2, 1, HERE.l3_bytes, share, 1.0, HERE) for share in (HERE.dram_gb_s, 5.0))
     assert pressed[0, 0] == pytest.approx(8 * MB / 5.0, rel=0.01)
     assert pressed[1, 0] == alone[1, 0]
@@ -72,6 +72,6 @@ def test_a_scenario_may_name_both_kinds(artifact: Path) -> None:
 
 def test_what_cannot_be_simulated(artifact: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was timed on 2 cores, and 4 of wide are in use"):
-        measured.of_artifact(artifact, replace(HERE, name="wide", cores=4), 4)
+        measured_profiles.of_artifact(artifact, replace(HERE, name="wide", cores=4), 4)
     with pytest.raises(ArtifactError, match="no model artifact there"):
-        measured.of_artifact(tmp_path, HERE, 2)
+        measured_profiles.of_artifact(tmp_path, HERE, 2)

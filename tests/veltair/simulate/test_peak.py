@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from veltair.simulate.peak import find_peak, probe
-from veltair.simulate.run import Simulation
+from veltair.simulate.peak_search import find_peak, probe
 from veltair.simulate.scenario import Load, Scenario, TenantLoad
+from veltair.simulate.simulation import Simulation
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import pytest
 
 from veltair.errors import ConfigError
 from veltair.scheduler.costs import Costs, level_grid
-from veltair.simulate import layers, machines
-from veltair.simulate.profiles import PRESSURES, Simulated, simulated
-from veltair.simulate.roofline import layer_ns, under_pressure_ns
+from veltair.simulate.machine_model import layer_shapes, machines
+from veltair.simulate.machine_model.modelled_profiles import PRESSURES, Simulated, simulated
+from veltair.simulate.machine_model.roofline import layer_ns, under_pressure_ns
 
 QOS_NS = {"resnet50": 15_000_000, "mobilenet_v2": 10_000_000, "dlrm": 5_000_000}  # Table 2; DLRM's is ours
 PAPERS = machines.load("threadripper-3990x")
-SHAPES = [layers.load(name) for name in QOS_NS]
+SHAPES = [layer_shapes.load(name) for name in QOS_NS]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_the_scheduler_takes_them(many: dict[str, Simulated]) -> None:
     profiles = [known.profile for known in many.values()]
     for profile in profiles:
         costs = Costs(profile, level_grid(profiles), 64)  # checks the tables
-        assert costs.layers == len(layers.load(profile.model).layers)
+        assert costs.layers == len(layer_shapes.load(profile.model).layers)
         assert profile.cores == 64
 
 
@@ -101,18 +101,18 @@ def test_what_cannot_be_asked_for() -> None:
 
 
 def test_the_papers_models_ship() -> None:
-    assert set(layers.models()) == {
+    assert set(layer_shapes.models()) == {
         *("resnet50", "googlenet", "efficientnet_b0", "mobilenet_v2", "ssd300", "tiny_yolov2", "bert_large", "dlrm")
     }
     with pytest.raises(ConfigError, match="no layers of model 'alexnet': expected one of bert_large, dlrm"):
-        layers.load("alexnet")
+        layer_shapes.load("alexnet")
 
 
 @pytest.mark.slow
 def test_shipped_layers_are_those_of_the_network(tmp_path: Path) -> None:
-    from veltair.simulate.derive import derive
+    from veltair.simulate.machine_model.derive_layers import derive
     from veltair.zoo.models import write
 
     path = tmp_path / "mobilenet_v2.onnx"
     write("mobilenet_v2", path)
-    assert derive(path, "mobilenet_v2").layers == layers.load("mobilenet_v2").layers
+    assert derive(path, "mobilenet_v2").layers == layer_shapes.load("mobilenet_v2").layers

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from veltair.errors import ConfigError
-from veltair.simulate.proxy_fit import Sample, fit, principal_components, read_samples, to_json
+from veltair.simulate.machine_model.proxy_fit import Sample, fit, principal_components, read_samples, to_json
 
 
 def drawn(count: int = 200, noise: float = 0.0, seed: int = 0) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""Times and traffic against the rules of `veltair.reuse` and against what a machine cannot do."""
+"""Times and traffic against the rules of `veltair.machine.cache_traffic` and against what a machine cannot do."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veltair.reuse import LoopLevel, traffic_bytes
-from veltair.simulate import layers, machines
-from veltair.simulate.layers import LayerShape
-from veltair.simulate.profiles import simulated
-from veltair.simulate.roofline import dram_bytes, kept_traffic, sharing_cores
-from veltair.simulate.tilings import Tilings, tilings
+from veltair.machine.cache_traffic import LoopLevel, traffic_bytes
+from veltair.simulate.machine_model import layer_shapes, machines
+from veltair.simulate.machine_model.layer_shapes import LayerShape
+from veltair.simulate.machine_model.modelled_profiles import simulated
+from veltair.simulate.machine_model.roofline import dram_bytes, kept_traffic, sharing_cores
+from veltair.simulate.machine_model.tilings import Tilings, tilings
 
 MACHINES = [machines.load(name) for name in machines.names()]
 PAPERS = machines.load("threadripper-3990x")
-RESNET = layers.load("resnet50").layers
+RESNET = layer_shapes.load("resnet50").layers
 CONV = next(
     s for s in RESNET if (s.m, s.n, s.k, s.inputs) == (196, 256, 2304, 14 * 14 * 256)
 )  # 256 to 256 channels, 3x3 at 14x14
@@ -102,7 +102,7 @@ def test_tasks_by_rows_read_the_weights_in_each_domain() -> None:
 
 
 def test_cores_in_more_domains_than_they_fill_move_what_those_domains_read() -> None:
-    shape = replace(layers.load("resnet50"), layers=(CONV,))
+    shape = replace(layer_shapes.load("resnet50"), layers=(CONV,))
     work = simulated([shape], PAPERS, {"resnet50": 10**9}, versions=1)["resnet50"].work
     assert [sharing_cores(work, 4, domains, PAPERS) for domains in (1, 2, 4)] == [4, 8, 16]
     assert sharing_cores(work, 6, 2, PAPERS) == 6

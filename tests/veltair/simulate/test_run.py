@@ -12,12 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veltair.errors import UserError
-from veltair.scheduler.policies import POLICIES
-from veltair.scheduler.replay import load_decision, load_event, replay
-from veltair.simulate.arrivals import draw
-from veltair.simulate.run import Simulation
-from veltair.simulate.scenario import Load, Scenario, TenantLoad
-from veltair.types import (
+from veltair.scheduler.events import (
     BlockFinished,
     BlockGrown,
     FinishQuery,
@@ -26,6 +21,11 @@ from veltair.types import (
     RejectQuery,
     StartBlock,
 )
+from veltair.scheduler.policies.by_name import POLICIES
+from veltair.scheduler.replay import load_decision, load_event, replay
+from veltair.simulate.arrivals import draw
+from veltair.simulate.scenario import Load, Scenario, TenantLoad
+from veltair.simulate.simulation import Simulation
 
 IN_ORDER = {"fcfs", "layerwise", "block-6", "block-11", "veltair-ac", "veltair-full", "veltair-as"}
 

@@ -1,0 +1,216 @@
+"""Reading a feature description: TOML, checked until every name is there and every step fits its feature."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from veltair.compiler.features.description import ALLOWED, INDICES, STEPS, Column, Description, Feature, Joined
+from veltair.compiler.features.feature_tables import Table, beside
+from veltair.errors import ModelError
+
+
+def load(path: Path) -> Description:
+    """Raises ModelError that names the file, the feature (table, column, input) and the key."""
+    try:
+        raw = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: not UTF-8 at byte {error.start}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ModelError(f"{path}: {error}") from None
+    return parse(raw, path)
+
+
+def parse(raw: dict[str, Any], path: Path) -> Description:
+    """The same for content that was read already; `path` names it in messages and anchors relative paths."""
+    if unknown := sorted(set(raw) - {"features", "tables", "columns", "inputs"}):
+        raise ModelError(f"{path}: unknown key {unknown[0]!r}; expected features, tables, columns, inputs")
+    features = _entries(raw, "features", Feature, path)
+    tables = _entries(raw, "tables", Table, path)
+    columns = tuple(
+        msgspec.structs.replace(c, name=c.name or c.feature) for c in _entries(raw, "columns", Column, path)
+    )
+    inputs = _entries(raw, "inputs", Joined, path)
+    for key, entries in (("features", features), ("columns", columns), ("inputs", inputs)):
+        if not entries:
+            raise ModelError(f"{path}: {key}: expected at least one [[{key}]]")
+    for key, names in (
+        ("features", [f.name for f in features]), ("tables", [t.name for t in tables]),
+        ("columns", [c.name for c in columns]), ("inputs", [i.name for i in inputs]),
+        ("inputs.columns", [name for joined in inputs for name in joined.columns]),
+    ):  # fmt: skip
+        _unique(names, key, path)
+    known = {f.name: f for f in features}
+    by_name = {t.name: t for t in tables}
+    for feature in features:
+        _check_feature(feature, path)
+    for table in tables:
+        if (table.file is None) == (table.seed is None):
+            raise ModelError(f"{path}: table {table.name!r}: expected one of file and seed")
+    read = tuple(_vocabulary_read(column, path) for column in columns)
+    for column in read:
+        if column.feature not in known:
+            raise ModelError(f"{path}: column {column.name!r}: feature: there is no feature {column.feature!r}")
+        if column.table is not None and column.table not in by_name:
+            raise ModelError(f"{path}: column {column.name!r}: table: there is no table {column.table!r}")
+        where = f"{path}: column {column.name!r} (feature {column.feature!r})"
+        _check_column(column, known[column.feature], by_name.get(column.table or ""), where)
+        _check_parts(column, known, where)
+    named = {c.name for c in read}
+    joined_names = {name for joined in inputs for name in joined.columns}
+    if strange := sorted(joined_names - named):
+        raise ModelError(f"{path}: inputs: columns: there is no column {strange[0]!r}")
+    of = {c.name: c for c in read}
+    for joined in inputs:
+        members = [of[name] for name in joined.columns]
+        number = next((c for c in members if not c.ids and not c.counts), None)
+        if number is not None and (ids := next((c for c in members if c.ids), None)) is not None:
+            what = f"column {ids.name!r} gives ids (it has no table), {number.name!r} numbers"
+            raise ModelError(f"{path}: input {joined.name!r}: {what}")
+    if idle := sorted(named - joined_names):
+        raise ModelError(f"{path}: column {idle[0]!r}: no input joins it")
+    return Description(features=features, tables=tables, columns=read, inputs=inputs, path=path)
+
+
+Entry = TypeVar("Entry", Feature, Table, Column, Joined)
+
+
+def _entries(raw: dict[str, Any], key: str, kind: type[Entry], path: Path) -> tuple[Entry, ...]:
+    entries = raw.get(key, [])
+    if not isinstance(entries, list):
+        raise ModelError(f"{path}: {key}: expected [[{key}]], a list of tables")
+    found = []
+    for position, entry in enumerate(entries):
+        label = entry.get("name", entry.get("feature")) if isinstance(entry, dict) else None
+        who = f"{key.removesuffix('s')} {label!r}" if isinstance(label, str) else f"{key}[{position}]"
+        try:
+            found.append(msgspec.convert(entry, kind))
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at `$")
+            place = where.rstrip("`").lstrip(".")
+            raise ModelError(f"{path}: {who}: {place + ': ' if place else ''}{what[0].lower()}{what[1:]}") from None
+    return tuple(found)
+
+
+def _unique(names: Iterable[str], key: str, path: Path) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ModelError(f"{path}: {key}: {name!r} stands twice")
+        seen.add(name)
+
+
+def _check_feature(feature: Feature, path: Path) -> None:
+    where = f"{path}: feature {feature.name!r}"
+    if feature.width > 1 and feature.kind not in ("int", "dense"):
+        raise ModelError(f"{where}: width: a {feature.kind} feature has one value a row")
+    if feature.truncate is not None and feature.kind != "tokens":
+        raise ModelError(f"{where}: truncate: only tokens are cut off")
+    if not feature.separator.isascii():
+        raise ModelError(f"{where}: separator: expected one ASCII character, got {feature.separator!r}")
+
+
+def _vocabulary_read(column: Column, path: Path) -> Column:
+    if column.vocabulary_file is None:
+        return column
+    where = f"{path}: column {column.name!r} (feature {column.feature!r}): vocabulary_file"
+    if column.vocabulary is not None:
+        raise ModelError(f"{where}: stands beside vocabulary; expected one of them")
+    try:
+        lines = beside(path, column.vocabulary_file, where).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{where}: {error}") from None
+    return msgspec.structs.replace(column, vocabulary=tuple(lines), vocabulary_file=None)
+
+
+def _check_column(column: Column, feature: Feature, table: Table | None, where: str) -> None:
+    given = [step for step in STEPS if getattr(column, step) is not None]
+    if len(given) > 1:
+        raise ModelError(f"{where}: expected one of {', '.join(STEPS)}, got {' and '.join(given)}")
+    step, allowed = column.step, ALLOWED[feature.kind]
+    if step not in allowed:
+        expected = ", ".join(key for key in allowed if key != "copy") or "no step"
+        got = "none" if step == "copy" else step
+        raise ModelError(f"{where}: a {feature.kind} feature goes through {expected}; got {got}")
+    if table is not None and step not in INDICES:
+        raise ModelError(f"{where}: table: {step} reads none")
+    if column.guards and step not in INDICES:
+        raise ModelError(f"{where}: guards: only an index has them")
+    if column.empty_row is not None and table is None:
+        raise ModelError(f"{where}: empty_row: only rows of a table have one")
+    if (column.pad or column.first_id) and not column.ids:
+        raise ModelError(f"{where}: pad, first_id: only ids have them, which columns without a table give")
+    if table is not None and column.empty_row is not None and column.empty_row >= table.rows:
+        raise ModelError(f"{where}: empty_row: table {table.name!r} has {table.rows} rows, got {column.empty_row}")
+    if (column.oov and step != "vocabulary") or (column.oov and column.default != -1):
+        raise ModelError(f"{where}: oov: only a vocabulary without a default has such buckets")
+    if column.default != -1 and step not in ("vocabulary", "identity", "boundaries"):
+        raise ModelError(f"{where}: default: only vocabulary, identity and boundaries have one")
+    if step == "boundaries":
+        _check_boundaries(column, feature, where)
+    if step == "vocabulary":
+        assert column.vocabulary is not None
+        keys, wanted = column.vocabulary, int if feature.kind == "int" else str
+        if not keys or not all(type(key) is wanted for key in keys):
+            raise ModelError(f"{where}: vocabulary: expected a list of {'integers' if wanted is int else 'strings'}")
+        _unique([str(key) for key in keys], "vocabulary", Path(where))
+        if len(keys) + column.oov >= 1 << 31:
+            raise ModelError(f"{where}: oov: beyond 31 bits")
+    _check_combiner(column, feature, where)
+    for place, guard in enumerate(column.guards):
+        if (guard.replace is None) == (guard.remove is None):
+            raise ModelError(f"{where}: guards[{place}]: expected one of replace and remove")
+        low, high = guard.interval
+        if not -(1 << 30) <= low < high < 1 << 31:
+            raise ModelError(f"{where}: guards[{place}]: expected [low, high) with low < high within 31 bits")
+        if not -(1 << 30) <= guard.value < (1 << 31) - 1:
+            raise ModelError(f"{where}: guards[{place}]: value: beyond 31 bits")
+
+
+def _check_combiner(column: Column, feature: Feature, where: str) -> None:
+    many, given = feature.values is None or feature.values > 1, column.combiner
+    if given == "sequence" and column.step not in INDICES:
+        raise ModelError(f"{where}: combiner: only rows and ids make a sequence")
+    if (given == "sequence" or column.step == "mask") and feature.values is None:
+        raise ModelError(f"{where}: feature {feature.name!r} needs truncate: the length of a sequence")
+    if column.ids and many and given != "sequence":
+        raise ModelError(f'{where}: combiner: several ids a row are passed on as a "sequence"; or table is missing')
+    if given == "none" and many and column.step != "copy":
+        raise ModelError(f"{where}: combiner: several values a row need sum, mean, sqrtn or sequence")
+    if given not in (None, "none", "sequence") and (column.step == "copy" or column.ids or column.counts):
+        raise ModelError(f"{where}: combiner: values that are passed on have none")
+
+
+def _check_parts(column: Column, features: Mapping[str, Feature], where: str) -> None:
+    own = features[column.feature]
+    if column.parts and (column.step != "vocabulary" or column.oov or not own.textual):
+        raise ModelError(f"{where}: parts: only text with a vocabulary, and no oov buckets, has parts")
+    for place, part in enumerate(column.parts):
+        key = f"{where}: parts[{place}]"
+        if (part.feature is None) == (part.text is None):
+            raise ModelError(f"{key}: expected one of feature and text")
+        kind = features[part.feature].kind if part.feature is not None and part.feature in features else None
+        if part.feature is not None and kind != "string" and part.feature != own.name:
+            raise ModelError(f"{key}: feature: expected a string, or tokens of the column's own, got {part.feature!r}")
+        if own.kind == "tokens" and part.feature not in (None, own.name):
+            raise ModelError(f"{key}: feature: tokens are joined with the same text each, not with {part.feature!r}")
+    if column.parts and column.feature not in [part.feature for part in column.parts]:
+        raise ModelError(f"{where}: parts: none is of the feature {column.feature!r}")
+
+
+def _check_boundaries(column: Column, feature: Feature, where: str) -> None:
+    edges = column.boundaries or ()
+    rounded = np.array(edges, np.float32)
+    if not edges or np.isnan(rounded).any() or (rounded[1:] <= rounded[:-1]).any():
+        raise ModelError(f"{where}: boundaries: expected float32 numbers that rise")
+    if feature.width > 1:
+        raise ModelError(f"{where}: boundaries: expected a feature of one value a row, got width {feature.width}")
+    if not -1 <= column.default <= len(edges):
+        raise ModelError(f"{where}: default: of NaN, one of {len(edges) + 1} buckets, got {column.default}")

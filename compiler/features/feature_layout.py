@@ -1,0 +1,70 @@
+"""Where the raw features of a description lie in a query's memory: each in a bank of its type (`profiles.rooms`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from veltair.compiler.features.description import Description, Feature
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.profiles.artifact.manifest import Place, Port
+
+BANKS = {"ints": "int64", "floats": "float32", "ends": "int32", "bytes": "uint8"}  # those that have anything in them
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of all features that some column reads, in the order of the description."""
+
+    starts: Mapping[str, tuple[int, ...]]  # of each feature in its bank, or a text's in both: a row's values before it
+    widths: Mapping[str, int]  # of a row in each bank
+    features: tuple[Feature, ...]
+
+    @classmethod
+    def of(cls, description: Description) -> Layout:
+        read = description.reads()
+        features = tuple(feature for feature in description.features if feature.name in read)
+        starts, widths = {}, dict.fromkeys(BANKS, 0)
+        for feature in features:
+            kinds, sizes = banks_of(feature), (1, feature.max_bytes) if feature.textual else (feature.width,)
+            starts[feature.name] = tuple(widths[bank] for bank in kinds)
+            for bank, size in zip(kinds, sizes, strict=True):
+                widths[bank] += size
+        return cls(starts, {bank: width for bank, width in widths.items() if width}, features)
+
+    @property
+    def banks(self) -> tuple[Port, ...]:
+        return tuple(Port(name(bank), BANKS[bank], (-width,)) for bank, width in self.widths.items())
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        return tuple(map(self._port, self.features))
+
+    @property
+    def rooms(self) -> tuple[Port, ...]:
+        return self.banks
+
+    def activation(self, bank: str) -> Activation:
+        return Activation(name(bank), BANKS[bank], (-self.widths[bank],))
+
+    def _port(self, feature: Feature) -> Port:
+        order, kinds = list(self.widths), banks_of(feature)
+        starts = zip(kinds, self.starts[feature.name], strict=True)
+        places = tuple(Place(order.index(bank), start) for bank, start in starts)
+        if not feature.textual:
+            return Port(feature.name, BANKS[kinds[0]], (-1, feature.width), places=places)
+        separator = feature.separator if feature.kind == "tokens" else ""
+        return Port(feature.name, "string", (-1, 1), places=places, max_bytes=feature.max_bytes, separator=separator)
+
+
+def banks_of(feature: Feature) -> tuple[str, ...]:
+    return ("ends", "bytes") if feature.textual else ("ints",) if feature.kind == "int" else ("floats",)
+
+
+def name(bank: str) -> str:
+    """Of the tensor in the graph."""
+    return f"features:{bank}"
+
+
+def bank_of(tensor: str) -> str:
+    return tensor.removeprefix(name(""))

@@ -1,0 +1,109 @@
+"""A feature description and an ONNX model as one: the columns' layers give some of the model's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from veltair.compiler.embedding.table_storage import Tables
+from veltair.compiler.features.description import Description, Joined
+from veltair.compiler.features.feature_layout import Layout
+from veltair.compiler.features.index_ranges import Range
+from veltair.compiler.features.kernel.column_table import id_range
+from veltair.compiler.features.kernel.columns_kernel import layer
+from veltair.compiler.features.table_store import Store
+from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.compiler.onnx.node_attributes import attribute, times
+from veltair.compiler.onnx.onnx_model import OnnxModel
+from veltair.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What comes before a model, and what is left of it."""
+
+    model: OnnxModel  # without the inputs that columns give
+    description: Description
+    layout: Layout
+    tables: Mapping[str, NDArray[Any]]  # of the description, as they are stored
+    layers: tuple[LayerSpec, ...]
+    bounds: Mapping[str, tuple[int, int]]  # of the ids that they give, both inclusive
+
+
+def join(model: OnnxModel, given: Description | None, kept: Tables | None = None) -> Front | None:
+    """What a description and the file's own operators put in front of the model, if anything.
+
+    `kept`: how rows of tables are stored. Raises ModelError where the description's inputs are not the model's.
+    """
+    own = model.columns
+    description = _both(own.description, given) if own and given else own.description if own else given
+    if description is None:
+        return None
+    known = {port.name: port for port in model.inputs}
+    made = {joined.name for joined in description.inputs}
+    by_name = {column.name: column for column in description.columns}
+    bounds: dict[str, tuple[int, int]] = {}
+    for joined in description.inputs:
+        where = f"{description.path}: input {joined.name!r}"
+        if joined.name not in known:
+            raise ModelError(f"{where}: the model {model.path} takes {', '.join(known)}")
+        width, port = sum(description.width(by_name[name]) for name in joined.columns), known[joined.name]
+        gives = ("int64", "int32") if description.gives_ids(joined) else ("float32",)
+        if all(by_name[name].counts for name in joined.columns):
+            gives = (*gives, "float32")
+        if port.dtype not in gives or port.shape[:1] != (-1,) or times(port.shape[1:]) != width:
+            raise ModelError(
+                f"{where}: its columns give {' or '.join(gives)} [-1, {width}], the model {model.path} takes "
+                f"{port.dtype} {list(port.shape)}"
+            )
+        bounds |= _bounds(joined, description, model, where)
+    layout = Layout.of(description)
+    left = tuple(port for port in model.inputs if port.name not in made)
+    if twice := {port.name for port in left} & {feature.name for feature in layout.features}:
+        raise ModelError(
+            f"{description.path}: feature {min(twice)!r}: the model {model.path} has an input of that name"
+        )
+    store = Store.of(description, own.tables if own else None, kept)
+    layers = []
+    for joined in description.inputs:
+        port = known[joined.name]
+        spec = layer(description, joined, model.max_batch, store, port.dtype)
+        (out,) = spec.outputs
+        if out.shape != port.shape:
+            spec = replace(spec, outputs=(replace(out, name=f"{out.name}/columns"),))
+            if out.name in bounds:
+                bounds[f"{out.name}/columns"] = bounds[out.name]
+        layers.append(spec)
+    return Front(replace(model, inputs=left), description, layout, store.tables, tuple(layers), bounds)
+
+
+def _bounds(joined: Joined, description: Description, model: OnnxModel, where: str) -> dict[str, tuple[int, int]]:
+    """The least and greatest id of an input of ids. Raises ModelError where the model has no rows for some."""
+    ids = [column for column in description.columns if column.name in joined.columns and column.ids]
+    if not ids:
+        return {}
+    ranges = [id_range(column) for column in ids]
+    for node in model.nodes:
+        if node.op_type == "Gather" and node.input[1] == joined.name:
+            rows = model.values[node.input[0]].shape[attribute(node, "axis", 0)]
+            for column, found in zip(ids, ranges, strict=True):
+                if not found.within(Range(0, rows)):
+                    raise ModelError(
+                        f"{where}: column {column.name!r} gives ids from {found.low} to {found.high - 1}, node "
+                        f"{node.name!r} of the model looks them up in {rows} rows"
+                    )
+    return {joined.name: (min(r.low for r in ranges), max(r.high for r in ranges) - 1)}
+
+
+def _both(one: Description, other: Description) -> Description:
+    """The columns of both. Raises ModelError where they call two things by one name."""
+    parts = ("features", "columns", "inputs", "tables")
+    for part in parts:
+        names = {entry.name for entry in getattr(one, part)}
+        if twice := sorted(entry.name for entry in getattr(other, part) if entry.name in names):
+            raise ModelError(f"{other.path}: {part}: {twice[0]!r} is the name of something in {one.path} already")
+    return msgspec.structs.replace(other, **{part: (*getattr(one, part), *getattr(other, part)) for part in parts})

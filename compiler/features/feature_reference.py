@@ -1,0 +1,184 @@
+"""What every column gives, in plain Python: slow, exact, and what the kernels are compared with.
+
+TensorFlow's semantics: tf.strings.to_hash_bucket_fast, Bucketize, tf.strings.split, safe_embedding_lookup_sparse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import sqrt
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.embedding.row_storage import floats
+from veltair.compiler.features.description import Column, Description, Feature, reads
+from veltair.compiler.features.feature_layout import Layout, bank_of, banks_of
+from veltair.compiler.features.feature_tables import rows_of
+from veltair.compiler.features.fingerprint import fingerprint64
+from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.profiles.artifact.strings import Strings
+
+Raw = NDArray[Any] | Strings | Sequence[bytes]  # a feature's values: numbers (B, width) or (B,), or one string a row
+NUMBER = re.compile(rb" *[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? *")
+TWINS = (("lower", "\u212a", b"k"), ("lower", "\u0130", b"i"), ("upper", "\u0131", b"I"), ("upper", "\u017f", b"S"))
+GONE = -(1 << 62)  # an index that was removed
+
+
+def reference(
+    description: Description, raw: Mapping[str, Raw], tables: Mapping[str, NDArray[Any]] | None = None
+) -> dict[str, NDArray[Any]]:
+    """The model's inputs (B, width) by name, of float32 or, of ids, int64.
+
+    `tables` by name, as `rows.stored` keeps them; default: those of the description in float32.
+    """
+    names = {column.table for column in description.columns}
+    known = {t.name: t for t in description.tables if t.name in names}
+    rows = tables if tables is not None else {n: rows_of(t, description.path) for n, t in known.items()}
+    found = {}
+    for column in description.columns:
+        table = rows[column.table] if column.table is not None else None
+        values = {name: v.tolist() if isinstance(v := raw[name], Strings) else v for name in reads(column)}
+        found[column.name] = _column(column, description.feature(column), table, values)
+    return {
+        joined.name: np.concatenate([found[name] for name in joined.columns], 1).astype(
+            np.int64 if description.gives_ids(joined) else np.float32
+        )
+        for joined in description.inputs
+    }
+
+
+def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """What `kernel.layer` gives for its banks, and `kernel.beside` for them and the tensors that it copies; texts whose
+    ends fall or pass their room are empty."""
+    description, joined = spec.attributes["_description"], spec.attributes["_joined"]
+    place = Layout.of(description)
+    places = spec.attributes.get("places", (0,))
+    read = len(arrays) + 1 - len(places)
+    banks = {bank_of(tensor.name): array for tensor, array in zip(spec.inputs[:read], arrays[:read], strict=True)}
+    batch = next(len(array) // place.widths[bank] for bank, array in banks.items())
+    used = [column for column in description.columns if column.name in joined.columns]
+    raw: dict[str, Raw] = {}
+    for feature in place.features:
+        if feature.name not in description.reads(joined.columns):
+            continue
+        kind, (first, *letters) = banks_of(feature)[0], (start * batch for start in place.starts[feature.name])
+        if feature.textual:
+            ends = [0, *banks["ends"][first : first + batch].tolist()]
+            text = banks["bytes"][letters[0] : letters[0] + feature.max_bytes * batch].tobytes()
+            raw[feature.name] = [text[a:b] if 0 <= a <= b <= len(text) else b"" for a, b in pairwise(ends)]
+        else:
+            raw[feature.name] = banks[kind][first : first + batch * feature.width].reshape(batch, feature.width)
+    part = msgspec.structs.replace(description, columns=tuple(used), inputs=(joined,))
+    pieces = [reference(part, raw, spec.attributes["_tables"])[joined.name], *arrays[read:]]
+    return np.concatenate([pieces[i] for i in np.argsort(places)], axis=1)
+
+
+def _column(column: Column, feature: Feature, table: NDArray[Any] | None, values: Mapping[str, Any]) -> NDArray[Any]:
+    """`values`: of each feature that it reads, rows of numbers or a list of texts."""
+    raw = values[column.feature]
+    if column.step == "copy":
+        return np.asarray(raw, np.float32).reshape(len(raw), feature.width)
+    if column.counts:
+        many = np.array([len(values_of(feature, row)) for row in raw])[:, None]
+        return many if column.step == "length" else (np.arange(feature.values or 0) < many).astype(np.int64)
+    if column.step == "number":
+        spelled = [[float(v) for v in values_of(feature, row) if NUMBER.fullmatch(v)] for row in raw]
+        return np.array([[_scale(column, len(row)) * sum(row)] for row in spelled], np.float32).reshape(-1, 1)
+    if column.boundaries is not None:  # Bucketize: what is below no boundary, NaN as well, goes to the last bucket
+        edges = np.array(column.boundaries, np.float32)
+        numbers = np.asarray(raw).reshape(-1).astype(np.float32)
+        buckets = np.searchsorted(edges, numbers, "right")
+        found = np.where(np.isnan(numbers) & (column.default >= 0), column.default, buckets).tolist()
+        place = list(range(len(found)))
+    else:
+        present = [values_of(feature, value) for value in raw]
+        place = [row for row, members in enumerate(present) for _ in members]
+        flat = [_joined(column, values, row, member) for row, members in enumerate(present) for member in members]
+        words = {str(key).encode(): at for at, key in enumerate(column.vocabulary or ())}
+        known = {value: _mapped(column, words, value) for value in dict.fromkeys(flat)}
+        found = [known[value] for value in flat]
+    guarded = {index: _guarded(column, index) for index in dict.fromkeys(found)}
+    index, rows = np.array([guarded[i] for i in found], np.int64), np.array(place, np.int64)
+    if column.ids or column.combiner == "sequence":
+        return _sequence(column, feature, table, index, rows, len(raw))
+    assert table is not None  # nothing else is added up
+    kept = (index >= 0) & (index < len(table))
+    index, rows = index[kept], rows[kept]
+    counts = np.bincount(rows, minlength=len(raw))
+    picked = floats(table[index])
+    sums = np.zeros((len(raw), picked.shape[1]))
+    np.add.at(sums, rows, picked)
+    out = np.asarray(sums * np.array([_scale(column, count) for count in counts.tolist()])[:, None], np.float32)
+    if column.empty_row is not None:
+        out[counts == 0] = floats(table[column.empty_row : column.empty_row + 1])
+    return out
+
+
+def values_of(feature: Feature, value: Any) -> list[Any]:
+    """The values of one row that are there: none of those that count as missing, no more than truncate."""
+    if feature.kind == "int":
+        ids = np.ravel(value).tolist()
+        return ids if feature.missing is False else [v for v in ids if v != feature.missing]
+    tokens = value.split(feature.separator.encode()) if feature.kind == "tokens" else [value]
+    return [token for token in tokens if token or feature.empty == "keep"][: feature.truncate]
+
+
+def _sequence(
+    column: Column, feature: Feature, table: NDArray[Any] | None, index: NDArray[np.int64], rows: NDArray[np.int64],
+    batch: int,
+) -> NDArray[Any]:  # fmt: skip
+    """Each value in its place: ids, or rows side by side; what is no index stands for nothing."""
+    steps = feature.values or 1
+    place = np.arange(len(rows)) - np.searchsorted(rows, rows)  # among those of its row
+    if table is None:
+        ids = np.full((batch, steps), column.pad)
+        ids[rows, place] = np.where(index < 0, column.pad, index + column.first_id)
+        return ids
+    fill = np.zeros(floats(table[:1]).shape[1]) if column.empty_row is None else floats(table)[column.empty_row]
+    out = np.tile(np.asarray(fill, np.float32), (batch, steps, 1))
+    kept = (index >= 0) & (index < len(table))
+    out[rows[kept], place[kept]] = floats(table[index[kept]])
+    return out.reshape(batch, -1)
+
+
+def _joined(column: Column, values: Mapping[str, Any], row: int, own: Any) -> Any:
+    """What a vocabulary is asked for: the value itself, or the parts' texts one after the other."""
+    texts = []
+    for part in column.parts:
+        text = (part.text or "").encode() if part.feature is None else values[part.feature][row]
+        text = own if part.feature == column.feature else text
+        for name, sign, twin in TWINS:
+            text = text.replace(sign.encode(), twin) if part.unicode and part.case == name else text
+        texts.append(text.lower() if part.case == "lower" else text.upper() if part.case == "upper" else text)
+    return b"".join(texts) if column.parts else own
+
+
+def _guarded(column: Column, index: int) -> int:
+    for guard in column.guards:
+        low, high = guard.interval
+        if index != GONE and not low <= index < high:
+            index = GONE if guard.remove is not None else guard.value
+    return index
+
+
+def _mapped(column: Column, words: Mapping[bytes, int], value: Any) -> int:
+    """The default -1, TensorFlow's too, is an index that no table has: guards see it, the lookup drops it."""
+    if column.identity is not None:
+        return int(value) if 0 <= value < column.identity else column.default
+    text = value if isinstance(value, bytes) else str(value).encode()
+    if column.hash is not None:
+        return fingerprint64(text) % column.hash
+    if text in words:
+        return words[text]
+    return len(words) + fingerprint64(text) % column.oov if column.oov else column.default
+
+
+def _scale(column: Column, count: int) -> float:
+    if column.combiner == "sum" or count == 0:
+        return 1.0
+    return 1 / sqrt(count) if column.combiner == "sqrtn" else 1 / count

@@ -1,0 +1,1 @@
+"""compiler/features/from_onnx"""

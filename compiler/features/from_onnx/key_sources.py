@@ -1,0 +1,110 @@
+"""Where an encoder's keys come from in an ONNX graph: inputs, split into tokens, joined, in another case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import onnx
+from onnx import TensorProto
+
+from veltair.compiler.features.description import Part
+from veltair.compiler.features.from_onnx.graph_index import VIEWS, Graph
+from veltair.compiler.onnx.node_attributes import attribute
+from veltair.errors import ModelError
+
+ASCII_LOCALES, UNICODE_LOCALES = ("C", "POSIX"), ("en_US", "en_US.UTF-8", "C.UTF-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a column's values come from: an input of the model, split into tokens or not."""
+
+    name: str
+    kind: Literal["int", "float", "string", "tokens"]
+    separator: str = ","
+    split: onnx.NodeProto | None = None
+    parts: tuple[Part, ...] = ()
+
+
+def source_of(node: onnx.NodeProto, graph: Graph) -> Source:
+    """Where an encoder's keys come from."""
+    split = _split(node.input[0], graph)
+    if split is None:
+        parts = _parts(node.input[0], node, Part(), graph)
+    else:
+        inner = _parts(split.input[0], node, Part(), graph)
+        if len(inner) > 1:
+            raise graph.error(split, "splits what StringConcat makes; expected an input of the model")
+        parts = inner
+    names = [part.feature for part in parts if part.feature is not None]
+    if not names:
+        raise graph.error(node, "reads a constant; expected an input of the model")
+    name = names[0]
+    text = graph.type_of(name) == TensorProto.STRING
+    plain = len(parts) == 1 and parts[0].case is None
+    ranks = {graph.rows(n) for n in names}
+    if len(ranks) > 1:
+        raise graph.error(node, f"joins texts of different shapes: {', '.join(names)}")
+    if not text:
+        return Source(name, "int")
+    if split is None:
+        return Source(name, "string", parts=() if plain else parts)
+    separator = attribute(split, "delimiter", b"").decode("utf-8", "replace")
+    if len(separator) != 1 or not separator.isascii() or attribute(split, "maxsplit", None) is not None:
+        raise graph.error(split, "expected a delimiter of one ASCII character, and no maxsplit")
+    if not plain and separator.isalpha():
+        raise graph.error(split, f"splits at the letter {separator!r}, whose case is changed before")
+    return Source(name, "tokens", separator, split, () if plain else parts)
+
+
+def _split(name: str, graph: Graph) -> onnx.NodeProto | None:
+    """The StringSplit whose tokens are encoded."""
+    while name in graph.producer and graph.producer[name].op_type in VIEWS:
+        name = graph.producer[name].input[0]
+    node = graph.producer.get(name)
+    return node if node is not None and node.op_type == "StringSplit" and name == node.output[0] else None
+
+
+def _parts(name: str, user: onnx.NodeProto, part: Part, graph: Graph) -> tuple[Part, ...]:
+    """Texts that one is made of, from inputs and constants on. `part`: what becomes of them behind."""
+    constant, node = graph.text(name), graph.producer.get(name)
+    if constant is not None:
+        if part.unicode and not constant.isascii():
+            raise graph.error(user, f"changes the case of {constant!r}; expected ASCII")
+        cased = constant.encode()  # bytes change ASCII letters alone
+        cased = cased.lower() if part.case == "lower" else cased.upper() if part.case == "upper" else cased
+        return (Part(text=cased.decode()),)
+    if node is not None and node.op_type in VIEWS:
+        return _parts(node.input[0], user, part, graph)
+    if node is not None and node.op_type == "StringConcat":
+        return tuple(found for given in node.input for found in _parts(given, node, part, graph))
+    if node is not None and node.op_type == "StringNormalizer":
+        inner = _case(node, graph)
+        if part.case is not None and inner.case is not None:
+            raise graph.error(node, "the case is changed twice")
+        return _parts(node.input[0], node, part if inner.case is None else inner, graph)
+    if node is not None:
+        raise graph.error(
+            node, f"stands before {user.op_type} {user.name!r}; expected StringSplit, StringConcat and "
+            "StringNormalizer at most",
+        )  # fmt: skip
+    if name not in graph.inputs:
+        raise graph.error(user, f"reads {name!r}, which is no input of the model")
+    if graph.rows(name) is None:
+        raise ModelError(f"{graph.path}: input {name!r}: expected one value a row and a symbolic batch")
+    return (msgspec.structs.replace(part, feature=name),)
+
+
+def _case(node: onnx.NodeProto, graph: Graph) -> Part:
+    """What a StringNormalizer does to its texts."""
+    if attribute(node, "stopwords", []):
+        raise graph.error(node, "stopwords take rows out of the batch; expected none")
+    action = attribute(node, "case_change_action", b"NONE").decode()
+    case: Literal["lower", "upper"] | None = {"LOWER": "lower", "UPPER": "upper"}.get(action)  # type: ignore[assignment]
+    locale = attribute(node, "locale", b"").decode() or "en_US"
+    if locale not in (*ASCII_LOCALES, *UNICODE_LOCALES):
+        known = ", ".join((*ASCII_LOCALES, *UNICODE_LOCALES))
+        raise graph.error(node, f"letters of locale {locale!r} are not known; expected one of {known}")
+    return Part(case=case, unicode=case is not None and locale in UNICODE_LOCALES)

@@ -1,0 +1,74 @@
+"""ONNX's label encoders: which keys lead to which values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from veltair.compiler.onnx.node_attributes import attribute
+
+ENCODERS = ("LabelEncoder", "CategoryMapper")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    keys: tuple[str | int, ...]
+    values: NDArray[Any]  # int64 or float32; of each key, and last of what is no key
+
+
+def encoding(node: onnx.NodeProto) -> Encoding:
+    """Raises ValueError that says what is not expected of the node."""
+    if node.op_type == "CategoryMapper":
+        texts, numbers = attribute(node, "cats_strings", []), attribute(node, "cats_int64s", [])
+        return _encoding(
+            [_text(key) for key in texts], np.array(numbers, np.int64), attribute(node, "default_int64", -1)
+        )
+    keys = _listed(node, "keys", "strings", "int64s")
+    values = np.asarray(_listed(node, "values", "int64s", "floats"))
+    if values.dtype.kind not in "if":
+        raise ValueError("it gives strings; expected int64 or float32")
+    whole = values.dtype.kind == "i"
+    default = attribute(node, "default_int64", -1) if whole else attribute(node, "default_float", -0.0)
+    tensor = attribute(node, "default_tensor", None)
+    if tensor is not None:
+        default = _array(tensor).reshape(-1)[0]
+    named = [int(key) if isinstance(key, int | np.integer) else _text(key) for key in keys]
+    return _encoding(named, values.astype(np.int64 if whole else np.float32), default)
+
+
+def _encoding(keys: list[Any], values: NDArray[Any], default: Any) -> Encoding:
+    if not keys or len(keys) != len(values):
+        raise ValueError(f"{len(keys)} keys, {len(values)} values")
+    if len(set(keys)) < len(keys):
+        raise ValueError("a key stands twice")
+    return Encoding(tuple(keys), np.append(values, values.dtype.type(default)))
+
+
+def _listed(node: onnx.NodeProto, role: str, *kinds: str) -> list[Any]:
+    tensor = attribute(node, f"{role}_tensor", None)
+    if tensor is not None:
+        return list(_array(tensor).reshape(-1).tolist())
+    found: list[Any] = next((f for kind in kinds if (f := attribute(node, f"{role}_{kind}", []))), [])
+    if not found:
+        raise ValueError(f"expected {role} in {' or '.join(f'{role}_{kind}' for kind in kinds)}")
+    return found
+
+
+def _array(tensor: onnx.TensorProto) -> NDArray[Any]:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise ValueError("keys and values lie in the file, not beside it")
+    array: NDArray[Any] = np.asarray(numpy_helper.to_array(tensor))
+    if array.dtype.kind not in "ifOSU":
+        raise ValueError(f"{tensor.name or 'a tensor'} is {array.dtype}")
+    return array
+
+
+def _text(key: Any) -> str:
+    if not isinstance(key, bytes | str):
+        raise ValueError(f"the key {key!r} is neither text nor a whole number")
+    return key.decode("utf-8") if isinstance(key, bytes) else key

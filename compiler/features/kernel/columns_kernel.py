@@ -1,0 +1,185 @@
+"""All columns of an input in one kernel, driven by tables of numbers: its code does not grow with the columns.
+
+RECom 3.1 maps a column to a thread block; here a task is a tile of rows of a chunk of columns that share their code.
+First the indices of the whole tile, many rows at a time, then its rows of the tables, copied side by side. Computed
+tensors that stand beside the columns in what reads them are copied there by tasks of their own (`beside`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.features.description import Description, Joined
+from veltair.compiler.features.feature_layout import Layout, bank_of, banks_of
+from veltair.compiler.features.kernel.column_table import Field, Plan, plan
+from veltair.compiler.features.kernel.indices import Work
+from veltair.compiler.features.kernel.row_lookup import Roads
+from veltair.compiler.features.kernel.text import powers_of_ten
+from veltair.compiler.features.random_features import draw
+from veltair.compiler.features.table_store import Store
+from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.kernels.codegen.emit import primitive, to_bf16_bits, when
+from veltair.compiler.kernels.rows.concat_rows import copy_row
+from veltair.errors import ModelError
+from veltair.profiles.artifact.strings import MOST_BYTES
+
+SPECIAL = 4  # widths of rows that have code of their own: the most frequent ones
+WIDEST = 128  # of those
+INDEX_BYTES = 4
+
+
+def layer(
+    description: Description, joined: Joined, max_batch: int, store: Store | None = None, dtype: str = "float32"
+) -> LayerSpec:
+    """The layer that gives an input (B, width) of the model from the banks of raw features that its columns read.
+
+    store: of all the description's tables; made where none is given. dtype: int64 or int32 of ids. Raises ModelError.
+    """
+    place, store = Layout.of(description), store or Store.of(description)
+    found = plan(description, joined, store)
+    room = max_batch * place.widths.get("bytes", 0)
+    if room > MOST_BYTES:
+        raise ModelError(
+            f"{description.path}: max_bytes: room for {room} bytes of text in a batch of {max_batch}; expected at most "
+            f"{MOST_BYTES}: lower max_bytes or the greatest batch"
+        )
+    read = description.reads(joined.columns)
+    banks = {bank for feature in place.features if feature.name in read for bank in banks_of(feature)}
+    inputs = tuple(place.activation(bank) for bank in place.widths if bank in banks)
+    attributes = {
+        "_plan": found, "plan": found.digest, "_description": description, "_joined": joined, "_tables": store.tables,
+        "_note": found.note, "_draw": partial(draw, description, [bank_of(tensor.name) for tensor in inputs]),
+    }  # fmt: skip
+    if found.storage != "fp32":
+        attributes["storage"] = found.storage
+    return LayerSpec(
+        joined.name, "columns", inputs, (Activation(joined.name, dtype, (-1, found.width)),), attributes,
+        {"tables": found.tables}, found.width, max_batch,
+    )  # fmt: skip
+
+
+def beside(columns: LayerSpec, before: Sequence[Activation], behind: Sequence[Activation], y: Activation) -> LayerSpec:
+    """A columns' layer that gives its numbers (B, width) with computed ones, float32 or bfloat16 (B, …), on both sides.
+
+    y: the whole, float32 or bfloat16.
+    """
+    found: Plan = columns.attributes["_plan"]
+    starts = np.cumsum(
+        [0, *(tensor.shape[1] for tensor in before), found.width, *(t.shape[1] for t in behind)]
+    ).tolist()
+    own, shifted = starts.pop(len(before)), found.columns.copy()
+    shifted[:, Field.OUT] += own
+    found = replace(found, columns=shifted)
+    pieces = (*before, *behind)
+    attributes = {
+        **columns.attributes, "_plan": found, "plan": found.digest, "places": (own, *starts[:-1]),
+        "_draw": partial(_draw_beside, columns.attributes["_draw"], pieces),
+    }  # fmt: skip
+    return replace(columns, inputs=(*columns.inputs, *pieces), outputs=(y,), attributes=attributes)
+
+
+def _draw_beside(
+    drawn: Callable[[int, np.random.Generator], list[NDArray[Any]]], pieces: Sequence[Activation], batch: int,
+    chance: np.random.Generator,
+) -> list[NDArray[Any]]:  # fmt: skip
+    numbers = [chance.standard_normal(piece.at(batch), np.float32) for piece in pieces]
+    rounded = [to_bf16_bits(n) if p.dtype == "uint16" else n for p, n in zip(pieces, numbers, strict=True)]
+    return [*drawn(batch, chance), *rounded]
+
+
+class Columns:
+    """See `layer` and `beside`.
+
+    A point: rows of a tile, columns of a chunk, what neighbouring tasks share, rows fetched or not.
+    """
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        """`along` "rows": the cores take tiles of rows each; "columns": columns each, which share no table."""
+        rows = [r for r in (256, 64, 32) if r == 32 or r < 2 * spec.max_batch]
+        return [
+            {"rows": r, "columns": c, "along": along, "ahead": ahead}
+            for ahead in (0, 1)
+            for along in ("columns", "rows")
+            for r in rows
+            for c in (32, 128)
+        ]
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        found: Plan = spec.attributes["_plan"]
+        rows, columns = int(point["rows"]), int(point["columns"])
+        places = spec.attributes.get("places", (0,))
+        read = len(spec.inputs) + 1 - len(places)  # banks; behind them what is copied
+        chunks, roads, dims = _chunks(found, columns, len(spec.inputs) - read)
+        widest = int(found.columns[:, Field.DIM].max())
+        words = found.vocabularies
+        weights: dict[str, NDArray[Any]] = {
+            "chunks": chunks, "columns": found.columns, "guards": found.guards, "edges": found.edges,
+            "slots": words.slots, "keys": words.keys, "spans": words.spans, "letters": words.letters,
+            "powers": powers_of_ten(), "tables": found.tables,
+        }  # fmt: skip
+        kinds = [bank_of(tensor.name) for tensor in spec.inputs[:read]]
+
+        def body(*operands: Any) -> None:
+            names = [*kinds, *weights, "out"]
+            pieces = operands[read : len(spec.inputs)]
+            buffers = dict(zip(names, (*operands[:read], *operands[len(spec.inputs) :]), strict=True))
+            batch = buffers["out"].shape[0]
+            tiles, count = T.ceildiv(batch, rows), len(chunks)
+            with T.parallel(0, tiles * count) as task:
+                by_rows = point["along"] == "rows"
+                tile = T.bind(T.floordiv(task, count) if by_rows else T.floormod(task, tiles))
+                chunk = T.bind(T.floormod(task, count) if by_rows else T.floordiv(task, tiles))
+                table = buffers["chunks"]
+                road, dim, first, many = (T.bind(table[chunk, place]) for place in range(4))
+                start = T.bind(tile * rows)
+                work = Work(
+                    buffers, first, many, start, T.bind(T.min(rows, batch - start)), batch,
+                    rows, columns, bool(point["ahead"]), found.vocabularies.longest, widest, "avx512" in features,
+                )  # fmt: skip
+                code = Roads(work)
+                for number, name in enumerate(roads):
+                    with when(road == number):
+                        code.run(name)
+                for number, width in enumerate(dims):
+                    with when(dim == number):
+                        code.rows(width)
+                for number, (piece, place) in enumerate(zip(pieces, places[1:], strict=True), len(roads)):
+                    with when(road == number), T.serial(0, work.count) as row:
+                        copy_row(piece, buffers["out"], start + row, place, piece.shape[1])
+
+        function = primitive([*spec.inputs, *weights.values(), *spec.outputs], body)
+        block = rows * columns * (INDEX_BYTES + 3 * 4 * widest)
+        tasks = -(-spec.max_batch // rows) * len(chunks)
+        return Kernel(function, tuple(weights.values()), block, tasks)
+
+
+def _chunks(found: Plan, columns: int, copied: int) -> tuple[NDArray[np.int32], list[str], list[int]]:
+    """(chunks, 4): road, width, first column, how many; dealt so that any stretch of them holds every kind. Behind the
+    roads are the numbers of `copied` tensors, a chunk each.
+
+    Also the roads and the widths that have code, by their numbers; width 0 is any other one, -1 of what copies no rows.
+    """
+    looked_up = [group for group in found.groups if group.one_row]
+    often: Counter[int] = Counter()
+    for group in looked_up:
+        often[group.dim] += group.count
+    dims = [dim for dim, _ in often.most_common(SPECIAL) if dim <= WIDEST]
+    dims += [0] if any(group.dim not in dims for group in looked_up) else []
+    roads = list(dict.fromkeys(group.road for group in found.groups))
+    chunks = [(0.5, len(roads) + piece, -1, 0, 0) for piece in range(copied)]
+    for group in found.groups:
+        width = dims.index(group.dim if group.dim in dims else 0) if group.one_row else -1
+        pieces = -(-group.count // columns)
+        for piece in range(pieces):
+            first = group.first + piece * columns
+            many = min(columns, group.first + group.count - first)
+            chunks.append(((piece + 0.5) / pieces, roads.index(group.road), width, first, many))
+    return np.array([entry[1:] for entry in sorted(chunks)], np.int32), roads, dims

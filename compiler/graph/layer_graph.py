@@ -1,0 +1,51 @@
+"""A lowered model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.profiles.artifact.manifest import Port
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Where a tensor lies inside a concatenated one: from `start` on along the second dimension in memory.
+
+    At batch 1 that is one contiguous piece: channel blocks of a blocked tensor, rows of a row-major one.
+    """
+
+    whole: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A lowered model: layers in order, and which names are views of another tensor's memory."""
+
+    layers: tuple[LayerSpec, ...]
+    views: Mapping[str, str]  # name -> name of the tensor that it shares memory with, transitively resolved
+    slices: Mapping[str, Slice]
+    activations: Mapping[str, Activation]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    max_batch: int
+    banks: tuple[Port, ...] = ()
+
+    @property
+    def rooms(self) -> tuple[Port, ...]:
+        """As `Manifest.rooms`: the tensors that inputs lie in."""
+        return (*(port for port in self.inputs if not port.places), *self.banks)
+
+    def owner(self, name: str) -> tuple[str, int]:
+        """The tensor whose memory another one lives in, and where in it, in bytes."""
+        name, offset = self.views.get(name, name), 0
+        while name in self.slices:
+            piece = self.slices[name]
+            whole = self.activations[piece.whole]
+            row = int(np.prod(whole.physical[2:], dtype=np.int64)) * np.dtype(whole.dtype).itemsize
+            name, offset = piece.whole, offset + piece.start * row
+        return name, offset

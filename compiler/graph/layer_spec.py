@@ -1,0 +1,122 @@
+"""The layer graph: what a model is between its ONNX nodes and its kernels.
+
+A layer is an anchor operator with its epilogue. Vision activations travel in a channel-blocked layout
+
+    (N, C / block, top + H + bottom, left + W + right, block)
+
+with a halo of zeros that the next convolution reads as its padding: 16 fp32 channels a block (one AVX-512 register)
+or 32 bfloat16 ones (one row of an AMX tile). Everything else travels row-major, as in ONNX.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from numpy.typing import NDArray
+
+from veltair.compiler.graph.parameters import LayerParameters
+from veltair.errors import InvariantError
+from veltair.profiles.artifact.manifest import shape_at
+
+P = TypeVar("P", bound=LayerParameters)
+Point = dict[str, int | str]  # a place in a design space
+
+
+@dataclass(frozen=True, slots=True)
+class Halo:
+    top: int = 0
+    left: int = 0
+    bottom: int = 0
+    right: int = 0
+
+    def union(self, other: Halo) -> Halo:
+        return Halo(
+            max(self.top, other.top), max(self.left, other.left),
+            max(self.bottom, other.bottom), max(self.right, other.right),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A tensor between layers. `shape` is the ONNX one; a dimension -k stands for k times the batch."""
+
+    name: str
+    dtype: str  # numpy name; "uint16" holds bfloat16 bits
+    shape: tuple[int, ...]
+    block: int = 0  # channels in a block; 0 = row-major
+    halo: Halo = field(default_factory=Halo)
+
+    @property
+    def physical(self) -> tuple[int, ...]:
+        """The shape in memory."""
+        if not self.block:
+            return self.shape
+        n, c, h, w = self.shape
+        halo = self.halo
+        return (n, -(-c // self.block), halo.top + h + halo.bottom, halo.left + w + halo.right, self.block)
+
+    def at(self, batch: int) -> tuple[int, ...]:
+        """The shape in memory for a query of this batch."""
+        return shape_at(self.physical, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """One layer before it has code. `weights` are its constants as ONNX lays them out."""
+
+    name: str
+    op: str
+    inputs: tuple[Activation, ...]
+    outputs: tuple[Activation, ...]
+    attributes: Mapping[str, Any]
+    weights: Mapping[str, NDArray[Any]]
+    flops: int  # at batch 1 of a dynamic batch: scales with it
+    max_batch: int = 1
+    parameters: LayerParameters = field(default_factory=LayerParameters)
+
+    def parameters_as(self, kind: type[P]) -> P:
+        """The parameters as those of one kind of layer. Raises InvariantError where they are of another kind."""
+        if not isinstance(self.parameters, kind):
+            raise InvariantError(f"{self.name}: expected {kind.__name__}, found {type(self.parameters).__name__}")
+        return self.parameters
+
+    def most(self, extent: int) -> int:
+        """An extent at the greatest batch."""
+        return shape_at((extent,), self.max_batch)[0]
+
+    @property
+    def workload(self) -> str:
+        """What a tuning record is filed under: everything that the time depends on; no names, halos, weights."""
+        tensors = [f"{t.dtype}{list(t.shape)}/{t.block}" for t in (*self.inputs, *self.outputs)]
+        terms = {k: v for k, v in self.attributes.items() if not k.startswith("_")} | self.parameters.terms()
+        return " ".join([self.op, *tensors, *(f"{k}={terms[k]}" for k in sorted(terms))]).replace(", ", ",")
+
+    @property
+    def symbol(self) -> str:
+        """A C identifier for the workload and halos: layers that share it share their code."""
+        halos = [str(t.halo) for t in (*self.inputs, *self.outputs)]
+        digest = hashlib.sha256(" ".join([self.workload, *halos, str(self.max_batch)]).encode()).hexdigest()
+        return f"{self.op}_{digest[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Code of one version of one layer: takes the inputs, the packed weights, then the outputs."""
+
+    function: Any  # tvm.tirx.PrimFunc without a name
+    weights: tuple[NDArray[Any], ...]
+    block_size: int  # bytes of working set of one parallel task
+    parallelism: int  # parallel extent x unroll
+
+
+class Space(Protocol):
+    """The design space of one kind of anchor."""
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        """Every candidate worth measuring, a good default first. Never empty."""
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        """Generate the code of one candidate and pack the weights that it wants."""

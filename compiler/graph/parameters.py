@@ -1,0 +1,35 @@
+"""What a layer computes besides its tensors and weights: one typed class for each kind of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+OUTSIDE_WORKLOAD: Mapping[str, Any] = {"outside workload": True}  # metadata of a field that no tuning record names
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParameters:
+    """Parameters of one kind of layer; this base class is that of layers without any.
+
+    The fields of a subclass are terms of the layer's workload, by which tuning records are found. A field that has a
+    default is a term only where its value differs from it, so that a new field keeps the records of before. A field
+    whose metadata is `OUTSIDE_WORKLOAD` is no term.
+
+    >>> @dataclass(frozen=True, slots=True)
+    ... class PoolParameters(LayerParameters):
+    ...     kernel: tuple[int, int]
+    ...     count_include_pad: bool = False
+    >>> PoolParameters((3, 3)).terms()
+    {'kernel': (3, 3)}
+    """
+
+    def terms(self) -> dict[str, Any]:
+        """The fields that the time of the layer depends on, by name."""
+        named = {field.name: (getattr(self, field.name), field) for field in fields(self)}
+        return {
+            name: value
+            for name, (value, field) in named.items()
+            if not field.metadata.get("outside workload") and (field.default is MISSING or value != field.default)
+        }

@@ -1,0 +1,72 @@
+"""Rows of a batch in the lanes of vectors: 16 rows turned to lines, one vector a column, and back.
+
+Rows are turned 16 by 16 in registers. What lies behind the last row of the batch is the last row again on its way in,
+and is not stored on its way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.kernels.codegen.emit import LANES, Expr, load, store, when
+from veltair.compiler.kernels.feature_maps.layout_transform import turned
+
+Columns = Callable[[Expr], None]
+Line = tuple[int, Expr]  # of a buffer (tiles, lines, 16)
+
+
+def flat(buffer: Any, width: int) -> Any:
+    """A tensor's memory in rows of `width`."""
+    return T.decl_buffer([prod(buffer.shape) // width, width], buffer.dtype, data=buffer.data)
+
+
+def turn_in(source: Any, first: Expr, row: Expr, rows: Expr, lines: Any, line: Line, width: int) -> None:
+    """`width` columns of 16 rows from `row` on, of `rows` that begin at row `first` of the source, to lines."""
+    tile, start = line
+
+    def place(lane: Expr | int) -> Expr:
+        return first + T.min(row + lane, rows - 1)
+
+    def block(column: Expr) -> None:
+        taken = [T.bind(load(source, place(lane), column)) for lane in range(LANES)]
+        for i, value in enumerate(turned(taken)):
+            store(lines, value, tile, start + column + i, 0)
+
+    def single(column: Expr) -> None:
+        with T.serial(0, LANES) as lane:
+            T.buffer_store(lines, source[place(lane), column], [tile, start + column, lane])
+
+    _by_16(width, block, single)
+
+
+def turn_out(lines: Any, line: Line, target: Any, first: Expr, row: Expr, rows: Expr, width: int) -> None:
+    """The other way round."""
+    tile, start = line
+
+    def block(column: Expr) -> None:
+        values = [T.bind(load(lines, tile, start + column + i, 0)) for i in range(LANES)]
+        for lane, value in enumerate(turned(values)):
+            with when(row + lane < rows):
+                store(target, value, first + row + lane, column)
+
+    def single(column: Expr) -> None:
+        with T.serial(0, LANES) as lane, when(row + lane < rows):
+            T.buffer_store(target, lines[tile, start + column, lane], [first + row + lane, column])
+
+    _by_16(width, block, single)
+
+
+def _by_16(width: int, block: Columns, single: Columns) -> None:
+    """Blocks of 16 columns, the last of which may overlap the one before it; one by one where there are fewer."""
+    if width < LANES:
+        with T.serial(0, width) as column:
+            single(column)
+        return
+    with T.serial(0, width // LANES) as number:
+        block(T.bind(number * LANES))
+    if width % LANES:
+        block(T.int32(width - LANES))

@@ -1,0 +1,147 @@
+"""Elementary functions on 16 floats, and what combines the 16.
+
+Polynomials after range reduction, in fp32 throughout and within a few units in the last place. They are plain
+arithmetic, so that LLVM makes one instruction of each operation on AVX-512 and two on AVX2, where calls of libm would
+go lane by lane. Every NaN stays one. Each function binds what it uses twice: call it inside a builder's frame.
+
+Bounds are written constant first: `max(c, x)` is `c > x ? c : x`, which keeps a NaN in x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.kernels.codegen.emit import Expr, splat, whole
+
+LOG2_E = 1.44269504088896341
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first has few bits: n * LN2_HIGH is exact
+# Adding it leaves round(x) + 126 in the low bits of the sum: a float's exponent, ready to be shifted into place.
+ROUND = 12582912.0 + 126.0  # 1.5 * 2**23 + 126
+# 2 * (e**r - 1 - r) / r**2 on [-ln 2 / 2, ln 2 / 2] (Cephes), highest power first.
+EXP = (2 * 1.9875691500e-4, 2 * 1.3981999507e-3, 2 * 8.3334519073e-3, 2 * 4.1665795894e-2, 2 * 1.6666665459e-1, 1.0)
+# 2**f on [-1/2, 1/2] with a relative error of 8e-5, highest power first.
+EXP2 = (0.0551713905, 0.2426111075, 0.6932610373, 0.9999280754)
+# (log(1 + r) - r + r**2 / 2) / r**3 on [sqrt(1/2) - 1, sqrt(2) - 1] (Cephes).
+LOG = (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+    -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+# erf(x) = x * P(x**2) / Q(x**2) up to where it rounds to 1 (the rational minimax of Eigen).
+ERF_BOUND = 3.832506856900711
+ERF_P = (0.00022905065861350646, 0.0034082910107109506, 0.050955695062380861, 0.18520832239976145, 1.128379143519084)
+ERF_Q = (
+    -1.1791602954361697e-7, 0.000023547966471313185, 0.0010179625278914885, 0.014070470171167667,
+    0.11098505178285362, 0.49746925110067538, 1.0,
+)  # fmt: skip
+# tanh(x) = x * P(x**2) / Q(x**2), likewise; scaled to Q(0) = 1, so that the least floats do not underflow.
+TANH_BOUND = 7.90531110763549805
+_Q0 = 4.89352518554385e-03
+TANH_P = tuple(
+    c / _Q0
+    for c in (
+        -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+        1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
+    )
+)  # fmt: skip
+TANH_Q = tuple(c / _Q0 for c in (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, _Q0))
+
+
+def exp(x: Expr) -> Expr:
+    """e**x: 0 below -86.99 (where the result leaves the normal floats), infinity above 88.72."""
+    x = T.bind(T.min(splat(88.8), T.max(splat(-87.0), x)))
+    # The intrinsic hides the sum from TVM, which would take ROUND away again without rounding.
+    shifted = T.bind(T.call_llvm_pure_intrin("float32x16", "llvm.fma.v16f32", x, splat(LOG2_E), splat(ROUND)))
+    n = T.bind(shifted - splat(ROUND))
+    r = T.bind(x - n * splat(LN2_HIGH) - n * splat(LN2_LOW))
+    twice = _polynomial(r, EXP) * (r * r) + (r + r + splat(2.0))
+    power = T.reinterpret("float32x16", T.shift_left(_bits(shifted), whole(23)))  # 2**(n - 1); 0 where n is -126
+    return T.bind(twice * power)
+
+
+def log(x: Expr) -> Expr:
+    """The natural logarithm: -infinity at 0, NaN below."""
+    x = T.bind(x)
+    tiny = x < splat(1.17549435e-38)  # subnormal; TVM cannot bind booleans
+    bits = T.bind(_bits(T.Select(tiny, x * splat(2.0**23), x)))
+    # The mantissa goes to [sqrt(1/2), sqrt(2)): what exceeds sqrt(2) is halved, by carrying into the exponent.
+    carried = T.bind(bits + whole(0x3F800000 - 0x3F3504F3))
+    exponent = T.cast(T.shift_right(carried, whole(23)), "float32x16")
+    e = T.bind(exponent - T.Select(tiny, splat(127.0 + 23.0), splat(127.0)))
+    mantissa = T.bitwise_and(carried, whole(0x7FFFFF)) + whole(0x3F3504F3)
+    r = T.bind(T.reinterpret("float32x16", mantissa) - splat(1.0))
+    square = T.bind(r * r)
+    tail = T.bind(_polynomial(r, LOG) * (r * square) + e * splat(LN2_LOW) - square * splat(0.5))
+    regular = T.bind(r + tail + e * splat(LN2_HIGH))
+    finite = T.bind(T.Select(x < splat(math.inf), regular, x))  # infinity and NaN stay what they are
+    above = T.bind(T.Select(T.EQ(x, splat(0.0)), splat(-math.inf), finite))
+    return T.bind(T.Select(x < splat(0.0), splat(math.nan), above))
+
+
+def erf(x: Expr) -> Expr:
+    """The error function."""
+    return _rational(x, ERF_BOUND, ERF_P, ERF_Q)
+
+
+def tanh(x: Expr) -> Expr:
+    """The hyperbolic tangent."""
+    return _rational(x, TANH_BOUND, TANH_P, TANH_Q)
+
+
+def sigmoid(x: Expr) -> Expr:
+    """1 / (1 + e**-x)."""
+    return T.bind(T.Div(splat(1.0), splat(1.0) + exp(splat(0.0) - x)))
+
+
+def rough_sigmoid(x: Expr) -> Expr:
+    """The same with a relative error below 2e-4, for what is rounded to bfloat16: a third of the time. AVX-512."""
+    x = T.bind(T.min(splat(87.0), T.max(splat(-87.0), x)))
+    shifted = T.bind(T.call_llvm_pure_intrin("float32x16", "llvm.fma.v16f32", x, splat(-LOG2_E), splat(ROUND + 1.0)))
+    f = T.bind(x * splat(-LOG2_E) - (shifted - splat(ROUND + 1.0)))
+    power = T.reinterpret("float32x16", T.shift_left(_bits(shifted), whole(23)))
+    sum_ = T.bind(_polynomial(f, EXP2) * power + splat(1.0))
+    inverse = "llvm.x86.avx512.rcp14.ps.512"
+    return T.bind(T.call_llvm_pure_intrin("float32x16", inverse, sum_, sum_, T.int16(-1)))
+
+
+def sum_lanes(x: Expr) -> Expr:
+    """The sum of the 16, as one float: halves are added to halves."""
+    return _fold(x, lambda a, b: a + b)
+
+
+def max_lanes(x: Expr) -> Expr:
+    """The greatest of the 16, as one float."""
+    return _fold(x, T.max)
+
+
+def min_lanes(x: Expr) -> Expr:
+    """The least of the 16, as one float."""
+    return _fold(x, T.min)
+
+
+def _fold(x: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+    x = T.bind(x)
+    for half in (8, 4, 2, 1):
+        low, high = (T.Shuffle([x], [T.int32(first + i) for i in range(half)]) for first in (0, half))
+        x = T.bind(combine(low, high))
+    return x
+
+
+def _rational(x: Expr, bound: float, numerator: Sequence[float], denominator: Sequence[float]) -> Expr:
+    x = T.bind(T.max(splat(-bound), T.min(splat(bound), x)))
+    square = T.bind(x * x)
+    return T.bind(T.Div(x * _polynomial(square, numerator), _polynomial(square, denominator)))
+
+
+def _polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
+    """Horner's scheme, the coefficient of the highest power first."""
+    value = splat(coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = value * x + splat(coefficient)
+    return value
+
+
+def _bits(x: Expr) -> Expr:
+    return T.reinterpret("uint32x16", x)

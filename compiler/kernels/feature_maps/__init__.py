@@ -1,0 +1,1 @@
+"""compiler/kernels/feature_maps"""

@@ -1,0 +1,64 @@
+"""Concatenation along the channels of blocked activations, from any channel on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.kernels.codegen.emit import Expr, lanes, primitive, when
+from veltair.compiler.kernels.feature_maps.spatial import inside, row_bytes, rows_of_a_task
+
+
+class Concat:
+    """inputs: any number, in blocks. A block of the result is put together in a register from all that fall into it."""
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        return rows_of_a_task(spec.outputs[0].shape[2])
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        y = spec.outputs[0]
+        _, channels, height, width = y.shape
+        block, rows = y.block, int(point["rows"])
+        blocks, chunks = -(-channels // block), -(-height // rows)
+        sources = [(i, c) for i, x in enumerate(spec.inputs) for c in range(x.shape[1])]  # of each channel
+
+        def body(*buffers: Any) -> None:
+            Y = buffers[-1]
+            with T.parallel(0, Y.shape[0] * blocks * chunks) as task:
+                image, target = T.bind(task // (blocks * chunks)), T.bind(task // chunks % blocks)
+                first = T.bind(task % chunks * rows)
+                for b in range(blocks):
+                    taken = sources[b * block : (b + 1) * block]
+                    with (
+                        when(target == b),
+                        T.serial(0, T.min(rows, height - first)) as r,
+                        T.serial(0, width) as column,
+                    ):
+                        value = _gathered(spec, buffers, taken, image, first + r, column)
+                        *where, _ = inside(y, image, b, first + r, column, 0)
+                        T.buffer_store(Y, value, [*where, lanes(0, block)])
+
+        function = primitive([*spec.inputs, y], body)
+        return Kernel(function, (), 2 * rows * row_bytes(y), blocks * chunks)
+
+
+def _gathered(
+    spec: LayerSpec, buffers: tuple[Any, ...], taken: list[tuple[int, int]], image: Expr, row: Expr, column: Expr
+) -> Expr:
+    """One block of the result: lane i from (input, channel) `taken[i]`, zero behind the last."""
+    block = spec.outputs[0].block
+    kind = f"{spec.outputs[0].dtype}x{block}"
+    value = T.broadcast(T.float32(0) if kind.startswith("float32") else T.uint16(0), block)
+    for source in dict.fromkeys((i, c // block) for i, c in taken):
+        *where, _ = inside(spec.inputs[source[0]], image, source[1], row, column, 0)
+        found = buffers[source[0]][(*where, lanes(0, block))]
+        order = list(range(block))
+        for lane, (i, c) in enumerate(taken):
+            if (i, c // block) == source:
+                order[lane] = block + c % block
+        if order == list(range(block, 2 * block)):
+            return found
+        value = T.bind(T.Shuffle([value, found], order))
+    return value

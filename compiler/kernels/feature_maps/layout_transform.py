@@ -1,0 +1,207 @@
+"""Kernels that only change a tensor's layout: row-major fp32 (N, C, H, W) or (N, H, W, C), and channel blocks.
+
+16 channels of 16 pixels are turned in registers. A plane without halo is taken as one long row, so that small planes
+too have 16 neighbours; the last tile of a row overlaps the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.graph.layer_spec import Activation, Halo, Kernel, LayerSpec, Point
+from veltair.compiler.kernels.codegen.emit import LANES, Expr, load, primitive, splat, store, when
+from veltair.compiler.kernels.feature_maps.spatial import inside, row_bytes, rows_of_a_task
+
+
+class ToBlocked:
+    """Row-major fp32 (N, C, H, W) to blocks; channels that fill up the last block are zero."""
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        return rows_of_a_task(_plane(spec.outputs[0])[0])
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        x, y = spec.inputs[0], spec.outputs[0]
+        block = y.block
+
+        def tile(X: Any, Y: Any, image: Expr, b: Expr, count: int, row: Expr, column: Expr, size: int) -> None:
+            """`size` pixels (16, or 1) of the `count` channels of a block."""
+            if size == 1:
+                for c in range(block):
+                    value = X[image, b * block + c, row, column] if c < count else T.float32(0)
+                    store(Y, value, *inside(y, image, b, row, column, c), count=1)
+                return
+            taken = [T.bind(load(X, image, b * block + c, row, column)) for c in range(count)]
+            taken += [splat(0.0)] * (block - count)
+            if block < LANES:  # the pixels' few channels side by side
+                for j, value in enumerate(interleaved(taken)):
+                    store(Y, value, *inside(y, image, b, row, column, j * LANES))
+            for first in range(0, block - block % LANES, LANES):
+                for pixel, value in enumerate(turned(taken[first : first + LANES])):
+                    store(Y, value, *inside(y, image, b, row, column + pixel, first))
+
+        return _by_tiles(x, y, y, int(point["rows"]), tile)
+
+
+class ToPlain:
+    """Blocks to row-major fp32 (N, C, H, W)."""
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        return rows_of_a_task(_plane(spec.inputs[0])[0])
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        x, y = spec.inputs[0], spec.outputs[0]
+        block = x.block
+
+        def tile(X: Any, Y: Any, image: Expr, b: Expr, count: int, row: Expr, column: Expr, size: int) -> None:
+            for first in range(0, count, LANES):
+                pixels = [
+                    T.bind(load(X, *inside(x, image, b, row, column + i, first))) for i in range(size)
+                ]  # fmt: skip
+                here = min(LANES, count - first)
+                if size == 1:
+                    for c in range(here):
+                        value = T.Shuffle(pixels, [T.int32(c)])
+                        T.buffer_store(Y, value, [image, b * block + first + c, row, column])
+                    continue
+                for c, value in enumerate(turned(pixels)[:here]):
+                    store(Y, value, image, b * block + first + c, row, column)
+
+        return _by_tiles(x, y, x, int(point["rows"]), tile)
+
+
+class ChannelsLast:
+    """Blocks to row-major fp32 (N, H, W, C): what detection heads give, whose last axis is a box's numbers."""
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        return rows_of_a_task(spec.inputs[0].shape[2])
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        x, y = spec.inputs[0], spec.outputs[0]
+        _, channels, height, width = x.shape
+        rows = int(point["rows"])
+        chunks = -(-height // rows)
+        vectors, rest = divmod(channels, LANES)
+        each = x.block // LANES  # vectors of a block
+
+        def body(X: Any, Y: Any) -> None:
+            with _tasks(X, 1, chunks, rows, height) as (image, _, row), T.serial(0, width) as column:
+
+                def found(vector: Expr) -> Expr:
+                    return load(X, *inside(x, image, vector // each, row, column, vector % each * LANES))
+
+                with T.serial(0, vectors) as v:
+                    store(Y, found(v), image, row, column, v * LANES)
+                if rest:
+                    value = T.bind(found(vectors))
+                    for lane in range(rest):
+                        one = T.Shuffle([value], [T.int32(lane)])
+                        T.buffer_store(Y, one, [image, row, column, vectors * LANES + lane])
+
+        function = primitive([x, y], body, unaligned=[y])  # it may be a slice of all heads' rows
+        return Kernel(function, (), rows * width * channels * 4 * 2, chunks)
+
+
+class Copy:
+    """A row-major tensor as it is."""
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        return [{}]
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        def body(X: Any, Y: Any) -> None:
+            with T.grid(*X.shape) as index:
+                where = list(index) if len(X.shape) > 1 else [index]
+                T.buffer_store(Y, X[tuple(where)], where)
+
+        return Kernel(primitive([*spec.inputs, *spec.outputs], body), (), 0, 1)
+
+
+def _plane(blocked: Activation) -> tuple[int, int]:
+    """Rows and columns; one long row where no halo lies between the rows."""
+    _, _, height, width = blocked.shape
+    return (1, height * width) if blocked.halo == Halo() and width % LANES else (height, width)
+
+
+def _by_tiles(x: Activation, y: Activation, blocked: Activation, rows: int, tile: Callable[..., None]) -> Kernel:
+    """Calls `tile(X, Y, image, block, channels, row, column, pixels)` for all of `blocked`, which is x or y; a task
+    takes up to `rows` rows of a block.
+    """
+    channels, block = blocked.shape[1], blocked.block
+    height, width = _plane(blocked)
+    rows = min(rows, height)
+    chunks, blocks = -(-height // rows), -(-channels // block)
+
+    def body(X: Any, Y: Any) -> None:
+        with _tasks(X, blocks, chunks, rows, height) as (image, b, row):
+            for count, whole in _fillings(channels, block):
+                with when(b < channels // block if whole else b == channels // block):
+                    _pixels(width, lambda *at, n=count: tile(X, Y, image, b, n, row, *at))
+
+    return Kernel(primitive([x, y], body), (), 2 * rows * row_bytes(blocked), blocks * chunks)
+
+
+@contextmanager
+def _tasks(X: Any, blocks: int, chunks: int, rows: int, height: int) -> Iterator[tuple[Expr, Expr, Expr]]:
+    """Image, block and row of each step of all tasks."""
+    with T.parallel(0, X.shape[0] * blocks * chunks) as task:
+        image, block = T.bind(task // (blocks * chunks)), T.bind(task // chunks % blocks)
+        first = T.bind(task % chunks * rows)
+        with T.serial(0, T.min(rows, height - first)) as r:
+            yield image, block, T.bind(first + r)
+
+
+def _fillings(channels: int, block: int) -> list[tuple[int, bool]]:
+    """How many channels blocks hold: the whole ones, and the last where it is not."""
+    return [(block, True)] * (channels >= block) + [(channels % block, False)] * (channels % block > 0)
+
+
+def _pixels(width: int, tile: Callable[[Expr, int], None]) -> None:
+    """A row in tiles of 16 pixels, or one by one where there are no 16."""
+    if width < LANES:
+        with T.serial(0, width) as column:
+            tile(column, 1)
+        return
+    with T.serial(0, width // LANES) as t:
+        tile(t * LANES, LANES)
+    if width % LANES:
+        tile(T.int32(width - LANES), LANES)
+
+
+def turned(rows: Sequence[Expr]) -> list[Expr]:
+    """The transpose of 16 vectors of 16: blocks of 8, 4, 2 and 1 change places across the diagonal."""
+    found = list(rows)
+    for distance in (8, 4, 2, 1):
+        upper = [i for i in range(LANES) if not i & distance]
+        low = [T.int32(lane + LANES - distance if lane & distance else lane) for lane in range(LANES)]
+        high = [T.int32(lane + LANES if lane & distance else lane + distance) for lane in range(LANES)]
+        for i in upper:
+            pair = [found[i], found[i + distance]]
+            found[i], found[i + distance] = T.bind(T.Shuffle(pair, low)), T.bind(T.Shuffle(pair, high))
+    return found
+
+
+def interleaved(channels: Sequence[Expr]) -> list[Expr]:
+    """16 pixels of each channel -> the pixels one after the other, with their channels side by side."""
+    count = len(channels)
+    if count == 1:
+        return list(channels)
+    if count % 2 == 0:
+        vectors = []
+        for pair in zip(interleaved(channels[::2]), interleaved(channels[1::2]), strict=True):
+            for start in (0, LANES // 2):
+                order = [T.int32(start + lane // 2 + lane % 2 * LANES) for lane in range(LANES)]
+                vectors.append(T.bind(T.Shuffle(list(pair), order)))
+        return vectors
+    vectors = []
+    for start in range(0, count * LANES, LANES):
+        value = splat(0.0)
+        for c, found in enumerate(channels):
+            places = range(start, start + LANES)
+            order = [LANES + at // count if at % count == c else lane for lane, at in enumerate(places)]
+            value = T.bind(T.Shuffle([value, found], list(map(T.int32, order))))
+        vectors.append(value)
+    return vectors

@@ -1,0 +1,108 @@
+"""Squeeze-and-excite (Hu et al. 2018) as one layer: each channel is scaled by what all channels' means say of it.
+
+Two passes over the tensor, each in parallel: the first takes the mean of a block of channels and that block's part of
+the hidden layer; the second adds the parts up, makes the gates of its own channels and scales them, which are in the
+cache still where the tensor is small.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.kernels.codegen.emit import (
+    LANES,
+    Expr,
+    activate,
+    load,
+    pad_to,
+    primitive,
+    splat,
+    store,
+    to_bf16_bits,
+)
+from veltair.compiler.kernels.feature_maps.spatial import inside, means_of_planes, row_bytes
+
+
+class SqueezeExcite:
+    """inputs: x (N, C/b, H, W, b); weights: squeeze (S, C), squeeze_bias (S), excite (C, S), excite_bias (C), in
+    memory of x's type.
+
+    y = activation(x * gate(excite @ hidden(squeeze @ mean(x)))), the attributes being activation functions.
+    """
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        blocks = -(-spec.inputs[0].shape[1] // spec.inputs[0].block)
+        return [{"groups": g} for g in dict.fromkeys(min(blocks, g) for g in (8, 2, 4, 32))]
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        x, y = spec.inputs[0], spec.outputs[0]
+        _, channels, height, width = x.shape
+        groups = int(point["groups"])
+        blocks = -(-channels // x.block)
+        vectors = x.block // LANES  # of a block
+        each = -(-blocks // groups)
+        squeeze = pad_to(pad_to(spec.weights["squeeze"].T, 0, x.block), 1, LANES)  # (C, S)
+        hidden, narrow = squeeze.shape[1], len(spec.weights["squeeze"])
+        excite = pad_to(spec.weights["excite"], 0, x.block).reshape(blocks, x.block, narrow).transpose(0, 2, 1)
+        stored = to_bf16_bits if x.dtype == "uint16" else np.ascontiguousarray
+        weights = (
+            stored(squeeze), pad_to(spec.weights["squeeze_bias"], 0, LANES),
+            stored(excite), pad_to(spec.weights["excite_bias"], 0, x.block),
+        )  # fmt: skip
+        functions = {name: str(spec.attributes[name]) for name in ("hidden", "gate", "activation")}
+
+        def body(X: Any, W1: Any, B1: Any, W2: Any, B2: Any, Y: Any) -> None:
+            n = X.shape[0]
+            parts = T.alloc_buffer((n, blocks, hidden), "float32", scope="global")
+
+            def squeezed(image: Expr, block: Expr) -> None:
+                means = T.alloc_buffer((x.block,), "float32", scope="local")
+                means_of_planes(x, X, image, block, means)
+                sums = T.alloc_buffer((hidden // LANES,), "float32x16", scope="local")
+                for h in range(0, hidden, LANES):
+                    T.buffer_store(sums, splat(0.0), [h // LANES])
+                with T.serial(0, x.block) as lane:
+                    mean = T.bind(T.broadcast(means[lane], LANES))
+                    for h in range(0, hidden, LANES):
+                        tap = load(W1, block * x.block + lane, h)
+                        T.buffer_store(sums, sums[h // LANES] + mean * tap, [h // LANES])
+                for h in range(0, hidden, LANES):
+                    store(parts, sums[h // LANES], image, block, h)
+
+            def excited(image: Expr, block: Expr, middle: Any) -> None:
+                gates = T.alloc_buffer((vectors,), "float32x16", scope="local")
+                for v in range(vectors):
+                    T.buffer_store(gates, load(B2, (block * vectors + v) * LANES), [v])
+                with T.serial(0, narrow) as k:
+                    value = T.bind(T.broadcast(middle[k], LANES))
+                    for v in range(vectors):
+                        T.buffer_store(gates, gates[v] + value * load(W2, block, k, v * LANES), [v])
+                bound = [T.bind(activate(gates[v], functions["gate"])) for v in range(vectors)]
+                with T.grid(height, width) as (row, column):
+                    for v, gate in enumerate(bound):
+                        value = load(X, *inside(x, image, block, row, column, v * LANES)) * gate
+                        where = inside(y, image, block, row, column, v * LANES)
+                        store(Y, activate(value, functions["activation"]), *where)
+
+            with T.parallel(0, n * blocks) as task:
+                squeezed(T.bind(task // blocks), T.bind(task % blocks))
+            with T.parallel(0, n * groups) as task:
+                image, first = T.bind(task // groups), T.bind(task % groups * each)
+                middle = T.alloc_buffer((hidden,), "float32", scope="local")
+                sums = T.alloc_buffer((hidden // LANES,), "float32x16", scope="local")
+                for h in range(0, hidden, LANES):
+                    T.buffer_store(sums, load(B1, h), [h // LANES])
+                with T.serial(0, blocks) as part:
+                    for h in range(0, hidden, LANES):
+                        T.buffer_store(sums, sums[h // LANES] + load(parts, image, part, h), [h // LANES])
+                for h in range(0, hidden, LANES):
+                    store(middle, activate(sums[h // LANES], functions["hidden"]), h)
+                with T.serial(0, T.max(T.min(each, blocks - first), 0)) as b:
+                    excited(image, first + b, middle)
+
+        block_size = each * (height * row_bytes(x) + height * row_bytes(y) + vectors * hidden * LANES * 4)
+        return Kernel(primitive([x, *weights, y], body), weights, block_size, groups)

@@ -1,0 +1,32 @@
+"""Matrix products with constant weights on bfloat16: in tiles where the CPU has AMX, else in pairs."""
+
+from __future__ import annotations
+
+from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.kernels.matmul.matmul import Matmul
+from veltair.compiler.kernels.matmul.matmul_amx import DEPTH, PAIRS, PANEL, matmul_amx
+from veltair.compiler.kernels.matmul.matmul_operands import matmul_rows
+
+
+class MatmulBf16:
+    """inputs: x (M, K) bfloat16[, gate (M, N)][, residual (M, N)]; weights: weight (K, N), bias (N); output (M, N).
+
+    Gate, residual and output are fp32 or bfloat16. M may depend on the batch. Sums, bias, what gate and residual do to
+    them and activation are fp32. Attribute `gated` as of `Matmul`.
+    """
+
+    def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
+        if "amx_bf16" not in features:
+            return Matmul().points(spec, features)
+        panels = -(-spec.outputs[0].shape[1] // PANEL)
+        pairs = -(-matmul_rows(spec) // PAIRS)
+        groups = [c for c in (6, 4, 3, 8, 2, 12, 1) if panels % c == 0 and c <= max(panels // 2, 1)]
+        splits = sorted({min(pairs, c) for c in (1, 2, 4)})
+        steps = max(spec.inputs[0].shape[1] // DEPTH, 1)
+        stretches = dict.fromkeys(min(steps, s) for s in (8, 6, 12, 24))
+        return [
+            {"unit": "amx", "panels": p, "chunks": c, "steps": s} for c in splits for s in stretches for p in groups
+        ]
+
+    def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
+        return matmul_amx(spec, point) if "unit" in point else Matmul().build(spec, point, features)

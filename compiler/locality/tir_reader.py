@@ -1,0 +1,206 @@
+"""Reads a kernel's TIR into a nest of loops. Prefetches and what lives in registers do not count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir, tirx
+from tvm.target import codegen
+
+from veltair.compiler.locality.loop_nest import Body, Box, Condition, Guard, Loop, Nest, Storage, Touch, fold, join
+from veltair.compiler.locality.spans import UNKNOWN, Linear, Span, combine, single, variable, whole
+
+TILE_ROWS, TILE_ROW_BYTES = 16, 64  # of an AMX tile
+_TILE_MOVES = {"llvm.x86.tileloadd64", "llvm.x86.tilestored64"}
+_OPERATORS = {"Min": "min", "Max": "max", "FloorDiv": "div", "FloorMod": "mod", "Div": "div", "Mod": "mod"}
+_COMPARED = {"LT": (1, 0), "LE": (0, 0), "GT": (1, 1), "GE": (0, 1)}  # how much less, and whether sides are swapped
+
+
+class UnreadableError(Exception):
+    """Code whose accesses cannot be told from its text: indices from memory, blocks, views."""
+
+
+def read(function: Any, shapes: Sequence[Sequence[int]]) -> Nest:
+    """Read a PrimFunc whose parameters are tensors of these shapes.
+
+    Raises UnreadableError for code that is no nest of loops over indices, e.g. of TVM's schedules.
+    """
+    reader = _Reader()
+    for parameter, shape in zip(function.params, shapes, strict=True):
+        for dim, size in zip(parameter.shape, shape, strict=True):
+            if isinstance(dim, ir.Var):
+                reader.names[hash(dim)] = Linear((), int(size))
+        reader.add(parameter, tuple(map(int, shape)), scratch=False)
+    nest = Nest(reader.storages, reader.body(function.body))
+    fold(nest)
+    return nest
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.storages: list[Storage] = []
+        self.names: dict[int, Linear] = {}  # TVM's variables by their address, which is their hash
+        self._index: dict[int, int | None] = {}  # storage of a buffer; None: in registers
+        self._touches: list[dict[tuple[int, tuple[Linear, ...]], Touch]] = []
+
+    def add(self, buffer: Any, shape: tuple[int, ...], scratch: bool) -> None:
+        vectors = "x" in str(buffer.dtype)  # a register tile
+        if scratch and (vectors or str(buffer.scope()).startswith("local")):
+            self._index[hash(buffer)] = None
+            return
+        self._index[hash(buffer)] = len(self.storages)
+        self.storages.append(Storage(shape, np.dtype(str(buffer.dtype)).itemsize, scratch))
+
+    def body(self, *statements: Any) -> Body:
+        found = Body()
+        self._touches.append({})
+        for statement in statements:
+            self._statement(statement, found)
+        found.touches = list(self._touches.pop().values())
+        return found
+
+    def _statement(self, node: Any, into: Body) -> None:
+        if isinstance(node, tirx.SeqStmt):
+            for part in node.seq:
+                self._statement(part, into)
+        elif isinstance(node, tirx.BufferStore):
+            self._value(node.value)
+            self._touch(node.buffer, node.indices)
+        elif isinstance(node, tirx.Bind):
+            self._value(node.value)
+            if str(node.value.ty) in ("int32", "int64"):
+                self.names[hash(node.var)] = self._linear(node.value)
+        elif isinstance(node, tirx.AttrStmt):
+            self._statement(node.body, into)
+        elif isinstance(node, tirx.Evaluate):
+            self._value(node.value)
+        elif isinstance(node, tirx.AllocBuffer):
+            shape = tuple(self._linear(dim).span({}).first for dim in node.buffer.shape)
+            self.add(node.buffer, shape, scratch=True)
+        elif isinstance(node, tirx.For):
+            number = hash(node.loop_var)
+            self.names[number] = variable(number)
+            start, extent = self._linear(node.min), self._linear(node.extent)
+            parallel = int(node.kind) == int(tirx.ForKind.PARALLEL)
+            into.inner.append(Loop(number, start, extent, parallel, self.body(node.body)))
+        elif isinstance(node, tirx.IfThenElse):
+            self._value(node.condition)
+            into.inner.append(Guard(self._condition(node.condition), self.body(node.then_case)))
+            if node.else_case is not None:
+                into.inner.append(Guard(Condition(), self.body(node.else_case)))
+        else:
+            raise UnreadableError(type(node).__name__)
+
+    def _value(self, node: Any) -> None:
+        """Note what an expression reads."""
+        if isinstance(node, ir.Call):
+            self._call(node)
+        elif type(node).__name__ == "TensorLoad":
+            self._touch(node.source, node.indices)
+        else:
+            for child in _children(node):
+                self._value(child)
+
+    def _call(self, call: Any) -> None:
+        name = call.op.name
+        if name.startswith("tirx.call_llvm"):
+            name = str(codegen.llvm_get_intrinsic_name(int(call.args[0])))
+        if "prefetch" in name:
+            return
+        for at, argument in enumerate(call.args):
+            if not (isinstance(argument, ir.Call) and argument.op.name == "tirx.address_of"):
+                self._value(argument)
+            elif name in _TILE_MOVES:
+                self._tile(argument.args[0], int(call.args[at + 1]))
+            else:
+                load = argument.args[0]
+                self._touch(load.source, load.indices, _first_ones(load, call.args))
+
+    def _tile(self, load: Any, stride: int) -> None:
+        """16 rows of 64 bytes, `stride` bytes apart."""
+        at = self._index[hash(load.source)]
+        if at is None:
+            return
+        storage = self.storages[at]
+        pitches = np.cumprod((1, *storage.shape[:0:-1]))[::-1] * storage.item_bytes  # bytes between neighbours
+        rows = next(i for i, pitch in enumerate(pitches) if stride % pitch == 0)
+        box = [single(0)] * len(pitches)
+        box[-1] = whole(TILE_ROW_BYTES // storage.item_bytes)
+        step = stride // int(pitches[rows])
+        box[rows] = box[rows].plus(Span(0, step * (TILE_ROWS - 1), step))
+        self._touch(load.source, load.indices, tuple(box))
+
+    def _touch(self, buffer: Any, indices: Sequence[Any], box: Box | None = None) -> None:
+        if hash(buffer) not in self._index:
+            raise UnreadableError("a view of a buffer")
+        at = self._index[hash(buffer)]
+        if at is None:
+            return
+        corner, offsets = [], []
+        for i, index in enumerate(indices):
+            reach = box[i] if box else single(0)
+            if isinstance(index, tirx.Ramp):
+                lanes, step = int(index.lanes), int(index.stride)
+                index, reach = index.base, Span(0, (lanes - 1) * step, step)
+            place = self._linear(index)
+            if not place.known:
+                raise UnreadableError("an index from memory")
+            corner.append(Linear(place.terms))
+            offsets.append(reach.plus(single(place.constant)))
+        key = (at, tuple(corner))
+        touch = self._touches[-1].setdefault(key, Touch(at, key[1], []))
+        join(touch.boxes, tuple(offsets))
+
+    def _linear(self, node: Any) -> Linear:
+        kind = type(node).__name__
+        if kind == "IntImm":
+            return Linear((), int(node))
+        if kind == "Var":
+            return self.names.get(hash(node), UNKNOWN)
+        if kind == "Cast":
+            return self._linear(node.value)
+        if kind == "Select":
+            return combine("any", self._linear(node.true_value), self._linear(node.false_value))
+        if kind not in ("Add", "Sub", "Mul", *_OPERATORS):
+            return UNKNOWN
+        left, right = self._linear(node.a), self._linear(node.b)
+        if kind == "Add":
+            return left.plus(right)
+        if kind == "Sub":
+            return left.plus(right.times(-1))
+        if kind == "Mul":
+            for side, other in ((left, right), (right, left)):
+                if not side.terms:
+                    return other.times(side.constant)
+            return combine("product", left, right)
+        return combine(_OPERATORS[kind], left, right)
+
+    def _condition(self, node: Any) -> Condition:
+        kind = type(node).__name__
+        if kind == "And":
+            return Condition(self._condition(node.a).sides + self._condition(node.b).sides)
+        if kind in _COMPARED:
+            margin, swapped = _COMPARED[kind]
+            less, more = (node.b, node.a) if swapped else (node.a, node.b)
+            return Condition((self._linear(more).plus(self._linear(less).times(-1)).plus(Linear((), -margin)),))
+        return Condition()
+
+
+def _first_ones(load: Any, arguments: Sequence[Any]) -> Box | None:
+    """What a masked move touches: as many neighbours as its mask `ramp < count` has, all where that varies."""
+    mask = next((a for a in arguments if isinstance(a, tirx.LT) and isinstance(a.a, tirx.Ramp)), None)
+    if mask is None:
+        return None
+    count = mask.b.value
+    lanes = int(count) if isinstance(count, tirx.IntImm) else int(mask.a.lanes)
+    return (*[single(0)] * (len(load.indices) - 1), whole(lanes))
+
+
+def _children(node: Any) -> Iterator[Any]:
+    for name in ("a", "b", "value", "condition", "true_value", "false_value", "base", "body"):
+        child = getattr(node, name, None)
+        if child is not None:
+            yield child
+    yield from getattr(node, "vectors", ())

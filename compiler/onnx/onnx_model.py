@@ -1,0 +1,284 @@
+"""The way in: an ONNX file, checked, simplified and with every shape known.
+
+ONNX Runtime at its basic level folds batch norms and constants and stays in standard operators. Tables (large
+constants that only Gather reads) never pass through it: they stay mapped from the file that holds them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx import helper
+
+from veltair.compiler.features.from_onnx.columns import TEXTUAL, Found, take_columns
+from veltair.compiler.onnx.constants import all_nodes, check_tensors, take_tables, type_name
+from veltair.compiler.onnx.quantised_tables import take_stored
+from veltair.compiler.onnx.simplify import said, saved, simplified
+from veltair.errors import ModelError
+from veltair.machine.topology import memory_bytes
+from veltair.types import TensorSpec
+
+OPSET = 17  # older models are converted up to it
+MAX_BATCH = 32  # of a dynamic batch, where neither the caller nor the model says
+BATCHES = (7, 11)  # shapes are inferred at both: what grows with the batch is told from what does not
+PORT_TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
+VALUE_TYPES = PORT_TYPES | {"float64", "int16", "uint16", "uint32", "uint64"}
+STANDARD = ("", "ai.onnx")
+CHANCE = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+PROTOBUF_BYTES = 2**31 - 1
+SHAPE_BYTES = 4096  # constants up to here may decide shapes; larger ones are not shown to shape inference
+
+Known = dict[str, tuple[str, tuple[int, ...]]]  # type (numpy's name) and shape
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxModel:
+    """A model ready to be lowered. Shapes are ONNX ones; -k stands for k times the batch."""
+
+    path: Path
+    name: str
+    opset: int
+    nodes: tuple[onnx.NodeProto, ...]  # topological order, every one named
+    values: Mapping[str, TensorSpec]  # every tensor, constants included
+    initializers: Mapping[str, NDArray[Any]]  # a table of float32 that the file stores narrower: its stored rows
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch: int
+    metadata: Mapping[str, str]
+    columns: Found | None = None  # what gives some of the inputs, where the file's own operators say so
+
+
+def load(path: Path, max_batch: int | None = None) -> OnnxModel:
+    """Read a model. `max_batch` matters for a symbolic first dimension alone.
+
+    Raises ModelError saying what was expected and where. Writes nothing but a temporary folder of its own.
+    """
+    proto = _parse(path)
+    _name_nodes(proto)
+    stored = take_stored(proto, path, frozenset(TEXTUAL))
+    columns = take_columns(proto, path)
+    _check_nodes(proto, path)
+    check_tensors(proto, path)
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    with tempfile.TemporaryDirectory(prefix="veltair-") as folder:
+        tables = take_tables(proto, path, Path(folder))
+        dynamic = _is_dynamic(proto, path)
+        proto = _up_to_date(proto, path, Path(folder))
+        limit = _max_batch(metadata, max_batch, path) if dynamic else 1
+        _check_sizes(_inferred(proto, limit, path, strict=False), path)
+        simple, constants = simplified(proto, path, Path(folder))
+    values = _shapes(simple, dynamic, path)
+    constants |= tables
+    for name, array in constants.items():
+        values[name] = TensorSpec(name, str(array.dtype), array.shape)
+    constants |= {name: rows for name, rows in stored.items() if name in values}
+    _name_nodes(simple)
+    _check_values(simple, values, path)
+    nodes = tuple(simple.graph.node)
+    made = {name for node in nodes for name in node.output} | {i.name for i in simple.graph.input}
+    for output in simple.graph.output:
+        if output.name not in made - constants.keys():
+            raise ModelError(f"{path}: output {output.name!r} is a constant: no input reaches it")
+    inputs = tuple(values[i.name] for i in simple.graph.input if i.name not in constants)
+    outputs = tuple(values[o.name] for o in simple.graph.output)
+    for spec in (*inputs, *outputs):
+        if spec.dtype not in PORT_TYPES:
+            raise ModelError(
+                f"{path}: tensor {spec.name!r} is {spec.dtype}; expected float32, bool or a common integer"
+            )
+        if any(d < 0 for d in spec.shape[1:]) or any(d < -1 for d in spec.shape):
+            raise ModelError(f"{path}: tensor {spec.name!r} has shape {spec.shape}; expected the batch alone to vary")
+    opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
+    return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, limit, metadata, columns)
+
+
+def _parse(path: Path) -> onnx.ModelProto:
+    """The protobuf, external data not yet read."""
+    try:
+        size = path.stat().st_size
+        if not path.is_file():
+            raise ModelError(f"{path}: not a file; expected an ONNX model")
+        if size > PROTOBUF_BYTES:
+            raise ModelError(f"{path}: {size} bytes; an ONNX file holds at most 2 GB, the rest is external data")
+        content = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from None
+    try:
+        proto = onnx.load_model_from_string(content)
+    except Exception:
+        raise ModelError(f"{path}: not an ONNX file (no ModelProto could be read from it)") from None
+    graph = proto.graph
+    if not graph.node or not graph.output or not any(o.domain in STANDARD for o in proto.opset_import):
+        raise ModelError(f"{path}: not an ONNX model (it has no nodes, no output or no operator set)")
+    return proto
+
+
+def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
+    """What cannot be served whatever its shapes: foreign operators, training, chance."""
+    constants = {t.name: t for t in proto.graph.initializer}
+    constants |= {n.output[0]: n.attribute[0].t for n in proto.graph.node if n.op_type == "Constant" and n.attribute}
+    local = {(function.domain, function.name) for function in proto.functions}
+    for node in all_nodes([*proto.graph.node, *(n for function in proto.functions for n in function.node)]):
+        where = f"{path}: node {node.name!r}"
+        if node.domain not in STANDARD:
+            if (node.domain, node.op_type) not in local:
+                raise ModelError(f"{where}: operator {node.domain}.{node.op_type} is not one of standard ONNX")
+            continue
+        if node.op_type in CHANCE:
+            raise ModelError(f"{where}: operator {node.op_type} draws at random; expected a deterministic model")
+        training = any(a.name == "training_mode" and a.i for a in node.attribute)
+        if node.op_type == "Dropout" and len(node.input) > 2 and (flag := constants.get(node.input[2])) is not None:
+            training = any(flag.raw_data) or any(flag.int32_data)
+        if training:
+            raise ModelError(f"{where}: operator {node.op_type} is in training mode; expected a model for inference")
+
+
+def _up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelProto:
+    """Checked by ONNX's own checker, of opset 17 or newer, constants no longer listed as inputs; large ones move to
+    the folder."""
+    version = next(o.version for o in proto.opset_import if o.domain in STANDARD)
+    try:
+        if any(not output.type.tensor_type.HasField("shape") for output in proto.graph.output):
+            # An output may come without its shape, which the checker does not like.
+            proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True)
+        onnx.checker.check_model(str(saved(proto, folder / "checked.onnx")))
+        if version < OPSET:
+            proto = onnx.version_converter.convert_version(proto, OPSET)
+    except Exception as error:
+        raise ModelError(f"{path}: {said(error)}") from None
+    proto.ir_version = max(proto.ir_version, 8)  # below 4, a constant had to be an input as well
+    constants = {t.name for t in proto.graph.initializer}
+    inputs = [i for i in proto.graph.input if i.name not in constants]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    return proto
+
+
+def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:
+    """Whether some input's first dimension is symbolic. No other dimension may be."""
+    dynamic = False
+    for value in proto.graph.input:
+        where = f"{path}: input {value.name!r}"
+        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+            raise ModelError(f"{where} is not a tensor with a shape")
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.HasField("dim_value"):
+                if dim.dim_value < 1:
+                    raise ModelError(f"{where}: dimension {axis} is {dim.dim_value}; expected at least 1, or a name")
+            elif axis:
+                raise ModelError(f"{where}: dimension {axis} is symbolic; only the first may be")
+            else:
+                dynamic = True
+    return dynamic
+
+
+def _max_batch(metadata: Mapping[str, str], asked: int | None, path: Path) -> int:
+    if asked is not None and asked < 1:
+        raise ModelError(f"{path}: expected a greatest batch of at least 1, got {asked}")
+    if asked is not None:
+        return asked
+    stated = metadata.get("veltair.max_batch", str(MAX_BATCH))
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", stated):
+        raise ModelError(f"{path}: metadata veltair.max_batch is {stated!r}; expected a whole number of at least 1")
+    return int(stated)
+
+
+def _check_sizes(known: Known, path: Path) -> None:
+    """A file of a hundred bytes can ask for a constant of terabytes: refused before anything computes it."""
+    memory = memory_bytes()
+    for name, (_, shape) in known.items():
+        if memory and 4 * math.prod(shape) > memory:
+            raise ModelError(f"{path}: tensor {name!r} of shape {shape} is larger than this machine's memory")
+
+
+def _shapes(proto: onnx.ModelProto, dynamic: bool, path: Path) -> dict[str, TensorSpec]:
+    """Every tensor's type and shape."""
+    small = _inferred(proto, BATCHES[0], path)
+    large = _inferred(proto, BATCHES[1], path) if dynamic else small
+    values: dict[str, TensorSpec] = {}
+    for name, (dtype, shape) in small.items():
+        dims = []
+        for at_small, at_large in zip(shape, large[name][1], strict=True):
+            if at_small == at_large:
+                dims.append(at_small)
+            elif at_small * BATCHES[1] == at_large * BATCHES[0] and at_small % BATCHES[0] == 0:
+                dims.append(-(at_small // BATCHES[0]))
+            else:
+                raise ModelError(f"{path}: tensor {name!r}: a dimension grows with the batch, but not in proportion")
+        values[name] = TensorSpec(name, dtype, tuple(dims))
+    return values
+
+
+def _inferred(proto: onnx.ModelProto, batch: int, path: Path, strict: bool = True) -> Known:
+    """Types and shapes with the batch set to a number; without `strict`, those that can be told."""
+    try:
+        found = onnx.shape_inference.infer_shapes(_outline(proto, batch), strict, strict, data_prop=True)
+    except Exception as error:
+        raise ModelError(f"{path}: {said(error)}") from None
+    known: Known = {}
+    for value in (*found.graph.value_info, *found.graph.output, *found.graph.input):
+        tensor = value.type.tensor_type
+        if value.type.HasField("tensor_type") and tensor.HasField("shape"):
+            dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
+            if -1 not in dims:
+                known[value.name] = (type_name(tensor.elem_type), tuple(dims))
+    for node in proto.graph.node if strict else ():
+        for name in node.output:
+            if name and name not in known:
+                raise ModelError(
+                    f"{path}: node {node.name!r}: the shape of what {node.op_type} gives ({name!r}) cannot be told; it"
+                    " may depend on the values of the inputs"
+                )
+    return known
+
+
+def _outline(proto: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+    """The model with the batch set, large constants as inputs and no stated shapes: all that inference needs."""
+    graph, small = proto.graph, []
+    inputs = {i.name: i for i in graph.input}
+    for tensor in graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() <= SHAPE_BYTES:
+            small.append(tensor)
+        elif tensor.name not in inputs:
+            inputs[tensor.name] = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+    outputs = [o for o in graph.output if o.name not in inputs and o.name not in {t.name for t in graph.initializer}]
+    outline = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    outline.graph.CopyFrom(helper.make_graph(graph.node, graph.name or "g", inputs.values(), outputs, small))
+    for dim in (dim for value in outline.graph.input for dim in value.type.tensor_type.shape.dim[:1]):
+        if not dim.HasField("dim_value"):
+            dim.dim_value = batch
+    for value in outline.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return outline
+
+
+def _name_nodes(proto: onnx.ModelProto) -> None:
+    """Every node gets a name of its own: ONNX wants none, ONNX Runtime and our messages do."""
+    seen: set[str] = set()
+    for index, node in enumerate(proto.graph.node):
+        if not node.name or node.name in seen:
+            node.name = f"{node.name or node.op_type}_{index}"
+        while node.name in seen:
+            node.name += "_"
+        seen.add(node.name)
+
+
+def _check_values(proto: onnx.ModelProto, values: Mapping[str, TensorSpec], path: Path) -> None:
+    """Whether everything that nodes give can be computed on."""
+    for node in proto.graph.node:
+        where = f"{path}: node {node.name!r}"
+        if node.domain not in STANDARD:
+            raise ModelError(f"{where}: operator {node.domain}.{node.op_type} is not supported")
+        for spec in (values[name] for name in node.output if name):
+            if spec.dtype not in VALUE_TYPES:
+                raise ModelError(f"{where}: operator {node.op_type} gives {spec.dtype}; expected float32 or integers")
+            if 0 in spec.shape:
+                raise ModelError(f"{where}: operator {node.op_type} gives an empty tensor of shape {spec.shape}")

@@ -1,0 +1,51 @@
+"""Batch norms of rows: what stands before a dense layer becomes part of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.onnx.node_attributes import attribute
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """A batch norm that its one reader, a dense layer, takes over: source * scale + shift."""
+
+    source: str
+    scale: Floats
+    shift: Floats
+
+
+def scale_and_shift(node: onnx.NodeProto, constants: Mapping[str, NDArray[Any]]) -> tuple[Floats, Floats] | None:
+    """What a batch norm multiplies each channel by, and then adds to it."""
+    gamma, beta, mean, variance = (constants.get(name) for name in node.input[1:5])
+    if gamma is None or beta is None or mean is None or variance is None:
+        return None
+    scale = gamma / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
+    return scale, beta - mean * scale
+
+
+def find_norms(lowering: Lowering) -> None:
+    """Mark the batch norms of rows (n, channels) that one dense layer reads."""
+    for node in lowering.model.nodes:
+        if node.op_type != "BatchNormalization" or len(lowering.shape_of(node.output[0])) != 2:
+            continue
+        user = lowering.only_user(node.output[0])
+        if user is None or user.op_type not in ("Gemm", "MatMul") or user.input[0] != node.output[0]:
+            continue
+        weight, found = lowering.constants.get(user.input[1]), scale_and_shift(node, lowering.constants)
+        if weight is None or weight.ndim != 2 or found is None or attribute(user, "transA", 0):
+            continue
+        if user.op_type == "Gemm" and len(user.input) > 2 and user.input[2] not in ("", *lowering.constants):
+            continue
+        lowering.patterns[id(node)] = Normed(node.input[0], *found)
+        lowering.done.add(id(node))

@@ -1,0 +1,101 @@
+"""Embedding bags in ONNX: a Gather from a constant table whose rows are summed or averaged per bag, or are its bags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from veltair.compiler.embedding.row_storage import narrow
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.onnx.node_attributes import attribute, reduced, times
+from veltair.compiler.onnx.onnx_model import OnnxModel
+from veltair.types import TensorSpec
+
+OnlyUser = Callable[[str], onnx.NodeProto | None]  # the one node that reads a tensor
+REDUCTIONS = {"ReduceSum": "sum", "ReduceMean": "mean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bag:
+    gather: onnx.NodeProto
+    reduction: onnx.NodeProto | None  # none: every id is a bag
+    table: NDArray[Any]  # its rows as the model keeps them; of blocks of rows, a block is one
+    width: int
+    ids: TensorSpec  # (bags, lookups); of any shape where every id is a bag
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Bags and lookups."""
+        if self.reduction is None:
+            return times(self.ids.shape), 1
+        bags, lookups = self.ids.shape
+        return bags, lookups
+
+    @property
+    def reduce(self) -> str:
+        return REDUCTIONS[self.reduction.op_type] if self.reduction is not None else "sum"
+
+    @property
+    def output(self) -> str:
+        return str((self.reduction or self.gather).output[0])
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What bags must share to be one layer."""
+        return self.shape, self.ids.dtype, self.width, self.reduce, str(self.table.dtype)
+
+
+def bag_at(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Bag | None:
+    """The bag that a Gather begins, if it does."""
+    table, ids = model.initializers.get(node.input[0]), model.values[node.input[1]]
+    user = only_user(node.output[0])
+    if table is None or table.ndim < 2 or ids.name in model.initializers:
+        return None
+    rows = model.values[node.input[0]]
+    if rows.dtype != "float32":
+        return None
+    if not ids.shape or ids.dtype not in ("int64", "int32") or attribute(node, "axis", 0) != 0:
+        return None
+    alone = Bag(node, None, table.reshape(len(table), -1), times(rows.shape[1:]), ids)
+    if table.ndim != 2 or len(ids.shape) != 2 or user is None or user.op_type not in REDUCTIONS:
+        return alone
+    sums = not attribute(user, "keepdims", 1) and reduced(user, model.initializers) in ([1], [-2])
+    return replace(alone, reduction=user) if sums else alone
+
+
+def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser, given: set[str]) -> list[Bag]:
+    """The node's bag and all others of its kind that can run with it: those whose ids are `given`, like inputs."""
+    bag = bag_at(node, model, only_user)
+    if bag is None:
+        return []
+    if bag.ids.name not in given:
+        return [bag]
+    gathers = (n for n in model.nodes if n.op_type == "Gather" and n.input[1] in given)
+    found = (bag_at(other, model, only_user) for other in gathers)
+    return [other for other in found if other is not None and other.kind == bag.kind]
+
+
+def bags(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    """All bags of one kind as one layer; the others' nodes count as done when they are met."""
+    bags = bags_with(node, lowering.model, lowering.only_user, lowering.given)
+    if not bags:
+        return False
+    (count, lookups), width = bags[0].shape, bags[0].width
+    shape = lowering.shape_of(bags[0].output)
+    flat = shape == (count, width)
+    outputs = [Activation(bag.output if flat else f"{bag.output}/rows", "float32", (count, width)) for bag in bags]
+    inputs = [lowering.reshaped(lowering.plain(bag.ids.name), bag.shape) for bag in bags]
+    weights = {f"table{i}": lowering.tables.of(bag.gather.input[0], bag.table) for i, bag in enumerate(bags)}
+    attributes = {"reduce": bags[0].reduce} | narrow(weights.values())
+    flops = abs(count) * lookups * width * len(bags)
+    lowering.emit(lowering.spec(node.name, "embedding_bag", inputs, outputs, attributes, weights, flops))
+    for bag, output in zip(bags, outputs, strict=True):
+        lowering.done.update(id(node) for node in (bag.gather, bag.reduction) if node is not None)
+        if not flat:
+            lowering.add_view(Activation(bag.output, "float32", lowering.shape_of(bag.output)), output.name)
+    return True

@@ -1,0 +1,42 @@
+"""Columns' layers give what is read of them: rounded where products read it, joined where a concatenation does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import onnx
+
+from veltair.compiler.features.kernel.columns_kernel import beside
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
+
+
+def round_columns(lowering: Lowering) -> None:
+    """Columns that products alone read give bfloat16 where these take it."""
+    for number, spec in enumerate(lowering.layers):
+        (made,) = spec.outputs
+        if spec.op != "columns" or made.dtype != "float32" or made.name not in lowering.model.values:
+            continue
+        if narrow_rows(made.shape[0], lowering) and read_by_products(made.name, lowering):
+            narrow = lowering.known[made.name] = replace(made, dtype="uint16")
+            lowering.layers[number] = replace(spec, outputs=(narrow,))
+
+
+def join_columns(node: onnx.NodeProto, pieces: Sequence[Activation], y: Activation, lowering: Lowering) -> bool:
+    """Have the columns among the pieces (B, …) of a concatenation y, if nothing else reads them, write to their place
+    in it and copy the other pieces to theirs. Of several columns' layers the widest does."""
+    makers = {
+        spec.outputs[0].name: spec
+        for spec in lowering.layers
+        if spec.op == "columns" and lowering.only_user(spec.outputs[0].name) is node
+    }
+    own = max((piece for piece in pieces if piece.name in makers), key=lambda piece: piece.shape[1], default=None)
+    if own is None or y.shape[0] != -1:
+        return False
+    maker, place = makers[own.name], pieces.index(own)
+    lowering.layers = [spec for spec in lowering.layers if spec is not maker]
+    del lowering.known[own.name]
+    lowering.emit(replace(beside(maker, pieces[:place], pieces[place + 1 :], y), name=node.name))
+    return True

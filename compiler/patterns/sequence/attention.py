@@ -1,0 +1,219 @@
+"""Attention: softmax(Q K^T * scale + mask) V of all heads, as a layer on rows of heads side by side.
+
+The transposes that split and merge heads vanish into the layer's addressing, and where the three projections read one
+tensor, they are one product with their weights side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.onnx.node_attributes import attribute, times
+
+SPLIT, SPLIT_TRANSPOSED = [0, 2, 1, 3], [0, 2, 3, 1]  # (image, token, head, d) to heads first
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A dense layer with a bias: `x @ weight + bias`."""
+
+    x: str
+    weight: str
+    bias: str
+    output: str
+    nodes: tuple[onnx.NodeProto, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    sources: tuple[str, str, str]  # Q, K, V as rows of heads side by side
+    heads: int
+    scale: float
+    mask: str  # what is added to the scores; empty where nothing is
+    output: str  # the merged rows
+    inner: tuple[onnx.NodeProto, ...]  # all nodes between, the one that ends it left out
+    projections: tuple[Projection, ...]  # three that can be one product, or none
+
+
+def find_attention(lowering: Lowering) -> None:
+    """Mark the nodes of every attention, and of its projections, for the layers that will be made of them."""
+    for node in lowering.model.nodes:
+        end = lowering.only_user(node.output[0]) if node.op_type == "Softmax" else None
+        if end is not None and (found := _attention_between(node, end, lowering)) is not None:
+            lowering.done.update(map(id, found.inner))
+            lowering.patterns[id(end)] = found
+            if found.projections:
+                nodes = [node for projection in found.projections for node in projection.nodes]
+                first = next(node for node in lowering.model.nodes if any(node is inner for inner in nodes))
+                lowering.done.update(id(node) for node in nodes if node is not first)
+                lowering.patterns[id(first)] = found.projections
+
+
+def projections(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    """Three projections of one tensor as one product."""
+    from veltair.compiler.patterns.matmul import dense, narrow_rows
+
+    found = lowering.patterns.get(id(node))
+    if not isinstance(found, tuple):
+        return False
+    constants = lowering.constants
+    weight = np.concatenate([constants[p.weight] for p in found], axis=1)
+    bias = np.concatenate([constants[p.bias].reshape(-1) for p in found])
+    shape = lowering.shape_of(found[0].x)
+    rows = times(shape[:-1])
+    narrow = narrow_rows(rows, lowering)
+    y = Activation(_joined(found), "uint16" if narrow else "float32", (rows, weight.shape[1]))
+    dense(node.name, found[0].x, y, weight, bias, "none", None, lowering)
+    return True
+
+
+def attention(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    found = lowering.patterns.get(id(node))
+    if not isinstance(found, Attention):
+        return False
+    images, heads, tokens, keys = lowering.shape_of(node.input[0])
+    width = lowering.shape_of(found.output)[-1]
+    if found.projections:
+        inputs = [lowering.tensor(_joined(found.projections))]
+        places = tuple((0, i * width) for i in range(3))
+    else:
+        inputs = [lowering.rows(name) for name in found.sources]
+        inputs = [lowering.reshaped(x, (times(x.shape[:2]), width)) for x in inputs]
+        if len({x.dtype for x in inputs}) > 1:
+            inputs = [lowering.narrowed(x) for x in inputs]
+        places = tuple((i, 0) for i in range(3))
+    weights: dict[str, NDArray[Any]] = {}
+    if found.mask and found.mask in lowering.constants:
+        mask = lowering.constants[found.mask]
+        weights["mask"] = np.asarray(mask, np.float32).reshape((1,) * (4 - mask.ndim) + mask.shape)
+    elif found.mask:
+        inputs.append(lowering.plain(found.mask))
+    attributes = {
+        "heads": heads, "width": width // heads, "tokens": tokens, "keys": keys, "scale": found.scale,
+        "places": places, "masked": bool(found.mask),
+    }  # fmt: skip
+    rows = images * tokens
+    y = Activation(f"{found.output}/rows", inputs[0].dtype, (rows, width))
+    flops = 4 * abs(rows) * keys * width
+    lowering.emit(lowering.spec(node.name, "attention", inputs, [y], attributes, weights, flops))
+    lowering.add_view(Activation(found.output, y.dtype, lowering.shape_of(found.output)), y.name)
+    return True
+
+
+def _joined(found: tuple[Projection, ...]) -> str:
+    return "+".join(projection.output for projection in found)
+
+
+def _attention_between(softmax: onnx.NodeProto, mix: onnx.NodeProto, lowering: Lowering) -> Attention | None:
+    """The attention whose softmax and last product these are, if they are."""
+    shape = lowering.shape_of(softmax.output[0])
+    if len(shape) != 4 or attribute(softmax, "axis", -1) not in (-1, 3) or mix.op_type != "MatMul":
+        return None
+    if mix.input[0] != softmax.output[0] or min(shape[1:]) < 1:
+        return None
+    before = _scores(softmax.input[0], lowering)
+    merge = lowering.only_user(mix.output[0])
+    if before is None or merge is None or merge.op_type != "Transpose" or attribute(merge, "perm", []) != SPLIT:
+        return None
+    product, scale, mask, inner = before
+    merged = lowering.only_user(merge.output[0])
+    heads, width = shape[1], lowering.shape_of(mix.output[0])[-1]
+    images = lowering.shape_of(mix.output[0])[0]
+    if merged is None or merged.op_type != "Reshape" or width % 16:
+        return None
+    if lowering.shape_of(merged.output[0]) != (images, shape[2], heads * width):
+        return None
+    if mask and not _broadcasts(lowering.model.values[mask].shape, shape):
+        return None
+    sides = [
+        _split(product.input[0], (SPLIT,), heads, lowering),
+        _split(product.input[1], (SPLIT_TRANSPOSED,), heads, lowering),
+        _split(mix.input[1], (SPLIT,), heads, lowering),
+    ]
+    if any(side is None for side in sides):
+        return None
+    found = [side for side in sides if side is not None]
+    sources = (found[0][0], found[1][0], found[2][0])
+    if any(len(lowering.shape_of(name)) != 3 or lowering.shape_of(name)[-1] != heads * width for name in sources):
+        return None
+    nodes = (*inner, product, softmax, merge, merged, *(node for side in found for node in side[1]))
+    return Attention(sources, heads, scale, mask, merged.output[0], nodes, _projections(sources, nodes, lowering))
+
+
+def _scores(name: str, lowering: Lowering) -> tuple[onnx.NodeProto, float, str, list[onnx.NodeProto]] | None:
+    """Behind a softmax: the product, its scale, what is added, and the nodes between."""
+    nodes: list[onnx.NodeProto] = []
+    node, mask, scale = lowering.makers.get(name), "", 1.0
+    if node is not None and node.op_type == "Add" and lowering.only_user(name) is not None:
+        shape = lowering.shape_of(name)
+        sides = [i for i, other in enumerate(node.input) if _is_scores(lowering.makers.get(other), shape, lowering)]
+        if len(sides) != 1:
+            return None
+        nodes.append(node)
+        name, mask = node.input[sides[0]], node.input[1 - sides[0]]
+        node = lowering.makers.get(name)
+    if node is not None and node.op_type in ("Div", "Mul") and lowering.only_user(name) is not None:
+        factor = lowering.constants.get(node.input[1])
+        if factor is None or factor.size != 1:
+            return None
+        nodes.append(node)
+        scale = float(factor.reshape(())) if node.op_type == "Mul" else 1 / float(factor.reshape(()))
+        name = node.input[0]
+        node = lowering.makers.get(name)
+    if node is None or node.op_type != "MatMul" or lowering.only_user(name) is None or scale <= 0:
+        return None
+    return node, scale, mask, nodes
+
+
+def _is_scores(node: onnx.NodeProto | None, shape: tuple[int, ...], lowering: Lowering) -> bool:
+    return node is not None and node.op_type in ("MatMul", "Div", "Mul") and lowering.shape_of(node.output[0]) == shape
+
+
+def _broadcasts(mask: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    padded = (1,) * (4 - len(mask)) + tuple(mask)
+    return len(padded) == 4 and padded[3] == shape[3] and all(m in (1, s) for m, s in zip(padded, shape, strict=True))
+
+
+def _split(
+    name: str, orders: tuple[list[int], ...], heads: int, lowering: Lowering
+) -> tuple[str, tuple[onnx.NodeProto, ...]] | None:
+    """The rows (image, token, heads * d) that a tensor of heads is split from, and the nodes between."""
+    transpose = lowering.makers.get(name)
+    if transpose is None or transpose.op_type != "Transpose" or attribute(transpose, "perm", []) not in orders:
+        return None
+    reshape = lowering.makers.get(transpose.input[0])
+    if reshape is None or reshape.op_type != "Reshape" or lowering.shape_of(reshape.output[0])[2] != heads:
+        return None
+    if lowering.only_user(name) is None or lowering.only_user(reshape.output[0]) is None:
+        return None
+    if lowering.shape_of(reshape.output[0])[:2] != lowering.shape_of(reshape.input[0])[:2]:
+        return None
+    return reshape.input[0], (transpose, reshape)
+
+
+def _projections(
+    sources: tuple[str, ...], inner: tuple[onnx.NodeProto, ...], lowering: Lowering
+) -> tuple[Projection, ...]:
+    """The three dense layers that made the sources, if one product can make them all."""
+    found = []
+    for name in sources:
+        add = lowering.makers.get(name)
+        if add is None or add.op_type != "Add" or lowering.only_user(name) is None:
+            return ()
+        bias = next((i for i in add.input if i in lowering.constants), "")
+        product = lowering.makers.get(next((i for i in add.input if i != bias), ""))
+        if not bias or product is None or product.op_type != "MatMul" or product.input[1] not in lowering.constants:
+            return ()
+        width = lowering.shape_of(name)[-1]
+        if lowering.only_user(product.output[0]) is None or lowering.constants[bias].size != width:
+            return ()
+        found.append(Projection(product.input[0], product.input[1], bias, name, (product, add)))
+    shapes = {lowering.constants[p.weight].shape for p in found}
+    return tuple(found) if len({p.x for p in found}) == 1 == len(shapes) else ()

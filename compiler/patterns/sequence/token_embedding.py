@@ -1,0 +1,98 @@
+"""Embeddings of token sequences: rows of several tables added up, then normalised, as one layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.onnx.node_attributes import attribute, times
+from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    ids: tuple[str, ...]
+    tables: tuple[str, ...]
+    constants: tuple[NDArray[Any], ...]  # what is added to every sequence: positions
+
+
+def find_embeddings(lowering: Lowering) -> None:
+    """Mark the gathers and sums in front of each layer norm that consists of them."""
+    for node in lowering.model.nodes:
+        if node.op_type != "LayerNormalization":
+            continue
+        ids: list[str] = []
+        tables: list[str] = []
+        constants: list[NDArray[Any]] = []
+        inner: list[onnx.NodeProto] = []
+        if _collect(node.input[0], lowering, ids, tables, constants, inner) and ids and _normalises(node, lowering):
+            lowering.patterns[id(node)] = Embedding(tuple(ids), tuple(tables), tuple(constants))
+            lowering.done.update(map(id, inner))
+
+
+def embedding(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    found = lowering.patterns.get(id(node))
+    if not isinstance(found, Embedding):
+        return False
+    shape, constants = lowering.shape_of(node.output[0]), lowering.constants
+    _, tokens, width = shape
+    rows = times(shape[:-1])
+    start = np.zeros((tokens, width), np.float32)
+    for constant in found.constants:
+        start = start + constant.reshape(-1, width)
+    weights: dict[str, NDArray[Any]] = {f"table{i}": constants[name] for i, name in enumerate(found.tables)}
+    weights |= {
+        "positions": np.ascontiguousarray(start, np.float32),
+        "scale": np.asarray(constants[node.input[1]], np.float32).reshape(-1),
+        "shift": np.asarray(constants[node.input[2]], np.float32).reshape(-1),
+    }
+    narrow = narrow_rows(rows, lowering) and read_by_products(node.output[0], lowering)
+    y = Activation(f"{node.output[0]}/rows", "uint16" if narrow else "float32", (rows, width))
+    attributes = {"epsilon": float(attribute(node, "epsilon", 1e-5))}
+    inputs = [lowering.plain(name) for name in found.ids]
+    lowering.emit(lowering.spec(node.name, "embedding", inputs, [y], attributes, weights, 8 * abs(rows) * width))
+    lowering.add_view(Activation(node.output[0], y.dtype, shape), y.name)
+    return True
+
+
+def _collect(
+    name: str, lowering: Lowering, ids: list[str], tables: list[str], constants: list[NDArray[Any]],
+    inner: list[onnx.NodeProto],
+) -> bool:  # fmt: skip
+    """The terms of a sum of gathered rows; whether there is nothing else in it."""
+    if name in lowering.constants:
+        constants.append(lowering.constants[name])
+        return constants[-1].dtype == np.float32 and constants[-1].ndim >= 2
+    node = lowering.makers.get(name)
+    if node is None or lowering.only_user(name) is None:
+        return False
+    inner.append(node)
+    if node.op_type == "Add":
+        return all(_collect(i, lowering, ids, tables, constants, inner) for i in node.input)
+    if node.op_type != "Gather" or attribute(node, "axis", 0) != 0:
+        return False
+    table = lowering.constants.get(node.input[0])
+    if table is None or table.ndim != 2 or table.dtype != np.float32:
+        return False
+    if node.input[1] in lowering.constants:
+        fixed = lowering.constants[node.input[1]]
+        constants.append(table[fixed])
+        return fixed.ndim in (1, 2) and fixed.shape[:-1] in ((), (1,))
+    spec = lowering.model.values[node.input[1]]
+    ids.append(node.input[1])
+    tables.append(node.input[0])
+    return len(spec.shape) == 2 and spec.dtype in ("int64", "int32")
+
+
+def _normalises(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    """Whether a layer norm is over the last axis of sequences, with constant scale and shift."""
+    shape = lowering.shape_of(node.output[0])
+    constant = len(node.input) == 3 and all(name in lowering.constants for name in node.input[1:])
+    outputs = [name for name in node.output if name]
+    return len(shape) == 3 and attribute(node, "axis", -1) in (-1, 2) and constant and len(outputs) == 1

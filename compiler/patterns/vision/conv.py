@@ -1,0 +1,109 @@
+"""Convolutions with constant weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from veltair.compiler.graph.epilogue import Epilogue
+from veltair.compiler.graph.layer_spec import Activation, Halo
+from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.kernels.codegen.bf16_rounding import rounded_filters
+from veltair.compiler.onnx.node_attributes import attribute, padding
+from veltair.compiler.patterns.vision.channel_shuffle import shuffle_behind
+
+FOLDED = 4  # up to so many input channels (an image), a convolution takes them as one innermost block
+# So many groups are computed as one convolution with zeros between them, if a shuffle comes with it that is not made
+# when their outputs are stored: in bfloat16, or of other groups.
+DENSE_GROUPS = 8
+POOLED_BYTES = 2 << 20  # of an image's outputs; smaller ones are still in L2 when a pool of its own reads them
+
+
+def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
+    shape, weight = lowering.shape_of(node.input[0]), lowering.constants.get(node.input[1])
+    bias = lowering.constants.get(node.input[2]) if len(node.input) > 2 else None
+    if len(shape) != 4 or weight is None or (len(node.input) > 2 and bias is None):
+        return False
+    group, channels = attribute(node, "group", 1), weight.shape[0]
+    depthwise = group == shape[1] == channels and group > 1
+    kernel = tuple(weight.shape[2:])
+    strides = tuple(attribute(node, "strides", [1, 1]))
+    dilations = tuple(attribute(node, "dilations", [1, 1]))
+    out = lowering.shape_of(node.output[0])
+    pads = padding(node, shape[2:], out[2:], kernel, strides, dilations)
+    if min(pads) < 0:
+        return False
+    x = lowering.blocked(node.input[0], shape[1] if shape[1] <= FOLDED and not depthwise else None)
+    epilogue = Epilogue.behind(node, lowering)
+    output, swallowed = epilogue.output, epilogue.swallowed
+    mixable = epilogue.residual is None and not depthwise
+    shuffle = shuffle_behind(output, lowering) if mixable else None
+    shuffled = shuffle is not None and shuffle.groups == group > 1 and lowering.dtype == "float32"
+    if shuffle is not None and shuffled:
+        output, swallowed = shuffle.output, (*swallowed, *map(id, shuffle.nodes))
+    elif shuffle is not None and group <= DENSE_GROUPS:
+        weight, group = _dense(weight, group), 1
+        weight, bias = weight[shuffle.order], None if bias is None else bias[shuffle.order]
+        output, swallowed = shuffle.output, (*swallowed, *map(id, shuffle.nodes))
+    right = pads[3]
+    if lowering.dtype == "uint16" and x.block < lowering.block:
+        right += -(-lowering.block // shape[1]) + 1  # a folded tile row reads on past the last column
+    lowering.ask_halo(x, Halo(pads[0], pads[1], pads[2], right))
+    kind = "depthwise_conv2d" if depthwise else "conv2d_bf16" if lowering.dtype == "uint16" else "conv2d"
+    pooled = _pool_behind(output, epilogue, lowering) if kind == "conv2d_bf16" else None
+    if pooled is not None:
+        output, swallowed = pooled.output[0], (*swallowed, id(pooled))
+    y = Activation(output, lowering.dtype, lowering.shape_of(output), lowering.block)
+    flops = 2 * int(np.prod(np.abs(out))) * int(np.prod(weight.shape[1:]))
+    attributes: dict[str, Any] = {
+        "kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads,
+        "activation": epilogue.activation,
+    }  # fmt: skip
+    if group > 1 and not depthwise:
+        attributes["groups"] = group
+    if shuffled:
+        attributes["shuffled"] = True
+    if pooled is not None:
+        attributes["pooled"] = out[2:]
+    weight = np.asarray(weight, np.float32)
+    weights = {
+        "weight": rounded_filters(weight) if kind == "conv2d_bf16" else weight,
+        "bias": np.zeros(channels, np.float32) if bias is None else np.asarray(bias, np.float32),
+    }
+    inputs = [x] if epilogue.residual is None else [x, epilogue.residual]
+    lowering.emit(lowering.spec(node.name, kind, inputs, [y], attributes, weights, flops))
+    lowering.done.update(swallowed)
+    return True
+
+
+def _pool_behind(name: str, epilogue: Epilogue, lowering: Lowering) -> onnx.NodeProto | None:
+    """A maximum over 2 x 2 neighbours that may be taken of a convolution's sums, where what it gives would leave L2."""
+    user = lowering.only_user(name)
+    if user is None or user.op_type != "MaxPool" or len(user.output) > 1 or epilogue.residual is not None:
+        return None
+    kind, *numbers = epilogue.activation.split(":")
+    rising = kind in ("none", "relu", "clip") or (kind == "leaky" and float(numbers[0]) >= 0)
+    (_, channels, *size), out = lowering.shape_of(name), lowering.shape_of(user.output[0])
+    square = all(list(attribute(user, key, [1, 1])) == [2, 2] for key in ("kernel_shape", "strides"))
+    if not rising or not square or list(attribute(user, "dilations", [1, 1])) != [1, 1]:
+        return None
+    if any(padding(user, tuple(size), out[2:], (2, 2), (2, 2), (1, 1))[:2]):
+        return None
+    large = channels * int(np.prod(size)) * 2 >= POOLED_BYTES
+    return user if large else None
+
+
+def _dense(weight: NDArray[Any], group: int) -> NDArray[Any]:
+    """A grouped convolution's weights (OC, IC / group, KH, KW) as those of one group, zero outside the diagonal.
+
+    Costs up to `group` times the products, and its output channels may come in any order.
+    """
+    oc, ic = weight.shape[:2]
+    dense = np.zeros((oc, ic * group, *weight.shape[2:]), weight.dtype)
+    each = oc // group
+    for g in range(group):
+        dense[g * each : (g + 1) * each, g * ic : (g + 1) * ic] = weight[g * each : (g + 1) * each]
+    return dense

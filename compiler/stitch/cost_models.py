@@ -1,0 +1,179 @@
+"""Two cost models (FusionStitching 4.3, 5.4): a quick one of what fusing saves, a fuller one of what a kernel takes.
+
+Both are at batch 1. Bandwidths and cycles are those of a server core with AVX-512; only their ratios matter here, and
+the measured search has the last word about a kernel. Cache sizes are read from the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import ceil, inf, prod
+from typing import TYPE_CHECKING
+
+from veltair.compiler.stitch.composition import Domain, domain
+from veltair.compiler.stitch.program import REDUCTIONS, Op, Program, elements
+from veltair.machine import topology
+
+if TYPE_CHECKING:
+    from veltair.compiler.stitch.codegen import Setting
+
+LANES = 16
+FLOAT_BYTES = 4
+CLOCK_GHZ = 2.5
+LAUNCH_NS = 2000.0  # of a parallel kernel inside a block, its threads awake
+TASK_NS = 60.0
+BYTES_PER_NS = (("L1", 120.0), ("L2", 50.0), ("L3", 12.0), ("memory", 7.0))  # one core, streaming
+USUAL_BYTES = {"L1": 32 << 10, "L2": 1 << 20, "L3": 16 << 20}  # where the kernel shows no caches
+CYCLES = {
+    "exp": 9.0, "log": 13.0, "erf": 12.0, "tanh": 13.0, "sigmoid": 16.0, "div": 10.0, "sqrt": 12.0, "reciprocal": 10.0,
+}  # of a vector; the others take half a cycle  # fmt: skip
+CHEAP_CYCLES = 0.5
+ADD_LATENCY = 4.0  # cycles between two additions to one accumulator
+FOLD_CYCLES = 16.0  # the lanes of an accumulator into one
+
+
+@cache
+def _caches() -> tuple[tuple[float, float], ...]:
+    """Bytes up to which data stay at a level (half of it is others'), and that level's bytes a nanosecond."""
+    sizes = USUAL_BYTES | topology.cache_bytes()
+    return tuple((sizes.get(level, inf) / 2 if level != "memory" else inf, rate) for level, rate in BYTES_PER_NS)
+
+
+def move_ns(size_bytes: float, footprint_bytes: float) -> float:
+    """To read or write so much of data of this footprint."""
+    return size_bytes / next(rate for limit, rate in _caches() if footprint_bytes <= limit)
+
+
+def gain_ns(program: Program, space: Domain) -> float:
+    """Delta-evaluator: what one kernel saves against one an operator; the score f of a pattern (equation 3)."""
+    made = {op.output: op for op in program.ops}
+    reads: dict[str, int] = {}
+    for op in program.ops:
+        for name in op.operands:
+            reads[name] = reads.get(name, 0) + 1
+    saved = (len(program.ops) - 1) * LAUNCH_NS
+    for name, count in reads.items():
+        size = elements(program.shapes[name]) * FLOAT_BYTES
+        stays = name in made and name not in program.outputs
+        saved += (count + 1 if stays else count if name in made else count - 1) * move_ns(size, size)
+    return saved - _penalty_ns(program, space)
+
+
+def _penalty_ns(program: Program, space: Domain) -> float:
+    """What is computed again for every place it is broadcast to, and the cores left idle where there are few rows."""
+    places = prod(map(abs, space.extents))
+    again = total = 0.0
+    for op in program.ops:
+        vectors = elements(op.shape) / LANES
+        cost = _cycles(op) / CLOCK_GHZ
+        total += max(vectors, 1.0) * cost
+        if not space.is_row(op.output):
+            again += max(places / LANES - vectors, 0.0) * cost
+    largest = max(elements(shape) for shape in program.shapes.values()) * FLOAT_BYTES
+    total += move_ns(largest, largest)
+    cores = len(topology.machine().cores)
+    idle = 1 - min(units_of(space, 256), cores) / cores
+    return again + total * idle
+
+
+def units_of(space: Domain, columns: int) -> int:
+    """Independent rows, times the chunks of columns where these are split."""
+    width = space.extents[-1]
+    chunks = ceil(width / min(columns or width, width)) if space.splits else 1
+    return prod(abs(space.extents[axis]) for axis in space.outer) * chunks
+
+
+def scratch_bytes(space: Domain, setting: Setting) -> int:
+    """The working set of a task: its rows of every operand, and the buffers."""
+    row = sum(_row_bytes(space, name, setting.columns) for name in (*space.program.leaves, *space.program.outputs))
+    kept = sum(_row_bytes(space, name, setting.columns) for name in space.kept(setting.scheme))
+    return int(setting.rows * row + kept)
+
+
+def latency_ns(space: Domain, setting: Setting, cores: int = 0) -> float:
+    """Latency-evaluator: what a kernel takes on so many cores; on all by default."""
+    cores = cores or len(topology.machine().cores)
+    units = units_of(space, setting.columns)
+    tasks = ceil(units / setting.rows)
+    used = min(tasks, cores)
+    row_ns = _unit_ns(space, setting)
+    launch = LAUNCH_NS if tasks > 1 else 0.0
+    return launch + ceil(tasks / used) * (min(setting.rows, units) * row_ns + TASK_NS)
+
+
+def plan_ns(patterns: Sequence[Program]) -> float:
+    """A plan's kernels one after the other, each at the scheme and split that suit it best."""
+    from veltair.compiler.stitch.codegen import Setting
+
+    total = 0.0
+    for pattern in patterns:
+        space = domain(pattern)
+        if space is None:
+            return inf
+        cores = len(topology.machine().cores)
+        rows = {1, max(1, ceil(units_of(space, 256) / cores)), units_of(space, 0)}
+        total += LAUNCH_NS + min(
+            latency_ns(space, Setting(r, s, 4, c)) for r in rows for s in ("registers", "buffer") for c in (0, 256)
+        )
+    return total
+
+
+def _unit_ns(space: Domain, setting: Setting) -> float:
+    """One row: what each phase reads, computes and writes."""
+    program = space.program
+    kept = set(space.kept(setting.scheme))
+    ops = {op.output: op for op in program.ops}
+    width = min(setting.columns or space.extents[-1], space.extents[-1])
+    inner = prod(space.extents[axis] for axis in space.inner)
+    vectors = ceil(width / LANES) * inner
+    row = sum(_row_bytes(space, name, setting.columns) for name in (*program.leaves, *program.outputs, *kept))
+    cycles = moved = 0.0
+    read: set[str] = set()
+    for phase in range(space.phases):
+        seen: set[str] = set()
+        sinks = [
+            op for op in program.ops
+            if (space.phase[op.output] == phase + 1 if op.kind in REDUCTIONS else space.phase[op.output] == phase)
+            and (op.kind in REDUCTIONS or op.output in kept or op.output in program.outputs)
+            and not (op.kind not in REDUCTIONS and space.is_row(op.output))
+        ]  # fmt: skip
+        stack = [name for op in sinks for name in ((str(op.terms[0]),) if op.kind in REDUCTIONS else (op.output,))]
+        work = 0.0
+        while stack:
+            name = stack.pop()
+            if name in seen or space.is_row(name):
+                continue
+            seen.add(name)
+            if name not in ops:
+                size = _row_bytes(space, name, setting.columns)
+                whole = elements(program.shapes[name]) * FLOAT_BYTES
+                moved += move_ns(size, row if name in read else whole)
+                read.add(name)
+            elif name in kept and space.phase[name] < phase:
+                moved += move_ns(_row_bytes(space, name, setting.columns), row)
+            else:
+                work += _cycles(ops[name])
+                stack.extend(ops[name].operands)
+        reductions = sum(op.kind in REDUCTIONS for op in sinks)
+        chain = ADD_LATENCY / (1 if space.across else setting.unroll) if reductions else 0.0
+        cycles += vectors * max(work + reductions * CHEAP_CYCLES, chain)
+        cycles += reductions * (0 if space.across else FOLD_CYCLES)
+        for op in sinks:
+            if op.kind not in REDUCTIONS:
+                size = _row_bytes(space, op.output, setting.columns)
+                moved += move_ns(size, row if op.output in kept else elements(op.shape) * FLOAT_BYTES)
+    cycles += sum(_cycles(op) for op in program.ops if space.is_row(op.output))
+    return cycles / CLOCK_GHZ + moved
+
+
+def _row_bytes(space: Domain, name: str, columns: int) -> int:
+    width = space.extents[-1]
+    size = 1
+    for axis in space.inner:
+        size *= space.extents[axis] if space.varies[name][axis] else 1
+    return size * (min(columns or width, width) if space.varies[name][-1] else 1) * FLOAT_BYTES
+
+
+def _cycles(op: Op) -> float:
+    return CYCLES.get(op.kind, CHEAP_CYCLES)

@@ -1,0 +1,70 @@
+"""What a stitched program must give: numpy in double precision, operator by operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.compiler.stitch.program import Program, Shape
+from veltair.profiles.artifact.manifest import shape_at
+
+Array = NDArray[Any]
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "min": np.minimum,
+    "max": np.maximum,
+    "neg": np.negative,
+    "abs": np.abs,
+    "exp": np.exp,
+    "log": np.log,
+    "erf": lambda a: _erf(a) if a.size else a,
+    "tanh": np.tanh,
+    "sigmoid": lambda a: 1 / (1 + np.exp(-a)),
+    "sqrt": np.sqrt,
+    "reciprocal": np.reciprocal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+    "equal": np.equal,
+    "where": lambda c, a, b: np.where(c > 0.5, a, b),
+}
+
+
+def evaluate(program: Program, leaves: Mapping[str, Array]) -> dict[str, Array]:
+    """Outputs by name."""
+    values = {name: np.asarray(array, np.float64) for name, array in leaves.items()}
+    with np.errstate(all="ignore"):
+        for op in program.ops:
+            terms = [values[t] if isinstance(t, str) else np.float64(t) for t in op.terms]
+            if op.axes:
+                result = getattr(np, op.kind.removeprefix("reduce_"))(terms[0], axis=op.axes, keepdims=True)
+            else:
+                result = _spread(FUNCTIONS[op.kind](*terms), op.shape)
+            values[op.output] = np.asarray(result, np.float64)
+        return {name: values[name].astype(np.float32) for name in program.outputs}
+
+
+def _spread(value: Array, shape: Shape) -> Array:
+    """Over axes along which the operator gives more than it was given."""
+    rest = (1,) * (len(shape) - value.ndim) + value.shape
+    return np.broadcast_to(value, [found if d < 0 else d for d, found in zip(shape, rest, strict=True)])
+
+
+def stitched(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array]:
+    """Outputs of a layer, in order."""
+    given = dict(zip(spec.attributes["_names"], [*inputs, *spec.weights.values()], strict=False))
+    found: dict[str, Array] = {}
+    for space in spec.attributes["_domains"]:
+        found |= evaluate(space.program, {name: given[name] for name in space.program.leaves})
+    shapes = [(t.shape, x.shape) for t, x in zip(spec.inputs, inputs, strict=True)]
+    batch = next((b // -d for own, real in shapes for d, b in zip(own, real, strict=True) if d < 0), 1)
+    return [found[tensor.name].reshape(shape_at(tensor.shape, batch)) for tensor in spec.outputs]

@@ -1,0 +1,177 @@
+"""A run of ONNX nodes as layers: stitched where the language covers them, TVM's importer for the runs between."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.compiler.kernels import generic
+from veltair.compiler.kernels.generic import Region
+from veltair.compiler.stitch.composition import domain
+from veltair.compiler.stitch.explorer import Explorer
+from veltair.compiler.stitch.program import Op, Program, Shape, elements
+from veltair.compiler.stitch.translation import TRUE, translate
+from veltair.errors import InvariantError, ModelError
+from veltair.types import TensorSpec
+
+Values = Mapping[str, TensorSpec]
+Constants = Mapping[str, NDArray[Any]]
+
+
+def import_region(
+    nodes: Sequence[onnx.NodeProto],
+    values: Values,
+    constants: Constants,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    max_batch: int,
+    opset: int = 17,
+) -> Region:
+    """Layers for a run of nodes; arguments and errors are those of `generic.import_region`.
+
+    A region that TVM's importer only takes whole (it computes shapes across the cuts) is left to it whole.
+    """
+    translated = _translated(nodes, values, constants, outputs, opset)
+    if translated:
+        try:
+            return _Cut(nodes, translated, values, constants, inputs, outputs, max_batch, opset).region()
+        except ModelError:
+            pass
+    return generic.import_region(nodes, values, constants, inputs, outputs, max_batch, opset)
+
+
+def _translated(
+    nodes: Sequence[onnx.NodeProto], values: Values, constants: Constants, outputs: Sequence[str], opset: int
+) -> dict[int, tuple[Op, ...]]:
+    """Operators by the node's place. Booleans live as floats between kernels, so none may be seen by others."""
+    found = {i: ops for i, node in enumerate(nodes) if (ops := translate(node, values, constants, opset))}
+    while True:
+        seen = {*outputs, *(name for i, node in enumerate(nodes) if i not in found for name in node.input)}
+        exposed = [i for i in found if nodes[i].op_type in TRUE and nodes[i].output[0] in seen]
+        if not exposed:
+            return found
+        for i in exposed:
+            del found[i]
+
+
+class _Cut:
+    def __init__(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        translated: Mapping[int, tuple[Op, ...]],
+        values: Values,
+        constants: Constants,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        max_batch: int,
+        opset: int,
+    ) -> None:
+        self.values, self.constants, self.max_batch, self.opset = values, constants, max_batch, opset
+        self.prefix = nodes[0].name
+        self.others = [node for i, node in enumerate(nodes) if i not in translated]
+        self.ops = [op for ops in translated.values() for op in ops]
+        self.inputs, self.outputs = inputs, outputs
+        self.made = {op.output: op.seen for op in self.ops}
+        self.wanted = {*outputs, *(name for node in self.others for name in node.input)}
+
+    def region(self) -> Region:
+        """Kernels as soon as they can run, and between them the longest runs of other nodes."""
+        explorer = Explorer(self.ops, self._shapes(), self.wanted, self._outside())
+        groups = [[explorer.program(p) for p in group] for group in explorer.packed(explorer.plan())]
+        known = {*self.inputs, *self.constants, ""}
+        others, layers, views = list(self.others), list[LayerSpec](), list[tuple[Activation, str]]()
+        while groups or others:
+            run: list[onnx.NodeProto] = []
+            for node in others:
+                if known.issuperset(node.input):
+                    run.append(node)
+                    known.update(node.output)
+            others = [node for node in others if node not in run]
+            if run:
+                region = self._generic(run, others, groups)
+                layers.extend(region.layers)
+                views.extend(region.views)
+            ready = [g for g in groups if all(known.issuperset(p.leaves) for p in g)]
+            if not ready and not run:
+                raise InvariantError(f"region at {self.prefix!r}: kernels wait for each other")
+            for group in ready:
+                layers.append(self._layer(group))
+                known.update(name for p in group for name in p.outputs)
+            groups = [g for g in groups if g not in ready]
+        return Region(tuple(layers), tuple(views))
+
+    def _shapes(self) -> dict[str, Shape]:
+        names = {name for op in self.ops for name in op.operands}
+        return {
+            name: self.constants[name].shape if name in self.constants else self.values[name].shape
+            for name in names - self.made.keys()
+        } | self.made
+
+    def _outside(self) -> dict[int, frozenset[int]]:
+        """For each operator, those that it waits for by way of other nodes."""
+        place = {op.output: i for i, op in enumerate(self.ops)}
+        ops = {op.output: op for op in self.ops}
+        behind: dict[str, frozenset[int]] = {}  # output of another node -> operators it depends on
+
+        def of(name: str) -> frozenset[int]:
+            return frozenset([place[name]]) if name in ops else behind.get(name, frozenset())
+
+        for node in self.others:
+            needs = frozenset[int]().union(*(of(name) for name in node.input))
+            behind |= dict.fromkeys(node.output, needs)
+        return {
+            i: frozenset[int]().union(*(behind.get(n, frozenset()) for n in op.operands))
+            for i, op in enumerate(self.ops)
+        }
+
+    def _generic(
+        self, run: Sequence[onnx.NodeProto], others: Sequence[onnx.NodeProto], groups: Sequence[Sequence[Program]]
+    ) -> Region:
+        made = {name for node in run for name in node.output}
+        read = {name for node in others for name in node.input} | {n for g in groups for p in g for n in p.leaves}
+        inputs = dict.fromkeys(n for node in run for n in node.input if n and n not in made and n not in self.constants)
+        outputs = [n for node in run for n in node.output if n and (n in self.outputs or n in read)]
+        return generic.import_region(
+            run, self.values, self.constants, list(inputs), outputs, self.max_batch, self.opset
+        )
+
+    def _layer(self, group: Sequence[Program]) -> LayerSpec:
+        leaves = dict.fromkeys(name for p in group for name in p.leaves)
+        results = [name for p in group for name in p.outputs]
+        inputs = [self._activation(name) for name in leaves if name not in self.constants]
+        weights = {name: np.asarray(self.constants[name], np.float32) for name in leaves if name in self.constants}
+        domains = []
+        for p in group:
+            space = domain(p)
+            if space is None:
+                raise InvariantError(f"region at {self.prefix!r}: {p.text} is no loop nest")
+            domains.append(space)
+        names = (*(tensor.name for tensor in inputs), *weights, *results)
+        places = [names.index(name) for p in group for name in (*p.leaves, *p.outputs)]
+        text = f"{[p.text for p in group]} {places}"  # the same for layers that can share their code
+        return LayerSpec(
+            name=f"{results[-1]}/stitched",
+            op="stitched",
+            inputs=tuple(inputs),
+            outputs=tuple(self._activation(name) for name in results),
+            attributes={
+                "kinds": "|".join("+".join(op.kind for op in p.ops) for p in group),
+                "structure": hashlib.sha256(text.encode()).hexdigest()[:16],
+                "_domains": tuple(domains),
+                "_names": names,
+            },
+            weights=weights,
+            flops=sum(elements(op.shape) for p in group for op in p.ops),
+            max_batch=self.max_batch,
+        )
+
+    def _activation(self, name: str) -> Activation:
+        if name in self.made:
+            return Activation(name, "float32", self.made[name])
+        return Activation(name, self.values[name].dtype, self.values[name].shape)

@@ -1,0 +1,256 @@
+"""Runs candidates in a process of their own: one that crashes costs itself, not the compile."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec
+from veltair.compiler.timing.measuring_process import (
+    Answer,
+    Call,
+    Drawn,
+    Failed,
+    Given,
+    Mapped,
+    Operand,
+    Random,
+    Request,
+    Result,
+    Returned,
+    Time,
+    Timed,
+)  # fmt: skip
+from veltair.errors import InvariantError, VeltairError
+from veltair.profiles.runtime.pinned_threads import environment
+from veltair.types import CoreSet
+
+Bounds = Mapping[str, tuple[int, int]]  # activation name -> least and greatest id, both inclusive
+
+BUDGET_NS = 25_000_000  # of a measurement on one core count, beside its first run
+PATIENCE_S = 120.0  # for one answer; a candidate that takes longer hangs
+# Weights are cycled through copies of so much in all: between two runs of a layer, the rest of its model and the other
+# tenants' pass through the caches. With hot weights a ResNet-50 in bfloat16 was predicted at two thirds of its time.
+ROTATE_BYTES = 64 << 20
+DRAWN = 3  # contents of a layer's inputs that are measured in turn
+SPILL_BYTES = 64 << 10  # weights above this go through a file instead of the socket
+
+
+class CandidateError(VeltairError):
+    """A candidate crashed, hung or refused its tensors."""
+
+
+def interior(activation: Activation, batch: int) -> tuple[slice, ...]:
+    """Where the values are in the physical array: inside the halo."""
+    shape, halo = activation.at(batch), activation.halo
+    if not activation.block:
+        return tuple(slice(0, dim) for dim in shape)
+    n, blocks, height, width, lanes = shape
+    rows, columns = slice(halo.top, height - halo.bottom), slice(halo.left, width - halo.right)
+    return (slice(0, n), slice(0, blocks), rows, columns, slice(0, lanes))
+
+
+def input_operands(spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]:
+    """Random inputs; integers without bounds are zeros, which every table has."""
+    found: list[Operand] = []
+    for activation in spec.inputs:
+        low, high = bounds.get(activation.name, (0, 0))
+        region = tuple((part.start, part.stop) for part in interior(activation, batch))
+        found.append(Random(activation.dtype, activation.at(batch), region, low, high))
+    return found
+
+
+def result_operands(spec: LayerSpec, batch: int) -> list[Operand]:
+    return [Result(activation.dtype, activation.at(batch)) for activation in spec.outputs]
+
+
+class Meter:
+    """A measuring process, started when first needed and again after each candidate that killed it."""
+
+    def __init__(self, cores: CoreSet, patience_s: float = PATIENCE_S) -> None:
+        self.cores = cores
+        self.patience_s = patience_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._scratch = tempfile.TemporaryDirectory(prefix="veltair-measure-")
+        self._spilled: dict[bytes, Path] = {}  # by the digest of the content
+        self._spills = 0
+        self._drawn: dict[tuple[str, int], list[Operand]] = {}  # by a layer's symbol and batch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._stop()
+        self._spilled.clear()
+        self._scratch.cleanup()
+
+    def weights(self, kernel: Kernel) -> list[Operand]:
+        """The kernel's packed constants as operands; large ones stay in, or go to, a file."""
+        return [self._weight(array) for array in kernel.weights]
+
+    def inputs(self, spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]:
+        """Random inputs. A layer whose inputs belong together draws them itself (attribute `_draw`)."""
+        draw = spec.attributes.get("_draw")
+        if draw is None:
+            return input_operands(spec, batch, bounds)
+        if (spec.symbol, batch) not in self._drawn:
+            chance = np.random.default_rng(0)
+            contents = [draw(batch, chance) for _ in range(DRAWN)]
+            self._drawn[spec.symbol, batch] = [self._draws(arrays) for arrays in zip(*contents, strict=True)]
+        return self._drawn[spec.symbol, batch]
+
+    def _draws(self, arrays: Sequence[NDArray[Any]]) -> Operand:
+        self._spills += 1
+        path = Path(self._scratch.name) / str(self._spills)
+        with path.open("wb") as file:
+            for array in arrays:
+                write_chunks(array, file)
+        return Drawn(str(arrays[0].dtype), arrays[0].shape, str(path), len(arrays))
+
+    def time(
+        self,
+        library: Path,
+        symbol: str,
+        operands: Sequence[Operand],
+        counts: Sequence[int] | None = None,
+        limit_ns: int = 0,
+        budget_ns: int = BUDGET_NS,
+    ) -> list[int]:
+        """Median ns on each of `counts` cores (default: 1 … all), the first run left out.
+
+        A kernel slower than `limit_ns` is given up after three runs. Inputs are warm, weights are not (see
+        ROTATE_BYTES), ids are new for each run.
+
+        Raises CandidateError when the kernel crashes, hangs or refuses.
+        """
+        wanted = tuple(counts) if counts is not None else tuple(range(1, len(self.cores) + 1))
+        request = Time(str(library), symbol, tuple(operands), wanted, budget_ns, limit_ns, ROTATE_BYTES)
+        answer = self._ask(symbol, request)
+        if not isinstance(answer, Timed):
+            raise InvariantError(f"the measuring process answered {type(answer).__name__} to Time")
+        return list(answer.run_ns)
+
+    def call(self, library: Path, symbol: str, operands: Sequence[Operand], count: int) -> list[NDArray[Any]]:
+        """Run once on `count` cores; the contents of the `Result` operands. Raises CandidateError as `time`."""
+        answer = self._ask(symbol, Call(str(library), symbol, tuple(operands), count))
+        if not isinstance(answer, Returned):
+            raise InvariantError(f"the measuring process answered {type(answer).__name__} to Call")
+        results = [operand for operand in operands if isinstance(operand, Result)]
+        return [
+            np.frombuffer(content, result.dtype).reshape(result.shape)
+            for content, result in zip(answer.contents, results, strict=True)
+        ]
+
+    def forget(self) -> None:
+        """Drop the files that `weights` made; operands from before must not be used again."""
+        for path in self._spilled.values():
+            path.unlink(missing_ok=True)
+        self._spilled.clear()
+
+    def _ask(self, symbol: str, request: Request) -> Answer:
+        connection = self._connection or self._start()
+        try:
+            connection.send_bytes(msgspec.msgpack.encode(request))
+            if not connection.poll(self.patience_s):
+                raise CandidateError(f"{symbol}: no result within {self.patience_s:g} s")
+            answer: Answer = msgspec.msgpack.decode(connection.recv_bytes(), type=Answer)
+        except (EOFError, ConnectionError):
+            raise CandidateError(f"{symbol}: {self._cause()}") from None
+        except BaseException:  # an interrupt too leaves an answer on its way that nobody would wait for
+            self._stop()
+            raise
+        if isinstance(answer, Failed):
+            raise CandidateError(f"{symbol}: {answer.reason}")
+        return answer
+
+    def _start(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "veltair.compiler.timing.measuring_process", str(theirs.fileno())]
+            command.append(",".join(map(str, self.cores)))
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(),),
+                env=os.environ | environment(),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the compiler's to handle
+            )
+        self._connection = Connection(ours.detach())
+        return self._connection
+
+    def _cause(self) -> str:
+        """What ended the process, which is gone or going."""
+        process = self._process
+        code = process.wait(5) if process else 0
+        self._stop()
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"the measuring process ended with code {code}"
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()  # first: it would complain of a connection that closes while it answers
+            self._process.wait()
+            self._process = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _weight(self, array: NDArray[Any]) -> Operand:
+        mapped = in_file(array)
+        if mapped is not None:
+            return mapped
+        if array.nbytes <= SPILL_BYTES:
+            return Given(str(array.dtype), array.shape, array.tobytes())
+        digest = content_digest(array)
+        if digest not in self._spilled:
+            self._spills += 1  # never a name twice: the other process may still map the old file
+            path = Path(self._scratch.name) / str(self._spills)
+            with path.open("wb") as file:
+                write_chunks(array, file)
+            self._spilled[digest] = path
+        return Mapped(str(array.dtype), array.shape, str(self._spilled[digest]), 0)
+
+
+def content_digest(array: NDArray[Any]) -> bytes:
+    """Of the bytes alone: arrays of other shapes may share them."""
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).digest()
+
+
+def write_chunks(array: NDArray[Any], file: Any, chunk: int = 16 << 20) -> None:
+    """Write an array's bytes, row-major, without a second copy of all of it."""
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for start in range(0, flat.size, chunk):
+        file.write(flat[start : start + chunk].data)
+
+
+def in_file(array: NDArray[Any]) -> Mapped | None:
+    """Where in a file the array lies, if it is a contiguous view of a mapped one."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and not isinstance(owner.base, mmap.mmap):
+        owner = owner.base
+    if not isinstance(owner, np.memmap) or owner.filename is None or not array.flags.c_contiguous or not array.size:
+        return None
+    offset = owner.offset + array.ctypes.data - owner.ctypes.data
+    return Mapped(str(array.dtype), array.shape, str(owner.filename), int(offset))

@@ -1,0 +1,294 @@
+"""The measuring process: loads libraries and runs their kernels, with the runtime alone, where a crash hurts nobody.
+
+Started by `veltair.compiler.timing.measure`; speaks msgpack over the socket whose descriptor is its first argument.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.machine.topology import features
+from veltair.profiles.artifact.manifest import ALIGNMENT
+
+MIN_RUNS, FEW_RUNS, MAX_RUNS = 5, 3, 2000
+LONG_NS = 1_000_000_000  # a measurement that takes longer than this makes do with FEW_RUNS
+MAX_COPIES = 64
+KEPT_BYTES = 64 << 20  # mappings from this size on are kept: to populate them takes longer than to measure
+
+
+class Given(msgspec.Struct, frozen=True, tag=True):
+    """A tensor with content."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    content: bytes
+
+
+class Mapped(msgspec.Struct, frozen=True, tag=True):
+    """A tensor that lies in a file, row-major, from `offset` on."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    path: str
+    offset: int
+
+
+class Random(msgspec.Struct, frozen=True, tag=True):
+    """Random values in `region` (start and stop of each axis), zeros around it.
+
+    Floats are normal, "uint16" holds the bits of bfloat16 ones; integers are uniform in low … high and drawn anew
+    before each timed run: ids that stay the same would make every table look as if it fitted the cache.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    region: tuple[tuple[int, int], ...]
+    low: int = 0
+    high: int = 0
+
+
+class Drawn(msgspec.Struct, frozen=True, tag=True):
+    """An input of which a file holds `count` contents, one after the other: the next one before each timed run."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    path: str
+    count: int
+
+
+class Result(msgspec.Struct, frozen=True, tag=True):
+    """A tensor to be written: zeros before."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Operand: TypeAlias = Given | Mapped | Random | Drawn | Result
+
+
+class Time(msgspec.Struct, frozen=True, tag=True):
+    """Median time of a kernel on each of `counts` cores. A count that exceeds `limit_ns` is not measured long."""
+
+    library: str
+    symbol: str
+    operands: tuple[Operand, ...]
+    counts: tuple[int, ...]
+    budget_ns: int
+    limit_ns: int
+    rotate_bytes: int  # weights are copied until they take so much, and the copies used in turn
+
+
+class Call(msgspec.Struct, frozen=True, tag=True):
+    """One run; answered with the contents of the results."""
+
+    library: str
+    symbol: str
+    operands: tuple[Operand, ...]
+    count: int
+
+
+class Timed(msgspec.Struct, frozen=True, tag=True):
+    run_ns: tuple[int, ...]
+
+
+class Returned(msgspec.Struct, frozen=True, tag=True):
+    contents: tuple[bytes, ...]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    reason: str
+
+
+Request: TypeAlias = Time | Call
+Answer: TypeAlias = Timed | Returned | Failed
+
+
+class _Bench:
+    """The process' state: its pool, the library in use, mapped files."""
+
+    def __init__(self, cores: tuple[int, ...]) -> None:
+        from veltair.profiles.runtime import executor
+        from veltair.profiles.runtime.pinned_threads import CorePool
+
+        if "amx_bf16" in features():
+            executor.permit_tiles()
+        self._empty, self._aligned, self._tensor = executor.empty, executor.aligned, executor._tensor
+        self._cores = cores
+        self._pool = CorePool(cores)
+        self._loaded: tuple[str, Any] = ("", None)
+        self._mapped: dict[Mapped, NDArray[Any]] = {}
+        self._rng = np.random.default_rng(0)
+        self._room: NDArray[np.uint8] = np.empty(0, np.uint8)  # for copies of weights; kept, since to fault it in costs
+
+    def answer(self, request: Request) -> Answer:
+        kernel = self._kernel(request.library, request.symbol)
+        arrays = [self._array(operand) for operand in request.operands]
+        if isinstance(request, Call):
+            self._pool.point(self._cores[: request.count])
+            kernel(*map(self._tensor, arrays))
+            pairs = zip(request.operands, arrays, strict=True)
+            return Returned(tuple(array.tobytes() for operand, array in pairs if isinstance(operand, Result)))
+        return Timed(tuple(self._time(kernel, request, arrays, count) for count in request.counts))
+
+    def _kernel(self, library: str, symbol: str) -> Callable[..., None]:
+        from tvm import runtime
+
+        if self._loaded[0] != library:
+            self._loaded = (library, runtime.load_module(library))
+        kernel: Callable[..., None] = self._loaded[1][symbol]
+        return kernel
+
+    def _time(self, kernel: Callable[..., None], request: Time, arrays: Sequence[NDArray[Any]], count: int) -> int:
+        ids = [
+            (array, operand)
+            for array, operand in zip(arrays, request.operands, strict=True)
+            if isinstance(operand, Random) and operand.high > operand.low
+        ]
+        drawn = [
+            (array, np.memmap(operand.path, operand.dtype, "r", shape=(operand.count, *operand.shape)))
+            for array, operand in zip(arrays, request.operands, strict=True)
+            if isinstance(operand, Drawn)
+        ]
+        inputs = [a for a, o in zip(arrays, request.operands, strict=True) if isinstance(o, Random | Drawn)]
+        shared = [_every_other_page(array) for array in inputs] if count > 1 else []
+        turns = self._turns(request, arrays)
+        self._pool.point(self._cores[:count])
+        with self._pool.awake():  # as they are inside a block
+            return self._median(kernel, request, turns, ids, drawn, shared)
+
+    def _median(
+        self,
+        kernel: Callable[..., None],
+        request: Time,
+        turns: list[list[Any]],
+        ids: list[tuple[NDArray[Any], Random]],
+        drawn: Sequence[tuple[NDArray[Any], NDArray[Any]]],
+        shared: list[NDArray[np.uint8]],
+    ) -> int:
+        kernel(*turns[0])
+        times: list[int] = []
+        begin = time.perf_counter_ns()
+        while True:
+            for array, operand in ids:
+                array[...] = self._rng.integers(operand.low, operand.high, array.shape, array.dtype, endpoint=True)
+            for array, contents in drawn:
+                array[...] = contents[len(times) % len(contents)]
+            for pages in shared:
+                np.bitwise_or(pages, 0, out=pages)
+            arguments = turns[len(times) % len(turns)]
+            before = time.perf_counter_ns()
+            kernel(*arguments)
+            after = time.perf_counter_ns()
+            times.append(after - before)
+            spent = after - begin
+            enough = MIN_RUNS if spent < LONG_NS else FEW_RUNS
+            hopeless = request.limit_ns and len(times) >= FEW_RUNS and min(times) > request.limit_ns
+            if (len(times) >= enough and spent >= request.budget_ns) or len(times) >= MAX_RUNS or hopeless:
+                return max(1, round(statistics.median(times)))
+
+    def _turns(self, request: Time, arrays: Sequence[NDArray[Any]]) -> list[list[Any]]:
+        """Arguments for the runs in turn: the first on the arrays, the others on copies of the weights."""
+        turns = [[self._tensor(array) for array in arrays]]
+        weights = [i for i, operand in enumerate(request.operands) if isinstance(operand, Given | Mapped)]
+        size = sum(-(-arrays[i].nbytes // ALIGNMENT) * ALIGNMENT for i in weights)
+        copies = min(MAX_COPIES, request.rotate_bytes // size) if size else 0
+        if copies and len(self._room) < request.rotate_bytes:
+            self._room = self._empty((request.rotate_bytes,), "uint8")
+        at = 0
+        for _ in range(copies):
+            turn = list(turns[0])
+            for i in weights:
+                place = self._room[at : at + arrays[i].nbytes].view(arrays[i].dtype).reshape(arrays[i].shape)
+                place[...] = arrays[i]
+                turn[i] = self._tensor(place)
+                at += -(-arrays[i].nbytes // ALIGNMENT) * ALIGNMENT
+            turns.append(turn)
+        return turns
+
+    def _array(self, operand: Operand) -> NDArray[Any]:
+        if isinstance(operand, Mapped):
+            array = self._mapped[operand] if operand in self._mapped else self._map(operand)
+            if array.nbytes >= KEPT_BYTES:
+                self._mapped[operand] = array
+            return array
+        array = self._empty(operand.shape, operand.dtype)
+        if isinstance(operand, Given):
+            array[...] = np.frombuffer(operand.content, operand.dtype).reshape(operand.shape)
+        elif isinstance(operand, Drawn):
+            array[...] = np.memmap(operand.path, operand.dtype, "r", shape=operand.shape)
+        elif isinstance(operand, Random):
+            region = tuple(slice(start, stop) for start, stop in operand.region)
+            array[region] = self._draw(operand, array[region].shape)
+        return array
+
+    def _draw(self, operand: Random, shape: tuple[int, ...]) -> NDArray[Any]:
+        kind = np.dtype(operand.dtype).kind
+        if operand.dtype == "uint16":
+            bits = self._rng.standard_normal(shape, np.float32).view(np.uint32)
+            return (bits >> 16).astype(np.uint16)
+        if kind == "f":
+            return self._rng.standard_normal(shape).astype(operand.dtype)
+        return self._rng.integers(operand.low, operand.high, shape, np.int64, endpoint=True).astype(operand.dtype)
+
+    def _map(self, operand: Mapped) -> NDArray[Any]:
+        """A read-only mapping with its pages present, so that no run pays for faults; copied where unaligned."""
+        size = int(np.prod(operand.shape, dtype=np.int64)) * np.dtype(operand.dtype).itemsize
+        skip = operand.offset % mmap.ALLOCATIONGRANULARITY
+        with open(operand.path, "rb") as file:  # noqa: PTH123  a plain descriptor is wanted
+            flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
+            memory = mmap.mmap(file.fileno(), size + skip, flags, mmap.PROT_READ, offset=operand.offset - skip)
+        array = np.frombuffer(memory, np.uint8, size, skip).view(operand.dtype).reshape(operand.shape)
+        if array.ctypes.data % 64:
+            return self._aligned(array)
+        return _writable(array)
+
+
+def _every_other_page(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Half of an input, to be written by this thread before a run on several cores: what a layer reads was written by
+    the layer before, on cores that shared the work otherwise, and must come from their caches."""
+    flat = array.reshape(-1).view(np.uint8)
+    pages = flat[: flat.size // 8192 * 8192].reshape(-1, 8192)
+    return pages[:, :4096]
+
+
+def _writable(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory without numpy's read-only flag, which dlpack refuses; kernels only read their weights."""
+
+    class Holder:
+        base = array
+        __array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
+
+    return np.asarray(Holder())
+
+
+def main(descriptor: int, cores: tuple[int, ...]) -> None:
+    """Answer requests until the other side closes."""
+    bench = _Bench(cores)
+    decoder = msgspec.msgpack.Decoder(Request)
+    with Connection(descriptor) as connection:
+        while True:
+            try:
+                raw = connection.recv_bytes()
+            except EOFError:
+                return
+            try:
+                answer = bench.answer(decoder.decode(raw))
+            except Exception as error:  # what a kernel raises is the answer, whatever it is
+                answer = Failed(f"{type(error).__name__}: {error}"[:500])
+            connection.send_bytes(msgspec.msgpack.encode(answer))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")
+    main(int(sys.argv[1]), tuple(map(int, sys.argv[2].split(","))))

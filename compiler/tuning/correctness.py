@@ -1,0 +1,80 @@
+"""A code version against the layer's reference on random input, before it may enter an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.compiler.timing.measure import Bounds, Meter, interior, result_operands
+from veltair.compiler.timing.measuring_process import Given, Operand
+from veltair.compiler.tuning.layer_reference import packed, reference, unpacked
+from veltair.profiles.artifact.manifest import shape_at
+
+TOLERANCE = {"fp32": 1e-3, "bf16": 1e-2}  # of a layer of such a model: error over the output's largest value
+LOOKUPS = ("columns", "embedding_bag", "lookups")  # layers of rows of tables
+LOOKUP_TOLERANCE = 1e-5  # of those: their reference takes the rows as they are stored, only sums are rounded
+
+
+def tolerance(spec: LayerSpec, precision: str) -> float:
+    exact = spec.op in LOOKUPS and all(tensor.dtype != "uint16" for tensor in spec.outputs)
+    return LOOKUP_TOLERANCE if exact else TOLERANCE[precision]
+
+
+def relative_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Largest difference over the largest magnitude expected; infinite where something is not finite."""
+    if found.size == 0:
+        return 0.0
+    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64)).max()
+    scale = max(float(np.abs(expected.astype(np.float64)).max()), 1e-30)
+    return float(difference) / scale if np.isfinite(difference) else float("inf")
+
+
+class Check:
+    """Inputs and expected outputs of one layer at one batch size, for all its versions."""
+
+    def __init__(self, spec: LayerSpec, batch: int, bounds: Bounds, precision: str, seed: int = 0) -> None:
+        self._tolerance = tolerance(spec, precision)
+        rng = np.random.default_rng(seed)
+        self.spec, self.batch = spec, batch
+        together = spec.attributes.get("_draw")
+        self._inputs = together(batch, rng) if together else [_draw(t, batch, bounds, rng) for t in spec.inputs]
+        self._expected = reference(spec, self._inputs)
+
+    def fault(self, meter: Meter, library: Path, symbol: str, weights: Sequence[Operand], cores: int) -> str:
+        """What is wrong with a version on so many cores; empty when nothing is.
+
+        A layer without a reference of its own is only run. Raises CandidateError when the version crashes.
+        """
+        inputs = [
+            Given(tensor.dtype, a.shape, a.tobytes()) for tensor, a in zip(self.spec.inputs, self._inputs, strict=True)
+        ]
+        operands = [*inputs, *weights, *result_operands(self.spec, self.batch)]
+        results = meter.call(library, symbol, operands, cores)
+        for tensor, found, expected in zip(self.spec.outputs, results, self._expected or results, strict=True):
+            error = relative_error(unpacked(tensor, found), unpacked(tensor, expected))
+            limit = self._tolerance if tensor.dtype in ("float32", "uint16") else 0.0  # integers are exact
+            where = f"{tensor.name} at batch {self.batch} on {cores} cores"
+            if not error <= limit:
+                return f"{where}: off by {error:.2g} of its largest value, more than {limit:g}"
+            halo = found.copy()
+            halo[interior(tensor, self.batch)] = 0
+            if halo.any():
+                return f"{where}: the halo was written to"
+        return ""
+
+
+def _draw(tensor: Activation, batch: int, bounds: Bounds, rng: np.random.Generator) -> NDArray[Any]:
+    """A random physical tensor: halos and the channels behind the last one are zeros."""
+    shape = shape_at(tensor.shape, batch)
+    kind = np.dtype(tensor.dtype).kind
+    if kind == "f" or tensor.dtype == "uint16":
+        return packed(tensor, rng.standard_normal(shape).astype(np.float32))
+    if kind == "b":
+        return packed(tensor, rng.integers(0, 2, shape).astype(bool))
+    low, high = bounds.get(tensor.name, (0, 0))
+    return packed(tensor, rng.integers(low, high, shape, endpoint=True).astype(tensor.dtype))

@@ -1,0 +1,85 @@
+"""fp32 or bfloat16: what a CPU can do, and which of them is faster on it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.kernels.codegen.emit import LANES, primitive, splat, store
+from veltair.compiler.kernels.codegen.multiply_add import STEP, multiply_add, pairs, reducing, spread
+from veltair.compiler.shared_library import compile_object, link
+from veltair.compiler.timing.measure import Meter
+from veltair.compiler.timing.measuring_process import Given, Result
+from veltair.errors import ConfigError
+from veltair.machine import topology
+
+Precision = Literal["auto", "fp32", "bf16"]
+# A dot product does the work of two fp32 products. Convolutions in fp32 need fewer of them (Winograd), so a dot has to
+# take clearly less than two: with equal times ResNet-50 takes 0.6 of its time in fp32, with 4 times as long 1.7.
+DEAREST_DOT = 1.5  # products in whose time a dot product has to be done
+SUMS, DEPTH, ROUNDS = 24, 512, 8  # vectors of sums, which hide the latency; numbers read from L1, so many times
+
+
+def pick_precision(
+    wanted: Precision, features: frozenset[str], isa: str | None, dots_pay: Callable[[], bool]
+) -> Literal["fp32", "bf16"]:
+    """What a model is compiled to.
+
+    "auto" is bf16 with AMX tiles, and with AVX-512-bf16 alone where its dot products are fast: they take as long as a
+    product of floats on some CPUs (Zen 5), four times as long on others (Sapphire Rapids).
+
+    Args:
+        features: those that the code may use.
+        isa: that was asked for, of which they are; None: all of this CPU.
+        dots_pay: asked where it matters alone, since it takes half a second.
+
+    Raises ConfigError for bf16 without instructions for it, on this CPU or within the instruction set asked for.
+    """
+    if wanted == "bf16" and not features & {"amx_bf16", "avx512_bf16"}:
+        has = f"{f'isa {isa}' if isa else 'this CPU'} has {', '.join(sorted(features)) or 'none of the sets used here'}"
+        raise ConfigError(
+            f"precision bf16 needs AVX-512-bf16 or AMX (avx512_bf16, amx_bf16), {has}; fp32 runs everywhere"
+        )
+    if wanted != "auto":
+        return wanted
+    if "amx_bf16" in features or ("avx512_bf16" in features and dots_pay()):
+        return "bf16"
+    return "fp32"
+
+
+def dots_pay() -> bool:
+    """Whether this CPU's dot products of bfloat16 beat its products of floats, both timed from registers and L1."""
+    product_ns, dot_ns = (step_ns(dtype) for dtype in ("float32", "uint16"))
+    return dot_ns <= DEAREST_DOT * product_ns
+
+
+def step_ns(dtype: str) -> float:
+    """What one step of a reduction takes (`products.STEP`) on one core of this machine, for inputs of this type."""
+    steps = DEPTH // STEP[dtype]
+    x, sums = np.ones(DEPTH, dtype), np.zeros(SUMS * LANES, np.float32)
+    weight = np.ones((DEPTH, LANES), np.float32)
+    taps = weight if dtype == "float32" else pairs(weight, 0)
+
+    def body(x: Any, taps: Any, out: Any) -> None:
+        acc = T.alloc_buffer((SUMS,), f"float32x{LANES}", scope="local")
+        for i in range(SUMS):
+            T.buffer_store(acc, splat(0.0), [i])
+        with T.grid(ROUNDS, steps) as (_, k):
+            value, tap = T.bind(spread(x, k * STEP[dtype])), T.bind(taps[k, T.ramp(0, 1, LANES)])
+            for i in range(SUMS):
+                T.buffer_store(acc, multiply_add(acc[i], value, tap), [i])
+        for i in range(SUMS):
+            store(out, acc[i], i * LANES)
+
+    with tempfile.TemporaryDirectory(prefix="veltair-precision-") as scratch, Meter(topology.machine().cores) as meter:
+        at, library = Path(scratch) / "step.o", Path(scratch) / "step.so"
+        compile_object(primitive((x, taps, sums), reducing(dtype, body)), "step", topology.tvm_target(), at)
+        link([at], library)
+        given = [Given(str(array.dtype), array.shape, array.tobytes()) for array in (x, taps)]
+        (took,) = meter.time(library, "step", [*given, Result("float32", sums.shape)], [1])
+    return took / (ROUNDS * steps * SUMS)

@@ -1,0 +1,87 @@
+"""What a manifest says of itself, compared: nothing that a kernel will be given lies outside of what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from veltair.profiles.artifact.manifest import ITEM_BYTES, Buffer, Manifest, nbytes
+
+
+def inconsistency(m: Manifest, weights_bytes: int) -> str:
+    """What is wrong with it; empty when nothing is."""
+    return next(chain(_banks(m), _sizes(m), _buffers(m, weights_bytes), _layers(m)), "")
+
+
+def _sizes(m: Manifest) -> Iterator[str]:
+    if not m.batches or m.batches[-1] != m.max_batch or list(m.batches) != sorted(set(m.batches)):
+        yield f"batches {m.batches} do not ascend to max_batch {m.max_batch}"
+    if not m.levels or m.levels[0] != 1.0 or list(m.levels) != sorted(set(m.levels)):
+        yield f"levels {m.levels} do not ascend from 1.0"
+    if m.level_sources and len(m.level_sources) != len(m.levels):
+        yield f"{len(m.level_sources)} level_sources for {len(m.levels)} levels"
+    unknown = ({b.dtype for b in m.buffers} | {p.dtype for p in (*m.rooms, *m.outputs)}) - ITEM_BYTES.keys()
+    if unknown:
+        yield f"unknown dtype {', '.join(sorted(unknown))}; expected one of {', '.join(ITEM_BYTES)}"
+
+
+def _buffers(m: Manifest, weights_bytes: int) -> Iterator[str]:
+    """Kernels take the whole tensor of a port, and write no further."""
+    ends = {"input": len(m.rooms), "output": len(m.outputs), "arena": m.arena_bytes, "weight": weights_bytes}
+    ports = {"input": m.rooms, "output": m.outputs}
+    for i, b in enumerate(m.buffers):
+        size = nbytes(b, m.max_batch) if b.kind in ("weight", "arena") else 1
+        if b.offset < 0 or b.offset + size > ends[b.kind]:
+            yield f"buffer {i} ({b.kind}) ends at {b.offset + size}, past {ends[b.kind]}"
+        elif b.kind in ports:
+            port = ports[b.kind][b.offset]
+            whole = Buffer(b.kind, port.dtype, port.shape, b.offset)
+            if b.dtype != port.dtype or any(nbytes(b, n) != nbytes(whole, n) for n in (1, m.max_batch)):
+                yield f"buffer {i} is {b.dtype} {list(b.shape)}, {b.kind} {port.name} {port.dtype} {list(port.shape)}"
+
+
+def _banks(m: Manifest) -> Iterator[str]:
+    """Features lie in banks one after the other, without gaps: `rooms.merge` copies stretches of them."""
+    ends = [0] * len(m.banks)
+    for bank in m.banks:
+        if len(bank.shape) != 1 or bank.shape[0] >= 0:
+            yield f"bank {bank.name} has shape {list(bank.shape)}; expected one dimension that grows with the batch"
+            return
+    for p in m.inputs:
+        if not p.places and p.dtype != "string":
+            continue
+        text = p.dtype == "string"
+        sizes = (1, p.max_bytes) if text else p.shape[1:]
+        if p.shape[:1] != (-1,) or len(p.shape) != 2 or (text and p.shape[1] != 1) or min(sizes) < 1:
+            yield f"input {p.name} has shape {list(p.shape)} and {p.max_bytes} bytes; no bank holds such"
+            return
+        wanted = ("int32", "uint8") if text else (p.dtype,)
+        found = tuple(m.banks[place.bank].dtype for place in p.places if 0 <= place.bank < len(m.banks))
+        if found != wanted:
+            yield f"input {p.name} is {p.dtype}; expected banks of {' and '.join(wanted)}, found {' and '.join(found)}"
+            return
+        for place, size in zip(p.places, sizes, strict=True):
+            if place.start != ends[place.bank]:
+                yield f"input {p.name} begins at {place.start} of bank {place.bank}, expected {ends[place.bank]}"
+            ends[place.bank] += size
+    for bank, end in zip(m.banks, ends, strict=True):
+        if end != -bank.shape[0]:
+            yield f"inputs fill {end} of bank {bank.name}, which holds {-bank.shape[0]}"
+
+
+def _layers(m: Manifest) -> Iterator[str]:
+    batches, levels = len(m.batches), len(m.levels)
+    for layer in m.layers:
+        if not layer.versions:
+            yield f"layer {layer.name} has no code version"
+        indices = [*layer.inputs, *layer.outputs, *(a for v in layer.versions for a in v.arguments)]
+        if any(not 0 <= index < len(m.buffers) for index in indices):
+            yield f"layer {layer.name} names a buffer that does not exist"
+        if len(layer.flops) != batches or len(layer.bytes) != batches:
+            yield f"layer {layer.name} has not one FLOP and byte count for each batch"
+        for v in layer.versions:
+            if len(v.latency_ns) != batches or any(len(rows) != levels for rows in v.latency_ns):
+                yield f"layer {layer.name}: latency table of {v.symbol} is not (batches, levels, cores)"
+            widths = {len(row) for rows in v.latency_ns for row in rows}
+            if len(widths) != 1 or 0 in widths:
+                yield f"layer {layer.name}: latency rows of {v.symbol} differ in length"

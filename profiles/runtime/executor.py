@@ -1,0 +1,126 @@
+"""Runs an artifact's layers with the TVM runtime alone; the compiler is never loaded here."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+
+from veltair.errors import ArtifactError
+from veltair.machine.topology import features
+from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES, Artifact, Buffer, nbytes
+from veltair.profiles.runtime.block_runner import Block, Bound, Program
+from veltair.profiles.runtime.huge_pages import mapped, zeroed
+from veltair.profiles.runtime.tvm_runtime import runtime
+
+MAX_BATCHES = 256  # batch sizes whose views are kept
+
+
+def empty(shape: Sequence[int], dtype: str) -> NDArray[Any]:
+    """A zeroed array at a 64-byte boundary, as kernels need it (numpy's own is not); large ones in large pages."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    raw = np.frombuffer(zeroed(size + SLACK_BYTES), np.uint8, count=size)
+    return raw.view(dtype).reshape(shape)
+
+
+def aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy at such a boundary."""
+    copy = empty(array.shape, str(array.dtype))
+    copy[...] = array
+    return copy
+
+
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
+
+
+def permit_tiles() -> None:
+    """Ask the kernel for AMX's tile registers, for every thread of this process; without, a kernel dies of SIGILL."""
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    if syscall(ctypes.c_long(_SYS_ARCH_PRCTL), ctypes.c_long(_ARCH_REQ_XCOMP_PERM), ctypes.c_long(_XTILEDATA)):
+        raise ArtifactError(f"the kernel refuses AMX tiles: {os.strerror(ctypes.get_errno())}")
+
+
+class Executor:
+    """One model in one process: its kernels, its mapped weights and one arena.
+
+    Not re-entrant: the arena holds the activations of one query at a time.
+    """
+
+    def __init__(self, artifact: Artifact) -> None:
+        manifest = artifact.manifest
+        missing = set(manifest.features) - features()
+        if missing:
+            raise ArtifactError(
+                f"{artifact.path}: built for {', '.join(sorted(missing))}, which this CPU lacks; compile it here"
+            )
+        if "amx_bf16" in manifest.features:
+            permit_tiles()
+        self.manifest = manifest
+        self._program = Program(manifest.layers, runtime.load_module(str(artifact.kernels)))
+        self._weights = mapped(artifact.weights)
+        self._arena = empty((max(manifest.arena_bytes, 1),), "uint8")
+        self._tensors: dict[int, dict[int, Any]] = {}  # batch -> buffer index -> tensor
+
+    def bind(self, batch: int, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> Run:
+        """Ready a query. Arrays are those of the manifest's rooms and outputs, in their order: contiguous, 64-byte
+        aligned, and not copied."""
+        tensors = dict(self._at(batch))
+        for index, buffer in enumerate(self.manifest.buffers):
+            if buffer.kind == "input":
+                tensors[index] = _tensor(inputs[buffer.offset].reshape(buffer.at(batch)))
+            elif buffer.kind == "output":
+                tensors[index] = _tensor(outputs[buffer.offset].reshape(buffer.at(batch)))
+        return Run(self._program.bind(tensors), tensors)
+
+    def _at(self, batch: int) -> Mapping[int, Any]:
+        """Tensors over weights and arena; views of an arena never change, so each batch is bound once."""
+        if batch not in self._tensors:
+            if len(self._tensors) >= MAX_BATCHES:
+                self._tensors.clear()
+            self._tensors[batch] = {
+                index: _tensor(self._view(buffer, batch), _alignment(buffer))
+                for index, buffer in enumerate(self.manifest.buffers)
+                if buffer.kind in ("weight", "arena")
+            }
+        return self._tensors[batch]
+
+    def _view(self, buffer: Buffer, batch: int) -> NDArray[Any]:
+        memory = self._weights if buffer.kind == "weight" else self._arena
+        size = nbytes(buffer, batch)
+        flat = np.asarray(memory[buffer.offset : buffer.offset + size])
+        return flat.view(buffer.dtype).reshape(buffer.at(batch))
+
+
+class Run:
+    """One query's bound tensors; layers are called in order, each in any of its versions."""
+
+    __slots__ = ("_bound", "_tensors")
+
+    def __init__(self, bound: Bound, tensors: dict[int, Any]) -> None:
+        self._bound, self._tensors = bound, tensors
+
+    def block(self, start: int, versions: Sequence[int]) -> Block:
+        """Layers from `start` on, one for each version, ready to be called."""
+        return self._bound.block(start, versions)
+
+    def layer(self, index: int, version: int) -> None:
+        """Run one layer. The thread pool's present core set is used."""
+        self.block(index, (version,))()
+
+    def buffer(self, index: int) -> NDArray[Any]:
+        """The present content of a buffer, as a view."""
+        return np.from_dlpack(self._tensors[index])
+
+
+def _tensor(array: NDArray[Any], alignment: int = ALIGNMENT) -> Any:
+    return tvm_ffi.from_dlpack(array, require_alignment=alignment, require_contiguous=True)
+
+
+def _alignment(buffer: Buffer) -> int:
+    """Of what a buffer's kernels expect: a piece of a row-major whole may begin at any element."""
+    return ALIGNMENT if buffer.offset % ALIGNMENT == 0 else np.dtype(buffer.dtype).itemsize

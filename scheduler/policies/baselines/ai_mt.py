@@ -1,0 +1,107 @@
+"""AI-MT (ISCA'20), an approximation: memory-bound layers are run beside compute-bound ones.
+
+AI-MT interleaves sub-layers of an accelerator, whose weights are fetched ahead while others compute. A CPU has no
+such engine to schedule; what is left of the idea is who runs beside whom, and that is what this policy decides.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from veltair.scheduler.blocks import Budget
+from veltair.scheduler.costs import SOLO, Costs
+from veltair.scheduler.policies.policy import Grow, Policy, Start, Step
+from veltair.scheduler.state import Progress, System
+from veltair.types import LayerBlock
+
+MEMORY_BOUND = 0.5  # of the highest rate that a layer of the model reaches
+
+
+class AiMt(Policy):
+    """A memory-bound block starts when none runs, a compute-bound one when one does; another of the same kind only
+    where no other is ready. All that run stay within a bandwidth budget, which a block alone may exceed.
+
+    A block is neighbouring layers of one kind, on the least cores that hold their share of the QoS, with the conflict
+    rule of the layer-wise baseline. Ties go round robin, to the query that has waited longest since its last block.
+    """
+
+    def __init__(self, bytes_per_ns: float | None = None) -> None:
+        """The budget, by default the highest rate at which a layer of the models met so far moves its bytes."""
+        self._given = bytes_per_ns
+        self._models: dict[tuple[Costs, int], _Kinds] = {}
+
+    def next_step(self, system: System, now_ns: int) -> Step | None:
+        if not system.free:
+            return None
+        moving, running, memory_bound_runs = 0.0, False, False
+        ready: list[Progress] = []
+        for progress in system.in_flight.values():
+            run = progress.run
+            if run is None:
+                ready.append(progress)
+                continue
+            if missing := run.missing_cores(now_ns):
+                return Grow(progress, min(missing, system.free))
+            running = True
+            moving += run.bytes_per_ns
+            memory_bound_runs |= self._kinds(progress).memory_bound[run.block.start]
+        if (head := system.head()) is not None:
+            ready.append(head)
+        ready.sort(key=lambda progress: progress.ready_ns)
+        ready.sort(key=lambda progress: self._kinds(progress).memory_bound[progress.next_layer] is memory_bound_runs)
+        for progress in ready:
+            piece = self._kinds(progress).piece(progress)
+            if not running or moving + piece.bytes_per_ns <= self._budget():
+                block = LayerBlock(
+                    progress.query.id, progress.next_layer, piece.stop, piece.versions, piece.cores, piece.predicted_ns
+                )
+                return Start(progress, block, SOLO, piece.capped)
+        return None
+
+    def _kinds(self, progress: Progress) -> _Kinds:
+        key = (progress.costs, progress.qos_ns)
+        kinds = self._models.get(key)
+        if kinds is None:
+            kinds = self._models[key] = _Kinds(*key)
+        return kinds
+
+    def _budget(self) -> float:
+        return self._given or max(kinds.most for kinds in self._models.values())
+
+
+class _Piece(NamedTuple):
+    stop: int
+    cores: int
+    versions: tuple[int, ...]
+    predicted_ns: int
+    bytes_per_ns: float
+    capped: bool
+
+
+class _Kinds:
+    """What is known of one model under one QoS target."""
+
+    def __init__(self, costs: Costs, qos_ns: int) -> None:
+        self._costs = costs
+        self._whole = Budget(qos_ns, costs.work[-1], costs.work)
+        self._pieces: dict[int, _Piece] = {}
+        rates = [self._cut(layer, layer + 1).bytes_per_ns for layer in range(costs.layers)]
+        self.most = max(rates)
+        self.memory_bound = [rate > MEMORY_BOUND * self.most for rate in rates]  # by layer
+
+    def piece(self, progress: Progress) -> _Piece:
+        start = progress.next_layer
+        piece = self._pieces.get(start)
+        if piece is None:
+            stop = start + 1
+            while stop < self._costs.layers and self.memory_bound[stop] is self.memory_bound[start]:
+                stop += 1
+            piece = self._pieces[start] = self._cut(start, stop)
+        return piece
+
+    def _cut(self, start: int, stop: int) -> _Piece:
+        costs = self._costs
+        cores, held = costs.cores_for(SOLO, start, stop, self._whole.share_ns(start, stop))
+        time_ns = costs.time_ns(SOLO, cores, start, stop)
+        rate = (costs.bytes[stop] - costs.bytes[start]) / time_ns
+        return _Piece(stop, cores, costs.versions(SOLO, cores, start, stop), time_ns, rate, not held)

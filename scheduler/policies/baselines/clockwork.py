@@ -1,0 +1,67 @@
+"""Clockwork (OSDI'20): what cannot be in time is dropped before it starts, the rest goes by its latest start, in
+batches as large as deadlines and demand allow.
+"""
+
+from __future__ import annotations
+
+from veltair.scheduler.batching import growing
+from veltair.scheduler.costs import SOLO
+from veltair.scheduler.policies.policy import Policy, Reject, Start, Step
+from veltair.scheduler.policies.tenant_queues import TenantQueues
+from veltair.scheduler.state import Progress, System
+
+
+class Clockwork(Policy):
+    """A queue for each tenant; the head with the least deadline minus estimate starts next, and nobody passes it.
+
+    Executions are predictable since nothing is preempted and everything is timed beforehand: a query or a batch runs as
+    a whole, on the least cores that are in time from now. The estimate is of the cores on which the model is fastest.
+    Heads that cannot make it on any number are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._queues = TenantQueues()
+
+    def query_arrived(self, progress: Progress, now_ns: int) -> None:
+        self._queues.add(progress)
+
+    def query_ended(self, progress: Progress, now_ns: int) -> None:
+        self._queues.discard(progress)
+
+    def next_step(self, system: System, now_ns: int) -> Step | None:
+        for progress in system.between_blocks():  # what was stopped from outside goes on
+            return _start(progress, system, now_ns)
+        first: Progress | None = None
+        first_ns = 0
+        for head in self._queues.heads():
+            latest_ns = head.due_ns - head.costs.least_rest_ns[SOLO][0]  # to start
+            if latest_ns < now_ns:
+                late_us = (now_ns - latest_ns) // 1000
+                return Reject(head, f"cannot be in time: should have started {late_us} us ago")
+            if first is None or latest_ns < first_ns:
+                first, first_ns = head, latest_ns
+        if first is None or len(system.in_flight) >= system.workers:
+            return None
+        largest = None
+        for batch in growing(system, first, self._queues.of(first.tenant)):
+            cores = batch.costs.cores_to_end(SOLO, 0, batch.due_ns - now_ns)
+            if cores is not None and cores <= system.free:
+                largest = batch
+        if largest is not None:
+            for member in largest.members:
+                self._queues.discard(member)
+            system.join(first, largest.members, largest.costs)
+        step = _start(first, system, now_ns)
+        if step is not None:
+            self._queues.discard(first)
+        return step
+
+
+def _start(progress: Progress, system: System, now_ns: int) -> Start | None:
+    costs, start = progress.costs, progress.next_layer
+    cores = costs.cores_to_end(SOLO, start, progress.due_ns - now_ns)
+    if cores is None:
+        cores = costs.fastest_cores(SOLO, start, costs.layers, costs.cores)
+    if cores > system.free:
+        return None
+    return Start(progress, progress.block(SOLO, costs.layers, cores), SOLO)

@@ -1,0 +1,70 @@
+"""Blocks of a fixed number of layers: 1, 6 or 11 (VELTAIR section 3.2), and VELTAIR-AC (section 5.1)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from veltair.scheduler.blocks import Budget
+from veltair.scheduler.costs import SOLO, Costs
+from veltair.scheduler.policies.policy import Grow, Policy, Start, Step
+from veltair.scheduler.state import Progress, System
+from veltair.types import LayerBlock
+
+
+class FixedBlocks(Policy):
+    """Every block gets the least cores that hold its layers' share of the QoS, or the fastest count if none do.
+
+    Cores go first come, first served to whoever asked first, be it for a new block or for the rest of what a block
+    lacked at its start: a conflict starts with what is free and grows between two of its layers.
+    """
+
+    def __init__(self, layers: int, *, adapt_versions: bool = False) -> None:
+        """`adapt_versions`: needs and versions are those of the level of the moment (VELTAIR-AC with `layers` 1:
+        section 5.2 puts its conflicts down to layers that take more cores under interference), else those alone.
+        """
+        self._layers = layers
+        self._adapt_versions = adapt_versions
+        self._plans: dict[tuple[Costs, int, int, int], _Plan] = {}
+
+    def next_step(self, system: System, now_ns: int) -> Step | None:
+        if not system.free:
+            return None
+        first: Progress | None = None
+        for progress in system.wanting():
+            if ((run := progress.run) is None or run.missing_cores(now_ns)) and (
+                first is None or progress.ready_ns < first.ready_ns
+            ):
+                first = progress
+        head = system.head()
+        if head is not None and (first is None or head.ready_ns < first.ready_ns):
+            first = head
+        if first is None:
+            return None
+        if first.run is not None:
+            return Grow(first, min(first.run.missing_cores(now_ns), system.free))
+        return self._start(system, first, now_ns)
+
+    def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
+        level = system.next_level(now_ns) if self._adapt_versions else SOLO
+        costs, start, qos_ns = progress.costs, progress.next_layer, progress.qos_ns
+        key = (costs, qos_ns, level, start)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._plan(*key)
+        block = LayerBlock(progress.query.id, start, plan.stop, plan.versions, plan.cores, plan.predicted_ns)
+        return Start(progress, block, level, plan.capped)
+
+    def _plan(self, costs: Costs, qos_ns: int, level: int, start: int) -> _Plan:
+        stop = min(start - start % self._layers + self._layers, costs.layers)
+        share_ns = Budget(qos_ns, costs.work[-1], costs.work).share_ns(start, stop)
+        cores, held = costs.cores_for(level, start, stop, share_ns)
+        time_ns = costs.time_ns(level, cores, start, stop)
+        return _Plan(stop, cores, costs.versions(level, cores, start, stop), time_ns, not held)
+
+
+class _Plan(NamedTuple):
+    stop: int
+    cores: int
+    versions: tuple[int, ...]
+    predicted_ns: int
+    capped: bool

@@ -1,0 +1,37 @@
+"""The models that are served: what each costs to run, on one grid of levels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from veltair.errors import ConfigError
+from veltair.scheduler.batch_interpolation import filled
+from veltair.scheduler.costs import Costs, level_grid, validate
+from veltair.types import ModelProfile
+
+
+class Catalogue:
+    """Tables that nothing changes, so schedulers of machines with as many cores may share them."""
+
+    __slots__ = ("cores", "costs", "grid")
+
+    def __init__(
+        self, profiles: Mapping[str, Sequence[ModelProfile]], cores: int, *, split_by_ops: bool = False
+    ) -> None:
+        """`profiles`: by model name, ascending by batch. `cores`: of the machine. `split_by_ops`: the paper's policies
+        give layers their QoS by operations (`Costs`). Raises ConfigError, or ProfileError for what is wrong in a
+        profile.
+        """
+        for model, by_batch in profiles.items():
+            batches = [profile.batch for profile in by_batch]
+            if not batches or any(low >= high for low, high in pairwise(batches)):
+                raise ConfigError(f"{model}: expected profiles of ascending batch sizes, got {batches}")
+            for profile in by_batch:
+                validate(profile)
+        self.cores = cores
+        self.grid = level_grid(profile for by_batch in profiles.values() for profile in by_batch)
+        self.costs: Mapping[str, Sequence[Costs]] = {  # by model, ascending by batch
+            model: [Costs(profile, self.grid, cores, split_by_ops=split_by_ops) for profile in filled(by_batch)]
+            for model, by_batch in profiles.items()
+        }

@@ -1,0 +1,203 @@
+# ruff: noqa: N802 (method names are the protocol's)
+"""Open Inference Protocol v2 over gRPC, on the messages that tritonclient ships."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from google.protobuf import json_format
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as pb_grpc
+
+from veltair.config import split_address
+from veltair.errors import ConfigError, QueryError, RequestError, UnsupportedError
+from veltair.grpc.server import Method, Server, methods_of
+from veltair.server.front.inference_service import TENANT_HEADER, Service
+from veltair.server.protocol import model_metadata
+from veltair.server.protocol.grpc_codec import Received, decode_request, encode_response, receive
+from veltair.server.protocol.requests import InferRequest
+
+SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+STREAM_DEPTH = 32  # requests of one stream in flight; further ones are read when an answer went out
+MESSAGE_SLACK_BYTES = 1 << 20  # names and framing, on top of the tensors that the body limit is about
+FINAL_RESPONSE = "triton_final_response"  # how a streaming client that asks knows the last answer to a request
+_ASKS_FINAL = "triton_enable_empty_final_response"
+
+_log = logging.getLogger(__name__)
+
+
+class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def ServerLive(self, request: Any, context: Any) -> Any:
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:
+        return pb.ServerReadyResponse(ready=self._service.engine.ready)
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:
+        self._service.tenant_of(request.name, request.version)
+        return pb.ModelReadyResponse(ready=self._service.engine.ready)
+
+    async def ServerMetadata(self, request: Any, context: Any) -> Any:
+        return pb.ServerMetadataResponse(**self._service.about())
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:
+        return pb.ModelMetadataResponse(**self._service.model_metadata(request.name, request.version))
+
+    async def ModelConfig(self, request: Any, context: Any) -> Any:
+        config = self._service.model_configuration(request.name, request.version)
+        return json_format.ParseDict({"config": config}, pb.ModelConfigResponse())
+
+    async def ModelStatistics(self, request: Any, context: Any) -> Any:
+        counts = self._service.statistics(request.name, request.version)
+        return json_format.ParseDict(counts, pb.ModelStatisticsResponse())
+
+    async def ModelInfer(self, received: Received, context: Any) -> Any:
+        arrival_ns = time.monotonic_ns()
+        message = received.message
+        try:
+            request = decode_request(received)
+        except RequestError:
+            self._service.metrics.malformed += 1
+            raise
+        left_s = context.time_remaining()
+        result = await self._service.infer(
+            message.model_name,
+            message.model_version,
+            request,
+            arrival_ns=arrival_ns,
+            tenant=_metadata(context, TENANT_HEADER),
+            deadline_ns=None if left_s is None else arrival_ns + int(left_s * 1e9),
+        )
+        response = encode_response(
+            message.model_name, model_metadata.VERSION, request.id, result.outputs, result.parameters, result.stored
+        )
+        if _asks_final(request):
+            response.parameters[FINAL_RESPONSE].bool_param = True
+        return response
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """Requests run side by side, answers leave in the order of the requests. An error is an answer."""
+        answers: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(STREAM_DEPTH)
+
+        async def read() -> None:
+            try:
+                async for message in requests:
+                    await answers.put(asyncio.create_task(self._streamed(message, context)))
+            finally:
+                await answers.put(None)
+
+        reader = asyncio.create_task(read())
+        task: asyncio.Task[Any] | None = None
+        try:
+            while (task := await answers.get()) is not None:
+                yield await task
+        finally:
+            reader.cancel()
+            for left in (task, *(answers.get_nowait() for _ in range(answers.qsize()))):
+                if left is not None:
+                    left.cancel()
+
+    async def _streamed(self, received: Received, context: Any) -> Any:
+        try:
+            return pb.ModelStreamInferResponse(infer_response=await self.ModelInfer(received, context))
+        except (RequestError, QueryError) as error:
+            text = str(error)
+        except Exception:
+            _log.exception("ModelStreamInfer failed")
+            text = "internal error"
+        return pb.ModelStreamInferResponse(
+            error_message=text,
+            infer_response=pb.ModelInferResponse(model_name=received.message.model_name, id=received.message.id),
+        )
+
+    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        self._service.regions.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        self._service.regions.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        regions = self._service.regions.listed(request.name)
+        return pb.SystemSharedMemoryStatusResponse(
+            regions={
+                region.name: pb.SystemSharedMemoryStatusResponse.RegionStatus(**region.described())
+                for region in regions
+            }
+        )
+
+    async def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        rows = [row for row in self._service.index() if not request.ready or row["state"] == "READY"]
+        return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**row) for row in rows])
+
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+        self._service.refuse_control(request.model_name)
+
+    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+        self._service.refuse_control(request.model_name)
+
+
+async def _unsupported(self: Servicer, request: Any, context: Any) -> None:
+    raise UnsupportedError("not supported: no CUDA memory, trace or logging control")
+
+
+for _method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
+    if _method.name not in Servicer.__dict__:
+        setattr(Servicer, _method.name, _unsupported)
+
+
+def _metadata(context: Any, key: str) -> str:
+    for name, value in context.invocation_metadata() or ():
+        if name == key:
+            return value if isinstance(value, str) else ""
+    return ""
+
+
+def _asks_final(request: InferRequest) -> bool:
+    return request.parameters.get(_ASKS_FINAL) is True
+
+
+class GrpcFront:
+    """The listening server; `address` is what it is bound to."""
+
+    def __init__(self, server: Server, address: str, checks: Any) -> None:
+        self._server = server
+        self.address = address
+        self._checks = checks
+
+    @classmethod
+    async def start(cls, service: Service, address: str) -> GrpcFront:
+        """Raises ConfigError when it cannot listen there."""
+        checks = health.aio.HealthServicer()
+        for name in ("", SERVICE):
+            await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        mirror = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
+        described = ((pb, Servicer(service)), (health_pb2, checks), (reflection_pb2, mirror))
+        methods: dict[str, Method] = {}
+        for module, servicer in described:
+            for descriptor in module.DESCRIPTOR.services_by_name.values():
+                methods |= methods_of(descriptor, servicer, {"ModelInferRequest": receive})
+        server = Server(methods, service.body_limit_bytes + MESSAGE_SLACK_BYTES)
+        host, port = split_address(address)
+        try:
+            port = await server.start(host, port)
+        except OSError:
+            raise ConfigError(f"server.grpc: cannot listen on {address}") from None
+        return cls(server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", checks)
+
+    async def refuse(self) -> None:
+        """Tell health watchers; new queries are refused by the service."""
+        await self._checks.enter_graceful_shutdown()
+
+    async def stop(self, grace_s: float) -> None:
+        await self._server.stop(grace_s)

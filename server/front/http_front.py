@@ -1,0 +1,282 @@
+"""Open Inference Protocol v2 over HTTP, /metrics and the dashboard, as an ASGI application.
+
+Every error is `{"error": "…"}` with the status of its class; what is not ours to explain is logged and says
+"internal error" alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from veltair.errors import QueryError, RequestError, TooLargeError, UnsupportedError
+from veltair.server.front import metrics
+from veltair.server.front.dashboard import Dashboard
+from veltair.server.front.inference_service import TENANT_HEADER, Service
+from veltair.server.front.shared_memory_regions import Regions
+from veltair.server.protocol import model_metadata
+from veltair.server.protocol.compressed_body import answer_coding, deflate, inflate
+from veltair.server.protocol.http_codec import decode_request, encode_response
+from veltair.server.protocol.json_parser import INLINE_BYTES
+from veltair.server.protocol.requests import InferRequest
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+RETRY_AFTER_S = 1
+CLIENT_CLOSED = 499  # nobody reads it: the client is gone
+
+_log = logging.getLogger(__name__)
+_UNSUPPORTED = ("cudasharedmemory", "trace", "logging")
+
+
+def application(service: Service, dashboard: Dashboard) -> FastAPI:
+    """The routes. The inference route stands first: routes are tried in their order."""
+    app = FastAPI(title="veltair", docs_url=None, redoc_url=None, openapi_url=None)
+    _errors(app)
+    _inference(app, service)
+    _models(app, service)
+    _server(app, service)
+    _shared_memory(app, service.regions)
+    _pages(app, service, dashboard)
+    return app
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, "application/json")
+
+
+def _error(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
+    return _json({"error": text}, status, headers)
+
+
+def _errors(app: FastAPI) -> None:
+    async def refused(_: Request, error: Any) -> Response:
+        headers = {}
+        if error.http_status == 503:
+            headers["Retry-After"] = str(RETRY_AFTER_S)
+        if isinstance(error, TooLargeError):
+            headers["Connection"] = "close"  # the rest of the body is not waited for
+        return _error(error.http_status, str(error), headers)
+
+    async def no_route(request: Request, error: Any) -> Response:
+        text = {404: f"there is no {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
+        return _error(error.status_code, text.get(error.status_code, str(error.detail)), error.headers)
+
+    async def invalid(_: Request, error: Any) -> Response:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        return _error(422, faults)
+
+    async def gone(_request: Request, _error: Any) -> Response:
+        return Response(status_code=CLIENT_CLOSED)
+
+    async def broken(request: Request, error: Any) -> Response:
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return _error(500, "internal error")
+
+    app.add_exception_handler(RequestError, refused)
+    app.add_exception_handler(QueryError, refused)
+    app.add_exception_handler(HTTPException, no_route)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(ClientDisconnect, gone)
+    app.add_exception_handler(Exception, broken)
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """Raises TooLargeError from Content-Length before a byte is read, or as soon as a chunked body passes it."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit_bytes:
+        raise TooLargeError(f"the body has {declared[:20]} bytes, {limit_bytes} are allowed")
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit_bytes:
+            raise TooLargeError(f"the body has more than the allowed {limit_bytes} bytes")
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _decoded(service: Service, request: Request) -> InferRequest:
+    body = await read_body(request, service.body_limit_bytes)
+    coding = request.headers.get("content-encoding", "")
+    if coding:  # unpacking releases the interpreter lock
+        body = await asyncio.to_thread(inflate, body, coding, service.body_limit_bytes)
+    length = request.headers.get(HEADER_LENGTH, "")
+    if length and not (length.isascii() and length.isdecimal() and len(length) < 20):
+        raise RequestError(f"{HEADER_LENGTH} is a count of bytes, got {length!r:.40}")
+    header_bytes = int(length) if length else None
+    if INLINE_BYTES < (len(body) if header_bytes is None else header_bytes) <= len(body):
+        return await service.parser.parse(body, header_bytes)
+    return decode_request(body, header_bytes)
+
+
+async def _until_disconnect(request: Request, task: asyncio.Task[Any]) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()
+
+
+def _inference(app: FastAPI, service: Service) -> None:
+    async def infer(request: Request) -> Response:
+        try:
+            decoded = await _decoded(service, request)
+        except RequestError:
+            service.metrics.malformed += 1
+            raise
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.create_task(_until_disconnect(request, task))
+        model, version = request.path_params["model"], request.path_params.get("version", "")
+        try:
+            result = await service.infer(
+                model,
+                version,
+                decoded,
+                arrival_ns=time.monotonic_ns(),
+                tenant=request.headers.get(TENANT_HEADER, ""),
+            )
+        except asyncio.CancelledError:
+            if not watch.done():
+                raise
+            task.uncancel()
+            return Response(status_code=CLIENT_CLOSED)
+        finally:
+            watch.cancel()
+        message = encode_response(
+            model, model_metadata.VERSION, decoded, result.outputs, result.parameters, result.stored
+        )
+        headers = {}
+        body = message.body
+        if message.header_bytes is not None:
+            headers[HEADER_LENGTH] = str(message.header_bytes)
+        coding = answer_coding(request.headers.get("accept-encoding", ""))
+        if coding:
+            body = await asyncio.to_thread(deflate, body, coding)
+            headers["Content-Encoding"] = coding
+        kind = "application/json" if message.header_bytes is None else "application/octet-stream"
+        return Response(body, 200, headers, kind)
+
+    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
+        app.add_route(path, infer, methods=["POST"])
+
+
+def _models(app: FastAPI, service: Service) -> None:
+    @app.get("/v2/models/stats")
+    async def all_statistics() -> Response:
+        return _json(service.statistics())
+
+    def each(suffix: str, answer: Callable[[str, str], Response]) -> None:
+        async def latest(model: str) -> Response:
+            return answer(model, "")
+
+        async def versioned(model: str, version: str) -> Response:
+            return answer(model, version)
+
+        app.add_api_route(f"/v2/models/{{model}}{suffix}", latest, methods=["GET"])
+        app.add_api_route(f"/v2/models/{{model}}/versions/{{version}}{suffix}", versioned, methods=["GET"])
+
+    def ready(model: str, version: str) -> Response:
+        service.tenant_of(model, version)
+        return _health(service)
+
+    each("/ready", ready)
+    each("/config", lambda model, version: _json(service.model_configuration(model, version)))
+    each("/stats", lambda model, version: _json(service.statistics(model, version)))
+    each("", lambda model, version: _json(service.model_metadata(model, version)))
+
+
+def _health(service: Service) -> Response:
+    if service.engine.ready:
+        return Response(status_code=200)
+    return _error(503, "the server is starting or shutting down", {"Retry-After": str(RETRY_AFTER_S)})
+
+
+def _server(app: FastAPI, service: Service) -> None:
+    @app.get("/v2")
+    async def server() -> Response:
+        return _json(service.about())
+
+    @app.get("/v2/health/live")
+    async def live() -> Response:
+        return Response(status_code=200)
+
+    @app.get("/v2/health/ready")
+    async def ready() -> Response:
+        return _health(service)
+
+    @app.post("/v2/repository/index")
+    async def index(request: Request) -> Response:
+        body = await read_body(request, INLINE_BYTES)
+        try:
+            asked = msgspec.json.decode(body or b"{}", type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise RequestError(f"repository index: {error}") from None
+        rows = service.index()
+        return _json([row for row in rows if row["state"] == "READY"] if asked.get("ready") is True else rows)
+
+    @app.post("/v2/repository/models/{model}/{action}")
+    async def control(model: str, action: str) -> Response:
+        if action not in ("load", "unload"):
+            raise HTTPException(404)
+        service.refuse_control(model)
+
+    async def unsupported(request: Request) -> Response:
+        raise UnsupportedError(f"{request.url.path} is not supported: no CUDA memory, trace or logging control")
+
+    for path in [f"/v2/{name}" for name in _UNSUPPORTED] + ["/v2/models/{model}/trace"]:
+        app.add_route(path, unsupported, methods=["GET", "POST"])
+        app.add_route(path + "/{rest:path}", unsupported, methods=["GET", "POST"])
+
+
+class _Registration(msgspec.Struct):
+    key: str
+    byte_size: int
+    offset: int = 0
+
+
+def _shared_memory(app: FastAPI, regions: Regions) -> None:
+    async def status(request: Request) -> Response:
+        return _json([region.described() for region in regions.listed(request.path_params.get("region", ""))])
+
+    async def register(request: Request) -> Response:
+        regions.require_allowed()
+        name = request.path_params["region"]
+        try:
+            asked = msgspec.json.decode(await read_body(request, INLINE_BYTES), type=_Registration)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise RequestError(f"region {name!r:.80}: {error}") from None
+        regions.register(name, asked.key, asked.offset, asked.byte_size)
+        return _json({})
+
+    async def unregister(request: Request) -> Response:
+        regions.unregister(request.path_params.get("region", ""))
+        return _json({})
+
+    memory = "/v2/systemsharedmemory"
+    for path in (memory, memory + "/region/{region}"):
+        app.add_route(f"{path}/status", status, methods=["GET"])
+        app.add_route(f"{path}/unregister", unregister, methods=["POST"])
+    app.add_route(memory + "/region/{region}/register", register, methods=["POST"])
+
+
+def _pages(app: FastAPI, service: Service, dashboard: Dashboard) -> None:
+    @app.get("/metrics")
+    async def scrape() -> Response:
+        page = service.metrics.page(await dashboard.snapshot())
+        return Response(page, headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    routes: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
+        ("/admin", dashboard.page),
+        ("/admin/", dashboard.page),
+        ("/admin/events", dashboard.events),
+        ("/admin/{name}", dashboard.file),
+    ]
+    for path, endpoint in routes:
+        app.add_route(path, endpoint, methods=["GET"])

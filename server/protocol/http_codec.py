@@ -1,0 +1,247 @@
+"""The HTTP form of inference: JSON, and JSON followed by raw tensors (the binary extension).
+
+Pure functions over bytes. A header of n bytes (`Inference-Header-Content-Length: n`) is JSON, what follows are
+the raw buffers of the inputs with `binary_data_size`, in their order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from veltair.errors import RequestError
+from veltair.server.protocol.requests import (
+    BYTES,
+    Array,
+    InferRequest,
+    NamedTensor,
+    Parameter,
+    Place,
+    RequestedOutput,
+    content,
+    datatype_of,
+    dtype_of,
+    place_of,
+    raw,
+    refuse_unsupported,
+)
+
+MAX_RANK = 16  # of a tensor; deeper nesting is refused before it is parsed
+
+
+class _Input(msgspec.Struct):
+    name: str
+    shape: tuple[int, ...]
+    datatype: str
+    parameters: dict[str, Parameter | None] = {}
+    data: msgspec.Raw = msgspec.Raw()  # parsed when its datatype is known
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: dict[str, Parameter | None] = {}
+
+
+class _Request(msgspec.Struct):
+    inputs: tuple[_Input, ...]
+    id: str = ""
+    parameters: dict[str, Parameter | None] = {}
+    outputs: tuple[_Output, ...] | None = None
+
+
+_request_decoder = msgspec.json.Decoder(_Request)
+_encoder = msgspec.json.Encoder()
+_OPENING = re.compile(rb"[\s\[]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A body; `header_bytes` is the length of its JSON part, None when it is JSON alone."""
+
+    body: bytes
+    header_bytes: int | None
+
+
+def decode_request(body: bytes | memoryview, header_bytes: int | None = None) -> InferRequest:
+    """Raises RequestError (UnsupportedError for sequences) whatever the bytes are."""
+    view = memoryview(body)
+    if header_bytes is not None and not 0 <= header_bytes <= len(view):
+        raise RequestError(f"Inference-Header-Content-Length is {header_bytes}, the body has {len(view)} bytes in all")
+    header = view if header_bytes is None else view[:header_bytes]
+    tail = view[len(header) :]
+    request = _json(_request_decoder, header, "request")
+    refuse_unsupported("request", request.parameters)
+    inputs, at = [], 0
+    for tensor in request.inputs:
+        size, place = tensor.parameters.get("binary_data_size"), None
+        if len(tensor.parameters) > (size is not None):
+            place = place_of(f"input {tensor.name!r}", tensor.parameters)
+        data: memoryview | Array | list[bytes] | Place
+        if place is not None:
+            if size is not None or bytes(tensor.data):
+                raise RequestError(f"input {tensor.name!r}: has both data and a place in shared memory")
+            data = place
+        elif size is None:
+            data = _typed(tensor)
+        elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise RequestError(f"input {tensor.name!r}: binary_data_size must be a count of bytes, got {size!r:.40}")
+        elif bytes(tensor.data):
+            raise RequestError(f"input {tensor.name!r}: has both data and binary_data_size")
+        elif at + size > len(tail):
+            raise RequestError(
+                f"input {tensor.name!r}: binary_data_size is {size}, {len(tail) - at} bytes are left in the body"
+            )
+        else:
+            data = tail[at : at + size]
+            at += size
+        inputs.append(NamedTensor(tensor.name, tensor.datatype, tensor.shape, data))
+    if at != len(tail):
+        raise RequestError(f"{len(tail)} bytes follow the JSON part, the inputs account for {at}")
+    binary = bool(request.parameters.get("binary_data_output", False))
+    outputs = []
+    for output in request.outputs or ():
+        place = place_of(f"output {output.name!r}", output.parameters)
+        outputs.append(RequestedOutput(output.name, bool(output.parameters.get("binary_data", binary)), place))
+    parameters = {key: value for key, value in request.parameters.items() if value is not None}
+    return InferRequest(request.id, parameters, tuple(inputs), tuple(outputs), binary)
+
+
+def encode_request(request: InferRequest) -> Message:
+    """The same request with every tensor raw or in its place."""
+    inputs, buffers = [], []
+    for tensor in request.inputs:
+        came = tensor.data
+        if isinstance(came, Place):
+            inputs.append(_entry(tensor.name, tensor.datatype, tensor.shape, came.parameters))
+            continue
+        data = memoryview(came) if isinstance(came, (bytes, memoryview)) else raw(content(tensor))
+        buffers.append(data)
+        inputs.append(_entry(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(data)}))
+    parameters = {**request.parameters, "binary_data_output": request.binary_output}
+    outputs = [
+        {"name": o.name, "parameters": o.place.parameters if o.place else {"binary_data": o.binary}}
+        for o in request.outputs
+    ]
+    header = {"id": request.id, "parameters": parameters, "inputs": inputs, "outputs": outputs}
+    return _message(header, buffers)
+
+
+def encode_response(
+    model: str,
+    version: str,
+    request: InferRequest,
+    outputs: Mapping[str, Array],
+    parameters: Mapping[str, Parameter],
+    stored: Mapping[str, Place],
+) -> Message:
+    """Outputs in the order given; each raw, JSON or stored in shared memory as the request asked.
+
+    A JSON number that is no number is null.
+    """
+    asked = {output.name: output.binary for output in request.outputs}
+    entries, buffers = [], []
+    for name, values in outputs.items():
+        datatype = datatype_of(values.dtype)
+        if name in stored:
+            entries.append(_entry(name, datatype, values.shape, stored[name].parameters))
+        elif asked.get(name, request.binary_output):
+            data = raw(values)
+            buffers.append(data)
+            entries.append(_entry(name, datatype, values.shape, {"binary_data_size": len(data)}))
+        else:
+            entries.append({"name": name, "datatype": datatype, "shape": values.shape, "data": _plain(values)})
+    header: dict[str, Any] = {"model_name": model, "model_version": version}
+    if request.id:
+        header["id"] = request.id
+    if parameters:
+        header["parameters"] = parameters
+    header["outputs"] = entries
+    return _message(header, buffers)
+
+
+def _entry(name: str, datatype: str, shape: Sequence[int], parameters: dict[str, Parameter]) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape, "parameters": parameters}
+
+
+def _message(header: dict[str, Any], buffers: list[memoryview]) -> Message:
+    text = _encoder.encode(header)
+    return Message(b"".join([text, *buffers]), len(text) if buffers else None)
+
+
+def _plain(values: Array) -> list[Any]:
+    if values.dtype == dtype_of("BF16"):
+        values = values.astype(np.float32)
+    items: list[Any] = values.reshape(-1).tolist()
+    return items
+
+
+def _json(decoder: msgspec.json.Decoder[Any], text: memoryview, where: str) -> Any:
+    try:
+        return decoder.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RequestError(f"{where}: {error}") from None
+    except RecursionError:
+        raise RequestError(f"{where}: JSON is nested too deeply") from None
+
+
+_ITEM: dict[str, type] = {"b": bool, "u": int, "i": int, "f": float, "V": float}
+
+
+@cache
+def _decoder(item: type, depth: int) -> msgspec.json.Decoder[Any]:
+    kind: Any = item
+    for _ in range(depth):
+        kind = list[kind]
+    return msgspec.json.Decoder(kind)
+
+
+def _typed(tensor: _Input) -> Array | list[bytes]:
+    """JSON data, flat or nested as the shape says, as a flat array of the declared datatype or a list of strings."""
+    where = f"input {tensor.name!r}"
+    item = str if tensor.datatype == BYTES else _ITEM[dtype_of(tensor.datatype).kind]
+    text = memoryview(tensor.data)
+    if not text:
+        raise RequestError(f"{where}: has neither data nor binary_data_size")
+    brackets = _OPENING.match(text)
+    depth = max(1, brackets[0].count(b"[")) if brackets else 1
+    if depth > MAX_RANK:
+        raise RequestError(f"{where}: data is nested deeper than {MAX_RANK} dimensions")
+    items = _json(_decoder(item, depth), text, f"{where}: data")
+    if item is str:
+        return _flat_strings(where, items, depth, tensor.shape)
+    dtype = dtype_of(tensor.datatype)
+    try:
+        with np.errstate(over="raise"):
+            wide = np.dtype(np.float64) if dtype.kind in "fV" else dtype  # narrowing a float then raises
+            values = np.array(items, wide).astype(dtype)
+    except (OverflowError, FloatingPointError):
+        raise RequestError(f"{where}: a number does not fit {tensor.datatype}") from None
+    except ValueError:
+        raise RequestError(f"{where}: rows of data differ in length") from None
+    _check_nesting(where, values.shape, tensor.shape)
+    return values.reshape(-1)
+
+
+def _flat_strings(where: str, items: list[Any], depth: int, shape: tuple[int, ...]) -> list[bytes]:
+    nesting = [len(items)]
+    for _ in range(depth - 1):
+        lengths = set(map(len, items))
+        if len(lengths) > 1:
+            raise RequestError(f"{where}: rows of data differ in length")
+        nesting += lengths or {0}
+        items = list(chain.from_iterable(items))
+    _check_nesting(where, tuple(nesting), shape)
+    return [item.encode() for item in items]
+
+
+def _check_nesting(where: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Flat data takes any shape."""
+    if len(found) > 1 and found != shape:
+        raise RequestError(f"{where}: data is nested as {list(found)}, shape says {list(shape)}")

@@ -1,0 +1,107 @@
+"""Parses large JSON bodies in a process of its own.
+
+JSON is parsed under the interpreter lock: a body of 10 MB holds it for some 50 ms, in which no other tenant's
+query moves, and a thread would hold the same lock. So bodies above `INLINE_BYTES` go to a child process, which
+answers with the same request in the binary form, and that decodes in microseconds. Only the length of the JSON
+part counts: raw tensors cost nothing.
+
+The wire on the child's pipes: a frame is three u32, little-endian (status, header length, body length), then the
+body. A header length of all ones is none. A request has status 0; an answer has 0 with the body, or an HTTP status
+with the error's text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+from typing import IO
+
+from veltair.errors import QueryError, RequestError, TooLargeError, UnknownModelError, UnsupportedError
+from veltair.server.ipc.process_setup import leave_signals_to_front, set_nice
+from veltair.server.protocol.http_codec import decode_request, encode_request
+from veltair.server.protocol.requests import InferRequest
+
+INLINE_BYTES = 256 * 1024  # about 1 ms of parsing
+_FRAME = struct.Struct("<III")
+_ERRORS = {error.http_status: error for error in (RequestError, UnknownModelError, UnsupportedError, TooLargeError)}
+_NO_HEADER = 0xFFFFFFFF
+_NICE = 5  # whoever sends megabytes of JSON waits behind the models
+
+
+class JsonParser:
+    """One child process, started with the first large body and again after it died. One body at a time."""
+
+    def __init__(self) -> None:
+        self._child: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def parse(self, body: bytes, header_bytes: int | None = None) -> InferRequest:
+        """Raises RequestError for a bad body, QueryError when the child died over it."""
+        async with self._turn:
+            child = self._child
+            if child is None or child.returncode is not None:
+                child = self._child = await _spawn()
+            assert child.stdin is not None and child.stdout is not None
+            done = False
+            try:
+                child.stdin.write(_FRAME.pack(0, _NO_HEADER if header_bytes is None else header_bytes, len(body)))
+                child.stdin.write(body)
+                await child.stdin.drain()
+                status, answer_header_bytes, size = _FRAME.unpack(await child.stdout.readexactly(_FRAME.size))
+                answer = await child.stdout.readexactly(size)
+                done = True
+            except (OSError, asyncio.IncompleteReadError):
+                raise QueryError("the parser of large JSON bodies died over this request") from None
+            finally:
+                if not done:  # died, or the caller went away: what is in the pipes belongs to nobody
+                    await self.close()
+        if status:
+            raise _ERRORS.get(status, RequestError)(answer.decode())
+        return decode_request(answer, None if answer_header_bytes == _NO_HEADER else answer_header_bytes)
+
+    async def close(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            if child.returncode is None:
+                child.kill()
+            await child.wait()
+            if child.stdin is not None:
+                child.stdin.close()
+
+
+async def _spawn() -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "veltair.server.protocol.json_parser",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=8 << 20,
+    )  # fmt: skip
+
+
+def _read(source: IO[bytes], size: int) -> bytes:
+    data = source.read(size)
+    if len(data) < size:  # the server closed the pipe: it ends, so do we
+        raise SystemExit(0)
+    return data
+
+
+def main() -> None:
+    set_nice(_NICE)
+    leave_signals_to_front()
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    while True:
+        _, header_bytes, size = _FRAME.unpack(_read(source, _FRAME.size))
+        body = _read(source, size)
+        try:
+            message = encode_request(decode_request(body, None if header_bytes == _NO_HEADER else header_bytes))
+        except RequestError as error:
+            text = str(error).encode()
+            sink.write(_FRAME.pack(error.http_status, 0, len(text)) + text)
+        else:
+            length = _NO_HEADER if message.header_bytes is None else message.header_bytes
+            sink.write(_FRAME.pack(0, length, len(message.body)))
+            sink.write(message.body)
+        sink.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""veltair/commands"""

@@ -1,0 +1,120 @@
+"""`veltair bench`: an artifact beside ONNX Runtime and OpenVINO, in turn in one run, medians."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from veltair.commands.alternate_runs import race
+from veltair.commands.engine_process import onnx_inputs
+from veltair.errors import ConfigError, ModelError
+from veltair.machine.topology import environment, machine
+from veltair.profiles.artifact.manifest import Artifact, load
+
+ROUNDS = 7
+ENGINE_PROCESS = [sys.executable, "-m", "veltair.commands.engine_process"]
+PEERS = {"ort": [("onnxruntime", "fp32")], "openvino": [("openvino", "fp32"), ("openvino", "default")]}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", type=Path, metavar="DIR")
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("--against", default="ort,openvino", help="engines, of ort and openvino (default: both)")
+    parser.add_argument("--threads", default="1,2", help="thread counts (default: 1,2)")
+    parser.add_argument("--batch", type=int, default=1, help="rows, for a model of dynamic batch (default: 1)")
+    parser.add_argument("--also", type=Path, action="append", default=[], metavar="DIR",
+                        help="a further artifact of the same model, of another precision; may be repeated")  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each engine (default: {ROUNDS})")
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    threads = _threads(args.threads)
+    engines = [name for name in args.against.split(",") if name]
+    for name in engines:
+        if name not in PEERS:
+            raise ConfigError(f"--against {name}: expected {' or '.join(PEERS)}")
+    if "openvino" in engines and importlib.util.find_spec("openvino") is None:
+        raise ConfigError("OpenVINO is not installed: pip install 'veltair[bench]'")
+    if args.rounds < 1:
+        raise ConfigError(f"--rounds {args.rounds}: expected at least 1")
+    artifacts = [load(path) for path in (args.artifact, *args.also)]
+    for artifact in artifacts:
+        if not 1 <= args.batch <= artifact.manifest.max_batch:
+            raise ConfigError(f"--batch {args.batch}: {artifact.path} takes 1 … {artifact.manifest.max_batch}")
+    if not args.model.is_file():
+        raise ModelError(f"{args.model}: no such file")
+    known = {port.name for port in artifacts[0].manifest.inputs}
+    made = [name for name in onnx_inputs(args.model) if name not in known]  # from raw features, by the artifact
+    rows = []
+    for count in threads:  # a race each: large models would not fit into memory twice as often
+        tasks = _tasks(artifacts, args.model, engines, count, args.batch)
+        contestants = [
+            (
+                f"{task['engine']} on {count} threads",
+                [sys.executable, "-m", "veltair.commands.engine_process", json.dumps(task)],
+            )
+            for task in tasks
+        ]
+        medians = race(contestants, args.rounds, quiet=args.json)
+        rows += [
+            {**{key: task[key] for key in ("engine", "precision", "threads")}, "median_ms": round(median, 4)}
+            for task, median in zip(tasks, medians, strict=True)
+        ]
+    if args.json:
+        facts = {"model": artifacts[0].manifest.model, "batch": args.batch, "ready_made_for_peers": made, "rows": rows}
+        print(json.dumps(facts | {"environment": dataclasses.asdict(environment())}))
+    else:
+        note = f"; peers are given {', '.join(made)} ready made" if made and engines else ""
+        _show(artifacts[0].manifest.model + note, rows)
+    return 0
+
+
+def _threads(text: str) -> list[int]:
+    cores = len(machine().cores)
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--threads {text}: expected numbers with commas between, such as 1,2") from None
+    if any(not 1 <= count <= cores for count in counts):
+        raise ConfigError(f"--threads {text}: this machine offers 1 … {cores}")
+    return counts
+
+
+def _tasks(
+    artifacts: Sequence[Artifact], model: Path, engines: Sequence[str], threads: int, batch: int
+) -> list[dict[str, Any]]:
+    """What each contestant is told."""
+    ours = [("veltair", a.manifest.precision, str(a.path)) for a in artifacts]
+    peers = [(*peer, str(artifacts[0].path)) for name in engines for peer in PEERS[name]]
+    return [
+        {
+            "engine": engine, "precision": precision, "threads": threads, "batch": batch,
+            "artifact": artifact, "model": str(model),
+        }
+        for engine, precision, artifact in (*ours, *peers)
+    ]  # fmt: skip
+
+
+def _show(title: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=title, title_justify="left")
+    ours = dict.fromkeys(row["precision"] for row in rows if row["engine"] == "veltair")
+    columns = ["engine", "precision", "threads", "median ms", *(f"veltair {precision} / engine" for precision in ours)]
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("engine", "precision") else "right")
+    times = {(row["threads"], row["precision"]): row["median_ms"] for row in rows if row["engine"] == "veltair"}
+    for row in rows:
+        ratios = [f"{times[row['threads'], precision] / row['median_ms']:.2f}" for precision in ours]
+        if row["engine"] == "veltair":
+            ratios = [""] * len(ours)
+        table.add_row(row["engine"], row["precision"], str(row["threads"]), f"{row['median_ms']:.3f}", *ratios)
+    Console().print(table)

@@ -1,0 +1,173 @@
+"""`veltair doctor`: what this machine offers, and what the daemon makes of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from veltair.machine import topology
+from veltair.machine.hardware_counters import SOURCE, CountersMissingError, L3Counters
+from veltair.profiles.runtime.huge_pages import offered
+from veltair.scheduler.interference import ObservedSlowdown
+from veltair.types import CoreSet
+
+_FOLDERS = (Path(tempfile.gettempdir()), Path("/dev/shm"))  # tried for large pages: a file system, and tmpfs
+_STIR_BYTES = 64 << 20  # touched so that working counters must have something to count
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    found = report()
+    if args.json:
+        print(json.dumps(found))
+    else:
+        show(found, Console())
+    return 0
+
+
+def report() -> dict[str, Any]:
+    """Facts of this process's machine, ready for JSON. Sizes in bytes; `quota_cpus` is None when nothing limits."""
+    usable = topology.machine()
+    environment = asdict(topology.environment())
+    counters = probe_counters(usable.cores)
+    return {
+        "cpu": environment["cpu"],
+        "instruction_sets": {name: name in environment["isa"] for name in topology.FEATURES},
+        "target": topology.tvm_target(),
+        "cores": {
+            "usable": list(usable.cores),
+            "affinity": sorted(os.sched_getaffinity(0)),
+            "present": os.cpu_count(),
+            "quota_cpus": topology.quota_cpus(),
+        },
+        "l3_domains": [list(domain) for domain in usable.domains],
+        "cache_bytes": topology.cache_bytes(),
+        "memory_bytes": environment["memory_bytes"],
+        "huge_pages": topology.huge_pages(),
+        "huge_pages_of_files": {str(folder): offered(folder) for folder in _FOLDERS},
+        "counters": counters,
+        "interference": interference(counters),
+        "kernel": environment["kernel"],
+        "python": environment["python"],
+        "versions": environment["versions"],
+    }
+
+
+def probe_counters(cores: CoreSet) -> dict[str, Any]:
+    """`{"available", "events", "reason"}`: the L3 counters opened as the engine opens them, and seen to count."""
+    try:
+        counters = L3Counters(cores)
+    except CountersMissingError as error:
+        return {"available": False, "events": [], "reason": _explained(error)}
+    try:
+        counters.sample(time.monotonic_ns())
+        bytearray(os.urandom(1)) * _STIR_BYTES
+        sample = counters.sample(time.monotonic_ns())
+    finally:
+        counters.close()
+    if not sample.l3_accesses:
+        return {"available": False, "events": [], "reason": "the events open but stay at zero"}
+    return {"available": True, "events": [f"{SOURCE} accesses", f"{SOURCE} misses"], "reason": ""}
+
+
+def interference(counters: dict[str, Any]) -> dict[str, str]:
+    """The source that the engine's scheduler takes the interference level from, and why."""
+    cause = (
+        "the L3 counters work, but a level needs a model of them: veltair profile --fit-proxy, server.counter_model"
+        if counters["available"]
+        else "there are no usable hardware counters"
+    )
+    why = f"{cause}; finished blocks' times against their profile alone need none"
+    return {"source": ObservedSlowdown.name, "why": why}
+
+
+def _explained(error: CountersMissingError) -> str:
+    reasons = {
+        "ENOENT": "this processor shows no L3 events (usual in a virtual machine)",
+        "EACCES": "the kernel keeps them back: needs kernel.perf_event_paranoid <= 0 or CAP_PERFMON",
+        "EPERM": "the system forbids perf_event_open (usual in a container): needs CAP_PERFMON",
+    }
+    text = error.strerror or str(error)
+    return next((f"{reason}; {text}" for name, reason in reasons.items() if f"({name})" in text), text)
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """The report for people."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    cores, quota = found["cores"], found["cores"]["quota_cpus"]
+    sets = found["instruction_sets"]
+    table.add_row("processor", found["cpu"])
+    table.add_row(
+        "instructions",
+        "  ".join(f"[green]✔ {name}[/]" if has else f"[dim]✘ {name}[/]" for name, has in sets.items()),
+    )
+    mattr = " ".join(found["target"].get("mattr", ()))
+    table.add_row("code for", f"{found['target']['mcpu']} {mattr}".rstrip())
+    table.add_row(
+        "cores",
+        f"{len(cores['usable'])} usable of {cores['present']}: {_ranges(cores['usable'])}"
+        f" (affinity {_ranges(cores['affinity'])}; quota {'none' if quota is None else f'{quota:g} CPUs'})",
+    )
+    domains = " | ".join(map(_ranges, found["l3_domains"]))
+    table.add_row("L3 domains", f"{len(found['l3_domains'])}: {domains}")
+    caches = ", ".join(f"{level} {_size(size)}" for level, size in found["cache_bytes"].items())
+    table.add_row("caches", caches or "not shown by the kernel")
+    table.add_row("memory", _size(found["memory_bytes"]))
+    table.add_row("huge pages", _HUGE_PAGES.get(found["huge_pages"], found["huge_pages"]))
+    files = found["huge_pages_of_files"].items()
+    table.add_row("", "  ".join(f"{_LARGE_FILES[has]} {folder}" for folder, has in files))
+    if True not in found["huge_pages_of_files"].values():
+        table.add_row("", "[yellow]tables of models stay in 4 KB pages[/]: random rows take up to three times as long")
+    counters = found["counters"]
+    table.add_row("counters", ", ".join(counters["events"]) or f"[yellow]none[/]: {counters['reason']}")
+    table.add_row("interference", f"[bold]{found['interference']['source']}[/]: {found['interference']['why']}")
+    table.add_row("software", f"Linux {found['kernel']}, Python {found['python']}")
+    table.add_row("", ", ".join(f"{name} {version}" for name, version in found["versions"].items()))
+    console.print(table, highlight=False)
+
+
+_HUGE_PAGES = {
+    "always": "always",
+    "madvise": "madvise (for memory that asks for them)",
+    "never": "[yellow]never[/]: random lookups in large tables run slower",
+    "absent": "[yellow]absent[/]: the kernel has none",
+}
+
+
+_LARGE_FILES = {
+    True: "[green]✔ weights of models in[/]",
+    False: "[yellow]✘ weights of models in[/]",
+    None: "[dim]? cannot write to[/]",
+}
+
+
+def _ranges(cores: list[int]) -> str:
+    """`[0, 1, 2, 5]` -> `0-2,5`."""
+    parts: list[list[int]] = []
+    for core in cores:
+        if parts and parts[-1][-1] == core - 1:
+            parts[-1][1:] = [core]
+        else:
+            parts.append([core])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def _size(size: int) -> str:
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >> shift:
+            return f"{size / (1 << shift):.4g} {unit}"
+    return f"{size} B"

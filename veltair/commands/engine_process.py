@@ -1,0 +1,161 @@
+"""One engine of `veltair bench` in a process of its own: its threads and their cores are nobody else's business.
+
+    python -m veltair.commands.engine_process \\
+        '{"engine": "veltair", "artifact": …, "model": …, "threads": 1, "batch": 1}'
+
+Says what it runs as a line of JSON, then times one turn for each line that it reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.errors import ModelError
+from veltair.loadgen.client import Feature
+from veltair.loadgen.payloads import FEATURE_IDS, texts
+from veltair.machine.topology import machine
+from veltair.profiles.artifact.input_layout import fill
+from veltair.profiles.artifact.manifest import Artifact, Port, load
+from veltair.profiles.artifact.strings import Strings
+from veltair.profiles.runtime import pinned_threads
+from veltair.scheduler.batch_interpolation import filled
+from veltair.types import ModelProfile
+
+TURN_S = 0.4  # of timed runs in a turn
+Feeds = dict[str, NDArray[Any]]  # strings as objects
+
+
+def draw(port: Port, batch: int) -> NDArray[Any]:
+    """A seeded input."""
+    random = np.random.default_rng(0)
+    shape = port.at(batch)
+    if port.dtype == "string":
+        return texts(Feature(port.max_bytes, port.separator), shape, random)
+    if np.issubdtype(np.dtype(port.dtype), np.integer):
+        high = port.high or (FEATURE_IDS if port.places else 0)
+        return random.integers(port.low or 0, high + 1, shape).astype(port.dtype)
+    return random.standard_normal(shape).astype(port.dtype)
+
+
+def onnx_inputs(model: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Of an ONNX file: dtype and shape by name, 0 where a dimension is dynamic. Raises ModelError."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        graph = onnx.load(str(model), load_external_data=False).graph
+    except DecodeError:
+        raise ModelError(f"{model}: expected an ONNX file") from None
+    constants = {constant.name for constant in graph.initializer}
+    kinds = {value.name: value.type.tensor_type for value in graph.input if value.name not in constants}
+    return {
+        name: (onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type), tuple(dim.dim_value for dim in kind.shape.dim))
+        for name, kind in kinds.items()
+    }
+
+
+def peers_feeds(model: Path, feeds: Feeds, batch: int) -> Feeds:
+    """The same values. An input that is made from raw features is random: the peer is spared making it."""
+    found = {}
+    for name, (dtype, dims) in onnx_inputs(model).items():
+        shape = tuple(dim or batch for dim in dims)
+        if name not in feeds:
+            found[name] = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+        elif feeds[name].dtype.hasobject:
+            found[name] = np.array([text.decode() for text in feeds[name].ravel()]).reshape(shape)
+        else:
+            found[name] = feeds[name] if feeds[name].ndim == len(shape) else feeds[name].reshape(shape)
+    return found
+
+
+def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Callable[[], object]:
+    """Each layer in the version that is fastest alone on that many cores, by the profile that serving plans with."""
+    from veltair.profiles.runtime.executor import Executor, empty
+
+    cores = machine().cores
+    pool = pinned_threads.CorePool(cores)  # kernels that are loaded from here on use it
+    executor = Executor(artifact)
+    manifest = artifact.manifest
+    inputs = [empty(room.at(batch), room.dtype) for room in manifest.rooms]
+    raw = {name: Strings.of(array.ravel()) if array.dtype.hasobject else array for name, array in feeds.items()}
+    fill(manifest, inputs, raw, batch)
+    outputs = [empty(port.at(batch), port.dtype) for port in manifest.outputs]
+    run = executor.bind(batch, inputs, outputs)
+    pool.point(cores[:threads])
+    return run.block(0, fastest(artifact.profiles(), batch, threads))
+
+
+def fastest(profiles: Sequence[ModelProfile], batch: int, cores: int) -> list[int]:
+    """For each layer the version that is fastest alone. Profiles ascend by batch, the last one's being no smaller."""
+    profile = next(each for each in filled(profiles) if each.batch >= batch)
+    times = [[version.latency.latency_ns[0][cores - 1] for version in versions] for versions in profile.versions]
+    return [of_layer.index(min(of_layer)) for of_layer in times]
+
+
+def onnxruntime(model: Path, feeds: Feeds, threads: int) -> Callable[[], object]:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, feeds)
+
+
+def openvino(model: Path, feeds: Feeds, threads: int, precision: str) -> Callable[[], object]:
+    import openvino as ov
+
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    if precision == "fp32":
+        settings["INFERENCE_PRECISION_HINT"] = "f32"
+    request = ov.Core().compile_model(str(model), "CPU", settings).create_infer_request()
+    return lambda: request.infer(feeds)
+
+
+def turn(run: Callable[[], object]) -> float:
+    """Median milliseconds of one turn; the first runs, in which others' threads may still spin, do not count."""
+    end = time.perf_counter() + TURN_S / 4
+    while time.perf_counter() < end:
+        run()
+    taken: list[float] = []
+    end = time.perf_counter() + TURN_S
+    while time.perf_counter() < end or len(taken) < 5:
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken) * 1e3
+
+
+def take_turns(run: Callable[[], object]) -> None:
+    """Answer each line that comes in with the time of a turn (see `race`)."""
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(turn(run), flush=True)
+
+
+def main(task: dict[str, Any]) -> None:
+    threads, batch = int(task["threads"]), int(task["batch"])
+    artifact, model = load(Path(task["artifact"])), Path(task["model"])
+    feeds = {port.name: draw(port, batch) for port in artifact.manifest.inputs}
+    if task["engine"] == "veltair":
+        run = veltair(artifact, feeds, batch, threads)
+    elif task["engine"] == "onnxruntime":
+        run = onnxruntime(model, peers_feeds(model, feeds, batch), threads)
+    else:
+        run = openvino(model, peers_feeds(model, feeds, batch), threads, task["precision"])
+    take_turns(run)
+
+
+if __name__ == "__main__":
+    os.environ.update(pinned_threads.environment())  # before TVM is loaded
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,259 @@
+"""`veltair load`: drive a daemon with the load of a scenario file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import resource
+import signal
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import uvloop
+from rich.console import Console
+
+from veltair.errors import ConfigError, UserError, VeltairError
+from veltair.loadgen import mlperf
+from veltair.loadgen.client import Client
+from veltair.loadgen.open_loop import Trace, draw_plan, drive
+from veltair.loadgen.peak import Probe, Run, find_peak
+from veltair.loadgen.report import Report, print_failures, probe_result, progress_bar, table
+from veltair.loadgen.scenario import Scenario, read_scenario
+from veltair.loadgen.tenant_results import Lag, lag, result, tallies
+from veltair.loadgen.tenant_streams import Stream, connect, prepare, settle, solo_ns
+from veltair.machine.malloc import reuse_message_memory
+from veltair.machine.topology import environment
+
+INTERRUPTED = 128 + signal.SIGINT
+T = TypeVar("T")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("scenario", type=Path, help="TOML file: the daemon's address, the tenants, their rates")
+    parser.add_argument(
+        "--find-peak", action="store_true", help="search the highest load at which every tenant's QoS holds"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, metavar="N", help="runs per probe of --find-peak, most must hold (default 3)"
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("builtin", "mlperf"),
+        default="builtin",
+        help="mlperf: the Server scenario of mlcommons-loadgen, for one tenant",
+    )
+    parser.add_argument("--tenant", metavar="NAME", help="the tenant that --engine mlperf drives")
+    parser.add_argument("--mlperf-logs", type=Path, metavar="DIR", help="keep MLPerf's own logs there")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: measured, whatever the numbers; 1: MLPerf's engine failed; 2: bad input; 130: stopped by SIGINT."""
+    reuse_message_memory()
+    try:
+        _check(args)
+        scenario = read_scenario(args.scenario)
+        _raise_file_limit()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_Session(args, scenario).run())
+    except UserError as error:
+        print(f"veltair load: {error}", file=sys.stderr)
+        return 2
+    except VeltairError as error:
+        print(f"veltair load: {error}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return INTERRUPTED
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.seeds < 1:
+        raise ConfigError(f"--seeds: expected at least 1, got {args.seeds}")
+    if args.engine == "mlperf" and args.find_peak:
+        raise ConfigError("--find-peak: searched by the builtin engine only, not by --engine mlperf")
+
+
+def _raise_file_limit() -> None:
+    """An overloaded daemon leaves one HTTP connection open per query that waits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class _StoppedError(Exception):
+    """SIGINT came: report what there is."""
+
+
+class _Session:
+    """One invocation: what was asked for, and what has been measured so far."""
+
+    def __init__(self, args: argparse.Namespace, scenario: Scenario) -> None:
+        self._args, self._scenario = args, scenario
+        self._stop = asyncio.Event()
+        self._notes = Console(stderr=True, markup=False, highlight=False)
+        self._failures: Counter[tuple[str, str]] = Counter()
+
+    async def run(self) -> int:
+        report = await (self._mlperf() if self._args.engine == "mlperf" else self._builtin())
+        if report is not None:
+            self._print(report)
+        print_failures(self._notes, self._failures)
+        return INTERRUPTED if self._stop.is_set() else 0
+
+    async def _builtin(self) -> Report:
+        load = self._scenario.load
+        client = await connect(load)
+        try:
+            streams = await prepare(client, self._scenario.tenants, load.seed)
+            with self._stopped_by_sigint():
+                if self._args.find_peak:
+                    return await self._peak(client, streams)
+                return self._single(await self._drive(client, streams, 1.0, load.seed, "load"), streams)
+        finally:
+            await client.close()
+
+    async def _drive(self, client: Client, streams: list[Stream], scale: float, seed: int, what: str) -> Trace:
+        load = self._scenario.load
+        plan = draw_plan(streams, scale, seed, load.warmup_s, load.duration_s)
+        async with progress_bar(self._notes, what, load.warmup_s + load.duration_s):
+            trace = await drive(client, streams, plan, self._stop)
+        self._failures.update({(streams[i].name, why): n for (i, why), n in trace.failures.items()})
+        return trace
+
+    def _single(self, trace: Trace, streams: list[Stream]) -> Report:
+        behind = lag(trace, streams)
+        self._warn(behind)
+        rows = [result(tally) for tally in tallies(trace, streams)]
+        return Report(rows, None, environment(), behind.max_ns / 1e6)
+
+    async def _peak(self, client: Client, streams: list[Stream]) -> Report:
+        seed = self._scenario.load.seed
+        partial: Run = ([], Lag())
+        number = itertools.count(1)
+
+        async def measure(scale: float, seed: int) -> Run:
+            nonlocal partial
+            what = f"run {next(number)}: load x {scale:.3f}, seed {seed}"
+            trace = await self._drive(client, streams, scale, seed, what)
+            partial = tallies(trace, streams), lag(trace, streams)
+            if self._stop.is_set():
+                raise _StoppedError
+            return partial
+
+        async def idle() -> None:
+            await self._unless_stopped(settle(client, streams, alone_ns))
+
+        alone_ns: list[int] = []
+        probes: list[Probe] = []
+        try:
+            alone_ns = await self._unless_stopped(solo_ns(client, streams))
+            async for probe in find_peak(measure, idle, range(seed, seed + self._args.seeds)):
+                probes.append(probe)
+                self._tell(probe)
+        except _StoppedError:
+            self._notes.print("stopped before the search had ended: the peak is the best so far")
+        best = max((probe for probe in probes if probe.held), key=lambda probe: probe.scale, default=None)
+        missed = min((probe for probe in probes if not probe.held), key=lambda probe: probe.scale, default=None)
+        shown = best or missed
+        rows, behind = (shown.tallies, shown.lag) if shown else partial  # partial: stopped in the first probe
+        # A client too slow for the next higher load sets the peak as surely as a daemon does.
+        self._warn(max(behind, missed.lag if missed else behind, key=lambda lag: lag.late_share))
+        nothing_held = None if self._stop.is_set() else 0.0
+        return Report(
+            [result(tally) for tally in rows],
+            round(best.qps, 4) if best else nothing_held,
+            environment(),
+            behind.max_ns / 1e6,
+            [probe_result(probe) for probe in probes],
+        )
+
+    def _tell(self, probe: Probe) -> None:
+        if not self._args.json:
+            rates = ", ".join(f"{t.name} {(t.qos_rate or 0) * 100:.1f} %" for t in probe.tallies)
+            verdict = "held" if probe.held else "missed"
+            self._notes.print(f"x {probe.scale:.3f}  {probe.qps:.1f} QPS  {verdict}  ({rates})")
+
+    async def _mlperf(self) -> Report | None:
+        tenants = self._scenario.tenants
+        names = [tenant.name for tenant in tenants]
+        name = self._args.tenant or (names[0] if len(names) == 1 else None)
+        if name not in names:
+            raise ConfigError(f"--tenant: expected one of {', '.join(names)}, got {name or 'none'}")
+        load = self._scenario.load
+        with self._stopped_by_sigint(), mlperf.log_directory(self._args.mlperf_logs) as logs:
+            job = mlperf.Job(load, tenants[names.index(name)], logs)
+            async with progress_bar(self._notes, "MLPerf Server", load.warmup_s + load.duration_s):
+                verdict = await mlperf.run(job, self._stop)
+        if verdict is None:
+            self._notes.print("stopped: MLPerf gives no result before the end of its test")
+            return None
+        self._failures.update({(name, why): count for why, count in verdict.failures.items()})
+        self._notes.print(f"MLPerf calls the result {verdict.validity}")
+        return Report([verdict.result], None, environment(), None)
+
+    @contextmanager
+    def _stopped_by_sigint(self) -> Iterator[None]:
+        """The first SIGINT ends the run early, the second one everything."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def interrupt() -> None:
+            if self._stop.is_set() and task is not None:
+                task.cancel()
+            self._stop.set()
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    async def _unless_stopped(self, work: Awaitable[T]) -> T:
+        """Raises _StoppedError when SIGINT comes first."""
+        working, stopping = asyncio.ensure_future(work), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise _StoppedError
+            return working.result()
+        finally:
+            working.cancel()
+            stopping.cancel()
+
+    def _warn(self, behind: Lag) -> None:
+        if behind.lies:
+            self._notes.print(
+                f"the client fell behind: {behind.late_share * 100:.1f} % of the queries were sent late, by up "
+                f"to {behind.max_ns / 1e6:.1f} ms; the latencies count that against the server",
+                style="yellow",
+            )
+
+    def _print(self, report: Report) -> None:
+        if self._args.json:
+            text = msgspec.json.format(msgspec.json.encode(report), indent=2)
+            print(text.decode())
+            return
+        title = self._scenario.load.target
+        if report.peak_qps == 0:
+            title += ": no load held every tenant's QoS; the lowest that was tried"
+        elif report.peak_qps is not None:
+            title += f": peak {report.peak_qps:.1f} QPS with every tenant's QoS held"
+        console = Console()
+        console.print(table(report.tenants, self._scenario.tenants, title, wide=console.width >= 100))
+        if report.max_lag_ms is not None:
+            self._notes.print(f"client lag at most {report.max_lag_ms:.2f} ms", style="dim")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("veltair load")
+    add_arguments(parser)
+    return run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

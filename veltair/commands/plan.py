@@ -1,0 +1,79 @@
+"""`veltair plan`: the layer-blocks that the scheduler would form for a query of one model, and why."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from veltair.errors import ConfigError
+from veltair.profiles.artifact.manifest import load
+from veltair.scheduler.block_plan import Plan, explain
+from veltair.types import Machine, ModelProfile
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("artifact", type=Path, metavar="DIR")
+    parser.add_argument("--cores", type=int, required=True, metavar="N", help="cores of the machine")
+    parser.add_argument(
+        "--level", type=float, default=1.0, metavar="L", help="interference level (default: 1.0, alone)"
+    )
+    parser.add_argument("--load", default="0", metavar="C,C,…", help="average cores that the other queries need")
+    parser.add_argument("--qos-ms", type=float, help="time that the query has (default: the artifact's target)")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    artifact = load(args.artifact)
+    profile = next((p for p in artifact.profiles() if p.batch >= args.batch), None)
+    if profile is None or args.batch < 1:
+        raise ConfigError(f"--batch {args.batch}: the artifact takes 1 … {artifact.manifest.max_batch}")
+    if not 1 <= args.cores <= profile.cores:
+        raise ConfigError(f"--cores {args.cores}: the artifact was timed on 1 … {profile.cores}")
+    try:
+        others = [int(part) for part in args.load.split(",") if part]
+    except ValueError:
+        raise ConfigError(f"--load {args.load}: expected whole numbers of cores with commas between") from None
+    qos_ns = artifact.manifest.qos_ns if args.qos_ms is None else round(args.qos_ms * 1e6)
+    machine = Machine((tuple(range(args.cores)),))
+    plan = explain(profile, machine, qos_ns, args.level, others)
+    if args.json:
+        print(json.dumps(dataclasses.asdict(plan)))
+    else:
+        _show(plan, profile)
+    return 0
+
+
+def _show(plan: Plan, profile: ModelProfile) -> None:
+    console = Console()
+    console.print(
+        f"[bold]{plan.model}[/] batch {plan.batch}: {len(profile.layers)} layers, target {plan.qos_ns / 1e6:g} ms, "
+        f"{plan.cores} cores at interference level {plan.level:g}\n"
+        f"needs {plan.avg_cores} on average (Avg_C), may take {plan.threshold_cores} more (thres); "
+        f"{len(plan.pivots)} pivots, {len(plan.blocks)} blocks, {plan.predicted_ns / 1e6:.2f} ms predicted"
+    )
+    table = Table()
+    for column in (
+        "block",
+        "layers",
+        "first layer",
+        "cores",
+        "predicted ms",
+        "share of target ms",
+        "versions",
+        "capped",
+    ):
+        table.add_column(column, justify="left" if column in ("first layer", "versions") else "right")
+    for i, block in enumerate(plan.blocks):
+        counts = {v: block.versions.count(v) for v in sorted(set(block.versions))}
+        table.add_row(
+            str(i), f"{block.start}-{block.stop - 1}", profile.layers[block.start].name, str(block.cores),
+            f"{block.predicted_ns / 1e6:.3f}", f"{block.qos_ns / 1e6:.3f}",
+            " ".join(f"v{v}x{n}" for v, n in counts.items()), "yes" if block.capped else "",
+        )  # fmt: skip
+    console.print(table)

@@ -1,0 +1,166 @@
+"""`veltair serve CONFIG.toml`: the front process, from start to drain."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+from rich.console import Console
+
+from veltair.config import ServeConfig, load, split_address
+from veltair.errors import ConfigError, UserError, VeltairError
+from veltair.machine.malloc import reuse_message_memory
+from veltair.server.engine.tenancy import usable_machine
+from veltair.server.front.dashboard import Dashboard
+from veltair.server.front.engine_client import EngineClient
+from veltair.server.front.grpc_front import GrpcFront
+from veltair.server.front.http_front import application
+from veltair.server.front.inference_service import Service
+from veltair.server.front.metrics import Metrics
+from veltair.server.ipc.process_setup import set_nice
+
+FLUSH_S = 2.0  # for answers on their way when everything else has ended
+KEEP_ALIVE_S = 75
+NICE = -5  # where allowed: above the workers, since a request or answer that waits for a core is lost time
+
+_log = logging.getLogger("veltair.server")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, metavar="CONFIG.toml")
+    parser.add_argument("--json", action="store_true", help="say where it listens as one line of JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; 0 after a clean drain, 2 when the configuration or an artifact is wrong."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    reuse_message_memory()
+    try:
+        config = load(args.config)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(config, as_json=args.json))
+    except VeltairError as error:
+        print(f"veltair serve: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 1
+    except KeyboardInterrupt:  # before the daemon had its own handlers
+        return 130
+    return 0
+
+
+class _Http(uvicorn.Server):
+    """Leaves the signals to `serve`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(config: ServeConfig, *, as_json: bool) -> None:
+    """Everything of the front process in one event loop."""
+    set_nice(NICE)
+    stop, cut = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: cut.set() if stop.is_set() else stop.set())
+    listener = _listen(config.server.http)
+    started = time.monotonic()
+    with contextlib.closing(listener):
+        starting = asyncio.create_task(EngineClient.start(config))
+        if not await _unless(stop, starting):
+            starting.cancel()
+            await asyncio.wait([starting])
+            if not starting.cancelled() and starting.exception() is None:
+                await starting.result().cut()
+            return
+        client = starting.result()
+        service: Service | None = None
+        try:
+            metrics = Metrics({n: (t.manifest.model, t.qos) for n, t in client.tenants.items()})
+            limit_bytes = config.server.body_limit_mb << 20
+            service = Service(client, metrics, limit_bytes, shared_memory=config.server.shared_memory)
+            layers = {name: len(info.manifest.layers) for name, info in client.tenants.items()}
+            about = {"version": service.version, "policy": config.server.policy, "layers": layers}
+            dashboard = Dashboard(client, metrics, usable_machine(config.server.cores), about)
+            grpc_front = await GrpcFront.start(service, config.server.grpc)
+            http = _Http(
+                uvicorn.Config(
+                    application(service, dashboard),
+                    loop="none", http="httptools", ws="none", lifespan="off", server_header=False,
+                    log_config=None, log_level="warning", access_log=False,
+                    timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=int(FLUSH_S),
+                )
+            )  # fmt: skip
+            http_task = asyncio.create_task(http.serve(sockets=[listener]))
+            gc.collect()
+            gc.freeze()  # what stands now stands for good: later collections need not look at it
+            _announce(config, _address(listener), grpc_front.address, time.monotonic() - started, as_json)
+            await _unless(stop, http_task)
+            await _drain(client, grpc_front, cut)
+            await dashboard.close()
+            http.should_exit = True
+            await asyncio.gather(http_task, grpc_front.stop(FLUSH_S))
+        finally:
+            await client.cut()
+            if service is not None:
+                await service.close()
+
+
+async def _unless(stop: asyncio.Event, task: asyncio.Task[Any]) -> bool:
+    """Wait for either; whether the task has ended."""
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([stopped, task], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    return task.done()
+
+
+async def _drain(client: EngineClient, grpc_front: GrpcFront, cut: asyncio.Event) -> None:
+    """Answer what was accepted; a second signal ends the wait."""
+    _log.info("draining: accepted queries are answered, new ones refused; a second signal ends at once")
+    await grpc_front.refuse()
+    draining = asyncio.create_task(client.drain())
+    if not await _unless(cut, draining):
+        await client.cut()
+    await draining
+
+
+def _listen(address: str) -> socket.socket:
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"server.http: cannot listen on {address} ({error.strerror})") from None
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _announce(config: ServeConfig, http: str, grpc: str, seconds: float, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"ready": True, "http": http, "grpc": grpc}), flush=True)
+        return
+    console = Console(highlight=False)
+    names = ", ".join(tenant.name for tenant in config.tenants)
+    console.print(f"[bold]veltair[/] serves {names} [dim](policy {config.server.policy}, up in {seconds:.1f} s)[/]")
+    for label, url in (("HTTP", f"http://{http}"), ("gRPC", f"grpc://{grpc}"), ("Dashboard", f"http://{http}/admin")):
+        console.print(f"  [dim]{label:<10}[/] [cyan]{url}[/]")

@@ -1,0 +1,105 @@
+"""`veltair zoo`: lists the models; `veltair zoo NAME --out FILE`: builds one with seeded weights.
+
+Tables of recommendation models that this machine has no room for are cut, and the command says which and to what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from veltair.errors import ConfigError
+from veltair.zoo.models import RECOMMENDERS, ZOO, cut, write
+from veltair.zoo.recommendation.dlrm import DlrmShape
+from veltair.zoo.recommendation.table_sizes import MEMORY_SHARE, Cut
+
+LINE = 96
+_SHAPE = {
+    "tables": "embedding tables",
+    "dim": "floats of a row",
+    "lookups": "rows summed per bag",
+    "max_batch": "largest batch, stated in the model",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", type=_underscored, help=f"{', '.join(ZOO)}; none: list them")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the .onnx file to write (default NAME.onnx)")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights (default 0)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        help=f"of each embedding table: of dlrm exactly so many (default {DlrmShape().rows}), of others at most"
+        f" (default: as published, cut where that exceeds 1/{MEMORY_SHARE} of the memory)",
+    )
+    parser.add_argument("--json", action="store_true", help="print what there is, or what was written, as JSON")
+    group = parser.add_argument_group("dlrm only")
+    for name, text in _SHAPE.items():
+        default = DlrmShape.__dataclass_fields__[name].default
+        group.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"{text} (default {default})")
+
+
+def _underscored(name: str) -> str:
+    """recom-e is recom_e."""
+    return name.replace("-", "_")
+
+
+def run(args: argparse.Namespace) -> int:
+    given = {name: getattr(args, name) for name in _SHAPE if getattr(args, name) is not None}
+    if args.name is None:
+        if args.out is not None or args.rows is not None or given:
+            raise ConfigError(f"expected the NAME of the model to write: {', '.join(ZOO)}")
+        return _list(args.json)
+    rows = args.rows if args.name in RECOMMENDERS else None
+    if args.rows is not None and rows is None:
+        given["rows"] = args.rows
+    shape = DlrmShape(**given) if given else None
+    out = args.out or Path(f"{args.name}.onnx")
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(args.name, total=None)
+        files = write(
+            args.name, out, args.seed, shape, lambda n, total: bar.update(task, completed=n, total=total), rows
+        )
+    sizes = {str(file): file.stat().st_size for file in files}
+    smaller = cut(args.name, rows)
+    if args.json:
+        facts = {"model": args.name, "seed": args.seed, "files": sizes}
+        print(json.dumps(facts | ({"cut": [asdict(each) for each in smaller]} if smaller else {})))
+    else:
+        for file, size in sizes.items():
+            print(f"{file}  {size / 1e6:,.1f} MB")
+        _tell(smaller, rows)
+    return 0
+
+
+def _tell(smaller: Sequence[Cut], rows: int | None) -> None:
+    if not smaller:
+        return
+    reason = f"all tables may take 1/{MEMORY_SHARE} of this machine's memory" if rows is None else f"--rows {rows}"
+    print(f"tables were cut ({reason}):")
+    for each in smaller:
+        names = each.first if each.first == each.last else f"{each.first} … {each.last}"
+        print(f"  {names}: {each.rows:,} of {each.published:,} rows")
+
+
+def _list(as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({name: asdict(entry) for name, entry in ZOO.items()}))
+        return 0
+    table = Table(*("model", "parameters", "GFLOPs", "input", "source"), box=None, pad_edge=False)
+    for column in table.columns[1:3]:
+        column.justify = "right"
+    for name, entry in ZOO.items():
+        table.add_row(name, f"{entry.parameters:,}", f"{entry.gflops:.4f}", entry.input, entry.source)
+    console = Console()
+    console.width = max(console.width, LINE)  # a model is a line, in a narrow terminal as in a pipe
+    console.print(table)
+    return 0

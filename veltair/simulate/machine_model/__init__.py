@@ -1,0 +1,1 @@
+"""veltair/simulate/machine_model"""

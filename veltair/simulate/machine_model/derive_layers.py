@@ -1,0 +1,79 @@
+"""Writes what the layers of real networks are.
+
+    python -m veltair.simulate.machine_model.derive_layers MODEL.onnx… --out DIR
+
+Run it after a change of the compiler's lowering; a test derives one model anew and compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+from math import prod
+from pathlib import Path
+
+import msgspec
+
+from veltair.compiler.graph.layer_graph import Graph
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.profiles.artifact.manifest import file_digest
+from veltair.simulate.machine_model.layer_shapes import LayerShape, ModelShape
+
+
+def derive(path: Path, model: str) -> ModelShape:
+    """The layers of a network as the compiler lowers it in fp32, at batch 1 of a dynamic batch."""
+    from veltair.compiler.onnx import onnx_model
+    from veltair.compiler.pipeline import lower
+
+    graph: Graph = lower(onnx_model.load(path), "fp32")
+    return ModelShape(model, file_digest(path), tuple(map(shape, graph.layers)))
+
+
+def shape(spec: LayerSpec) -> LayerShape:
+    """One layer: a product where it has one, else a stream."""
+    weights = sum(weight.size for weight in spec.weights.values())
+    first, *others = map(_elements, spec.inputs)
+    extra, outputs = sum(others), sum(map(_elements, spec.outputs))
+    match spec.op:
+        case "conv2d":
+            _, channels, height, width = spec.outputs[0].shape
+            _, depth, kh, kw = spec.weights["weight"].shape
+            return LayerShape(
+                spec.name, spec.op, spec.flops, first, weights, outputs, extra,
+                m=height * width, n=channels, k=depth * kh * kw, row=width,
+                reach=round((kh - 1) / spec.attributes["strides"][0], 3),
+            )  # fmt: skip
+        case "matmul":
+            depth, width = spec.weights["weight"].shape
+            return LayerShape(
+                spec.name, spec.op, spec.flops, first, weights, outputs, extra,
+                m=abs(spec.outputs[0].shape[0]), n=width, k=depth,
+            )  # fmt: skip
+        case "attention":
+            heads, width, tokens, keys = (spec.attributes[key] for key in ("heads", "width", "tokens", "keys"))
+            return LayerShape(
+                spec.name, spec.op, spec.flops, tokens * heads * width, weights, outputs, extra,
+                second=2 * keys * heads * width, m=tokens, n=keys, k=2 * width, groups=heads,
+            )  # fmt: skip
+        case "embedding" | "embedding_bag" | "lookups":  # of the tables only the rows that are asked for
+            rows = (first + extra) * int(spec.attributes.get("dim", spec.outputs[0].shape[-1]))
+            return LayerShape(spec.name, spec.op, spec.flops, first + extra, rows, outputs)
+        case _:
+            return LayerShape(spec.name, spec.op, spec.flops, first, weights, outputs, extra)
+
+
+def _elements(tensor: Activation) -> int:
+    return prod(abs(dim) for dim in tensor.shape)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m veltair.simulate.machine_model.derive_layers", description=__doc__)
+    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL.onnx")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    arguments = parser.parse_args()
+    for path in arguments.models:
+        data = msgspec.json.format(msgspec.json.encode(derive(path, path.stem)), indent=1)
+        (arguments.out / f"{path.stem}.json").write_bytes(data + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Profiles measured on this machine: what an artifact says of its layers, as the simulator needs it.
+
+Times alone are the artifact's own. What a layer moves is its compulsory traffic, since the artifact knows no more: all
+of it passes the L2; of what passes the L3, the weights come from memory at each query, the rest when it is not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from veltair.errors import ConfigError
+from veltair.profiles.artifact.manifest import ITEM_BYTES, Artifact, LayerEntry, Port, load
+from veltair.simulate.machine_model.machines import MachineModel
+from veltair.simulate.machine_model.roofline import ModelWork, Table, link_gb_s
+from veltair.types import ModelProfile
+
+
+def of_artifact(path: Path, machine: MachineModel, cores: int) -> list[tuple[ModelProfile, ModelWork]]:
+    """What the scheduler and what the machine knows, for each timed batch size, ascending. Raises ArtifactError, and
+    ConfigError where the artifact was timed on fewer cores.
+    """
+    artifact = load(path)
+    known = artifact.profiles()
+    if known[0].cores < cores:
+        raise ConfigError(f"{path}: was timed on {known[0].cores} cores, and {cores} of {machine.name} are in use")
+    return [(profile, _work(artifact, i, profile, machine, cores)) for i, profile in enumerate(known)]
+
+
+def _work(artifact: Artifact, batch: int, profile: ModelProfile, machine: MachineModel, cores: int) -> ModelWork:
+    entries = artifact.manifest.layers
+    shape = cores, len(entries), max(len(entry.versions) for entry in entries)
+    compute_ns = np.full(shape, np.inf)
+    launch_ns = machine.launch_ns + machine.launch_core_ns * np.arange(cores)
+    for layer, of_layer in enumerate(profile.versions):
+        for at, version in enumerate(of_layer):
+            alone = np.array(version.latency.latency_ns[0][:cores], float)
+            compute_ns[:, layer, at] = np.maximum(alone - launch_ns, 0.0)  # the roofline adds the launch
+
+    def everywhere(values: list[float]) -> Table:
+        return np.full(shape, np.array(values)[:, None])
+
+    # Alone a layer takes what was measured, so it cannot have moved more than goes through in that time.
+    on = np.arange(1.0, cores + 1)[:, None, None]
+    link = link_gb_s(on, -(-on // machine.domain_cores), 1.0, machine)
+    finite = np.where(np.isinf(compute_ns), 0.0, compute_ns)
+    through = finite * np.minimum(link, machine.dram_gb_s)
+    moved = everywhere([float(entry.bytes[batch]) for entry in entries])
+    below = np.minimum(moved, through)
+    cold = everywhere([float(min(_weight_bytes(artifact, entry), entry.bytes[batch])) for entry in entries])
+    return ModelWork(
+        model=profile.model,
+        compute_ns=compute_ns,
+        l3_bytes=np.minimum(moved, finite * on * machine.l3_gb_s),
+        remote_bytes=np.zeros(shape),
+        need_bytes=np.stack([np.zeros(shape), moved], 1),
+        dram_bytes=np.stack([below, np.minimum(cold, below)], 1),
+        flops=np.array([float(entry.flops[batch]) for entry in entries]),
+        in_bytes=_sent_bytes(artifact.manifest.inputs, profile.batch),
+        out_bytes=_sent_bytes(artifact.manifest.outputs, profile.batch),
+    )
+
+
+def _sent_bytes(ports: Sequence[Port], batch: int) -> float:
+    """Of a text as much as there is room for on average."""
+    return float(sum(prod(port.at(batch)) * ITEM_BYTES.get(port.dtype, port.max_bytes) for port in ports))
+
+
+def _weight_bytes(artifact: Artifact, entry: LayerEntry) -> int:
+    """Of the first version; others pack the same constants in another way."""
+    buffers = [artifact.manifest.buffers[index] for index in set(entry.versions[0].arguments)]
+    return sum(prod(b.shape) * ITEM_BYTES[b.dtype] for b in buffers if b.kind == "weight")
