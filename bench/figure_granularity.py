@@ -13,7 +13,7 @@ from experiments import run
 from figure_style import COLOURS, CYCLE, MARKERS, Data, by_policy, figure
 
 from veltair.scheduler.block_plan import explain
-from veltair.scheduler.costs import SOLO
+from veltair.scheduler.costs.level_grid import SOLO
 
 LABELS = {"fcfs": "model-wise", "layerwise": "layer-wise", "block-6": "blocks of 6", "block-11": "blocks of 11"}
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 
+from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.events import Decision, Event, QueryArrived
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.scheduler.profile_catalogue import Catalogue
 from veltair.scheduler.scheduler import Scheduler
-from veltair.simulate.execution_speed import Alone, solo_times
+from veltair.simulate.interference_model import Alone, solo_times
 from veltair.simulate.virtual_machine import VirtualMachine
 from veltair.types import CodeVersion, LatencyTable, Layer, Machine, ModelProfile, QoSTarget, Query, Tenant
 
@@ -67,15 +67,15 @@ class Timed(Scheduler):
         decisions = super().handle(event)
         self.took_ns.append(time.perf_counter_ns() - begin_ns)
         self.decisions.append(len(decisions))
-        self.in_flight.append(len(self.system.in_flight))
+        self.in_flight.append(len(self.state.in_flight))
         return decisions
 
 
 @cache
-def catalogue(cores: int) -> Catalogue:
+def catalogue(cores: int) -> ProfileCatalogue:
     """One for all runs: a daemon lives long enough for what it keeps of its models to be known."""
     chance = Random(2026)
-    return Catalogue({model: [synthetic(model, depth, cores, chance)] for model, depth in DEPTHS.items()}, cores)
+    return ProfileCatalogue({model: [synthetic(model, depth, cores, chance)] for model, depth in DEPTHS.items()}, cores)
 
 
 def run(policy: str, cores: int, in_flight: int, queries: int, load: float) -> Timed:

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.tuning import frontier
-from veltair.scheduler.costs import SOLO, Costs, level_grid
+from veltair.scheduler.costs.level_grid import SOLO, level_grid
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.scheduler.policies.paper import VeltairFull
 from veltair.simulate.machine_model import layer_shapes, machines, modelled_profiles
@@ -115,9 +116,9 @@ def solo_ms(workload: str) -> dict[str, float]:
     return found
 
 
-def costs_of(simulation: Simulation, model: str) -> Costs:
+def costs_of(simulation: Simulation, model: str) -> ProfileCosts:
     profile = simulation.profiles[model][0]
-    return Costs(profile, level_grid([profile]), len(simulation.machine.cores), split_by_ops=True)
+    return ProfileCosts(profile, level_grid([profile]), len(simulation.machine.cores), split_by_ops=True)
 
 
 def resnet_simulation() -> Simulation:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from operator import attrgetter
 
 from veltair.errors import ConfigError
-from veltair.scheduler.costs import SOLO
+from veltair.scheduler.active_query import ActiveQuery
+from veltair.scheduler.costs.level_grid import SOLO
+from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.events import RejectQuery
-from veltair.scheduler.profile_catalogue import Catalogue
-from veltair.scheduler.state import Progress
 from veltair.types import Query, Tenant
 
 
@@ -19,13 +19,13 @@ class Admission:
 
     __slots__ = ("_costs", "_planned_share", "tenants")
 
-    def __init__(self, tenants: Iterable[Tenant], catalogue: Catalogue, planned_share: float) -> None:
+    def __init__(self, tenants: Iterable[Tenant], catalogue: ProfileCatalogue, planned_share: float) -> None:
         if not 0 < planned_share <= 1:
             raise ConfigError(f"planned share of the QoS: expected above 0 and at most 1, got {planned_share}")
         self._costs, self._planned_share = catalogue.costs, planned_share
         self.tenants = _by_name(tenants, catalogue)
 
-    def admit(self, query: Query) -> Progress | RejectQuery:
+    def admit(self, query: Query) -> ActiveQuery | RejectQuery:
         """The profile is the one with the smallest batch that holds the query. The tenant must be known."""
         tenant = self.tenants[query.tenant]
         by_batch = self._costs[tenant.model]
@@ -36,10 +36,10 @@ class Admission:
         costs, share = by_batch[i], self._planned_share
         qos_ns = max(1, round(tenant.qos.latency_ns * share))
         due_ns = query.arrival_ns + min(qos_ns, round((query.deadline_ns - query.arrival_ns) * share))
-        return Progress(query, tenant, costs, qos_ns, due_ns, costs.cores_for_rest(SOLO, 0, qos_ns))
+        return ActiveQuery(query, tenant, costs, qos_ns, due_ns, costs.cores_for_rest(SOLO, 0, qos_ns))
 
 
-def _by_name(tenants: Iterable[Tenant], catalogue: Catalogue) -> dict[str, Tenant]:
+def _by_name(tenants: Iterable[Tenant], catalogue: ProfileCatalogue) -> dict[str, Tenant]:
     by_name: dict[str, Tenant] = {}
     for tenant in tenants:
         if tenant.name in by_name:

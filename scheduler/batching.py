@@ -6,26 +6,27 @@ from collections.abc import Iterable, Iterator
 from math import inf
 from typing import NamedTuple
 
-from veltair.scheduler.costs import Costs
+from veltair.scheduler.active_query import ActiveQuery
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.policies.veltair.correction import Correction
-from veltair.scheduler.state import Progress, System
+from veltair.scheduler.state import SchedulerState
 
 
 class Batch(NamedTuple):
-    members: list[Progress]  # the leader not among them
-    costs: Costs  # of the smallest profiled batch that holds them all
+    members: list[ActiveQuery]  # the leader not among them
+    costs: ProfileCosts  # of the smallest profiled batch that holds them all
     due_ns: int  # when the first of them is due
 
 
-def growing(system: System, leader: Progress, queue: Iterable[Progress]) -> Iterator[Batch]:
+def growing(state: SchedulerState, leader: ActiveQuery, queue: Iterable[ActiveQuery]) -> Iterator[Batch]:
     """Ever larger batches of a query and those of its tenant behind it, in their order, filling one profile each."""
     if not leader.tenant.batching:
         return
-    behind = (progress for progress in queue if progress is not leader)
+    behind = (active for active in queue if active is not leader)
     following = next(behind, None)
-    members: list[Progress] = []
+    members: list[ActiveQuery] = []
     samples, due_ns = leader.query.batch, leader.due_ns
-    for costs in system.costs[leader.tenant.model]:
+    for costs in state.costs[leader.tenant.model]:
         before = len(members)
         while following is not None and samples + following.query.batch <= costs.profile.batch:
             members.append(following)
@@ -38,7 +39,7 @@ def growing(system: System, leader: Progress, queue: Iterable[Progress]) -> Iter
             return
 
 
-def spent_ns(costs: Costs, level: int, slack_ns: float, correction: Correction) -> float:
+def spent_ns(costs: ProfileCosts, level: int, slack_ns: float, correction: Correction) -> float:
     """Cores x time of the whole model on as few cores as hold the slack; infinite if none do."""
     on_one_ns = costs.rest_on_one_ns[level][0] * correction.one_core
     if on_one_ns <= slack_ns:

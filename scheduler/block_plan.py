@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from veltair.errors import ConfigError
 from veltair.scheduler.blocks import Budget, form_block, pivots, threshold
-from veltair.scheduler.costs import Costs, level_grid, nearest_level
+from veltair.scheduler.costs.level_grid import level_grid, nearest_level
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.types import Machine, ModelProfile
 
 
@@ -27,7 +28,7 @@ class PlannedBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BlockPlan:
     model: str
     batch: int
     cores: int
@@ -48,11 +49,11 @@ def explain(
     load: Sequence[int] | int = (),
     *,
     split_by_ops: bool = False,
-) -> Plan:
+) -> BlockPlan:
     """The blocks of one query that finds the machine at this level and under this load.
 
     `load`: the other active queries' average needs (Avg_C), or their sum; both in cores. They and the level stay
-    as they are throughout. `split_by_ops`: layers have their QoS by operations (`Costs`).
+    as they are throughout. `split_by_ops`: layers have their QoS by operations (`ProfileCosts`).
     """
     cores = len(machine.cores)
     others = load if isinstance(load, int) else sum(load)
@@ -65,7 +66,7 @@ def explain(
         raise ConfigError(f"plan: expected a load of 0 cores or more, got {load}")
     grid = level_grid([profile])
     at = nearest_level(grid, level)
-    costs = Costs(profile, grid, cores, split_by_ops=split_by_ops)
+    costs = ProfileCosts(profile, grid, cores, split_by_ops=split_by_ops)
 
     blocks: list[PlannedBlock] = []
     conflict_prone: tuple[int, ...] = ()
@@ -93,7 +94,7 @@ def explain(
         spent_ns += block.predicted_ns
         start = block.stop
     first = blocks[0]
-    return Plan(
+    return BlockPlan(
         model=profile.model,
         batch=profile.batch,
         cores=cores,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from veltair.scheduler.costs import Costs, Slopes
+from veltair.scheduler.costs.layer_slopes import LayerSlopes
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.types import Record
 
 SHORT = 0.02  # of a model's work: such a rest takes longer to begin and to end as a block than to run
@@ -20,7 +21,7 @@ class Budget(Record, frozen=True):
 
     qos_ns: int  # for all of `work_left`; never negative
     work_left: int
-    work: list[int]  # prefix sums over the layers (Costs.work or Costs.time_work)
+    work: list[int]  # prefix sums over the layers (ProfileCosts.work or ProfileCosts.time_work)
 
     def share_ns(self, start: int, stop: int) -> int:
         """The QoS of layers [start, stop): the sum of the layers' own."""
@@ -29,7 +30,7 @@ class Budget(Record, frozen=True):
         return self.qos_ns * (self.work[stop] - self.work[start]) // self.work_left
 
 
-class Formed(Record, frozen=True):
+class FormedBlock(Record, frozen=True):
     """A block of layers [start, stop) and the cores that it should get."""
 
     start: int
@@ -48,7 +49,7 @@ def threshold(avg_cores: int, total_avg: int, machine_cores: int) -> int:
     return (machine_cores - total_avg) * avg_cores // total_avg if total_avg < machine_cores else 0
 
 
-def pivots(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Iterator[int]:
+def pivots(costs: ProfileCosts, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Iterator[int]:
     """Layers after `start` that alone need `bound` cores or more, and more than the model's average (Alg. 2 l. 5)."""
     slopes = _slopes(costs, level, budget, avg_cores, bound)
     if slopes is not None:
@@ -57,7 +58,7 @@ def pivots(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int,
             yield layer
 
 
-def form_block(costs: Costs, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Formed:
+def form_block(costs: ProfileCosts, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> FormedBlock:
     """The block that begins at `start` (Alg. 2 l. 13-18), on at most `bound` cores."""
     qos_ns, work_left = budget.qos_ns, budget.work_left
     end = costs.layers
@@ -67,25 +68,25 @@ def form_block(costs: Costs, level: int, start: int, budget: Budget, avg_cores: 
         share_ns = budget.share_ns(start, stop)
         cores = costs.least_cores(level, start, stop, share_ns, bound)
         if cores is not None:
-            return Formed(start, stop, cores, share_ns, capped=False)
+            return FormedBlock(start, stop, cores, share_ns, capped=False)
         if stop == end or slopes is None:
             break
         stop = slopes.next_above(stop + 1, qos_ns, work_left)
     # Nothing fits. Up to the nearest pivot, so that the next decision comes soon.
     cores = costs.fastest_cores(level, start, nearest, bound)
-    return Formed(start, nearest, cores, budget.share_ns(start, nearest), capped=True)
+    return FormedBlock(start, nearest, cores, budget.share_ns(start, nearest), capped=True)
 
 
-def with_short_rest(formed: Formed, costs: Costs, budget: Budget) -> Formed:
+def with_short_rest(formed: FormedBlock, costs: ProfileCosts, budget: Budget) -> FormedBlock:
     """The block, and on the same cores what would remain of the model after it, if that is short. Beyond the paper."""
     work = costs.time_work
     if not 0 < work[-1] - work[formed.stop] <= SHORT * work[-1]:
         return formed
     share_ns = budget.share_ns(formed.start, costs.layers)
-    return Formed(formed.start, costs.layers, formed.cores, share_ns, formed.capped)
+    return FormedBlock(formed.start, costs.layers, formed.cores, share_ns, formed.capped)
 
 
-def _slopes(costs: Costs, level: int, budget: Budget, avg_cores: int, bound: int) -> Slopes | None:
+def _slopes(costs: ProfileCosts, level: int, budget: Budget, avg_cores: int, bound: int) -> LayerSlopes | None:
     """A layer is a pivot that is steeper here than its share of the QoS over its work: it needs more than so many
     cores. None: no layer can ask for more than all.
     """

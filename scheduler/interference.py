@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Protocol, TypeAlias
 
-from veltair.scheduler.costs import nearest_level
+from veltair.scheduler.costs.level_grid import nearest_level
 from veltair.types import CounterSample, Record
 
 HIGHEST_LEVEL = 8.0

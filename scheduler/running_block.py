@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from veltair.scheduler.costs import SOLO, Costs
+from veltair.scheduler.costs.level_grid import SOLO
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.types import CoreSet, LayerBlock, State
 
 
-class Run(State):
+class RunningBlock(State):
     """A block that runs now."""
 
     block: LayerBlock
     level: int  # grid index: its versions are those that are best at it on the cores that it wanted
-    costs: Costs
+    costs: ProfileCosts
     core_set: CoreSet  # granted; what the worker has taken up is the last stretch's
     stretches: list[tuple[int, int]]  # (first layer, cores), ascending: how the core count changed
     predicted_ns: int  # on the cores that it really has, at the level of its start
@@ -67,9 +68,9 @@ class Run(State):
         return self.block.cores - len(self.core_set)
 
 
-def begun(
-    block: LayerBlock, level: int, costs: Costs, core_set: CoreSet, now_ns: int, grows_inside_layers: bool
-) -> Run:
+def begin_block(
+    block: LayerBlock, level: int, costs: ProfileCosts, core_set: CoreSet, now_ns: int, grows_inside_layers: bool
+) -> RunningBlock:
     """The block begins now. `grows_inside_layers`: it may get more cores within a layer, too."""
     cores = len(core_set)
     predicted_ns, growable = block.predicted_ns, False
@@ -78,10 +79,10 @@ def begun(
         growable = grows_inside_layers or block.stop - block.start > 1
     ends_ns = now_ns + predicted_ns
     soon_ns = ends_ns - predicted_ns // 10
-    return Run(block, level, costs, core_set, [(block.start, cores)], predicted_ns, ends_ns, soon_ns, growable)
+    return RunningBlock(block, level, costs, core_set, [(block.start, cores)], predicted_ns, ends_ns, soon_ns, growable)
 
 
-def _rescaled(block: LayerBlock, level: int, costs: Costs, start: int, cores: int) -> int:
+def _rescaled(block: LayerBlock, level: int, costs: ProfileCosts, start: int, cores: int) -> int:
     """The prediction for layers [start, block.stop) on other cores.
 
     The code versions stay those picked for `block.cores` at the level; their solo times give the ratio.

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from veltair.errors import ConfigError, InvariantError
+from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.admission import Admission
-from veltair.scheduler.cores import CorePool
+from veltair.scheduler.core_pool import CorePool
+from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
@@ -30,8 +32,7 @@ from veltair.scheduler.interference import BlockTimed, DemandChanged, ObservedSl
 from veltair.scheduler.invariants import violations
 from veltair.scheduler.policies.by_name import make_policy
 from veltair.scheduler.policies.policy import Grow, Policy, Reject, Start, Stop
-from veltair.scheduler.profile_catalogue import Catalogue
-from veltair.scheduler.state import Progress, System
+from veltair.scheduler.state import SchedulerState
 from veltair.scheduler.stats import Stats, Totals
 from veltair.types import Machine, ModelProfile, Query, Tenant
 
@@ -54,7 +55,7 @@ class Scheduler:
         self,
         machine: Machine,
         tenants: Iterable[Tenant],
-        profiles: Mapping[str, Sequence[ModelProfile]] | Catalogue,
+        profiles: Mapping[str, Sequence[ModelProfile]] | ProfileCatalogue,
         policy: str | Policy,
         workers: int,
         *,
@@ -73,13 +74,13 @@ class Scheduler:
             raise ConfigError(f"machine: expected at least one core and none twice, got {machine.domains}")
         if workers < 0:
             raise ConfigError(f"workers: expected 0 or more, got {workers}")
-        known = profiles if isinstance(profiles, Catalogue) else Catalogue(profiles, len(cores))
+        known = profiles if isinstance(profiles, ProfileCatalogue) else ProfileCatalogue(profiles, len(cores))
         if known.cores != len(cores):
             raise ConfigError(f"catalogue: expected one for {len(cores)} cores, got one for {known.cores}")
         self._admission = Admission(tenants, known, planned_share)
         self._policy = make_policy(policy) if isinstance(policy, str) else policy
         self._proxy: Proxy = ObservedSlowdown() if proxy is None else proxy
-        self.system = System(
+        self.state = SchedulerState(
             machine, known.grid, CorePool(machine), SteadyLevel(known.grid), workers, len(cores),
             self._admission.tenants, known.costs, grows_inside_layers,
         )  # fmt: skip
@@ -130,18 +131,18 @@ class Scheduler:
         return self._proxy.name
 
     def stats(self) -> Stats:
-        return Stats.of(self.system, self._proxy, self._totals)
+        return Stats.of(self.state, self._proxy, self._totals)
 
     def check_invariants(self) -> None:
         """Raises InvariantError if the state contradicts itself. For tests and a debug switch: O(queries + cores)."""
-        if broken := list(violations(self.system)):
+        if broken := list(violations(self.state)):
             self._broken("; ".join(broken))
 
     # Events
 
     def _arrived(self, query: Query, decisions: list[Decision]) -> None:
-        system = self.system
-        if query.id in system.waiting or query.id in system.in_flight or query.id in system.led:
+        state = self.state
+        if query.id in state.waiting or query.id in state.in_flight or query.id in state.led:
             self._broken(f"query {query.id} arrived twice")
         if query.tenant not in self._admission.tenants:
             self._broken(f"query {query.id} is of an unknown tenant, {query.tenant!r}")
@@ -149,29 +150,29 @@ class Scheduler:
         if isinstance(admitted, RejectQuery):
             decisions.append(admitted)
         else:
-            system.admit(admitted, self._now_ns)
+            state.admit(admitted, self._now_ns)
             self._policy.query_arrived(admitted, self._now_ns)
 
     def _finished(self, event: BlockFinished, decisions: list[Decision]) -> None:
-        system, progress = self.system, self._running(event.query)
-        run = system.runs[event.query]
+        state, active = self.state, self._running(event.query)
+        run = state.runs[event.query]
         block = run.block
         if not block.start <= event.stop <= block.stop or event.elapsed_ns < 0:
             self._broken(f"query {event.query} cannot have finished so: it runs {block}")
         # what a block takes alone is not known that grew inside a layer
-        if self._proxy.sees is BlockTimed and (len(run.stretches) == 1 or not system.grows_inside_layers):
+        if self._proxy.sees is BlockTimed and (len(run.stretches) == 1 or not state.grows_inside_layers):
             self._proxy.observe(BlockTimed(event.elapsed_ns, run.solo_ns(event.stop)))
-        system.free_cores(progress)
-        progress.next_layer = event.stop
-        progress.ready_ns = self._now_ns
-        self._policy.block_ended(progress, run, event.stop, event.elapsed_ns)
-        if event.stop == progress.costs.layers or progress.forsaken:
-            self._end(progress)
-            decisions += [FinishQuery(each.query.id) for each in progress.awaited()]
+        state.free_cores(active)
+        active.next_layer = event.stop
+        active.ready_ns = self._now_ns
+        self._policy.block_ended(active, run, event.stop, event.elapsed_ns)
+        if event.stop == active.costs.layers or active.fully_cancelled:
+            self._end(active)
+            decisions += [FinishQuery(each.query.id) for each in active.awaited()]
 
     def _grown(self, event: BlockGrown) -> None:
         self._running(event.query)
-        run = self.system.runs[event.query]
+        run = self.state.runs[event.query]
         since, before = run.stretches[-1]
         if not set(event.core_set) <= set(run.core_set) or len(event.core_set) < before:
             self._broken(f"query {event.query} ran on {before} cores and may use {run.core_set}")
@@ -181,15 +182,15 @@ class Scheduler:
         self._totals.blocks_grown += 1
 
     def _cancelled(self, query: int, decisions: list[Decision]) -> None:
-        system = self.system
-        if (leader := system.led.pop(query, None)) is not None:
+        state = self.state
+        if (leader := state.led.pop(query, None)) is not None:
             leader.members = tuple([member for member in leader.members if member.query.id != query])
         else:
-            leader = system.waiting.get(query) or self._in_flight(query)
+            leader = state.waiting.get(query) or self._in_flight(query)
             if leader.cancelled:
                 return
             leader.cancelled = True
-        if not leader.forsaken:
+        if not leader.fully_cancelled:
             return  # the batch goes on for the others
         if leader.run is None:
             self._end(leader)
@@ -200,18 +201,18 @@ class Scheduler:
     def _workers_changed(self, workers: int) -> None:
         if workers < 0:
             self._broken(f"{workers} workers")
-        self.system.workers = workers
-        self.system.most_in_flight = len(self.system.in_flight)
+        self.state.workers = workers
+        self.state.most_in_flight = len(self.state.in_flight)
 
     # Decisions
 
     def _give_out_cores(self, decisions: list[Decision]) -> None:
-        system, now_ns = self.system, self._now_ns
+        state, now_ns = self.state, self._now_ns
         if self._proxy.sees is DemandChanged:
-            self._proxy.observe(DemandChanged(system.demand))
-        system.steady.follow(self._proxy.level)
+            self._proxy.observe(DemandChanged(state.demand))
+        state.steady.follow(self._proxy.level)
         next_step = self._policy.next_step
-        while (step := next_step(system, now_ns)) is not None:
+        while (step := next_step(state, now_ns)) is not None:
             match step:
                 case Start():
                     decisions.append(self._start(step))
@@ -223,17 +224,17 @@ class Scheduler:
                     decisions += self._reject(step)
 
     def _start(self, step: Start) -> StartBlock:
-        system, progress, block = self.system, step.progress, step.block
-        if not system.pool.free:
+        state, active, block = self.state, step.active, step.block
+        if not state.pool.free:
             self._broken(f"the policy wants {block} with no core free")
-        if progress.run is not None or block.start != progress.next_layer:
-            self._broken(f"the policy wants {block}, but the query stands at layer {progress.next_layer}")
+        if active.run is not None or block.start != active.next_layer:
+            self._broken(f"the policy wants {block}, but the query stands at layer {active.next_layer}")
         members: tuple[int, ...] = ()
-        if block.query in system.waiting:
-            if len(system.in_flight) >= system.workers:
+        if block.query in state.waiting:
+            if len(state.in_flight) >= state.workers:
                 self._broken(f"the policy wants {block} with no worker free")
-            members = tuple([member.query.id for member in progress.members])
-        core_set = system.begin(progress, block, step.level, self._now_ns).core_set
+            members = tuple([member.query.id for member in active.members])
+        core_set = state.begin(active, block, step.level, self._now_ns).core_set
         conflict = len(core_set) < block.cores
         totals = self._totals
         totals.blocks_started += 1
@@ -241,48 +242,48 @@ class Scheduler:
             totals.conflicts += 1
         if step.capped:
             totals.capped_blocks += 1
-        return StartBlock(block, core_set, conflict, system.grid[step.level], members)
+        return StartBlock(block, core_set, conflict, state.grid[step.level], members)
 
     def _grow(self, step: Grow) -> GrowBlock:
-        query, run = step.progress.query.id, step.progress.run
-        if run is None or not 0 < step.more <= self.system.free:
+        query, run = step.active.query.id, step.active.run
+        if run is None or not 0 < step.more <= self.state.free:
             self._broken(f"the policy wants {step.more} more cores for query {query}")
-        self.system.grow(query, run, step.more)
+        self.state.grow(query, run, step.more)
         return GrowBlock(query, run.core_set)
 
     def _stop(self, step: Stop) -> StopBlock:
-        query, run = step.progress.query.id, step.progress.run
+        query, run = step.active.query.id, step.active.run
         if run is None or run.stopping:
             self._broken(f"the policy wants to stop query {query}, which runs no block or is stopping already")
         run.stopping = True
         return StopBlock(query)
 
     def _reject(self, step: Reject) -> list[RejectQuery]:
-        progress = step.progress
-        if progress.run is not None:
-            self._broken(f"the policy wants to give up query {progress.query.id}, which runs a block")
-        self._end(progress)
-        return [RejectQuery(each.query.id, step.reason) for each in progress.awaited()]
+        active = step.active
+        if active.run is not None:
+            self._broken(f"the policy wants to give up query {active.query.id}, which runs a block")
+        self._end(active)
+        return [RejectQuery(each.query.id, step.reason) for each in active.awaited()]
 
     # State
 
-    def _in_flight(self, query: int) -> Progress:
-        progress = self.system.in_flight.get(query)
-        if progress is None:
+    def _in_flight(self, query: int) -> ActiveQuery:
+        active = self.state.in_flight.get(query)
+        if active is None:
             self._broken(f"query {query} is not in flight")
-        return progress
+        return active
 
-    def _running(self, query: int) -> Progress:
-        progress = self.system.in_flight.get(query)
-        if progress is None or progress.run is None:
+    def _running(self, query: int) -> ActiveQuery:
+        active = self.state.in_flight.get(query)
+        if active is None or active.run is None:
             self._in_flight(query)
             self._broken(f"query {query} runs no block")
-        return progress
+        return active
 
-    def _end(self, progress: Progress) -> None:
+    def _end(self, active: ActiveQuery) -> None:
         """Of a query, and of all that run in its name."""
-        self.system.remove(progress)
-        for each in (progress, *progress.members):
+        self.state.remove(active)
+        for each in (active, *active.members):
             self._policy.query_ended(each, self._now_ns)
 
     def _broken(self, what: str) -> NoReturn:

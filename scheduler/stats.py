@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from veltair.scheduler.interference import Proxy
-from veltair.scheduler.state import System
+from veltair.scheduler.state import SchedulerState
 
 
 @dataclass(slots=True)
@@ -35,16 +35,16 @@ class Stats:
     capped_blocks: int
 
     @classmethod
-    def of(cls, system: System, proxy: Proxy, totals: Totals) -> Stats:
-        waiting = dict.fromkeys(system.tenants, 0)
-        for progress in system.waiting.values():
-            waiting[progress.tenant.name] += 1
+    def of(cls, state: SchedulerState, proxy: Proxy, totals: Totals) -> Stats:
+        waiting = dict.fromkeys(state.tenants, 0)
+        for active in state.waiting.values():
+            waiting[active.tenant.name] += 1
         return cls(
             waiting=waiting,
-            in_flight=len(system.in_flight),
-            running=len(system.runs),
-            workers=system.workers,
-            cores_in_use=system.cores - system.free,
+            in_flight=len(state.in_flight),
+            running=len(state.runs),
+            workers=state.workers,
+            cores_in_use=state.cores - state.free,
             level=proxy.level,
             level_source=proxy.name,
             blocks_started=totals.blocks_started,

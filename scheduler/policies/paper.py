@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.blocks import Budget, form_block, threshold
-from veltair.scheduler.costs import SOLO
+from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.policies.policy import Grow, Policy, Start, Step
-from veltair.scheduler.state import Progress, System
+from veltair.scheduler.state import SchedulerState
 
 
 class VeltairFull(Policy):
@@ -23,30 +24,30 @@ class VeltairFull(Policy):
         self._adapt_versions = adapt_versions
         self._against_slack = against_slack
 
-    def next_step(self, system: System, now_ns: int) -> Step | None:
-        if not system.pool.free or not (system.wants or system.waiting):
+    def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
+        if not state.pool.free or not (state.wants or state.waiting):
             return None
-        for progress in system.wanting():
-            if (run := progress.run) is None:
-                return self._start(system, progress, now_ns)
+        for active in state.wanting():
+            if (run := active.run) is None:
+                return self._start(state, active, now_ns)
             if missing := run.missing_cores(now_ns):
-                return Grow(progress, min(missing, system.free))
-        head = system.head()
-        return None if head is None else self._start(system, head, now_ns)
+                return Grow(active, min(missing, state.free))
+        head = state.head()
+        return None if head is None else self._start(state, head, now_ns)
 
-    def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
-        costs, start = progress.costs, progress.next_layer
-        level = system.next_level(now_ns) if self._adapt_versions else SOLO  # Alg. 3 l. 10
+    def _start(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> Start:
+        costs, start = active.costs, active.next_layer
+        level = state.next_level(now_ns) if self._adapt_versions else SOLO  # Alg. 3 l. 10
         work = costs.work
         if self._against_slack:
-            left_ns = progress.due_ns - now_ns
+            left_ns = active.due_ns - now_ns
             budget = Budget(left_ns if left_ns > 0 else 0, work[-1] - work[start], work)
             avg_cores = costs.cores_for_rest(level, start, budget.qos_ns)
         else:
-            budget = Budget(progress.qos_ns, work[-1], work)
+            budget = Budget(active.qos_ns, work[-1], work)
             avg_cores = costs.cores_for_rest(level, 0, budget.qos_ns)
-        system.renew_avg(progress, avg_cores)
-        extra = threshold(avg_cores, system.total_avg, system.cores)  # Alg. 3 l. 11
+        state.renew_avg(active, avg_cores)
+        extra = threshold(avg_cores, state.total_avg, state.cores)  # Alg. 3 l. 11
         bound = avg_cores + extra
         formed = form_block(costs, level, start, budget, avg_cores, bound if bound < costs.cores else costs.cores)
-        return Start(progress, progress.block(level, formed.stop, formed.cores), level, formed.capped)
+        return Start(active, active.block(level, formed.stop, formed.cores), level, formed.capped)

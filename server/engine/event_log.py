@@ -1,4 +1,4 @@
-"""A record of every event and decision, for `veltair.scheduler.replay`.
+"""A record of every event and decision, for `veltair.scheduler.event_log.replay`.
 
 Beside the log stands `<log>.setup.json`: what the scheduler was made with, apart from the profiles, which the
 artifacts hold. The files of the engine's life before are kept under the same names with `.previous` added.
@@ -14,9 +14,9 @@ import msgspec
 from veltair.config import CounterCoefficients
 from veltair.errors import ConfigError
 from veltair.profiles.artifact.manifest import Artifact
+from veltair.scheduler.event_log.replay import dump_decision, dump_event
 from veltair.scheduler.events import Decision, Event
 from veltair.scheduler.interference import CounterModel
-from veltair.scheduler.replay import dump_decision, dump_event
 from veltair.scheduler.scheduler import Scheduler
 from veltair.server.engine.tenancy import tenants_and_profiles
 from veltair.server.ipc.messages import TenantSpec

@@ -54,10 +54,10 @@ def test_a_second_memory_bound_block_waits_for_bandwidth(built, query):
 
 def test_the_kind_that_does_not_run_goes_first(built, query):
     scheduler = built(AiMt(bytes_per_ns=100.0))
-    scheduler.system.workers = 1
+    scheduler.state.workers = 1
     scheduler.handle(QueryArrived(0, query(1, tenant="mem")))
     scheduler.handle(QueryArrived(1, query(2, 1, "mem")))
     scheduler.handle(QueryArrived(2, query(3, 2, "cmp")))
-    scheduler.system.workers = 3
+    scheduler.state.workers = 3
     # the head of the queue starts first; beside two memory-bound blocks only the compute-bound one is left
     assert [extent(d) for d in scheduler.handle(BlockFinished(20, 1, 2, 20))] == [(2, 0, 2), (1, 2, 4), (3, 0, 2)]

@@ -14,7 +14,7 @@ from veltair.scheduler.events import (
     StopBlock,
 )
 from veltair.scheduler.scheduler import Scheduler
-from veltair.simulate.execution_speed import Alone, solo_times
+from veltair.simulate.interference_model import Alone, solo_times
 from veltair.simulate.virtual_machine import VirtualMachine
 from veltair.types import Query
 
@@ -35,7 +35,7 @@ def build(machine, simple, tenant):
 @pytest.fixture
 def arrives(query):
     def send(scheduler, id, at=0, *, batch=1, deadline_ns=None):
-        due_ns = at + scheduler.system.tenants["a"].qos.latency_ns if deadline_ns is None else deadline_ns
+        due_ns = at + scheduler.state.tenants["a"].qos.latency_ns if deadline_ns is None else deadline_ns
         return scheduler.handle(QueryArrived(at, Query(id, "a", at, due_ns, batch)))
 
     return send
@@ -59,12 +59,12 @@ def members(decisions):
 
 
 def test_what_waits_runs_as_one_batch_by_the_costs_of_its_size_and_ends_in_order(batch):
-    run = batch.system.in_flight[2].run
+    run = batch.state.in_flight[2].run
     assert (run.costs.profile.batch, run.predicted_ns) == (3, 166)
-    assert not batch.system.waiting and batch.system.total_avg == 1
+    assert not batch.state.waiting and batch.state.total_avg == 1
     assert batch.handle(BlockFinished(300, 2, 2, 200)) == [FinishQuery(2), FinishQuery(3), FinishQuery(4)]
     batch.check_invariants()
-    assert batch.stats().in_flight == 0 and not batch.system.led
+    assert batch.stats().in_flight == 0 and not batch.state.led
 
 
 def test_later_blocks_name_no_members(batch):
@@ -86,13 +86,13 @@ def test_it_stops_when_nobody_waits_for_it_any_more(batch, order):
         assert batch.handle(QueryCancelled(150, id)) == []
     assert batch.handle(QueryCancelled(150, order[2])) == [CancelQuery(2)]
     assert batch.handle(BlockFinished(200, 2, 1, 100)) == []
-    assert not batch.system.in_flight and not batch.system.led
+    assert not batch.state.in_flight and not batch.state.led
 
 
 def test_a_lost_worker_takes_all_of_it_along(batch):
     assert batch.handle(BlockFailed(150, 2, "died")) == []
     batch.check_invariants()
-    assert not batch.system.in_flight and not batch.system.led
+    assert not batch.state.in_flight and not batch.state.led
 
 
 def test_a_batch_may_be_stopped_for_a_hurried_query_and_goes_on(batch):
@@ -146,7 +146,7 @@ def test_queries_of_several_samples_count_as_many(build, arrives):
     for id, samples in ((1, 1), (2, 2), (3, 1), (4, 2)):
         arrives(scheduler, id, batch=samples)
     assert members(scheduler.handle(BlockFinished(100, 1, 2, 100))) == (3, 4)
-    assert scheduler.system.in_flight[2].run.costs.profile.batch == 5
+    assert scheduler.state.in_flight[2].run.costs.profile.batch == 5
 
 
 def test_clockwork_takes_the_largest_batch_that_is_in_time(build, arrives):

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.scheduler.cores import CorePool
+from veltair.scheduler.core_pool import CorePool
 
 
 def test_whole_domains_go_first(machine):

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veltair.errors import ProfileError
-from veltair.scheduler.costs import SOLO, Costs, level_grid, nearest_level
+from veltair.scheduler.costs.level_grid import SOLO, level_grid, nearest_level
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 
 CORES = 4
 LEVELS = (1.0, 1.5, 3.0)
@@ -22,7 +23,7 @@ def best_ns(profile, layer, level, cores):
 def test_the_tables_say_what_the_profile_says(profile, layers):
     profile = profile(layers, levels=LEVELS)
     grid = level_grid([profile])
-    costs = Costs(profile, grid, machine_cores=64)
+    costs = ProfileCosts(profile, grid, machine_cores=64)
     assert costs.cores == CORES  # what was measured
     for at, level in enumerate(grid):
         for cores in range(1, CORES + 1):
@@ -37,7 +38,7 @@ def test_the_tables_say_what_the_profile_says(profile, layers):
 def test_core_needs_are_found_by_scanning(profile, layers, data):
     profile = profile(layers, levels=LEVELS)
     grid = level_grid([profile])
-    costs = Costs(profile, grid, CORES)
+    costs = ProfileCosts(profile, grid, CORES)
     at = data.draw(st.integers(0, len(grid) - 1))
     start = data.draw(st.integers(0, len(layers) - 1))
     stop = data.draw(st.integers(start + 1, len(layers)))
@@ -56,7 +57,7 @@ def test_core_needs_are_found_by_scanning(profile, layers, data):
 
 
 def test_more_cores_may_be_slower(simple):
-    costs = Costs(simple((50, 20, 40, 30)), (1.0,), 4)
+    costs = ProfileCosts(simple((50, 20, 40, 30)), (1.0,), 4)
     assert costs.cores_for_rest(SOLO, 0, 30) == 2
     assert costs.least_cores(SOLO, 0, 1, 30, bound=4) == 2
     assert costs.cores_for_rest(SOLO, 0, 10) == 4  # never in time: all
@@ -66,7 +67,7 @@ def test_more_cores_may_be_slower(simple):
 
 
 def test_solo_time_of_given_versions(profile):
-    costs = Costs(profile([[[[9, 5]]], [[[8, 4]], [[7, 6]]], [[[3, 2]]]]), (1.0,), 2)
+    costs = ProfileCosts(profile([[[[9, 5]]], [[[8, 4]], [[7, 6]]], [[[3, 2]]]]), (1.0,), 2)
     assert costs.solo_ns((1, 0), first=1, start=1, stop=3, cores=2) == 6 + 2
     assert costs.solo_ns((0, 1, 0), first=0, start=1, stop=2, cores=1) == 7
 
@@ -74,7 +75,7 @@ def test_solo_time_of_given_versions(profile):
 def test_what_the_versions_of_a_level_take_alone(profile):
     # the second layer's other version wins under pressure, and on two cores alone
     layers = [[[[9, 5], [12, 7]]], [[[8, 4], [20, 9]], [[9, 3], [10, 6]]]]
-    costs = Costs(profile(layers, levels=(1.0, 2.0)), (1.0, 2.0), 2)
+    costs = ProfileCosts(profile(layers, levels=(1.0, 2.0)), (1.0, 2.0), 2)
     for level, cores in product((0, 1), (1, 2)):
         picked = costs.versions(level, cores, 0, 2)
         for start, stop in ((0, 1), (0, 2), (1, 2)):
@@ -113,4 +114,4 @@ def test_nearest_level(level, index):
 )
 def test_a_wrong_profile_is_refused(profile, layers, levels, says):
     with pytest.raises(ProfileError, match=says):
-        Costs(profile(layers, levels=levels), (1.0,), 4)
+        ProfileCosts(profile(layers, levels=levels), (1.0,), 4)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from veltair.scheduler.costs import Costs
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.events import BlockFinished, QueryArrived
 from veltair.scheduler.policies.baselines.packrat import PERIOD_NS, Pack, choose
 from veltair.scheduler.scheduler import Scheduler
@@ -14,7 +14,7 @@ EVEN = (80, 40, 28, 20, 17, 15, 13, 11)
 @pytest.fixture
 def pack(simple):
     def make(row, qos_ns, per_ns=0.0):
-        return Pack(qos_ns, Costs(simple(row), (1.0,), 8), per_ns=per_ns)
+        return Pack(qos_ns, ProfileCosts(simple(row), (1.0,), 8), per_ns=per_ns)
 
     return make
 

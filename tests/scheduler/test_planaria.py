@@ -11,7 +11,7 @@ EVEN = (80, 40, 28, 20, 16, 14, 12, 10)  # ns on 1 … 8 cores
 
 
 @pytest.fixture
-def system(machine, simple, query):
+def state(machine, simple, query):
     """Builds tasks out of (id, priority, slack, least), all of one model at its begin."""
     scheduler = Scheduler(machine(8), [Tenant("a", "m", QoSTarget(100))], {"m": [simple(EVEN)]}, "planaria", 0)
 
@@ -19,9 +19,9 @@ def system(machine, simple, query):
         made = []
         for id, priority, slack_ns, least in rows:
             scheduler.handle(QueryArrived(0, query(id)))
-            progress = scheduler.system.waiting[id]
-            progress.tenant = Tenant("a", "m", QoSTarget(100), priority)
-            made.append(Task(progress, 0, slack_ns, least))
+            active = scheduler.state.waiting[id]
+            active.tenant = Tenant("a", "m", QoSTarget(100), priority)
+            made.append(Task(active, 0, slack_ns, least))
         return made
 
     return tasks
@@ -45,8 +45,8 @@ def system(machine, simple, query):
         (12, [(1, 3, 1, None), (2, 1, 1, None)], {1: 8, 2: 4}),
     ],
 )
-def test_shares(system, cores, rows, expected):
-    assert shares(system(*rows), cores) == expected
+def test_shares(state, cores, rows, expected):
+    assert shares(state(*rows), cores) == expected
 
 
 def start(query, first, cores, predicted_ns, core_set):

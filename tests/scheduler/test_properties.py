@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veltair.scheduler.blocks import threshold
-from veltair.scheduler.costs import SOLO
+from veltair.scheduler.costs.level_grid import SOLO
+from veltair.scheduler.event_log.replay import dump_decision, dump_event, load_event, replay
 from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
@@ -28,9 +29,8 @@ from veltair.scheduler.events import (
 )
 from veltair.scheduler.policies.baselines import parties
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.scheduler.replay import dump_decision, dump_event, load_event, replay
 from veltair.scheduler.scheduler import Scheduler
-from veltair.simulate.execution_speed import Alone
+from veltair.simulate.interference_model import Alone
 from veltair.simulate.virtual_machine import VirtualMachine
 from veltair.types import CounterSample, LayerBlock, Machine, ModelProfile, Tenant
 
@@ -64,7 +64,7 @@ class Story:
 
     def layer_ns(self, scheduler):
         def time_ns(query, layer, version, cores):
-            profile = scheduler.system.in_flight[query].costs.profile
+            profile = scheduler.state.in_flight[query].costs.profile
             solo = profile.versions[layer][version].latency.latency_ns[0][cores - 1]
             return 1 + solo * self.slowdowns[(query * 7 + layer) % len(self.slowdowns)] // 100
 
@@ -257,18 +257,18 @@ def test_every_query_ends_once_and_runs_every_layer_once(stories, policy, data):
 @given(st.data())
 def test_nothing_that_could_run_is_left_waiting(stories, policy, data):
     for scheduler, _, event, _ in data.draw(stories).tell(policy):
-        system = scheduler.system
-        ready = [progress for progress in system.in_flight.values() if progress.run is None]
-        if (head := system.head()) is not None:
+        state = scheduler.state
+        ready = [active for active in state.in_flight.values() if active.run is None]
+        if (head := state.head()) is not None:
             ready.append(head)
         if policy == "fcfs":
-            assert all(progress.avg_cores > system.free for progress in ready[:1])
+            assert all(active.avg_cores > state.free for active in ready[:1])
         elif policy not in WORK_CONSERVING:
-            assert not ready or any(progress.run for progress in system.in_flight.values())
-        elif system.free:
+            assert not ready or any(active.run for active in state.in_flight.values())
+        elif state.free:
             assert not ready
             now_ns = event.time_ns
-            runs = [progress.run for progress in system.in_flight.values()]
+            runs = [active.run for active in state.in_flight.values()]
             assert not any(run.missing_cores(now_ns) for run in runs)
 
 
@@ -283,9 +283,9 @@ def test_a_query_starts_at_the_latest_when_those_before_it_have_ended(stories, f
         for decision in decisions:
             if isinstance(decision, StartBlock):
                 started.add(decision.block.query)
-        system = scheduler.system
-        assert not system.waiting or not started or min(system.waiting) > max(started)
-        assert not system.waiting or not system.workers or system.in_flight
+        state = scheduler.state
+        assert not state.waiting or not started or min(state.waiting) > max(started)
+        assert not state.waiting or not state.workers or state.in_flight
 
 
 @settings(max_examples=EXAMPLES)
@@ -295,8 +295,8 @@ def test_clockwork_starts_what_can_be_in_time(stories, data):
     for scheduler, _, event, decisions in data.draw(stories).tell("clockwork"):
         for decision in decisions:
             if isinstance(decision, StartBlock) and decision.block.query not in started:
-                progress = scheduler.system.in_flight[decision.block.query]
-                assert event.time_ns + progress.costs.least_rest_ns[SOLO][0] <= progress.due_ns
+                active = scheduler.state.in_flight[decision.block.query]
+                assert event.time_ns + active.costs.least_rest_ns[SOLO][0] <= active.due_ns
                 started.add(decision.block.query)
 
 
@@ -307,18 +307,18 @@ def test_what_waits_under_veltair_is_not_overdue(stories, data):
     their target even alone, and for one in nobody's way."""
     late, busy = set(), False
     for scheduler, _, event, _ in data.draw(stories).tell("veltair"):
-        system, policy = scheduler.system, scheduler._policy
+        state, policy = scheduler.state, scheduler._policy
         entries = [entry for queue in policy._timely.values() for entry in queue]
-        starts_ns = {id: latest_ns for latest_ns, id, it in entries if system.waiting.get(id) is it}
-        assert starts_ns.keys() | policy._late.keys() == system.waiting.keys()
+        starts_ns = {id: latest_ns for latest_ns, id, it in entries if state.waiting.get(id) is it}
+        assert starts_ns.keys() | policy._late.keys() == state.waiting.keys()
         assert all(latest_ns >= event.time_ns for id, latest_ns in starts_ns.items() if id not in policy._late)
         for id in policy._late.keys() - late:
-            it = system.waiting[id]
+            it = state.waiting[id]
             if event.time_ns > it.query.arrival_ns:
-                assert len(system.waiting) == 1 and not system.in_flight
-            elif busy is bool(system.in_flight):
-                assert policy._rest_ns(system, it) > it.qos_ns
-        late, busy = set(policy._late), bool(system.in_flight)
+                assert len(state.waiting) == 1 and not state.in_flight
+            elif busy is bool(state.in_flight):
+                assert policy._rest_ns(state, it) > it.qos_ns
+        late, busy = set(policy._late), bool(state.in_flight)
 
 
 @settings(max_examples=2 * EXAMPLES)
@@ -330,14 +330,14 @@ def test_no_query_makes_room_twice_under_veltair(stories, data):
         arrived += isinstance(event, QueryArrived)
         stopped += sum(isinstance(decision, StopBlock) for decision in decisions)
         assert stopped <= arrived
-        system, policy = scheduler.system, scheduler._policy
-        assert policy._made_room <= system.waiting.keys() | system.in_flight.keys()  # nobody is remembered for ever
+        state, policy = scheduler.state, scheduler._policy
+        assert policy._made_room <= state.waiting.keys() | state.in_flight.keys()  # nobody is remembered for ever
 
 
 @given(st.data())
 def test_one_query_owns_the_machine_under_prema(stories, data):
     for scheduler, _, _, _ in data.draw(stories).tell("prema"):
-        assert sum(progress.run is not None for progress in scheduler.system.in_flight.values()) <= 1
+        assert sum(active.run is not None for active in scheduler.state.in_flight.values()) <= 1
 
 
 @settings(max_examples=EXAMPLES)
@@ -347,22 +347,22 @@ def test_partitions_hold_under_parties(stories, data):
         patch.setattr(parties, "POLL_NS", 20)  # a story's queries take a few hundred ns
         for scheduler, _, _, _ in data.draw(stories).tell("parties"):
             partitions = scheduler._policy.partitions
-            if len(partitions) <= scheduler.system.cores:
+            if len(partitions) <= scheduler.state.cores:
                 used = sum(partition.cores for partition in partitions.values()) + scheduler._policy.spare
-                assert used == (scheduler.system.cores if partitions else 0)
+                assert used == (scheduler.state.cores if partitions else 0)
             assert all(partition.cores >= 1 for partition in partitions.values())
 
 
 @given(st.data())
 def test_averages_and_thresholds_of_the_active_fit_the_machine(stories, data):
     for scheduler, _, _, _ in data.draw(stories).tell("veltair-full"):
-        system = scheduler.system
-        active = [*system.waiting.values(), *system.in_flight.values()]
-        averages = [progress.avg_cores for progress in active]
-        assert all(1 <= avg <= system.cores for avg in averages)
-        if averages and sum(averages) <= system.cores:
-            extra = [threshold(avg, system.total_avg, system.cores) for avg in averages]
-            assert sum(averages) + sum(extra) <= system.cores
+        state = scheduler.state
+        active_queries = [*state.waiting.values(), *state.in_flight.values()]
+        averages = [active.avg_cores for active in active_queries]
+        assert all(1 <= avg <= state.cores for avg in averages)
+        if averages and sum(averages) <= state.cores:
+            extra = [threshold(avg, state.total_avg, state.cores) for avg in averages]
+            assert sum(averages) + sum(extra) <= state.cores
 
 
 @settings(max_examples=EXAMPLES)

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from veltair.errors import ConfigError, InvariantError
+from veltair.scheduler.event_log.replay import dump_decision, dump_event, load_decision, load_event, replay
 from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
@@ -18,7 +19,6 @@ from veltair.scheduler.events import (
     StopBlock,
     WorkersChanged,
 )
-from veltair.scheduler.replay import dump_decision, dump_event, load_decision, load_event, replay
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import CounterSample, LayerBlock, Query
 

@@ -131,7 +131,7 @@ def test_time_does_not_run_backwards(scheduler, query):
     assert scheduler.handle(BlockFinished(50, 1, 3, 48)) == [FinishQuery(1)]
     scheduler.handle(QueryArrived(60, query(2, 60)))
     # as at 100: in veltair-full's eyes 10 ns are left
-    assert scheduler.system.in_flight[2].run.ends_ns == 148
+    assert scheduler.state.in_flight[2].run.ends_ns == 148
 
 
 RUNNING, WAITING, UNKNOWN = 1, 2, 7
@@ -190,20 +190,20 @@ def test_the_invariants_notice(scheduler, query, damage):
     scheduler.handle(QueryArrived(0, query(1)))
     scheduler.handle(QueryArrived(0, query(2)))
     scheduler.check_invariants()
-    system = scheduler.system
+    state = scheduler.state
     match damage:
         case "held twice":
-            system.pool.give_back((0,))
+            state.pool.give_back((0,))
         case "lost core":
-            system.in_flight[1].run.core_set = (0,)
+            state.in_flight[1].run.core_set = (0,)
         case "average":
-            system.total_avg += 1
+            state.total_avg += 1
         case "worker":
-            system.workers = 0
+            state.workers = 0
         case "layer":
-            system.in_flight[1].next_layer = 1
+            state.in_flight[1].next_layer = 1
         case "queue":
-            system.waiting[1] = system.in_flight[1]
+            state.waiting[1] = state.in_flight[1]
     with pytest.raises(InvariantError, match="the last events"):
         scheduler.check_invariants()
 
@@ -214,56 +214,56 @@ class Scripted(Policy):
     def __init__(self):
         self.steps, self.heard = [], []
 
-    def next_step(self, system, now_ns):
-        return self.steps.pop(0)(system) if self.steps else None
+    def next_step(self, state, now_ns):
+        return self.steps.pop(0)(state) if self.steps else None
 
-    def query_arrived(self, progress, now_ns):
-        self.heard.append(("arrived", progress.query.id, now_ns))
+    def query_arrived(self, active, now_ns):
+        self.heard.append(("arrived", active.query.id, now_ns))
 
-    def block_ended(self, progress, run, stop, elapsed_ns):
-        self.heard.append(("block", progress.query.id, stop, elapsed_ns))
+    def block_ended(self, active, run, stop, elapsed_ns):
+        self.heard.append(("block", active.query.id, stop, elapsed_ns))
 
-    def query_ended(self, progress, now_ns):
-        self.heard.append(("ended", progress.query.id, now_ns))
+    def query_ended(self, active, now_ns):
+        self.heard.append(("ended", active.query.id, now_ns))
 
 
 @pytest.fixture
 def scripted(machine, simple, tenant, query):
     policy = Scripted()
     scheduler = Scheduler(machine(2), [tenant(90)], {"m": [simple(*LAYERS)]}, policy, 2)
-    policy.steps.append(lambda system: Start(system.waiting[1], system.waiting[1].block(0, 3, 1), 0))
+    policy.steps.append(lambda state: Start(state.waiting[1], state.waiting[1].block(0, 3, 1), 0))
     assert len(scheduler.handle(QueryArrived(0, query(1)))) == 1
     return scheduler, policy
 
 
 def test_a_stopped_block_ends_at_its_next_layer_and_its_query_goes_on(scripted):
     scheduler, policy = scripted
-    policy.steps.append(lambda system: Stop(system.in_flight[1]))
+    policy.steps.append(lambda state: Stop(state.in_flight[1]))
     assert scheduler.handle(WorkersChanged(10, 2)) == [StopBlock(1)]
-    assert scheduler.system.in_flight[1].run.stopping
-    policy.steps.append(lambda system: Start(system.in_flight[1], system.in_flight[1].block(0, 3, 2), 0))
+    assert scheduler.state.in_flight[1].run.stopping
+    policy.steps.append(lambda state: Start(state.in_flight[1], state.in_flight[1].block(0, 3, 2), 0))
     (again,) = scheduler.handle(BlockFinished(30, 1, 1, 30))
     assert again == StartBlock(LayerBlock(1, 1, 3, (0, 0), 2, 32), (0, 1))
-    assert scheduler.system.in_flight[1].ready_ns == 30
+    assert scheduler.state.in_flight[1].ready_ns == 30
 
 
 def test_what_stops_neither_grows_nor_is_stopped_twice(scripted):
     scheduler, policy = scripted
-    progress = scheduler.system.in_flight[1]
-    policy.steps += [lambda system: Stop(progress), lambda system: Stop(progress)]
+    active = scheduler.state.in_flight[1]
+    policy.steps += [lambda state: Stop(active), lambda state: Stop(active)]
     with pytest.raises(InvariantError, match="stopping already"):
         scheduler.handle(WorkersChanged(10, 2))
-    progress.run.block, progress.run.growable = LayerBlock(1, 0, 3, (0, 0, 0), 2, 48), True
-    assert progress.run.missing_cores(10) == 0
-    progress.run.stopping = False
-    assert progress.run.missing_cores(10) == 1
+    active.run.block, active.run.growable = LayerBlock(1, 0, 3, (0, 0, 0), 2, 48), True
+    assert active.run.missing_cores(10) == 0
+    active.run.stopping = False
+    assert active.run.missing_cores(10) == 1
 
 
 def test_a_policy_may_give_up_what_does_not_run(scripted, query):
     scheduler, policy = scripted
-    policy.steps.append(lambda system: Reject(system.waiting[2], "too late"))
+    policy.steps.append(lambda state: Reject(state.waiting[2], "too late"))
     assert scheduler.handle(QueryArrived(5, query(2, 5))) == [RejectQuery(2, "too late")]
-    policy.steps.append(lambda system: Reject(system.in_flight[1], "no use"))
+    policy.steps.append(lambda state: Reject(state.in_flight[1], "no use"))
     assert scheduler.handle(BlockFinished(30, 1, 1, 30)) == [RejectQuery(1, "no use")]
     assert scheduler.stats().in_flight == 0
     scheduler.check_invariants()
@@ -271,7 +271,7 @@ def test_a_policy_may_give_up_what_does_not_run(scripted, query):
 
 def test_a_running_query_is_not_given_up(scripted):
     scheduler, policy = scripted
-    policy.steps.append(lambda system: Reject(system.in_flight[1], "no use"))
+    policy.steps.append(lambda state: Reject(state.in_flight[1], "no use"))
     with pytest.raises(InvariantError, match="runs a block"):
         scheduler.handle(WorkersChanged(10, 2))
 
@@ -289,7 +289,7 @@ def test_a_policy_is_told_what_happens(scripted, query):
 
 def test_the_layer_in_execution_is_estimated(scripted):
     scheduler, _ = scripted
-    run = scheduler.system.in_flight[1].run  # three layers of 30 ns on one core
+    run = scheduler.state.in_flight[1].run  # three layers of 30 ns on one core
     assert [run.layer_at(now) for now in (0, 29, 30, 59, 60, 89, 90, 500)] == [0, 0, 1, 1, 2, 2, 2, 2]
 
 
@@ -297,7 +297,7 @@ def test_a_share_of_the_target_may_be_left_unplanned(machine, simple, tenant, qu
     scheduler = Scheduler(machine(2), [tenant(100)], {"m": [simple(*LAYERS)]}, "fcfs", 2, planned_share=0.8)
     (decision,) = scheduler.handle(QueryArrived(0, query(1)))
     assert decision.block.cores == 2  # 90 ns on one core are within 100, not within 80
-    assert scheduler.system.in_flight[1].due_ns == 80
+    assert scheduler.state.in_flight[1].due_ns == 80
     for share in (0.0, 1.5):
         with pytest.raises(ConfigError, match="planned share"):
             Scheduler(machine(2), [tenant(100)], {"m": [simple(*LAYERS)]}, "fcfs", 2, planned_share=share)
@@ -309,9 +309,9 @@ class Greedy(Policy):
     def __init__(self, block):
         self.block = block
 
-    def next_step(self, system, now_ns):
-        progress = next(iter([*system.in_flight.values(), *system.waiting.values()]), None)
-        return None if progress is None else Start(progress, self.block, 0)
+    def next_step(self, state, now_ns):
+        active = next(iter([*state.in_flight.values(), *state.waiting.values()]), None)
+        return None if active is None else Start(active, self.block, 0)
 
 
 @pytest.mark.parametrize(

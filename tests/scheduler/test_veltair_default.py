@@ -36,7 +36,7 @@ def build(machine, simple):
 def arrives(scheduler, id, at, tenant, qos_ns=None, deadline_ns=None):
     """The deadline is the end of the target unless one is given."""
     if deadline_ns is None:
-        deadline_ns = at + next(t.qos.latency_ns for n, t in scheduler.system.tenants.items() if n == tenant)
+        deadline_ns = at + next(t.qos.latency_ns for n, t in scheduler.state.tenants.items() if n == tenant)
     return scheduler.handle(QueryArrived(at, Query(id, tenant, at, deadline_ns)))
 
 
@@ -125,7 +125,7 @@ def test_a_late_query_that_has_begun_is_put_last_and_given_up_with_its_own_deadl
     scheduler = build(("a", 1000, 1, 3))
     assert started(arrives(scheduler, 1, 0, "a", deadline_ns=1400)) == [1]
     scheduler.handle(BlockFinished(950, 1, 1, 950))  # it is late; nobody else is there
-    assert scheduler.system.in_flight[1].run is not None
+    assert scheduler.state.in_flight[1].run is not None
     (refused,) = scheduler.handle(BlockFinished(1350, 1, 2, 400))
     assert isinstance(refused, RejectQuery) and "can no more be met" in refused.reason
 
@@ -196,7 +196,7 @@ def test_profiles_are_corrected_by_what_is_measured(build):
 def test_the_correction_is_smoothed_bounded_and_forgotten_for_several_cores(build):
     scheduler = build(("a", 400, 1, 1), cores=2)
     arrives(scheduler, 1, 0, "a")
-    run = scheduler.system.in_flight[1].run
+    run = scheduler.state.in_flight[1].run
     correction = Correction()
     correction.learn(run, 200)
     assert (correction.one_core, correction.several) == pytest.approx((1.1, 1.002))
@@ -212,7 +212,7 @@ def test_the_correction_is_smoothed_bounded_and_forgotten_for_several_cores(buil
 def test_a_block_counts_by_its_share_of_the_query(build):
     scheduler = build(("a", 40_000, 1, 100))
     arrives(scheduler, 1, 0, "a")
-    run = scheduler.system.in_flight[1].run
+    run = scheduler.state.in_flight[1].run
     first = LayerBlock(1, 0, 1, run.block.versions[:1], 1, run.block.predicted_ns)
     correction = Correction()
     correction.learn(msgspec.structs.replace(run, block=first), 10**9)

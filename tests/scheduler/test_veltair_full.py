@@ -2,6 +2,7 @@
 
 import pytest
 
+from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
@@ -15,7 +16,6 @@ from veltair.scheduler.events import (
 )
 from veltair.scheduler.interference import ObservedSlowdown
 from veltair.scheduler.policies.paper import VeltairFull
-from veltair.scheduler.profile_catalogue import Catalogue
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import LayerBlock, Query
 
@@ -26,7 +26,7 @@ STIFF = (40, 36, 34, 33)
 @pytest.fixture
 def full(machine, tenant):
     def build(profile, qos_ns, sizes, workers=8, policy="veltair-full", split_by_ops=False, **rest):
-        known = Catalogue({"m": [profile]}, sum(sizes), split_by_ops=split_by_ops)
+        known = ProfileCatalogue({"m": [profile]}, sum(sizes), split_by_ops=split_by_ops)
         return Scheduler(machine(*sizes), [tenant(qos_ns)], known, policy, workers, **rest)
 
     return build
@@ -132,9 +132,9 @@ def test_growth_takes_all_that_is_missing_at_once_beside_the_block(full, simple,
 def test_the_average_need_follows_the_slack(full, simple, query):
     scheduler = full(simple(*THREE), 60, sizes=(3,))
     scheduler.handle(QueryArrived(0, query(1)))
-    assert scheduler.system.total_avg == 2
+    assert scheduler.state.total_avg == 2
     scheduler.handle(BlockFinished(40, 1, 1, 40))  # 20 ns left for 60, 32 or 24
-    assert scheduler.system.total_avg == 3
+    assert scheduler.state.total_avg == 3
 
 
 def test_a_deadline_before_the_target_counts(full, simple):
@@ -144,7 +144,7 @@ def test_a_deadline_before_the_target_counts(full, simple):
 
 
 def test_growth_shortens_what_is_predicted_to_remain(crowded):
-    run = crowded.system.in_flight[2].run
+    run = crowded.state.in_flight[2].run
     assert (run.predicted_ns, run.ends_ns) == (90, 95)  # on one core
     crowded.handle(BlockFinished(48, 1, 3, 48))
     assert (run.predicted_ns, run.ends_ns) == (90, 95)  # granted, not yet taken up
@@ -233,7 +233,7 @@ def test_only_staying_neighbours_count_by_their_cores(full, profile, query):
     for id, at in ((1, 0), (2, 0), (3, 70)):
         scheduler.handle(QueryArrived(at, query(id, at)))
     scheduler.handle(BlockFinished(160, 1, 2, 160))  # level 2.0; of 2 and 3 the first is overdue
-    scheduler.system.in_flight[3].run.soon_ns = 1000
+    scheduler.state.in_flight[3].run.soon_ns = 1000
     (started,) = scheduler.handle(QueryArrived(161, query(4, 161)))
-    nearest = min(scheduler.system.grid, key=lambda level: abs(level - 1.5))
+    nearest = min(scheduler.state.grid, key=lambda level: abs(level - 1.5))
     assert started.level == nearest

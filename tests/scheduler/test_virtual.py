@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from veltair.scheduler.events import BlockFinished, BlockGrown, CountersSampled, QueryArrived
 from veltair.scheduler.scheduler import Scheduler
-from veltair.simulate.execution_speed import Alone, solo_times
+from veltair.simulate.interference_model import Alone, solo_times
 from veltair.simulate.virtual_machine import VirtualMachine
 from veltair.types import CounterSample
 

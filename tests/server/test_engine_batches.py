@@ -16,7 +16,7 @@ import pytest
 from veltair.config import ServeConfig
 from veltair.errors import WorkerDiedError
 from veltair.profiles.artifact import manifest as artifact_store
-from veltair.scheduler.replay import replay
+from veltair.scheduler.event_log.replay import replay
 from veltair.server.engine.event_log import read_setup
 from veltair.server.front.engine_client import Answer, EngineClient
 from veltair.server.ipc import tensor_pool

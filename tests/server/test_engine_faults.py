@@ -18,7 +18,7 @@ import uvloop
 from veltair.config import ServeConfig
 from veltair.errors import ArtifactError, ConfigError, InvariantError, OverloadedError, QueryError, WorkerDiedError
 from veltair.profiles.artifact import manifest as artifact_store
-from veltair.scheduler.replay import replay
+from veltair.scheduler.event_log.replay import replay
 from veltair.server.engine.event_log import read_setup, setup_path
 from veltair.server.front.engine_client import Answer, EngineClient
 

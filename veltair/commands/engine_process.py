@@ -28,7 +28,7 @@ from veltair.profiles.artifact.input_layout import fill
 from veltair.profiles.artifact.manifest import Artifact, Port, load
 from veltair.profiles.artifact.strings import Strings
 from veltair.profiles.runtime import pinned_threads
-from veltair.scheduler.batch_interpolation import filled
+from veltair.scheduler.costs.batch_interpolation import interpolate_batches
 from veltair.types import ModelProfile
 
 TURN_S = 0.4  # of timed runs in a turn
@@ -97,7 +97,7 @@ def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Calla
 
 def fastest(profiles: Sequence[ModelProfile], batch: int, cores: int) -> list[int]:
     """For each layer the version that is fastest alone. Profiles ascend by batch, the last one's being no smaller."""
-    profile = next(each for each in filled(profiles) if each.batch >= batch)
+    profile = next(each for each in interpolate_batches(profiles) if each.batch >= batch)
     times = [[version.latency.latency_ns[0][cores - 1] for version in versions] for versions in profile.versions]
     return [of_layer.index(min(of_layer)) for of_layer in times]
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from veltair.errors import ConfigError
 from veltair.profiles.artifact.manifest import load
-from veltair.scheduler.block_plan import Plan, explain
+from veltair.scheduler.block_plan import BlockPlan, explain
 from veltair.types import Machine, ModelProfile
 
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(plan: Plan, profile: ModelProfile) -> None:
+def _show(plan: BlockPlan, profile: ModelProfile) -> None:
     console = Console()
     console.print(
         f"[bold]{plan.model}[/] batch {plan.batch}: {len(profile.layers)} layers, target {plan.qos_ns / 1e6:g} ms, "

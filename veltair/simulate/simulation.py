@@ -11,10 +11,10 @@ import numpy as np
 
 from veltair.loadgen.arrivals import Times
 from veltair.loadgen.tenant_results import Tally
+from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
+from veltair.scheduler.event_log.replay import dump_decision, dump_event
 from veltair.scheduler.events import Decision, StartBlock
 from veltair.scheduler.interference import CounterModel, ObservedSlowdown, PredictedDemand, Proxy
-from veltair.scheduler.profile_catalogue import Catalogue
-from veltair.scheduler.replay import dump_decision, dump_event
 from veltair.scheduler.scheduler import Scheduler
 from veltair.simulate.arrivals import draw
 from veltair.simulate.front_end import Front, front_cost
@@ -65,7 +65,7 @@ class Simulation:
         self.machine: Machine = model.machine(cores)
         self.profiles = {name: [known.profile for known in by_batch] for name, by_batch in models.items()}
         by_ops = scenario.load.layer_qos == "ops"
-        self._catalogue = Catalogue(self.profiles, len(self.machine.cores), split_by_ops=by_ops)
+        self._catalogue = ProfileCatalogue(self.profiles, len(self.machine.cores), split_by_ops=by_ops)
         self.paces = {
             (name, batch): Pace(work, model)
             for name, by_batch in models.items()
@@ -215,7 +215,7 @@ class _Seen:
     __slots__ = ("_cores", "_from_ns", "_pool", "_since_ns", "_to_ns", "_used", "blocks", "conflicts", "core_ns")
 
     def __init__(self, scheduler: Scheduler, warm_ns: int, duration_ns: int) -> None:
-        self._cores, self._pool = scheduler.system.cores, scheduler.system.pool
+        self._cores, self._pool = scheduler.state.cores, scheduler.state.pool
         self._from_ns, self._to_ns = warm_ns, duration_ns
         self._since_ns = warm_ns
         self._used = 0  # cores, since the last event

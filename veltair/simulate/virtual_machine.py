@@ -32,13 +32,13 @@ from veltair.scheduler.events import (
     StopBlock,
 )
 from veltair.scheduler.scheduler import Scheduler
-from veltair.simulate.execution_speed import FRONT, Course, Surroundings
+from veltair.simulate.interference_model import FRONT, InterferenceModel, Timeline
 from veltair.types import CoreSet, LayerBlock, State
 
 # What happens when its time, which it is given, has come; the scheduler hears of what it returns.
 Reading: TypeAlias = Callable[[int], Event | None]
 
-_NOT_KNOWN: Course = (0.0,)  # a block's, until its surroundings have said it
+_NOT_KNOWN: Timeline = (0.0,)  # a block's, until its surroundings have said it
 
 
 class _Running(State):
@@ -47,7 +47,7 @@ class _Running(State):
     core_set: CoreSet  # in use
     began_ns: int
     since_ns: float  # when it stood at `done_ns` of its course; later than now while it waits for cores to wake
-    course: Course = _NOT_KNOWN
+    course: Timeline = _NOT_KNOWN
     done_ns: float = 0.0
     due: int = 0  # the number of its entry that counts, others are out of date
     halt: int = 0  # layers of the block that are done then
@@ -62,7 +62,7 @@ class _Running(State):
         layer, layers = bisect_right(self.course, self.done_ns) - 1, len(self.block.versions)
         return layer if layer < layers else layers - 1
 
-    def follow(self, course: Course, now_ns: float) -> None:
+    def follow(self, course: Timeline, now_ns: float) -> None:
         """What is done of the layer in execution stays done; the rest goes as the new course says."""
         before = self.course
         layer = self.layer(now_ns)
@@ -79,7 +79,7 @@ class VirtualMachine:
     """Feeds events to the scheduler in order of time and keeps what came of every query."""
 
     scheduler: Scheduler
-    surroundings: Surroundings
+    surroundings: InterferenceModel
     dispatch_ns: int = 0  # from the decision to start a block to its first layer
     now_ns: int = 0
     ended_ns: dict[int, int] = field(default_factory=dict)  # by query, however it ended
@@ -184,7 +184,7 @@ class VirtualMachine:
 
     def _concerns(self, event: Event) -> bool:
         """Takes an event from outside to the blocks; whether the scheduler should hear of it."""
-        system = self.scheduler.system
+        system = self.scheduler.state
         match event:
             case QueryCancelled(query=query):
                 leader = system.led.get(query) or system.in_flight.get(query) or system.waiting.get(query)
@@ -231,7 +231,7 @@ class VirtualMachine:
             case GrowBlock(query=query, core_set=core_set):
                 running = self._running[query]
                 running.granted = core_set
-                if self.scheduler.system.grows_inside_layers:
+                if self.scheduler.state.grows_inside_layers:
                     self._grow_now(running)
                 else:
                     self._schedule(running)
@@ -248,7 +248,7 @@ class VirtualMachine:
         begin_ns = self.now_ns + self.dispatch_ns
         running = _Running(block, core_set, core_set, begin_ns, begin_ns)
         grown = block.query in self._stopped and len(core_set) > self._stopped.pop(block.query)
-        profile = self.scheduler.system.in_flight[block.query].costs.profile
+        profile = self.scheduler.state.in_flight[block.query].costs.profile
         running.since_ns += self.surroundings.enter(block, core_set, profile, grown)
         self._running[block.query] = running
 
@@ -260,7 +260,7 @@ class VirtualMachine:
         self._push(self.now_ns, BlockGrown(self.now_ns, running.block.query, layer, running.core_set))
 
     def _enter_grown(self, running: _Running) -> float:
-        profile = self.scheduler.system.in_flight[running.block.query].costs.profile
+        profile = self.scheduler.state.in_flight[running.block.query].costs.profile
         return self.surroundings.enter(running.block, running.core_set, profile, grown=True)
 
     def _leave(self, running: _Running) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.blocks import Budget
-from veltair.scheduler.costs import SOLO, Costs
+from veltair.scheduler.costs.level_grid import SOLO
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.policies.policy import Grow, Policy, Start, Step
-from veltair.scheduler.state import Progress, System
+from veltair.scheduler.state import SchedulerState
 from veltair.types import LayerBlock
 
 MEMORY_BOUND = 0.5  # of the highest rate that a layer of the model reaches
@@ -28,38 +30,38 @@ class AiMt(Policy):
     def __init__(self, bytes_per_ns: float | None = None) -> None:
         """The budget, by default the highest rate at which a layer of the models met so far moves its bytes."""
         self._given = bytes_per_ns
-        self._models: dict[tuple[Costs, int], _Kinds] = {}
+        self._models: dict[tuple[ProfileCosts, int], _Kinds] = {}
 
-    def next_step(self, system: System, now_ns: int) -> Step | None:
-        if not system.free:
+    def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
+        if not state.free:
             return None
         moving, running, memory_bound_runs = 0.0, False, False
-        ready: list[Progress] = []
-        for progress in system.in_flight.values():
-            run = progress.run
+        ready: list[ActiveQuery] = []
+        for active in state.in_flight.values():
+            run = active.run
             if run is None:
-                ready.append(progress)
+                ready.append(active)
                 continue
             if missing := run.missing_cores(now_ns):
-                return Grow(progress, min(missing, system.free))
+                return Grow(active, min(missing, state.free))
             running = True
             moving += run.bytes_per_ns
-            memory_bound_runs |= self._kinds(progress).memory_bound[run.block.start]
-        if (head := system.head()) is not None:
+            memory_bound_runs |= self._kinds(active).memory_bound[run.block.start]
+        if (head := state.head()) is not None:
             ready.append(head)
-        ready.sort(key=lambda progress: progress.ready_ns)
-        ready.sort(key=lambda progress: self._kinds(progress).memory_bound[progress.next_layer] is memory_bound_runs)
-        for progress in ready:
-            piece = self._kinds(progress).piece(progress)
+        ready.sort(key=lambda active: active.ready_ns)
+        ready.sort(key=lambda active: self._kinds(active).memory_bound[active.next_layer] is memory_bound_runs)
+        for active in ready:
+            piece = self._kinds(active).piece(active)
             if not running or moving + piece.bytes_per_ns <= self._budget():
                 block = LayerBlock(
-                    progress.query.id, progress.next_layer, piece.stop, piece.versions, piece.cores, piece.predicted_ns
+                    active.query.id, active.next_layer, piece.stop, piece.versions, piece.cores, piece.predicted_ns
                 )
-                return Start(progress, block, SOLO, piece.capped)
+                return Start(active, block, SOLO, piece.capped)
         return None
 
-    def _kinds(self, progress: Progress) -> _Kinds:
-        key = (progress.costs, progress.qos_ns)
+    def _kinds(self, active: ActiveQuery) -> _Kinds:
+        key = (active.costs, active.qos_ns)
         kinds = self._models.get(key)
         if kinds is None:
             kinds = self._models[key] = _Kinds(*key)
@@ -81,7 +83,7 @@ class _Piece(NamedTuple):
 class _Kinds:
     """What is known of one model under one QoS target."""
 
-    def __init__(self, costs: Costs, qos_ns: int) -> None:
+    def __init__(self, costs: ProfileCosts, qos_ns: int) -> None:
         self._costs = costs
         self._whole = Budget(qos_ns, costs.work[-1], costs.work)
         self._pieces: dict[int, _Piece] = {}
@@ -89,8 +91,8 @@ class _Kinds:
         self.most = max(rates)
         self.memory_bound = [rate > MEMORY_BOUND * self.most for rate in rates]  # by layer
 
-    def piece(self, progress: Progress) -> _Piece:
-        start = progress.next_layer
+    def piece(self, active: ActiveQuery) -> _Piece:
+        start = active.next_layer
         piece = self._pieces.get(start)
         if piece is None:
             stop = start + 1

@@ -4,11 +4,12 @@ batches as large as deadlines and demand allow.
 
 from __future__ import annotations
 
+from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.batching import growing
-from veltair.scheduler.costs import SOLO
+from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.policies.policy import Policy, Reject, Start, Step
 from veltair.scheduler.policies.tenant_queues import TenantQueues
-from veltair.scheduler.state import Progress, System
+from veltair.scheduler.state import SchedulerState
 
 
 class Clockwork(Policy):
@@ -22,16 +23,16 @@ class Clockwork(Policy):
     def __init__(self) -> None:
         self._queues = TenantQueues()
 
-    def query_arrived(self, progress: Progress, now_ns: int) -> None:
-        self._queues.add(progress)
+    def query_arrived(self, active: ActiveQuery, now_ns: int) -> None:
+        self._queues.add(active)
 
-    def query_ended(self, progress: Progress, now_ns: int) -> None:
-        self._queues.discard(progress)
+    def query_ended(self, active: ActiveQuery, now_ns: int) -> None:
+        self._queues.discard(active)
 
-    def next_step(self, system: System, now_ns: int) -> Step | None:
-        for progress in system.between_blocks():  # what was stopped from outside goes on
-            return _start(progress, system, now_ns)
-        first: Progress | None = None
+    def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
+        for active in state.between_blocks():  # what was stopped from outside goes on
+            return _start(active, state, now_ns)
+        first: ActiveQuery | None = None
         first_ns = 0
         for head in self._queues.heads():
             latest_ns = head.due_ns - head.costs.least_rest_ns[SOLO][0]  # to start
@@ -40,28 +41,28 @@ class Clockwork(Policy):
                 return Reject(head, f"cannot be in time: should have started {late_us} us ago")
             if first is None or latest_ns < first_ns:
                 first, first_ns = head, latest_ns
-        if first is None or len(system.in_flight) >= system.workers:
+        if first is None or len(state.in_flight) >= state.workers:
             return None
         largest = None
-        for batch in growing(system, first, self._queues.of(first.tenant)):
+        for batch in growing(state, first, self._queues.of(first.tenant)):
             cores = batch.costs.cores_to_end(SOLO, 0, batch.due_ns - now_ns)
-            if cores is not None and cores <= system.free:
+            if cores is not None and cores <= state.free:
                 largest = batch
         if largest is not None:
             for member in largest.members:
                 self._queues.discard(member)
-            system.join(first, largest.members, largest.costs)
-        step = _start(first, system, now_ns)
+            state.join(first, largest.members, largest.costs)
+        step = _start(first, state, now_ns)
         if step is not None:
             self._queues.discard(first)
         return step
 
 
-def _start(progress: Progress, system: System, now_ns: int) -> Start | None:
-    costs, start = progress.costs, progress.next_layer
-    cores = costs.cores_to_end(SOLO, start, progress.due_ns - now_ns)
+def _start(active: ActiveQuery, state: SchedulerState, now_ns: int) -> Start | None:
+    costs, start = active.costs, active.next_layer
+    cores = costs.cores_to_end(SOLO, start, active.due_ns - now_ns)
     if cores is None:
         cores = costs.fastest_cores(SOLO, start, costs.layers, costs.cores)
-    if cores > system.free:
+    if cores > state.free:
         return None
-    return Start(progress, progress.block(SOLO, costs.layers, cores), SOLO)
+    return Start(active, active.block(SOLO, costs.layers, cores), SOLO)

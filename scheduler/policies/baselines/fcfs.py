@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from veltair.scheduler.costs import SOLO
+from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.policies.policy import Policy, Start
-from veltair.scheduler.state import System
+from veltair.scheduler.state import SchedulerState
 
 
 class Fcfs(Policy):
@@ -13,9 +13,9 @@ class Fcfs(Policy):
     Strictly in order: the head starts when that many cores are free, and keeps them to its end.
     """
 
-    def next_step(self, system: System, now_ns: int) -> Start | None:
+    def next_step(self, state: SchedulerState, now_ns: int) -> Start | None:
         # Only a block that was stopped early leaves a query in flight without cores; its own are free again.
-        progress = next(iter(system.between_blocks()), None) or system.head()
-        if progress is None or progress.avg_cores > system.free:
+        active = next(iter(state.between_blocks()), None) or state.head()
+        if active is None or active.avg_cores > state.free:
             return None
-        return Start(progress, progress.block(SOLO, progress.costs.layers, progress.avg_cores), SOLO)
+        return Start(active, active.block(SOLO, active.costs.layers, active.avg_cores), SOLO)

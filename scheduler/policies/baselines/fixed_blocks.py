@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.blocks import Budget
-from veltair.scheduler.costs import SOLO, Costs
+from veltair.scheduler.costs.level_grid import SOLO
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.policies.policy import Grow, Policy, Start, Step
-from veltair.scheduler.state import Progress, System
+from veltair.scheduler.state import SchedulerState
 from veltair.types import LayerBlock
 
 
@@ -24,37 +26,37 @@ class FixedBlocks(Policy):
         """
         self._layers = layers
         self._adapt_versions = adapt_versions
-        self._plans: dict[tuple[Costs, int, int, int], _Plan] = {}
+        self._plans: dict[tuple[ProfileCosts, int, int, int], _Plan] = {}
 
-    def next_step(self, system: System, now_ns: int) -> Step | None:
-        if not system.free:
+    def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
+        if not state.free:
             return None
-        first: Progress | None = None
-        for progress in system.wanting():
-            if ((run := progress.run) is None or run.missing_cores(now_ns)) and (
-                first is None or progress.ready_ns < first.ready_ns
+        first: ActiveQuery | None = None
+        for active in state.wanting():
+            if ((run := active.run) is None or run.missing_cores(now_ns)) and (
+                first is None or active.ready_ns < first.ready_ns
             ):
-                first = progress
-        head = system.head()
+                first = active
+        head = state.head()
         if head is not None and (first is None or head.ready_ns < first.ready_ns):
             first = head
         if first is None:
             return None
         if first.run is not None:
-            return Grow(first, min(first.run.missing_cores(now_ns), system.free))
-        return self._start(system, first, now_ns)
+            return Grow(first, min(first.run.missing_cores(now_ns), state.free))
+        return self._start(state, first, now_ns)
 
-    def _start(self, system: System, progress: Progress, now_ns: int) -> Start:
-        level = system.next_level(now_ns) if self._adapt_versions else SOLO
-        costs, start, qos_ns = progress.costs, progress.next_layer, progress.qos_ns
+    def _start(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> Start:
+        level = state.next_level(now_ns) if self._adapt_versions else SOLO
+        costs, start, qos_ns = active.costs, active.next_layer, active.qos_ns
         key = (costs, qos_ns, level, start)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self._plan(*key)
-        block = LayerBlock(progress.query.id, start, plan.stop, plan.versions, plan.cores, plan.predicted_ns)
-        return Start(progress, block, level, plan.capped)
+        block = LayerBlock(active.query.id, start, plan.stop, plan.versions, plan.cores, plan.predicted_ns)
+        return Start(active, block, level, plan.capped)
 
-    def _plan(self, costs: Costs, qos_ns: int, level: int, start: int) -> _Plan:
+    def _plan(self, costs: ProfileCosts, qos_ns: int, level: int, start: int) -> _Plan:
         stop = min(start - start % self._layers + self._layers, costs.layers)
         share_ns = Budget(qos_ns, costs.work[-1], costs.work).share_ns(start, stop)
         cores, held = costs.cores_for(level, start, stop, share_ns)

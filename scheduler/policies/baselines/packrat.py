@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from math import ceil
 from operator import attrgetter, itemgetter
 
-from veltair.scheduler.costs import SOLO, Costs
+from veltair.scheduler.active_query import ActiveQuery
+from veltair.scheduler.costs.level_grid import SOLO
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.policies.policy import Policy, Start
 from veltair.scheduler.policies.tenant_queues import TenantQueues
-from veltair.scheduler.state import Progress, System
+from veltair.scheduler.state import SchedulerState
 
 PERIOD_NS = 250_000_000  # between two looks at the load
 SMOOTHING = 0.3  # the last period's share in the rate
@@ -22,7 +24,7 @@ class Pack:
     """What a tenant runs on: `instances` queries side by side, each on `threads` cores."""
 
     qos_ns: int
-    costs: Costs  # of the last query
+    costs: ProfileCosts  # of the last query
     threads: int = 1
     instances: int = 1
     arrived: int = 0  # in this period
@@ -59,41 +61,41 @@ class Packrat(Policy):
         self._next_look_ns = 0
         self._new = False  # a tenant was met for the first time
 
-    def query_arrived(self, progress: Progress, now_ns: int) -> None:
-        self._queues.add(progress)
-        pack = self.packs.get(progress.tenant.name)
+    def query_arrived(self, active: ActiveQuery, now_ns: int) -> None:
+        self._queues.add(active)
+        pack = self.packs.get(active.tenant.name)
         if pack is None:
-            pack = self.packs[progress.tenant.name] = Pack(progress.qos_ns, progress.costs)
+            pack = self.packs[active.tenant.name] = Pack(active.qos_ns, active.costs)
             self._new = True
             self._next_look_ns = self._next_look_ns or now_ns + PERIOD_NS
-        pack.costs = progress.costs
+        pack.costs = active.costs
         pack.arrived += 1
 
-    def query_ended(self, progress: Progress, now_ns: int) -> None:
-        self._queues.discard(progress)
+    def query_ended(self, active: ActiveQuery, now_ns: int) -> None:
+        self._queues.discard(active)
 
-    def next_step(self, system: System, now_ns: int) -> Start | None:
-        self._look(system, now_ns)
-        if not system.free:
+    def next_step(self, state: SchedulerState, now_ns: int) -> Start | None:
+        self._look(state, now_ns)
+        if not state.free:
             return None
         running = dict.fromkeys(self.packs, 0)
         ready = []
-        for progress in system.in_flight.values():
-            if progress.run is None:
-                ready.append(progress)
+        for active in state.in_flight.values():
+            if active.run is None:
+                ready.append(active)
             else:
-                running[progress.tenant.name] += 1
-        if len(system.in_flight) < system.workers:
+                running[active.tenant.name] += 1
+        if len(state.in_flight) < state.workers:
             ready += sorted(self._queues.heads(), key=attrgetter("ready_ns"))
-        for progress in ready:
-            pack = self.packs[progress.tenant.name]
-            cores = min(pack.threads, progress.costs.cores)
-            if cores <= system.free and running[progress.tenant.name] < pack.instances:
-                self._queues.discard(progress)
-                return Start(progress, progress.block(SOLO, progress.costs.layers, cores), SOLO)
+        for active in ready:
+            pack = self.packs[active.tenant.name]
+            cores = min(pack.threads, active.costs.cores)
+            if cores <= state.free and running[active.tenant.name] < pack.instances:
+                self._queues.discard(active)
+                return Start(active, active.block(SOLO, active.costs.layers, cores), SOLO)
         return None
 
-    def _look(self, system: System, now_ns: int) -> None:
+    def _look(self, state: SchedulerState, now_ns: int) -> None:
         anew = self._new
         self._new = False
         if now_ns >= self._next_look_ns:
@@ -102,7 +104,7 @@ class Packrat(Policy):
             for pack in self.packs.values():
                 anew |= pack.observe(period_ns)
         if anew:
-            choose(list(self.packs.values()), system.cores)
+            choose(list(self.packs.values()), state.cores)
 
 
 def choose(packs: list[Pack], cores: int) -> None:

@@ -8,10 +8,11 @@ from math import ceil
 from operator import attrgetter
 from statistics import fmean
 
-from veltair.scheduler.costs import SOLO
+from veltair.scheduler.active_query import ActiveQuery
+from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.policies.policy import Policy, Start
 from veltair.scheduler.policies.tenant_queues import TenantQueues
-from veltair.scheduler.state import Progress, System
+from veltair.scheduler.state import SchedulerState
 from veltair.types import Tenant
 
 POLL_NS = 100_000_000
@@ -70,55 +71,55 @@ class Parties(Policy):
         self._watched: Partition | None = None  # the one that was downsized last …
         self._watch = 0  # … for so many more polls
 
-    def query_arrived(self, progress: Progress, now_ns: int) -> None:
-        self._queues.add(progress)
+    def query_arrived(self, active: ActiveQuery, now_ns: int) -> None:
+        self._queues.add(active)
 
-    def query_ended(self, progress: Progress, now_ns: int) -> None:
-        self._queues.discard(progress)
-        if progress.next_layer == progress.costs.layers and progress.run is None and not progress.cancelled:
-            self.partitions[progress.tenant.name].latencies_ns.append(now_ns - progress.query.arrival_ns)
+    def query_ended(self, active: ActiveQuery, now_ns: int) -> None:
+        self._queues.discard(active)
+        if active.next_layer == active.costs.layers and active.run is None and not active.cancelled:
+            self.partitions[active.tenant.name].latencies_ns.append(now_ns - active.query.arrival_ns)
 
-    def next_step(self, system: System, now_ns: int) -> Start | None:
+    def next_step(self, state: SchedulerState, now_ns: int) -> Start | None:
         if not self.partitions:
-            if not system.waiting:
+            if not state.waiting:
                 return None
-            self._divide(system, now_ns)
+            self._divide(state, now_ns)
         if now_ns >= self._next_poll_ns:
-            self._poll(system, now_ns)
-        if not system.free:
+            self._poll(state, now_ns)
+        if not state.free:
             return None
         used = dict.fromkeys(self.partitions, 0)
         ready = []
-        for progress in system.in_flight.values():
-            if progress.run is None:
-                ready.append(progress)
+        for active in state.in_flight.values():
+            if active.run is None:
+                ready.append(active)
             else:
-                used[progress.tenant.name] += len(progress.run.core_set)
-        if len(system.in_flight) < system.workers:
+                used[active.tenant.name] += len(active.run.core_set)
+        if len(state.in_flight) < state.workers:
             ready += sorted(self._queues.heads(), key=attrgetter("ready_ns"))
-        for progress in ready:
-            tenant = progress.tenant
+        for active in ready:
+            tenant = active.tenant
             partition = self.partitions[tenant.name]
-            cores = progress.costs.cores_for_rest(SOLO, progress.next_layer, progress.qos_ns)
+            cores = active.costs.cores_for_rest(SOLO, active.next_layer, active.qos_ns)
             cores = min(cores, partition.cores)
-            if cores <= min(system.free, partition.cores - used[tenant.name]):
-                self._queues.discard(progress)
-                return Start(progress, progress.block(SOLO, progress.costs.layers, cores), SOLO)
+            if cores <= min(state.free, partition.cores - used[tenant.name]):
+                self._queues.discard(active)
+                return Start(active, active.block(SOLO, active.costs.layers, cores), SOLO)
         return None
 
-    def _divide(self, system: System, now_ns: int) -> None:
-        each, more = divmod(system.cores, len(system.tenants))
-        for i, (name, tenant) in enumerate(system.tenants.items()):
+    def _divide(self, state: SchedulerState, now_ns: int) -> None:
+        each, more = divmod(state.cores, len(state.tenants))
+        for i, (name, tenant) in enumerate(state.tenants.items()):
             self.partitions[name] = Partition(tenant, max(1, each + (i < more)))
         self._next_poll_ns = now_ns + POLL_NS
 
-    def _poll(self, system: System, now_ns: int) -> None:
+    def _poll(self, state: SchedulerState, now_ns: int) -> None:
         polls = 1 + (now_ns - self._next_poll_ns) // POLL_NS
         self._next_poll_ns += polls * POLL_NS
         oldest_ns = dict.fromkeys(self.partitions, 0)
-        for progress in (*self._queues.heads(), *system.in_flight.values()):
-            name = progress.tenant.name
-            oldest_ns[name] = max(oldest_ns[name], now_ns - progress.query.arrival_ns)
+        for active in (*self._queues.heads(), *state.in_flight.values()):
+            name = active.tenant.name
+            oldest_ns[name] = max(oldest_ns[name], now_ns - active.query.arrival_ns)
         for name, partition in self.partitions.items():
             partition.measure(oldest_ns[name])
             partition.rest = max(0, partition.rest - polls)

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from itertools import islice
 from operator import itemgetter
 
-from veltair.scheduler.costs import SOLO
+from veltair.scheduler.active_query import ActiveQuery
+from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.policies.policy import Grow, Policy, Start, Step, Stop
-from veltair.scheduler.state import Progress, System
+from veltair.scheduler.state import SchedulerState
 from veltair.types import Record
 
 
 class Task(Record, frozen=True):
-    progress: Progress
+    active: ActiveQuery
     start: int  # the layer that it stands at
     slack_ns: int
     least: int | None  # m_i: the least cores that are in time
@@ -21,7 +22,7 @@ class Task(Record, frozen=True):
     @property
     def rest_ns(self) -> int:
         """What is left of it, on those or on all."""
-        costs = self.progress.costs
+        costs = self.active.costs
         return costs.time_ns(SOLO, self.least or costs.cores, self.start, costs.layers)
 
 
@@ -35,60 +36,60 @@ class Planaria(Policy):
     def __init__(self) -> None:
         self._shares: dict[int, int] = {}  # cores by query
         self._cut_for = -1  # workers; -1: a query came or went since
-        self._astray: Iterator[Progress] = iter(())  # run on another number of cores
+        self._astray: Iterator[ActiveQuery] = iter(())  # run on another number of cores
 
-    def query_arrived(self, progress: Progress, now_ns: int) -> None:
+    def query_arrived(self, active: ActiveQuery, now_ns: int) -> None:
         self._cut_for = -1
 
-    def query_ended(self, progress: Progress, now_ns: int) -> None:
+    def query_ended(self, active: ActiveQuery, now_ns: int) -> None:
         self._cut_for = -1
 
-    def next_step(self, system: System, now_ns: int) -> Step | None:
-        if self._cut_for != system.workers:
-            self._cut_for = system.workers
-            servable = (*system.in_flight.values(), *_startable(system))
-            self._shares = shares([_task(progress, now_ns) for progress in servable], system.cores)
-            self._astray = self._find_astray(system)
+    def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
+        if self._cut_for != state.workers:
+            self._cut_for = state.workers
+            servable = (*state.in_flight.values(), *_startable(state))
+            self._shares = shares([_task(active, now_ns) for active in servable], state.cores)
+            self._astray = self._find_astray(state)
         if (astray := next(self._astray, None)) is not None:
             return Stop(astray)
-        if not system.free:
+        if not state.free:
             return None
-        for progress in system.wanting():
-            if (run := progress.run) is not None:
+        for active in state.wanting():
+            if (run := active.run) is not None:
                 if missing := run.missing_cores(now_ns):
-                    return Grow(progress, min(missing, system.free))
-            elif share := self._shares[progress.query.id]:
-                return _start(progress, share)
-        for progress in _startable(system):
-            if share := self._shares[progress.query.id]:
-                return _start(progress, share)
+                    return Grow(active, min(missing, state.free))
+            elif share := self._shares[active.query.id]:
+                return _start(active, share)
+        for active in _startable(state):
+            if share := self._shares[active.query.id]:
+                return _start(active, share)
         return None
 
-    def _find_astray(self, system: System) -> Iterator[Progress]:
-        for progress in system.in_flight.values():
-            run = progress.run
-            if run is not None and run.block.cores != self._shares[progress.query.id] and not run.stopping:
-                yield progress
+    def _find_astray(self, state: SchedulerState) -> Iterator[ActiveQuery]:
+        for active in state.in_flight.values():
+            run = active.run
+            if run is not None and run.block.cores != self._shares[active.query.id] and not run.stopping:
+                yield active
 
 
-def _startable(system: System) -> Iterator[Progress]:
+def _startable(state: SchedulerState) -> Iterator[ActiveQuery]:
     """As many of the waiting ones, in order of arrival, as there are workers for."""
-    return islice(system.waiting.values(), max(0, system.workers - len(system.in_flight)))
+    return islice(state.waiting.values(), max(0, state.workers - len(state.in_flight)))
 
 
-def _task(progress: Progress, now_ns: int) -> Task:
-    run, slack_ns = progress.run, progress.due_ns - now_ns
-    start = progress.next_layer if run is None else run.layer_at(now_ns)
-    least = progress.costs.cores_to_end(SOLO, start, slack_ns) if slack_ns > 0 else None
-    return Task(progress, start, slack_ns, least)
+def _task(active: ActiveQuery, now_ns: int) -> Task:
+    run, slack_ns = active.run, active.due_ns - now_ns
+    start = active.next_layer if run is None else run.layer_at(now_ns)
+    least = active.costs.cores_to_end(SOLO, start, slack_ns) if slack_ns > 0 else None
+    return Task(active, start, slack_ns, least)
 
 
 def shares(tasks: list[Task], cores: int) -> dict[int, int]:
     """Cores by query id; at most `cores` together, and at least one query gets some (scheduler.py of planaria.code)."""
-    granted = {task.progress.query.id: task.least or 0 for task in tasks}
+    granted = {task.active.query.id: task.least or 0 for task in tasks}
     spare = cores - sum(granted.values())
     feasible = [
-        (task.progress.tenant.priority / (task.slack_ns * task.least), task) for task in tasks if task.least is not None
+        (task.active.tenant.priority / (task.slack_ns * task.least), task) for task in tasks if task.least is not None
     ]
     if not feasible or (len(feasible) == len(tasks) and spare >= 0):
         _spread(granted, tasks, spare)
@@ -96,7 +97,7 @@ def shares(tasks: list[Task], cores: int) -> dict[int, int]:
     feasible.sort(key=itemgetter(0), reverse=True)
     left = cores
     for _, task in feasible:
-        id = task.progress.query.id
+        id = task.active.query.id
         granted[id] = min(granted[id], left)
         left -= granted[id]
     return granted
@@ -106,22 +107,22 @@ def _spread(granted: dict[int, int], tasks: list[Task], spare: int) -> None:
     """In proportion to priority over what is left, the highest first; what rounding leaves goes to the highest
     priority. Nobody gets more than the profile measured.
     """
-    scored = [(task.progress.tenant.priority / task.rest_ns, task.progress) for task in tasks]
+    scored = [(task.active.tenant.priority / task.rest_ns, task.active) for task in tasks]
     total = sum([score for score, _ in scored])
     scored.sort(key=itemgetter(0), reverse=True)
     left = spare
-    for score, progress in scored:
-        id = progress.query.id
-        more = min(round(spare * score / total), left, progress.costs.cores - granted[id])
+    for score, active in scored:
+        id = active.query.id
+        more = min(round(spare * score / total), left, active.costs.cores - granted[id])
         granted[id] += more
         left -= more
     if left:
-        for _, progress in sorted(scored, key=lambda scored: -scored[1].tenant.priority):
-            id = progress.query.id
-            more = min(left, progress.costs.cores - granted[id])
+        for _, active in sorted(scored, key=lambda scored: -scored[1].tenant.priority):
+            id = active.query.id
+            more = min(left, active.costs.cores - granted[id])
             granted[id] += more
             left -= more
 
 
-def _start(progress: Progress, share: int) -> Start:
-    return Start(progress, progress.block(SOLO, progress.costs.layers, share), SOLO)
+def _start(active: ActiveQuery, share: int) -> Start:
+    return Start(active, active.block(SOLO, active.costs.layers, share), SOLO)

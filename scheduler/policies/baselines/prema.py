@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from math import ceil
 from operator import attrgetter
 
-from veltair.scheduler.costs import SOLO, Costs
+from veltair.scheduler.active_query import ActiveQuery
+from veltair.scheduler.costs.level_grid import SOLO
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.policies.policy import Policy, Start, Step, Stop
-from veltair.scheduler.state import Progress, System
+from veltair.scheduler.state import SchedulerState
 
 LEVELS = (9, 3, 1)  # tokens; also the priorities high, medium and low
 
@@ -24,60 +26,60 @@ class Prema(Policy):
         self._tokens: dict[int, float] = {}  # of those in flight, as of their `ready_ns`
         # Those that have not started, in order of arrival. Of a tenant's that take the same time none is chosen, nor
         # reaches a level, before the first.
-        self._queues: dict[tuple[str, Costs], dict[int, Progress]] = {}
+        self._queues: dict[tuple[str, ProfileCosts], dict[int, ActiveQuery]] = {}
         self._arrived = False
 
-    def query_arrived(self, progress: Progress, now_ns: int) -> None:
-        self._queue(progress)[progress.query.id] = progress
+    def query_arrived(self, active: ActiveQuery, now_ns: int) -> None:
+        self._queue(active)[active.query.id] = active
         self._arrived = True
 
-    def query_ended(self, progress: Progress, now_ns: int) -> None:
-        self._queue(progress).pop(progress.query.id, None)
-        self._tokens.pop(progress.query.id, None)
+    def query_ended(self, active: ActiveQuery, now_ns: int) -> None:
+        self._queue(active).pop(active.query.id, None)
+        self._tokens.pop(active.query.id, None)
 
-    def next_step(self, system: System, now_ns: int) -> Step | None:
-        if system.runs and not self._arrived:
+    def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
+        if state.runs and not self._arrived:
             return None
         self._arrived = False
-        ready = self._ready(system)
+        ready = self._ready(state)
         if not ready:
             return None
-        tokens = [self._tokens_of(progress, now_ns) for progress in ready]
+        tokens = [self._tokens_of(active, now_ns) for active in ready]
         threshold = threshold_of(max(tokens))
-        candidates = [progress for progress, held in zip(ready, tokens, strict=True) if held >= threshold]
-        best = min(candidates, key=lambda progress: _rest_ns(progress, now_ns))
-        if not system.runs:
+        candidates = [active for active, held in zip(ready, tokens, strict=True) if held >= threshold]
+        best = min(candidates, key=lambda active: _rest_ns(active, now_ns))
+        if not state.runs:
             self._tokens[best.query.id] = self._tokens_of(best, now_ns)
             self._queue(best).pop(best.query.id, None)
-            others = (progress for progress in self._ready(system) if progress is not best)
+            others = (active for active in self._ready(state) if active is not best)
             return _start(best, min(self._level_times_ns(others, threshold, now_ns), default=None))
-        owner = system.in_flight[next(iter(system.runs))]
+        owner = state.in_flight[next(iter(state.runs))]
         if best is owner or owner.run is None or owner.run.stopping:
             return None
         return Stop(owner)
 
-    def _queue(self, progress: Progress) -> dict[int, Progress]:
-        return self._queues.setdefault((progress.tenant.name, progress.costs), {})
+    def _queue(self, active: ActiveQuery) -> dict[int, ActiveQuery]:
+        return self._queues.setdefault((active.tenant.name, active.costs), {})
 
-    def _ready(self, system: System) -> list[Progress]:
+    def _ready(self, state: SchedulerState) -> list[ActiveQuery]:
         """All that may be chosen, but for those that have one of their own kind before them."""
-        in_flight = list(system.in_flight.values())
-        if len(in_flight) >= system.workers:
+        in_flight = list(state.in_flight.values())
+        if len(in_flight) >= state.workers:
             return in_flight
         heads = (next(iter(queue.values())) for queue in self._queues.values() if queue)
         return in_flight + sorted(heads, key=attrgetter("ready_ns"))
 
-    def _tokens_of(self, progress: Progress, now_ns: int) -> float:
-        tokens = self._tokens.get(progress.query.id, float(progress.tenant.priority))
-        if progress.run is None:
-            tokens += _rate(progress) * (now_ns - progress.ready_ns)
+    def _tokens_of(self, active: ActiveQuery, now_ns: int) -> float:
+        tokens = self._tokens.get(active.query.id, float(active.tenant.priority))
+        if active.run is None:
+            tokens += _rate(active) * (now_ns - active.ready_ns)
         return tokens
 
-    def _level_times_ns(self, waiting: Iterator[Progress], threshold: int, now_ns: int) -> Iterator[float]:
+    def _level_times_ns(self, waiting: Iterator[ActiveQuery], threshold: int, now_ns: int) -> Iterator[float]:
         """From now: when those that wait reach the threshold, and the levels above it that raise it."""
-        for progress in waiting:
-            now = self._tokens_of(progress, now_ns)
-            yield from ((level - now) / _rate(progress) for level in LEVELS if level >= threshold and level > now)
+        for active in waiting:
+            now = self._tokens_of(active, now_ns)
+            yield from ((level - now) / _rate(active) for level in LEVELS if level >= threshold and level > now)
 
 
 def threshold_of(most: float) -> int:
@@ -85,21 +87,21 @@ def threshold_of(most: float) -> int:
     return next((level for level in LEVELS if level <= most), LEVELS[-1])
 
 
-def _rate(progress: Progress) -> float:
+def _rate(active: ActiveQuery) -> float:
     """Tokens per ns of waiting."""
-    return progress.tenant.priority / progress.costs.least_rest_ns[SOLO][0]
+    return active.tenant.priority / active.costs.least_rest_ns[SOLO][0]
 
 
-def _rest_ns(progress: Progress, now_ns: int) -> int:
-    run = progress.run
-    return progress.costs.least_rest_ns[SOLO][progress.next_layer] if run is None else max(0, run.ends_ns - now_ns)
+def _rest_ns(active: ActiveQuery, now_ns: int) -> int:
+    run = active.run
+    return active.costs.least_rest_ns[SOLO][active.next_layer] if run is None else max(0, run.ends_ns - now_ns)
 
 
-def _start(progress: Progress, horizon_ns: float | None) -> Start:
-    costs, start = progress.costs, progress.next_layer
+def _start(active: ActiveQuery, horizon_ns: float | None) -> Start:
+    costs, start = active.costs, active.next_layer
     stop = costs.layers
     cores = costs.fastest_cores(SOLO, start, stop, costs.cores)
     if horizon_ns is not None:
         time_ns = costs.time_ns(SOLO, cores, start, stop)
         stop = costs.layer_at(SOLO, cores, start, stop, time_ns - ceil(horizon_ns) + 1, time_ns) + 1
-    return Start(progress, progress.block(SOLO, stop, cores), SOLO)
+    return Start(active, active.block(SOLO, stop, cores), SOLO)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from veltair.scheduler.costs import Costs
-from veltair.scheduler.running_block import Run
+from veltair.scheduler.costs.profile_costs import ProfileCosts
+from veltair.scheduler.running_block import RunningBlock
 
 WEIGHT = 0.1  # a whole query's share in the moving average
 FORGETTING = 0.02  # what a whole query on one core takes from the memory of blocks on several
@@ -25,7 +25,7 @@ class Correction:
     one_core: float = 1.0
     several: float = 1.0
 
-    def learn(self, run: Run, elapsed_ns: int) -> None:
+    def learn(self, run: RunningBlock, elapsed_ns: int) -> None:
         """Of a block that ran to its end: it counts by its share of the query's work, since what it takes to begin and
         to end one makes a short one several times as long.
         """
@@ -43,7 +43,7 @@ class Correction:
         return self.one_core if cores == 1 else self.several
 
 
-def paying(costs: Costs, start: int, level: int, correction: Correction) -> int:
+def paying(costs: ProfileCosts, start: int, level: int, correction: Correction) -> int:
     """The most cores that do the layers from `start` on for little more than one core's time, taken together.
 
     Several that have become slower than one core has are dearer; never that one core has become slower alone makes

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from veltair.scheduler.batch_interpolation import filled
-from veltair.scheduler.replay import load_decision
+from veltair.scheduler.costs.batch_interpolation import interpolate_batches
+from veltair.scheduler.event_log.replay import load_decision
 from veltair.simulate.machine_model import layer_shapes, machines
 from veltair.simulate.machine_model.batches import batched, sizes, works
 from veltair.simulate.machine_model.modelled_profiles import subjects
@@ -52,7 +52,7 @@ def test_queries_that_wait_run_as_one_where_that_is_allowed(simulation):
 
 
 def test_what_a_scheduler_plans_with_the_machine_can_run(simulation):
-    planned = {profile.batch for profile in filled(simulation.profiles["dlrm"])}
+    planned = {profile.batch for profile in interpolate_batches(simulation.profiles["dlrm"])}
     assert {batch for _, batch in simulation.paces} == planned >= {1, 2, 4, 8}
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from veltair.cli import main
+from veltair.scheduler.event_log.replay import replay
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.scheduler.replay import replay
 from veltair.simulate.machine_model import machines
 from veltair.simulate.machine_model.modelled_profiles import subjects
 from veltair.simulate.scenario import read_scenario

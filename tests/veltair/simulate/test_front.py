@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from veltair.simulate.execution_speed import FRONT
 from veltair.simulate.front_end import FrontCost, front_cost
+from veltair.simulate.interference_model import FRONT
 from veltair.simulate.machine_model.contention import Contention
 from veltair.simulate.machine_model.layer_speed import Pace
 from veltair.simulate.scenario import Load, Scenario, TenantLoad

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from veltair.errors import ConfigError
-from veltair.scheduler.costs import Costs, level_grid
+from veltair.scheduler.costs.level_grid import level_grid
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.simulate.machine_model import layer_shapes, machines
 from veltair.simulate.machine_model.modelled_profiles import PRESSURES, Simulated, simulated
 from veltair.simulate.machine_model.roofline import layer_ns, under_pressure_ns
@@ -34,7 +35,7 @@ def best_ns(known: Simulated, level: int, cores: int) -> int:
 def test_the_scheduler_takes_them(many: dict[str, Simulated]) -> None:
     profiles = [known.profile for known in many.values()]
     for profile in profiles:
-        costs = Costs(profile, level_grid(profiles), 64)  # checks the tables
+        costs = ProfileCosts(profile, level_grid(profiles), 64)  # checks the tables
         assert costs.layers == len(layer_shapes.load(profile.model).layers)
         assert profile.cores == 64
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veltair.errors import UserError
+from veltair.scheduler.event_log.replay import load_decision, load_event, replay
 from veltair.scheduler.events import (
     BlockFinished,
     BlockGrown,
@@ -22,7 +23,6 @@ from veltair.scheduler.events import (
     StartBlock,
 )
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.scheduler.replay import load_decision, load_event, replay
 from veltair.simulate.arrivals import draw
 from veltair.simulate.scenario import Load, Scenario, TenantLoad
 from veltair.simulate.simulation import Simulation
@@ -34,7 +34,7 @@ IN_ORDER = {"fcfs", "layerwise", "block-6", "block-11", "veltair-ac", "veltair-f
 def test_cores_are_handed_out_by_domain_or_by_number(machine_model, simulated, aware, second):
     model, tenant = machine_model(16), TenantLoad(name="m", qps=1.0, target_ms=100.0)
     scenario = Scenario((tenant,), Load(queries=1, domain_aware=aware))
-    pool = Simulation(scenario, model, {"m": [simulated(model, "c")]}).scheduler("fcfs").system.pool
+    pool = Simulation(scenario, model, {"m": [simulated(model, "c")]}).scheduler("fcfs").state.pool
     assert [pool.take(2), pool.take(3)] == [(0, 1), second]
 
 

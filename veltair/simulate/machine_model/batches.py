@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 
-from veltair.scheduler.batch_interpolation import filled
+from veltair.scheduler.costs.batch_interpolation import interpolate_batches
 from veltair.simulate.machine_model.layer_shapes import LayerShape, ModelShape
 from veltair.simulate.machine_model.roofline import ModelWork
 from veltair.types import ModelProfile
@@ -42,7 +42,7 @@ def _batched(layer: LayerShape, batch: int) -> LayerShape:
 def works(by_batch: Sequence[tuple[ModelProfile, ModelWork]]) -> Iterator[tuple[int, ModelWork]]:
     """For each batch size that a scheduler plans with: those given, ascending, and those on the line between two."""
     known = {profile.batch: work for profile, work in by_batch}
-    for profile in filled([profile for profile, _ in by_batch]):
+    for profile in interpolate_batches([profile for profile, _ in by_batch]):
         batch = profile.batch
         if batch in known:
             yield batch, known[batch]

@@ -9,7 +9,7 @@ from math import inf, log
 
 import numpy as np
 
-from veltair.simulate.execution_speed import FRONT, Course
+from veltair.simulate.interference_model import FRONT, Timeline
 from veltair.simulate.machine_model.layer_speed import LEVEL_BOUNDS, Pace, Stretch, pressure_level
 from veltair.simulate.machine_model.machines import MachineModel
 from veltair.types import CoreSet, LayerBlock, Machine, ModelProfile, Record, State
@@ -113,7 +113,7 @@ class Contention:
         if work_ns:
             self._front_core = int(self._rng.integers(len(self._domain_of)))
 
-    def changed(self) -> Iterable[tuple[int, Course]]:
+    def changed(self) -> Iterable[tuple[int, Timeline]]:
         if not self._stirred and not self._front_new:
             return []
         inside, wanted, l3_bytes = self._inside, self._wanted, self._l3_bytes
@@ -146,13 +146,13 @@ class Contention:
         self._front_new = False
         return [(query, it.stretch.course(it.cache, it.memory)) for query, it in changed.items()]
 
-    def _with_front(self, changed: dict[int, Neighbour]) -> list[tuple[int, Course]]:
+    def _with_front(self, changed: dict[int, Neighbour]) -> list[tuple[int, Timeline]]:
         before, self._halved = self._halved, self._sharer() if self._front_ns else None
-        courses: list[tuple[int, Course]] = []
+        courses: list[tuple[int, Timeline]] = []
         if self._halved != before:
             changed |= {query: self.running[query] for query in (before, self._halved) if query in self.running}
         for query, it in changed.items():
-            course: Course = it.stretch.course(it.cache, it.memory)
+            course: Timeline = it.stretch.course(it.cache, it.memory)
             courses.append((query, [2 * at_ns for at_ns in course] if query == self._halved else course))
         if self._front_ns and (self._front_new or (self._halved is None) is not (before is None)):
             courses.append((FRONT, (0.0, self._front_ns if self._halved is None else 2 * self._front_ns)))

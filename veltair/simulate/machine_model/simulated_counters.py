@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.scheduler.events import CountersSampled
-from veltair.simulate.execution_speed import Course
+from veltair.simulate.interference_model import Timeline
 from veltair.simulate.machine_model.contention import Contention
 from veltair.simulate.machine_model.layer_speed import Pace, Stretch
 from veltair.simulate.machine_model.machines import MachineModel
@@ -49,7 +49,7 @@ class CountedContention(Contention):
         self._total: Counts = np.zeros(7)
         self._known: dict[tuple[Stretch, int, int], Counts] = {}
 
-    def changed(self) -> Iterable[tuple[int, Course]]:
+    def changed(self) -> Iterable[tuple[int, Timeline]]:
         moved = list(super().changed())
         if moved or not self.running:
             self._advance()

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from veltair.errors import ConfigError
-from veltair.scheduler.batch_interpolation import filled
-from veltair.scheduler.costs import Costs, level_grid, validate
+from veltair.scheduler.costs.batch_interpolation import interpolate_batches
+from veltair.scheduler.costs.level_grid import level_grid
+from veltair.scheduler.costs.profile_costs import ProfileCosts
+from veltair.scheduler.costs.profile_validation import validate_profile
 from veltair.types import ModelProfile
 
 
-class Catalogue:
+class ProfileCatalogue:
     """Tables that nothing changes, so schedulers of machines with as many cores may share them."""
 
     __slots__ = ("cores", "costs", "grid")
@@ -20,7 +22,7 @@ class Catalogue:
         self, profiles: Mapping[str, Sequence[ModelProfile]], cores: int, *, split_by_ops: bool = False
     ) -> None:
         """`profiles`: by model name, ascending by batch. `cores`: of the machine. `split_by_ops`: the paper's policies
-        give layers their QoS by operations (`Costs`). Raises ConfigError, or ProfileError for what is wrong in a
+        give layers their QoS by operations (`ProfileCosts`). Raises ConfigError, or ProfileError for what is wrong in a
         profile.
         """
         for model, by_batch in profiles.items():
@@ -28,10 +30,13 @@ class Catalogue:
             if not batches or any(low >= high for low, high in pairwise(batches)):
                 raise ConfigError(f"{model}: expected profiles of ascending batch sizes, got {batches}")
             for profile in by_batch:
-                validate(profile)
+                validate_profile(profile)
         self.cores = cores
         self.grid = level_grid(profile for by_batch in profiles.values() for profile in by_batch)
-        self.costs: Mapping[str, Sequence[Costs]] = {  # by model, ascending by batch
-            model: [Costs(profile, self.grid, cores, split_by_ops=split_by_ops) for profile in filled(by_batch)]
+        self.costs: Mapping[str, Sequence[ProfileCosts]] = {  # by model, ascending by batch
+            model: [
+                ProfileCosts(profile, self.grid, cores, split_by_ops=split_by_ops)
+                for profile in interpolate_batches(by_batch)
+            ]
             for model, by_batch in profiles.items()
         }

@@ -13,7 +13,7 @@ from veltair.types import LatencyTable, ModelProfile
 STEP = 1.4  # a batch is planned as one of at most so many times its samples, or of the next whole number
 
 
-def filled(by_batch: Sequence[ModelProfile]) -> Iterator[ModelProfile]:
+def interpolate_batches(by_batch: Sequence[ModelProfile]) -> Iterator[ModelProfile]:
     """The profiles, ascending, and between two of the same code versions as many as it takes.
 
     One core's time, operations and bytes are linear in the batch there, and so is the gain of more cores. Their times

@@ -12,12 +12,12 @@ from veltair.types import CoreSet, LayerBlock, ModelProfile
 # How long a layer takes whatever runs beside it: (query, layer, version, cores) -> ns.
 LayerTime = Callable[[int, int, int, int], int]
 # When the layers of a block end, in ns since its begin, if nothing changes: 0 first, then one for each, ascending.
-Course: TypeAlias = Sequence[float]
+Timeline: TypeAlias = Sequence[float]
 
 FRONT = -1  # stands for a query where the front end's own work is meant
 
 
-class Surroundings(Protocol):
+class InterferenceModel(Protocol):
     """What the speed of blocks depends on: the machine, and who runs beside whom."""
 
     def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, grown: bool) -> float:
@@ -29,7 +29,7 @@ class Surroundings(Protocol):
     def leave(self, query: int) -> None:
         """The query's block runs no more."""
 
-    def changed(self) -> Iterable[tuple[int, Course]]:
+    def changed(self) -> Iterable[tuple[int, Timeline]]:
         """Each query whose block goes differently since the last call, and how; those that entered are among them.
 
         FRONT is among them when the front end's work goes differently.
@@ -57,7 +57,7 @@ class Alone:
     def attend(self, work_ns: float) -> None:
         self._front_ns = work_ns
 
-    def changed(self) -> Iterator[tuple[int, Course]]:
+    def changed(self) -> Iterator[tuple[int, Timeline]]:
         if self._front_ns:
             yield FRONT, (0.0, self._front_ns)
             self._front_ns = 0.0
@@ -72,7 +72,7 @@ def solo_times(scheduler: Scheduler) -> LayerTime:
     """Every layer takes exactly what its profile says for a machine of its own."""
 
     def layer_ns(query: int, layer: int, version: int, cores: int) -> int:
-        profile = scheduler.system.in_flight[query].costs.profile
+        profile = scheduler.state.in_flight[query].costs.profile
         return profile.versions[layer][version].latency.latency_ns[0][cores - 1]
 
     return layer_ns

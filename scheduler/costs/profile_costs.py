@@ -16,66 +16,15 @@ from operator import add, sub
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.errors import ProfileError
+from veltair.scheduler.costs.layer_slopes import LayerSlopes
+from veltair.scheduler.costs.level_grid import SOLO
+from veltair.scheduler.costs.profile_validation import validate_profile
 from veltair.types import CodeVersion, ModelProfile
 
 _NUMBER_BYTES = 4
-SOLO = 0  # the grid's first level is 1.0: running alone
-_FINEST_RATIO = 1.15  # neighbouring levels of the grid lie no further apart than this
 
 
-def level_grid(profiles: Iterable[ModelProfile]) -> tuple[float, ...]:
-    """All measured interference levels, ascending from 1.0, the wide gaps subdivided."""
-    measured = {1.0}
-    for profile in profiles:
-        for versions in profile.versions:
-            measured.update(level for version in versions for level in version.latency.levels)
-    ascending = sorted(measured)
-    grid = ascending[:1]
-    for low, high in pairwise(ascending):
-        parts = 1
-        while high > low * _FINEST_RATIO**parts:
-            parts += 1
-        grid += [round(low * (high / low) ** (i / parts), 6) for i in range(1, parts)] + [high]
-    return tuple(grid)
-
-
-def nearest_level(grid: Sequence[float], level: float) -> int:
-    """Index of the grid's level nearest to this one; the lower of two equally near."""
-    above = bisect_left(grid, level)
-    if above == 0:
-        return 0
-    if above == len(grid):
-        return above - 1
-    return above if grid[above] - level < level - grid[above - 1] else above - 1
-
-
-class Slopes:
-    """Each layer's time over its work, and which comes next that is steeper."""
-
-    __slots__ = ("_layers", "_steeper", "_time_ns", "_work")
-
-    def __init__(self, time_ns: Sequence[int], work: Sequence[int]) -> None:
-        """By layer."""
-        self._time_ns, self._work = time_ns, work
-        self._layers = layers = len(work)
-        self._steeper = [layers] * layers
-        for layer in range(layers - 2, -1, -1):
-            after = layer + 1
-            while after < layers and time_ns[after] * work[layer] <= time_ns[layer] * work[after]:
-                after = self._steeper[after]
-            self._steeper[layer] = after
-
-    def next_above(self, layer: int, time_ns: int, work: int) -> int:
-        """The first layer from this one on that is steeper than `time_ns` over `work`, exactly; else how many there
-        are."""
-        times, works, steeper, layers = self._time_ns, self._work, self._steeper, self._layers
-        while layer < layers and times[layer] * work <= time_ns * works[layer]:
-            layer = steeper[layer]
-        return layer
-
-
-class Costs:
+class ProfileCosts:
     """What any run of layers of one profile takes, at every level of the grid and on every core count.
 
     The best version of a layer is the fastest at that level on that many cores (the first of equals). A machine
@@ -108,7 +57,7 @@ class Costs:
         """`split_by_ops`: `work`, by which a model's QoS is split among its layers, is their operations, as in the
         paper (Alg. 1 l. 3), at least one for each number that a layer moves; else the time that they take.
         """
-        validate(profile)
+        validate_profile(profile)
         self.profile = profile
         self.layers = len(profile.layers)
         self.cores = min(machine_cores, profile.cores)
@@ -138,7 +87,7 @@ class Costs:
         self._most = solo.shape[1]
         self._alone_ns = _packed(_sums(alone))  # the same versions as in _prefix_ns, alone
         self._solo_ns = _packed(solo.reshape(-1, self.cores).T)  # [cores - 1][layer * most versions + version]
-        self._slopes: dict[tuple[int, int, bool], Slopes] = {}
+        self._slopes: dict[tuple[int, int, bool], LayerSlopes] = {}
 
         # As prefix sums. Time is of one core, alone: on more every layer would be given just what it needs there.
         self.time_work: list[int] = prefix[SOLO, :, 0].tolist()
@@ -180,7 +129,7 @@ class Costs:
         return index + 1 if index < self.cores else None
 
     def layer_at(self, level: int, cores: int, start: int, stop: int, left_ns: int, of_ns: int) -> int:
-        """Of layers [start, stop) the one that is begun last while `left_ns` of `of_ns` are left, had they so much."""
+        """Of layers [start, stop) the one that begins last while `left_ns` of `of_ns` are left, had they so much."""
         begins_ns = self._prefix_ns[level][cores - 1 :: self.cores]
         ends_ns = begins_ns[stop]
         reached_ns = ends_ns - (ends_ns - begins_ns[start]) * left_ns // of_ns
@@ -199,14 +148,14 @@ class Costs:
                 return cores
         return None
 
-    def slopes(self, level: int, cores: int, work: Sequence[int]) -> Slopes:
+    def slopes(self, level: int, cores: int, work: Sequence[int]) -> LayerSlopes:
         """Of the layers, each on no more than so many cores. `work`: this model's `work` or `time_work`."""
         key = level, cores, work is self.work
         known = self._slopes.get(key)
         if known is None:
             row = (cores - 1) * (self.layers + 1)
             least = self._least_ns[level][row : row + self.layers + 1]
-            known = self._slopes[key] = Slopes(_differences(least), self._layer_work[work is self.work])
+            known = self._slopes[key] = LayerSlopes(_differences(least), self._layer_work[work is self.work])
         return known
 
     def cores_for(self, level: int, start: int, stop: int, qos_ns: int) -> tuple[int, bool]:
@@ -274,25 +223,3 @@ def _running_sum(values: Iterable[int]) -> list[int]:
     for value in values:
         sums.append(sums[-1] + value)
     return sums
-
-
-def validate(profile: ModelProfile) -> None:
-    """Raises ProfileError."""
-    name = f"{profile.model} (batch {profile.batch})"
-    if not profile.layers or len(profile.layers) != len(profile.versions):
-        raise ProfileError(
-            f"{name}: expected at least one layer and versions for each, "
-            f"got {len(profile.layers)} layers and versions for {len(profile.versions)}"
-        )
-    for i, versions in enumerate(profile.versions):
-        if not versions:
-            raise ProfileError(f"{name}: layer {i} has no code version")
-        for version in versions:
-            levels, rows = version.latency.levels, version.latency.latency_ns
-            where = f"{name}: layer {i}, version {version.index}"
-            if not levels or levels[0] != 1.0 or any(a >= b for a, b in pairwise(levels)):
-                raise ProfileError(f"{where}: expected interference levels ascending from 1.0, got {levels}")
-            if len(rows) != len(levels) or any(len(row) != profile.cores or not row for row in rows):
-                raise ProfileError(f"{where}: expected latencies of {len(levels)} levels x {profile.cores} cores")
-            if any(time_ns <= 0 for row in rows for time_ns in row):
-                raise ProfileError(f"{where}: expected latencies above 0 ns")
