@@ -41,7 +41,9 @@ from veltair.compiler.graph.layer_spec import Activation  # noqa: E402
 from veltair.compiler.kernels.spaces import SPACES  # noqa: E402
 from veltair.compiler.onnx.onnx_model import load  # noqa: E402
 from veltair.compiler.stitch.explorer import Explorer  # noqa: E402
-from veltair.machine import topology  # noqa: E402
+from veltair.machine.environment import describe_environment  # noqa: E402
+from veltair.machine.isa import cpu_features, tvm_target  # noqa: E402
+from veltair.machine.topology import usable_machine  # noqa: E402
 from veltair.profiles.runtime.executor import aligned, empty  # noqa: E402
 from veltair.profiles.runtime.pinned_threads import CorePool  # noqa: E402
 from veltair.zoo.recommendation.augru import augru  # noqa: E402
@@ -212,13 +214,13 @@ class Way:
 
     def __init__(self, graph: Graph, feeds: Mapping[str, NDArray[Any]], chosen: int = 0) -> None:
         self.layers = len(graph.layers)
-        batch, features = len(next(iter(feeds.values()))), topology.features()
+        batch, features = len(next(iter(feeds.values()))), cpu_features()
         functions, kernels = {}, []
         for layer in graph.layers:
             points = SPACES[layer.op].points(layer, features)
             kernels.append(SPACES[layer.op].build(layer, points[min(chosen, len(points) - 1)], features))
             functions[layer.symbol] = kernels[-1].function.with_attr("global_symbol", layer.symbol)
-        library = tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(topology.tvm_target()))
+        library = tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(tvm_target()))
         arena = plan(graph)
         memory = empty((arena.bytes,), "uint8")
 
@@ -303,7 +305,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=ROOT / "bench" / "results" / "atrec.json")
     args = parser.parse_args()
-    cores = topology.machine().cores
+    cores = usable_machine().cores
     # Before the pool pins this thread, whose place the threads of a session inherit.
     sessions = {(id(case), threads): session(case, threads) for case in CASES for threads in (THREADS, 1)}
     pool = CorePool(cores)
@@ -330,7 +332,7 @@ def main() -> int:
             f" {row['onnxruntime_us'] / ours:7.2f}{'' if gain >= bar else f'  below {bar:g}'}"
         )
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps({"rows": rows, "environment": asdict(topology.environment())}, indent=1) + "\n")
+    args.json.write_text(json.dumps({"rows": rows, "environment": asdict(describe_environment())}, indent=1) + "\n")
     return 0 if passed else 1
 
 

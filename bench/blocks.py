@@ -23,7 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from veltair.machine.topology import environment, machine
+from veltair.machine.environment import describe_environment
+from veltair.machine.topology import usable_machine
 
 if TYPE_CHECKING:
     from veltair.types import CoreSet
@@ -65,11 +66,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    cores = machine().cores
+    cores = usable_machine().cores
     os.environ.update(  # read when TVM is loaded
         TVM_NUM_THREADS=str(len(cores)), TVM_BIND_THREADS="0", TVM_THREAD_POOL_SPIN_COUNT="1000"
     )
-    where = asdict(environment())
+    where = asdict(describe_environment())
     with tempfile.TemporaryDirectory() as folder:
         result = _measure(args.artifacts, cores, args.seconds, Path(folder))
     text = json.dumps({**result, "environment": where}, indent=1)
@@ -177,7 +178,7 @@ def _empty_layers(folder: Path) -> Path:
     from tvm.script import tirx as T
 
     from veltair.compiler.shared_library import compile_object, link
-    from veltair.machine.topology import tvm_target
+    from veltair.machine.isa import tvm_target
 
     @T.prim_func
     def empty(a: T.handle):

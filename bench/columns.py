@@ -102,13 +102,13 @@ def prepare(folder: Path) -> None:
     from veltair.compiler.features.feature_layout import bank_of
     from veltair.compiler.features.kernel.columns_kernel import Columns, layer
     from veltair.compiler.features.table_store import Store
-    from veltair.machine.topology import features, tvm_target
+    from veltair.machine.isa import cpu_features, tvm_target
 
     folder.mkdir(parents=True, exist_ok=True)
     description = described()
     spec = layer(description, description.inputs[0], max(MODEL["batches"]), Store.of(description, tables()))
     for number, point in enumerate(POINTS):
-        kernel = Columns().build(spec, point, features())
+        kernel = Columns().build(spec, point, cpu_features())
         start = time.perf_counter()
         module = tvm.IRModule({"main": kernel.function.with_attr("global_symbol", "main")})
         tvm.compile(module, target=tvm.target.Target(tvm_target())).export_library(str(folder / f"{number}.so"))

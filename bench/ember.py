@@ -89,7 +89,7 @@ def prepare(folder: Path) -> None:
     from veltair.compiler.embedding.row_storage import DTYPES, STORAGES, row_items, stored
     from veltair.compiler.graph.layer_spec import Activation, LayerSpec
     from veltair.compiler.kernels.rows.embedding_bag import EmbeddingBag
-    from veltair.machine.topology import features, tvm_target
+    from veltair.machine.isa import cpu_features, tvm_target
 
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -120,7 +120,7 @@ def prepare(folder: Path) -> None:
         weights = {f"table{t}": np.broadcast_to(row, (rows, len(row))) for t in range(tables)}
         spec = LayerSpec("sums", "embedding_bag", inputs, outputs, {"reduce": "sum"}, weights, 0, max_batch=batch)
         for place, point in enumerate(points):
-            library(EmbeddingBag().build(spec, point, features()).function, f"{name}-{place}")
+            library(EmbeddingBag().build(spec, point, cpu_features()).function, f"{name}-{place}")
 
     for number, shape in enumerate(SHAPES.values()):
         tables, rows, _, lookups, batch = shape
@@ -159,11 +159,11 @@ class Bench:
     """Kernels on chosen cores, with the runtime alone."""
 
     def __init__(self, folder: Path) -> None:
-        from veltair.machine.topology import machine
+        from veltair.machine.topology import usable_machine
         from veltair.profiles.runtime.pinned_threads import CorePool
         from veltair.profiles.runtime.tvm_runtime import runtime
 
-        self.folder, self.cores = folder, machine().cores
+        self.folder, self.cores = folder, usable_machine().cores
         self.pool, self._load = CorePool(self.cores), runtime.load_module
         self.rows = ctypes.CDLL(str(folder / "rows.so")).rows_read
         self.rows.restype = ctypes.c_float
@@ -437,10 +437,11 @@ def main() -> None:
     elif options.what == "prepare":
         prepare(options.folder)
     else:
-        from veltair.machine.topology import environment, huge_pages
+        from veltair.machine.environment import describe_environment
+        from veltair.machine.memory import huge_page_mode
 
         bench, parts = Bench(options.folder), options.parts.split(",")
-        found: dict[str, Any] = {"environment": asdict(environment()) | {"huge_pages": huge_pages()}}
+        found: dict[str, Any] = {"environment": asdict(describe_environment()) | {"huge_pages": huge_page_mode()}}
         if "ladder" in parts:
             found["ladder"] = bench.ladder()
         if "tables" in parts:

@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from veltair.machine import topology
+from veltair.machine.environment import describe_environment
 
 FIGURES = Path(__file__).resolve().parent.parent / "docs" / "figures"
 # Okabe & Ito (2008): told apart with every common colour blindness, and as greys by their order of lightness.
@@ -71,7 +71,7 @@ def save(fig: Figure, name: str, data: Mapping[str, Any], folder: Path = FIGURES
     """
     folder.mkdir(parents=True, exist_ok=True)
     fig.savefig(folder / f"{name}.png", metadata={"Software": None})  # the same bytes for the same numbers
-    text = json.dumps({**data, "environment": asdict(topology.environment())}, indent=1) + "\n"
+    text = json.dumps({**data, "environment": asdict(describe_environment())}, indent=1) + "\n"
     (folder / f"{name}.json").write_text(text, "utf-8")
     from matplotlib import pyplot
 

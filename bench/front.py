@@ -30,7 +30,7 @@ from onnx import TensorProto, helper
 from veltair.loadgen.open_loop import draw_plan, drive
 from veltair.loadgen.scenario import Load, TenantLoad
 from veltair.loadgen.tenant_streams import connect, prepare
-from veltair.machine.topology import environment
+from veltair.machine.environment import describe_environment
 
 SMALL, LARGE = (1, 64, 8, 8), (1, 64, 64, 64)
 BYTES = {"small": (16384, 16384), "in": (1 << 20, 256), "both": (1 << 20, 1 << 20)}  # in, out
@@ -48,7 +48,7 @@ def main() -> None:
         kept = args.artifacts or Path(folder)
         prepare_models(kept)
         found = measure(kept, args.seconds)
-    text = json.dumps({**found, "environment": asdict(environment())}, indent=1)
+    text = json.dumps({**found, "environment": asdict(describe_environment())}, indent=1)
     print(text)
     if args.out:
         args.out.write_text(text + "\n", "utf-8")

@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from veltair.compiler.tuning.transfer import parse
-from veltair.machine.topology import cache_bytes, environment, features, machine, memory_bytes
+from veltair.machine.environment import describe_environment
+from veltair.machine.isa import cpu_features
+from veltair.machine.memory import memory_bytes
+from veltair.machine.topology import cache_bytes, usable_machine
 from veltair.profiles.records.tuning_records import SHIPPED, read, user_folder
 from veltair.simulate.machine_model.layer_shapes import LayerShape
 from veltair.simulate.machine_model.machines import MachineModel
@@ -48,11 +51,11 @@ def main() -> None:
 def measure() -> dict[str, float]:
     """Clock in GHz and bandwidths in GB/s, by `machine.c`."""
     l3_bytes = 4 * cache_bytes()["L2"]
-    memory = min(MEMORY_BYTES, memory_bytes() // 4 // len(machine().cores))
+    memory = min(MEMORY_BYTES, memory_bytes() // 4 // len(usable_machine().cores))
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "machine"
         subprocess.run(["gcc", "-O3", "-march=native", "-pthread", HERE / "machine.c", "-o", program], check=True)
-        command = [program, str(l3_bytes), str(memory), *map(str, machine().cores)]
+        command = [program, str(l3_bytes), str(memory), *map(str, usable_machine().cores)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
     measured: dict[str, float] = json.loads(done.stdout)
     return measured
@@ -60,8 +63,8 @@ def measure() -> dict[str, float]:
 
 def describe(name: str, measured: dict[str, float], blocks: dict[str, Any], front: dict[str, Any]) -> str:
     """The machine's file."""
-    wide, tiles, count = "avx512" in features(), "amx_bf16" in features(), len(machine().cores)
-    domains, sizes = machine().domains, cache_bytes()
+    wide, tiles, count = "avx512" in cpu_features(), "amx_bf16" in cpu_features(), len(usable_machine().cores)
+    domains, sizes = usable_machine().domains, cache_bytes()
     empty_ns = [1000 * blocks["cores"][str(n)]["us_per_empty_layer"]["call a block"] for n in (1, count)]
     empty = "bench/blocks.py: an empty parallel layer of a block on this machine"
     spent = "bench/front.py: CPU time of client, front end and engine for a query over gRPC"
@@ -107,7 +110,7 @@ def describe(name: str, measured: dict[str, float], blocks: dict[str, Any], fron
     lines = [
         "# Written by bench/machine.py.",
         f'name = "{name}"',
-        f'title = "{environment().cpu}, {count} cores"',
+        f'title = "{describe_environment().cpu}, {count} cores"',
     ]
     for key, (value, source) in values.items():
         lines += ["", f"[{key}]", f"value = {value:g}" if value != int(value) else f"value = {int(value)}"]
@@ -119,7 +122,7 @@ def efficiencies(model: MachineModel, record: str) -> list[float]:
     """What the best kernel recorded of each large direct convolution, for a CPU of this name, reaches of its bound on
     one core."""
     best: dict[str, int] = {}
-    cpu = environment().cpu
+    cpu = describe_environment().cpu
     for entry in (e for folder in (SHIPPED, user_folder()) for e in read(folder / f"{record}.jsonl") if e.cpu == cpu):
         direct = entry.point.get("algorithm", "direct") == "direct"
         if entry.workload.startswith("conv2d") and direct and entry.run_ns:

@@ -29,7 +29,7 @@ from typing import Any
 import onnx
 from daemon import CLI, configuration, running, serve
 
-from veltair.machine.topology import environment
+from veltair.machine.environment import describe_environment
 from veltair.zoo.models import RECOMMENDERS, ZOO
 from veltair.zoo.recommendation.table_sizes import most_rows
 
@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true")
     args = parser.parse_args()
     path = args.results / f"mix-{args.scenario.stem}{'-shared' * args.shared_memory}.json"
-    found: dict[str, Any] = {"environment": asdict(environment()), "searches": []}
+    found: dict[str, Any] = {"environment": asdict(describe_environment()), "searches": []}
     if path.exists() and not args.again:
         found = json.loads(path.read_text("utf-8"))
     done = {(s["stack"], s["percentile"], s["round"]) for s in found["searches"]}

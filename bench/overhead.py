@@ -23,7 +23,7 @@ from rich.progress import track
 from tritonclient.grpc import InferenceServerClient, InferInput, service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype
 
-from veltair.machine.topology import environment
+from veltair.machine.environment import describe_environment
 from veltair.profiles.artifact.manifest import Artifact, load
 
 BAR_MS = 1.5
@@ -42,7 +42,7 @@ def main() -> int:
         with running(serve(config)) as (_, at):
             rows = _measure(at["grpc"], artifact, args.queries)
     result = {"model": artifact.manifest.model, "queries": args.queries, "bar_p50_ms": BAR_MS, **_summary(rows),
-              "environment": asdict(environment())}  # fmt: skip
+              "environment": asdict(describe_environment())}  # fmt: skip
     text = json.dumps(result, indent=1)
     print(text)
     if args.out:

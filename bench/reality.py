@@ -34,7 +34,7 @@ from steady import watching
 
 from veltair.config import ServerConfig
 from veltair.loadgen.scenario import read_scenario
-from veltair.machine.topology import environment
+from veltair.machine.environment import describe_environment
 from veltair.profiles.artifact.manifest import load
 from veltair.profiles.runtime.whole_model_timing import IN_MODEL
 from veltair.server.engine.tenancy import default_workers
@@ -67,7 +67,7 @@ def main() -> int:
     policies = args.policies.split(",")
     config = mix.prepare(SCENARIO, "fp32")
     time_whole(args.again)
-    found: dict[str, Any] = {"environment": asdict(environment()), "machine": args.machine, "policies": {}}
+    found: dict[str, Any] = {"environment": asdict(describe_environment()), "machine": args.machine, "policies": {}}
     if result.exists() and not args.again:
         found = json.loads(result.read_text("utf-8"))
     for key, measure in (("peaks", peak_qps), ("latencies", p95_ms)):

@@ -29,7 +29,7 @@ from veltair.commands import engine_process
 from veltair.commands.alternate_runs import race
 from veltair.compiler.features.description import Description
 from veltair.compiler.features.description_file import load as load_description
-from veltair.machine.topology import environment
+from veltair.machine.environment import describe_environment
 from veltair.profiles.artifact.manifest import load
 from veltair.profiles.runtime import pinned_threads
 from veltair.zoo.models import RECOMMENDERS, cut
@@ -65,7 +65,7 @@ def main() -> int:
     found: dict[str, Any] = {"models": {}}
     if args.json.exists():
         found = json.loads(args.json.read_text("utf-8"))
-    found["environment"] = dataclasses.asdict(environment())
+    found["environment"] = dataclasses.asdict(describe_environment())
     for name in names:
         facts = found["models"].setdefault(name, {"rows": []})
         wanted = [b for b in batches if args.again or not any(row["batch"] == b for row in facts["rows"])]

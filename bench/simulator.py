@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from veltair.commands.simulate import DEFAULT_MACHINE
-from veltair.machine.topology import environment
+from veltair.machine.environment import describe_environment
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.simulate.machine_model import machines
 from veltair.simulate.machine_model.modelled_profiles import subjects
@@ -46,7 +46,7 @@ def main() -> None:
     if args.out and args.out.exists():
         before = json.loads(args.out.read_text("utf-8"))["rows"]
         rows = [row for row in before if row["policy"] not in args.policies] + rows
-    result = {"bar": WANTED, "machine": machine.title, "rows": rows, "environment": asdict(environment())}
+    result = {"bar": WANTED, "machine": machine.title, "rows": rows, "environment": asdict(describe_environment())}
     text = json.dumps(result, indent=1)
     print(text)
     if args.out:

@@ -18,7 +18,7 @@ from statistics import mean
 
 import numpy as np
 
-from veltair.machine.topology import machine
+from veltair.machine.topology import usable_machine
 
 A_SECOND, PAUSE_S = 10, 0.1
 SIDE = 128  # a product of two such squares stays in L2 and takes 20 to 50 us
@@ -34,7 +34,8 @@ def watching() -> Iterator[list[bool]]:
     command = [sys.executable, __file__]
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     probes = [
-        subprocess.Popen([*command, str(core)], env=env, stdout=subprocess.PIPE, text=True) for core in machine().cores
+        subprocess.Popen([*command, str(core)], env=env, stdout=subprocess.PIPE, text=True)
+        for core in usable_machine().cores
     ]
     slow: list[bool] = []
     try:

@@ -35,7 +35,9 @@ from veltair.compiler.graph.layer_spec import LayerSpec  # noqa: E402
 from veltair.compiler.kernels import generic  # noqa: E402
 from veltair.compiler.kernels.spaces import SPACES  # noqa: E402
 from veltair.compiler.stitch import regions as stitch  # noqa: E402
-from veltair.machine import topology  # noqa: E402
+from veltair.machine.environment import describe_environment  # noqa: E402
+from veltair.machine.isa import cpu_features, tvm_target  # noqa: E402
+from veltair.machine.topology import usable_machine  # noqa: E402
 from veltair.profiles.runtime.executor import aligned, empty  # noqa: E402
 from veltair.types import TensorSpec  # noqa: E402
 
@@ -94,7 +96,7 @@ class Way:
         self.calls = []
         names = [f"f{i}" for i in range(len(layers))]
         module = tvm.IRModule({n: f.with_attr("global_symbol", n) for n, f in zip(names, functions, strict=True)})
-        library = tvm.compile(module, target=tvm.target.Target(topology.tvm_target()))
+        library = tvm.compile(module, target=tvm.target.Target(tvm_target()))
         self.outputs: dict[str, Any] = {}
         for name, layer, packed in zip(names, layers, weights, strict=True):
             for tensor in layer.outputs:
@@ -129,7 +131,7 @@ def ways(name: str) -> dict[str, list[Way]]:
     region = stitch.import_region(nodes, values, constants, list(inputs), ["y"], 1)
     views = {view.name: base for view, base in region.views}
     (layer,) = region.layers  # one kernel is the point of it
-    space, features = SPACES["stitched"], topology.features()
+    space, features = SPACES["stitched"], cpu_features()
     kernels = [space.build(layer, point, features) for point in space.points(layer, features)[:TRIED]]
     found["stitched"] = [Way([layer], views, [k.function], [k.weights], arrays) for k in kernels]
     region = generic.import_region(nodes, values, constants, list(inputs), ["y"], 1)
@@ -139,7 +141,7 @@ def ways(name: str) -> dict[str, list[Way]]:
     plain = [generic.schedule(f) for f in functions]
     found["plain"] = [Way(region.layers, views, plain, weights, arrays)]
     rules = [dlight.cpu.GEMV(), dlight.cpu.Reduction()]
-    target = tvm.target.Target(topology.tvm_target())
+    target = tvm.target.Target(tvm_target())
     with target:
         ruled = [dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule({"main": f}))["main"] for f in functions]
         ruled = [
@@ -179,7 +181,7 @@ def main() -> int:
     threads = tvm.get_global_func("runtime.config_threadpool")
     rows: list[dict[str, Any]] = []
     for count in (THREADS, 1):
-        threads(-2, count, [str(core) for core in topology.machine().cores[:count]])
+        threads(-2, count, [str(core) for core in usable_machine().cores[:count]])
         for name, found in built.items():
             kinds = [kind for kind, several in found.items() for _ in several]
             medians = times_us([way for several in found.values() for way in several], ROUNDS)
@@ -196,7 +198,7 @@ def main() -> int:
     gains = [min(row["plain_us"], row["dlight_us"]) / row["stitched_us"] for row in held]
     print(f"over the better of the two: geomean {geometric_mean(gains):.2f}, least {min(gains):.2f}; bar {BAR:g}")
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps({"rows": rows, "environment": asdict(topology.environment())}, indent=1) + "\n")
+    args.json.write_text(json.dumps({"rows": rows, "environment": asdict(describe_environment())}, indent=1) + "\n")
     return 0 if min(gains) >= BAR else 1
 
 

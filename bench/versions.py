@@ -24,13 +24,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from veltair.machine import topology
+from veltair.machine.environment import describe_environment
+from veltair.machine.isa import ISAS, tvm_target
+from veltair.machine.topology import usable_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "bench" / "results" / "versions.json"
 BUILD = ROOT / "build" / "versions"
 MODELS = ROOT / "demo" / "models"
-FEATURES = topology.ISAS["avx512"]
+FEATURES = ISAS["avx512"]
 BUDGET_NS = 8_000_000  # of one measurement
 CO_RUNNER = 1.0  # of the time it streams
 # Model, kernel size (0: a product), input and output shape.
@@ -125,7 +127,7 @@ def build(models: Sequence[str]) -> None:
                 kernel = space.build(layer.spec, point, FEATURES)
                 sources.append(Source(kernel.function, f"v{i}", Path(folder, f"{i}.o")))
                 samples.append(_sample(point, kernel, kernel_reuse(layer.spec, kernel)))
-            faults = compile_objects(sources, topology.tvm_target(FEATURES))
+            faults = compile_objects(sources, tvm_target(FEATURES))
             link([s.path for s, fault in zip(sources, faults, strict=True) if not fault], BUILD / f"{number}.so")
         for sample, fault in zip(samples, faults, strict=True):
             sample["fault"] = fault
@@ -183,12 +185,12 @@ def search() -> None:
     from veltair.compiler.timing.modelled_interference import this_memory
 
     plan = json.loads((BUILD / "plan.json").read_text("utf-8"))
-    cores = topology.machine().cores
+    cores = usable_machine().cores
     memory = this_memory(cores)
     for number, entry in enumerate(plan["layers"]):
         time_layer(number, entry, prepared(entry), cores)
         print(f"{entry['model']} {entry['name']}: {len(entry['samples'])} timed", flush=True)
-    facts = {"memory": asdict(memory), "environment": asdict(topology.environment())}
+    facts = {"memory": asdict(memory), "environment": asdict(describe_environment())}
     RESULT.write_text(json.dumps(facts | plan) + "\n", "utf-8")
 
 

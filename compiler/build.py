@@ -25,7 +25,9 @@ from veltair.compiler.timing.modelled_interference import this_memory
 from veltair.compiler.tuning.code_versions import choose_versions
 from veltair.compiler.tuning.precision import Precision, dots_pay, pick_precision
 from veltair.compiler.tuning.search import Setting, search
-from veltair.machine import topology
+from veltair.machine.environment import describe_environment
+from veltair.machine.isa import ISAS, cpu_features, isa_features, tvm_target
+from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact import manifest as artifact_store
 from veltair.profiles.artifact.manifest import Artifact, LevelSource, Manifest, Storage
 from veltair.profiles.records.tuning_records import RecordStore
@@ -65,7 +67,7 @@ def compile_model(
         precision: see `pick_precision`.
         features: a description of what some inputs of the model are made from (docs/features.md).
         fresh: searches every layer from nothing, whatever has been recorded.
-        isa: one of `machine.ISAS`, of which nothing beyond is used; the richest of this CPU by default.
+        isa: one of `machine.isa.ISAS`, of which nothing beyond is used; the richest of this CPU by default.
         levels: "modelled" takes interference levels from a model where co-runners cost nothing measurable.
         tables: how rows of float tables that are looked up are kept (`embedding.rows`). Those that the file keeps in
             float16 or in bytes with a scale stay as they are.
@@ -74,9 +76,9 @@ def compile_model(
     Raises UserError (ModelError, ConfigError, …) for what is wrong with the input, VeltairError when a layer has no
     version that works.
     """
-    offered = topology.isa_features(isa, topology.features())
+    offered = isa_features(isa, cpu_features())
     chosen = pick_precision(precision, offered, isa, dots_pay)
-    used = offered if chosen == "bf16" else offered & topology.ISAS["avx512"]  # what fp32 code has a use for
+    used = offered if chosen == "bf16" else offered & ISAS["avx512"]  # what fp32 code has a use for
     progress = progress or Progress(disable=True)
     with artifact_store.writing(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
         model = load_onnx(onnx, max_batch)
@@ -87,9 +89,9 @@ def compile_model(
         known = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
         known |= front.bounds if front else {}
         bounds: Bounds = known | {view: known[base] for view, base in graph.views.items() if base in known}
-        target, environment = topology.tvm_target(used), topology.environment()
+        target, environment = tvm_target(used), describe_environment()
         setting = Setting(target, used, environment.cpu, chosen, batches[len(batches) // 2], bounds, SPACES)
-        cores = topology.machine().cores
+        cores = usable_machine().cores
         with Meter(cores) as meter:
             found = search(graph.layers, store or RecordStore(used, fresh=fresh), meter, setting, trials, progress)
             alone_ns = sum(min(c.best_ns for c in found[layer.workload]) for layer in graph.layers)

@@ -24,7 +24,7 @@ from tvm.tirx import compilation_pipeline as pipelines
 from tvm.tirx import transform
 
 from veltair.errors import UserError, VeltairError
-from veltair.machine.topology import machine
+from veltair.machine.topology import usable_machine
 
 
 class BuildError(VeltairError):
@@ -90,7 +90,7 @@ def compile_objects(sources: Sequence[Source], target: Mapping[str, Any]) -> lis
         return ""
 
     # LLVM works outside of the interpreter lock, each module in a context of its own.
-    with ThreadPoolExecutor(len(machine().cores)) as pool:
+    with ThreadPoolExecutor(len(usable_machine().cores)) as pool:
         return list(pool.map(attempt, sources))
 
 

@@ -33,7 +33,7 @@ from veltair.compiler.pipeline import lower
 from veltair.compiler.tuning.correctness import LOOKUPS, tolerance
 from veltair.compiler.tuning.layer_reference import reference, unpacked
 from veltair.errors import ModelError
-from veltair.machine.topology import machine
+from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact import manifest as artifact_store
 from veltair.profiles.artifact.input_layout import fill
 from veltair.profiles.artifact.manifest import Artifact, Port
@@ -188,7 +188,7 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Report
     specs = graph.layers
     if [spec.name for spec in specs] != [layer.name for layer in manifest.layers]:
         raise ModelError(f"{model}: its layers are not those of the artifact {found.path}; compile it again")
-    cores = machine().cores  # before the pool pins this thread, which narrows what it sees
+    cores = usable_machine().cores  # before the pool pins this thread, which narrows what it sees
     before = os.sched_getaffinity(0)
     try:
         return _compared(found, specs, wide, loaded, front, CorePool(cores), cores)

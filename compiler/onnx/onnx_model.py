@@ -23,7 +23,7 @@ from veltair.compiler.onnx.constants import all_nodes, check_tensors, take_table
 from veltair.compiler.onnx.quantised_tables import take_stored
 from veltair.compiler.onnx.simplify import said, saved, simplified
 from veltair.errors import ModelError
-from veltair.machine.topology import memory_bytes
+from veltair.machine.memory import memory_bytes
 from veltair.types import TensorSpec
 
 OPSET = 17  # older models are converted up to it

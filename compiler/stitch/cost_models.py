@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from veltair.compiler.stitch.composition import Domain, domain
 from veltair.compiler.stitch.program import REDUCTIONS, Op, Program, elements
-from veltair.machine import topology
+from veltair.machine.topology import cache_bytes, usable_machine
 
 if TYPE_CHECKING:
     from veltair.compiler.stitch.codegen import Setting
@@ -36,7 +36,7 @@ FOLD_CYCLES = 16.0  # the lanes of an accumulator into one
 @cache
 def _caches() -> tuple[tuple[float, float], ...]:
     """Bytes up to which data stay at a level (half of it is others'), and that level's bytes a nanosecond."""
-    sizes = USUAL_BYTES | topology.cache_bytes()
+    sizes = USUAL_BYTES | cache_bytes()
     return tuple((sizes.get(level, inf) / 2 if level != "memory" else inf, rate) for level, rate in BYTES_PER_NS)
 
 
@@ -72,7 +72,7 @@ def _penalty_ns(program: Program, space: Domain) -> float:
             again += max(places / LANES - vectors, 0.0) * cost
     largest = max(elements(shape) for shape in program.shapes.values()) * FLOAT_BYTES
     total += move_ns(largest, largest)
-    cores = len(topology.machine().cores)
+    cores = len(usable_machine().cores)
     idle = 1 - min(units_of(space, 256), cores) / cores
     return again + total * idle
 
@@ -93,7 +93,7 @@ def scratch_bytes(space: Domain, setting: Setting) -> int:
 
 def latency_ns(space: Domain, setting: Setting, cores: int = 0) -> float:
     """Latency-evaluator: what a kernel takes on so many cores; on all by default."""
-    cores = cores or len(topology.machine().cores)
+    cores = cores or len(usable_machine().cores)
     units = units_of(space, setting.columns)
     tasks = ceil(units / setting.rows)
     used = min(tasks, cores)
@@ -111,7 +111,7 @@ def plan_ns(patterns: Sequence[Program]) -> float:
         space = domain(pattern)
         if space is None:
             return inf
-        cores = len(topology.machine().cores)
+        cores = len(usable_machine().cores)
         rows = {1, max(1, ceil(units_of(space, 256) / cores)), units_of(space, 0)}
         total += LAUNCH_NS + min(
             latency_ns(space, Setting(r, s, 4, c)) for r in rows for s in ("registers", "buffer") for c in (0, 256)

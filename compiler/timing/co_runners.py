@@ -19,7 +19,8 @@ from contextlib import contextmanager
 import numpy as np
 
 from veltair.errors import VeltairError
-from veltair.machine.topology import cache_bytes, memory_bytes
+from veltair.machine.memory import memory_bytes
+from veltair.machine.topology import cache_bytes
 from veltair.types import CoreId
 
 GRADES = (0.5, 1.0)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.machine.topology import features
+from veltair.machine.isa import cpu_features
 from veltair.profiles.artifact.manifest import ALIGNMENT
 
 MIN_RUNS, FEW_RUNS, MAX_RUNS = 5, 3, 2000
@@ -121,7 +121,7 @@ class _Bench:
         from veltair.profiles.runtime import executor
         from veltair.profiles.runtime.pinned_threads import CorePool
 
-        if "amx_bf16" in features():
+        if "amx_bf16" in cpu_features():
             executor.permit_tiles()
         self._empty, self._aligned, self._tensor = executor.empty, executor.aligned, executor._tensor
         self._cores = cores

@@ -30,7 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.machine.cache_traffic import LoopLevel, Reuse, traffic_bytes
-from veltair.machine.topology import cache_bytes, memory_bytes
+from veltair.machine.memory import memory_bytes
+from veltair.machine.topology import cache_bytes
 from veltair.types import CoreId
 
 SHARES = tuple(tenths / 10 for tenths in range(10, 0, -1))  # ten pressures (sec. 3.3): what they leave, from all on

@@ -16,7 +16,8 @@ from veltair.compiler.shared_library import compile_object, link
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.timing.measuring_process import Given, Result
 from veltair.errors import ConfigError
-from veltair.machine import topology
+from veltair.machine.isa import tvm_target
+from veltair.machine.topology import usable_machine
 
 Precision = Literal["auto", "fp32", "bf16"]
 # A dot product does the work of two fp32 products. Convolutions in fp32 need fewer of them (Winograd), so a dot has to
@@ -76,9 +77,9 @@ def step_ns(dtype: str) -> float:
         for i in range(SUMS):
             store(out, acc[i], i * LANES)
 
-    with tempfile.TemporaryDirectory(prefix="veltair-precision-") as scratch, Meter(topology.machine().cores) as meter:
+    with tempfile.TemporaryDirectory(prefix="veltair-precision-") as scratch, Meter(usable_machine().cores) as meter:
         at, library = Path(scratch) / "step.o", Path(scratch) / "step.so"
-        compile_object(primitive((x, taps, sums), reducing(dtype, body)), "step", topology.tvm_target(), at)
+        compile_object(primitive((x, taps, sums), reducing(dtype, body)), "step", tvm_target(), at)
         link([at], library)
         given = [Given(str(array.dtype), array.shape, array.tobytes()) for array in (x, taps)]
         (took,) = meter.time(library, "step", [*given, Result("float32", sums.shape)], [1])

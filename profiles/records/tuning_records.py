@@ -49,7 +49,7 @@ class TuningRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def target_name(features: frozenset[str]) -> str:
-    """The target whose records fit a CPU with these features (names of `veltair.machine.topology.FEATURES`)."""
+    """The target whose records fit a CPU with these features (names of `veltair.machine.isa.CPU_FEATURES`)."""
     return next((name for name in TARGETS if _NEEDS.get(name) in features), "generic")
 
 

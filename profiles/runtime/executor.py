@@ -12,7 +12,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 
 from veltair.errors import ArtifactError
-from veltair.machine.topology import features
+from veltair.machine.isa import cpu_features
 from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES, Artifact, Buffer, nbytes
 from veltair.profiles.runtime.block_runner import Block, Bound, Program
 from veltair.profiles.runtime.huge_pages import mapped, zeroed
@@ -53,7 +53,7 @@ class Executor:
 
     def __init__(self, artifact: Artifact) -> None:
         manifest = artifact.manifest
-        missing = set(manifest.features) - features()
+        missing = set(manifest.features) - cpu_features()
         if missing:
             raise ArtifactError(
                 f"{artifact.path}: built for {', '.join(sorted(missing))}, which this CPU lacks; compile it here"

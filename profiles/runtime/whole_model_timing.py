@@ -51,13 +51,13 @@ def adjust(artifact: Artifact) -> Artifact:
 
 def whole_ns(artifact: Artifact) -> Whole:
     """Of whole queries, each layer in the version that is fastest alone: the least of several turns' medians."""
-    from veltair.machine.topology import machine
+    from veltair.machine.topology import usable_machine
     from veltair.profiles.runtime.executor import Executor
     from veltair.profiles.runtime.pinned_threads import CorePool
 
     manifest = artifact.manifest
     timed = len(manifest.layers[0].versions[0].latency_ns[0][0])
-    cores = machine().cores[:timed]
+    cores = usable_machine().cores[:timed]
     if len(cores) < timed:
         raise ConfigError(f"{artifact.path}: was timed on {timed} cores, this machine offers {len(cores)}")
     if manifest.banks:

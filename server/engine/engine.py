@@ -33,7 +33,7 @@ from veltair.server.engine.event_log import EventLog, Setup
 from veltair.server.engine.in_flight import Flights
 from veltair.server.engine.pending_query import Flight
 from veltair.server.engine.status import Timings, status
-from veltair.server.engine.tenancy import default_workers, open_artifact, usable_machine
+from veltair.server.engine.tenancy import default_workers, limit_machine, open_artifact
 from veltair.server.engine.worker_supervisor import Supervisor, WorkerProcess
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.channel import Channel, ClosedError
@@ -55,7 +55,7 @@ class Engine:
         """Raises ConfigError or ArtifactError."""
         artifacts = [open_artifact(spec) for spec in configure.tenants]
         self._weights = {artifact.weights for artifact in artifacts}
-        machine = usable_machine(configure.cores)
+        machine = limit_machine(configure.cores)
         cores = machine.cores
         self._workers = configure.workers or default_workers(len(cores), artifacts)
         self._allowed = self._workers  # queries in flight, as the scheduler was last told

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from veltair.errors import ArtifactError, ConfigError
-from veltair.machine.topology import machine, memory_bytes
+from veltair.machine.memory import memory_bytes
+from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.manifest import MANIFEST, Artifact, Manifest
 from veltair.server.ipc.messages import TenantSpec
 from veltair.server.ipc.worker_cell import MAX_CORES
@@ -59,9 +60,9 @@ def can_batch(manifest: Manifest) -> bool:
     return manifest.max_batch > 1 and all(port.shape[:1] == (-1,) for port in ports)
 
 
-def usable_machine(cores: int | None) -> Machine:
+def limit_machine(cores: int | None) -> Machine:
     """The first `cores` of those that this process may use, whole L3 domains first; all by default."""
-    whole = machine()
+    whole = usable_machine()
     wanted = len(whole.cores) if cores is None else cores
     if wanted > len(whole.cores):
         raise ConfigError(f"server.cores: {wanted} asked for, {len(whole.cores)} usable (affinity mask and quota)")

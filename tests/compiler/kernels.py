@@ -19,7 +19,8 @@ from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Poi
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.shared_library import machine_code
 from veltair.compiler.tuning.layer_reference import packed, reference, unpacked
-from veltair.machine.topology import features, machine, tvm_target
+from veltair.machine.isa import cpu_features, tvm_target
+from veltair.machine.topology import usable_machine
 from veltair.profiles.runtime.executor import aligned, empty, permit_tiles
 
 LESSER = {
@@ -30,19 +31,19 @@ LESSER = {
 
 
 KEPT = 100  # compiled functions
-_compiler = ThreadPoolExecutor(len(machine().cores))
+_compiler = ThreadPoolExecutor(len(usable_machine().cores))
 _compiled: dict[tuple[StructuralKey, str], Future[Any]] = {}  # by structure and CPU, the last used at the end
 
 
 def need(wanted: frozenset[str], what: str) -> None:
     """Skips the test where this CPU lacks an instruction set, and says which code it cannot run."""
-    if not wanted <= features():
-        pytest.skip(f"this CPU cannot run {what}: it lacks {', '.join(sorted(wanted - features()))}")
+    if not wanted <= cpu_features():
+        pytest.skip(f"this CPU cannot run {what}: it lacks {', '.join(sorted(wanted - cpu_features()))}")
 
 
 def built(spec: LayerSpec, point: Point, mcpu: str = "") -> tuple[Kernel, Future[Any]]:
     """A kernel and, once it is compiled, its function."""
-    kernel = SPACES[spec.op].build(spec, point, LESSER.get(mcpu, features()))
+    kernel = SPACES[spec.op].build(spec, point, LESSER.get(mcpu, cpu_features()))
     target = tvm_target() | ({"mcpu": mcpu} if mcpu else {})
     key = StructuralKey(kernel.function), mcpu
     found = _compiled.pop(key, None) or _compiler.submit(lambda: machine_code(kernel.function, "main", target)["main"])
@@ -65,7 +66,7 @@ def call(
 ) -> list[NDArray[Any]]:
     """Outputs in physical layout. `mcpu` makes code for an older CPU than this one."""
     kernel, function = built(spec, point, mcpu)
-    if "amx_bf16" in features():
+    if "amx_bf16" in cpu_features():
         permit_tiles()
     arrays = [aligned(a) for a in (*inputs, *kernel.weights)]
     outputs = [empty(t.at(batch), t.dtype) for t in spec.outputs]
@@ -120,7 +121,7 @@ def run_graph(graph: Graph, feeds: Mapping[str, NDArray[Any]], batch: int) -> li
             memory[base] = empty(tensor.at(batch), tensor.dtype)
         return memory[base].reshape(tensor.at(batch))
 
-    points = [ahead(spec, SPACES[spec.op].points(spec, features())[:1])[0] for spec in graph.layers]
+    points = [ahead(spec, SPACES[spec.op].points(spec, cpu_features())[:1])[0] for spec in graph.layers]
     for spec, point in zip(graph.layers, points, strict=True):
         results = call(spec, point, [place(tensor) for tensor in spec.inputs], batch)
         for tensor, result in zip(spec.outputs, results, strict=True):

@@ -18,7 +18,7 @@ from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
-from veltair.machine.topology import features
+from veltair.machine.isa import cpu_features
 from veltair.profiles.runtime.executor import aligned, empty, permit_tiles
 
 Arrays = dict[str, NDArray[Any]]
@@ -69,7 +69,7 @@ def run(
     need(wanted, f"{precision} in {'dot products' if mcpu else 'its best units'}")
     graph = lower(load(path, max_batch), precision, tables=tables)
     arena = plan(graph)
-    used = LESSER.get(mcpu, features())
+    used = LESSER.get(mcpu, cpu_features())
     kernels = [built(layer, SPACES[layer.op].points(layer, used)[0], mcpu) for layer in graph.layers]
     if "amx_bf16" in used:
         permit_tiles()

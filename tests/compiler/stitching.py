@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from veltair.compiler.kernels.generic import Region
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.stitch.regions import import_region
-from veltair.machine import topology
+from veltair.machine.isa import cpu_features
 from veltair.types import TensorSpec
 
 Array = NDArray[Any]
@@ -98,7 +98,7 @@ def run(
         return known[name]
 
     for layer in region.layers:
-        features = kernels.LESSER.get(mcpu, topology.features())
+        features = kernels.LESSER.get(mcpu, cpu_features())
         points = SPACES[layer.op].points(layer, features)
         outputs = kernels.call(layer, points[place % len(points)], [value(t.name) for t in layer.inputs], batch, mcpu)
         known |= {t.name: array for t, array in zip(layer.outputs, outputs, strict=True)}

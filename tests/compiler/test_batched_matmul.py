@@ -16,7 +16,7 @@ from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
-from veltair.machine.topology import features
+from veltair.machine.isa import cpu_features
 
 SWAP = {2: [1, 0], 3: [0, 2, 1], 4: [0, 1, 3, 2]}
 
@@ -149,7 +149,7 @@ def test_blocks_in_bfloat16(
     """fp32 and bfloat16 sides, in every combination with few or no rows, columns and products behind the last tile."""
     need(LESSER.get(mcpu, frozenset({"amx_bf16"})), f"{unit} on bfloat16")
     spec = product(left, right, output, dtypes, max_batch=4)
-    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, features()))
+    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, cpu_features()))
     blocks = [point for point in points if point.get("unit") == unit]
     assert blocks and len(blocks) < len(points)
     for batch, point in ((1, blocks[0]), (3, blocks[-1])):
@@ -164,6 +164,6 @@ def test_what_is_no_number_stays_in_its_own_row(unit: str, mcpu: str) -> None:
     spec = product(((2, 20, 33), PLAIN), ((2, 33, 18), PLAIN), (2, 20, 18), max_batch=4)
     a, b = values_of(spec)
     a[0, 3], b[1, :, 5] = np.inf, np.nan
-    (found,) = call(spec, SPACES[spec.op].points(spec, LESSER.get(mcpu, features()))[0], [a, b], 1, mcpu)
+    (found,) = call(spec, SPACES[spec.op].points(spec, LESSER.get(mcpu, cpu_features()))[0], [a, b], 1, mcpu)
     bad = ~np.isfinite(found)
     assert bad[0, 3].all() and bad[1, :, 5].all() and bad.sum() == 18 + 20

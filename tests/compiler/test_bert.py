@@ -13,11 +13,11 @@ from kernels import run_graph
 
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
-from veltair.machine.topology import features
+from veltair.machine.isa import cpu_features
 
 PRECISIONS = [
     "fp32",
-    pytest.param("bf16", marks=pytest.mark.skipif("amx_bf16" not in features(), reason="no AMX bfloat16 tiles")),
+    pytest.param("bf16", marks=pytest.mark.skipif("amx_bf16" not in cpu_features(), reason="no AMX bfloat16 tiles")),
 ]
 
 

@@ -27,7 +27,8 @@ from veltair.compiler.shared_library import Source
 from veltair.compiler.timing import latency_tables
 from veltair.compiler.tuning import code_versions
 from veltair.errors import ArtifactError, ModelError, VeltairError
-from veltair.machine.topology import ISAS, features, machine
+from veltair.machine.isa import ISAS, cpu_features
+from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact import manifest as artifact_store
 from veltair.profiles.artifact.manifest import Artifact
 from veltair.profiles.records.tuning_records import RecordStore
@@ -117,7 +118,7 @@ def write(path: Path, nodes: list[Any], constants: list[TensorProto], inputs: li
 
 
 def records(folder: Path) -> RecordStore:
-    return RecordStore(features(), user=folder / "records", shipped=folder / "none")
+    return RecordStore(cpu_features(), user=folder / "records", shipped=folder / "none")
 
 
 def run(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -147,7 +148,7 @@ def test_the_artifact_is_complete_and_consistent(image: tuple[Path, Path, Artifa
     manifest = made.manifest
     assert (manifest.model, manifest.precision, manifest.batches) == ("tiny", "fp32", (1,))
     assert manifest.source_digest == artifact_store.file_digest(model)
-    assert manifest.environment["cores"] == str(len(machine().cores))
+    assert manifest.environment["cores"] == str(len(usable_machine().cores))
     assert manifest.levels[0] == 1.0
     layers = {layer.name: layer for layer in manifest.layers}
     assert [layers[name].op for name in ("first", "second", "third", "dense")] == ["conv2d"] * 3 + ["matmul"]
@@ -158,7 +159,7 @@ def test_the_artifact_is_complete_and_consistent(image: tuple[Path, Path, Artifa
         assert blocks == sorted(blocks)
         for version in layer.versions:
             assert len(version.latency_ns[0]) == len(manifest.levels)
-            assert {len(row) for row in version.latency_ns[0]} == {len(machine().cores)}
+            assert {len(row) for row in version.latency_ns[0]} == {len(usable_machine().cores)}
     assert manifest.qos_ns > 0
     assert manifest.qos_ns % 1_000_000 == 0
     assert [entry.name for entry in folder.iterdir() if entry.name.startswith(".")] == []
@@ -214,7 +215,7 @@ def test_it_agrees_with_onnx_runtime(image: tuple[Path, Path, Artifact]) -> None
     assert facts["layers"] == len(made.manifest.layers)
     assert facts["versions"] == sum(len(layer.versions) for layer in made.manifest.layers)
     assert 0 < facts["max_rel_err"] < 1e-4
-    assert facts["cores"] == len(machine().cores)
+    assert facts["cores"] == len(usable_machine().cores)
 
 
 def test_pieces_of_a_whole_may_begin_anywhere(tmp_path: Path, told: Told) -> None:

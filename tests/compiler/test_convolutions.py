@@ -13,7 +13,7 @@ from kernels import LESSER, ahead, need, untouched_halo, worst_error
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.shared_library import machine_code
-from veltair.machine.topology import ISAS, features
+from veltair.machine.isa import ISAS, cpu_features
 
 Size = tuple[int, int]
 random = np.random.default_rng(11)
@@ -45,7 +45,7 @@ def convolution(
 
 def check(spec: LayerSpec, every: int, mcpu: str = "") -> set[str]:
     """Runs each `every`-th point, and the algorithms tried."""
-    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, features()))
+    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, cpu_features()))
     assert len({tuple(p.items()) for p in points}) == len(points) <= 64
     values = [normal(*t.shape) for t in spec.inputs]
     for point in ahead(spec, points[::every], mcpu):
@@ -117,7 +117,7 @@ def test_depthwise_at_every_point(dtype: str, mcpu: str, geometry: dict[str, Any
     need(frozenset({"avx512_bf16"} if dtype == "uint16" else {"avx2"}), f"{dtype} in vectors")
     spec = depthwise(40, dtype=dtype, **geometry)
     values = [normal(*t.shape) for t in spec.inputs]
-    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, features()))
+    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, cpu_features()))
     for point in ahead(spec, (*points[:2], *points[2::4]), mcpu):
         error, (output,) = worst_error(spec, point, values, mcpu=mcpu)
         assert error < (1e-6 if dtype == "float32" else 1e-2), point
@@ -208,7 +208,7 @@ def test_code_without_tiles_has_none() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX bfloat16 tiles")
+@pytest.mark.skipif("amx_bf16" not in cpu_features(), reason="this CPU has no AMX bfloat16 tiles")
 @pytest.mark.parametrize(
     ("modes", "spec"),
     [
@@ -236,7 +236,7 @@ def test_code_without_tiles_has_none() -> None:
 def test_tiles_in_every_mode(modes: str, spec: LayerSpec) -> None:
     values = [normal(*t.shape) for t in spec.inputs]
     tried: dict[tuple[str, bool], list[Point]] = {}
-    for point in SPACES[spec.op].points(spec, features()):
+    for point in SPACES[spec.op].points(spec, cpu_features()):
         tried.setdefault((str(point["mode"]), "stretch" in point), []).append(point)
     assert set(modes.split()) == {mode for mode, _ in tried}
     for point in ahead(spec, [p for mode in tried.values() for p in mode[:: max(len(mode) - 1, 1)]]):

@@ -22,7 +22,8 @@ from veltair.compiler.embedding.row_storage import STORAGES, floats, stored
 from veltair.compiler.embedding.slc import Program
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.shared_library import machine_code
-from veltair.machine.topology import machine, tvm_target
+from veltair.machine.isa import tvm_target
+from veltair.machine.topology import usable_machine
 from veltair.profiles.runtime.executor import aligned, empty
 
 Array = NDArray[Any]
@@ -86,7 +87,7 @@ def error(found: Array, expected: Array) -> float:
 def test_every_level_gives_the_same(dim: int, ahead: int, storage: str) -> None:
     made = cases(dim, storage)
     kinds = [(name, level) for name in made for level in LEVELS]
-    with ThreadPoolExecutor(len(machine().cores)) as pool:
+    with ThreadPoolExecutor(len(usable_machine().cores)) as pool:
         runs = list(pool.map(lambda kind: compiled(made[kind[0]][0], kind[1], ahead), kinds))
     for (name, level), run in zip(kinds, runs, strict=True):
         _, operands, expected = made[name]

@@ -21,7 +21,7 @@ from veltair.compiler.timing.modelled_interference import (
     this_memory,
 )
 from veltair.machine.cache_traffic import LoopLevel
-from veltair.machine.topology import machine
+from veltair.machine.topology import usable_machine
 
 # 4 KB of L2, 100 KB of last-level cache, 10 and 2 bytes a nanosecond.
 MEMORY = Memory(4096, 100_000, 10.0, 2.0)
@@ -88,7 +88,7 @@ class Alone(Meter):
 
 def test_levels_are_modelled_where_none_is_measured(caplog: pytest.LogCaptureFixture) -> None:
     jobs = [Job(Path("x.so"), name, ((),), 2, (reuse,)) for name, reuse in (("small", SMALL), ("large", LARGE))]
-    cores = machine().cores
+    cores = usable_machine().cores
     cores = (cores[0], cores[-1])
     with Alone(cores) as meter:
         plain = measure_tables(jobs, meter, (1.0,))
@@ -103,6 +103,6 @@ def test_levels_are_modelled_where_none_is_measured(caplog: pytest.LogCaptureFix
 
 
 def test_this_machine_s_memory() -> None:
-    memory = this_memory(machine().cores)
+    memory = this_memory(usable_machine().cores)
     assert 0 < memory.l2_bytes <= memory.llc_bytes
     assert 0.1 < memory.dram_bytes_per_ns < 1000 and 0.1 < memory.llc_bytes_per_ns < 1000

@@ -10,11 +10,11 @@ from kernels import LESSER, ahead, call, need, untouched_halo, worst_error
 
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.machine.topology import features
+from veltair.machine.isa import cpu_features
 from veltair.profiles.runtime.executor import aligned
 
 FP32, BF16 = ("float32", 16, 1e-4), ("uint16", 32, 1.5e-2)
-needs_amx = pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX bfloat16 tiles")
+needs_amx = pytest.mark.skipif("amx_bf16" not in cpu_features(), reason="this CPU has no AMX bfloat16 tiles")
 PRECISIONS = [pytest.param(FP32, id="fp32"), pytest.param(BF16, id="bf16", marks=needs_amx)]
 relaxed = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 random = np.random.default_rng(7)
@@ -73,7 +73,7 @@ def test_convolution_equals_onnx_runtime(precision: tuple[str, int, float], dept
     @relaxed
     @given(convolutions(dtype, block, depthwise), st.data())
     def check(spec: LayerSpec, data: st.DataObject) -> None:
-        point = data.draw(st.sampled_from(SPACES[spec.op].points(spec, features())))
+        point = data.draw(st.sampled_from(SPACES[spec.op].points(spec, cpu_features())))
         values = [normal(*t.shape) for t in spec.inputs]
         error, (output,) = worst_error(spec, point, values)
         assert error < tolerance, (spec.workload, point)
@@ -95,7 +95,7 @@ def test_pool_equals_onnx_runtime(
     y = Activation("y", dtype, shape, block, Halo(1, 1, 1, 1))
     attributes = {"kernel": (3, 3), "strides": (2, 2), "pads": pads, "kind": kind, "count_include_pad": count}
     spec = LayerSpec("pool", "pool2d", (x,), (y,), attributes, {}, 0)
-    for point in ahead(spec, SPACES["pool2d"].points(spec, features())):
+    for point in ahead(spec, SPACES["pool2d"].points(spec, cpu_features())):
         error, (output,) = worst_error(spec, point, [normal(*x.shape) - 3])  # padding must not win a maximum
         assert error < tolerance
         assert untouched_halo(y, output)
@@ -121,7 +121,7 @@ def test_elementwise_concat_pool_and_layouts(precision: tuple[str, int, float]) 
     ]
     for spec in specs:
         values = [normal(*t.shape) for t in spec.inputs]
-        for point in ahead(spec, SPACES[spec.op].points(spec, features())):
+        for point in ahead(spec, SPACES[spec.op].points(spec, cpu_features())):
             error, (output,) = worst_error(spec, point, values)
             assert error < tolerance, spec.op
             if spec.outputs[0].block and spec.attributes.get("steps", ("", ""))[-1] != "sigmoid":
@@ -135,7 +135,7 @@ def test_matmul_at_any_batch(batch: int, depth: int, width: int, storage: str) -
     x, y = Activation("x", "float32", (-1, depth)), Activation("y", "float32", (-1, width))
     weights = {"weight": normal(depth, width), "bias": normal(width)}
     spec = LayerSpec("m", "matmul", (x,), (y,), {"activation": "relu", "storage": storage}, weights, 0, max_batch=64)
-    points = SPACES["matmul"].points(spec, features())
+    points = SPACES["matmul"].points(spec, cpu_features())
     for point in ahead(spec, points[:: max(1, len(points) // 4)]):
         error, _ = worst_error(spec, point, [normal(batch, depth)], batch)
         assert error < (1e-5 if storage == "fp32" else 1e-2)
@@ -150,7 +150,7 @@ def test_bags_of_tables_of_different_length(width: int, reduce: str) -> None:
     weights = {f"table{i}": normal(r, width) for i, r in enumerate(rows)}
     spec = LayerSpec("b", "embedding_bag", ids, outs, {"reduce": reduce}, weights, 0, max_batch=16)
     values = [random.integers(0, r, (6, 9)).astype(ids[0].dtype) for r in rows]
-    for point in ahead(spec, SPACES["embedding_bag"].points(spec, features())[::3]):
+    for point in ahead(spec, SPACES["embedding_bag"].points(spec, cpu_features())[::3]):
         assert worst_error(spec, point, values, 6)[0] < 1e-6
 
 
@@ -162,7 +162,7 @@ def test_an_id_outside_the_table_reads_the_first_row(bad: int) -> None:
         {"reduce": "sum"}, {"table0": normal(100, 16)}, 0, max_batch=2,
     )  # fmt: skip
     ids = np.array([[bad, 3, bad, 5]])
-    for point in ahead(spec, SPACES["embedding_bag"].points(spec, features())):
+    for point in ahead(spec, SPACES["embedding_bag"].points(spec, cpu_features())):
         (found,) = call(spec, point, [aligned(ids)])
         table = spec.weights["table0"]
         np.testing.assert_allclose(found[0], 2 * table[0] + table[3] + table[5], rtol=1e-5, atol=1e-6)
@@ -178,7 +178,7 @@ def test_every_space_offers_points_and_the_first_is_no_search_away() -> None:
                 "kernel": (1, 1), "strides": (1, 1), "dilations": (1, 1), "pads": (0, 0, 0, 0), "activation": "none",
             }  # fmt: skip
             weights = {"weight": normal(64, c, 1, 1), "bias": normal(64)}
-            points = SPACES[op].points(LayerSpec("c", op, (x,), (y,), attributes, weights, 0), features())
+            points = SPACES[op].points(LayerSpec("c", op, (x,), (y,), attributes, weights, 0), cpu_features())
             assert points
             assert len({tuple(p.items()) for p in points}) == len(points)
 

@@ -21,7 +21,7 @@ from veltair.compiler.locality.spans import Linear, Span, combine, variable
 from veltair.compiler.locality.tir_reader import read
 from veltair.compiler.locality.traffic import compulsory_bytes, kernel_reuse, levels
 from veltair.machine.cache_traffic import Reuse, traffic_bytes
-from veltair.machine.topology import ISAS
+from veltair.machine.isa import ISAS
 
 GROUPS, CHUNKS, ROWS, DEPTH = 4, 3, 8, 64
 LINES = {"W": GROUPS * DEPTH, "X": CHUNKS * ROWS * DEPTH // 16, "Y": CHUNKS * ROWS * GROUPS}

@@ -14,7 +14,7 @@ from test_sums import ROWS, drawn, operators
 from veltair.compiler.embedding.row_storage import STORAGES, narrow, stored
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.machine.topology import features
+from veltair.machine.isa import cpu_features
 
 random = np.random.default_rng(9)
 AXES: Arrays = {"one": np.array([1]), "last": np.array([-1])}
@@ -92,7 +92,7 @@ def test_every_version_equals_numpy(family: str, mcpu: str) -> None:
         weights["table1"] = drawn(5, 37)
     y = Activation("y", "float32", (-1,) if family == "triples" else (-1, 37))
     spec = LayerSpec("l", "lookups", tuple(inputs), (y,), attributes, weights, 1, max_batch=64)
-    for point in ahead(spec, SPACES["lookups"].points(spec, features())[:6], mcpu):
+    for point in ahead(spec, SPACES["lookups"].points(spec, cpu_features())[:6], mcpu):
         error, _ = worst_error(spec, point, values, ROWS, mcpu)
         assert error < 1e-5, point
 

@@ -10,7 +10,7 @@ from kernels import LESSER, worst_error
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.machine.topology import ISAS
+from veltair.machine.isa import ISAS
 
 MOST = 80  # rows
 

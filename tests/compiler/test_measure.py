@@ -13,7 +13,8 @@ from veltair.compiler.kernels.codegen.emit import primitive
 from veltair.compiler.shared_library import Source, compile_objects, link
 from veltair.compiler.timing.measure import CandidateError, Meter, in_file, input_operands, interior, write_chunks
 from veltair.compiler.timing.measuring_process import Given, Mapped, Random, Result
-from veltair.machine.topology import machine, tvm_target
+from veltair.machine.isa import tvm_target
+from veltair.machine.topology import usable_machine
 
 X = Activation("x", "float32", (-1, 8))
 ADD = np.arange(8, dtype=np.float32)
@@ -45,7 +46,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def meter() -> Iterator[Meter]:
-    with Meter(machine().cores) as meter:
+    with Meter(usable_machine().cores) as meter:
         yield meter
 
 
@@ -90,7 +91,7 @@ def test_a_crash_costs_the_candidate_alone(meter: Meter, library: Path) -> None:
 
 
 def test_a_candidate_that_hangs_is_given_up(library: Path) -> None:
-    with Meter(machine().cores, patience_s=20) as warm:
+    with Meter(usable_machine().cores, patience_s=20) as warm:
         warm.call(library, "add", operands(), 1)  # the process is up
         warm.patience_s = 0.5
         with pytest.raises(CandidateError, match=r"hang: no result within 0\.5 s"):
@@ -100,7 +101,7 @@ def test_a_candidate_that_hangs_is_given_up(library: Path) -> None:
 
 
 def test_the_process_ends_with_its_meter(library: Path) -> None:
-    with Meter(machine().cores) as meter:
+    with Meter(usable_machine().cores) as meter:
         meter.call(library, "add", operands(), 1)
         process = meter._process
         assert process is not None

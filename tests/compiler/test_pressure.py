@@ -13,7 +13,7 @@ from veltair.compiler.timing.co_runners import buffer_bytes, distinct_levels, pr
 from veltair.compiler.timing.latency_tables import Job, measure_tables, passes
 from veltair.compiler.timing.measure import Meter
 from veltair.errors import VeltairError
-from veltair.machine.topology import cache_bytes, machine
+from veltair.machine.topology import cache_bytes, usable_machine
 
 
 def runners() -> list[psutil.Process]:
@@ -21,7 +21,7 @@ def runners() -> list[psutil.Process]:
 
 
 def test_co_runners_hold_their_cores_from_start_to_end() -> None:
-    cores = machine().cores
+    cores = usable_machine().cores
     with pressing(cores, 1.0):
         running = runners()
         assert sorted(core for p in running for core in p.cpu_affinity()) == sorted(cores)
@@ -30,7 +30,7 @@ def test_co_runners_hold_their_cores_from_start_to_end() -> None:
 
 
 def test_co_runners_end_with_an_error_too() -> None:
-    with pytest.raises(KeyboardInterrupt), pressing(machine().cores[:1], 0.5):
+    with pytest.raises(KeyboardInterrupt), pressing(usable_machine().cores[:1], 0.5):
         assert len(runners()) == 1
         raise KeyboardInterrupt
     assert runners() == []

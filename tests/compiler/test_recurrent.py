@@ -19,7 +19,7 @@ from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
-from veltair.machine.topology import features
+from veltair.machine.isa import cpu_features
 from veltair.zoo.recommendation.augru import augru
 
 FLOAT = TensorProto.FLOAT
@@ -71,7 +71,7 @@ def test_every_way_equals_numpy(spec: LayerSpec, mcpu: str) -> None:
         return random.random(shape, dtype=np.float32) if tensor.name == "scores" else drawn(*shape)
 
     values = [value(tensor) for tensor in spec.inputs]
-    points = SPACES["recurrent"].points(spec, frozenset({"avx2"}) if mcpu else features())
+    points = SPACES["recurrent"].points(spec, frozenset({"avx2"}) if mcpu else cpu_features())
     for point in ahead(spec, (points[0], points[-1]) if not mcpu else points[-1:], mcpu):
         error, _ = worst_error(spec, point, values, rows, mcpu)
         assert error < 2e-6, point

@@ -16,7 +16,8 @@ from veltair.compiler.kernels.codegen.emit import primitive
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.tuning.search import TVM, Setting, neighbours, proposals, search
 from veltair.errors import VeltairError
-from veltair.machine.topology import features, machine, tvm_target
+from veltair.machine.isa import cpu_features, tvm_target
+from veltair.machine.topology import usable_machine
 from veltair.profiles.records.tuning_records import RecordStore, TuningRecord
 
 GRID: list[Point] = [{"rows": r, "unroll": u} for r in (1, 2, 4, 8) for u in (1, 4, 16)]
@@ -121,16 +122,16 @@ TILES: list[Point] = [{"tile": t} for t in (1, 2, 4)]
 
 @pytest.fixture(scope="module")
 def meter() -> Iterator[Meter]:
-    with Meter(machine().cores) as meter:
+    with Meter(usable_machine().cores) as meter:
         yield meter
 
 
 def setting(space: Copy) -> Setting:
-    return Setting(tvm_target(), features(), "a cpu", "fp32", 1, {}, {"copy": space})
+    return Setting(tvm_target(), cpu_features(), "a cpu", "fp32", 1, {}, {"copy": space})
 
 
 def store(folder: Path) -> RecordStore:
-    return RecordStore(features(), user=folder / "user", shipped=folder / "shipped")
+    return RecordStore(cpu_features(), user=folder / "user", shipped=folder / "shipped")
 
 
 QUIET = Progress(disable=True)
@@ -163,7 +164,7 @@ def test_more_trials_go_on_from_the_records(tmp_path: Path, meter: Meter) -> Non
 
 
 def test_shipped_records_are_a_search_that_is_done(tmp_path: Path, meter: Meter) -> None:
-    shipping = RecordStore(features(), user=tmp_path / "shipped", shipped=tmp_path / "none")
+    shipping = RecordStore(cpu_features(), user=tmp_path / "shipped", shipped=tmp_path / "none")
     search([layer()], shipping, meter, setting(Copy(TILES[:2])), 2, QUIET)
     space = Copy(TILES)
     found = search([layer()], store(tmp_path), meter, setting(space), 99, QUIET)
@@ -187,7 +188,7 @@ def test_shipped_records_of_avx2_code_only_say_where_avx512_code_may_look(tmp_pa
 
 def test_a_fresh_store_forgets_and_keeps_what_is_new(tmp_path: Path, meter: Meter) -> None:
     search([layer()], store(tmp_path), meter, setting(Copy(TILES[:2])), 2, QUIET)
-    fresh = RecordStore(features(), user=tmp_path / "user", shipped=tmp_path / "shipped", fresh=True)
+    fresh = RecordStore(cpu_features(), user=tmp_path / "user", shipped=tmp_path / "shipped", fresh=True)
     space = Copy(TILES)
     search([layer()], fresh, meter, setting(space), 3, QUIET)
     assert space.built == TILES
@@ -245,7 +246,7 @@ def test_records_of_the_nearest_batch_are_taken(tmp_path: Path, meter: Meter) ->
         values = {name: getattr(made, name) for name in made.__struct_fields__} | {"batch": batch, "run_ns": (ns,)}
         own.append(type(made)(**values))
     for batch, expected in ((1, made.run_ns), (3, (222,)), (128, (646,))):
-        wanted = Setting(tvm_target(), features(), "a cpu", "fp32", batch, {}, {"copy": Copy(TILES[:1])})
+        wanted = Setting(tvm_target(), cpu_features(), "a cpu", "fp32", batch, {}, {"copy": Copy(TILES[:1])})
         (candidate,) = search([layer()], store(tmp_path), meter, wanted, 1, QUIET)[layer().workload]
         assert candidate.run_ns == expected
 
@@ -268,9 +269,9 @@ def test_ids_stay_inside_their_bounds(tmp_path: Path, meter: Meter) -> None:
 
     ids = Activation("ids", "int64", (64,))
     spec = LayerSpec("l", "trap", (ids,), (Activation("y", "int64", (64,)),), {}, {}, 0)
-    inside = Setting(tvm_target(), features(), "a cpu", "fp32", 1, {"ids": (5, 6)}, {"trap": Trap()})
+    inside = Setting(tvm_target(), cpu_features(), "a cpu", "fp32", 1, {"ids": (5, 6)}, {"trap": Trap()})
     assert search([spec], store(tmp_path / "inside"), meter, inside, 1, QUIET)
-    outside = Setting(tvm_target(), features(), "a cpu", "fp32", 1, {"ids": (5, 7)}, {"trap": Trap()})
+    outside = Setting(tvm_target(), cpu_features(), "a cpu", "fp32", 1, {"ids": (5, 7)}, {"trap": Trap()})
     with pytest.raises(VeltairError, match="SIGABRT"):
         search([spec], store(tmp_path / "outside"), meter, outside, 1, QUIET)
 
@@ -285,13 +286,13 @@ def written(
 ) -> RecordStore:
     for i, point in enumerate(points):
         store.append(
-            TuningRecord(spec.workload, 1, point, (1_000_000 - i,), 64, 8, tuple(sorted(features())), cpu, tvm)
+            TuningRecord(spec.workload, 1, point, (1_000_000 - i,), 64, 8, tuple(sorted(cpu_features())), cpu, tvm)
         )
     return store
 
 
 def shipping(folder: Path) -> RecordStore:
-    return RecordStore(features(), user=folder / "shipped", shipped=folder / "none")
+    return RecordStore(cpu_features(), user=folder / "shipped", shipped=folder / "none")
 
 
 @pytest.mark.parametrize(("cpu", "tvm"), [("another", TVM), ("a cpu", "0.20")])

@@ -10,10 +10,10 @@ from kernels import LESSER, ahead, need, untouched_halo, worst_error
 
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.machine.topology import features
+from veltair.machine.isa import cpu_features
 
 FP32, BF16 = ("float32", 16, 1e-5), ("uint16", 32, 1.5e-2)
-needs_amx = pytest.mark.skipif("amx_bf16" not in features(), reason="this CPU has no AMX bfloat16 tiles")
+needs_amx = pytest.mark.skipif("amx_bf16" not in cpu_features(), reason="this CPU has no AMX bfloat16 tiles")
 PRECISIONS = [pytest.param(FP32, id="fp32"), pytest.param(BF16, id="bf16", marks=needs_amx)]
 random = np.random.default_rng(11)
 
@@ -21,7 +21,7 @@ random = np.random.default_rng(11)
 def check(spec: LayerSpec, tolerance: float, shift: float = 0.0, mcpu: str = "") -> None:
     """The first and the last point of the space, which differ most."""
     values = [random.standard_normal(t.shape).astype(np.float32) + np.float32(shift) for t in spec.inputs]
-    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, features()))
+    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, cpu_features()))
     for point in ahead(spec, points[:: max(1, len(points) - 1)], mcpu):
         error, (output,) = worst_error(spec, point, values, mcpu=mcpu)
         assert error < tolerance, (spec.workload, point)

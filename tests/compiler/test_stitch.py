@@ -11,7 +11,7 @@ from stitching import Case, assert_right
 
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.tuning.layer_reference import reference
-from veltair.machine import topology
+from veltair.machine.isa import cpu_features
 
 
 def weights(*shape: int) -> NDArray[Any]:
@@ -125,7 +125,7 @@ def test_every_point_is_right() -> None:
     """Row buffers or none, steps, splits and rows a task."""
     for name in ("decomposed layer norm", "across rows"):
         layer = CASES[name].region().layers[0]
-        for place in range(len(SPACES["stitched"].points(layer, topology.features()))):
+        for place in range(len(SPACES["stitched"].points(layer, cpu_features()))):
             assert_right(CASES[name], place=place)
 
 
@@ -185,7 +185,7 @@ def test_bfloat16_tensors() -> None:
     rng = np.random.default_rng(0)
     bits = [to_bf16_bits(rng.standard_normal(t.shape).astype(np.float32)) for t in layer.inputs]
     wide = [(b.astype(np.uint32) << 16).view(np.float32) for b in bits]
-    point = SPACES["stitched"].points(layer, topology.features())[0]
+    point = SPACES["stitched"].points(layer, cpu_features())[0]
     (found,) = call(narrow, point, bits)
     expected = reference(layer, wide)
     assert expected is not None

@@ -12,7 +12,7 @@ from veltair.compiler.stitch.composition import SCHEMES, domain
 from veltair.compiler.stitch.evaluate import evaluate
 from veltair.compiler.stitch.explorer import Explorer
 from veltair.compiler.stitch.program import Op, Shape, broadcast, program
-from veltair.machine import topology
+from veltair.machine.isa import tvm_target
 
 UNARY = ("exp", "tanh", "neg", "abs", "sigmoid")
 BINARY = ("add", "mul", "sub", "max")
@@ -84,7 +84,7 @@ def test_kernels_compute_what_numpy_does(
         operands = [Activation(name, "float32", kernel.shapes[name]) for name in names]
         function = stitched([(space, Setting(rows, scheme, unroll))], operands, names)
         tensors = [tvm.runtime.tensor(known.get(n, np.zeros(kernel.shapes[n], np.float32))) for n in names]
-        machine_code(function, "f", topology.tvm_target())["f"](*tensors)
+        machine_code(function, "f", tvm_target())["f"](*tensors)
         expected = evaluate(kernel, {name: known[name] for name in kernel.leaves})
         for name, tensor in zip(names, tensors, strict=True):
             if name in expected:

@@ -22,7 +22,7 @@ from veltair.compiler.embedding.table_storage import LAYER_TOLERANCE, Tables
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
-from veltair.machine.topology import ISAS, features
+from veltair.machine.isa import ISAS, cpu_features
 from veltair.profiles.artifact.manifest import Storage
 from veltair.profiles.artifact.manifest import load as load_artifact
 from veltair.profiles.records.tuning_records import RecordStore
@@ -150,7 +150,7 @@ def test_an_artifact_says_how_its_tables_are_kept_and_what_that_cost(
     net, table = bags(Net(), ids=["n", 7]), normal(3000, 64)
     rows = net("ReduceSum", net("Gather", table, "ids"), np.array([1]), keepdims=0)
     path, out = net.save(tmp_path / "m.onnx", net("Gemm", rows, normal(64, 4))), tmp_path / "out"
-    store = RecordStore(ISAS["avx512"] & features(), user=tmp_path / "records")
+    store = RecordStore(ISAS["avx512"] & cpu_features(), user=tmp_path / "records")
     compile_model(path, out, trials=0, precision="fp32", max_batch=2, store=store, tables="int8")
     manifest = load_artifact(out).manifest
     assert manifest.tables == "int8" and 1e-4 < manifest.tables_error < 1 / 255

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.machine.topology import features
+from veltair.machine.isa import cpu_features
 
 random = np.random.default_rng(5)
 ROWS = 7
@@ -125,6 +125,6 @@ def test_every_version_equals_numpy(op: str, mcpu: str) -> None:
     attributes = {"depths": (5, 17), "scales": (1.0, 0.5)} if counts else {"scale": 0.5}
     spec = LayerSpec(op, op, inputs, (Activation("y", "float32", (-1, width)),), attributes, {}, 1, max_batch=64)
     values = [ids(w, 8) if counts else drawn(ROWS, w) for w in widths]
-    for point in ahead(spec, SPACES[op].points(spec, features()), mcpu):
+    for point in ahead(spec, SPACES[op].points(spec, cpu_features()), mcpu):
         error, _ = worst_error(spec, point, values, ROWS, mcpu)
         assert error < 1e-6, point

@@ -8,10 +8,10 @@ from kernels import LESSER, ahead, call, worst_error
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
-from veltair.machine.topology import features
+from veltair.machine.isa import cpu_features
 
 random = np.random.default_rng(11)
-HERE = features()
+HERE = cpu_features()
 needs_amx = pytest.mark.skipif("amx_bf16" not in HERE, reason="this CPU has no AMX bfloat16 tiles")
 needs_bf16 = pytest.mark.skipif("avx512_bf16" not in HERE, reason="this CPU does not round to bfloat16")
 UNITS = [  # type, CPU that the code is for

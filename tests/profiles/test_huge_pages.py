@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from veltair.machine.topology import huge_pages
+from veltair.machine.memory import huge_page_mode
 from veltair.profiles.runtime import huge_pages as pages
 
 
@@ -44,7 +44,7 @@ def test_no_weights_at_all(tmp_path: Path) -> None:
 
 def test_what_came_in_small_pages_is_read_again_in_large_ones(tmp_path: Path) -> None:
     if not pages.offered(tmp_path):
-        pytest.skip(f"files here have no large pages (transparent huge pages: {huge_pages()})")
+        pytest.skip(f"files here have no large pages (transparent huge pages: {huge_page_mode()})")
     path = tmp_path / "weights.bin"
     with path.open("wb", buffering=0) as file:
         for _ in range(pages.WORTH_BYTES // 4096):
@@ -64,5 +64,5 @@ def test_memory_of_activations_is_zeroed_and_large_where_it_fills_a_page(size: i
     assert memory.size >= size and not memory.any()
     memory = np.frombuffer(pages.zeroed(size), np.uint8)
     memory[:] = 1
-    if huge_pages() not in ("never", "absent"):
+    if huge_page_mode() not in ("never", "absent"):
         assert (pages.large_bytes(memory) == memory.size) == (size >= pages.PAGE_BYTES)

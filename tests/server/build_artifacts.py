@@ -25,7 +25,8 @@ import numpy as np
 import tvm
 from tvm.script import tirx as T
 
-from veltair.machine.topology import machine, tvm_target
+from veltair.machine.isa import tvm_target
+from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.manifest import (
     KERNELS,
     MANIFEST,
@@ -44,7 +45,7 @@ from veltair.profiles.artifact.manifest import (
 LAYERS = 64
 MLP = (16, 32, 32, 8)
 NAME_BYTES, TEXT_BYTES = 8, 1 << 24  # room a row
-CORES = len(machine().cores)
+CORES = len(usable_machine().cores)
 
 
 def dense(name: str, k: int, n: int, *, by_row: bool) -> Any:

@@ -40,18 +40,18 @@ def mlp(artifacts: Path) -> Artifact:
 def test_fewer_cores_are_whole_domains_first(
     monkeypatch: pytest.MonkeyPatch, cores: int | None, domains: tuple[tuple[int, ...], ...]
 ) -> None:
-    monkeypatch.setattr(tenancy, "machine", lambda: TWO_SOCKETS)
-    assert tenancy.usable_machine(cores) == Machine(domains)
+    monkeypatch.setattr(tenancy, "usable_machine", lambda: TWO_SOCKETS)
+    assert tenancy.limit_machine(cores) == Machine(domains)
 
 
 def test_cores_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenancy, "machine", lambda: TWO_SOCKETS)
+    monkeypatch.setattr(tenancy, "usable_machine", lambda: TWO_SOCKETS)
     with pytest.raises(ConfigError, match=r"server\.cores: 9 asked for, 8 usable"):
-        tenancy.usable_machine(9)
-    monkeypatch.setattr(tenancy, "machine", lambda: Machine(((1023, 1024),)))
+        tenancy.limit_machine(9)
+    monkeypatch.setattr(tenancy, "usable_machine", lambda: Machine(((1023, 1024),)))
     with pytest.raises(ConfigError, match="core 1024"):
-        tenancy.usable_machine(None)
-    assert tenancy.usable_machine(1) == Machine(((1023,),))
+        tenancy.limit_machine(None)
+    assert tenancy.limit_machine(1) == Machine(((1023,),))
 
 
 def test_workers_are_twice_the_cores_as_far_as_memory_goes(monkeypatch: pytest.MonkeyPatch, mlp: Artifact) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from veltair.machine.topology import machine
+from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact import manifest as artifact_store
 from veltair.server.engine.worker_supervisor import WorkerProcess
 from veltair.server.ipc import tensor_pool
@@ -37,7 +37,7 @@ from .conftest import LONG_TURNS, SPIN_LAYERS, WAIT_S, living, spin_state
 
 pytestmark = pytest.mark.slow
 
-CORES = machine().cores
+CORES = usable_machine().cores
 ALL = (0,) * SPIN_LAYERS
 
 

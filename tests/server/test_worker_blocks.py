@@ -15,7 +15,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from veltair.machine.topology import machine
+from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact import manifest as artifact_store
 from veltair.profiles.runtime.block_runner import Watch
 from veltair.profiles.runtime.executor import Executor, Run, aligned, empty
@@ -28,7 +28,7 @@ from .test_worker import Driven
 
 pytestmark = pytest.mark.slow
 
-CORES = machine().cores
+CORES = usable_machine().cores
 MLP = (16, 32, 32, 8)  # build_artifacts.py
 RNG = np.random.default_rng(3)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from veltair.machine import hardware_counters
 from veltair.machine.hardware_counters import CountersMissingError, L3Counters
-from veltair.machine.topology import machine
+from veltair.machine.topology import usable_machine
 from veltair.server.ipc import channel
 from veltair.server.ipc import worker_cell as cells
 from veltair.server.ipc.channel import Channel, ClosedError
@@ -114,7 +114,7 @@ def test_the_last_words_are_read_before_the_end_is_seen() -> None:
 
 
 def test_counters_count_or_say_why_there_are_none(caplog: pytest.LogCaptureFixture) -> None:
-    cores = machine().cores
+    cores = usable_machine().cores
     with caplog.at_level("INFO"):
         opened = hardware_counters.open_counters(cores)
     if opened is None:  # a virtual machine, or a kernel that keeps them to itself

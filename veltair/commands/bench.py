@@ -17,7 +17,8 @@ from rich.table import Table
 from veltair.commands.alternate_runs import race
 from veltair.commands.engine_process import onnx_inputs
 from veltair.errors import ConfigError, ModelError
-from veltair.machine.topology import environment, machine
+from veltair.machine.environment import describe_environment
+from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.manifest import Artifact, load
 
 ROUNDS = 7
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         ]
     if args.json:
         facts = {"model": artifacts[0].manifest.model, "batch": args.batch, "ready_made_for_peers": made, "rows": rows}
-        print(json.dumps(facts | {"environment": dataclasses.asdict(environment())}))
+        print(json.dumps(facts | {"environment": dataclasses.asdict(describe_environment())}))
     else:
         note = f"; peers are given {', '.join(made)} ready made" if made and engines else ""
         _show(artifacts[0].manifest.model + note, rows)
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _threads(text: str) -> list[int]:
-    cores = len(machine().cores)
+    cores = len(usable_machine().cores)
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:

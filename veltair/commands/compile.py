@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from veltair.errors import ConfigError
-from veltair.machine.topology import ISAS
+from veltair.machine.isa import ISAS
 from veltair.profiles.artifact.manifest import Artifact, LevelSource, Storage
 
 LEVELS: Mapping[str, LevelSource] = {"measured": "measured", "model": "modelled"}

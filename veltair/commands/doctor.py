@@ -14,8 +14,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from veltair.machine import topology
+from veltair.machine.cgroups import quota_cpus
+from veltair.machine.environment import describe_environment
 from veltair.machine.hardware_counters import SOURCE, CountersMissingError, L3Counters
+from veltair.machine.isa import CPU_FEATURES, tvm_target
+from veltair.machine.memory import huge_page_mode
+from veltair.machine.topology import cache_bytes, usable_machine
 from veltair.profiles.runtime.huge_pages import offered
 from veltair.scheduler.interference import ObservedSlowdown
 from veltair.types import CoreSet
@@ -39,23 +43,23 @@ def run(args: argparse.Namespace) -> int:
 
 def report() -> dict[str, Any]:
     """Facts of this process's machine, ready for JSON. Sizes in bytes; `quota_cpus` is None when nothing limits."""
-    usable = topology.machine()
-    environment = asdict(topology.environment())
+    usable = usable_machine()
+    environment = asdict(describe_environment())
     counters = probe_counters(usable.cores)
     return {
         "cpu": environment["cpu"],
-        "instruction_sets": {name: name in environment["isa"] for name in topology.FEATURES},
-        "target": topology.tvm_target(),
+        "instruction_sets": {name: name in environment["isa"] for name in CPU_FEATURES},
+        "target": tvm_target(),
         "cores": {
             "usable": list(usable.cores),
             "affinity": sorted(os.sched_getaffinity(0)),
             "present": os.cpu_count(),
-            "quota_cpus": topology.quota_cpus(),
+            "quota_cpus": quota_cpus(),
         },
         "l3_domains": [list(domain) for domain in usable.domains],
-        "cache_bytes": topology.cache_bytes(),
+        "cache_bytes": cache_bytes(),
         "memory_bytes": environment["memory_bytes"],
-        "huge_pages": topology.huge_pages(),
+        "huge_pages": huge_page_mode(),
         "huge_pages_of_files": {str(folder): offered(folder) for folder in _FOLDERS},
         "counters": counters,
         "interference": interference(counters),

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from veltair.errors import ModelError
 from veltair.loadgen.client import Feature
 from veltair.loadgen.payloads import FEATURE_IDS, texts
-from veltair.machine.topology import machine
+from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.input_layout import fill
 from veltair.profiles.artifact.manifest import Artifact, Port, load
 from veltair.profiles.artifact.strings import Strings
@@ -82,7 +82,7 @@ def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Calla
     """Each layer in the version that is fastest alone on that many cores, by the profile that serving plans with."""
     from veltair.profiles.runtime.executor import Executor, empty
 
-    cores = machine().cores
+    cores = usable_machine().cores
     pool = pinned_threads.CorePool(cores)  # kernels that are loaded from here on use it
     executor = Executor(artifact)
     manifest = artifact.manifest

@@ -27,8 +27,8 @@ from veltair.loadgen.report import Report, print_failures, probe_result, progres
 from veltair.loadgen.scenario import Scenario, read_scenario
 from veltair.loadgen.tenant_results import Lag, lag, result, tallies
 from veltair.loadgen.tenant_streams import Stream, connect, prepare, settle, solo_ns
+from veltair.machine.environment import describe_environment
 from veltair.machine.malloc import reuse_message_memory
-from veltair.machine.topology import environment
 
 INTERRUPTED = 128 + signal.SIGINT
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class _Session:
         behind = lag(trace, streams)
         self._warn(behind)
         rows = [result(tally) for tally in tallies(trace, streams)]
-        return Report(rows, None, environment(), behind.max_ns / 1e6)
+        return Report(rows, None, describe_environment(), behind.max_ns / 1e6)
 
     async def _peak(self, client: Client, streams: list[Stream]) -> Report:
         seed = self._scenario.load.seed
@@ -168,7 +168,7 @@ class _Session:
         return Report(
             [result(tally) for tally in rows],
             round(best.qps, 4) if best else nothing_held,
-            environment(),
+            describe_environment(),
             behind.max_ns / 1e6,
             [probe_result(probe) for probe in probes],
         )
@@ -195,7 +195,7 @@ class _Session:
             return None
         self._failures.update({(name, why): count for why, count in verdict.failures.items()})
         self._notes.print(f"MLPerf calls the result {verdict.validity}")
-        return Report([verdict.result], None, environment(), None)
+        return Report([verdict.result], None, describe_environment(), None)
 
     @contextmanager
     def _stopped_by_sigint(self) -> Iterator[None]:

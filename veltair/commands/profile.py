@@ -98,9 +98,9 @@ def live(path: Path, quiet: bool) -> list[Sample]:
     """The artifact's model on half of the cores beside co-runners on the rest, graded from none to always."""
     from veltair.commands.engine_process import draw, veltair
     from veltair.compiler.timing.co_runners import pressing
-    from veltair.machine.topology import machine
+    from veltair.machine.topology import usable_machine
 
-    cores = machine().cores
+    cores = usable_machine().cores
     if len(cores) < 2:
         raise ConfigError("--live: expected two cores or more, one for the model and one for a co-runner")
     known = artifact_store.load(path)

@@ -23,7 +23,7 @@ from rich.console import Console
 from veltair.config import ServeConfig, load, split_address
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.machine.malloc import reuse_message_memory
-from veltair.server.engine.tenancy import usable_machine
+from veltair.server.engine.tenancy import limit_machine
 from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.grpc_front import GrpcFront
@@ -93,7 +93,7 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
             service = Service(client, metrics, limit_bytes, shared_memory=config.server.shared_memory)
             layers = {name: len(info.manifest.layers) for name, info in client.tenants.items()}
             about = {"version": service.version, "policy": config.server.policy, "layers": layers}
-            dashboard = Dashboard(client, metrics, usable_machine(config.server.cores), about)
+            dashboard = Dashboard(client, metrics, limit_machine(config.server.cores), about)
             grpc_front = await GrpcFront.start(service, config.server.grpc)
             http = _Http(
                 uvicorn.Config(

@@ -19,7 +19,7 @@ from veltair.compiler.features.random_features import banks
 from veltair.compiler.features.table_store import Store
 from veltair.compiler.graph.layer_spec import LayerSpec, Point
 from veltair.compiler.shared_library import machine_code
-from veltair.machine.topology import features, tvm_target
+from veltair.machine.isa import cpu_features, tvm_target
 from veltair.profiles.artifact.manifest import Storage
 from veltair.profiles.artifact.strings import Strings
 from veltair.profiles.runtime.executor import aligned, empty
@@ -53,7 +53,7 @@ class Compiled:
         self.store = Store.of(description, tables, Tables(storage))
         made = layer(description, self.joined, max_batch, self.store, dtype)
         self.spec = changed(made)
-        kernel = Columns().build(self.spec, point, isa or features())
+        kernel = Columns().build(self.spec, point, isa or cpu_features())
         target = tvm_target() | ({"mcpu": mcpu} if mcpu else {})
         self.library = machine_code(kernel.function, "main", target)
         self.weights = [aligned(weight) for weight in kernel.weights]

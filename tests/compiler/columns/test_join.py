@@ -23,7 +23,8 @@ from veltair.compiler.pipeline import lower
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.timing.measuring_process import Drawn
 from veltair.errors import ModelError
-from veltair.machine.topology import ISAS, features, machine
+from veltair.machine.isa import ISAS, cpu_features
+from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.input_layout import fill
 from veltair.profiles.artifact.manifest import Artifact, load
 from veltair.profiles.records.tuning_records import RecordStore
@@ -69,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
-    store = RecordStore(ISAS["avx512"] & features(), user=tmp_path_factory.mktemp("records"))
+    store = RecordStore(ISAS["avx512"] & cpu_features(), user=tmp_path_factory.mktemp("records"))
     return compile_model(
         folder / "m.onnx", folder / "out", features=folder / "m.toml", trials=0, precision="fp32", max_batch=4,
         store=store,
@@ -149,7 +150,7 @@ def test_tables_stand_once_in_the_weights(compiled: Artifact) -> None:
 def test_columns_are_measured_with_features_and_never_twice_with_the_same(folder: Path) -> None:
     model = load_onnx(folder / "m.onnx", 4)
     spec = join(model, load_features(folder / "m.toml")).layers[1]
-    with Meter(machine().cores) as meter:
+    with Meter(usable_machine().cores) as meter:
         operands = meter.inputs(spec, 4, {})
         contents = []
         for operand in operands:

@@ -19,7 +19,7 @@ from veltair.compiler.features.kernel.columns_kernel import Columns
 from veltair.compiler.features.random_features import draw
 from veltair.compiler.onnx.onnx_model import load
 from veltair.errors import ModelError
-from veltair.machine.topology import features
+from veltair.machine.isa import cpu_features
 from veltair.profiles.artifact.strings import Strings
 
 ML = "ai.onnx.ml"
@@ -220,7 +220,7 @@ def test_columns_side_by_side_are_one_kernel(tmp_path: Path) -> None:
     assert front is not None
     assert [len(joined.columns) for joined in front.description.inputs] == [2]
     (spec,) = front.layers
-    assert Columns().build(spec, Columns().points(spec, features())[0], features()).weights
+    assert Columns().build(spec, Columns().points(spec, cpu_features())[0], cpu_features()).weights
     banks = draw(front.description, ["ends", "bytes"], 3, np.random.default_rng(1))
     assert of_layer(spec, banks).shape == (3, 7)
 

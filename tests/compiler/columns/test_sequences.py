@@ -23,7 +23,7 @@ from veltair.compiler.features.feature_reference import reference
 from veltair.compiler.graph.layer_spec import Point
 from veltair.compiler.onnx.onnx_model import load
 from veltair.errors import ModelError
-from veltair.machine.topology import ISAS, features
+from veltair.machine.isa import ISAS, cpu_features
 from veltair.profiles.artifact.manifest import Storage
 from veltair.profiles.records.tuning_records import RecordStore
 
@@ -153,7 +153,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_from_history_strings_to_the_score(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = RecordStore(ISAS["avx512"] & features(), user=folder / "records")
+    store = RecordStore(ISAS["avx512"] & cpu_features(), user=folder / "records")
     out = folder / "out"
     found = compile_model(
         folder / "m.onnx", out, features=folder / "m.toml", trials=0, precision="fp32", max_batch=3, store=store

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from veltair.machine.topology import memory_bytes
+from veltair.machine.memory import memory_bytes
 
 MEMORY_SHARE = 4  # all tables of a model may take this part of the memory
 
