@@ -21,7 +21,9 @@ from veltair.compiler.embedding.dlc import Decoupled, Send, Traversal
 from veltair.compiler.embedding.execute import Execute, Given, across
 from veltair.compiler.embedding.row_storage import Reader, reader, row_items
 from veltair.compiler.embedding.slc import Alu, Assign, Gain, Inverse, Load, Place, Statement, Stream
-from veltair.compiler.kernels.codegen.emit import Expr, prefetch, when
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import prefetch
+from veltair.compiler.kernels.codegen.vectors import Expr
 
 LINE = 64
 FETCHED = 32  # lines of a row that are asked for ahead; the hardware sees the rest coming

@@ -11,7 +11,7 @@ from veltair.compiler.embedding.access import Access, Memory
 from veltair.compiler.embedding.dlc import decouple
 from veltair.compiler.embedding.passes import optimised
 from veltair.compiler.embedding.slc import Load, Program
-from veltair.compiler.kernels.codegen.emit import primitive
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 
 
 def function(program: Program, level: int = 3, ahead: int = 16, segments: int = 1) -> Any:
@@ -32,7 +32,7 @@ def function(program: Program, level: int = 3, ahead: int = 16, segments: int = 
             first = T.bind(task * segments)
             Access(of, memories, prod(named[ids].shape), ahead).tile(first, T.min(segments, total - first))
 
-    return primitive(program.memories, body)
+    return build_prim_func(program.memories, body)
 
 
 def memory(buffer: Any) -> Memory:

@@ -10,8 +10,8 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.embedding.row_storage import Reader
 from veltair.compiler.embedding.slc import Add, Assign, Cell, Each, Gain, Put, Statement, Term, Value
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, lanes, splat, vector
 from veltair.compiler.kernels.codegen.vector_math import sigmoid, sum_lanes
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp, vector_type
 
 UNROLLED = 16  # vectors of a row that are straight-line code, their sums in registers
 
@@ -54,7 +54,7 @@ class Execute:
                     partial, beside = self._variables[name]
                     result = self._value(value, given, offset, 1)
                     if self._wide:
-                        T.buffer_store(partial, splat(0.0), [0])
+                        T.buffer_store(partial, broadcast(0.0), [0])
                     T.buffer_store(beside, result, [0])
                 case Gain(name, value):
                     self._gain(*self._variables[name], T.bind(self._value(value, given, offset, width)), width)
@@ -75,12 +75,12 @@ class Execute:
     def declare_sums(self) -> None:
         if self._memory is None:
             for offset, width in pieces(self._dim):
-                self._sums[offset] = T.alloc_buffer((1,), vector("float32", width), scope="local")
+                self._sums[offset] = T.alloc_buffer((1,), vector_type("float32", width), scope="local")
 
     def _value(self, value: Value, given: Given, offset: Expr, width: int) -> Expr:
         match value:
             case float():
-                return splat(value, width)
+                return broadcast(value, width)
             case Cell():
                 return self._load(value, given, offset, width)
             case Term(operation, arguments):
@@ -89,22 +89,22 @@ class Execute:
             return given.rows[value](offset, width)
         if value in self._variables:
             partial, beside = self._variables[value]
-            return splat(beside[0] + sum_lanes(partial[0]) if self._wide and width == 1 else beside[0], width)
-        return splat(given.numbers[value], width)
+            return broadcast(beside[0] + sum_lanes(partial[0]) if self._wide and width == 1 else beside[0], width)
+        return broadcast(given.numbers[value], width)
 
     def _place(self, cell: Cell, given: Given, offset: Expr, width: int) -> Expr:
         segment = T.cast(given.numbers[cell.at[0]], "int64")
         if len(cell.at) == 1:
             return segment
         at = segment * T.int64(self._dim) + T.cast(offset, "int64")
-        return lanes(at, width)
+        return ramp(at, width)
 
     def _load(self, cell: Cell, given: Given, offset: Expr, width: int) -> Expr:
         if cell.memory == "out":
             return self._out[self._place(cell, given, offset, width)]
         if self._memory is None:
             return self._sums[int(offset)][0]
-        return self._memory[lanes(offset, width)]
+        return self._memory[ramp(offset, width)]
 
     def _store(self, cell: Cell, value: Expr, given: Given, offset: Expr, width: int) -> None:
         if cell.memory == "out":
@@ -112,13 +112,13 @@ class Execute:
         elif self._memory is None:
             T.buffer_store(self._sums[int(offset)], value, [0])
         else:
-            T.buffer_store(self._memory, value, [lanes(offset, width)])
+            T.buffer_store(self._memory, value, [ramp(offset, width)])
 
 
-def across(dim: int, vector: int, body: Callable[[Expr, int], None]) -> None:
+def across(dim: int, vector_type: int, body: Callable[[Expr, int], None]) -> None:
     """Code for a row's elements, (offset, how many) at a time: a loop of single ones where `vector` is 1; else vectors,
     straight-line where they are few, and their halves at the end."""
-    if vector == 1:
+    if vector_type == 1:
         with T.serial(0, dim) as e:
             body(e, 1)
         return
@@ -144,7 +144,7 @@ def pieces(dim: int) -> list[tuple[int, int]]:
 
 def _sigmoid(value: Expr) -> Expr:
     """Of one number; in lanes, since that one is polynomials and no call."""
-    return T.Shuffle([sigmoid(splat(value))], [T.int32(0)])
+    return T.Shuffle([sigmoid(broadcast(value))], [T.int32(0)])
 
 
 _OPERATIONS: Mapping[str, Callable[..., Expr]] = {

@@ -29,7 +29,7 @@ from veltair.compiler.embedding.slc import (
     Term,
     Value,
 )
-from veltair.compiler.kernels.codegen.emit import LANES
+from veltair.compiler.kernels.codegen.vectors import LANES
 
 LEVELS = range(4)  # emb-opt0 … emb-opt3
 

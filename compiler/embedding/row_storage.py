@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.emit import Expr, lanes, splat, vector
+from veltair.compiler.kernels.codegen.vectors import Expr, broadcast, ramp, vector_type
 from veltair.profiles.artifact.manifest import Storage
 
 TAIL_BYTES = 8  # scale and bias behind the bytes of a row
@@ -64,12 +64,12 @@ def reader(table: Any, begin: Expr, dim: Expr) -> Reader:
 
     def items(offset: Expr, count: int) -> Expr:
         at = begin + T.cast(offset, "int64")
-        return table[lanes(at, count)]
+        return table[ramp(at, count)]
 
     def widened(offset: Expr, count: int) -> Expr:
-        return T.cast(items(offset, count), vector("float32", count))
+        return T.cast(items(offset, count), vector_type("float32", count))
 
     if table.dtype == "uint8":
         scale, bias = (T.bind(T.reinterpret("float32", items(T.int64(0) + dim + k, 4))) for k in (0, 4))
-        return lambda offset, count: widened(offset, count) * splat(scale, count) + splat(bias, count)
+        return lambda offset, count: widened(offset, count) * broadcast(scale, count) + broadcast(bias, count)
     return items if table.dtype == "float32" else widened

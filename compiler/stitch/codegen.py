@@ -17,7 +17,11 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.kernels.codegen import vector_math as vm
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, Operand, load, primitive, splat, store, upper_half, when
+from veltair.compiler.kernels.codegen.bf16 import round_bits_to_bf16
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import Operand, build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.stitch.composition import Domain
 from veltair.compiler.stitch.program import EXPENSIVE, REDUCTIONS, Op
 
@@ -36,7 +40,7 @@ FOLD: Mapping[str, Callable[[Expr], Expr]] = {
 
 
 def _truth(condition: Expr) -> Expr:
-    return T.Select(condition, splat(1.0), splat(0.0))
+    return T.Select(condition, broadcast(1.0), broadcast(0.0))
 
 
 ELEMENTWISE: Mapping[str, Callable[..., Expr]] = {
@@ -46,19 +50,19 @@ ELEMENTWISE: Mapping[str, Callable[..., Expr]] = {
     "div": lambda a, b: T.Div(a, b),
     "min": lambda a, b: T.min(b, a),
     "max": lambda a, b: T.max(b, a),
-    "neg": lambda a: splat(0.0) - a,
-    "abs": lambda a: T.max(a, splat(0.0) - a),
+    "neg": lambda a: broadcast(0.0) - a,
+    "abs": lambda a: T.max(a, broadcast(0.0) - a),
     "exp": vm.exp,
     "log": vm.log,
     "erf": vm.erf,
     "tanh": vm.tanh,
     "sigmoid": vm.sigmoid,
     "sqrt": lambda a: T.sqrt(a),
-    "reciprocal": lambda a: T.Div(splat(1.0), a),
+    "reciprocal": lambda a: T.Div(broadcast(1.0), a),
     "less": lambda a, b: _truth(a < b),
     "less_equal": lambda a, b: _truth(a <= b),
     "equal": lambda a, b: _truth(T.EQ(a, b)),
-    "where": lambda c, a, b: T.Select(c > splat(0.5), a, b),
+    "where": lambda c, a, b: T.Select(c > broadcast(0.5), a, b),
 }
 
 
@@ -94,7 +98,7 @@ def stitched(domains: Sequence[tuple[Domain, Setting]], operands: Sequence[Opera
                     with when(T.And(task >= first, task < end)):
                         kernel.emit(T.bind(task - first))
 
-    return primitive(operands, body)
+    return build_prim_func(operands, body)
 
 
 def _views(domain: Domain, operands: Sequence[Operand], names: Sequence[str], buffers: Sequence[Any]) -> dict[str, Any]:
@@ -225,7 +229,7 @@ class _Kernel:
         slots = len(rows) if across else self.setting.unroll
         for op in reductions:
             for k in range(slots):
-                store(self.accumulators[op.output], splat(NEUTRAL[op.kind]), k * LANES)
+                vector_store(self.accumulators[op.output], broadcast(NEUTRAL[op.kind]), k * LANES)
         with self._inner() as place:
             if across:
                 vectors = [_Vector(self._placed(v.index, place), v.lanes, v.slot, v.row) for v in across]
@@ -245,12 +249,12 @@ class _Kernel:
             accumulator = self.accumulators[op.output]
             if across:
                 for vector in rows:
-                    vector.row[op.output] = _held(load(accumulator, vector.slot * LANES))
+                    vector.row[op.output] = _held(vector_load(accumulator, vector.slot * LANES))
             else:
-                total = load(accumulator, 0)
+                total = vector_load(accumulator, 0)
                 for k in range(1, slots):
-                    total = COMBINE[op.kind](total, load(accumulator, k * LANES))
-                rows[0].row[op.output] = _held(splat(FOLD[op.kind](total)))
+                    total = COMBINE[op.kind](total, vector_load(accumulator, k * LANES))
+                rows[0].row[op.output] = _held(broadcast(FOLD[op.kind](total)))
 
     @contextmanager
     def _inner(self) -> Iterator[list[Expr]]:
@@ -285,14 +289,14 @@ class _Kernel:
                     value = self._value(str(op.terms[0]), vector, phase)
                     if vector.lanes < LANES and not self.domain.across:
                         inside = T.ramp(T.int32(0), 1, LANES) < T.broadcast(T.int32(vector.lanes), LANES)
-                        value = T.Select(inside, value, splat(NEUTRAL[op.kind]))
+                        value = T.Select(inside, value, broadcast(NEUTRAL[op.kind]))
                     accumulator = self.accumulators[op.output]
                     slot = vector.slot * LANES
-                    store(accumulator, COMBINE[op.kind](load(accumulator, slot), value), slot)
+                    vector_store(accumulator, COMBINE[op.kind](vector_load(accumulator, slot), value), slot)
                     continue
                 value = self._value(op.output, vector, phase)
                 if op.output in self.kept:
-                    store(self.buffers[op.output], value, self._slot(vector))
+                    vector_store(self.buffers[op.output], value, self._slot(vector))
                 if op.output in self.domain.program.outputs:
                     self._write(op.output, value, vector)
 
@@ -315,11 +319,11 @@ class _Kernel:
         if name not in self.ops:
             value = self._read(name, vector)
         elif name in self.kept and self.domain.phase[name] < phase:
-            value = load(self.buffers[name], self._slot(vector))
+            value = vector_load(self.buffers[name], self._slot(vector))
         else:
             op = self.ops[name]
             value = ELEMENTWISE[op.kind](
-                *[self._value(t, vector, phase) if isinstance(t, str) else splat(t) for t in op.terms]
+                *[self._value(t, vector, phase) if isinstance(t, str) else broadcast(t) for t in op.terms]
             )
         vector.bound[name] = self._settled(name, value)
         return vector.bound[name]
@@ -328,7 +332,7 @@ class _Kernel:
         if name not in self.ops:
             return self._read(name, vector)
         op = self.ops[name]
-        return ELEMENTWISE[op.kind](*[vector.row[t] if isinstance(t, str) else splat(t) for t in op.terms])
+        return ELEMENTWISE[op.kind](*[vector.row[t] if isinstance(t, str) else broadcast(t) for t in op.terms])
 
     def _settled(self, name: str, value: Expr) -> Expr:
         return T.bind(value) if self.depth[name] or name not in self.ops else _held(value)
@@ -339,24 +343,24 @@ class _Kernel:
     def _read(self, name: str, vector: _Vector) -> Expr:
         view, place = self.views[name], self._place(name, vector)
         if not self.domain.varies[name][-1]:
-            return splat(_float(view[tuple(place)], 1))
+            return broadcast(_float(view[tuple(place)], 1))
         if vector.lanes == LANES:
             if view.dtype in ("float32", "uint16"):
-                return load(view, *place)
+                return vector_load(view, *place)
             return _float(view[(*place[:-1], T.ramp(place[-1], 1, LANES))], LANES)
-        store(self.pad, splat(0.0), 0)
+        vector_store(self.pad, broadcast(0.0), 0)
         for lane in range(vector.lanes):
             T.buffer_store(self.pad, _float(view[(*place[:-1], place[-1] + lane)], 1), [lane])
-        return T.bind(load(self.pad, 0))
+        return T.bind(vector_load(self.pad, 0))
 
     def _write(self, name: str, value: Expr, vector: _Vector) -> None:
         view, place = self.views[name], self._place(name, vector)
         if self.domain.varies[name][-1] and vector.lanes == LANES:
-            store(view, value, *place)
+            vector_store(view, value, *place)
             return
         count = vector.lanes if self.domain.varies[name][-1] else 1
         if view.dtype == "uint16":
-            value = upper_half(T.bind(T.reinterpret("uint32x16", value)))
+            value = round_bits_to_bf16(T.bind(T.reinterpret("uint32x16", value)))
         value = T.bind(value)
         for lane in range(count):
             one = T.cast(T.Shuffle([value], [T.int32(lane)]), view.dtype)
@@ -375,8 +379,8 @@ def _held(value: Expr) -> Expr:
     A binding would do, but TVM looks through bindings, in time exponential in the length of their chain.
     """
     variable = T.alloc_buffer((LANES,), "float32", scope="local")  # of vectors, TVM would ask the heap for it
-    store(variable, value, 0)
-    return load(variable, 0)
+    vector_store(variable, value, 0)
+    return vector_load(variable, 0)
 
 
 def _float(value: Expr, count: int) -> Expr:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import Operand
+from veltair.compiler.kernels.codegen.prim_func import Operand
 from veltair.compiler.stitch.codegen import Setting, stitched
 from veltair.compiler.stitch.composition import SCHEMES, Domain
 from veltair.compiler.stitch.cost_models import latency_ns, scratch_bytes, units_of

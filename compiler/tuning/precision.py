@@ -10,8 +10,11 @@ from typing import Any, Literal
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.emit import LANES, primitive, splat, store
-from veltair.compiler.kernels.codegen.multiply_add import STEP, multiply_add, pairs, reducing, spread
+from veltair.compiler.kernels.codegen.memory import vector_store
+from veltair.compiler.kernels.codegen.multiply_add import VALUES_PER_STEP, broadcast_input, multiply_add, reduction_body
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, broadcast
+from veltair.compiler.kernels.codegen.weight_packing import pack_bf16_pairs
 from veltair.compiler.shared_library import compile_object, link
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.timing.measuring_process import Given, Result
@@ -61,25 +64,25 @@ def dots_pay() -> bool:
 
 def step_ns(dtype: str) -> float:
     """What one step of a reduction takes (`products.STEP`) on one core of this machine, for inputs of this type."""
-    steps = DEPTH // STEP[dtype]
+    steps = DEPTH // VALUES_PER_STEP[dtype]
     x, sums = np.ones(DEPTH, dtype), np.zeros(SUMS * LANES, np.float32)
     weight = np.ones((DEPTH, LANES), np.float32)
-    taps = weight if dtype == "float32" else pairs(weight, 0)
+    taps = weight if dtype == "float32" else pack_bf16_pairs(weight, 0)
 
     def body(x: Any, taps: Any, out: Any) -> None:
         acc = T.alloc_buffer((SUMS,), f"float32x{LANES}", scope="local")
         for i in range(SUMS):
-            T.buffer_store(acc, splat(0.0), [i])
+            T.buffer_store(acc, broadcast(0.0), [i])
         with T.grid(ROUNDS, steps) as (_, k):
-            value, tap = T.bind(spread(x, k * STEP[dtype])), T.bind(taps[k, T.ramp(0, 1, LANES)])
+            value, tap = T.bind(broadcast_input(x, k * VALUES_PER_STEP[dtype])), T.bind(taps[k, T.ramp(0, 1, LANES)])
             for i in range(SUMS):
                 T.buffer_store(acc, multiply_add(acc[i], value, tap), [i])
         for i in range(SUMS):
-            store(out, acc[i], i * LANES)
+            vector_store(out, acc[i], i * LANES)
 
     with tempfile.TemporaryDirectory(prefix="veltair-precision-") as scratch, Meter(usable_machine().cores) as meter:
         at, library = Path(scratch) / "step.o", Path(scratch) / "step.so"
-        compile_object(primitive((x, taps, sums), reducing(dtype, body)), "step", tvm_target(), at)
+        compile_object(build_prim_func((x, taps, sums), reduction_body(dtype, body)), "step", tvm_target(), at)
         link([at], library)
         given = [Given(str(array.dtype), array.shape, array.tobytes()) for array in (x, taps)]
         (took,) = meter.time(library, "step", [*given, Result("float32", sums.shape)], [1])

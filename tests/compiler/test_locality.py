@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import lanes, primitive
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import ramp
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.locality.spans import Linear, Span, combine, variable
 from veltair.compiler.locality.tir_reader import read
@@ -38,12 +39,12 @@ def product() -> Reuse:
                 row = T.bind(chunk * ROWS + r)
                 with T.serial(0, DEPTH) as k:
                     value = T.broadcast(X[row, k], 16)
-                    T.buffer_store(acc, acc[0] + value * W[group, k, lanes(0)], [0])
-                T.buffer_store(Y, acc[0], [row, lanes(group * 16)])
+                    T.buffer_store(acc, acc[0] + value * W[group, k, ramp(0)], [0])
+                T.buffer_store(Y, acc[0], [row, ramp(group * 16)])
 
     x, w = np.zeros((CHUNKS * ROWS, DEPTH), np.float32), np.zeros((GROUPS, DEPTH, 16), np.float32)
     y = np.zeros((CHUNKS * ROWS, GROUPS * 16), np.float32)
-    return levels(read(primitive([x, w, y], body), [x.shape, w.shape, y.shape]))
+    return levels(read(build_prim_func([x, w, y], body), [x.shape, w.shape, y.shape]))
 
 
 def trace() -> list[tuple[str, int]]:

@@ -9,7 +9,7 @@ import pytest
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation, Halo, Kernel, LayerSpec
-from veltair.compiler.kernels.codegen.emit import primitive
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.shared_library import Source, compile_objects, link
 from veltair.compiler.timing.measure import CandidateError, Meter, in_file, input_operands, interior, write_chunks
 from veltair.compiler.timing.measuring_process import Given, Mapped, Random, Result
@@ -38,7 +38,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Kernels "add" (x + w), "crash" (aborts) and "hang" (waits for a signal)."""
     folder = tmp_path_factory.mktemp("library")
     bodies = {"add": body_add, "crash": body_of("abort"), "hang": body_of("pause")}
-    sources = [Source(primitive([X, ADD, X], body), name, folder / f"{name}.o") for name, body in bodies.items()]
+    sources = [Source(build_prim_func([X, ADD, X], body), name, folder / f"{name}.o") for name, body in bodies.items()]
     assert compile_objects(sources, tvm_target()) == ["", "", ""]
     link([source.path for source in sources], folder / "kernels.so")
     return folder / "kernels.so"
@@ -175,7 +175,7 @@ def test_random_tensors_keep_their_halo_and_bounds(meter: Meter, tmp_path: Path)
         with T.serial(0, 50) as at:
             T.buffer_store(i_out, i[at], [at])
 
-    source = Source(primitive([grid, ids, grid, ids], body), "copy", tmp_path / "copy.o")
+    source = Source(build_prim_func([grid, ids, grid, ids], body), "copy", tmp_path / "copy.o")
     assert compile_objects([source], tvm_target()) == [""]
     link([source.path], tmp_path / "copy.so")
     region = ((0, 1), (0, 1), (1, 3), (1, 4), (0, 16))

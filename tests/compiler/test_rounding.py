@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from nets import Net, normal
 
-from veltair.compiler.kernels.codegen.bf16_rounding import rounded_filters
+from veltair.compiler.kernels.codegen.bf16_rounding import round_filters
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
 
@@ -16,7 +16,7 @@ def test_filters_keep_their_sums() -> None:
     weight = np.random.default_rng(3).standard_normal((40, 37, 3, 3)).astype(np.float32) * np.float32(0.1)
     weight[5] = 0
     weight[6, 0] = 0.5  # which bfloat16 holds
-    rounded = rounded_filters(weight)
+    rounded = round_filters(weight)
     bits = rounded.view(np.uint32)
     assert not (bits & 0xFFFF).any()  # bfloat16 holds every one
     below = (weight.view(np.uint32) & 0xFFFF0000).view(np.float32)
@@ -37,8 +37,8 @@ def test_filters_keep_their_sums() -> None:
 
 def test_a_rounded_filter_stays_as_it_is() -> None:
     weight = np.random.default_rng(4).standard_normal((3, 5, 7)).astype(np.float32)
-    once = rounded_filters(weight)
-    assert np.array_equal(rounded_filters(once), once)
+    once = round_filters(weight)
+    assert np.array_equal(round_filters(once), once)
 
 
 def test_convolutions_in_bfloat16_have_rounded_filters(tmp_path: Path) -> None:
@@ -46,6 +46,6 @@ def test_convolutions_in_bfloat16_have_rounded_filters(tmp_path: Path) -> None:
     weight = normal(9, 5, 3, 3)
     model = load(net.save(tmp_path / "net.onnx", net("Conv", "x", weight)), 1)
     (held,) = (spec.weights["weight"] for spec in lower(model, "bf16").layers if spec.op == "conv2d_bf16")
-    assert np.array_equal(held, rounded_filters(weight))
+    assert np.array_equal(held, round_filters(weight))
     (held,) = (spec.weights["weight"] for spec in lower(model, "fp32").layers if spec.op == "conv2d")
     assert np.array_equal(held, weight)

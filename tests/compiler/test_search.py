@@ -12,7 +12,7 @@ from rich.progress import Progress, TaskID
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import primitive
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.tuning.search import TVM, Setting, neighbours, proposals, search
 from veltair.errors import VeltairError
@@ -113,7 +113,7 @@ class Copy:
             with T.parallel(0, x.shape[0]) as row, T.serial(0, 8) as i:
                 T.buffer_store(y, x[row, i], [row, i])
 
-        function = primitive([*spec.inputs, *spec.outputs], body)
+        function = build_prim_func([*spec.inputs, *spec.outputs], body)
         return Kernel(function, (), block_size=32 * int(point["tile"]), parallelism=64 // int(point["tile"]))
 
 
@@ -265,7 +265,7 @@ def test_ids_stay_inside_their_bounds(tmp_path: Path, meter: Meter) -> None:
                         T.evaluate(T.call_extern("int32", "abort"))
                     T.buffer_store(y, ids[i], [i])
 
-            return Kernel(primitive([*spec.inputs, *spec.outputs], body), (), 1, 1)
+            return Kernel(build_prim_func([*spec.inputs, *spec.outputs], body), (), 1, 1)
 
     ids = Activation("ids", "int64", (64,))
     spec = LayerSpec("l", "trap", (ids,), (Activation("y", "int64", (64,)),), {}, {}, 0)

@@ -174,7 +174,7 @@ def test_bfloat16_tensors() -> None:
 
     from kernels import call
 
-    from veltair.compiler.kernels.codegen.emit import to_bf16_bits
+    from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
 
     layer = CASES["decomposed layer norm"].region().layers[0]
     narrow = replace(
@@ -183,7 +183,7 @@ def test_bfloat16_tensors() -> None:
         outputs=tuple(replace(t, dtype="uint16") for t in layer.outputs),
     )
     rng = np.random.default_rng(0)
-    bits = [to_bf16_bits(rng.standard_normal(t.shape).astype(np.float32)) for t in layer.inputs]
+    bits = [array_to_bf16(rng.standard_normal(t.shape).astype(np.float32)) for t in layer.inputs]
     wide = [(b.astype(np.uint32) << 16).view(np.float32) for b in bits]
     point = SPACES["stitched"].points(layer, cpu_features())[0]
     (found,) = call(narrow, point, bits)

@@ -12,7 +12,10 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.kernels.codegen import vector_math
-from veltair.compiler.kernels.codegen.emit import LANES, activate, load, primitive, store
+from veltair.compiler.kernels.codegen.activation import apply_activation
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES
 from veltair.compiler.shared_library import machine_code
 
 Vector = NDArray[np.float32]
@@ -34,14 +37,14 @@ def run(target: Any, function: Callable[[Any], Any], x: Vector, width: int = LAN
 
     def body(X: Any, Y: Any) -> None:
         with T.serial(0, len(x) // LANES) as i:
-            value = function(load(X, i * LANES))
+            value = function(vector_load(X, i * LANES))
             if width == 1:
                 T.buffer_store(Y, value, [i, 0])
             else:
-                store(Y, value, i, 0)
+                vector_store(Y, value, i, 0)
 
     given, taken = tvm.runtime.tensor(x), tvm.runtime.tensor(y)
-    machine_code(primitive([x, y], body), "f", target)["f"](given, taken)
+    machine_code(build_prim_func([x, y], body), "f", target)["f"](given, taken)
     return taken.numpy().reshape(-1)
 
 
@@ -123,6 +126,6 @@ def test_a_rough_sigmoid_is_good_for_bfloat16() -> None:
 def test_a_rough_gelu_is_good_for_bfloat16() -> None:
     need(frozenset({"avx512"}), "the rough GELU")
     x = np.concatenate([np.linspace(-12, 12, 16 * 4000, dtype=np.float32), np.float32([1e4, -1e4] * 8)])
-    found = run(TARGETS["avx512"], lambda v: activate(v, "gelu", rough=True), x)
+    found = run(TARGETS["avx512"], lambda v: apply_activation(v, "gelu", approximate=True), x)
     expected = [v * math.erfc(-v / 2**0.5) / 2 for v in x.tolist()]
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=3.2e-4)

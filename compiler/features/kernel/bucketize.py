@@ -14,7 +14,17 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.features.kernel.column_table import COUNTED, EDGES, Field
 from veltair.compiler.features.kernel.hashing import held
 from veltair.compiler.features.kernel.indices import Indices
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, lanes, permuted, prefetch, splat, vector, when, whole
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import prefetch
+from veltair.compiler.kernels.codegen.vectors import (
+    LANES,
+    Expr,
+    broadcast,
+    broadcast_uint32,
+    permute_lanes,
+    ramp,
+    vector_type,
+)
 
 GANG = 4  # vectors of rows that are compared with a boundary together
 
@@ -32,44 +42,44 @@ def buckets(of: Indices, column: Expr, base: Expr, kind: str, out: Any) -> None:
     def none(x: Expr, count: int) -> Expr:
         """Whether it is NaN, and NaN has a bucket of its own. By its bits: TVM takes x != x for false."""
 
-        magnitude = T.bitwise_and(T.reinterpret(vector("uint32", count), x), whole(0x7FFFFFFF, count))
-        return T.And(magnitude > whole(0x7F800000, count), splat(odd >= 0, count))
+        magnitude = T.bitwise_and(T.reinterpret(vector_type("uint32", count), x), broadcast_uint32(0x7FFFFFFF, count))
+        return T.And(magnitude > broadcast_uint32(0x7F800000, count), broadcast(odd >= 0, count))
 
     def counted(rows: list[Expr], numbers: Callable[[Expr], Expr]) -> None:
         xs = [held(numbers(row)) for row in rows]
         acc = T.alloc_buffer((len(rows) * LANES,), "int32", scope="global")
-        places = [lanes(v * LANES) for v in range(len(rows))]
+        places = [ramp(v * LANES) for v in range(len(rows))]
 
         def count(edge_of: Callable[[int], Expr]) -> None:
             for number, (place, x) in enumerate(zip(places, xs, strict=True)):
-                more = T.Select(x < edge_of(number), splat(T.int32(0)), splat(T.int32(1)))
+                more = T.Select(x < edge_of(number), broadcast(T.int32(0)), broadcast(T.int32(1)))
                 T.buffer_store(acc, acc[place] + more, [place])
 
         for place in places:
-            T.buffer_store(acc, splat(T.int32(0)), [place])
+            T.buffer_store(acc, broadcast(T.int32(0)), [place])
         if work.permutes:  # in which stretch it falls, then how many of this stretch it is not below
             with T.serial(1, EDGES) as i:
-                edge = held(splat(edges[first + i]))
+                edge = held(broadcast(edges[first + i]))
                 count(lambda number: edge)
             stretches = [held(acc[place]) for place in places]
             for place, stretch in zip(places, stretches, strict=True):
-                T.buffer_store(acc, stretch * splat(depth), [place])
+                T.buffer_store(acc, stretch * broadcast(depth), [place])
             with T.serial(0, depth) as i:
-                line = held(edges[lanes(first + i * EDGES)])
-                count(lambda number: held(permuted(line, stretches[number])))
+                line = held(edges[ramp(first + i * EDGES)])
+                count(lambda number: held(permute_lanes(line, stretches[number])))
         else:
             with T.serial(0, depth * EDGES) as i:
-                edge = held(splat(edges[first + i]))
+                edge = held(broadcast(edges[first + i]))
                 count(lambda number: edge)
         for place, row, x in zip(places, rows, xs, strict=True):
-            bucket = T.min(acc[place], splat(size))  # infinity is not below what fills the last stretch
-            T.buffer_store(out, T.Select(none(x, LANES), splat(odd), bucket), [lanes(base + row)])
+            bucket = T.min(acc[place], broadcast(size))  # infinity is not below what fills the last stretch
+            T.buffer_store(out, T.Select(none(x, LANES), broadcast(odd), bucket), [ramp(base + row)])
 
     def neighbours(row: Expr) -> Expr:
         at = held(origin + T.cast(row, "int64"))
         for line in range(1 if kind == "float" else 2):  # those of the next tile
             prefetch(values[at + work.rows + line * LANES // 2])
-        return T.cast(values[lanes(at)], f"float32x{LANES}")
+        return T.cast(values[ramp(at)], f"float32x{LANES}")
 
     def searched(row: Expr) -> None:
         """The first boundary that the number is below, by halves."""
@@ -87,10 +97,10 @@ def buckets(of: Indices, column: Expr, base: Expr, kind: str, out: Any) -> None:
     def few() -> None:
         """The only rows of a batch, or the last of one that begins with them: fewer than 16 numbers are there."""
         some = T.alloc_buffer((LANES,), "float32", scope="global")
-        T.buffer_store(some, splat(0.0), [lanes(0)])
+        T.buffer_store(some, broadcast(0.0), [ramp(0)])
         with T.serial(0, work.count) as row:
             T.buffer_store(some, T.cast(values[origin + T.cast(row, "int64")], "float32"), [row])
-        counted([T.int32(0)], lambda row: some[lanes(row)])
+        counted([T.int32(0)], lambda row: some[ramp(row)])
 
     with T.If(size > COUNTED):
         with T.Then(), T.serial(0, work.count) as row:

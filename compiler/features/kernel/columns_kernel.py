@@ -26,7 +26,9 @@ from veltair.compiler.features.kernel.text import powers_of_ten
 from veltair.compiler.features.random_features import draw
 from veltair.compiler.features.table_store import Store
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import primitive, to_bf16_bits, when
+from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.rows.concat_rows import copy_row
 from veltair.errors import ModelError
 from veltair.profiles.artifact.strings import MOST_BYTES
@@ -91,7 +93,7 @@ def _draw_beside(
     chance: np.random.Generator,
 ) -> list[NDArray[Any]]:  # fmt: skip
     numbers = [chance.standard_normal(piece.at(batch), np.float32) for piece in pieces]
-    rounded = [to_bf16_bits(n) if p.dtype == "uint16" else n for p, n in zip(pieces, numbers, strict=True)]
+    rounded = [array_to_bf16(n) if p.dtype == "uint16" else n for p, n in zip(pieces, numbers, strict=True)]
     return [*drawn(batch, chance), *rounded]
 
 
@@ -155,7 +157,7 @@ class Columns:
                     with when(road == number), T.serial(0, work.count) as row:
                         copy_row(piece, buffers["out"], start + row, place, piece.shape[1])
 
-        function = primitive([*spec.inputs, *weights.values(), *spec.outputs], body)
+        function = build_prim_func([*spec.inputs, *weights.values(), *spec.outputs], body)
         block = rows * columns * (INDEX_BYTES + 3 * 4 * widest)
         tasks = -(-spec.max_batch // rows) * len(chunks)
         return Kernel(function, tuple(weights.values()), block, tasks)

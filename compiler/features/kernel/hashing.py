@@ -11,7 +11,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.features.fingerprint import K0, K1, K2, WORD
-from veltair.compiler.kernels.codegen.emit import Expr, lanes
+from veltair.compiler.kernels.codegen.vectors import Expr, ramp
 
 
 def word(value: int) -> Expr:
@@ -53,7 +53,7 @@ def held(value: Expr) -> Expr:
     kind = str(value.ty.dtype if hasattr(value, "ty") and hasattr(value.ty, "dtype") else value.dtype)
     element, _, count = kind.partition("x")
     variable = T.alloc_buffer((int(count or 1),), element, scope="global")
-    at = lanes(0, int(count)) if count else 0
+    at = ramp(0, int(count)) if count else 0
     T.buffer_store(variable, value, [at])
     return variable[at]
 
@@ -75,11 +75,11 @@ def mix(u: Expr, v: Expr, factor: Expr) -> Expr:
 
 
 def fetch(text: Any, at: Expr) -> Expr:
-    return held(T.reinterpret("uint64", text[lanes(at, 8)]))
+    return held(T.reinterpret("uint64", text[ramp(at, 8)]))
 
 
 def fetch32(text: Any, at: Expr) -> Expr:
-    return held(u64(T.reinterpret("uint32", text[lanes(at, 4)])))
+    return held(u64(T.reinterpret("uint32", text[ramp(at, 4)])))
 
 
 def fingerprint(text: Any, begin: Expr, size: Expr, out: Any, longest: int | None = None) -> None:

@@ -12,7 +12,8 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.features.kernel import text
 from veltair.compiler.features.kernel.column_table import ABSENT, PART_KINDS, Field, PartField
 from veltair.compiler.features.kernel.hashing import fingerprint, held, remainder, u64, word
-from veltair.compiler.kernels.codegen.emit import Expr, splat, when
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.vectors import Expr, broadcast
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,5 +218,5 @@ class Indices:
         instead = held(T.Select(removes == 1, T.int32(ABSENT), value))
 
         index = held(index)
-        outside = T.Or(index < splat(low, count), index >= splat(high, count))
-        return T.Select(T.And(outside, index != splat(T.int32(ABSENT), count)), splat(instead, count), index)
+        outside = T.Or(index < broadcast(low, count), index >= broadcast(high, count))
+        return T.Select(T.And(outside, index != broadcast(T.int32(ABSENT), count)), broadcast(instead, count), index)

@@ -13,7 +13,9 @@ from veltair.compiler.features.kernel.hashing import held
 from veltair.compiler.features.kernel.indices import Indices, Work
 from veltair.compiler.features.kernel.sequences import Sequences
 from veltair.compiler.features.kernel.table_rows import TableRows, across
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, lanes, splat, store, when
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import vector_store
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
 
 
 class Roads:
@@ -73,16 +75,16 @@ class Roads:
         with T.serial(0, self.of.field(column, Field.GUARDS)) as i:
             guard = held(self.of.field(column, Field.GUARD) + i)
             with T.serial(0, T.ceildiv(self.work.count, LANES)) as v:
-                at = lanes(base + v * LANES)
+                at = ramp(base + v * LANES)
                 T.buffer_store(self.indices, self.of.guarded(guard, self.indices[at], LANES), [at])
 
     def _check(self, column: Expr, base: Expr) -> None:
         """One unsigned compare: what is in no row reads the row that stands in for nothing (RECom 5.1)."""
         with when(self.of.field(column, Field.CHECKED) == 1), T.serial(0, T.ceildiv(self.work.count, LANES)) as v:
-            at = lanes(base + v * LANES)
+            at = ramp(base + v * LANES)
             index = held(self.indices[at])
-            rows = splat(self.of.field(column, Field.ROWS, "uint32"))
-            fill = splat(self.of.field(column, Field.FILL))
+            rows = broadcast(self.of.field(column, Field.ROWS, "uint32"))
+            fill = broadcast(self.of.field(column, Field.FILL))
             T.buffer_store(self.indices, T.Select(T.cast(index, f"uint32x{LANES}") < rows, index, fill), [at])
         if self.work.ahead:
             with when(self.of.field(column, Field.LARGE) == 1):
@@ -100,7 +102,7 @@ class Roads:
             target, where = self.of.field(column, Field.OUT), held(work.start + row)
 
             def piece(offset: Expr, count: int) -> None:
-                store(out, source(offset, count), where, target + offset, count=count)
+                vector_store(out, source(offset, count), where, target + offset, count=count)
 
             across(dim, width, piece)
 
@@ -121,15 +123,15 @@ class Roads:
             return self.table.row(column, index, width)(offset, count)
 
         def clear() -> None:
-            across(0, width, lambda offset, count: T.buffer_store(sums, splat(0.0, count), [lanes(offset, count)]))
+            across(0, width, lambda offset, count: T.buffer_store(sums, broadcast(0.0, count), [ramp(offset, count)]))
 
         def add_up(stop: Expr) -> None:
             def piece(offset: Expr, count: int) -> None:
-                acc, all_ = T.alloc_buffer((count,), "float32", scope="global"), lanes(0, count)
-                T.buffer_store(acc, sums[lanes(offset, count)], [all_])
+                acc, all_ = T.alloc_buffer((count,), "float32", scope="global"), ramp(0, count)
+                T.buffer_store(acc, sums[ramp(offset, count)], [all_])
                 with T.serial(0, stop - begin[0]) as i:
                     T.buffer_store(acc, acc[all_] + source(ids[begin[0] + i], offset, count), [all_])
-                T.buffer_store(sums, acc[all_], [lanes(offset, count)])
+                T.buffer_store(sums, acc[all_], [ramp(offset, count)])
 
             across(0, width, piece)
             T.buffer_store(begin, stop, [0])
@@ -141,14 +143,16 @@ class Roads:
                     fill = self.of.field(column, Field.FILL)
 
                     def filled(offset: Expr, count: int) -> None:
-                        store(out, source(fill, offset, count), row, target + offset, count=count)
+                        vector_store(out, source(fill, offset, count), row, target + offset, count=count)
 
                     across(0, width, filled)
                 with T.Else():
                     scale = held(T.cast(self._scale(column, totals[r]), "float32"))
 
                     def scaled(offset: Expr, count: int) -> None:
-                        store(out, sums[lanes(offset, count)] * splat(scale, count), row, target + offset, count=count)
+                        vector_store(
+                            out, sums[ramp(offset, count)] * broadcast(scale, count), row, target + offset, count=count
+                        )
 
                     across(0, width, scaled)
             clear()
@@ -200,7 +204,7 @@ class Roads:
                     T.buffer_store(total, total[0] + value[0], [0])
                     T.buffer_store(count, count[0] + 1, [0])
             result = T.cast(total[0] * self._scale(column, T.max(count[0], 1)), "float32")
-            store(work.buffers["out"], result, row, self.of.field(column, Field.OUT), count=1)
+            vector_store(work.buffers["out"], result, row, self.of.field(column, Field.OUT), count=1)
 
     def _scale(self, column: Expr, count: Expr) -> Expr:
         """What a sum of so many is multiplied by, float64."""
@@ -215,4 +219,4 @@ class Roads:
         with T.serial(0, work.count) as r, T.serial(0, width) as value:
             row = held(work.start + r)
             found = work.buffers["floats"][self.of.at(column, row, value)]
-            store(work.buffers["out"], found, row, self.of.field(column, Field.OUT) + value, count=1)
+            vector_store(work.buffers["out"], found, row, self.of.field(column, Field.OUT) + value, count=1)

@@ -11,7 +11,8 @@ from veltair.compiler.features.kernel.column_table import Field
 from veltair.compiler.features.kernel.hashing import held
 from veltair.compiler.features.kernel.indices import Indices, Work
 from veltair.compiler.features.kernel.table_rows import TableRows, across
-from veltair.compiler.kernels.codegen.emit import Expr, store
+from veltair.compiler.kernels.codegen.memory import vector_store
+from veltair.compiler.kernels.codegen.vectors import Expr
 
 
 class Sequences:
@@ -50,7 +51,7 @@ class Sequences:
                 begin = held(target + place * T.cast(width, "int32"))
 
                 def piece(offset: Expr, count: int) -> None:
-                    store(self._out, source(offset, count), row, begin + offset, count=count)
+                    vector_store(self._out, source(offset, count), row, begin + offset, count=count)
 
                 across(0, width, piece)
 

@@ -11,7 +11,9 @@ from veltair.compiler.embedding.row_storage import Reader, reader, row_items
 from veltair.compiler.features.kernel.column_table import Field
 from veltair.compiler.features.kernel.hashing import held
 from veltair.compiler.features.kernel.indices import Indices, Work
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, prefetch, when
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import prefetch
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr
 
 HALF = 8  # floats; rows of tables are often no wider
 LINE = 64  # bytes of the cache

@@ -15,7 +15,9 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.features.kernel.column_table import CASES
 from veltair.compiler.features.kernel.hashing import add, held, u64, word
-from veltair.compiler.kernels.codegen.emit import Expr, lanes, prefetch, when
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import prefetch
+from veltair.compiler.kernels.codegen.vectors import Expr, ramp
 
 BLOCK = 32  # bytes compared with the separator at once
 USUAL = 4  # separators of a block, at most
@@ -46,7 +48,7 @@ def decimal(value: Expr, digits: Any) -> tuple[Expr, Expr]:
     words = [eight_digits(part) for part in (top, upper - top * word(10**8), size - upper * word(10**8))]
     for place, digit in enumerate(words):
         ascii_digits = T.bitwise_or(digit, word(0x3030_3030_3030_3030))
-        T.buffer_store(digits, T.reinterpret("uint8x8", ascii_digits), [lanes(place * 8, 8)])
+        T.buffer_store(digits, T.reinterpret("uint8x8", ascii_digits), [ramp(place * 8, 8)])
     first = [_zeros(digit) for digit in words]
     skipped = T.Select(
         words[0] != word(0),
@@ -106,7 +108,7 @@ def _note(text: Any, block: Expr, end: Expr, separator: Expr, ends: Any, noted: 
     prefetch(text[block + FETCHED], level=1)  # texts of a feature follow each other
     with T.If(block + BLOCK <= text.shape[0]):
         with T.Then():
-            bytes_ = text[lanes(block, BLOCK)]
+            bytes_ = text[ramp(block, BLOCK)]
             same = T.Select(bytes_ == T.broadcast(separator, BLOCK), _bytes(-1), _bytes(0))
             mask = T.call_llvm_pure_intrin("int32", "llvm.x86.avx2.pmovmskb", same)
             T.buffer_store(found, T.reinterpret("uint32", mask), [0])

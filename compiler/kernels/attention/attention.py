@@ -14,7 +14,10 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.attention.attention_bf16 import attention_bf16
 from veltair.compiler.kernels.attention.softmax import mask_index, softmax_row
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, lanes, load, primitive, splat, store, when
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
 from veltair.compiler.kernels.matmul.bf16_blocks import unit_of
 
 
@@ -63,7 +66,7 @@ def _vectors(spec: LayerSpec, point: Point) -> Kernel:
             at = [T.bind(column + head * width) for _, column in places]
             with T.serial(0, width) as d, T.serial(0, padded) as key:
                 with when(key < keys):
-                    T.buffer_store(turned, load(sides[1], image * keys + key, at[1] + d, count=1), [d, key])
+                    T.buffer_store(turned, vector_load(sides[1], image * keys + key, at[1] + d, count=1), [d, key])
                 with when(key >= keys):
                     T.buffer_store(turned, T.float32(0), [d, key])
 
@@ -71,26 +74,30 @@ def _vectors(spec: LayerSpec, point: Point) -> Kernel:
                 """So many rows from token `row` on."""
                 with T.serial(0, padded // panel) as group:
                     for i in range(taken * columns):
-                        T.buffer_store(acc, splat(0.0), [i])
+                        T.buffer_store(acc, broadcast(0.0), [i])
                     with T.serial(0, width) as d:
-                        taps = [T.bind(load(turned, d, group * panel + c * LANES)) for c in range(columns)]
+                        taps = [T.bind(vector_load(turned, d, group * panel + c * LANES)) for c in range(columns)]
                         for r in range(taken):
-                            value = T.bind(splat(load(sides[0], image * tokens + row + r, at[0] + d, count=1)))
+                            value = T.bind(
+                                broadcast(vector_load(sides[0], image * tokens + row + r, at[0] + d, count=1))
+                            )
                             for c in range(columns):
                                 T.buffer_store(acc, acc[r * columns + c] + value * taps[c], [r * columns + c])
                     for r in range(taken):
                         for c in range(columns):
-                            T.buffer_store(scores, acc[r * columns + c], [r, lanes(group * panel + c * LANES)])
+                            T.buffer_store(scores, acc[r * columns + c], [r, ramp(group * panel + c * LANES)])
                 with T.serial(0, taken) as r:
                     where = mask_index(mask, image, head, row + r)
                     total = softmax_row(scores, scores, r, keys, float(a["scale"]), mask, where)
                     T.buffer_store(inverse, T.float32(1) / total, [r])
                 with T.serial(0, vectors // side) as part:
                     for i in range(taken * side):
-                        T.buffer_store(acc, splat(0.0), [i])
+                        T.buffer_store(acc, broadcast(0.0), [i])
                     with T.serial(0, keys) as key:
                         column = at[2] + part * (side * LANES)
-                        taps = [T.bind(load(sides[2], image * keys + key, column + c * LANES)) for c in range(side)]
+                        taps = [
+                            T.bind(vector_load(sides[2], image * keys + key, column + c * LANES)) for c in range(side)
+                        ]
                         for r in range(taken):
                             value = T.bind(T.broadcast(scores[r, key], LANES))
                             for c in range(side):
@@ -99,7 +106,7 @@ def _vectors(spec: LayerSpec, point: Point) -> Kernel:
                         scale = T.bind(T.broadcast(inverse[r], LANES))
                         for c in range(side):
                             column = head * width + part * (side * LANES) + c * LANES
-                            store(Y, T.bind(acc[r * side + c] * scale), image * tokens + row + r, column)
+                            vector_store(Y, T.bind(acc[r * side + c] * scale), image * tokens + row + r, column)
 
             mine = T.bind(T.max(T.min(each, tokens - first), 0))
             with T.serial(0, mine // rows) as t:
@@ -108,6 +115,6 @@ def _vectors(spec: LayerSpec, point: Point) -> Kernel:
                 with T.serial(0, mine % rows) as r:
                     block(first + mine // rows * rows + r, 1)
 
-    function = primitive(operands, body)
+    function = build_prim_func(operands, body)
     block_size = padded * (width * 8 + rows * 4)
     return Kernel(function, tuple(spec.weights.values()), block_size, heads * count * rows * columns)

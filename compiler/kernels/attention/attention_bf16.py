@@ -10,7 +10,10 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.attention.softmax import mask_index, softmax_row
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, lanes, load, primitive, scratch, store, when
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import allocate_scratch, vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, ramp
 from veltair.compiler.kernels.matmul.bf16_blocks import UNITS, Left, Right
 from veltair.compiler.kernels.matmul.matmul_amx import DEPTH, PAIRS, TILE
 
@@ -42,12 +45,12 @@ def attention_bf16(spec: LayerSpec, point: Point) -> Kernel:
             across = T.alloc_buffer(
                 (padded // TILE, deep, TILE, TILE), "uint32", scope="global"
             )  # K: pairs of d x keys
-            along = scratch((long, parts * 2, TILE, TILE), "uint32")  # V: pairs of keys x d
-            queries = scratch((PAIRS, deep * DEPTH), "uint16")
-            scores = scratch((PAIRS, padded), "float32")
-            likely = scratch((PAIRS, padded), "uint16")
-            inverse = scratch((PAIRS,), "float32")
-            mixed = scratch((PAIRS, PAIRS), "float32")
+            along = allocate_scratch((long, parts * 2, TILE, TILE), "uint32")  # V: pairs of keys x d
+            queries = allocate_scratch((PAIRS, deep * DEPTH), "uint16")
+            scores = allocate_scratch((PAIRS, padded), "float32")
+            likely = allocate_scratch((PAIRS, padded), "uint16")
+            inverse = allocate_scratch((PAIRS,), "float32")
+            mixed = allocate_scratch((PAIRS, PAIRS), "float32")
             image, head = T.bind(task // (heads * chunks)), T.bind(task // chunks % heads)
             at = [T.bind(column + head * width) for _, column in places]
 
@@ -57,7 +60,7 @@ def attention_bf16(spec: LayerSpec, point: Point) -> Kernel:
                     lines = [K[image * keys + key + n, T.ramp(at[1] + d, 1, DEPTH)] for n in range(TILE)]
                     pairs_of = _turned([T.bind(T.reinterpret("uint32x16", line)) for line in lines])
                     for p, line in enumerate(pairs_of):
-                        T.buffer_store(across, line, [tile, step, p, lanes(0)])
+                        T.buffer_store(across, line, [tile, step, p, ramp(0)])
                 with when(T.Or(key + TILE > keys, d + DEPTH > width)), T.grid(TILE, TILE) as (p, n):
                     inside = T.And(key + n < keys, d + p * 2 < width)
                     two = K[image * keys + T.min(key + n, keys - 1), T.ramp(at[1] + d + p * 2, 1, 2)]
@@ -68,7 +71,7 @@ def attention_bf16(spec: LayerSpec, point: Point) -> Kernel:
                     sides = []
                     for j in range(2):
                         key = step * DEPTH + p * 2 + j
-                        value = V[image * keys + T.min(key, keys - 1), lanes(at[2] + part * TILE)]
+                        value = V[image * keys + T.min(key, keys - 1), ramp(at[2] + part * TILE)]
                         wide = T.cast(value, "uint32x16")
                         sides.append(T.Select(key < keys, wide, T.broadcast(T.uint32(0), LANES)))
                     if part * TILE < width:
@@ -76,7 +79,7 @@ def attention_bf16(spec: LayerSpec, point: Point) -> Kernel:
                         both = T.bitwise_or(sides[0], high)
                     else:
                         both = T.broadcast(T.uint32(0), LANES)
-                    T.buffer_store(along, both, [step, part, p, lanes(0)])
+                    T.buffer_store(along, both, [step, part, p, ramp(0)])
 
             begin = T.bind(task % chunks * each)
             with (
@@ -109,11 +112,11 @@ def attention_bf16(spec: LayerSpec, point: Point) -> Kernel:
                         with T.serial(0, height) as r:
                             scale = T.bind(T.broadcast(inverse[half * TILE + r], LANES))
                             for lane in range(0, min(PAIRS, width - part * PAIRS), LANES):
-                                value = T.bind(load(mixed, half * TILE + r, lane) * scale)
+                                value = T.bind(vector_load(mixed, half * TILE + r, lane) * scale)
                                 column = head * width + part * PAIRS + lane
-                                store(Y, value, image * tokens + first[half] + r, column)
+                                vector_store(Y, value, image * tokens + first[half] + r, column)
 
-    function = primitive(operands, body)
+    function = build_prim_func(operands, body)
     block_size = padded * (deep * DEPTH + parts * PAIRS) * 2 + PAIRS * padded * 6
     return Kernel(function, tuple(spec.weights.values()), block_size, heads * chunks * 4)
 

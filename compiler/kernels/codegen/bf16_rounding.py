@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 ROWS = 64  # filters at a time: what is worked on stays small
 
 
-def rounded_filters(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+def round_filters(weight: NDArray[np.float32]) -> NDArray[np.float32]:
     """Filters (OC, …) in numbers that bfloat16 holds, each filter's sum kept to about one rounding step.
 
     Rounded to nearest, a filter's errors add up to a shift that everything its inputs have in common is multiplied
@@ -19,11 +19,11 @@ def rounded_filters(weight: NDArray[np.float32]) -> NDArray[np.float32]:
     rows = np.ascontiguousarray(weight, np.float32).reshape(len(weight), -1)
     found = np.empty_like(rows)
     for first in range(0, len(rows), ROWS):
-        found[first : first + ROWS] = _rounded(rows[first : first + ROWS])
+        found[first : first + ROWS] = _round_rows(rows[first : first + ROWS])
     return found.reshape(weight.shape)
 
 
-def _rounded(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+def _round_rows(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     bits = rows.view(np.uint32)
     down = bits & np.uint32(0xFFFF0000)  # towards zero
     nearest = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)

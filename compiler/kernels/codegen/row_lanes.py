@@ -12,19 +12,21 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, load, store, when
-from veltair.compiler.kernels.feature_maps.layout_transform import turned
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.transpose import transpose_16x16
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr
 
 Columns = Callable[[Expr], None]
 Line = tuple[int, Expr]  # of a buffer (tiles, lines, 16)
 
 
-def flat(buffer: Any, width: int) -> Any:
+def flatten_to_rows(buffer: Any, width: int) -> Any:
     """A tensor's memory in rows of `width`."""
     return T.decl_buffer([prod(buffer.shape) // width, width], buffer.dtype, data=buffer.data)
 
 
-def turn_in(source: Any, first: Expr, row: Expr, rows: Expr, lines: Any, line: Line, width: int) -> None:
+def load_transposed(source: Any, first: Expr, row: Expr, rows: Expr, lines: Any, line: Line, width: int) -> None:
     """`width` columns of 16 rows from `row` on, of `rows` that begin at row `first` of the source, to lines."""
     tile, start = line
 
@@ -32,9 +34,9 @@ def turn_in(source: Any, first: Expr, row: Expr, rows: Expr, lines: Any, line: L
         return first + T.min(row + lane, rows - 1)
 
     def block(column: Expr) -> None:
-        taken = [T.bind(load(source, place(lane), column)) for lane in range(LANES)]
-        for i, value in enumerate(turned(taken)):
-            store(lines, value, tile, start + column + i, 0)
+        taken = [T.bind(vector_load(source, place(lane), column)) for lane in range(LANES)]
+        for i, value in enumerate(transpose_16x16(taken)):
+            vector_store(lines, value, tile, start + column + i, 0)
 
     def single(column: Expr) -> None:
         with T.serial(0, LANES) as lane:
@@ -43,15 +45,15 @@ def turn_in(source: Any, first: Expr, row: Expr, rows: Expr, lines: Any, line: L
     _by_16(width, block, single)
 
 
-def turn_out(lines: Any, line: Line, target: Any, first: Expr, row: Expr, rows: Expr, width: int) -> None:
+def store_transposed(lines: Any, line: Line, target: Any, first: Expr, row: Expr, rows: Expr, width: int) -> None:
     """The other way round."""
     tile, start = line
 
     def block(column: Expr) -> None:
-        values = [T.bind(load(lines, tile, start + column + i, 0)) for i in range(LANES)]
-        for lane, value in enumerate(turned(values)):
+        values = [T.bind(vector_load(lines, tile, start + column + i, 0)) for i in range(LANES)]
+        for lane, value in enumerate(transpose_16x16(values)):
             with when(row + lane < rows):
-                store(target, value, first + row + lane, column)
+                vector_store(target, value, first + row + lane, column)
 
     def single(column: Expr) -> None:
         with T.serial(0, LANES) as lane, when(row + lane < rows):

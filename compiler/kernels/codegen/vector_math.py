@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.emit import Expr, splat, whole
+from veltair.compiler.kernels.codegen.vectors import Expr, broadcast, broadcast_uint32
 
 LOG2_E = 1.44269504088896341
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first has few bits: n * LN2_HIGH is exact
@@ -51,33 +51,35 @@ TANH_Q = tuple(c / _Q0 for c in (1.19825839466702e-06, 1.18534705686654e-04, 2.2
 
 def exp(x: Expr) -> Expr:
     """e**x: 0 below -86.99 (where the result leaves the normal floats), infinity above 88.72."""
-    x = T.bind(T.min(splat(88.8), T.max(splat(-87.0), x)))
+    x = T.bind(T.min(broadcast(88.8), T.max(broadcast(-87.0), x)))
     # The intrinsic hides the sum from TVM, which would take ROUND away again without rounding.
-    shifted = T.bind(T.call_llvm_pure_intrin("float32x16", "llvm.fma.v16f32", x, splat(LOG2_E), splat(ROUND)))
-    n = T.bind(shifted - splat(ROUND))
-    r = T.bind(x - n * splat(LN2_HIGH) - n * splat(LN2_LOW))
-    twice = _polynomial(r, EXP) * (r * r) + (r + r + splat(2.0))
-    power = T.reinterpret("float32x16", T.shift_left(_bits(shifted), whole(23)))  # 2**(n - 1); 0 where n is -126
+    shifted = T.bind(T.call_llvm_pure_intrin("float32x16", "llvm.fma.v16f32", x, broadcast(LOG2_E), broadcast(ROUND)))
+    n = T.bind(shifted - broadcast(ROUND))
+    r = T.bind(x - n * broadcast(LN2_HIGH) - n * broadcast(LN2_LOW))
+    twice = _polynomial(r, EXP) * (r * r) + (r + r + broadcast(2.0))
+    power = T.reinterpret(
+        "float32x16", T.shift_left(_bits(shifted), broadcast_uint32(23))
+    )  # 2**(n - 1); 0 where n is -126
     return T.bind(twice * power)
 
 
 def log(x: Expr) -> Expr:
     """The natural logarithm: -infinity at 0, NaN below."""
     x = T.bind(x)
-    tiny = x < splat(1.17549435e-38)  # subnormal; TVM cannot bind booleans
-    bits = T.bind(_bits(T.Select(tiny, x * splat(2.0**23), x)))
+    tiny = x < broadcast(1.17549435e-38)  # subnormal; TVM cannot bind booleans
+    bits = T.bind(_bits(T.Select(tiny, x * broadcast(2.0**23), x)))
     # The mantissa goes to [sqrt(1/2), sqrt(2)): what exceeds sqrt(2) is halved, by carrying into the exponent.
-    carried = T.bind(bits + whole(0x3F800000 - 0x3F3504F3))
-    exponent = T.cast(T.shift_right(carried, whole(23)), "float32x16")
-    e = T.bind(exponent - T.Select(tiny, splat(127.0 + 23.0), splat(127.0)))
-    mantissa = T.bitwise_and(carried, whole(0x7FFFFF)) + whole(0x3F3504F3)
-    r = T.bind(T.reinterpret("float32x16", mantissa) - splat(1.0))
+    carried = T.bind(bits + broadcast_uint32(0x3F800000 - 0x3F3504F3))
+    exponent = T.cast(T.shift_right(carried, broadcast_uint32(23)), "float32x16")
+    e = T.bind(exponent - T.Select(tiny, broadcast(127.0 + 23.0), broadcast(127.0)))
+    mantissa = T.bitwise_and(carried, broadcast_uint32(0x7FFFFF)) + broadcast_uint32(0x3F3504F3)
+    r = T.bind(T.reinterpret("float32x16", mantissa) - broadcast(1.0))
     square = T.bind(r * r)
-    tail = T.bind(_polynomial(r, LOG) * (r * square) + e * splat(LN2_LOW) - square * splat(0.5))
-    regular = T.bind(r + tail + e * splat(LN2_HIGH))
-    finite = T.bind(T.Select(x < splat(math.inf), regular, x))  # infinity and NaN stay what they are
-    above = T.bind(T.Select(T.EQ(x, splat(0.0)), splat(-math.inf), finite))
-    return T.bind(T.Select(x < splat(0.0), splat(math.nan), above))
+    tail = T.bind(_polynomial(r, LOG) * (r * square) + e * broadcast(LN2_LOW) - square * broadcast(0.5))
+    regular = T.bind(r + tail + e * broadcast(LN2_HIGH))
+    finite = T.bind(T.Select(x < broadcast(math.inf), regular, x))  # infinity and NaN stay what they are
+    above = T.bind(T.Select(T.EQ(x, broadcast(0.0)), broadcast(-math.inf), finite))
+    return T.bind(T.Select(x < broadcast(0.0), broadcast(math.nan), above))
 
 
 def erf(x: Expr) -> Expr:
@@ -92,16 +94,18 @@ def tanh(x: Expr) -> Expr:
 
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + e**-x)."""
-    return T.bind(T.Div(splat(1.0), splat(1.0) + exp(splat(0.0) - x)))
+    return T.bind(T.Div(broadcast(1.0), broadcast(1.0) + exp(broadcast(0.0) - x)))
 
 
-def rough_sigmoid(x: Expr) -> Expr:
+def approximate_sigmoid(x: Expr) -> Expr:
     """The same with a relative error below 2e-4, for what is rounded to bfloat16: a third of the time. AVX-512."""
-    x = T.bind(T.min(splat(87.0), T.max(splat(-87.0), x)))
-    shifted = T.bind(T.call_llvm_pure_intrin("float32x16", "llvm.fma.v16f32", x, splat(-LOG2_E), splat(ROUND + 1.0)))
-    f = T.bind(x * splat(-LOG2_E) - (shifted - splat(ROUND + 1.0)))
-    power = T.reinterpret("float32x16", T.shift_left(_bits(shifted), whole(23)))
-    sum_ = T.bind(_polynomial(f, EXP2) * power + splat(1.0))
+    x = T.bind(T.min(broadcast(87.0), T.max(broadcast(-87.0), x)))
+    shifted = T.bind(
+        T.call_llvm_pure_intrin("float32x16", "llvm.fma.v16f32", x, broadcast(-LOG2_E), broadcast(ROUND + 1.0))
+    )
+    f = T.bind(x * broadcast(-LOG2_E) - (shifted - broadcast(ROUND + 1.0)))
+    power = T.reinterpret("float32x16", T.shift_left(_bits(shifted), broadcast_uint32(23)))
+    sum_ = T.bind(_polynomial(f, EXP2) * power + broadcast(1.0))
     inverse = "llvm.x86.avx512.rcp14.ps.512"
     return T.bind(T.call_llvm_pure_intrin("float32x16", inverse, sum_, sum_, T.int16(-1)))
 
@@ -130,16 +134,16 @@ def _fold(x: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
 
 
 def _rational(x: Expr, bound: float, numerator: Sequence[float], denominator: Sequence[float]) -> Expr:
-    x = T.bind(T.max(splat(-bound), T.min(splat(bound), x)))
+    x = T.bind(T.max(broadcast(-bound), T.min(broadcast(bound), x)))
     square = T.bind(x * x)
     return T.bind(T.Div(x * _polynomial(square, numerator), _polynomial(square, denominator)))
 
 
 def _polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
     """Horner's scheme, the coefficient of the highest power first."""
-    value = splat(coefficients[0])
+    value = broadcast(coefficients[0])
     for coefficient in coefficients[1:]:
-        value = value * x + splat(coefficient)
+        value = value * x + broadcast(coefficient)
     return value
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.kernels.codegen.emit import Expr
+from veltair.compiler.kernels.codegen.vectors import Expr
 from veltair.compiler.kernels.conv.conv_geometry import first_tap, geometry
 
 TILE = 16  # rows of a tile: outputs

@@ -26,23 +26,22 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import (
-    LANES,
-    Expr,
-    activate,
-    amx,
-    bf16_pair,
-    load,
-    pad_to,
-    prefetch,
-    primitive,
-    scratch,
-    splat,
-    store,
+from veltair.compiler.kernels.codegen.activation import apply_activation
+from veltair.compiler.kernels.codegen.amx import (
+    load_tile,
+    load_tile_configuration,
+    multiply_bf16_tiles,
+    release_tiles,
+    store_tile,
     tile_configuration,
-    to_bf16_bits,
-    when,
+    zero_tile,
 )
+from veltair.compiler.kernels.codegen.bf16 import array_to_bf16, float32_pair_to_bf16
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import allocate_scratch, prefetch, vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.conv.amx_tile_cover import BLOCK, DEPTH, TILE, Cover, folds, narrow
 from veltair.compiler.kernels.conv.conv_geometry import folded, geometry, reach
 
@@ -76,7 +75,7 @@ def conv2d_amx(spec: LayerSpec, point: Point) -> Kernel:
     weight = _pack(spec, wide, width)  # (OC/unit, steps…, width, 16, 16, 2)
     units, depth, _, columns = weight.shape[:4]
     groups = units // channels
-    bias = pad_to(spec.weights["bias"], 0, BLOCK)
+    bias = pad_axis(spec.weights["bias"], 0, BLOCK)
     activation = str(spec.attributes["activation"])
     taps = kh * columns
     stretch = int(point["stretch"]) if "stretch" in point else depth  # blocks of input channels
@@ -127,14 +126,14 @@ def conv2d_amx(spec: LayerSpec, point: Point) -> Kernel:
                     prefetch(W[*behind, 0, 0, 0, 0, 0, fetched])
                 for tile in range(width):
                     first = T.address_of(W[at.unit, start + block, u, v, tile, 0, 0, 0])
-                    amx("tileloadd64", T.uint8(8 - width + tile), first, T.int64(64))
+                    load_tile(8 - width + tile, first, 64)
                 taken = first_block(at.unit * unit // BLOCK) + start + block
                 for tile in range(height):
-                    left = T.uint8(4 + tile % (4 - width))
+                    left = 4 + tile % (4 - width)
                     first = cover.address(source, image, taken, u, v, at.stack, tile)
-                    amx("tileloadd64", left, first, T.int64(cover.stride_bytes))
+                    load_tile(left, first, cover.stride_bytes)
                     for other in range(width):
-                        amx("tdpbf16ps", T.uint8(tile * width + other), left, T.uint8(8 - width + other))
+                        multiply_bf16_tiles(tile * width + other, left, 8 - width + other)
 
             early = blocks - tail if between else blocks
             if early:
@@ -152,22 +151,22 @@ def conv2d_amx(spec: LayerSpec, point: Point) -> Kernel:
             first = T.bind(at.unit * unit)
             block, lane = T.bind(first // BLOCK), T.bind(first % BLOCK)
             starts = range(0, unit, LANES)
-            values = [reduce(T.max, [load(sums, at.kept, r, i) for r in sources]) for i in starts]
-            values = [value + load(bias_, first + i) for value, i in zip(values, starts, strict=True)]
+            values = [reduce(T.max, [vector_load(sums, at.kept, r, i) for r in sources]) for i in starts]
+            values = [value + vector_load(bias_, first + i) for value, i in zip(values, starts, strict=True)]
             if residual is not None:
                 halo = spec.inputs[1].halo
                 where = (image, block, row + halo.top, column + halo.left)
-                added = [load(residual, *where, lane + i) for i in starts]
+                added = [vector_load(residual, *where, lane + i) for i in starts]
                 values = [value + more for value, more in zip(values, added, strict=True)]
             where = (image, block, row + y.halo.top, column + y.halo.left)
             if narrow(spec):
-                values.append(splat(0.0))  # the other half of a block
+                values.append(broadcast(0.0))  # the other half of a block
             if len(values) == 1:
-                store(Y, activate(values[0], activation, rough=True), *where, lane)
+                vector_store(Y, apply_activation(values[0], activation, approximate=True), *where, lane)
                 return
             early = "none" if activation == "relu" else activation
-            low, high = (activate(value, early, rough=True) for value in values)
-            bits = bf16_pair(low, high)
+            low, high = (apply_activation(value, early, approximate=True) for value in values)
+            bits = float32_pair_to_bf16(low, high)
             if activation == "relu":  # negative floats are negative as integers
                 positive = T.max(T.reinterpret("int16x32", bits), T.broadcast(T.int16(0), BLOCK))
                 bits = T.reinterpret("uint16x32", positive)
@@ -175,25 +174,25 @@ def conv2d_amx(spec: LayerSpec, point: Point) -> Kernel:
 
         source = copied() if cover.mode == "dense" else X
         with T.parallel(0, X.shape[0] * groups * chunks) as task:
-            sums = scratch((kept, outputs, unit), "float32")
+            sums = allocate_scratch((kept, outputs, unit), "float32")
             image = T.bind(task // (groups * chunks))
             group = T.bind(task // chunks % groups)
             first = T.bind(task % chunks * each)
             count = T.bind(T.max(T.min(each, stacks - first), 0) * channels)
-            amx("ldtilecfg", T.address_of(configuration[0]))
+            load_tile_configuration(T.address_of(configuration[0]))
 
             def place(nth: Expr) -> Place:
                 unit, stack = T.bind(group * channels + nth % channels), T.bind(first + nth // channels)
                 return Place(unit, stack, nth if parts > 1 else 0)
 
-            def accumulators(move: str, at: Place) -> None:
+            def accumulators(move: Callable[[int, Expr, int], None], at: Place) -> None:
                 for register in range(4):
                     corner = T.address_of(sums[at.kept, register // width * TILE, register % width * TILE])
-                    amx(move, T.uint8(register), corner, T.int64(unit * 4))
+                    move(register, corner, unit * 4)
 
             def clear() -> None:
                 for register in range(4):
-                    amx("tilezero", T.uint8(register))
+                    zero_tile(register)
 
             if parts > 1:
                 with T.grid(parts - 1, count) as (part, nth):
@@ -201,9 +200,9 @@ def conv2d_amx(spec: LayerSpec, point: Point) -> Kernel:
                     with when(part == 0):
                         clear()
                     with when(part > 0):
-                        accumulators("tileloadd64", at)
+                        accumulators(load_tile, at)
                     products(source, image, at, part * stretch, stretch)
-                    accumulators("tilestored64", at)
+                    accumulators(store_tile, at)
             with T.serial(0, count) as nth:
                 at, earlier = place(nth), place(nth - 1)
 
@@ -214,17 +213,17 @@ def conv2d_amx(spec: LayerSpec, point: Point) -> Kernel:
                                 finish(image, earlier, n, sums)
 
                 if parts > 1:
-                    accumulators("tileloadd64", at)
+                    accumulators(load_tile, at)
                 else:
                     clear()
                 products(source, image, at, depth - last, last, between)
-                accumulators("tilestored64", at)
+                accumulators(store_tile, at)
             with when(count > 0), T.serial(0, cover.finished) as n:
                 finish(image, place(count - 1), n, sums)
-            amx("tilerelease")
+            release_tiles()
 
     configuration = tile_configuration()
-    function = primitive([*spec.inputs, weight, bias, configuration, *spec.outputs], body)
+    function = build_prim_func([*spec.inputs, weight, bias, configuration, *spec.outputs], body)
     reads = kh * columns if cover.mode == "dense" else sh * sw  # inputs of an output, of all lanes of a block
     taken = each * outputs * reads * x.block * depth * 2
     block_size = taken + channels * weight[0].nbytes + each * outputs * unit * channels * 2
@@ -236,12 +235,12 @@ def _pack(spec: LayerSpec, weight: NDArray[np.float32], width: int) -> NDArray[n
 
     Folded: (OC/unit, 1, KH, ceil(KW * IC / 32), width, 16, 16, 2), KW with the gaps of its dilation.
     """
-    weight = pad_to(weight, 0, TILE if narrow(spec) else BLOCK)
+    weight = pad_axis(weight, 0, TILE if narrow(spec) else BLOCK)
     if folds(spec):
-        rows = pad_to(folded(spec, weight), 2, DEPTH)
+        rows = pad_axis(folded(spec, weight), 2, DEPTH)
         steps = rows.reshape(len(rows) // (width * TILE), width, TILE, 1, rows.shape[1], -1, DEPTH // 2, 2)
-        return to_bf16_bits(np.ascontiguousarray(steps.transpose(0, 3, 4, 5, 1, 6, 2, 7)))
+        return array_to_bf16(np.ascontiguousarray(steps.transpose(0, 3, 4, 5, 1, 6, 2, 7)))
     oc, _, kh, kw = weight.shape
-    padded = pad_to(weight, 1, DEPTH)
+    padded = pad_axis(weight, 1, DEPTH)
     steps = padded.reshape(oc // (width * TILE), width, TILE, -1, DEPTH // 2, 2, kh, kw)
-    return to_bf16_bits(np.ascontiguousarray(steps.transpose(0, 3, 6, 7, 1, 4, 2, 5)))
+    return array_to_bf16(np.ascontiguousarray(steps.transpose(0, 3, 6, 7, 1, 4, 2, 5)))

@@ -23,20 +23,13 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import (
-    LANES,
-    Expr,
-    activate,
-    lanes,
-    load,
-    pad_to,
-    prefetch,
-    primitive,
-    splat,
-    store,
-    when,
-)
-from veltair.compiler.kernels.codegen.multiply_add import STEP, multiply_add, pairs, reducing, spread
+from veltair.compiler.kernels.codegen.activation import apply_activation
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import prefetch, vector_load, vector_store
+from veltair.compiler.kernels.codegen.multiply_add import VALUES_PER_STEP, broadcast_input, multiply_add, reduction_body
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
+from veltair.compiler.kernels.codegen.weight_packing import pack_bf16_pairs, pad_axis
 from veltair.compiler.kernels.conv.amx_tile_cover import folds
 from veltair.compiler.kernels.conv.conv_geometry import (
     balanced,
@@ -64,7 +57,9 @@ def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         for pixels in sorted({most, -(-most * 2 // 3)}):
             join = rows_together(oh, ow, pixels, channels, each)
             cost = strip_cycles(join * ow, pixels, channels, each) / (join * ow * channels * each)
-            if STEP[spec.inputs[0].dtype] > 1:  # a weight's bytes are used twice as fast: few tiles should read them
+            if (
+                VALUES_PER_STEP[spec.inputs[0].dtype] > 1
+            ):  # a weight's bytes are used twice as fast: few tiles should read them
                 cost += 0.25 / pixels
             for rows, liking in heights(oh, join, -(-blocks // channels)):
                 point: Point = {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
@@ -79,11 +74,11 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     oh, ow = y.shape[2:]
     width, cells = channels * LANES, pooled_cells(spec)
     outs, chunks = -(-y.shape[1] // LANES), -(-oh // rows)
-    step = STEP[x.dtype]
+    step = VALUES_PER_STEP[x.dtype]
     packed, first_block = _panels(spec, width)
     groups, blocks, kh, kw, inner, _ = packed.shape
     packed = packed.reshape(groups, -1)
-    bias = pad_to(spec.weights["bias"], 0, width)
+    bias = pad_axis(spec.weights["bias"], 0, width)
     taps = blocks * kh * kw
     join = rows_together(oh, ow, pixels, channels, registers_each(features))
     top, left = first_tap(spec)
@@ -115,19 +110,19 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
             if residual is not None:
                 block, lane = place_of(spec.inputs[1], group * channels + c)
                 halo = spec.inputs[1].halo
-                result = result + load(residual, image, block, row + halo.top, column + halo.left, lane)
+                result = result + vector_load(residual, image, block, row + halo.top, column + halo.left, lane)
             block, lane = place_of(y, group * channels + c)
             at = (image, block, row + y.halo.top, column + y.halo.left)
-            store(Y, activate(result, activation, rough=step > 1), *at, lane)
+            vector_store(Y, apply_activation(result, activation, approximate=step > 1), *at, lane)
             if y.block > LANES and outs % 2 and c == (outs - 1) % channels:
                 with when(group * channels + c == outs - 1):
-                    store(Y, splat(0.0), *at, LANES)  # the other half of a block
+                    vector_store(Y, broadcast(0.0), *at, LANES)  # the other half of a block
 
         def tile(acc: Any, image: Expr, group: Expr, places: list[tuple[Expr, Expr]], turn: Expr) -> None:
             """The outputs at `places`; the `turn`-th tile of its group."""
             spots = [spot for place in places for spot in sources(*place)]
             for c in range(channels):
-                start = T.bind(load(bias_, (group * channels + c) * LANES))
+                start = T.bind(vector_load(bias_, (group * channels + c) * LANES))
                 for p in range(len(spots)):
                     T.buffer_store(acc, start, [p * channels + c])
             with T.grid(blocks, kh, kw) as (b, u, v):
@@ -144,11 +139,11 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                     for k in range(unroll):
                         i = stretch * unroll + k
                         weights = [
-                            T.bind(W[group, lanes((tap * inner + i) * width + c * LANES)]) for c in range(channels)
+                            T.bind(W[group, ramp((tap * inner + i) * width + c * LANES)]) for c in range(channels)
                         ]
                         for p, (row, column) in enumerate(spots):
                             at = (image, block, row * sh + u * dh + top, column * sw + v * dw + left)
-                            value = T.bind(spread(X, *at, i * step))
+                            value = T.bind(broadcast_input(X, *at, i * step))
                             for c in range(channels):
                                 total = multiply_add(acc[p * channels + c], value, weights[c])
                                 T.buffer_store(acc, total, [p * channels + c])
@@ -168,7 +163,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
 
             tiles_of_rows(first, rows, (oh, ow), join, pixels, some)
 
-    function = primitive([*spec.inputs, packed, bias, *spec.outputs], reducing(x.dtype, body))
+    function = build_prim_func([*spec.inputs, packed, bias, *spec.outputs], reduction_body(x.dtype, body))
     item, apart = np.dtype(x.dtype).itemsize, (sh if cells == 1 else 2 * sh)  # input rows between outputs
     taken = (rows * apart + kh - 1) * full_w * sw * blocks * x.block * item  # input rows of a task
     block_size = taken + packed[0].nbytes + rows * ow * width * item
@@ -184,11 +179,11 @@ def _panels(spec: LayerSpec, width: int) -> tuple[NDArray[Any], Callable[[Expr],
     wide, blocks, first_block = reach(spec, width)
     inner = x.block
     if x.dtype == "uint16" and folds(spec):
-        rows = pad_to(folded(spec, wide), 2, 2)
+        rows = pad_axis(folded(spec, wide), 2, 2)
         wide, inner = rows.transpose(0, 2, 1)[..., None], rows.shape[2]
-    wide = pad_to(pad_to(wide, 0, width), 1, inner)
+    wide = pad_axis(pad_axis(wide, 0, width), 1, inner)
     packed = wide.reshape(-1, width, blocks, inner, *wide.shape[2:]).transpose(0, 2, 4, 5, 3, 1)
-    return pairs(packed, 4) if x.dtype == "uint16" else np.ascontiguousarray(packed), first_block
+    return pack_bf16_pairs(packed, 4) if x.dtype == "uint16" else np.ascontiguousarray(packed), first_block
 
 
 def pooled_cells(spec: LayerSpec) -> int:

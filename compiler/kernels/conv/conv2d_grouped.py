@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, activate, load, primitive, scratch, store, when
+from veltair.compiler.kernels.codegen.activation import apply_activation
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import allocate_scratch, vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.transpose import interleave_channels
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr
 from veltair.compiler.kernels.conv.conv2d_direct import (
     UNROLL,
     heights,
@@ -29,7 +34,6 @@ from veltair.compiler.kernels.conv.conv2d_direct import (
     tiles_of_rows,
 )
 from veltair.compiler.kernels.conv.conv_geometry import first_tap, geometry, where_present
-from veltair.compiler.kernels.feature_maps.layout_transform import interleaved
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         def add(acc: Any, image: Expr, panel: Expr, places: list[tuple[Expr, Expr]]) -> None:
             """Sums of the outputs at `places`."""
             for c in range(channels):
-                start = T.bind(load(bias_, panel, c * LANES))
+                start = T.bind(vector_load(bias_, panel, c * LANES))
                 for p in range(len(places)):
                     T.buffer_store(acc, start, [p * channels + c])
             first = T.bind(panels.first(panel))
@@ -131,7 +135,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                 channel = T.bind(first + turn * unroll)
                 block, lane = T.bind(channel // x.block), T.bind(channel % x.block)
                 for k in range(unroll):
-                    taps = [T.bind(load(W, panel, u, v, turn * unroll + k, c * LANES)) for c in range(channels)]
+                    taps = [T.bind(vector_load(W, panel, u, v, turn * unroll + k, c * LANES)) for c in range(channels)]
                     for p, (row, column) in enumerate(places):
                         where = (row * sh + u * dh + top, column * sw + v * dw + left)
                         value = T.bind(T.broadcast(X[image, block, *where, lane + k], LANES))
@@ -142,12 +146,14 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         def finish(image: Expr, block: Expr, row: Expr, column: Expr, value: Expr) -> None:
             if residual is not None:
                 halo = spec.inputs[1].halo
-                value = value + load(residual, image, block, row + halo.top, column + halo.left, 0)
-            store(Y, activate(value, activation), image, block, row + y.halo.top, column + y.halo.left, 0)
+                value = value + vector_load(residual, image, block, row + halo.top, column + halo.left, 0)
+            vector_store(
+                Y, apply_activation(value, activation), image, block, row + y.halo.top, column + y.halo.left, 0
+            )
 
         with T.parallel(0, X.shape[0] * tasks * chunks) as task:
             acc = T.alloc_buffer((pixels * channels,), "float32x16", scope="local")
-            sums = scratch((groups, pixels, width), "float32") if panels.shuffled else None
+            sums = allocate_scratch((groups, pixels, width), "float32") if panels.shuffled else None
             image = T.bind(task // (tasks * chunks))
             nth, first = T.bind(task // chunks % tasks), T.bind(task % chunks * rows)
 
@@ -164,11 +170,11 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                     add(acc, image, nth * groups + g, places)
                     for p in range(count):
                         for c in range(channels):
-                            store(sums, acc[p * channels + c], g, p, c * LANES)
+                            vector_store(sums, acc[p * channels + c], g, p, c * LANES)
                 with T.serial(0, count) as p:
                     where = place(row, T.bind(cell + p), ow, height)
                     for c in range(channels):
-                        parts = interleaved([T.bind(load(sums, g, p, c * LANES)) for g in range(groups)])
+                        parts = interleave_channels([T.bind(vector_load(sums, g, p, c * LANES)) for g in range(groups)])
                         for i, value in enumerate(parts):
                             block = T.bind((nth * channels + c) * groups + i)
                             with when(block < blocks):
@@ -176,7 +182,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
 
             tiles_of_rows(first, rows, (oh, ow), join, pixels, tile)
 
-    function = primitive([*spec.inputs, weight, bias, *spec.outputs], body)
+    function = build_prim_func([*spec.inputs, weight, bias, *spec.outputs], body)
     made = width * groups if panels.shuffled else width
     inputs = x.shape[1] if panels.shuffled else weight.shape[3]
     block_size = (rows * sh + kh - 1) * ow * sw * inputs * 4 + weight[0].nbytes * made // width + rows * ow * made * 4

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Halo, LayerSpec
-from veltair.compiler.kernels.codegen.emit import Expr, when
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.vectors import Expr
 
 
 def geometry(spec: LayerSpec) -> tuple[int, int, int, int, int, int, int, int]:

@@ -12,7 +12,11 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, activate, load, pad_to, primitive, store
+from veltair.compiler.kernels.codegen.activation import apply_activation
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr
+from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.conv.conv_geometry import first_tap, geometry
 
 UNROLLED = 3  # kernel rows: the taps of more would not stay in registers all at once
@@ -47,9 +51,9 @@ class DepthwiseConv2d:
         chunks = -(-oh // rows)
         uneven = rows % tall or oh % rows % tall  # some task ends with rows that fill no tile
         activation = str(spec.attributes["activation"])
-        weight = pad_to(spec.weights["weight"][:, 0], 0, x.block).reshape(blocks, x.block, kh, kw)
+        weight = pad_axis(spec.weights["weight"][:, 0], 0, x.block).reshape(blocks, x.block, kh, kw)
         packed = np.ascontiguousarray(weight.transpose(0, 2, 3, 1))  # (C/b, KH, KW, b)
-        bias = pad_to(spec.weights["bias"], 0, x.block)
+        bias = pad_axis(spec.weights["bias"], 0, x.block)
 
         def body(X: Any, *rest: Any) -> None:
             residual = rest[0] if len(spec.inputs) > 1 else None
@@ -60,19 +64,19 @@ class DepthwiseConv2d:
             ) -> None:
                 """`height` x `count` outputs."""
                 lane = half * LANES
-                sums = [T.bind(load(bias_, block * x.block + lane))] * (height * count)
+                sums = [T.bind(vector_load(bias_, block * x.block + lane))] * (height * count)
 
                 def add(below: Expr, turns: list[tuple[int, Expr]]) -> None:
                     """An input row to output row r by kernel row u, for each (r, u) of `turns`; inputs load once."""
                     values: dict[int, Expr] = {}
                     for r, u in turns:
                         for v in range(kw):
-                            tap = T.bind(load(W, block, u, v, lane))
+                            tap = T.bind(vector_load(W, block, u, v, lane))
                             for p in range(count):
                                 at = p * sw + v * dw
                                 if at not in values:
                                     where = (row * sh + below + top, column * sw + at + left)
-                                    values[at] = T.bind(load(X, image, block, *where, lane))
+                                    values[at] = T.bind(vector_load(X, image, block, *where, lane))
                                 i = r * count + p
                                 sums[i] = T.bind(sums[i] + values[at] * tap)
 
@@ -96,9 +100,9 @@ class DepthwiseConv2d:
                         if residual is not None:
                             halo = spec.inputs[1].halo
                             at = (row + r + halo.top, column + p + halo.left)
-                            result = result + load(residual, image, block, *at, lane)
+                            result = result + vector_load(residual, image, block, *at, lane)
                         where = (image, block, row + r + out.top, column + p + out.left, lane)
-                        store(Y, activate(result, activation), *where)
+                        vector_store(Y, apply_activation(result, activation), *where)
 
             def line(acc: Any, image: Expr, block: Expr, row: Expr, height: int) -> None:
                 """All columns of `height` output rows."""
@@ -120,7 +124,7 @@ class DepthwiseConv2d:
                     with T.serial(0, present % tall) as r:
                         line(acc, image, block, first + present // tall * tall + r, 1)
 
-        function = primitive([*spec.inputs, packed, bias, *spec.outputs], body)
+        function = build_prim_func([*spec.inputs, packed, bias, *spec.outputs], body)
         item = np.dtype(x.dtype).itemsize
         block_size = ((rows * sh + kh - 1) * ow * sw + rows * ow) * x.block * item + packed[0].nbytes
         return Kernel(function, (packed, bias), block_size, blocks * chunks * pixels * tall)

@@ -18,19 +18,12 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import (
-    LANES,
-    Expr,
-    activate,
-    lanes,
-    load,
-    pad_to,
-    prefetch,
-    primitive,
-    splat,
-    store,
-    when,
-)
+from veltair.compiler.kernels.codegen.activation import apply_activation
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import prefetch, vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
+from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.conv.conv2d_direct import UNROLL, register_tile, registers_each
 from veltair.compiler.kernels.conv.conv_geometry import balanced, first_tap, geometry, group_sizes, where_present
 
@@ -92,7 +85,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     bottom, right = x.physical[2] - 1, x.physical[3] - 1
     activation = str(spec.attributes["activation"])
     packed = _pack(spec.weights["weight"], m, width, blocks)
-    bias = pad_to(spec.weights["bias"], 0, width)
+    bias = pad_axis(spec.weights["bias"], 0, width)
     parts = balanced(tiles, register_tile(channels, features))
     turns = sum(many for _, many, _ in parts)
     lines = -(-LANES * channels // turns)  # of the next place's weights, to be fetched at one step of one part
@@ -106,15 +99,17 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
             rows = [T.bind(T.min(tile // across * m + top + i, bottom)) for i in range(side)]
             columns = [T.bind(T.min(tile % across * m + left + j, right)) for j in range(side)]
             with T.serial(0, blocks) as b:
-                half = [_bound(_forward([load(X, image, b, row, column, 0) for row in rows])) for column in columns]
+                half = [
+                    _bound(_forward([vector_load(X, image, b, row, column, 0) for row in rows])) for column in columns
+                ]
                 for i in range(side):
                     for j, value in enumerate(_forward([half[column][i] for column in range(side)])):
-                        T.buffer_store(V, value, [i * side + j, b, slot, lanes(0)])
+                        T.buffer_store(V, value, [i * side + j, b, slot, ramp(0)])
 
         def multiply(acc: Any, V: Any, M: Any, group: Expr, place: Expr, first: Expr, size: int, turn: Expr) -> None:
             """`size` tiles from `first` on, at one of the places."""
             for register in range(size * channels):
-                T.buffer_store(acc, splat(0.0), [register])
+                T.buffer_store(acc, broadcast(0.0), [register])
             with T.serial(0, blocks) as b:
                 for line in range(lines):
                     at = ((turn * blocks + b) * lines + line) * LANES
@@ -123,7 +118,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                     for i in range(UNROLL):
                         at = (b * LANES + k * UNROLL + i) * width
                         row = group * side * side + place
-                        taps = [T.bind(W[row, lanes(at + c * LANES)]) for c in range(channels)]
+                        taps = [T.bind(W[row, ramp(at + c * LANES)]) for c in range(channels)]
                         for p in range(size):
                             value = T.bind(T.broadcast(V[place, b, first + p, k * UNROLL + i], LANES))
                             for c in range(channels):
@@ -131,13 +126,13 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                                 T.buffer_store(acc, acc[at] + value * taps[c], [at])
             for p in range(size):
                 for c in range(channels):
-                    T.buffer_store(M, acc[p * channels + c], [place, first + p, lanes(c * LANES)])
+                    T.buffer_store(M, acc[p * channels + c], [place, first + p, ramp(c * LANES)])
 
         def inverse(M: Any, image: Expr, tile: Expr, slot: Expr, block: Expr, lane: int) -> None:
             """The outputs of one tile and block of channels."""
             row, column = T.bind(tile // across * m), T.bind(tile % across * m)
-            half = [_bound(_inverse([M[i * side + j, slot, lanes(lane)] for i in range(side)])) for j in range(side)]
-            start = T.bind(load(bias_, block * LANES))
+            half = [_bound(_inverse([M[i * side + j, slot, ramp(lane)] for i in range(side)])) for j in range(side)]
+            start = T.bind(vector_load(bias_, block * LANES))
             for i in range(m):
                 for j, value in enumerate(_bound(_inverse([half[k][i] for k in range(side)]))):
                     with when(T.And(row + i < oh, column + j < ow)):
@@ -145,9 +140,9 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                         if residual is not None:
                             halo = spec.inputs[1].halo
                             at = (row + i + halo.top, column + j + halo.left)
-                            result = result + load(residual, image, block, *at, 0)
+                            result = result + vector_load(residual, image, block, *at, 0)
                         at = (row + i + y.halo.top, column + j + y.halo.left)
-                        store(Y, activate(result, activation), image, block, *at, 0)
+                        vector_store(Y, apply_activation(result, activation), image, block, *at, 0)
 
         with T.parallel(0, X.shape[0] * chunks * splits) as task:
             V = T.alloc_buffer((side * side, blocks, tiles, LANES), "float32", scope="global")
@@ -172,7 +167,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
                         with where_present(outs, channels, group, c):
                             inverse(M, image, origin + t, t, group * channels + c, c * LANES)
 
-    function = primitive([*spec.inputs, packed, bias, *spec.outputs], body)
+    function = build_prim_func([*spec.inputs, packed, bias, *spec.outputs], body)
     block_size = packed.nbytes // splits + side * side * tiles * (blocks * LANES + width) * 4
     return Kernel(function, (packed, bias), block_size, chunks * splits * parts[0][2] * channels)
 
@@ -186,9 +181,9 @@ def _forward(d: list[Expr]) -> list[Expr]:
     if len(d) == 4:
         return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]]
     d = _bound(d)
-    a, b = _bound([d[4] - d[2] * splat(4.0), d[3] - d[1] * splat(4.0)])
-    c, e = _bound([d[4] - d[2], (d[3] - d[1]) * splat(2.0)])
-    first, last = (d[i] * splat(4.0) - d[i + 2] * splat(5.0) + d[i + 4] for i in (0, 1))
+    a, b = _bound([d[4] - d[2] * broadcast(4.0), d[3] - d[1] * broadcast(4.0)])
+    c, e = _bound([d[4] - d[2], (d[3] - d[1]) * broadcast(2.0)])
+    first, last = (d[i] * broadcast(4.0) - d[i + 2] * broadcast(5.0) + d[i + 4] for i in (0, 1))
     return [first, a + b, a - b, c + e, c - e, last]
 
 
@@ -197,12 +192,12 @@ def _inverse(m: list[Expr]) -> list[Expr]:
     if len(m) == 4:
         return [m[0] + m[1] + m[2], m[1] - m[2] - m[3]]
     a, b, c, d = _bound([m[1] + m[2], m[1] - m[2], m[3] + m[4], m[3] - m[4]])
-    return [m[0] + a + c, b + d * splat(2.0), a + c * splat(4.0), b + d * splat(8.0) + m[5]]
+    return [m[0] + a + c, b + d * broadcast(2.0), a + c * broadcast(4.0), b + d * broadcast(8.0) + m[5]]
 
 
 def _pack(weight: NDArray[np.float32], m: int, width: int, blocks: int) -> NDArray[np.float32]:
     """G g G^T as (OC/width * (m + 2)^2, IC * width): a row is what one place of one group takes."""
-    padded = pad_to(pad_to(weight, 0, width), 1, LANES).astype(np.float64)
+    padded = pad_axis(pad_axis(weight, 0, width), 1, LANES).astype(np.float64)
     oc, ic = padded.shape[:2]
     turned = np.einsum("iu,ocuv,jv->oijc", WEIGHTS[m], padded, WEIGHTS[m], optimize=True)
     rows = turned.reshape(oc // width, width, (m + 2) ** 2, ic).transpose(0, 2, 3, 1)

@@ -7,7 +7,9 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import Expr, lanes, primitive, when
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import Expr, ramp
 from veltair.compiler.kernels.feature_maps.spatial import inside, row_bytes, rows_of_a_task
 
 
@@ -38,9 +40,9 @@ class Concat:
                     ):
                         value = _gathered(spec, buffers, taken, image, first + r, column)
                         *where, _ = inside(y, image, b, first + r, column, 0)
-                        T.buffer_store(Y, value, [*where, lanes(0, block)])
+                        T.buffer_store(Y, value, [*where, ramp(0, block)])
 
-        function = primitive([*spec.inputs, y], body)
+        function = build_prim_func([*spec.inputs, y], body)
         return Kernel(function, (), 2 * rows * row_bytes(y), blocks * chunks)
 
 
@@ -53,7 +55,7 @@ def _gathered(
     value = T.broadcast(T.float32(0) if kind.startswith("float32") else T.uint16(0), block)
     for source in dict.fromkeys((i, c // block) for i, c in taken):
         *where, _ = inside(spec.inputs[source[0]], image, source[1], row, column, 0)
-        found = buffers[source[0]][(*where, lanes(0, block))]
+        found = buffers[source[0]][(*where, ramp(0, block))]
         order = list(range(block))
         for lane, (i, c) in enumerate(taken):
             if (i, c // block) == source:

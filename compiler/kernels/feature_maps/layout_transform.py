@@ -6,14 +6,18 @@ too have 16 neighbours; the last tile of a row overlaps the one before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation, Halo, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, load, primitive, splat, store, when
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.transpose import interleave_channels, transpose_16x16
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.kernels.feature_maps.spatial import inside, row_bytes, rows_of_a_task
 
 
@@ -32,16 +36,16 @@ class ToBlocked:
             if size == 1:
                 for c in range(block):
                     value = X[image, b * block + c, row, column] if c < count else T.float32(0)
-                    store(Y, value, *inside(y, image, b, row, column, c), count=1)
+                    vector_store(Y, value, *inside(y, image, b, row, column, c), count=1)
                 return
-            taken = [T.bind(load(X, image, b * block + c, row, column)) for c in range(count)]
-            taken += [splat(0.0)] * (block - count)
+            taken = [T.bind(vector_load(X, image, b * block + c, row, column)) for c in range(count)]
+            taken += [broadcast(0.0)] * (block - count)
             if block < LANES:  # the pixels' few channels side by side
-                for j, value in enumerate(interleaved(taken)):
-                    store(Y, value, *inside(y, image, b, row, column, j * LANES))
+                for j, value in enumerate(interleave_channels(taken)):
+                    vector_store(Y, value, *inside(y, image, b, row, column, j * LANES))
             for first in range(0, block - block % LANES, LANES):
-                for pixel, value in enumerate(turned(taken[first : first + LANES])):
-                    store(Y, value, *inside(y, image, b, row, column + pixel, first))
+                for pixel, value in enumerate(transpose_16x16(taken[first : first + LANES])):
+                    vector_store(Y, value, *inside(y, image, b, row, column + pixel, first))
 
         return _by_tiles(x, y, y, int(point["rows"]), tile)
 
@@ -59,7 +63,7 @@ class ToPlain:
         def tile(X: Any, Y: Any, image: Expr, b: Expr, count: int, row: Expr, column: Expr, size: int) -> None:
             for first in range(0, count, LANES):
                 pixels = [
-                    T.bind(load(X, *inside(x, image, b, row, column + i, first))) for i in range(size)
+                    T.bind(vector_load(X, *inside(x, image, b, row, column + i, first))) for i in range(size)
                 ]  # fmt: skip
                 here = min(LANES, count - first)
                 if size == 1:
@@ -67,8 +71,8 @@ class ToPlain:
                         value = T.Shuffle(pixels, [T.int32(c)])
                         T.buffer_store(Y, value, [image, b * block + first + c, row, column])
                     continue
-                for c, value in enumerate(turned(pixels)[:here]):
-                    store(Y, value, image, b * block + first + c, row, column)
+                for c, value in enumerate(transpose_16x16(pixels)[:here]):
+                    vector_store(Y, value, image, b * block + first + c, row, column)
 
         return _by_tiles(x, y, x, int(point["rows"]), tile)
 
@@ -91,17 +95,17 @@ class ChannelsLast:
             with _tasks(X, 1, chunks, rows, height) as (image, _, row), T.serial(0, width) as column:
 
                 def found(vector: Expr) -> Expr:
-                    return load(X, *inside(x, image, vector // each, row, column, vector % each * LANES))
+                    return vector_load(X, *inside(x, image, vector // each, row, column, vector % each * LANES))
 
                 with T.serial(0, vectors) as v:
-                    store(Y, found(v), image, row, column, v * LANES)
+                    vector_store(Y, found(v), image, row, column, v * LANES)
                 if rest:
                     value = T.bind(found(vectors))
                     for lane in range(rest):
                         one = T.Shuffle([value], [T.int32(lane)])
                         T.buffer_store(Y, one, [image, row, column, vectors * LANES + lane])
 
-        function = primitive([x, y], body, unaligned=[y])  # it may be a slice of all heads' rows
+        function = build_prim_func([x, y], body, unaligned=[y])  # it may be a slice of all heads' rows
         return Kernel(function, (), rows * width * channels * 4 * 2, chunks)
 
 
@@ -117,7 +121,7 @@ class Copy:
                 where = list(index) if len(X.shape) > 1 else [index]
                 T.buffer_store(Y, X[tuple(where)], where)
 
-        return Kernel(primitive([*spec.inputs, *spec.outputs], body), (), 0, 1)
+        return Kernel(build_prim_func([*spec.inputs, *spec.outputs], body), (), 0, 1)
 
 
 def _plane(blocked: Activation) -> tuple[int, int]:
@@ -141,7 +145,7 @@ def _by_tiles(x: Activation, y: Activation, blocked: Activation, rows: int, tile
                 with when(b < channels // block if whole else b == channels // block):
                     _pixels(width, lambda *at, n=count: tile(X, Y, image, b, n, row, *at))
 
-    return Kernel(primitive([x, y], body), (), 2 * rows * row_bytes(blocked), blocks * chunks)
+    return Kernel(build_prim_func([x, y], body), (), 2 * rows * row_bytes(blocked), blocks * chunks)
 
 
 @contextmanager
@@ -169,39 +173,3 @@ def _pixels(width: int, tile: Callable[[Expr, int], None]) -> None:
         tile(t * LANES, LANES)
     if width % LANES:
         tile(T.int32(width - LANES), LANES)
-
-
-def turned(rows: Sequence[Expr]) -> list[Expr]:
-    """The transpose of 16 vectors of 16: blocks of 8, 4, 2 and 1 change places across the diagonal."""
-    found = list(rows)
-    for distance in (8, 4, 2, 1):
-        upper = [i for i in range(LANES) if not i & distance]
-        low = [T.int32(lane + LANES - distance if lane & distance else lane) for lane in range(LANES)]
-        high = [T.int32(lane + LANES if lane & distance else lane + distance) for lane in range(LANES)]
-        for i in upper:
-            pair = [found[i], found[i + distance]]
-            found[i], found[i + distance] = T.bind(T.Shuffle(pair, low)), T.bind(T.Shuffle(pair, high))
-    return found
-
-
-def interleaved(channels: Sequence[Expr]) -> list[Expr]:
-    """16 pixels of each channel -> the pixels one after the other, with their channels side by side."""
-    count = len(channels)
-    if count == 1:
-        return list(channels)
-    if count % 2 == 0:
-        vectors = []
-        for pair in zip(interleaved(channels[::2]), interleaved(channels[1::2]), strict=True):
-            for start in (0, LANES // 2):
-                order = [T.int32(start + lane // 2 + lane % 2 * LANES) for lane in range(LANES)]
-                vectors.append(T.bind(T.Shuffle(list(pair), order)))
-        return vectors
-    vectors = []
-    for start in range(0, count * LANES, LANES):
-        value = splat(0.0)
-        for c, found in enumerate(channels):
-            places = range(start, start + LANES)
-            order = [LANES + at // count if at % count == c else lane for lane, at in enumerate(places)]
-            value = T.bind(T.Shuffle([value, found], list(map(T.int32, order))))
-        vectors.append(value)
-    return vectors

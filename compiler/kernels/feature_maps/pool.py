@@ -8,7 +8,9 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, lanes, load, primitive, splat, store
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
 from veltair.compiler.kernels.feature_maps.spatial import inside, means_of_planes, row_bytes, rows_of_a_task
 
 REGISTERS = {True: 24, False: 6}  # for sums, with AVX-512 and without
@@ -85,7 +87,7 @@ class Pool2d:
                             tile(sums, image, block, lane, row, last, rest)
 
         block_size = (rows * sh + kh) * row_bytes(x) + rows * row_bytes(y)
-        return Kernel(primitive([x, y], body), (), block_size, blocks * chunks)
+        return Kernel(build_prim_func([x, y], body), (), block_size, blocks * chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +96,19 @@ class _Floats:
 
     maximum: bool
     kind: str = "float32x16"
-    lanes: int = LANES
+    ramp: int = LANES
 
     def least(self) -> Expr:
-        return splat(-3.4028234663852886e38 if self.maximum else 0.0)
+        return broadcast(-3.4028234663852886e38 if self.maximum else 0.0)
 
     def load(self, buffer: Any, *index: Expr) -> Expr:
-        return load(buffer, *index)
+        return vector_load(buffer, *index)
 
     def combine(self, a: Expr, b: Expr) -> Expr:
         return T.max(a, b) if self.maximum else a + b
 
     def store(self, buffer: Any, value: Expr, *index: Expr) -> None:
-        store(buffer, value, *index)
+        vector_store(buffer, value, *index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +116,20 @@ class _Bits:
     """The 32 channels of a block of bfloat16 as integers in the same order: a maximum needs no arithmetic."""
 
     kind: str = "int16x32"
-    lanes: int = 32
+    ramp: int = 32
 
     def least(self) -> Expr:
         return _shorts(-32640)  # the lowest finite bfloat16
 
     def load(self, buffer: Any, *index: Expr) -> Expr:
-        return _ordered(T.reinterpret(self.kind, buffer[(*index[:-1], lanes(index[-1], self.lanes))]))
+        return _ordered(T.reinterpret(self.kind, buffer[(*index[:-1], ramp(index[-1], self.lanes))]))
 
     def combine(self, a: Expr, b: Expr) -> Expr:
         return T.max(a, b)
 
     def store(self, buffer: Any, value: Expr, *index: Expr) -> None:
         bits = T.reinterpret("uint16x32", _ordered(value))
-        T.buffer_store(buffer, bits, [*index[:-1], lanes(index[-1], self.lanes)])
+        T.buffer_store(buffer, bits, [*index[:-1], ramp(index[-1], self.lanes)])
 
 
 def _ordered(bits: Expr) -> Expr:
@@ -160,4 +162,4 @@ class GlobalAveragePool:
                 with T.serial(0, T.min(x.block, channels - block * x.block)) as lane:
                     T.buffer_store(Y, means[lane], [image, block * x.block + lane, 0, 0])
 
-        return Kernel(primitive([x, y], body), (), height * row_bytes(x), blocks)
+        return Kernel(build_prim_func([x, y], body), (), height * row_bytes(x), blocks)

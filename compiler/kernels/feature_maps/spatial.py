@@ -11,7 +11,11 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, activate, load, pad_to, primitive, splat, store
+from veltair.compiler.kernels.codegen.activation import apply_activation
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 
 
 def rows_of_a_task(height: int, rows: tuple[int, ...] = (4, 1, 16, 1024)) -> list[Point]:
@@ -35,13 +39,13 @@ def means_of_planes(x: Activation, X: Any, image: Expr, block: Expr, means: Any)
     count = min(width, 8)
     sums = T.alloc_buffer((count * len(starts),), "float32x16", scope="local")
     for i in range(count * len(starts)):
-        T.buffer_store(sums, splat(0.0), [i])
+        T.buffer_store(sums, broadcast(0.0), [i])
 
     def add(pixels: int, row: Expr, column: Expr) -> None:
         for p in range(pixels):
             for half, start in enumerate(starts):
                 i = half * count + p
-                value = load(X, *inside(x, image, block, row, column + p, start))
+                value = vector_load(X, *inside(x, image, block, row, column + p, start))
                 T.buffer_store(sums, sums[i] + value, [i])
 
     with T.serial(0, height) as row:
@@ -53,7 +57,7 @@ def means_of_planes(x: Activation, X: Any, image: Expr, block: Expr, means: Any)
         total = sums[half * count]
         for p in range(1, count):
             total = total + sums[half * count + p]
-        store(means, total * splat(1.0 / (height * width)), start)
+        vector_store(means, total * broadcast(1.0 / (height * width)), start)
 
 
 class Elementwise:
@@ -70,7 +74,7 @@ class Elementwise:
         rows = int(point["rows"])
         _, channels, height, width = y.shape
         chunks, blocks = -(-height // rows), -(-channels // y.block)
-        weights = tuple(pad_to(spec.weights[k], 0, y.block) for k in ("scale", "shift") if k in spec.weights)
+        weights = tuple(pad_axis(spec.weights[k], 0, y.block) for k in ("scale", "shift") if k in spec.weights)
 
         def body(*buffers: Any) -> None:
             Y = buffers[-1]
@@ -84,7 +88,7 @@ class Elementwise:
 
                     def at(i: int) -> Expr:
                         where = inside(spec.inputs[i], image, block, first + r, column, half * LANES)
-                        return load(buffers[i], *where)
+                        return vector_load(buffers[i], *where)
 
                     value = at(0)
                     for step in spec.attributes["steps"]:
@@ -95,11 +99,11 @@ class Elementwise:
                             value = value * at(int(argument))
                         elif kind == "affine":
                             channel = block * y.block + half * LANES
-                            value = value * load(buffers[-3], channel) + load(buffers[-2], channel)
+                            value = value * vector_load(buffers[-3], channel) + vector_load(buffers[-2], channel)
                         else:
-                            value = activate(value, step)
-                    store(Y, value, *inside(y, image, block, first + r, column, half * LANES))
+                            value = apply_activation(value, step)
+                    vector_store(Y, value, *inside(y, image, block, first + r, column, half * LANES))
 
-        function = primitive([*spec.inputs, *weights, y], body)
+        function = build_prim_func([*spec.inputs, *weights, y], body)
         block_size = rows * sum(row_bytes(t) for t in (*spec.inputs, y))
         return Kernel(function, weights, block_size, blocks * chunks)

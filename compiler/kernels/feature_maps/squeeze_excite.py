@@ -13,17 +13,12 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import (
-    LANES,
-    Expr,
-    activate,
-    load,
-    pad_to,
-    primitive,
-    splat,
-    store,
-    to_bf16_bits,
-)
+from veltair.compiler.kernels.codegen.activation import apply_activation
+from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.feature_maps.spatial import inside, means_of_planes, row_bytes
 
 
@@ -45,13 +40,13 @@ class SqueezeExcite:
         blocks = -(-channels // x.block)
         vectors = x.block // LANES  # of a block
         each = -(-blocks // groups)
-        squeeze = pad_to(pad_to(spec.weights["squeeze"].T, 0, x.block), 1, LANES)  # (C, S)
+        squeeze = pad_axis(pad_axis(spec.weights["squeeze"].T, 0, x.block), 1, LANES)  # (C, S)
         hidden, narrow = squeeze.shape[1], len(spec.weights["squeeze"])
-        excite = pad_to(spec.weights["excite"], 0, x.block).reshape(blocks, x.block, narrow).transpose(0, 2, 1)
-        stored = to_bf16_bits if x.dtype == "uint16" else np.ascontiguousarray
+        excite = pad_axis(spec.weights["excite"], 0, x.block).reshape(blocks, x.block, narrow).transpose(0, 2, 1)
+        stored = array_to_bf16 if x.dtype == "uint16" else np.ascontiguousarray
         weights = (
-            stored(squeeze), pad_to(spec.weights["squeeze_bias"], 0, LANES),
-            stored(excite), pad_to(spec.weights["excite_bias"], 0, x.block),
+            stored(squeeze), pad_axis(spec.weights["squeeze_bias"], 0, LANES),
+            stored(excite), pad_axis(spec.weights["excite_bias"], 0, x.block),
         )  # fmt: skip
         functions = {name: str(spec.attributes[name]) for name in ("hidden", "gate", "activation")}
 
@@ -64,29 +59,29 @@ class SqueezeExcite:
                 means_of_planes(x, X, image, block, means)
                 sums = T.alloc_buffer((hidden // LANES,), "float32x16", scope="local")
                 for h in range(0, hidden, LANES):
-                    T.buffer_store(sums, splat(0.0), [h // LANES])
+                    T.buffer_store(sums, broadcast(0.0), [h // LANES])
                 with T.serial(0, x.block) as lane:
                     mean = T.bind(T.broadcast(means[lane], LANES))
                     for h in range(0, hidden, LANES):
-                        tap = load(W1, block * x.block + lane, h)
+                        tap = vector_load(W1, block * x.block + lane, h)
                         T.buffer_store(sums, sums[h // LANES] + mean * tap, [h // LANES])
                 for h in range(0, hidden, LANES):
-                    store(parts, sums[h // LANES], image, block, h)
+                    vector_store(parts, sums[h // LANES], image, block, h)
 
             def excited(image: Expr, block: Expr, middle: Any) -> None:
                 gates = T.alloc_buffer((vectors,), "float32x16", scope="local")
                 for v in range(vectors):
-                    T.buffer_store(gates, load(B2, (block * vectors + v) * LANES), [v])
+                    T.buffer_store(gates, vector_load(B2, (block * vectors + v) * LANES), [v])
                 with T.serial(0, narrow) as k:
                     value = T.bind(T.broadcast(middle[k], LANES))
                     for v in range(vectors):
-                        T.buffer_store(gates, gates[v] + value * load(W2, block, k, v * LANES), [v])
-                bound = [T.bind(activate(gates[v], functions["gate"])) for v in range(vectors)]
+                        T.buffer_store(gates, gates[v] + value * vector_load(W2, block, k, v * LANES), [v])
+                bound = [T.bind(apply_activation(gates[v], functions["gate"])) for v in range(vectors)]
                 with T.grid(height, width) as (row, column):
                     for v, gate in enumerate(bound):
-                        value = load(X, *inside(x, image, block, row, column, v * LANES)) * gate
+                        value = vector_load(X, *inside(x, image, block, row, column, v * LANES)) * gate
                         where = inside(y, image, block, row, column, v * LANES)
-                        store(Y, activate(value, functions["activation"]), *where)
+                        vector_store(Y, apply_activation(value, functions["activation"]), *where)
 
             with T.parallel(0, n * blocks) as task:
                 squeezed(T.bind(task // blocks), T.bind(task % blocks))
@@ -95,14 +90,14 @@ class SqueezeExcite:
                 middle = T.alloc_buffer((hidden,), "float32", scope="local")
                 sums = T.alloc_buffer((hidden // LANES,), "float32x16", scope="local")
                 for h in range(0, hidden, LANES):
-                    T.buffer_store(sums, load(B1, h), [h // LANES])
+                    T.buffer_store(sums, vector_load(B1, h), [h // LANES])
                 with T.serial(0, blocks) as part:
                     for h in range(0, hidden, LANES):
-                        T.buffer_store(sums, sums[h // LANES] + load(parts, image, part, h), [h // LANES])
+                        T.buffer_store(sums, sums[h // LANES] + vector_load(parts, image, part, h), [h // LANES])
                 for h in range(0, hidden, LANES):
-                    store(middle, activate(sums[h // LANES], functions["hidden"]), h)
+                    vector_store(middle, apply_activation(sums[h // LANES], functions["hidden"]), h)
                 with T.serial(0, T.max(T.min(each, blocks - first), 0)) as b:
                     excited(image, first + b, middle)
 
         block_size = each * (height * row_bytes(x) + height * row_bytes(y) + vectors * hidden * LANES * 4)
-        return Kernel(primitive([x, *weights, y], body), weights, block_size, groups)
+        return Kernel(build_prim_func([x, *weights, y], body), weights, block_size, groups)

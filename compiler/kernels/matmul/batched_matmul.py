@@ -14,19 +14,13 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import (
-    LANES,
-    Expr,
-    activate,
-    load,
-    pad_to,
-    primitive,
-    splat,
-    store,
-    store_within,
-    when,
-)
-from veltair.compiler.kernels.feature_maps.layout_transform import turned
+from veltair.compiler.kernels.codegen.activation import apply_activation
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import masked_store, vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.transpose import transpose_16x16
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.matmul import batched_matmul_bf16
 from veltair.compiler.kernels.matmul.batched_operands import contiguous, place, rows_of, sides
 
@@ -62,7 +56,7 @@ class BatchedMatmul:
         panel, width = columns * LANES, y.shape[-1]
         groups = -(-width // panel)
         depth = sides(spec)[0][-1]
-        bias = pad_to(spec.weights["bias"], 0, panel)
+        bias = pad_axis(spec.weights["bias"], 0, panel)
         constant = tuple(spec.weights[side] for side in ("left", "right") if side in spec.weights)
         activation, scale = str(attributes["activation"]), float(attributes["scale"])
         packing = contiguous(attributes["right_order"])
@@ -77,11 +71,11 @@ class BatchedMatmul:
 
             def tile(acc: Any, packed: Any, image: Sequence[Expr], group: Expr, row: Expr) -> None:
                 for r in range(rows * columns):
-                    T.buffer_store(acc, splat(0.0), [r])
+                    T.buffer_store(acc, broadcast(0.0), [r])
                 with T.serial(0, depth) as k:
-                    taps = [T.bind(load(packed, k, c * LANES)) for c in range(columns)]
+                    taps = [T.bind(vector_load(packed, k, c * LANES)) for c in range(columns)]
                     for r in range(rows):
-                        value = T.bind(splat(load(X, *left(image, row + r, k), count=1)))
+                        value = T.bind(broadcast(vector_load(X, *left(image, row + r, k), count=1)))
                         for c in range(columns):
                             at = r * columns + c
                             T.buffer_store(acc, acc[at] + value * taps[c], [at])
@@ -89,9 +83,9 @@ class BatchedMatmul:
                     for c in range(columns):
                         column = T.bind(group * panel + c * LANES)
                         with when(column < width):
-                            value = acc[r * columns + c] * splat(scale) + load(bias_, column)
-                            value = T.bind(activate(value, activation))
-                            store_within(Y, value, *image, row + r, column, width=width)
+                            value = acc[r * columns + c] * broadcast(scale) + vector_load(bias_, column)
+                            value = T.bind(apply_activation(value, activation))
+                            masked_store(Y, value, *image, row + r, column, width=width)
 
             def pack(packed: Any, image: Sequence[Expr], group: Expr) -> None:
                 """Columns behind the last are zero."""
@@ -99,14 +93,14 @@ class BatchedMatmul:
 
                 def one(k: Expr, c: Expr) -> None:
                     with when(first + c < width):
-                        T.buffer_store(packed, load(Z, *right(image, k, first + c), count=1), [k, c])
+                        T.buffer_store(packed, vector_load(Z, *right(image, k, first + c), count=1), [k, c])
                     with when(first + c >= width):
                         T.buffer_store(packed, T.float32(0), [k, c])
 
                 if packing == "rows":
                     with T.serial(0, depth) as k, T.serial(0, columns) as c:
                         with when(first + (c + 1) * LANES <= width):
-                            store(packed, load(Z, *right(image, k, first + c * LANES)), k, c * LANES)
+                            vector_store(packed, vector_load(Z, *right(image, k, first + c * LANES)), k, c * LANES)
                         if width % LANES:
                             with when(first + (c + 1) * LANES > width), T.serial(0, LANES) as lane:
                                 one(k, c * LANES + lane)
@@ -116,11 +110,11 @@ class BatchedMatmul:
                     if whole:
                         with when(first + (c + 1) * LANES <= width), T.serial(0, whole // LANES) as step:
                             lines = [
-                                T.bind(load(Z, *right(image, step * LANES, first + c * LANES + i)))
+                                T.bind(vector_load(Z, *right(image, step * LANES, first + c * LANES + i)))
                                 for i in range(LANES)
                             ]
-                            for i, line in enumerate(turned(lines)):
-                                store(packed, line, step * LANES + i, c * LANES)
+                            for i, line in enumerate(transpose_16x16(lines)):
+                                vector_store(packed, line, step * LANES + i, c * LANES)
                         with when(first + (c + 1) * LANES > width), T.grid(whole, LANES) as (k, lane):
                             one(k, c * LANES + lane)
                     if depth > whole:
@@ -144,7 +138,7 @@ class BatchedMatmul:
                 with T.serial(0, count) as t:
                     tile(acc, packed, image, group, T.bind(T.min((chunk * tall + t) * rows, total - rows)))
 
-        function = primitive([*spec.inputs, *constant, bias, y], body)
+        function = build_prim_func([*spec.inputs, *constant, bias, y], body)
         taken = -(-rows_of(spec) // chunks)
         block_size = depth * panel * 4 + taken * (depth + panel) * 4
         products = int(np.prod(np.abs(y.shape[:-2]), dtype=np.int64))

@@ -16,18 +16,13 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import (
-    Expr,
-    activate,
-    load,
-    pad_to,
-    primitive,
-    scratch,
-    splat,
-    store_within,
-    to_bf16_bits,
-    when,
-)
+from veltair.compiler.kernels.codegen.activation import apply_activation
+from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import allocate_scratch, masked_store, vector_load
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import Expr, broadcast
+from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.matmul.batched_operands import contiguous, place, rows_of, sides
 from veltair.compiler.kernels.matmul.bf16_blocks import UNITS, Left, Product, Right, unit_of
 from veltair.compiler.kernels.matmul.matmul_amx import DEPTH, TILE
@@ -62,8 +57,8 @@ def build(spec: LayerSpec, point: Point) -> Kernel:
     panel = wide * TILE
     columns = -(-width // panel)
     groups = -(-columns // panels)
-    bias = pad_to(spec.weights["bias"], 0, panel)
-    constant = tuple(to_bf16_bits(spec.weights[side]) for side in ("left", "right") if side in spec.weights)
+    bias = pad_axis(spec.weights["bias"], 0, panel)
+    constant = tuple(array_to_bf16(spec.weights[side]) for side in ("left", "right") if side in spec.weights)
     activation, scale = str(attributes["activation"]), float(attributes["scale"])
     left_order, right_order = attributes["left_order"], attributes["right_order"]
 
@@ -108,15 +103,15 @@ def build(spec: LayerSpec, point: Point) -> Kernel:
                             for tile in range(wide):
                                 column = T.bind((group * panels + p) * panel + tile * TILE)
                                 with when(column < width):
-                                    value = load(sums, half * TILE + r, tile * TILE)
-                                    value = value * splat(scale) + load(bias_, column)
-                                    value = T.bind(activate(value, activation))
-                                    store_within(Y, value, *image, row + r, column, width=width)
+                                    value = vector_load(sums, half * TILE + r, tile * TILE)
+                                    value = value * broadcast(scale) + vector_load(bias_, column)
+                                    value = T.bind(apply_activation(value, activation))
+                                    masked_store(Y, value, *image, row + r, column, width=width)
 
         with T.parallel(0, T.ceildiv(products, together) * (groups * chunks)) as task:
-            packed = scratch((panels, steps, wide, TILE, TILE), "uint32")
-            rows = None if pitch else scratch((tall * TILE, steps * DEPTH), "uint16")
-            sums = scratch((tall * TILE, panel), "float32")
+            packed = allocate_scratch((panels, steps, wide, TILE, TILE), "uint32")
+            rows = None if pitch else allocate_scratch((tall * TILE, steps * DEPTH), "uint16")
+            sums = allocate_scratch((tall * TILE, panel), "float32")
             chunk, group = T.bind(task % chunks), T.bind(task // chunks % groups)
             begin = T.bind(task // (chunks * groups) * together)
             with (
@@ -130,7 +125,7 @@ def build(spec: LayerSpec, point: Point) -> Kernel:
                     rest = T.bind(rest // extent)
                 one(image, group, chunk, packed, rows, sums, product)
 
-    function = primitive([*spec.inputs, *constant, bias, y], body)
+    function = build_prim_func([*spec.inputs, *constant, bias, y], body)
     taken = -(-rows_of(spec) // chunks)
     block_size = panels * steps * wide * 1024 + taken * (depth * 2 + panels * panel * 4)
     count = int(np.prod(np.abs(y.shape[:-2]), dtype=np.int64))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.kernels.codegen.emit import Expr
+from veltair.compiler.kernels.codegen.vectors import Expr
 
 Place: TypeAlias = Callable[[Sequence[Expr], Expr, Expr], tuple[Expr, ...]]  # of (image, row, column) of a side
 

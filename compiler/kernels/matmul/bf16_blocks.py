@@ -12,8 +12,17 @@ from typing import Any, NamedTuple, Protocol
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.emit import Expr, amx, load, scratch, splat, store
-from veltair.compiler.kernels.codegen.multiply_add import multiply_add, spread, with_dots
+from veltair.compiler.kernels.codegen.amx import (
+    load_tile,
+    load_tile_configuration,
+    multiply_bf16_tiles,
+    release_tiles,
+    store_tile,
+    zero_tile,
+)
+from veltair.compiler.kernels.codegen.memory import allocate_scratch, vector_load, vector_store
+from veltair.compiler.kernels.codegen.multiply_add import broadcast_input, import_dot_product, multiply_add
+from veltair.compiler.kernels.codegen.vectors import Expr, broadcast
 from veltair.compiler.kernels.matmul.matmul_amx import DEPTH, TILE, configure
 
 ROWS = 8  # of a register tile of dot products
@@ -41,29 +50,29 @@ class Product(Protocol):
 @contextmanager
 def tiles(rows: Expr) -> Iterator[Product]:
     """In a task that owns the tiles, each of so many rows."""
-    configuration = scratch((64,), "uint8")
+    configuration = allocate_scratch((64,), "uint8")
     configure(configuration, rows)
-    amx("ldtilecfg", T.address_of(configuration[0]))
+    load_tile_configuration(T.address_of(configuration[0]))
 
     def product(out: Any, column: Expr, left: Left, right: Right, steps: int, tall: int = 2, wide: int = 2) -> None:
-        block = [(half, tile, T.uint8(half * wide + tile)) for half in range(tall) for tile in range(wide)]
+        block = [(half, tile, half * wide + tile) for half in range(tall) for tile in range(wide)]
         for *_, register in block:
-            amx("tilezero", register)
+            zero_tile(register)
         for step in _counted(steps):
             for half in range(tall):
                 first = T.address_of(left.buffer[left.at(half, 0, step * DEPTH)])
-                amx("tileloadd64", T.uint8(4 + half), first, T.int64(left.pitch))
+                load_tile(4 + half, first, left.pitch)
             for tile in range(wide):
                 first = T.address_of(right.buffer[(*right.at(tile, step), 0, 0)])
-                amx("tileloadd64", T.uint8(6 + tile), first, T.int64(64))
+                load_tile(6 + tile, first, 64)
             for half, tile, register in block:
-                amx("tdpbf16ps", register, T.uint8(4 + half), T.uint8(6 + tile))
+                multiply_bf16_tiles(register, 4 + half, 6 + tile)
         for half, tile, register in block:
             corner = T.address_of(out[half * TILE, column + tile * TILE])
-            amx("tilestored64", register, corner, T.int64(int(out.shape[1]) * 4))
+            store_tile(register, corner, int(out.shape[1]) * 4)
 
     yield product
-    amx("tilerelease")
+    release_tiles()
 
 
 @contextmanager
@@ -75,20 +84,20 @@ def dots(rows: Expr) -> Iterator[Product]:
         for half in range(tall):
             with T.serial(0, T.ceildiv(rows, ROWS)) as group:
                 for i in range(ROWS * wide):
-                    T.buffer_store(acc, splat(0.0), [i])
+                    T.buffer_store(acc, broadcast(0.0), [i])
                 with T.grid(steps, TILE) as (step, pair):
-                    taps = [T.bind(load(right.buffer, *right.at(tile, step), pair, 0)) for tile in range(wide)]
+                    taps = [T.bind(vector_load(right.buffer, *right.at(tile, step), pair, 0)) for tile in range(wide)]
                     for r in range(ROWS):
                         row = T.min(group * ROWS + r, rows - 1)
-                        value = T.bind(spread(left.buffer, *left.at(half, row, step * DEPTH + pair * 2)))
+                        value = T.bind(broadcast_input(left.buffer, *left.at(half, row, step * DEPTH + pair * 2)))
                         for tile, tap in enumerate(taps):
                             i = r * wide + tile
                             T.buffer_store(acc, multiply_add(acc[i], value, tap), [i])
                 for r in range(ROWS):
                     for tile in range(wide):
-                        store(out, acc[r * wide + tile], half * TILE + group * ROWS + r, column + tile * TILE)
+                        vector_store(out, acc[r * wide + tile], half * TILE + group * ROWS + r, column + tile * TILE)
 
-    with with_dots():
+    with import_dot_product():
         yield product
 
 

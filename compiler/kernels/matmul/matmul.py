@@ -12,8 +12,18 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, load, pad_to, primitive, when
-from veltair.compiler.kernels.codegen.multiply_add import STEP, multiply_add, reducing, spread, steps
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import vector_load
+from veltair.compiler.kernels.codegen.multiply_add import (
+    VALUES_PER_STEP,
+    broadcast_input,
+    multiply_add,
+    reduction_body,
+    reduction_steps,
+)
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr
+from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.matmul.matmul_blocked import blocked_points, matmul_blocked
 from veltair.compiler.kernels.matmul.matmul_operands import matmul_rows, packed_panels, sides_of, store_outputs
 
@@ -53,7 +63,7 @@ class Matmul:
         panel = columns * LANES
         packed = packed_panels(spec, panel)
         groups = len(packed)
-        bias = pad_to(spec.weights["bias"], 0, panel)
+        bias = pad_axis(spec.weights["bias"], 0, panel)
         activation = str(spec.attributes["activation"])
         step = rows * tall
 
@@ -64,13 +74,13 @@ class Matmul:
 
             def tile(acc: Any, group: Expr, row: Expr, count: int) -> None:
                 for c in range(columns):
-                    start = T.bind(load(bias_, group * panel + c * LANES))
+                    start = T.bind(vector_load(bias_, group * panel + c * LANES))
                     for r in range(count):
                         T.buffer_store(acc, start, [r * columns + c])
-                for k, taken in steps(depth, X.dtype):
-                    taps = [T.bind(load(W, group, k, c * LANES)) for c in range(columns)]
+                for k, taken in reduction_steps(depth, X.dtype):
+                    taps = [T.bind(vector_load(W, group, k, c * LANES)) for c in range(columns)]
                     for r in range(count):
-                        value = T.bind(spread(X, row + r, k * STEP[X.dtype], count=taken))
+                        value = T.bind(broadcast_input(X, row + r, k * VALUES_PER_STEP[X.dtype], count=taken))
                         for c in range(columns):
                             at = r * columns + c
                             T.buffer_store(acc, multiply_add(acc[at], value, taps[c]), [at])
@@ -92,7 +102,7 @@ class Matmul:
                         row = T.min((chunk + 1) * step, total) - rest + r
                         tile(acc, group, row, 1)
 
-        function = primitive([*spec.inputs, packed, bias, y], reducing(x.dtype, body))
+        function = build_prim_func([*spec.inputs, packed, bias, y], reduction_body(x.dtype, body))
         taken = min(step, matmul_rows(spec))
         block_size = packed[0].nbytes + taken * (depth + panel) * np.dtype(x.dtype).itemsize
         parallelism = groups * -(-matmul_rows(spec) // step) * rows * columns

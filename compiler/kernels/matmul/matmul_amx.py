@@ -19,19 +19,20 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import (
-    LANES,
-    Expr,
-    amx,
-    lanes,
-    load,
-    pad_to,
-    prefetch,
-    primitive,
-    scratch,
-    to_bf16_bits,
-    when,
+from veltair.compiler.kernels.codegen.amx import (
+    load_tile,
+    load_tile_configuration,
+    multiply_bf16_tiles,
+    release_tiles,
+    store_tile,
+    zero_tile,
 )
+from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import allocate_scratch, prefetch, vector_load
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, ramp
+from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.matmul.matmul_operands import matmul_rows, sides_of, store_pair
 
 TILE = 16  # rows of a tile
@@ -46,10 +47,10 @@ Block = tuple[Expr, Expr, Expr]  # panel, first row, place of its sums
 
 def pack(weight: NDArray[np.float32]) -> NDArray[np.uint16]:
     """(K, N) -> (N/32, K/32, 2, 16, 16, 2): for each step two tiles of 16 pairs of products x 16 columns."""
-    padded = pad_to(pad_to(weight, 0, DEPTH), 1, PANEL)
+    padded = pad_axis(pad_axis(weight, 0, DEPTH), 1, PANEL)
     depth, width = padded.shape
     steps = padded.reshape(depth // DEPTH, DEPTH // 2, 2, width // PANEL, 2, TILE)
-    return to_bf16_bits(np.ascontiguousarray(steps.transpose(3, 0, 4, 1, 5, 2)))
+    return array_to_bf16(np.ascontiguousarray(steps.transpose(3, 0, 4, 1, 5, 2)))
 
 
 def configure(configuration: Any, rows: Expr) -> None:
@@ -73,7 +74,7 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
     depth, width = x.shape[1], y.shape[1]
     panels, chunks, stretch = int(point["panels"]), int(point["chunks"]), int(point["steps"])
     weight = pack(spec.weights["weight"])  # (panels, steps, 2, 16, 16, 2)
-    bias = pad_to(spec.weights["bias"], 0, PANEL)
+    bias = pad_axis(spec.weights["bias"], 0, PANEL)
     activation = str(spec.attributes["activation"])
     steps, tail = depth // DEPTH, depth % DEPTH
     groups = weight.shape[0] // panels
@@ -90,24 +91,24 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
         def step(panel: Expr, k: Expr, sources: Sequence[tuple[Expr, int]]) -> None:
             """32 products of 32 x 32 sums."""
             for half, (address, stride) in enumerate(sources):
-                amx("tileloadd64", T.uint8(4 + half), address, T.int64(stride))
+                load_tile(4 + half, address, stride)
             for half in range(2):
-                amx("tileloadd64", T.uint8(6 + half), T.address_of(W[panel, k, half, 0, 0, 0]), T.int64(64))
+                load_tile(6 + half, T.address_of(W[panel, k, half, 0, 0, 0]), 64)
             for register in range(4):
                 a, b = 4 + register // 2, 6 + register % 2
-                amx("tdpbf16ps", T.uint8(register), T.uint8(a), T.uint8(b))
+                multiply_bf16_tiles(register, a, b)
 
         with T.parallel(0, groups * chunks) as task:
             kept = sweep * panels if len(stretches) > 1 else 1
-            sums = scratch((kept, 2, TILE, PANEL), "float32")
-            configuration = scratch((64,), "uint8")
-            ends = scratch((2, TILE, DEPTH), "uint16") if tail else None
+            sums = allocate_scratch((kept, 2, TILE, PANEL), "float32")
+            configuration = allocate_scratch((64,), "uint8")
+            ends = allocate_scratch((2, TILE, DEPTH), "uint16") if tail else None
             if ends is not None:
                 with T.grid(2, TILE) as (half, r):
-                    T.buffer_store(ends, T.broadcast(T.uint16(0), DEPTH), [half, r, lanes(0, DEPTH)])
+                    T.buffer_store(ends, T.broadcast(T.uint16(0), DEPTH), [half, r, ramp(0, DEPTH)])
             height = T.bind(T.min(rows, TILE))
             configure(configuration, height)
-            amx("ldtilecfg", T.address_of(configuration[0]))
+            load_tile_configuration(T.address_of(configuration[0]))
             # Rows stay in L2 while the weights of all groups pass.
             group, chunk = T.bind(task % groups), T.bind(task // groups)
             pairs = T.bind(T.ceildiv(rows, PAIRS))
@@ -119,7 +120,9 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                 half, r = T.bind(n // TILE), T.bind(T.min(n % TILE, height - 1))
                 row = T.bind(T.max(T.min(start + half * TILE, rows - TILE), 0) + r)
                 column = T.bind(panel * PANEL)
-                low, high = (load(sums, place, half, r, at) + load(bias_, column + at) for at in (0, LANES))
+                low, high = (
+                    vector_load(sums, place, half, r, at) + vector_load(bias_, column + at) for at in (0, LANES)
+                )
                 store_pair(Y, low, high, sides, activation, row, column, width)
 
             def accumulate(begin: int, nth: Expr, block: Callable[[Expr], Block], share: Expr) -> None:
@@ -136,9 +139,9 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                 for register in range(4):
                     where = T.address_of(sums[place, register // 2, 0, register % 2 * TILE])
                     if begin:
-                        amx("tileloadd64", T.uint8(register), where, T.int64(PANEL * 4))
+                        load_tile(register, where, PANEL * 4)
                     else:
-                        amx("tilezero", T.uint8(register))
+                        zero_tile(register)
                 before = block(T.max(nth - 1, 0))
                 with T.serial(0, count) as at:
                     k = T.bind(begin + at)
@@ -162,7 +165,7 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                     step(panel, steps, [(T.address_of(ends[half, 0, 0]), DEPTH * 2) for half in range(2)])
                 for register in range(4):
                     where = T.address_of(sums[place, register // 2, 0, register % 2 * TILE])
-                    amx("tilestored64", T.uint8(register), where, T.int64(PANEL * 4))
+                    store_tile(register, where, PANEL * 4)
 
             with T.serial(0, T.ceildiv(mine, sweep)) as turn:
                 above = T.bind(chunk * each + turn * sweep)
@@ -178,9 +181,9 @@ def matmul_amx(spec: LayerSpec, point: Point) -> Kernel:
                         accumulate(begin, nth, block, share)
                 with T.serial(0, PAIRS) as n:
                     finish(*block(here * panels - 1), n)
-            amx("tilerelease")
+            release_tiles()
 
-    function = primitive([*spec.inputs, weight, bias, *spec.outputs], body)
+    function = build_prim_func([*spec.inputs, weight, bias, *spec.outputs], body)
     taken = min(-(-matmul_rows(spec) // (PAIRS * chunks)), sweep) * PAIRS
     block_size = panels * weight[0].nbytes + taken * (depth * 2 + panels * PANEL * np.dtype(y.dtype).itemsize)
     return Kernel(function, (weight, bias), block_size, groups * chunks * 4)

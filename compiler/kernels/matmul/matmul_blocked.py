@@ -14,19 +14,12 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import (
-    LANES,
-    Expr,
-    lanes,
-    load,
-    pad_to,
-    prefetch,
-    primitive,
-    scratch,
-    store,
-    when,
-)
-from veltair.compiler.kernels.codegen.multiply_add import STEP, multiply_add, reducing, spread
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import allocate_scratch, prefetch, vector_load, vector_store
+from veltair.compiler.kernels.codegen.multiply_add import VALUES_PER_STEP, broadcast_input, multiply_add, reduction_body
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, ramp
+from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.matmul.matmul_operands import matmul_rows, packed_panels, sides_of, store_outputs
 
 FEW = 4  # rows of a small tile
@@ -59,13 +52,13 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
     columns, rows, tall, panels = (int(point[name]) for name in ("columns", "rows", "tall", "panels"))
     panel, step = columns * LANES, rows * tall
     packed = packed_panels(spec, panel)
-    bias = pad_to(spec.weights["bias"], 0, panel)
+    bias = pad_axis(spec.weights["bias"], 0, panel)
     count = len(packed)
     groups = -(-count // panels)
     stretch = -(-depth // -(-depth // int(point["stretch"])) // LANES) * LANES  # all of them about equal
     blocks = -(-depth // stretch)
     activation = str(spec.attributes["activation"])
-    each_step = STEP[x.dtype]
+    each_step = VALUES_PER_STEP[x.dtype]
 
     def body(X: Any, *rest: Any) -> None:
         sides = sides_of(spec, rest)
@@ -78,8 +71,8 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
             first = T.bind(chunk * each)
             mine = T.bind(T.max(T.min(each, total - first), 0))
             own = T.bind(T.min(panels, count - group))
-            near = scratch((step + FEW, stretch), x.dtype)
-            sums = scratch((panels, step + FEW, panel), "float32") if blocks > 1 else None
+            near = allocate_scratch((step + FEW, stretch), x.dtype)
+            sums = allocate_scratch((panels, step + FEW, panel), "float32") if blocks > 1 else None
             # One buffer of all would be too large for the stack, and what is not on it, LLVM keeps in memory.
             acc = [T.alloc_buffer((rows,), "float32x16", scope="global") for _ in range(columns)]
 
@@ -89,7 +82,7 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
 
                 def begin() -> None:
                     for c in range(columns):
-                        start = T.bind(load(bias_, place * panel + c * LANES))
+                        start = T.bind(vector_load(bias_, place * panel + c * LANES))
                         for r in range(height):
                             T.buffer_store(acc[c], start, [r])
 
@@ -108,12 +101,12 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
                             begin()
                         with T.Else():
                             for r, c in spots:
-                                T.buffer_store(acc[c], load(sums, p, row + r, c * LANES), [r])
+                                T.buffer_store(acc[c], vector_load(sums, p, row + r, c * LANES), [r])
                 with T.serial(0, T.ceildiv(extent, each_step)) as k:
                     prefetch(ahead(k))
-                    taps = [T.bind(load(W, place, k0 // each_step + k, c * LANES)) for c in range(columns)]
+                    taps = [T.bind(vector_load(W, place, k0 // each_step + k, c * LANES)) for c in range(columns)]
                     for r in range(height):
-                        value = T.bind(spread(near, row + r, k * each_step))
+                        value = T.bind(broadcast_input(near, row + r, k * each_step))
                         for c in range(columns):
                             T.buffer_store(acc[c], multiply_add(acc[c][r], value, taps[c]), [r])
                 if sums is None:
@@ -124,7 +117,7 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
                         end()
                     with T.Else():
                         for r, c in spots:
-                            store(sums, acc[c][r], p, row + r, c * LANES)
+                            vector_store(sums, acc[c][r], p, row + r, c * LANES)
 
             with T.serial(0, blocks) as block:
                 k0 = T.bind(block * stretch)
@@ -132,7 +125,7 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
                 with T.serial(0, T.ceildiv(mine, FEW) * FEW) as r:
                     source = T.bind(first + T.min(r, mine - 1))
                     with T.serial(0, extent // LANES) as v:
-                        T.buffer_store(near, X[source, lanes(k0 + v * LANES)], [r, lanes(v * LANES)])
+                        T.buffer_store(near, X[source, ramp(k0 + v * LANES)], [r, ramp(v * LANES)])
                     with T.serial(0, extent % LANES) as k:
                         T.buffer_store(near, X[source, k0 + extent - 1 - k], [r, extent - 1 - k])
                     if depth % each_step:
@@ -154,7 +147,7 @@ def matmul_blocked(spec: LayerSpec, point: Point) -> Kernel:
                     with T.serial(0, few) as t:
                         tile(p, T.bind(full * rows + t * FEW), k0, extent, FEW, fetched(full + t))
 
-    function = primitive([*spec.inputs, packed, bias, y], reducing(x.dtype, body))
+    function = build_prim_func([*spec.inputs, packed, bias, y], reduction_body(x.dtype, body))
     taken, item = min(step, matmul_rows(spec)), 4 // each_step
     block_size = (panel + taken) * stretch * item + taken * (panels * panel if blocks > 1 else 0) * 4
     parallelism = groups * -(-matmul_rows(spec) // step) * rows * columns

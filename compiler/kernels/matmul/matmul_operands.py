@@ -10,19 +10,13 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.kernels.codegen.emit import (
-    LANES,
-    Expr,
-    activate,
-    bf16_pair,
-    lanes,
-    load,
-    pad_to,
-    store_within,
-    to_bf16_bits,
-    when,
-)
-from veltair.compiler.kernels.codegen.multiply_add import STEP, pairs
+from veltair.compiler.kernels.codegen.activation import apply_activation
+from veltair.compiler.kernels.codegen.bf16 import array_to_bf16, float32_pair_to_bf16
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import masked_store, vector_load
+from veltair.compiler.kernels.codegen.multiply_add import VALUES_PER_STEP
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, ramp
+from veltair.compiler.kernels.codegen.weight_packing import pack_bf16_pairs, pad_axis
 
 Sides: TypeAlias = tuple[Any, Any]  # buffers of gate and residual
 
@@ -32,11 +26,11 @@ def packed_panels(spec: LayerSpec, panel: int) -> NDArray[Any]:
 
     Of a layer that reads bfloat16 (panels, K / 2, panel), in pairs.
     """
-    weight = pad_to(spec.weights["weight"], 1, panel)
+    weight = pad_axis(spec.weights["weight"], 1, panel)
     packed = np.ascontiguousarray(weight.reshape(len(weight), -1, panel).transpose(1, 0, 2))
-    if STEP[spec.inputs[0].dtype] > 1:
-        return pairs(packed, 1)
-    return to_bf16_bits(packed) if spec.attributes["storage"] == "bf16" else packed
+    if VALUES_PER_STEP[spec.inputs[0].dtype] > 1:
+        return pack_bf16_pairs(packed, 1)
+    return array_to_bf16(packed) if spec.attributes["storage"] == "bf16" else packed
 
 
 def matmul_rows(spec: LayerSpec) -> int:
@@ -56,8 +50,8 @@ def store_pair(
 ) -> None:
     """Like `store_outputs`, of 32 columns; on a CPU with AVX-512-bf16."""
     if Y.dtype == "uint16" and sides == (None, None) and width % (2 * LANES) == 0:
-        values = [activate(value, activation, rough=True) for value in (low, high)]
-        T.buffer_store(Y, bf16_pair(*values), [row, lanes(column, 2 * LANES)])
+        values = [apply_activation(value, activation, approximate=True) for value in (low, high)]
+        T.buffer_store(Y, float32_pair_to_bf16(*values), [row, ramp(column, 2 * LANES)])
         return
     for value, at in ((low, column), (high, T.bind(column + LANES))):
         with when(at < width):
@@ -70,8 +64,8 @@ def store_outputs(Y: Any, value: Expr, sides: Sides, activation: str, row: Expr,
     """
     gate, residual = sides
     if gate is not None:
-        value = value * load(gate, row, column)
+        value = value * vector_load(gate, row, column)
     if residual is not None:
-        value = value + load(residual, row, column)
-    value = T.bind(activate(value, activation, rough=Y.dtype == "uint16"))
-    store_within(Y, value, row, column, width=width)
+        value = value + vector_load(residual, row, column)
+    value = T.bind(apply_activation(value, activation, approximate=Y.dtype == "uint16"))
+    masked_store(Y, value, row, column, width=width)

@@ -12,19 +12,11 @@ from typing import Any, TypeAlias
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.emit import (
-    LANES,
-    Expr,
-    bf16_bits,
-    lanes,
-    load,
-    load_first,
-    splat,
-    store,
-    when,
-    whole,
-)
-from veltair.compiler.kernels.feature_maps.layout_transform import turned
+from veltair.compiler.kernels.codegen.bf16 import float32_to_bf16
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import masked_load, vector_load, vector_store
+from veltair.compiler.kernels.codegen.transpose import transpose_16x16
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, broadcast_uint32, ramp
 
 Place: TypeAlias = Callable[[Expr, Expr], tuple[Expr, ...]]  # of (row, column)
 PAIR = 2 * LANES  # numbers of a tile row
@@ -35,14 +27,14 @@ def take_rows(source: Any, place: Place, first: Expr, count: Expr, depth: int, r
     with T.serial(0, count) as r:
 
         def some(k: Expr, taken: int) -> None:
-            store(rows, _taken(source, place(first + r, k), taken), at + r, k)
+            vector_store(rows, _taken(source, place(first + r, k), taken), at + r, k)
 
         with T.serial(0, depth // LANES) as nth:
             some(nth * LANES, LANES)
         if depth % LANES:
             some(depth // LANES * LANES, depth % LANES)
         if 0 < depth % PAIR <= LANES:
-            store(rows, splat(0.0), at + r, depth // PAIR * PAIR + LANES)
+            vector_store(rows, broadcast(0.0), at + r, depth // PAIR * PAIR + LANES)
 
 
 def turn_rows(source: Any, place: Place, first: Expr, count: Expr, least: int, depth: int, rows: Any, at: int) -> None:
@@ -52,9 +44,11 @@ def turn_rows(source: Any, place: Place, first: Expr, count: Expr, least: int, d
         lines = []
         for i in range(taken):
             where = place(first, k + i)
-            lines.append(T.bind(load(source, *where) if least >= LANES else load_first(source, *where, count=count)))
-        for r, line in enumerate(turned([*lines, *[splat(0.0)] * (LANES - taken)])):
-            store(rows, line, at + r, k)
+            lines.append(
+                T.bind(vector_load(source, *where) if least >= LANES else masked_load(source, *where, count=count))
+            )
+        for r, line in enumerate(transpose_16x16([*lines, *[broadcast(0.0)] * (LANES - taken)])):
+            vector_store(rows, line, at + r, k)
 
     with T.serial(0, depth // LANES) as nth:
         some(nth * LANES, LANES)
@@ -62,7 +56,7 @@ def turn_rows(source: Any, place: Place, first: Expr, count: Expr, least: int, d
         some(depth // LANES * LANES, depth % LANES)
     if 0 < depth % PAIR <= LANES:
         for r in range(LANES):
-            store(rows, splat(0.0), at + r, depth // PAIR * PAIR + LANES)
+            vector_store(rows, broadcast(0.0), at + r, depth // PAIR * PAIR + LANES)
 
 
 def turn_columns(
@@ -83,14 +77,18 @@ def turn_columns(
                 line = source[_wide(place(nth * PAIR, column))]
             else:
                 low = _taken(source, place(nth * PAIR, column), min(taken, LANES))
-                high = _taken(source, place(nth * PAIR + LANES, column), taken - LANES) if taken > LANES else splat(0.0)
+                high = (
+                    _taken(source, place(nth * PAIR + LANES, column), taken - LANES)
+                    if taken > LANES
+                    else broadcast(0.0)
+                )
                 name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"  # the second operand lands below
                 both = T.reinterpret("uint16x32", T.call_llvm_pure_intrin("bfloat16x32", name, high, low))
-                T.buffer_store(bits, both, [i, lanes(0, PAIR)])
-                line = bits[i, lanes(0, PAIR)]
+                T.buffer_store(bits, both, [i, ramp(0, PAIR)])
+                line = bits[i, ramp(0, PAIR)]
             lines.append(T.bind(T.reinterpret("uint32x16", line)))
-        for pair, line in enumerate(turned(lines)):
-            T.buffer_store(packed, line, [to, nth, half, pair, lanes(0)])
+        for pair, line in enumerate(transpose_16x16(lines)):
+            T.buffer_store(packed, line, [to, nth, half, pair, ramp(0)])
 
     with T.serial(0, depth // PAIR) as nth:
         step(nth, PAIR)
@@ -104,15 +102,15 @@ def pair_rows(
     """The same of a right side whose rows lie contiguous."""
 
     def bits(row: Expr, taken: int) -> Expr:
-        return T.cast(bf16_bits(_taken(source, place(row, first), taken)), "uint32x16")
+        return T.cast(float32_to_bf16(_taken(source, place(row, first), taken)), "uint32x16")
 
     def columns(taken: int) -> None:
         with T.serial(0, depth // 2) as pair:
-            both = T.bitwise_or(bits(pair * 2, taken), T.shift_left(bits(pair * 2 + 1, taken), whole(16)))
-            T.buffer_store(packed, both, [to, pair // LANES, half, pair % LANES, lanes(0)])
+            both = T.bitwise_or(bits(pair * 2, taken), T.shift_left(bits(pair * 2 + 1, taken), broadcast_uint32(16)))
+            T.buffer_store(packed, both, [to, pair // LANES, half, pair % LANES, ramp(0)])
         if depth % 2:
             pair = depth // 2
-            T.buffer_store(packed, bits(depth - 1, taken), [to, pair // LANES, half, pair % LANES, lanes(0)])
+            T.buffer_store(packed, bits(depth - 1, taken), [to, pair // LANES, half, pair % LANES, ramp(0)])
 
     with when(first + LANES <= width):
         columns(LANES)
@@ -120,13 +118,13 @@ def pair_rows(
         with when(first + LANES > width):
             columns(width % LANES)
     for pair in range(-(-depth // 2), -(-depth // PAIR) * LANES):
-        T.buffer_store(packed, whole(0), [to, pair // LANES, half, pair % LANES, lanes(0)])
+        T.buffer_store(packed, broadcast_uint32(0), [to, pair // LANES, half, pair % LANES, ramp(0)])
 
 
 def _taken(source: Any, index: tuple[Expr, ...], count: int) -> Expr:
     """16 floats from an index on, of which `count` are there."""
-    return T.bind(load(source, *index) if count == LANES else load_first(source, *index, count=count))
+    return T.bind(vector_load(source, *index) if count == LANES else masked_load(source, *index, count=count))
 
 
 def _wide(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    return (*index[:-1], lanes(index[-1], PAIR))
+    return (*index[:-1], ramp(index[-1], PAIR))

@@ -21,8 +21,10 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.codegen import vector_math as vm
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, load, primitive, splat, store
-from veltair.compiler.kernels.codegen.row_lanes import flat, turn_in, turn_out
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.row_lanes import flatten_to_rows, load_transposed, store_transposed
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
 
 
 class Recurrent:
@@ -57,7 +59,7 @@ class Recurrent:
             names = (*spec.attributes["reads"], *weights.arrays, *spec.attributes["writes"])
             _Task(spec, point, dict(zip(names, buffers, strict=True)), weights.blocks).emit()
 
-        function = primitive([*spec.inputs, *weights.arrays.values(), *spec.outputs], body)
+        function = build_prim_func([*spec.inputs, *weights.arrays.values(), *spec.outputs], body)
         rows = int(point["tiles"]) * LANES
         (count, steps, inputs), hidden = sequence(spec), weights.hidden
         block_size = rows * steps * 4 * (inputs + hidden) + sum(w.nbytes for w in weights.arrays.values())
@@ -164,14 +166,14 @@ class _Task:
             for tile in range(self.tiles):
                 sums = [self.accumulators[(gate * units + u) * self.tiles + tile] for gate in range(4)]
                 reset, update = (vm.sigmoid(gate) for gate in sums[:2])
-                old = T.bind(load(self.h, tile, before + unit + u, 0))
+                old = T.bind(vector_load(self.h, tile, before + unit + u, 0))
                 if "scores" in self.buffers:
-                    update = T.bind(update - update * load(self.scores, tile, step, 0))
+                    update = T.bind(update - update * vector_load(self.scores, tile, step, 0))
                 if self.after:
                     self._advance(tile, step, unit + u, old, update, vm.tanh(sums[2] + reset * sums[3]))
                 else:
-                    store(self.mixed, reset * old, tile, unit + u, 0)
-                    store(self.update, update, tile, unit + u, 0)
+                    vector_store(self.mixed, reset * old, tile, unit + u, 0)
+                    vector_store(self.update, update, tile, unit + u, 0)
 
     def _candidate(self, step: Expr, block: Expr, unit: Expr) -> None:
         """The new state of a block of units from the gates of all."""
@@ -181,16 +183,16 @@ class _Task:
         for u in range(self.units):
             for tile in range(self.tiles):
                 candidate = vm.tanh(self.accumulators[u * self.tiles + tile])
-                old = T.bind(load(self.h, tile, before + unit + u, 0))
-                self._advance(tile, step, unit + u, old, load(self.update, tile, unit + u, 0), candidate)
+                old = T.bind(vector_load(self.h, tile, before + unit + u, 0))
+                self._advance(tile, step, unit + u, old, vector_load(self.update, tile, unit + u, 0), candidate)
 
     def _advance(self, tile: int, step: Expr, unit: Expr, old: Expr, update: Expr, candidate: Expr) -> None:
         candidate = T.bind(candidate)
         new = candidate + update * (old - candidate)
         if "lengths" in self.buffers:
-            runs = T.broadcast(T.cast(step, "float32"), LANES) < load(self.lengths, tile, 0, 0)
+            runs = T.broadcast(T.cast(step, "float32"), LANES) < vector_load(self.lengths, tile, 0, 0)
             new = T.Select(runs, T.bind(new), old)
-        store(self.h, new, tile, self._slot(step + 1) + unit, 0)
+        vector_store(self.h, new, tile, self._slot(step + 1) + unit, 0)
 
     def _slot(self, step: Expr) -> Expr:
         """Where the states before a step lie."""
@@ -207,7 +209,7 @@ class _Task:
         first = T.bind((step * len(self.blocks) + block) * made)
         for at in range(gates * self.units):
             for tile in range(self.tiles):
-                value = load(self.ready[kind], tile, first + at, 0) if at < made else self._bias(kind, block, at)
+                value = vector_load(self.ready[kind], tile, first + at, 0) if at < made else self._bias(kind, block, at)
                 T.buffer_store(self.accumulators, value, [at * self.tiles + tile])
 
     def _inputs_only(self, kind: str, step: Expr, block: Expr) -> None:
@@ -216,7 +218,7 @@ class _Task:
         first = T.bind((step * len(self.blocks) + block) * (gates * self.units))
         for at in range(gates * self.units):
             for tile in range(self.tiles):
-                store(self.ready[kind], self.accumulators[at * self.tiles + tile], tile, first + at, 0)
+                vector_store(self.ready[kind], self.accumulators[at * self.tiles + tile], tile, first + at, 0)
 
     def _inputs(self, kind: str, gates: int, step: Expr, block: Expr) -> None:
         for at in range(gates * self.units):
@@ -234,7 +236,7 @@ class _Task:
         """Add `depth` lines times rows of weights from `row` on to the accumulators of the gates."""
         weight, units = self.buffers[kind], self.units
         with T.serial(0, depth) as k:
-            values = [T.bind(load(lines, tile, start + k, 0)) for tile in range(self.tiles)]
+            values = [T.bind(vector_load(lines, tile, start + k, 0)) for tile in range(self.tiles)]
             for column, gate in enumerate(gates):
                 for u in range(units):
                     factor = T.broadcast(weight[block, row + k, column * units + u], LANES)
@@ -257,7 +259,7 @@ class _Task:
             self._turn_in(tile, self._flat("initial", self.hidden), 0, self.h, 0, self.hidden)
         else:
             with T.serial(0, self.hidden) as unit:
-                store(self.h, splat(0.0), tile, unit, 0)
+                vector_store(self.h, broadcast(0.0), tile, unit, 0)
         if "lengths" in self.buffers:
             with T.serial(0, LANES) as lane:
                 length = self.buffers["lengths"][T.min(self._row(tile) + lane, self.rows - 1)]
@@ -271,9 +273,9 @@ class _Task:
             return
         if "lengths" in self.buffers:
             with T.serial(0, steps) as step, T.serial(0, hidden) as unit:
-                runs = T.broadcast(T.cast(step, "float32"), LANES) < load(self.lengths, tile, 0, 0)
+                runs = T.broadcast(T.cast(step, "float32"), LANES) < vector_load(self.lengths, tile, 0, 0)
                 at = (step + 1) * hidden + unit
-                store(self.h, T.Select(runs, load(self.h, tile, at, 0), splat(0.0)), tile, at, 0)
+                vector_store(self.h, T.Select(runs, vector_load(self.h, tile, at, 0), broadcast(0.0)), tile, at, 0)
         if self.spec.attributes["y_order"] == "rows":
             self._turn_out(tile, self._flat("states", steps * hidden), 0, hidden, steps * hidden)
         else:
@@ -282,13 +284,13 @@ class _Task:
                 self._turn_out(tile, target, step * self.rows, (step + 1) * hidden, hidden)
 
     def _flat(self, name: str, width: int) -> Any:
-        return flat(self.buffers[name], width)
+        return flatten_to_rows(self.buffers[name], width)
 
     def _turn_in(self, tile: int, source: Any, first: Expr, lines: Any, line: Expr, width: int) -> None:
-        turn_in(source, first, self._row(tile), self.rows, lines, (tile, line), width)
+        load_transposed(source, first, self._row(tile), self.rows, lines, (tile, line), width)
 
     def _turn_out(self, tile: int, target: Any, first: Expr, line: Expr, width: int) -> None:
-        turn_out(self.h, (tile, line), target, first, self._row(tile), self.rows, width)
+        store_transposed(self.h, (tile, line), target, first, self._row(tile), self.rows, width)
 
     def _row(self, tile: int) -> Expr:
         """The first row of a tile."""

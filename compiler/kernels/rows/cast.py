@@ -7,7 +7,9 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, load, primitive, store_within
+from veltair.compiler.kernels.codegen.memory import masked_store, vector_load
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr
 
 
 class Cast:
@@ -32,6 +34,6 @@ class Cast:
                     left = T.bind(left // dim)
                 with T.serial(0, -(-width // LANES)) as vector:
                     column = T.bind(vector * LANES)
-                    store_within(Y, T.bind(load(X, *index, column)), *index, column, width=width)
+                    masked_store(Y, T.bind(vector_load(X, *index, column)), *index, column, width=width)
 
-        return Kernel(primitive([x, y], body), (), width * 6, 1)
+        return Kernel(build_prim_func([x, y], body), (), width * 6, 1)

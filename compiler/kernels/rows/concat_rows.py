@@ -11,7 +11,9 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import LANES, load, primitive, store
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES
 
 
 class ConcatRows:
@@ -34,7 +36,7 @@ class ConcatRows:
                         copy_row(X, Y, first + r, start, tensor.shape[1])
                     start += tensor.shape[1]
 
-        function = primitive([*spec.inputs, *spec.outputs], body)
+        function = build_prim_func([*spec.inputs, *spec.outputs], body)
         row_bytes = sum(
             tensor.shape[1] * (2 if tensor.dtype == "uint16" else 4) for tensor in (*spec.inputs, *spec.outputs)
         )
@@ -48,8 +50,8 @@ def copy_row(X: Any, Y: Any, row: Any, start: int, width: int) -> None:
     if width >= LANES:
         with T.serial(0, width // LANES) as vector:
             column = T.bind(vector * LANES)
-            store(Y, load(X, row, column), row, start + column)
+            vector_store(Y, vector_load(X, row, column), row, start + column)
         if width % LANES:
-            store(Y, load(X, row, width - LANES), row, start + width - LANES)
+            vector_store(Y, vector_load(X, row, width - LANES), row, start + width - LANES)
         return
-    store(Y, load(X, row, T.int32(0), count=width), row, T.int32(start), count=width)
+    vector_store(Y, vector_load(X, row, T.int32(0), count=width), row, T.int32(start), count=width)

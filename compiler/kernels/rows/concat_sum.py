@@ -11,7 +11,10 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.codegen import vector_math as vm
-from veltair.compiler.kernels.codegen.emit import LANES, Expr, columns, load, primitive, splat, store
+from veltair.compiler.kernels.codegen.control_flow import loop_over_columns
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
 
 
 class ConcatSum:
@@ -39,7 +42,7 @@ class ConcatSum:
                     add = _along if along else _across
                     add(pieces, widths, width, Y, row, sums, float(spec.attributes["scale"]))
 
-        function = primitive([*spec.inputs, *spec.outputs], body)
+        function = build_prim_func([*spec.inputs, *spec.outputs], body)
         taken = sum(tensor.shape[1] for tensor in spec.inputs) + width
         return Kernel(function, (), 4 * each * taken, -(-spec.most(spec.outputs[0].shape[0]) // each) * SUMS)
 
@@ -48,26 +51,26 @@ SUMS = 4  # accumulators: an addition takes four cycles
 
 
 def _across(pieces: list[Any], widths: list[int], width: int, Y: Any, row: Expr, sums: Any, scale: float) -> None:
-    for first, count in columns(width):
+    for first, count in loop_over_columns(width):
         for at in range(SUMS):
-            store(sums, splat(0.0, count), at, 0, count=count)
+            vector_store(sums, broadcast(0.0, count), at, 0, count=count)
         for turn, (piece, wide) in enumerate(zip(pieces, widths, strict=True)):
             at = turn % SUMS
             with T.serial(0, wide // width) as c:
-                value = load(piece, row, c * width + first, count=count)
-                store(sums, load(sums, at, 0, count=count) + value, at, 0, count=count)
-        parts = [load(sums, at, 0, count=count) for at in range(SUMS)]
+                value = vector_load(piece, row, c * width + first, count=count)
+                vector_store(sums, vector_load(sums, at, 0, count=count) + value, at, 0, count=count)
+        parts = [vector_load(sums, at, 0, count=count) for at in range(SUMS)]
         total = (parts[0] + parts[1]) + (parts[2] + parts[3])
-        store(Y, total * splat(scale, count), row, first, count=count)
+        vector_store(Y, total * broadcast(scale, count), row, first, count=count)
 
 
 def _along(pieces: list[Any], widths: list[int], width: int, Y: Any, row: Expr, sums: Any, scale: float) -> None:
     for at in range(SUMS):
-        store(sums, splat(0.0), at, 0)
+        vector_store(sums, broadcast(0.0), at, 0)
 
     def add(at: int, piece: Any, first: Expr, count: int) -> None:
-        value = load(piece, row, first, count=count)
-        store(sums, load(sums, at, 0, count=count) + value, at, 0, count=count)
+        value = vector_load(piece, row, first, count=count)
+        vector_store(sums, vector_load(sums, at, 0, count=count) + value, at, 0, count=count)
 
     for turn, (piece, total) in enumerate(zip(pieces, widths, strict=True)):
         step = SUMS * LANES
@@ -78,12 +81,14 @@ def _along(pieces: list[Any], widths: list[int], width: int, Y: Any, row: Expr, 
         for first in range(total - total % step, total, LANES):
             count = min(LANES, total - first)
             add((turn + first // LANES) % SUMS, piece, T.int32(first), count)
-    value = T.bind((load(sums, 0, 0) + load(sums, 1, 0)) + (load(sums, 2, 0) + load(sums, 3, 0)))
+    value = T.bind(
+        (vector_load(sums, 0, 0) + vector_load(sums, 1, 0)) + (vector_load(sums, 2, 0) + vector_load(sums, 3, 0))
+    )
     if width == 1:
-        store(Y, vm.sum_lanes(value) * T.float32(scale), row, T.int32(0), count=1)
+        vector_store(Y, vm.sum_lanes(value) * T.float32(scale), row, T.int32(0), count=1)
         return
     half = LANES // 2
     while half >= width:
         low, high = (T.Shuffle([value], [T.int32(first + i) for i in range(half)]) for first in (0, half))
         value, half = T.bind(low + high), half // 2
-    store(Y, value * splat(scale, width), row, T.int32(0), count=width)
+    vector_store(Y, value * broadcast(scale, width), row, T.int32(0), count=width)

@@ -17,7 +17,8 @@ from veltair.compiler.embedding.embedding_kernel import memory
 from veltair.compiler.embedding.families import sls
 from veltair.compiler.embedding.passes import optimised
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import primitive, when
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 
 BAGS = (16, 4, 1, 64)  # of a table in a task
 
@@ -74,7 +75,7 @@ class EmbeddingBag:
                         with when(which == i):
                             some(i, chunk)
 
-        function = primitive([*spec.inputs, *tables, *spec.outputs], body)
+        function = build_prim_func([*spec.inputs, *tables, *spec.outputs], body)
         bag_bytes = lookups * (tables[0][0].nbytes + 8) + width * 4
         each = len(tables) if along == "bags" else 1
         tasks = len(tables) // each * -(-spec.max_batch // bags)

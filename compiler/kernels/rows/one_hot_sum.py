@@ -7,7 +7,10 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import Expr, columns, load, primitive, splat, store, when
+from veltair.compiler.kernels.codegen.control_flow import loop_over_columns, when
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import Expr, broadcast
 
 
 class OneHotSum:
@@ -30,18 +33,18 @@ class OneHotSum:
             T.buffer_store(Y, Y[row, place] + T.float32(scale), [row, place])
 
         def gather(table: Any, Y: Any, row: Expr, place: Expr, scale: float) -> None:
-            for column, n in columns(width):
-                value = load(table, place, column, count=n) * splat(scale, n)
-                store(Y, load(Y, row, column, count=n) + value, row, column, count=n)
+            for column, n in loop_over_columns(width):
+                value = vector_load(table, place, column, count=n) * broadcast(scale, n)
+                vector_store(Y, vector_load(Y, row, column, count=n) + value, row, column, count=n)
 
         def body(*buffers: Any) -> None:
             ids, Y = buffers[: len(spec.inputs)], buffers[-1]
             rows = Y.shape[0]
             with T.parallel(0, T.ceildiv(rows, each)) as task, T.serial(0, T.min(each, rows - task * each)) as r:
                 row, start = T.bind(task * each + r), 0
-                for column, n in columns(width):
-                    value = load(buffers[-2], 0, column, count=n) if weights else splat(0.0, n)
-                    store(Y, value, row, column, count=n)
+                for column, n in loop_over_columns(width):
+                    value = vector_load(buffers[-2], 0, column, count=n) if weights else broadcast(0.0, n)
+                    vector_store(Y, value, row, column, count=n)
                 for numbers, depth, scale in zip(ids, *(spec.attributes[k] for k in ("depths", "scales")), strict=True):
                     with T.serial(0, numbers.shape[1]) as lookup:
                         found = T.bind(T.cast(numbers[row, lookup], "int64"))
@@ -55,7 +58,7 @@ class OneHotSum:
                     start += depth
 
         bias = tuple(w.reshape(1, -1) if w.ndim == 1 else w for w in weights)
-        function = primitive([*spec.inputs, *bias, *spec.outputs], body)
+        function = build_prim_func([*spec.inputs, *bias, *spec.outputs], body)
         lookups = sum(tensor.shape[1] for tensor in spec.inputs)
         row_bytes = 8 * lookups + 4 * width * (1 + lookups * bool(weights))
         return Kernel(function, bias, each * row_bytes, -(-spec.most(spec.outputs[0].shape[0]) // each))

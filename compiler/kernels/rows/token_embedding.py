@@ -10,7 +10,10 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.emit import LANES, load, pad_to, primitive, store
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import LANES
+from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.rows.layer_norm import SUMS, normalise
 
 
@@ -26,7 +29,7 @@ class Embedding:
         tokens, width = spec.inputs[0].shape[1], y.shape[1]
         tables = [spec.weights[f"table{i}"] for i in range(len(spec.inputs))]
         positions = spec.weights["positions"]
-        scale, shift = (pad_to(spec.weights[k], 0, LANES) for k in ("scale", "shift"))
+        scale, shift = (pad_axis(spec.weights[k], 0, LANES) for k in ("scale", "shift"))
 
         def body(*operands: Any) -> None:
             ids, found = operands[: len(tables)], operands[len(tables) : 2 * len(tables)]
@@ -45,12 +48,12 @@ class Embedding:
                         places.append(T.bind(T.cast(T.Select(inside, place, T.cast(0, numbers.dtype)), "int32")))
                     with T.serial(0, -(-width // LANES)) as vector:
                         column = T.bind(vector * LANES)
-                        value = load(P, token, column)
+                        value = vector_load(P, token, column)
                         for table, place in zip(found, places, strict=True):
-                            value = value + load(table, place, column)
-                        store(total, value, 0, column)
+                            value = value + vector_load(table, place, column)
+                        vector_store(total, value, 0, column)
                     normalise(total, 0, S, B, Y, row, width, spec.attributes["epsilon"], sums)
 
-        function = primitive([*spec.inputs, *tables, positions, scale, shift, y], body)
+        function = build_prim_func([*spec.inputs, *tables, positions, scale, shift, y], body)
         weights = (*tables, positions, scale, shift)
         return Kernel(function, weights, each * width * 4 * (len(tables) + 2), 1)

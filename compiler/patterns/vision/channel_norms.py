@@ -7,7 +7,7 @@ import onnx
 
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.lowering import Lowering
-from veltair.compiler.kernels.codegen.emit import LANES
+from veltair.compiler.kernels.codegen.vectors import LANES
 from veltair.compiler.onnx.node_attributes import attribute, reduced
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.epilogue import Epilogue
 from veltair.compiler.graph.layer_spec import Activation, Halo
 from veltair.compiler.graph.lowering import Lowering
-from veltair.compiler.kernels.codegen.bf16_rounding import rounded_filters
+from veltair.compiler.kernels.codegen.bf16_rounding import round_filters
 from veltair.compiler.onnx.node_attributes import attribute, padding
 from veltair.compiler.patterns.vision.channel_shuffle import shuffle_behind
 
@@ -70,7 +70,7 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
         attributes["pooled"] = out[2:]
     weight = np.asarray(weight, np.float32)
     weights = {
-        "weight": rounded_filters(weight) if kind == "conv2d_bf16" else weight,
+        "weight": round_filters(weight) if kind == "conv2d_bf16" else weight,
         "bias": np.zeros(channels, np.float32) if bias is None else np.asarray(bias, np.float32),
     }
     inputs = [x] if epilogue.residual is None else [x, epilogue.residual]

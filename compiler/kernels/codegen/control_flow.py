@@ -1,0 +1,26 @@
+"""Branches and loops that run in a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr
+
+
+@contextmanager
+def when(condition: Expr) -> Iterator[None]:
+    """Code that runs where the condition holds."""
+    with T.If(condition), T.Then():
+        yield
+
+
+def loop_over_columns(width: int) -> Iterator[tuple[Expr, int]]:
+    """All columns of a row as (first, count): a loop over vectors of 16, then one shorter vector."""
+    if width >= LANES:
+        with T.serial(0, width // LANES) as number:
+            yield number * LANES, LANES
+    if width % LANES:
+        yield T.int32(width - width % LANES), width % LANES
