@@ -115,10 +115,10 @@ class Execute:
             T.buffer_store(self._memory, value, [ramp(offset, width)])
 
 
-def across(dim: int, vector_type: int, body: Callable[[Expr, int], None]) -> None:
+def across(dim: int, vector: int, body: Callable[[Expr, int], None]) -> None:
     """Code for a row's elements, (offset, how many) at a time: a loop of single ones where `vector` is 1; else vectors,
     straight-line where they are few, and their halves at the end."""
-    if vector_type == 1:
+    if vector == 1:
         with T.serial(0, dim) as e:
             body(e, 1)
         return

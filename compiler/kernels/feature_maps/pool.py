@@ -96,7 +96,7 @@ class _Floats:
 
     maximum: bool
     kind: str = "float32x16"
-    ramp: int = LANES
+    lanes: int = LANES
 
     def least(self) -> Expr:
         return broadcast(-3.4028234663852886e38 if self.maximum else 0.0)
@@ -116,7 +116,7 @@ class _Bits:
     """The 32 channels of a block of bfloat16 as integers in the same order: a maximum needs no arithmetic."""
 
     kind: str = "int16x32"
-    ramp: int = 32
+    lanes: int = 32
 
     def least(self) -> Expr:
         return _shorts(-32640)  # the lowest finite bfloat16
