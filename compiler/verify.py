@@ -1,4 +1,4 @@
-"""`veltair verify`: an artifact against ONNX Runtime on the ONNX file that it was made from.
+"""Compares an artifact with ONNX Runtime on the ONNX file that it was made from.
 
 The whole model is run once for each version index, core count and several batch sizes, and compared with ONNX
 Runtime; along the way, version 0 of every layer is compared with the layer's reference on the layer's real inputs,
@@ -7,8 +7,6 @@ and every other version with version 0.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from veltair.compiler.embedding.table_storage import LAYER_TOLERANCE, Tables
 from veltair.compiler.features.description_file import load as load_features
@@ -34,7 +31,6 @@ from veltair.compiler.tuning.correctness import LOOKUPS, tolerance
 from veltair.compiler.tuning.layer_reference import reference, unpacked
 from veltair.errors import ModelError
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact import manifest as artifact_store
 from veltair.profiles.artifact.input_layout import fill
 from veltair.profiles.artifact.manifest import Artifact, Port
 from veltair.profiles.artifact.strings import Strings
@@ -46,27 +42,13 @@ SEED = 0
 NUMBERS = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(int32)": "int32"}  # ONNX Runtime's names
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("artifact", type=Path, metavar="DIR")
-    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
-    parser.add_argument("--features", type=Path, metavar="FEATURES.toml", help="the description it was compiled with")
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Exit code 0 when everything agrees, 1 when something does not. UserError is raised to the caller."""
-    report = verify(artifact_store.load(args.artifact), args.model, args.features)
-    if args.json:
-        print(json.dumps(report.facts()))
-    else:
-        report.print(Console())
-    return 0 if report.ok else 1
-
-
 @dataclass(slots=True)
-class Report:
-    """Errors are of the whole model, relative ones to the largest magnitude of the output; so is the cosine between
-    an output and what was expected, the smallest of all. Where an output is probabilities, it is that of their logits.
+class VerificationReport:
+    """How far the model's outputs are from ONNX Runtime's.
+
+    Absolute and relative errors are the largest of all outputs of the whole model, relative ones to the largest
+    magnitude of the output. The cosine, between an output and the expected one, is the smallest of all; where an output
+    is probabilities, it is the cosine of their logits.
     """
 
     tolerance: float
@@ -85,37 +67,10 @@ class Report:
     def ok(self) -> bool:
         return not self.mismatches
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "max_abs_err": self.max_abs_err,
-            "max_rel_err": self.max_rel_err,
-            "min_cosine": self.min_cosine,
-            "layers": self.layers,
-            "versions": self.versions,
-            "max_layer_err": self.max_layer_err,
-            "max_table_err": self.max_table_err,
-            "tolerance": self.tolerance,
-            "batches": self.batches,
-            "cores": self.cores,
-            "mismatches": self.mismatches,
-        }
-
-    def print(self, console: Console) -> None:
-        for text in self.mismatches:
-            console.print(text, style="red", highlight=False)
-        verdict = "[green]agrees[/]" if self.ok else "[red]differs[/]"
-        console.print(
-            f"{verdict}: {self.versions} versions of {self.layers} layers, batches "
-            f"{', '.join(map(str, self.batches))}, 1 … {self.cores} cores; largest error {self.max_abs_err:.3g}, "
-            f"{self.max_rel_err:.2e} of the largest value (allowed {self.tolerance:g}), cosine {self.min_cosine:.6f}; "
-            f"of a layer {self.max_layer_err:.2e}",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-    def whole(self, found: NDArray[Any], expected: NDArray[Any], where: str, squash: Squash | None = None) -> None:
-        """Take note of one output of the model; `squash`: what makes probabilities of it at the end."""
+    def record_output(
+        self, found: NDArray[Any], expected: NDArray[Any], where: str, squash: Squash | None = None
+    ) -> None:
+        """Record one output of the model. `squash`: the function at its end that makes probabilities of it."""
         if found.shape != expected.shape:
             self.mismatches.append(f"{where}: shape {found.shape}, expected {expected.shape}")
             return
@@ -127,8 +82,8 @@ class Report:
         if not relative <= self.tolerance:
             self.mismatches.append(f"{where}: off by {relative:.3g} of its largest value (allowed {self.tolerance:g})")
 
-    def layer(self, found: NDArray[Any], expected: NDArray[Any], where: str, allowed: float) -> None:
-        """Take note of one output of one version of a layer."""
+    def record_layer(self, found: NDArray[Any], expected: NDArray[Any], where: str, allowed: float) -> None:
+        """Record one output of one version of a layer."""
         _, relative = errors(found, expected)
         self.max_layer_err = max(self.max_layer_err, relative)
         if not relative <= allowed:
@@ -165,7 +120,7 @@ def _values(array: NDArray[Any]) -> NDArray[np.float64]:
     return array.astype(np.float64)
 
 
-def verify(found: Artifact, model: Path, features: Path | None = None) -> Report:
+def verify(found: Artifact, model: Path, features: Path | None = None) -> VerificationReport:
     """Compare. Raises ModelError when the files cannot be run or are not those that the artifact was made from.
 
     features: a description of what some inputs are made from: ONNX Runtime gets what its reference makes of it.
@@ -199,7 +154,7 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Report
 def _compared(
     found: Artifact, specs: Sequence[LayerSpec], wide: Sequence[LayerSpec], model: OnnxModel, front: Front | None,
     pool: CorePool, cores: CoreSet,
-) -> Report:  # fmt: skip
+) -> VerificationReport:  # fmt: skip
     """`wide`: the same layers with tables as they come."""
     from veltair.profiles.runtime.executor import Executor, empty
 
@@ -207,7 +162,7 @@ def _compared(
     executor = Executor(found)
     batches = tuple(sorted({1, min(3, manifest.max_batch), manifest.max_batch}))
     versions = sum(len(layer.versions) for layer in manifest.layers)
-    report = Report(manifest.tolerance, len(manifest.layers), versions, batches, pool.size)
+    report = VerificationReport(manifest.tolerance, len(manifest.layers), versions, batches, pool.size)
     rng = np.random.default_rng(SEED)
     for batch in batches:
         feeds = {port.name: _draw(port, batch, rng) for port in manifest.inputs if not port.places}
@@ -239,11 +194,11 @@ def _compared(
                     bound.layer(index, version % len(layer.versions))
                 for port, output, wanted in zip(manifest.outputs, outputs, expected, strict=True):
                     where = f"output {port.name}, versions {version}, {place}"
-                    report.whole(output, np.asarray(wanted), where, squashes.get(port.name))
+                    report.record_output(output, np.asarray(wanted), where, squashes.get(port.name))
     return report
 
 
-def _layers(report: Report, found: Artifact, specs: Sequence[LayerSpec], bound: Any, place: str) -> None:
+def _layers(report: VerificationReport, found: Artifact, specs: Sequence[LayerSpec], bound: Any, place: str) -> None:
     """Every version of every layer on the inputs that version 0 of the layers before has made."""
     for index, (layer, spec) in enumerate(zip(found.manifest.layers, specs, strict=True)):
         allowed = tolerance(spec, found.manifest.precision)
@@ -252,17 +207,17 @@ def _layers(report: Report, found: Artifact, specs: Sequence[LayerSpec], bound: 
         first = [bound.buffer(b).copy() for b in layer.outputs]
         for tensor, result, right in zip(spec.outputs, first, wanted or first, strict=True):
             where = f"layer {layer.name}, {place}: off its reference"
-            report.layer(unpacked(tensor, result), unpacked(tensor, right), where, allowed)
+            report.record_layer(unpacked(tensor, result), unpacked(tensor, right), where, allowed)
         for version in range(1, len(layer.versions)):
             bound.layer(index, version)
             for b, result in zip(layer.outputs, first, strict=True):
                 where = f"layer {layer.name}, {place}: version {version} off version 0"
-                report.layer(bound.buffer(b), result, where, allowed)
+                report.record_layer(bound.buffer(b), result, where, allowed)
         for b, result in zip(layer.outputs, first, strict=True):
             bound.buffer(b)[...] = result
 
 
-def _rows(report: Report, found: Artifact, wide: Sequence[LayerSpec], bound: Any, place: str) -> None:
+def _rows(report: VerificationReport, found: Artifact, wide: Sequence[LayerSpec], bound: Any, place: str) -> None:
     """Layers that look rows up, against the tables as they were before they were stored in fewer bytes."""
     storage = found.manifest.tables
     for index, (layer, spec) in enumerate(zip(found.manifest.layers, wide, strict=True)):

@@ -13,7 +13,7 @@ from veltair.errors import UserError, VeltairError
 COMMANDS = {
     "compile": ("veltair.commands.compile", "compile an ONNX model into an artifact"),
     "inspect": ("veltair.commands.inspect", "show the layers and code versions of an artifact"),
-    "verify": ("veltair.compiler.verify", "compare every code version with ONNX Runtime"),
+    "verify": ("veltair.commands.verify", "compare every code version with ONNX Runtime"),
     "bench": ("veltair.commands.bench", "time an artifact beside ONNX Runtime and OpenVINO"),
     "serve": ("veltair.commands.serve", "serve the models of a configuration"),
     "load": ("veltair.commands.load", "drive a daemon with an open-loop load, or find its peak"),

@@ -10,7 +10,7 @@ from nets import Net, normal
 
 from veltair.compiler.onnx.logits import Squash, squashed
 from veltair.compiler.onnx.onnx_model import load
-from veltair.compiler.verify import Report, cosine
+from veltair.compiler.verify import VerificationReport, cosine
 
 random = np.random.default_rng(5)
 
@@ -43,8 +43,8 @@ def test_a_report_says_how_near_logits_are() -> None:
     wrong = -logits
     wrong[0, 7] = 60
     probabilities = [np.exp(z - z.max()) / np.exp(z - z.max()).sum() for z in (wrong, logits)]
-    plain, told = Report(0.1, 1, 1, (1,), 1), Report(0.1, 1, 1, (1,), 1)
-    plain.whole(*probabilities, "y")
-    told.whole(*probabilities, "y", Squash("Softmax"))
+    plain, told = VerificationReport(0.1, 1, 1, (1,), 1), VerificationReport(0.1, 1, 1, (1,), 1)
+    plain.record_output(*probabilities, "y")
+    told.record_output(*probabilities, "y", Squash("Softmax"))
     assert plain.min_cosine > 0.999 > told.min_cosine
     assert plain.max_rel_err == told.max_rel_err < 1e-3

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -52,8 +53,8 @@ def report() -> dict[str, Any]:
         "target": tvm_target(),
         "cores": {
             "usable": list(usable.cores),
-            "affinity": sorted(os.sched_getaffinity(0)),
-            "present": os.cpu_count(),
+            "affinity": psutil.Process().cpu_affinity(),
+            "present": psutil.cpu_count(),
             "quota_cpus": quota_cpus(),
         },
         "l3_domains": [list(domain) for domain in usable.domains],
