@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from veltair.compiler.features.description import Description, Feature
@@ -43,6 +43,11 @@ class Layout:
     @property
     def rooms(self) -> tuple[Port, ...]:
         return self.banks
+
+    def buffers_read(self, features: Collection[str]) -> tuple[str, ...]:
+        """The packed buffers that hold values of these features, in the layout's order."""
+        read = {bank for feature in self.features if feature.name in features for bank in banks_of(feature)}
+        return tuple(bank for bank in self.widths if bank in read)
 
     def activation(self, bank: str) -> Activation:
         return Activation(name(bank), BANKS[bank], (-self.widths[bank],))

@@ -20,6 +20,7 @@ from veltair.compiler.features.description import Column, Description, Feature, 
 from veltair.compiler.features.feature_layout import Layout, bank_of, banks_of
 from veltair.compiler.features.feature_tables import rows_of
 from veltair.compiler.features.fingerprint import fingerprint64
+from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.profiles.artifact.strings import Strings
 
@@ -55,10 +56,11 @@ def reference(
 def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """What `kernel.layer` gives for its banks, and `kernel.beside` for them and the tensors that it copies; texts whose
     ends fall or pass their room are empty."""
-    description, joined = spec.attributes["_description"], spec.attributes["_joined"]
+    parameters = spec.parameters_as(ColumnsParameters)
+    description, joined = parameters.description, parameters.joined
     place = Layout.of(description)
-    places = spec.attributes.get("places", (0,))
-    read = len(arrays) + 1 - len(places)
+    places = parameters.places or (0,)
+    read = len(arrays) - len(parameters.copied)
     banks = {bank_of(tensor.name): array for tensor, array in zip(spec.inputs[:read], arrays[:read], strict=True)}
     batch = next(len(array) // place.widths[bank] for bank, array in banks.items())
     used = [column for column in description.columns if column.name in joined.columns]
@@ -74,7 +76,7 @@ def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         else:
             raw[feature.name] = banks[kind][first : first + batch * feature.width].reshape(batch, feature.width)
     part = msgspec.structs.replace(description, columns=tuple(used), inputs=(joined,))
-    pieces = [reference(part, raw, spec.attributes["_tables"])[joined.name], *arrays[read:]]
+    pieces = [reference(part, raw, parameters.rows_by_table)[joined.name], *arrays[read:]]
     return np.concatenate([pieces[i] for i in np.argsort(places)], axis=1)
 
 

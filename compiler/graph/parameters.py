@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 OUTSIDE_WORKLOAD: Mapping[str, Any] = {"outside workload": True}  # metadata of a field that no tuning record names
 
 
@@ -33,3 +36,15 @@ class LayerParameters:
             for name, (value, field) in named.items()
             if not field.metadata.get("outside workload") and (field.default is MISSING or value != field.default)
         }
+
+    @property
+    def note(self) -> str:
+        """What people should know of the layer: `veltair inspect` prints it. Empty for most layers."""
+        return ""
+
+    def draw_inputs(self, batch: int, rng: np.random.Generator) -> list[NDArray[Any]] | None:
+        """Random inputs of the layer, in its order; None where every input can be drawn by itself.
+
+        A layer whose inputs depend on each other, such as texts and their ends, overrides this.
+        """
+        return None

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec
 from veltair.compiler.locality.loop_nest import Body, Box, Guard, Loop, Nest, Touch, join, loop_range
 from veltair.compiler.locality.spans import Linear, Opaque, Span, single
@@ -56,7 +57,7 @@ def compulsory_bytes(spec: LayerSpec, batch: int) -> int:
     if spec.op == "lookups":
         tables = dict.fromkeys(spec.weights, int(np.prod(spec.inputs[0].at(batch))))
     if spec.op == "columns":
-        return moved + min(spec.weights["tables"].nbytes, batch * int(spec.attributes["_plan"].row_bytes))
+        return moved + min(spec.weights["tables"].nbytes, batch * spec.parameters_as(ColumnsParameters).table.row_bytes)
     for name, weight in spec.weights.items():
         moved += min(weight.nbytes, tables[name] * weight[0].nbytes) if name in tables else weight.nbytes
     return moved

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.stitch.program import Program, Shape
+from veltair.compiler.stitch.stitched_parameters import StitchedParameters
 from veltair.profiles.artifact.manifest import shape_at
 
 Array = NDArray[Any]
@@ -61,9 +62,10 @@ def _spread(value: Array, shape: Shape) -> Array:
 
 def stitched(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array]:
     """Outputs of a layer, in order."""
-    given = dict(zip(spec.attributes["_names"], [*inputs, *spec.weights.values()], strict=False))
+    parameters = spec.parameters_as(StitchedParameters)
+    given = dict(zip(parameters.names, [*inputs, *spec.weights.values()], strict=False))
     found: dict[str, Array] = {}
-    for space in spec.attributes["_domains"]:
+    for space in parameters.domains:
         found |= evaluate(space.program, {name: given[name] for name in space.program.leaves})
     shapes = [(t.shape, x.shape) for t, x in zip(spec.inputs, inputs, strict=True)]
     batch = next((b // -d for own, real in shapes for d, b in zip(own, real, strict=True) if d < 0), 1)

@@ -16,6 +16,7 @@ from veltair.compiler.kernels.generic import Region
 from veltair.compiler.stitch.composition import domain
 from veltair.compiler.stitch.explorer import Explorer
 from veltair.compiler.stitch.program import Op, Program, Shape, elements
+from veltair.compiler.stitch.stitched_parameters import StitchedParameters
 from veltair.compiler.stitch.translation import TRUE, translate
 from veltair.errors import InvariantError, ModelError
 from veltair.types import TensorSpec
@@ -160,15 +161,16 @@ class _Cut:
             op="stitched",
             inputs=tuple(inputs),
             outputs=tuple(self._activation(name) for name in results),
-            attributes={
-                "kinds": "|".join("+".join(op.kind for op in p.ops) for p in group),
-                "structure": hashlib.sha256(text.encode()).hexdigest()[:16],
-                "_domains": tuple(domains),
-                "_names": names,
-            },
+            attributes={},
             weights=weights,
             flops=sum(elements(op.shape) for p in group for op in p.ops),
             max_batch=self.max_batch,
+            parameters=StitchedParameters(
+                kinds="|".join("+".join(op.kind for op in p.ops) for p in group),
+                structure=hashlib.sha256(text.encode()).hexdigest()[:16],
+                domains=tuple(domains),
+                names=names,
+            ),
         )
 
     def _activation(self, name: str) -> Activation:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.codegen.prim_func import Operand
 from veltair.compiler.stitch.codegen import Setting, stitched
-from veltair.compiler.stitch.composition import SCHEMES, Domain
+from veltair.compiler.stitch.composition import SCHEMES
 from veltair.compiler.stitch.cost_models import latency_ns, scratch_bytes, units_of
+from veltair.compiler.stitch.stitched_parameters import StitchedParameters
 
 ROWS = (1, 4, 16, 64)
 COLUMNS = (256, 1024, 4096)  # multiples of every step
@@ -18,10 +17,10 @@ STEPS = (2, 4, 1)
 
 
 class Stitched:
-    """Attribute `_domains`: the domains that are packed into the layer, over names of inputs, weights and outputs."""
+    """Of layers with `StitchedParameters`."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        domains: Sequence[Domain] = spec.attributes["_domains"]
+        domains = spec.parameters_as(StitchedParameters).domains
         schemes = [
             s
             for i, s in enumerate(SCHEMES)
@@ -44,14 +43,14 @@ class Stitched:
         return sorted(points, key=lambda p: sum(latency_ns(d, _setting(p)) for d in domains))
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        domains: Sequence[Domain] = spec.attributes["_domains"]
+        domains = spec.parameters_as(StitchedParameters).domains
         setting = _setting(point)
         operands: list[Operand] = [
             *spec.inputs,
             *(np.ascontiguousarray(w) for w in spec.weights.values()),
             *spec.outputs,
         ]
-        names = spec.attributes["_names"]
+        names = spec.parameters_as(StitchedParameters).names
         function = stitched([(d, setting) for d in domains], operands, names)
         weights = tuple(np.ascontiguousarray(w) for w in spec.weights.values())
         tasks = sum(-(-units_of(d, setting.columns) // setting.rows) for d in domains)

@@ -110,13 +110,13 @@ class Meter:
         return [self._weight(array) for array in kernel.weights]
 
     def inputs(self, spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]:
-        """Random inputs. A layer whose inputs belong together draws them itself (attribute `_draw`)."""
-        draw = spec.attributes.get("_draw")
-        if draw is None:
-            return input_operands(spec, batch, bounds)
+        """Random inputs. A layer whose inputs belong together draws them itself (`LayerParameters.draw_inputs`)."""
         if (spec.symbol, batch) not in self._drawn:
-            chance = np.random.default_rng(0)
-            contents = [draw(batch, chance) for _ in range(DRAWN)]
+            rng = np.random.default_rng(0)
+            first = spec.parameters.draw_inputs(batch, rng)
+            if first is None:
+                return input_operands(spec, batch, bounds)
+            contents = [first, *(spec.parameters.draw_inputs(batch, rng) or [] for _ in range(DRAWN - 1))]
             self._drawn[spec.symbol, batch] = [self._draws(arrays) for arrays in zip(*contents, strict=True)]
         return self._drawn[spec.symbol, batch]
 

@@ -41,8 +41,8 @@ class Check:
         self._tolerance = tolerance(spec, precision)
         rng = np.random.default_rng(seed)
         self.spec, self.batch = spec, batch
-        together = spec.attributes.get("_draw")
-        self._inputs = together(batch, rng) if together else [_draw(t, batch, bounds, rng) for t in spec.inputs]
+        together = spec.parameters.draw_inputs(batch, rng)
+        self._inputs = [_draw(t, batch, bounds, rng) for t in spec.inputs] if together is None else together
         self._expected = reference(spec, self._inputs)
 
     def fault(self, meter: Meter, library: Path, symbol: str, weights: Sequence[Operand], cores: int) -> str:

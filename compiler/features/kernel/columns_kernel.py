@@ -8,9 +8,8 @@ tensors that stand beside the columns in what reads them are copied there by tas
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,15 +17,14 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.features.description import Description, Joined
-from veltair.compiler.features.feature_layout import Layout, bank_of, banks_of
+from veltair.compiler.features.feature_layout import Layout, bank_of
 from veltair.compiler.features.kernel.column_table import Field, Plan, plan
+from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
 from veltair.compiler.features.kernel.indices import Work
 from veltair.compiler.features.kernel.row_lookup import Roads
 from veltair.compiler.features.kernel.text import powers_of_ten
-from veltair.compiler.features.random_features import draw
 from veltair.compiler.features.table_store import Store
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.rows.concat_rows import copy_row
@@ -53,18 +51,11 @@ def layer(
             f"{description.path}: max_bytes: room for {room} bytes of text in a batch of {max_batch}; expected at most "
             f"{MOST_BYTES}: lower max_bytes or the greatest batch"
         )
-    read = description.reads(joined.columns)
-    banks = {bank for feature in place.features if feature.name in read for bank in banks_of(feature)}
-    inputs = tuple(place.activation(bank) for bank in place.widths if bank in banks)
-    attributes = {
-        "_plan": found, "plan": found.digest, "_description": description, "_joined": joined, "_tables": store.tables,
-        "_note": found.note, "_draw": partial(draw, description, [bank_of(tensor.name) for tensor in inputs]),
-    }  # fmt: skip
-    if found.storage != "fp32":
-        attributes["storage"] = found.storage
+    inputs = tuple(map(place.activation, place.buffers_read(description.reads(joined.columns))))
+    parameters = ColumnsParameters(found.digest, found, description, joined, store.tables, storage=found.storage)
     return LayerSpec(
-        joined.name, "columns", inputs, (Activation(joined.name, dtype, (-1, found.width)),), attributes,
-        {"tables": found.tables}, found.width, max_batch,
+        joined.name, "columns", inputs, (Activation(joined.name, dtype, (-1, found.width)),), {},
+        {"tables": found.tables}, found.width, max_batch, parameters,
     )  # fmt: skip
 
 
@@ -73,28 +64,16 @@ def beside(columns: LayerSpec, before: Sequence[Activation], behind: Sequence[Ac
 
     y: the whole, float32 or bfloat16.
     """
-    found: Plan = columns.attributes["_plan"]
+    parameters = columns.parameters_as(ColumnsParameters)
+    found = parameters.table
     starts = np.cumsum(
         [0, *(tensor.shape[1] for tensor in before), found.width, *(t.shape[1] for t in behind)]
     ).tolist()
     own, shifted = starts.pop(len(before)), found.columns.copy()
     shifted[:, Field.OUT] += own
-    found = replace(found, columns=shifted)
-    pieces = (*before, *behind)
-    attributes = {
-        **columns.attributes, "_plan": found, "plan": found.digest, "places": (own, *starts[:-1]),
-        "_draw": partial(_draw_beside, columns.attributes["_draw"], pieces),
-    }  # fmt: skip
-    return replace(columns, inputs=(*columns.inputs, *pieces), outputs=(y,), attributes=attributes)
-
-
-def _draw_beside(
-    drawn: Callable[[int, np.random.Generator], list[NDArray[Any]]], pieces: Sequence[Activation], batch: int,
-    chance: np.random.Generator,
-) -> list[NDArray[Any]]:  # fmt: skip
-    numbers = [chance.standard_normal(piece.at(batch), np.float32) for piece in pieces]
-    rounded = [array_to_bf16(n) if p.dtype == "uint16" else n for p, n in zip(pieces, numbers, strict=True)]
-    return [*drawn(batch, chance), *rounded]
+    found, pieces = replace(found, columns=shifted), (*before, *behind)
+    changed = replace(parameters, plan=found.digest, table=found, places=(own, *starts[:-1]), copied=pieces)
+    return replace(columns, inputs=(*columns.inputs, *pieces), outputs=(y,), parameters=changed)
 
 
 class Columns:
@@ -115,10 +94,10 @@ class Columns:
         ]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        found: Plan = spec.attributes["_plan"]
+        parameters = spec.parameters_as(ColumnsParameters)
+        found = parameters.table
         rows, columns = int(point["rows"]), int(point["columns"])
-        places = spec.attributes.get("places", (0,))
-        read = len(spec.inputs) + 1 - len(places)  # banks; behind them what is copied
+        read = len(spec.inputs) - len(parameters.copied)  # banks; behind them what is copied
         chunks, roads, dims = _chunks(found, columns, len(spec.inputs) - read)
         widest = int(found.columns[:, Field.DIM].max())
         words = found.vocabularies
@@ -153,7 +132,7 @@ class Columns:
                 for number, width in enumerate(dims):
                     with when(dim == number):
                         code.rows(width)
-                for number, (piece, place) in enumerate(zip(pieces, places[1:], strict=True), len(roads)):
+                for number, (piece, place) in enumerate(zip(pieces, parameters.places[1:], strict=True), len(roads)):
                     with when(road == number), T.serial(0, work.count) as row:
                         copy_row(piece, buffers["out"], start + row, place, piece.shape[1])
 

@@ -167,7 +167,8 @@ def test_computed_numbers_beside_columns(whole: Description, dtype: str) -> None
     raw["dense"][0] = np.uint32(0xFFFFFFFF).view(np.float32)  # rounding must not make a number of it
     out = code.run([aligned(array) for array in (*code.arrays(raw, batch), *pieces)], batch)
     assert (np.isnan(unpacked(code.spec.outputs[0], out)).sum(1) == [3] + [0] * (batch - 1)).all()
-    drawn = code.spec.attributes["_draw"](5, np.random.default_rng(0))
+    drawn = code.spec.parameters.draw_inputs(5, np.random.default_rng(0))
+    assert drawn is not None
     assert [(d.dtype, d.size) for d in drawn] == [(np.dtype(t.dtype), np.prod(t.at(5))) for t in code.spec.inputs]
 
 

@@ -1,0 +1,18 @@
+"""What a stitched layer computes: `StitchedParameters`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from veltair.compiler.graph.parameters import OUTSIDE_WORKLOAD, LayerParameters
+from veltair.compiler.stitch.composition import Domain
+
+
+@dataclass(frozen=True, slots=True)
+class StitchedParameters(LayerParameters):
+    """The programs that one kernel packs, each in its own iteration space."""
+
+    kinds: str  # the operators for people: "add+exp|mul" are two packed programs
+    structure: str  # digest of the programs and of which operands they share; layers that agree in it share code
+    domains: tuple[Domain, ...] = field(metadata=OUTSIDE_WORKLOAD)
+    names: tuple[str, ...] = field(metadata=OUTSIDE_WORKLOAD)  # values of the operands: inputs, weights, outputs
