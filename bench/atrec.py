@@ -34,12 +34,13 @@ import tvm_ffi  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from veltair.compiler import pipeline as lowering  # noqa: E402
 from veltair.compiler.arena import plan  # noqa: E402
-from veltair.compiler.graph.layer_graph import Graph  # noqa: E402
+from veltair.compiler.graph.layer_graph import LayerGraph  # noqa: E402
 from veltair.compiler.graph.layer_spec import Activation  # noqa: E402
 from veltair.compiler.kernels.spaces import SPACES  # noqa: E402
 from veltair.compiler.onnx.onnx_model import load  # noqa: E402
+from veltair.compiler.patterns import by_operator  # noqa: E402
+from veltair.compiler.pipeline import lower  # noqa: E402
 from veltair.compiler.stitch.explorer import Explorer  # noqa: E402
 from veltair.machine.environment import describe_environment  # noqa: E402
 from veltair.machine.isa import cpu_features, tvm_target  # noqa: E402
@@ -200,19 +201,19 @@ CASES = (
 @contextmanager
 def without_fusions() -> Iterator[None]:
     """No patterns are looked for, and no kernel is shared by operators that do not depend on each other."""
-    patterns, packed = lowering.PATTERNS, Explorer.packed
-    lowering.PATTERNS = ()
+    finders, packed = by_operator.FINDERS, Explorer.packed
+    by_operator.FINDERS = ()
     Explorer.packed = lambda self, plan: [[pattern] for pattern in plan]
     try:
         yield
     finally:
-        lowering.PATTERNS, Explorer.packed = patterns, packed
+        by_operator.FINDERS, Explorer.packed = finders, packed
 
 
 class Way:
     """A graph ready to run: layers in order in an arena, each in one of its versions."""
 
-    def __init__(self, graph: Graph, feeds: Mapping[str, NDArray[Any]], chosen: int = 0) -> None:
+    def __init__(self, graph: LayerGraph, feeds: Mapping[str, NDArray[Any]], chosen: int = 0) -> None:
         self.layers = len(graph.layers)
         batch, features = len(next(iter(feeds.values()))), cpu_features()
         functions, kernels = {}, []
@@ -259,12 +260,12 @@ def ways(case: Case, expected: Sequence[NDArray[Any]], folder: Path) -> dict[str
     fused, unfused = folder / "fused.onnx", folder / "unfused.onnx"
     onnx.save(case.model, fused)
     onnx.save(case.unfused or case.model, unfused)
-    graph = lowering.lower(load(fused, rows), "fp32")
+    graph = lower(load(fused, rows), "fp32")
     found = {"fused": Way(graph, case.feeds)}
     if any(layer.op == "recurrent" for layer in graph.layers):
         found["hoisted"] = Way(graph, case.feeds, 1)
     with without_fusions():
-        found["unfused"] = Way(lowering.lower(load(unfused, rows), "fp32"), case.other_feeds or case.feeds)
+        found["unfused"] = Way(lower(load(unfused, rows), "fp32"), case.other_feeds or case.feeds)
     for kind, way in found.items():
         way()
         for output, wanted in zip(way.outputs, expected, strict=True):

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from veltair.compiler.graph.layer_graph import Graph
+from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation, Halo
 from veltair.errors import VeltairError
 from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES
@@ -56,7 +56,7 @@ class _Life:
         return lcm(ALIGNMENT, _bytes(tensor.at(batch)[2:], tensor.dtype)) if self.region else ALIGNMENT
 
 
-def plan(graph: Graph) -> Arena:
+def plan(graph: LayerGraph) -> Arena:
     """In each region first fit by size, largest first; sizes are those of the greatest batch."""
     homes: dict[str, Place] = {port.name: Place("input", i) for i, port in enumerate(graph.rooms)}
     for i, port in enumerate(graph.outputs):

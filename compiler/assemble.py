@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from veltair.compiler import arena
-from veltair.compiler.graph.layer_graph import Graph
+from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.locality.traffic import compulsory_bytes
 from veltair.compiler.shared_library import link
@@ -40,7 +40,7 @@ class _Buffers:
 
 
 def assemble(
-    graph: Graph,
+    graph: LayerGraph,
     versions: Mapping[str, Sequence[Version]],
     batches: Sequence[int],
     setting: Setting,

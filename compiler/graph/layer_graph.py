@@ -23,7 +23,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class LayerGraph:
     """A lowered model: layers in order, and which names are views of another tensor's memory."""
 
     layers: tuple[LayerSpec, ...]

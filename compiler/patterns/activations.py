@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.node_attributes import attribute
 
 Constants = Mapping[str, NDArray[Any]]
@@ -24,16 +24,16 @@ class Activated:
     nodes: tuple[onnx.NodeProto, ...]
 
 
-def activation_behind(name: str, lowering: Lowering) -> Activated | None:
+def activation_behind(name: str, view: ModelView) -> Activated | None:
     """The activation function that all users of a tensor make up, if they do."""
-    users = lowering.users.get(name, [])
-    if name in lowering.output_names:
+    users = view.users_of(name)
+    if name in view.output_names:
         return None
     if len(users) == 1:
-        activation = activation_of(users[0], lowering.constants)
+        activation = activation_of(users[0], view.constants)
         return Activated(activation, users[0].output[0], (users[0],)) if activation else None
-    gated = _gated(name, users, lowering) if len(users) == 2 else None
-    return gated or _spelled_out(name, lowering)
+    gated = _gated(name, users, view) if len(users) == 2 else None
+    return gated or _spelled_out(name, view)
 
 
 def activation_of(node: onnx.NodeProto, constants: Constants) -> str | None:
@@ -64,19 +64,19 @@ def activation_of(node: onnx.NodeProto, constants: Constants) -> str | None:
     )
 
 
-def _gated(name: str, users: list[onnx.NodeProto], lowering: Lowering) -> Activated | None:
+def _gated(name: str, users: Sequence[onnx.NodeProto], view: ModelView) -> Activated | None:
     """x * gate(x): SiLU and hard swish."""
     gates = [node for node in users if node.op_type in ("Sigmoid", "HardSigmoid")]
     products = [node for node in users if node.op_type == "Mul"]
     if not gates or not products:
         return None
     (gate,), (product,) = gates, products
-    reader = lowering.only_user(gate.output[0])
+    reader = view.only_user(gate.output[0])
     if reader is None or reader is not product:
         return None
     if sorted(product.input) != sorted((name, gate.output[0])):
         return None
-    return Activated(f"gated-{activation_of(gate, lowering.constants)}", product.output[0], (gate, product))
+    return Activated(f"gated-{activation_of(gate, view.constants)}", product.output[0], (gate, product))
 
 
 # Functions that exporters write as a few nodes, in this order or that; a fit at GRID tells them.
@@ -94,15 +94,15 @@ OPERATORS: Mapping[str, Callable[..., NDArray[np.float64]]] = {
 }  # fmt: skip
 
 
-def _spelled_out(name: str, lowering: Lowering) -> Activated | None:
+def _spelled_out(name: str, view: ModelView) -> Activated | None:
     """One of FORMULAS, if the nodes around a tensor compute it and nothing else reads what lies between."""
     values = {name: GRID}  # of each tensor of the formula so far
     nodes: list[onnx.NodeProto] = []
-    while len(nodes) < MOST_NODES and not values.keys() & lowering.output_names:
+    while len(nodes) < MOST_NODES and not values.keys() & view.output_names:
         inside = set(map(id, nodes))
-        for node in (user for t in values for user in lowering.users.get(t, []) if id(user) not in inside):
-            operands = [values[i] if i in values else _number(i, lowering.constants) for i in node.input]
-            fits = lowering.shape_of(node.output[0]) == lowering.shape_of(name)
+        for node in (user for t in values for user in view.users_of(t) if id(user) not in inside):
+            operands = [values[i] if i in values else _number(i, view.constants) for i in node.input]
+            fits = view.shape_of(node.output[0]) == view.shape_of(name)
             if node.op_type in OPERATORS and fits and all(operand is not None for operand in operands):
                 break
         else:
@@ -111,7 +111,7 @@ def _spelled_out(name: str, lowering: Lowering) -> Activated | None:
         with np.errstate(all="ignore"):
             values[node.output[0]] = OPERATORS[node.op_type](*operands)
         inside.add(id(node))
-        open_ends = {t for t in values for user in lowering.users.get(t, []) if id(user) not in inside}
+        open_ends = {t for t in values for user in view.users_of(t) if id(user) not in inside}
         if open_ends <= {node.output[0]}:
             for activation, expected in FORMULAS.items():
                 if np.allclose(values[node.output[0]], expected, rtol=FIT, atol=FIT):

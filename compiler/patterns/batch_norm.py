@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.onnx.node_attributes import attribute
 
 Floats = NDArray[np.float32]
@@ -34,18 +34,19 @@ def scale_and_shift(node: onnx.NodeProto, constants: Mapping[str, NDArray[Any]])
     return scale, beta - mean * scale
 
 
-def find_norms(lowering: Lowering) -> None:
+def find_norms(view: ModelView) -> Matches:
     """Mark the batch norms of rows (n, channels) that one dense layer reads."""
-    for node in lowering.model.nodes:
-        if node.op_type != "BatchNormalization" or len(lowering.shape_of(node.output[0])) != 2:
+    matches = Matches()
+    for node in view.nodes:
+        if node.op_type != "BatchNormalization" or len(view.shape_of(node.output[0])) != 2:
             continue
-        user = lowering.only_user(node.output[0])
+        user = view.only_user(node.output[0])
         if user is None or user.op_type not in ("Gemm", "MatMul") or user.input[0] != node.output[0]:
             continue
-        weight, found = lowering.constants.get(user.input[1]), scale_and_shift(node, lowering.constants)
+        weight, found = view.constants.get(user.input[1]), scale_and_shift(node, view.constants)
         if weight is None or weight.ndim != 2 or found is None or attribute(user, "transA", 0):
             continue
-        if user.op_type == "Gemm" and len(user.input) > 2 and user.input[2] not in ("", *lowering.constants):
+        if user.op_type == "Gemm" and len(user.input) > 2 and user.input[2] not in ("", *view.constants):
             continue
-        lowering.patterns[id(node)] = Normed(node.input[0], *found)
-        lowering.done.add(id(node))
+        matches.add(node, Normed(node.input[0], *found), [node])
+    return matches

@@ -8,109 +8,108 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_graph import Slice
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.node_attributes import attribute, times
 from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
 from veltair.compiler.patterns.recommendation.feature_columns import join_columns
 from veltair.profiles.artifact.manifest import ALIGNMENT
 
 
-def concat(node: onnx.NodeProto, lowering: Lowering) -> bool:
-    rank = len(lowering.shape_of(node.output[0]))
-    if _side_by_side(node, attribute(node, "axis", 0) % rank, lowering):
+def concat(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    rank = len(view.shape_of(node.output[0]))
+    if _side_by_side(node, attribute(node, "axis", 0) % rank, view, builder):
         return True
-    if attribute(node, "axis", 0) % rank != 1 or not all(map(lowering.is_made, node.input)):
+    if attribute(node, "axis", 0) % rank != 1 or not all(map(builder.is_made, node.input)):
         return False
-    pieces = [lowering.known[name] for name in node.input]
+    pieces = [builder.tensors[name] for name in node.input]
     if rank == 4 and any(piece.block for piece in pieces):
-        return _channels(node, lowering)
-    return _rows(node, lowering, pieces)
+        return _channels(node, view, builder)
+    return _rows(node, view, builder, pieces)
 
 
-def _side_by_side(node: onnx.NodeProto, axis: int, lowering: Lowering) -> bool:
+def _side_by_side(node: onnx.NodeProto, axis: int, view: ModelView, builder: GraphBuilder) -> bool:
     """Row-major numbers of a batch, in bfloat16 where that is how they are read."""
     output = node.output[0]
-    shape = lowering.shape_of(output)
+    shape = view.shape_of(output)
     rows, width = times(shape[:axis]), times(shape[axis:])
-    numbers = all(
-        name not in lowering.constants and lowering.model.values[name].dtype == "float32" for name in node.input
-    )
-    if rows >= 0 or not numbers or any(lowering.is_made(n) and lowering.known[n].block for n in node.input):
+    numbers = all(name not in view.constants and view.values[name].dtype == "float32" for name in node.input)
+    if rows >= 0 or not numbers or any(builder.is_made(n) and builder.tensors[n].block for n in node.input):
         return False
-    pieces = [lowering.rows(name) for name in node.input]
-    narrow = narrow_rows(rows, lowering) and read_by_products(output, lowering)
+    pieces = [builder.rows(name) for name in node.input]
+    narrow = narrow_rows(rows, view) and read_by_products(output, view)
     y = Activation(output, "uint16" if narrow else "float32", (rows, width))
     whole = replace(y, shape=shape)
     if shape != y.shape:
         y = replace(y, name=f"{output}/rows")
-    inputs = [lowering.reshaped(piece, (rows, times(piece.shape[axis:]))) for piece in pieces]
-    if not join_columns(node, inputs, y, lowering):
-        lowering.emit(lowering.spec(node.name, "concat_rows", inputs, [y], {}, {}, 0))
+    inputs = [builder.reshaped(piece, (rows, times(piece.shape[axis:]))) for piece in pieces]
+    if not join_columns(node, inputs, y, view, builder):
+        builder.emit(node.name, "concat_rows", inputs, [y])
     if shape != y.shape:
-        lowering.add_view(whole, y.name)
+        builder.alias(whole, y.name)
     return True
 
 
-def _channels(node: onnx.NodeProto, lowering: Lowering) -> bool:
+def _channels(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """In blocks. What cannot be made in place (its channels begin within a block, or its memory is another's) is moved
     by a layer for each run of such pieces."""
-    pieces = [lowering.blocked(name) for name in node.input]
-    if any(piece.block != lowering.block for piece in pieces):
+    pieces = [builder.blocked(name) for name in node.input]
+    if any(piece.block != view.block for piece in pieces):
         return False
-    shape = lowering.shape_of(node.output[0])
-    whole = Activation(node.output[0], lowering.dtype, shape, lowering.block)
+    shape = view.shape_of(node.output[0])
+    whole = Activation(node.output[0], view.dtype, shape, view.block)
     moved: list[Activation] = []
     start = first = 0  # channels before the piece, and before the pieces in `moved`
     for i, piece in enumerate(pieces):
-        fits = start % lowering.block == 0 and (piece.shape[1] % lowering.block == 0 or i == len(pieces) - 1)
-        where = Slice(whole.name, start // lowering.block)
-        if moved or shape[0] != 1 or not fits or not lowering.place(piece.name, where):
+        fits = start % view.block == 0 and (piece.shape[1] % view.block == 0 or i == len(pieces) - 1)
+        where = Slice(whole.name, start // view.block)
+        if moved or shape[0] != 1 or not fits or not builder.place(piece.name, where):
             moved.append(piece)
         start += piece.shape[1]
-        if moved and (i == len(pieces) - 1 or (start % lowering.block == 0 and shape[0] == 1)):
-            _move(node, lowering, moved, whole, first)
+        if moved and (i == len(pieces) - 1 or (start % view.block == 0 and shape[0] == 1)):
+            _move(node, builder, moved, whole, first)
             moved = []
         if not moved:
             first = start
-    lowering.known[whole.name] = whole
+    builder.add_whole(whole)
     return True
 
 
-def _move(node: onnx.NodeProto, lowering: Lowering, pieces: list[Activation], whole: Activation, first: int) -> None:
+def _move(node: onnx.NodeProto, builder: GraphBuilder, pieces: list[Activation], whole: Activation, first: int) -> None:
     """A layer that copies the pieces into the whole, `first` channels from its beginning."""
     channels = sum(piece.shape[1] for piece in pieces)
     target = whole
     if channels != whole.shape[1]:
         name = f"{whole.name}/{first}"
         target = replace(whole, name=name, shape=(whole.shape[0], channels, *whole.shape[2:]))
-        lowering.slices[name] = Slice(whole.name, first // whole.block)
-    lowering.emit(lowering.spec(f"{node.name}/{first}", "concat", pieces, [target], {}, {}, 0))
+        builder.place_new(name, Slice(whole.name, first // whole.block))
+    builder.emit(f"{node.name}/{first}", "concat", pieces, [target])
 
 
-def _rows(node: onnx.NodeProto, lowering: Lowering, pieces: list[Activation]) -> bool:
+def _rows(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder, pieces: list[Activation]) -> bool:
     """Row-major, where every piece can be made in place."""
-    shape = lowering.shape_of(node.output[0])
-    bases = [lowering.views.get(piece.name, piece.name) for piece in pieces]
+    shape = view.shape_of(node.output[0])
+    bases = [builder.views.get(piece.name, piece.name) for piece in pieces]
     alike = not any(piece.block for piece in pieces) and len({piece.dtype for piece in pieces}) == 1
-    if shape[0] != 1 or not alike or len(set(bases)) < len(bases) or not lowering.movable().issuperset(bases):
+    if shape[0] != 1 or not alike or len(set(bases)) < len(bases) or not builder.movable().issuperset(bases):
         return False
     row_bytes = int(np.prod(shape[2:])) * np.dtype(pieces[0].dtype).itemsize
     starts = np.cumsum([0, *(piece.shape[1] for piece in pieces)])[:-1].tolist()
     if not all(
-        start * row_bytes % ALIGNMENT == 0 or _loose(b, lowering) for start, b in zip(starts, bases, strict=True)
+        start * row_bytes % ALIGNMENT == 0 or _loose(b, view, builder) for start, b in zip(starts, bases, strict=True)
     ):
         return False
     for piece, start in zip(pieces, starts, strict=True):
-        lowering.place(piece.name, Slice(node.output[0], start))
-    lowering.known[node.output[0]] = Activation(node.output[0], pieces[0].dtype, shape)
+        builder.place(piece.name, Slice(node.output[0], start))
+    builder.add_whole(Activation(node.output[0], pieces[0].dtype, shape))
     return True
 
 
-def _loose(name: str, lowering: Lowering) -> bool:
+def _loose(name: str, view: ModelView, builder: GraphBuilder) -> bool:
     """Whether a tensor may begin anywhere: its kernel writes it so, and nothing but the concatenation reads it."""
-    maker = next(layer for layer in lowering.layers if any(tensor.name == name for tensor in layer.outputs))
-    names = {name, *(view for view, base in lowering.views.items() if base == name)}
-    alone = all(len(lowering.users.get(n, [])) <= 1 for n in names) and not names & lowering.output_names
+    maker = next(layer for layer in builder.layers if any(tensor.name == name for tensor in layer.outputs))
+    names = {name, *(alias for alias, base in builder.views.items() if base == name)}
+    alone = all(len(view.users_of(n)) <= 1 for n in names) and not names & view.output_names
     return maker.op == "channels_last" and alone

@@ -9,72 +9,73 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.epilogue import Epilogue
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.patterns.activations import activation_behind, activation_of
 from veltair.compiler.patterns.batch_norm import scale_and_shift
 
 Found: TypeAlias = tuple[tuple[str, ...], dict[str, NDArray[Any]], tuple[onnx.NodeProto, ...]]  # steps, weights, nodes
 
 
-def elementwise(node: onnx.NodeProto, lowering: Lowering) -> bool:
+def elementwise(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """On its own, where its inputs are in blocks already: behind no anchor, or between two consumers."""
-    tensors = [name for name in node.input if name and name not in lowering.constants]
-    in_blocks = (lowering.is_made(n) and lowering.known[n].block == lowering.block for n in tensors)
+    tensors = [name for name in node.input if name and name not in view.constants]
+    in_blocks = (builder.is_made(n) and builder.tensors[n].block == view.block for n in tensors)
     if not tensors or not all(in_blocks):
         return False
-    found = _combined(node, tensors, lowering) or _activated(node, lowering) or _affine(node, lowering)
+    found = _combined(node, tensors, view) or _activated(node, view) or _affine(node, view)
     if found is None:
         return False
     steps, weights, nodes = found
-    epilogue = Epilogue.behind(nodes[-1], lowering, residual=False)
+    epilogue = Epilogue.behind(nodes[-1], view, builder, residual=False)
     if epilogue.activation != "none":
         steps = (*steps, epilogue.activation)
-    y = Activation(epilogue.output, lowering.dtype, lowering.shape_of(node.output[0]), lowering.block)
+    y = Activation(epilogue.output, view.dtype, view.shape_of(node.output[0]), view.block)
     count = int(np.prod(np.abs(y.shape)))
-    inputs = [lowering.known[n] for n in tensors]
-    lowering.emit(lowering.spec(node.name, "elementwise", inputs, [y], {"steps": steps}, weights, count))
-    lowering.done.update((*map(id, nodes), *epilogue.swallowed))
+    inputs = [builder.tensors[n] for n in tensors]
+    builder.emit(node.name, "elementwise", inputs, [y], {"steps": steps}, weights, count)
+    builder.take((*nodes, *epilogue.swallowed))
     return True
 
 
-def _combined(node: onnx.NodeProto, tensors: list[str], lowering: Lowering) -> Found | None:
+def _combined(node: onnx.NodeProto, tensors: list[str], view: ModelView) -> Found | None:
     """Tensors of one shape, added or multiplied."""
     step = {"Add": "add", "Sum": "add", "Mul": "mul"}.get(node.op_type)
-    if not step or len(tensors) != len(node.input) or len({lowering.shape_of(name) for name in tensors}) > 1:
+    if not step or len(tensors) != len(node.input) or len({view.shape_of(name) for name in tensors}) > 1:
         return None
     return tuple(f"{step}:{i}" for i in range(1, len(tensors))), {}, (node,)
 
 
-def _affine(node: onnx.NodeProto, lowering: Lowering) -> Found | None:
+def _affine(node: onnx.NodeProto, view: ModelView) -> Found | None:
     """A scale and a shift for each channel; several in a row are one."""
-    channels = lowering.shape_of(node.output[0])[1]
+    channels = view.shape_of(node.output[0])[1]
     scale, shift = np.ones(channels, np.float32), np.zeros(channels, np.float32)
     nodes: list[onnx.NodeProto] = []
     user: onnx.NodeProto | None = node
     while user is not None:
-        step = _scale_and_shift(user, channels, lowering)
+        step = _scale_and_shift(user, channels, view)
         if step is None:
             break
         scale, shift = scale * step[0], shift * step[0] + step[1]
         nodes.append(user)
-        user = lowering.only_user(user.output[0])
+        user = view.only_user(user.output[0])
     weights = {"scale": scale.astype(np.float32), "shift": shift.astype(np.float32)}
     return (("affine",), weights, tuple(nodes)) if nodes else None
 
 
 def _scale_and_shift(
-    node: onnx.NodeProto, channels: int, lowering: Lowering
+    node: onnx.NodeProto, channels: int, view: ModelView
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
     """What a node of one computed input multiplies its channels by, and then adds to them."""
     one, zero = np.ones(channels, np.float32), np.zeros(channels, np.float32)
     if node.op_type == "BatchNormalization":
-        return scale_and_shift(node, lowering.constants)
+        return scale_and_shift(node, view.constants)
     if node.op_type not in ("Add", "Sub", "Mul", "Div") or len(node.input) != 2:
         return None
-    constant = lowering.constants.get(node.input[1])
+    constant = view.constants.get(node.input[1])
     if constant is None and node.op_type in ("Add", "Mul"):
-        constant = lowering.constants.get(node.input[0])
+        constant = view.constants.get(node.input[0])
     if constant is None or constant.size not in (1, channels):
         return None
     if constant.size > 1 and (constant.ndim < 3 or constant.shape[-3] != channels):
@@ -85,10 +86,10 @@ def _scale_and_shift(
     return value if node.op_type == "Mul" else one / value, zero
 
 
-def _activated(node: onnx.NodeProto, lowering: Lowering) -> Found | None:
+def _activated(node: onnx.NodeProto, view: ModelView) -> Found | None:
     """An activation function, which may take all users of the node's input."""
-    whole = activation_behind(node.input[0], lowering)
+    whole = activation_behind(node.input[0], view)
     if whole is not None:
         return (whole.activation,), {}, whole.nodes
-    activation = activation_of(node, lowering.constants)
+    activation = activation_of(node, view.constants)
     return ((activation,), {}, (node,)) if activation else None

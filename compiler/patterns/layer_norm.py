@@ -5,21 +5,22 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.node_attributes import attribute, times
 from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
 
 
-def layer_norm(node: onnx.NodeProto, lowering: Lowering) -> bool:
+def layer_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """A layer on rows, which gives bfloat16 where products in bfloat16 read it."""
-    shape, constants = lowering.shape_of(node.input[0]), lowering.constants
+    shape, constants = view.shape_of(node.input[0]), view.constants
     shift = node.input[2] if len(node.input) > 2 else ""
     if attribute(node, "axis", -1) not in (-1, len(shape) - 1) or len([o for o in node.output if o]) > 1:
         return False
     if node.input[1] not in constants or (shift and shift not in constants) or len(shape) < 2:
         return False
-    x = lowering.rows(node.input[0])
+    x = builder.rows(node.input[0])
     if x.dtype not in ("float32", "uint16"):
         return False
     width, rows = shape[-1], times(shape[:-1])
@@ -29,10 +30,10 @@ def layer_norm(node: onnx.NodeProto, lowering: Lowering) -> bool:
     }
     if any(w.size != width for w in weights.values()):
         return False
-    narrow = narrow_rows(rows, lowering) and read_by_products(node.output[0], lowering)
+    narrow = narrow_rows(rows, view) and read_by_products(node.output[0], view)
     y = Activation(f"{node.output[0]}/rows", "uint16" if narrow else "float32", (rows, width))
     attributes = {"epsilon": float(attribute(node, "epsilon", 1e-5))}
-    inputs = [lowering.reshaped(x, (rows, width))]
-    lowering.emit(lowering.spec(node.name, "layer_norm", inputs, [y], attributes, weights, 8 * abs(rows) * width))
-    lowering.add_view(Activation(node.output[0], y.dtype, shape), y.name)
+    inputs = [builder.reshaped(x, (rows, width))]
+    builder.emit(node.name, "layer_norm", inputs, [y], attributes, weights, 8 * abs(rows) * width)
+    builder.alias(Activation(node.output[0], y.dtype, shape), y.name)
     return True

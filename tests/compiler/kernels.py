@@ -14,7 +14,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm_ffi import StructuralKey
 
-from veltair.compiler.graph.layer_graph import Graph
+from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.shared_library import machine_code
@@ -111,7 +111,7 @@ def untouched_halo(tensor: Activation, physical: NDArray[Any]) -> bool:
     return not outside.any()
 
 
-def run_graph(graph: Graph, feeds: Mapping[str, NDArray[Any]], batch: int) -> list[NDArray[Any]]:
+def run_graph(graph: LayerGraph, feeds: Mapping[str, NDArray[Any]], batch: int) -> list[NDArray[Any]]:
     """A lowered model's outputs, each layer in its default version."""
     memory = {port.name: aligned(feeds[port.name]) for port in graph.inputs}
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veltair.compiler.arena import Arena, plan
-from veltair.compiler.graph.layer_graph import Graph, Slice
+from veltair.compiler.graph.layer_graph import LayerGraph, Slice
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
 from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES, Port
 
@@ -37,7 +37,7 @@ def activations(draw: st.DrawFn, name: str) -> Activation:
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> Graph:
+def graphs(draw: st.DrawFn) -> LayerGraph:
     """Each layer reads up to three tensors that were there before, and gives one or two new ones."""
     source = Activation("in", "float32", (-1, 8))
     known, layers = [source], []
@@ -47,7 +47,7 @@ def graphs(draw: st.DrawFn) -> Graph:
         layers.append(layer(f"l{index}", inputs, outputs))
         known += outputs
     named = {tensor.name: tensor for tensor in known}
-    return Graph(tuple(layers), {}, {}, named, (port(source),), (port(known[-1]),), draw(BATCHES))
+    return LayerGraph(tuple(layers), {}, {}, named, (port(source),), (port(known[-1]),), draw(BATCHES))
 
 
 def bytes_of(arena: Arena, tensor: Activation, batch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +63,7 @@ def bytes_of(arena: Arena, tensor: Activation, batch: int) -> tuple[np.ndarray, 
     return places[inside], places[~inside]
 
 
-def check(graph: Graph) -> None:
+def check(graph: LayerGraph) -> None:
     """Living tensors never overlap, and nobody ever writes into a halo."""
     arena = plan(graph)
     last = {tensor.name: i for i, each in enumerate(graph.layers) for tensor in (*each.inputs, *each.outputs)}
@@ -91,14 +91,14 @@ def check(graph: Graph) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(graphs())
-def test_any_graph(graph: Graph) -> None:
+def test_any_graph(graph: LayerGraph) -> None:
     check(graph)
 
 
-def chain(*tensors: Activation) -> Graph:
+def chain(*tensors: Activation) -> LayerGraph:
     named = {tensor.name: tensor for tensor in tensors}
     layers = tuple(layer(b.name, [a], [b]) for a, b in pairwise(tensors))
-    return Graph(layers, {}, {}, named, (port(tensors[0]),), (port(tensors[-1]),), 1)
+    return LayerGraph(layers, {}, {}, named, (port(tensors[0]),), (port(tensors[-1]),), 1)
 
 
 @given(st.lists(st.integers(1, 5), min_size=4, max_size=9))
@@ -133,7 +133,7 @@ def test_a_piece_of_a_concatenated_tensor_lies_in_it_and_keeps_it_alive() -> Non
     )  # fmt: skip
     named = {tensor.name: tensor for tensor in (source, end, whole, a, b, between)}
     slices = {"a": Slice("whole", 0), "b": Slice("whole", 2)}
-    graph = Graph(layers, {}, slices, named, (port(source),), (port(end),), 1)
+    graph = LayerGraph(layers, {}, slices, named, (port(source),), (port(end),), 1)
     places, plane = plan(graph).places, 5 * 5 * 16 * 4
     start = places["whole"].offset
     assert (places["a"].offset, places["b"].offset) == (start, start + 2 * plane)

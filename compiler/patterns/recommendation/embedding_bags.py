@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +10,9 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.embedding.row_storage import narrow
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.node_attributes import attribute, reduced, times
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.types import TensorSpec
@@ -68,7 +69,7 @@ def bag_at(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Bag |
     return replace(alone, reduction=user) if sums else alone
 
 
-def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser, given: set[str]) -> list[Bag]:
+def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser, given: Set[str]) -> list[Bag]:
     """The node's bag and all others of its kind that can run with it: those whose ids are `given`, like inputs."""
     bag = bag_at(node, model, only_user)
     if bag is None:
@@ -80,22 +81,22 @@ def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser, given
     return [other for other in found if other is not None and other.kind == bag.kind]
 
 
-def bags(node: onnx.NodeProto, lowering: Lowering) -> bool:
+def bags(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """All bags of one kind as one layer; the others' nodes count as done when they are met."""
-    bags = bags_with(node, lowering.model, lowering.only_user, lowering.given)
+    bags = bags_with(node, view.model, view.only_user, builder.input_names)
     if not bags:
         return False
     (count, lookups), width = bags[0].shape, bags[0].width
-    shape = lowering.shape_of(bags[0].output)
+    shape = view.shape_of(bags[0].output)
     flat = shape == (count, width)
     outputs = [Activation(bag.output if flat else f"{bag.output}/rows", "float32", (count, width)) for bag in bags]
-    inputs = [lowering.reshaped(lowering.plain(bag.ids.name), bag.shape) for bag in bags]
-    weights = {f"table{i}": lowering.tables.of(bag.gather.input[0], bag.table) for i, bag in enumerate(bags)}
+    inputs = [builder.reshaped(builder.plain(bag.ids.name), bag.shape) for bag in bags]
+    weights = {f"table{i}": builder.tables.of(bag.gather.input[0], bag.table) for i, bag in enumerate(bags)}
     attributes = {"reduce": bags[0].reduce} | narrow(weights.values())
     flops = abs(count) * lookups * width * len(bags)
-    lowering.emit(lowering.spec(node.name, "embedding_bag", inputs, outputs, attributes, weights, flops))
+    builder.emit(node.name, "embedding_bag", inputs, outputs, attributes, weights, flops)
     for bag, output in zip(bags, outputs, strict=True):
-        lowering.done.update(id(node) for node in (bag.gather, bag.reduction) if node is not None)
+        builder.take(node for node in (bag.gather, bag.reduction) if node is not None)
         if not flat:
-            lowering.add_view(Activation(bag.output, "float32", lowering.shape_of(bag.output)), output.name)
+            builder.alias(Activation(bag.output, "float32", view.shape_of(bag.output)), output.name)
     return True

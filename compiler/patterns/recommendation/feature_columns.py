@@ -8,35 +8,36 @@ from dataclasses import replace
 import onnx
 
 from veltair.compiler.features.kernel.columns_kernel import beside
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
 
 
-def round_columns(lowering: Lowering) -> None:
+def round_columns(view: ModelView, builder: GraphBuilder) -> None:
     """Columns that products alone read give bfloat16 where these take it."""
-    for number, spec in enumerate(lowering.layers):
+    for spec in builder.layers:
         (made,) = spec.outputs
-        if spec.op != "columns" or made.dtype != "float32" or made.name not in lowering.model.values:
+        if spec.op != "columns" or made.dtype != "float32" or made.name not in view.values:
             continue
-        if narrow_rows(made.shape[0], lowering) and read_by_products(made.name, lowering):
-            narrow = lowering.known[made.name] = replace(made, dtype="uint16")
-            lowering.layers[number] = replace(spec, outputs=(narrow,))
+        if narrow_rows(made.shape[0], view) and read_by_products(made.name, view):
+            builder.replace_layer(spec, replace(spec, outputs=(replace(made, dtype="uint16"),)))
 
 
-def join_columns(node: onnx.NodeProto, pieces: Sequence[Activation], y: Activation, lowering: Lowering) -> bool:
+def join_columns(
+    node: onnx.NodeProto, pieces: Sequence[Activation], y: Activation, view: ModelView, builder: GraphBuilder
+) -> bool:
     """Have the columns among the pieces (B, …) of a concatenation y, if nothing else reads them, write to their place
     in it and copy the other pieces to theirs. Of several columns' layers the widest does."""
     makers = {
         spec.outputs[0].name: spec
-        for spec in lowering.layers
-        if spec.op == "columns" and lowering.only_user(spec.outputs[0].name) is node
+        for spec in builder.layers
+        if spec.op == "columns" and view.only_user(spec.outputs[0].name) is node
     }
     own = max((piece for piece in pieces if piece.name in makers), key=lambda piece: piece.shape[1], default=None)
     if own is None or y.shape[0] != -1:
         return False
     maker, place = makers[own.name], pieces.index(own)
-    lowering.layers = [spec for spec in lowering.layers if spec is not maker]
-    del lowering.known[own.name]
-    lowering.emit(replace(beside(maker, pieces[:place], pieces[place + 1 :], y), name=node.name))
+    builder.remove_layer(maker)
+    builder.append(replace(beside(maker, pieces[:place], pieces[place + 1 :], y), name=node.name))
     return True

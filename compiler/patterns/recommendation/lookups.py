@@ -17,8 +17,9 @@ from typing import Any
 from onnx import NodeProto
 
 from veltair.compiler.embedding.row_storage import narrow
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.onnx.node_attributes import attribute, reduced
 from veltair.compiler.patterns.recommendation.embedding_bags import REDUCTIONS
 
@@ -31,74 +32,75 @@ class Found:
     inner: tuple[NodeProto, ...]  # all nodes but the last
 
 
-def find_lookups(lowering: Lowering) -> None:
-    for node in lowering.model.nodes:
+def find_lookups(view: ModelView) -> Matches:
+    matches = Matches()
+    for node in view.nodes:
         found = None
         if node.op_type in REDUCTIONS:
-            found = _messages(node, lowering) or _weighted(node, lowering)
+            found = _messages(node, view) or _weighted(node, view)
         elif node.op_type == "Neg":
-            found = _triples(node, lowering)
+            found = _triples(node, view)
         if found is not None:
-            lowering.patterns[id(node)] = found
-            lowering.done.update(map(id, found.inner))
+            matches.add(node, found, found.inner)
+    return matches
 
 
-def lookups(node: NodeProto, lowering: Lowering) -> bool:
-    found = lowering.patterns.get(id(node))
-    if not isinstance(found, Found):
+def lookups(node: NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    found = view.matches.at(node, Found)
+    if found is None:
         return False
     first, *others = found.inputs
-    ids = lowering.plain(first)
+    ids = builder.plain(first)
     inputs = [ids]
     for name in others:  # weights are as many as ids; other ids are one a row
-        shape = ids.shape if lowering.model.values[name].dtype == "float32" else ids.shape[:1]
-        inputs.append(lowering.reshaped(lowering.plain(name), shape))
-    tables = lowering.model.initializers
-    weights = {f"table{i}": lowering.tables.of(name, tables[name]) for i, name in enumerate(found.tables)}
-    dim = lowering.shape_of(found.tables[0])[1]
+        shape = ids.shape if view.values[name].dtype == "float32" else ids.shape[:1]
+        inputs.append(builder.reshaped(builder.plain(name), shape))
+    tables = view.constants
+    weights = {f"table{i}": builder.tables.of(name, tables[name]) for i, name in enumerate(found.tables)}
+    dim = view.shape_of(found.tables[0])[1]
     attributes = dict(found.attributes) | {"dim": dim} | narrow(weights.values())
-    y = Activation(node.output[0], "float32", lowering.shape_of(node.output[0]))
+    y = Activation(node.output[0], "float32", view.shape_of(node.output[0]))
     flops = 2 * dim * abs(ids.shape[0]) * (ids.shape[1] if len(ids.shape) == 2 else 1)
-    lowering.emit(lowering.spec(node.name, "lookups", inputs, [y], attributes, weights, flops))
+    builder.emit(node.name, "lookups", inputs, [y], attributes, weights, flops)
     return True
 
 
-def _weighted(node: NodeProto, lowering: Lowering) -> Found | None:
-    product = _only(node.input[0], "Mul", lowering)
-    if product is None or not _along(node, lowering, axis=1, keepdims=0):
+def _weighted(node: NodeProto, view: ModelView) -> Found | None:
+    product = _only(node.input[0], "Mul", view)
+    if product is None or not _along(node, view, axis=1, keepdims=0):
         return None
     for rows, weights in _both(product):
-        gather = _gather(rows, lowering)
-        if gather is None or lowering.only_user(rows) is None or weights in lowering.constants:
+        gather = _gather(rows, view)
+        if gather is None or view.only_user(rows) is None or weights in view.constants:
             continue
-        ids = lowering.model.values[gather.input[1]]
-        if len(ids.shape) == 2 and _is_float(weights, (*ids.shape, 1), lowering):
+        ids = view.values[gather.input[1]]
+        if len(ids.shape) == 2 and _is_float(weights, (*ids.shape, 1), view):
             attributes = {"family": "weighted", "reduce": REDUCTIONS[node.op_type]}
             return Found((ids.name, weights), (gather.input[0],), attributes, (gather, product))
     return None
 
 
-def _messages(node: NodeProto, lowering: Lowering) -> Found | None:
-    product = _only(node.input[0], "Mul", lowering)
-    if product is None or node.op_type != "ReduceSum" or not _along(node, lowering, axis=1, keepdims=0):
+def _messages(node: NodeProto, view: ModelView) -> Found | None:
+    product = _only(node.input[0], "Mul", view)
+    if product is None or node.op_type != "ReduceSum" or not _along(node, view, axis=1, keepdims=0):
         return None
     for rows, edges in _both(product):
-        near, edge = _gather(rows, lowering), _only(edges, "Sigmoid", lowering)
-        likeness = None if edge is None else _only(edge.input[0], "ReduceSum", lowering)
-        if near is None or edge is None or likeness is None or not _along(likeness, lowering, axis=2, keepdims=1):
+        near, edge = _gather(rows, view), _only(edges, "Sigmoid", view)
+        likeness = None if edge is None else _only(edge.input[0], "ReduceSum", view)
+        if near is None or edge is None or likeness is None or not _along(likeness, view, axis=2, keepdims=1):
             continue
-        dot = _only(likeness.input[0], "Mul", lowering)
-        if dot is None or rows not in dot.input or len(lowering.users[rows]) != 2 or rows in lowering.output_names:
+        dot = _only(likeness.input[0], "Mul", view)
+        if dot is None or rows not in dot.input or len(view.users_of(rows)) != 2 or rows in view.output_names:
             continue
         own, inner = next(other for first, other in _both(dot) if first == rows), [near, edge, likeness, dot, product]
-        wider = _only(own, "Unsqueeze", lowering)
-        if wider is not None and reduced(wider, lowering.constants) in ([1], [-2]):
+        wider = _only(own, "Unsqueeze", view)
+        if wider is not None and reduced(wider, view.constants) in ([1], [-2]):
             own = wider.input[0]
             inner.append(wider)
-        gather = _gather(own, lowering)
-        if gather is None or lowering.only_user(own) is None or gather.input[0] != near.input[0]:
+        gather = _gather(own, view)
+        if gather is None or view.only_user(own) is None or gather.input[0] != near.input[0]:
             continue
-        ids, selves = (lowering.model.values[each.input[1]] for each in (near, gather))
+        ids, selves = (view.values[each.input[1]] for each in (near, gather))
         one = selves.shape in ((ids.shape[0],), (ids.shape[0], 1))
         if len(ids.shape) == 2 and one and selves.dtype == ids.dtype:
             found = (ids.name, selves.name), (near.input[0],), {"family": "messages"}
@@ -106,30 +108,30 @@ def _messages(node: NodeProto, lowering: Lowering) -> Found | None:
     return None
 
 
-def _triples(node: NodeProto, lowering: Lowering) -> Found | None:
-    distance = lowering.makers.get(node.input[0])
-    if distance is None or lowering.only_user(node.input[0]) is None or not _along(distance, lowering, 1, 0):
+def _triples(node: NodeProto, view: ModelView) -> Found | None:
+    distance = view.makers.get(node.input[0])
+    if distance is None or view.only_user(node.input[0]) is None or not _along(distance, view, 1, 0):
         return None
     inner, gap = [distance], distance.input[0]
     norm = {"ReduceL1": 1, "ReduceL2": 2, "ReduceSum": 1}.get(distance.op_type)
     if distance.op_type == "ReduceSum":
-        size = _only(gap, "Abs", lowering)
+        size = _only(gap, "Abs", view)
         if size is None:
             return None
         inner.append(size)
         gap = size.input[0]
-    minus = _only(gap, "Sub", lowering)
-    plus = None if minus is None else _only(minus.input[0], "Add", lowering)
+    minus = _only(gap, "Sub", view)
+    plus = None if minus is None else _only(minus.input[0], "Add", view)
     if norm is None or minus is None or plus is None:
         return None
-    gathers = {name: _gather(name, lowering) for name in (*plus.input, minus.input[1])}
-    if len(gathers) < 3 or any(found is None or lowering.only_user(name) is None for name, found in gathers.items()):
+    gathers = {name: _gather(name, view) for name in (*plus.input, minus.input[1])}
+    if len(gathers) < 3 or any(found is None or view.only_user(name) is None for name, found in gathers.items()):
         return None
     one, other, tail = (found for found in gathers.values() if found is not None)
     head, kind = (one, other) if one.input[0] == tail.input[0] else (other, one)
-    ids = [lowering.model.values[each.input[1]] for each in (head, kind, tail)]
+    ids = [view.values[each.input[1]] for each in (head, kind, tail)]
     alike = len({(each.shape, each.dtype) for each in ids}) == 1 and len(ids[0].shape) == 1
-    kinds = {str(lowering.constants[each.input[0]].dtype) for each in (head, kind)}
+    kinds = {str(view.constants[each.input[0]].dtype) for each in (head, kind)}
     if head.input[0] != tail.input[0] or not alike or len(kinds) > 1:
         return None
     heads, relations, tails = (each.name for each in ids)
@@ -138,10 +140,10 @@ def _triples(node: NodeProto, lowering: Lowering) -> Found | None:
     return Found((heads, relations, tails), tables, attributes, (*inner, minus, plus, head, kind, tail))
 
 
-def _only(name: str, kind: str, lowering: Lowering) -> NodeProto | None:
+def _only(name: str, kind: str, view: ModelView) -> NodeProto | None:
     """The node of this kind that makes a tensor, of which there is one reader."""
-    node = lowering.makers.get(name)
-    return node if node is not None and node.op_type == kind and lowering.only_user(name) is not None else None
+    node = view.makers.get(name)
+    return node if node is not None and node.op_type == kind and view.only_user(name) is not None else None
 
 
 def _both(node: NodeProto) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -149,26 +151,26 @@ def _both(node: NodeProto) -> tuple[tuple[str, str], tuple[str, str]]:
     return (first, second), (second, first)
 
 
-def _gather(name: str, lowering: Lowering) -> NodeProto | None:
+def _gather(name: str, view: ModelView) -> NodeProto | None:
     """The Gather that makes a tensor of rows of a constant table by ids that are not."""
-    node = lowering.makers.get(name)
+    node = view.makers.get(name)
     if node is None or node.op_type != "Gather" or attribute(node, "axis", 0) != 0:
         return None
-    table = lowering.model.values.get(node.input[0])
-    kinds = lowering.model.values[node.input[1]].dtype, table.dtype if table is not None else ""
-    constant = node.input[0] in lowering.constants and node.input[1] not in lowering.constants
+    table = view.values.get(node.input[0])
+    kinds = view.values[node.input[1]].dtype, table.dtype if table is not None else ""
+    constant = node.input[0] in view.constants and node.input[1] not in view.constants
     fits = constant and kinds[0] in ("int64", "int32") and kinds[1] == "float32"
-    return node if fits and lowering.constants[node.input[0]].ndim == 2 else None
+    return node if fits and view.constants[node.input[0]].ndim == 2 else None
 
 
-def _along(node: NodeProto, lowering: Lowering, axis: int, keepdims: int) -> bool:
+def _along(node: NodeProto, view: ModelView, axis: int, keepdims: int) -> bool:
     if not node.op_type.startswith("Reduce"):
         return False
-    rank = len(lowering.shape_of(node.input[0]))
-    axes = [each % rank for each in reduced(node, lowering.constants)]
+    rank = len(view.shape_of(node.input[0]))
+    axes = [each % rank for each in reduced(node, view.constants)]
     return axes == [axis] and attribute(node, "keepdims", 1) == keepdims
 
 
-def _is_float(name: str, shape: tuple[int, ...], lowering: Lowering) -> bool:
-    found = lowering.model.values.get(name)
+def _is_float(name: str, shape: tuple[int, ...], view: ModelView) -> bool:
+    found = view.values.get(name)
     return found is not None and found.dtype == "float32" and found.shape == shape

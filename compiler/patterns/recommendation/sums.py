@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.onnx.node_attributes import attribute, reduced, times
 from veltair.compiler.patterns.matmul import dense_constants
 
@@ -40,44 +41,44 @@ class Joined:
     scale: float
 
 
-def find_sums(lowering: Lowering) -> None:
+def find_sums(view: ModelView) -> Matches:
     """Mark the last node of each one-hot sum and of each sum of concatenated tensors."""
+    matches = Matches()
     starts: dict[str, Counted] = {}  # by output
-    for node in lowering.model.nodes:
-        if node.op_type == "OneHot" and (found := _one_hot(node, lowering)) is not None:
+    for node in view.nodes:
+        if node.op_type == "OneHot" and (found := _one_hot(node, view)) is not None:
             starts[found.output] = found
-    for node in lowering.model.nodes:
+    for node in view.nodes:
         if node.op_type != "Concat":
             continue
-        flat = len(lowering.shape_of(node.output[0])) == 2 and attribute(node, "axis", 0) in (1, -1)
-        if flat and all(name in starts and lowering.only_user(name) for name in node.input):
-            side = _side_by_side(node, [starts.pop(name) for name in node.input], lowering)
+        flat = len(view.shape_of(node.output[0])) == 2 and attribute(node, "axis", 0) in (1, -1)
+        if flat and all(name in starts and view.only_user(name) for name in node.input):
+            side = _side_by_side(node, [starts.pop(name) for name in node.input], view)
             starts[side.output] = side
         else:
-            _find_joined(node, lowering)
+            _find_joined(node, view, matches)
     for start in starts.values():
-        user = lowering.only_user(start.output)
-        found = (_times_table(user, start, lowering) if user is not None else None) or start
-        lowering.patterns[id(lowering.makers[found.output])] = found
-        lowering.done.update(map(id, found.inner))
+        user = view.only_user(start.output)
+        found = (_times_table(user, start, view) if user is not None else None) or start
+        matches.add(view.makers[found.output], found, found.inner)
+    return matches
 
 
-def sums(node: onnx.NodeProto, lowering: Lowering) -> bool:
-    found = lowering.patterns.get(id(node))
-    if isinstance(found, Counted):
-        return _counted(node, found, lowering)
-    if isinstance(found, Joined):
-        return _joined(node, found, lowering)
+def sums(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    if counted := view.matches.at(node, Counted):
+        return _counted(node, counted, view, builder)
+    if joined := view.matches.at(node, Joined):
+        return _joined(node, joined, view, builder)
     return False
 
 
-def _counted(node: onnx.NodeProto, found: Counted, lowering: Lowering) -> bool:
-    shape = lowering.shape_of(found.output)
+def _counted(node: onnx.NodeProto, found: Counted, view: ModelView, builder: GraphBuilder) -> bool:
+    shape = view.shape_of(found.output)
     rows = shape[0]
     inputs = []
     for name in found.ids:
-        ids = lowering.plain(name)
-        inputs.append(lowering.reshaped(ids, (rows, times(ids.shape[1:]))))
+        ids = builder.plain(name)
+        inputs.append(builder.reshaped(ids, (rows, times(ids.shape[1:]))))
     attributes = {"depths": found.depths, "scales": found.scales}
     lookups = sum(tensor.shape[1] for tensor in inputs)
     weights: dict[str, NDArray[Any]] = {}
@@ -85,30 +86,30 @@ def _counted(node: onnx.NodeProto, found: Counted, lowering: Lowering) -> bool:
         weights = {"table": np.ascontiguousarray(found.table, np.float32), "bias": found.bias.astype(np.float32)}
     y = Activation(f"{found.output}/sums", "float32", (rows, times(shape[1:])))
     flops = abs(rows) * lookups * (y.shape[1] if weights else 1)
-    lowering.emit(lowering.spec(node.name, "one_hot_sum", inputs, [y], attributes, weights, flops))
-    lowering.add_view(Activation(found.output, y.dtype, shape), y.name)
+    builder.emit(node.name, "one_hot_sum", inputs, [y], attributes, weights, flops)
+    builder.alias(Activation(found.output, y.dtype, shape), y.name)
     return True
 
 
-def _joined(node: onnx.NodeProto, found: Joined, lowering: Lowering) -> bool:
-    shape = lowering.shape_of(node.output[0])
+def _joined(node: onnx.NodeProto, found: Joined, view: ModelView, builder: GraphBuilder) -> bool:
+    shape = view.shape_of(node.output[0])
     inputs = []
     for name in found.pieces:
-        piece = lowering.rows(name)
-        inputs.append(lowering.reshaped(piece, (times(piece.shape[: found.axis]), times(piece.shape[found.axis :]))))
-    width = times(lowering.shape_of(found.pieces[0])[found.axis + 1 :])
+        piece = builder.rows(name)
+        inputs.append(builder.reshaped(piece, (times(piece.shape[: found.axis]), times(piece.shape[found.axis :]))))
+    width = times(view.shape_of(found.pieces[0])[found.axis + 1 :])
     y = Activation(f"{node.output[0]}/sums", "float32", (inputs[0].shape[0], width))
     flops = sum(abs(times(tensor.shape)) for tensor in inputs)
-    lowering.emit(lowering.spec(node.name, "concat_sum", inputs, [y], {"scale": found.scale}, {}, flops))
-    lowering.add_view(Activation(node.output[0], y.dtype, shape), y.name)
+    builder.emit(node.name, "concat_sum", inputs, [y], {"scale": found.scale}, {}, flops)
+    builder.alias(Activation(node.output[0], y.dtype, shape), y.name)
     return True
 
 
-def _one_hot(node: onnx.NodeProto, lowering: Lowering) -> Counted | None:
+def _one_hot(node: onnx.NodeProto, view: ModelView) -> Counted | None:
     """A OneHot along the last axis, and the sum over the axis before it."""
-    ids, depth, values = (lowering.constants.get(name) for name in node.input)
-    shape = lowering.shape_of(node.output[0])
-    kinds = lowering.model.values[node.input[0]].dtype, lowering.model.values[node.output[0]].dtype
+    ids, depth, values = (view.constants.get(name) for name in node.input)
+    shape = view.shape_of(node.output[0])
+    kinds = view.values[node.input[0]].dtype, view.values[node.output[0]].dtype
     if ids is not None or depth is None or values is None or kinds not in (("int64", "float32"), ("int32", "float32")):
         return None
     if values[0] != 0 or len(shape) not in (2, 3) or attribute(node, "axis", -1) not in (-1, len(shape) - 1):
@@ -116,48 +117,47 @@ def _one_hot(node: onnx.NodeProto, lowering: Lowering) -> Counted | None:
     start = Counted((node.input[0],), (shape[-1],), (float(values[1]),), node.output[0], ())
     if len(shape) == 2:
         return start
-    user = lowering.only_user(node.output[0])
-    if user is None or _summed_axis(user, 3, lowering) != 1:
+    user = view.only_user(node.output[0])
+    if user is None or _summed_axis(user, 3, view) != 1:
         return None
     scale = start.scales[0] / (shape[1] if user.op_type == "ReduceMean" else 1)
     return replace(start, scales=(scale,), output=user.output[0], inner=(node,))
 
 
-def _side_by_side(node: onnx.NodeProto, parts: Sequence[Counted], lowering: Lowering) -> Counted:
-    inner = [n for part in parts for n in (*part.inner, lowering.makers[part.output])]
+def _side_by_side(node: onnx.NodeProto, parts: Sequence[Counted], view: ModelView) -> Counted:
+    inner = [n for part in parts for n in (*part.inner, view.makers[part.output])]
     ids, depths, scales = (tuple(x for p in parts for x in getattr(p, k)) for k in ("ids", "depths", "scales"))
     return Counted(ids, depths, scales, node.output[0], tuple(inner))
 
 
-def _times_table(user: onnx.NodeProto, found: Counted, lowering: Lowering) -> Counted | None:
+def _times_table(user: onnx.NodeProto, found: Counted, view: ModelView) -> Counted | None:
     """The product behind: with a constant matrix, and a constant bias for each column."""
     if user.op_type not in ("MatMul", "Gemm") or user.input[0] != found.output:
         return None
-    constants = dense_constants(user, lowering)
-    if constants is None or len(lowering.shape_of(found.output)) != 2:
+    constants = dense_constants(user, view)
+    if constants is None or len(view.shape_of(found.output)) != 2:
         return None
     table, bias = constants
-    inner = (*found.inner, lowering.makers[found.output])
+    inner = (*found.inner, view.makers[found.output])
     return replace(found, output=user.output[0], inner=inner, table=table, bias=bias)
 
 
-def _find_joined(node: onnx.NodeProto, lowering: Lowering) -> None:
+def _find_joined(node: onnx.NodeProto, view: ModelView, matches: Matches) -> None:
     """A Concat whose one reader sums over its axis."""
-    user, shape = lowering.only_user(node.output[0]), lowering.shape_of(node.output[0])
+    user, shape = view.only_user(node.output[0]), view.shape_of(node.output[0])
     axis = attribute(node, "axis", 0) % len(shape)
-    if user is None or not axis or _summed_axis(user, len(shape), lowering) != axis:
+    if user is None or not axis or _summed_axis(user, len(shape), view) != axis:
         return
-    kinds = {lowering.model.values[name].dtype for name in node.input}
-    if kinds != {"float32"} or any(name in lowering.constants for name in node.input):
+    kinds = {view.values[name].dtype for name in node.input}
+    if kinds != {"float32"} or any(name in view.constants for name in node.input):
         return
     scale = 1.0 / shape[axis] if user.op_type == "ReduceMean" else 1.0
-    lowering.patterns[id(user)] = Joined(tuple(node.input), axis, scale)
-    lowering.done.add(id(node))
+    matches.add(user, Joined(tuple(node.input), axis, scale), [node])
 
 
-def _summed_axis(node: onnx.NodeProto, rank: int, lowering: Lowering) -> int | None:
+def _summed_axis(node: onnx.NodeProto, rank: int, view: ModelView) -> int | None:
     """The one axis that a node sums or averages over."""
     if node.op_type not in REDUCTIONS:
         return None
-    axes = reduced(node, lowering.constants)
+    axes = reduced(node, view.constants)
     return axes[0] % rank if len(axes) == 1 else None

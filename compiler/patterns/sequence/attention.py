@@ -13,8 +13,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.onnx.node_attributes import attribute, times
 
 SPLIT, SPLIT_TRANSPOSED = [0, 2, 1, 3], [0, 2, 3, 1]  # (image, token, head, d) to heads first
@@ -32,6 +33,13 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedProjections:
+    """Projections of one tensor that are one product."""
+
+    projections: tuple[Projection, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     sources: tuple[str, str, str]  # Q, K, V as rows of heads side by side
     heads: int
@@ -42,59 +50,61 @@ class Attention:
     projections: tuple[Projection, ...]  # three that can be one product, or none
 
 
-def find_attention(lowering: Lowering) -> None:
+def find_attention(view: ModelView) -> Matches:
     """Mark the nodes of every attention, and of its projections, for the layers that will be made of them."""
-    for node in lowering.model.nodes:
-        end = lowering.only_user(node.output[0]) if node.op_type == "Softmax" else None
-        if end is not None and (found := _attention_between(node, end, lowering)) is not None:
-            lowering.done.update(map(id, found.inner))
-            lowering.patterns[id(end)] = found
+    matches = Matches()
+    for node in view.nodes:
+        end = view.only_user(node.output[0]) if node.op_type == "Softmax" else None
+        if end is not None and (found := _attention_between(node, end, view)) is not None:
+            matches.add(end, found, found.inner)
             if found.projections:
                 nodes = [node for projection in found.projections for node in projection.nodes]
-                first = next(node for node in lowering.model.nodes if any(node is inner for inner in nodes))
-                lowering.done.update(id(node) for node in nodes if node is not first)
-                lowering.patterns[id(first)] = found.projections
+                first = next(node for node in view.nodes if any(node is inner for inner in nodes))
+                joined = JoinedProjections(found.projections)
+                matches.add(first, joined, [node for node in nodes if node is not first])
+    return matches
 
 
-def projections(node: onnx.NodeProto, lowering: Lowering) -> bool:
+def projections(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """Three projections of one tensor as one product."""
     from veltair.compiler.patterns.matmul import dense, narrow_rows
 
-    found = lowering.patterns.get(id(node))
-    if not isinstance(found, tuple):
+    joined = view.matches.at(node, JoinedProjections)
+    if joined is None:
         return False
-    constants = lowering.constants
+    found = joined.projections
+    constants = view.constants
     weight = np.concatenate([constants[p.weight] for p in found], axis=1)
     bias = np.concatenate([constants[p.bias].reshape(-1) for p in found])
-    shape = lowering.shape_of(found[0].x)
+    shape = view.shape_of(found[0].x)
     rows = times(shape[:-1])
-    narrow = narrow_rows(rows, lowering)
+    narrow = narrow_rows(rows, view)
     y = Activation(_joined(found), "uint16" if narrow else "float32", (rows, weight.shape[1]))
-    dense(node.name, found[0].x, y, weight, bias, "none", None, lowering)
+    dense(node.name, found[0].x, y, weight, bias, "none", None, view, builder)
     return True
 
 
-def attention(node: onnx.NodeProto, lowering: Lowering) -> bool:
-    found = lowering.patterns.get(id(node))
-    if not isinstance(found, Attention):
+def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    found = view.matches.at(node, Attention)
+    if found is None:
         return False
-    images, heads, tokens, keys = lowering.shape_of(node.input[0])
-    width = lowering.shape_of(found.output)[-1]
+    images, heads, tokens, keys = view.shape_of(node.input[0])
+    width = view.shape_of(found.output)[-1]
     if found.projections:
-        inputs = [lowering.tensor(_joined(found.projections))]
+        inputs = [builder.tensor(_joined(found.projections))]
         places = tuple((0, i * width) for i in range(3))
     else:
-        inputs = [lowering.rows(name) for name in found.sources]
-        inputs = [lowering.reshaped(x, (times(x.shape[:2]), width)) for x in inputs]
+        inputs = [builder.rows(name) for name in found.sources]
+        inputs = [builder.reshaped(x, (times(x.shape[:2]), width)) for x in inputs]
         if len({x.dtype for x in inputs}) > 1:
-            inputs = [lowering.narrowed(x) for x in inputs]
+            inputs = [builder.narrowed(x) for x in inputs]
         places = tuple((i, 0) for i in range(3))
     weights: dict[str, NDArray[Any]] = {}
-    if found.mask and found.mask in lowering.constants:
-        mask = lowering.constants[found.mask]
+    if found.mask and found.mask in view.constants:
+        mask = view.constants[found.mask]
         weights["mask"] = np.asarray(mask, np.float32).reshape((1,) * (4 - mask.ndim) + mask.shape)
     elif found.mask:
-        inputs.append(lowering.plain(found.mask))
+        inputs.append(builder.plain(found.mask))
     attributes = {
         "heads": heads, "width": width // heads, "tokens": tokens, "keys": keys, "scale": found.scale,
         "places": places, "masked": bool(found.mask),
@@ -102,8 +112,8 @@ def attention(node: onnx.NodeProto, lowering: Lowering) -> bool:
     rows = images * tokens
     y = Activation(f"{found.output}/rows", inputs[0].dtype, (rows, width))
     flops = 4 * abs(rows) * keys * width
-    lowering.emit(lowering.spec(node.name, "attention", inputs, [y], attributes, weights, flops))
-    lowering.add_view(Activation(found.output, y.dtype, lowering.shape_of(found.output)), y.name)
+    builder.emit(node.name, "attention", inputs, [y], attributes, weights, flops)
+    builder.alias(Activation(found.output, y.dtype, view.shape_of(found.output)), y.name)
     return True
 
 
@@ -111,69 +121,69 @@ def _joined(found: tuple[Projection, ...]) -> str:
     return "+".join(projection.output for projection in found)
 
 
-def _attention_between(softmax: onnx.NodeProto, mix: onnx.NodeProto, lowering: Lowering) -> Attention | None:
+def _attention_between(softmax: onnx.NodeProto, mix: onnx.NodeProto, view: ModelView) -> Attention | None:
     """The attention whose softmax and last product these are, if they are."""
-    shape = lowering.shape_of(softmax.output[0])
+    shape = view.shape_of(softmax.output[0])
     if len(shape) != 4 or attribute(softmax, "axis", -1) not in (-1, 3) or mix.op_type != "MatMul":
         return None
     if mix.input[0] != softmax.output[0] or min(shape[1:]) < 1:
         return None
-    before = _scores(softmax.input[0], lowering)
-    merge = lowering.only_user(mix.output[0])
+    before = _scores(softmax.input[0], view)
+    merge = view.only_user(mix.output[0])
     if before is None or merge is None or merge.op_type != "Transpose" or attribute(merge, "perm", []) != SPLIT:
         return None
     product, scale, mask, inner = before
-    merged = lowering.only_user(merge.output[0])
-    heads, width = shape[1], lowering.shape_of(mix.output[0])[-1]
-    images = lowering.shape_of(mix.output[0])[0]
+    merged = view.only_user(merge.output[0])
+    heads, width = shape[1], view.shape_of(mix.output[0])[-1]
+    images = view.shape_of(mix.output[0])[0]
     if merged is None or merged.op_type != "Reshape" or width % 16:
         return None
-    if lowering.shape_of(merged.output[0]) != (images, shape[2], heads * width):
+    if view.shape_of(merged.output[0]) != (images, shape[2], heads * width):
         return None
-    if mask and not _broadcasts(lowering.model.values[mask].shape, shape):
+    if mask and not _broadcasts(view.values[mask].shape, shape):
         return None
     sides = [
-        _split(product.input[0], (SPLIT,), heads, lowering),
-        _split(product.input[1], (SPLIT_TRANSPOSED,), heads, lowering),
-        _split(mix.input[1], (SPLIT,), heads, lowering),
+        _split(product.input[0], (SPLIT,), heads, view),
+        _split(product.input[1], (SPLIT_TRANSPOSED,), heads, view),
+        _split(mix.input[1], (SPLIT,), heads, view),
     ]
     if any(side is None for side in sides):
         return None
     found = [side for side in sides if side is not None]
     sources = (found[0][0], found[1][0], found[2][0])
-    if any(len(lowering.shape_of(name)) != 3 or lowering.shape_of(name)[-1] != heads * width for name in sources):
+    if any(len(view.shape_of(name)) != 3 or view.shape_of(name)[-1] != heads * width for name in sources):
         return None
     nodes = (*inner, product, softmax, merge, merged, *(node for side in found for node in side[1]))
-    return Attention(sources, heads, scale, mask, merged.output[0], nodes, _projections(sources, nodes, lowering))
+    return Attention(sources, heads, scale, mask, merged.output[0], nodes, _projections(sources, nodes, view))
 
 
-def _scores(name: str, lowering: Lowering) -> tuple[onnx.NodeProto, float, str, list[onnx.NodeProto]] | None:
+def _scores(name: str, view: ModelView) -> tuple[onnx.NodeProto, float, str, list[onnx.NodeProto]] | None:
     """Behind a softmax: the product, its scale, what is added, and the nodes between."""
     nodes: list[onnx.NodeProto] = []
-    node, mask, scale = lowering.makers.get(name), "", 1.0
-    if node is not None and node.op_type == "Add" and lowering.only_user(name) is not None:
-        shape = lowering.shape_of(name)
-        sides = [i for i, other in enumerate(node.input) if _is_scores(lowering.makers.get(other), shape, lowering)]
+    node, mask, scale = view.makers.get(name), "", 1.0
+    if node is not None and node.op_type == "Add" and view.only_user(name) is not None:
+        shape = view.shape_of(name)
+        sides = [i for i, other in enumerate(node.input) if _is_scores(view.makers.get(other), shape, view)]
         if len(sides) != 1:
             return None
         nodes.append(node)
         name, mask = node.input[sides[0]], node.input[1 - sides[0]]
-        node = lowering.makers.get(name)
-    if node is not None and node.op_type in ("Div", "Mul") and lowering.only_user(name) is not None:
-        factor = lowering.constants.get(node.input[1])
+        node = view.makers.get(name)
+    if node is not None and node.op_type in ("Div", "Mul") and view.only_user(name) is not None:
+        factor = view.constants.get(node.input[1])
         if factor is None or factor.size != 1:
             return None
         nodes.append(node)
         scale = float(factor.reshape(())) if node.op_type == "Mul" else 1 / float(factor.reshape(()))
         name = node.input[0]
-        node = lowering.makers.get(name)
-    if node is None or node.op_type != "MatMul" or lowering.only_user(name) is None or scale <= 0:
+        node = view.makers.get(name)
+    if node is None or node.op_type != "MatMul" or view.only_user(name) is None or scale <= 0:
         return None
     return node, scale, mask, nodes
 
 
-def _is_scores(node: onnx.NodeProto | None, shape: tuple[int, ...], lowering: Lowering) -> bool:
-    return node is not None and node.op_type in ("MatMul", "Div", "Mul") and lowering.shape_of(node.output[0]) == shape
+def _is_scores(node: onnx.NodeProto | None, shape: tuple[int, ...], view: ModelView) -> bool:
+    return node is not None and node.op_type in ("MatMul", "Div", "Mul") and view.shape_of(node.output[0]) == shape
 
 
 def _broadcasts(mask: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -182,38 +192,38 @@ def _broadcasts(mask: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _split(
-    name: str, orders: tuple[list[int], ...], heads: int, lowering: Lowering
+    name: str, orders: tuple[list[int], ...], heads: int, view: ModelView
 ) -> tuple[str, tuple[onnx.NodeProto, ...]] | None:
     """The rows (image, token, heads * d) that a tensor of heads is split from, and the nodes between."""
-    transpose = lowering.makers.get(name)
+    transpose = view.makers.get(name)
     if transpose is None or transpose.op_type != "Transpose" or attribute(transpose, "perm", []) not in orders:
         return None
-    reshape = lowering.makers.get(transpose.input[0])
-    if reshape is None or reshape.op_type != "Reshape" or lowering.shape_of(reshape.output[0])[2] != heads:
+    reshape = view.makers.get(transpose.input[0])
+    if reshape is None or reshape.op_type != "Reshape" or view.shape_of(reshape.output[0])[2] != heads:
         return None
-    if lowering.only_user(name) is None or lowering.only_user(reshape.output[0]) is None:
+    if view.only_user(name) is None or view.only_user(reshape.output[0]) is None:
         return None
-    if lowering.shape_of(reshape.output[0])[:2] != lowering.shape_of(reshape.input[0])[:2]:
+    if view.shape_of(reshape.output[0])[:2] != view.shape_of(reshape.input[0])[:2]:
         return None
     return reshape.input[0], (transpose, reshape)
 
 
 def _projections(
-    sources: tuple[str, ...], inner: tuple[onnx.NodeProto, ...], lowering: Lowering
+    sources: tuple[str, ...], inner: tuple[onnx.NodeProto, ...], view: ModelView
 ) -> tuple[Projection, ...]:
     """The three dense layers that made the sources, if one product can make them all."""
     found = []
     for name in sources:
-        add = lowering.makers.get(name)
-        if add is None or add.op_type != "Add" or lowering.only_user(name) is None:
+        add = view.makers.get(name)
+        if add is None or add.op_type != "Add" or view.only_user(name) is None:
             return ()
-        bias = next((i for i in add.input if i in lowering.constants), "")
-        product = lowering.makers.get(next((i for i in add.input if i != bias), ""))
-        if not bias or product is None or product.op_type != "MatMul" or product.input[1] not in lowering.constants:
+        bias = next((i for i in add.input if i in view.constants), "")
+        product = view.makers.get(next((i for i in add.input if i != bias), ""))
+        if not bias or product is None or product.op_type != "MatMul" or product.input[1] not in view.constants:
             return ()
-        width = lowering.shape_of(name)[-1]
-        if lowering.only_user(product.output[0]) is None or lowering.constants[bias].size != width:
+        width = view.shape_of(name)[-1]
+        if view.only_user(product.output[0]) is None or view.constants[bias].size != width:
             return ()
         found.append(Projection(product.input[0], product.input[1], bias, name, (product, add)))
-    shapes = {lowering.constants[p.weight].shape for p in found}
+    shapes = {view.constants[p.weight].shape for p in found}
     return tuple(found) if len({p.x for p in found}) == 1 == len(shapes) else ()

@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.patterns.sequence.gated_cell import read_cell
 from veltair.errors import ModelError
@@ -34,30 +35,30 @@ class Recurrence:
     inner: tuple[onnx.NodeProto, ...] = ()  # nodes that need no layer of their own
 
 
-def find_recurrences(lowering: Lowering) -> None:
+def find_recurrences(view: ModelView) -> Matches:
     """Mark every recurrence and what makes its initial zeros. Raises ModelError for one that is not a gated unit."""
-    served = set[int]()
-    for node in lowering.model.nodes:
+    matches, served = Matches(), set[int]()
+    for node in view.nodes:
         if node.op_type in ("GRU", "Scan"):
-            found = _gru(node, lowering) if node.op_type == "GRU" else _scan(node, lowering)
-            lowering.patterns[id(node)] = found
-            lowering.done.update(map(id, found.inner))
+            found = _gru(node, view) if node.op_type == "GRU" else _scan(node, view)
+            matches.add(node, found, found.inner)
             if not found.initial:
                 served.add(id(node))
     # Nodes whose values only initial states of zeros depend on, from the last one back.
-    for node in reversed(lowering.model.nodes):
-        users = [user for name in node.output for user in lowering.users.get(name, [])]
-        alone = bool(users) and not lowering.output_names.intersection(node.output)
+    for node in reversed(view.nodes):
+        users = [user for name in node.output for user in view.users_of(name)]
+        alone = bool(users) and not view.output_names.intersection(node.output)
         if alone and all(id(user) in served and _starts(node, user) for user in users):
             served.add(id(node))
-            lowering.done.add(id(node))
+            matches.add_inner([node])
+    return matches
 
 
-def recurrent(node: onnx.NodeProto, lowering: Lowering) -> bool:
-    found = lowering.patterns[id(node)]
-    if not isinstance(found, Recurrence):
+def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    found = view.matches.at(node, Recurrence)
+    if found is None:
         return False
-    x = lowering.plain(found.x)
+    x = builder.plain(found.x)
     first, second, width = x.shape
     rows, steps = (first, second) if found.order == "rows" else (second, first)
     hidden = found.weights["recurrent"].shape[0]
@@ -68,11 +69,11 @@ def recurrent(node: onnx.NodeProto, lowering: Lowering) -> bool:
     )  # fmt: skip
     for name, tensor, shape in others:
         if tensor:
-            reads[name] = lowering.reshaped(lowering.plain(tensor), shape)
+            reads[name] = builder.reshaped(builder.plain(tensor), shape)
     axes, end, inner = found.states_order, "".join(found.states[:1]), list[onnx.NodeProto]()
     if len(found.states) == 1:
-        axes, end, inner = _turned(end, axes, lowering)
-    lowering.done.update(map(id, inner))
+        axes, end, inner = _turned(end, axes, view)
+    builder.take(inner)
     order = "rows" if axes.index("rows") < axes.index("steps") else "steps"
     writes = {}
     if end:
@@ -84,19 +85,15 @@ def recurrent(node: onnx.NodeProto, lowering: Lowering) -> bool:
         "reads": tuple(reads), "writes": tuple(writes), "x_order": found.order, "y_order": order, "reset": found.reset
     }  # fmt: skip
     flops = 2 * abs(rows) * steps * (width + hidden) * 3 * hidden
-    lowering.emit(
-        lowering.spec(
-            node.name, "recurrent", list(reads.values()), list(writes.values()), attributes, found.weights, flops
-        )
-    )
+    builder.emit(node.name, "recurrent", list(reads.values()), list(writes.values()), attributes, found.weights, flops)
     for key, names in (("states", (end, *found.states[1:])), ("last", (found.last,))):
         for name in names:
             if key in writes and name:
-                lowering.add_view(Activation(name, "float32", lowering.shape_of(name)), writes[key].name)
+                builder.alias(Activation(name, "float32", view.shape_of(name)), writes[key].name)
     return True
 
 
-def _gru(node: onnx.NodeProto, lowering: Lowering) -> Recurrence:
+def _gru(node: onnx.NodeProto, view: ModelView) -> Recurrence:
     where = f"node {node.name!r}: GRU"
     x, w, r, b, lengths, initial = [*node.input, *[""] * 6][:6]
     direction = attribute(node, "direction", b"forward").decode()
@@ -109,10 +106,10 @@ def _gru(node: onnx.NodeProto, lowering: Lowering) -> Recurrence:
         )
     if attribute(node, "layout", 0):
         raise ModelError(f"{where} has layout 1; expected 0")
-    constants = lowering.constants
+    constants = view.constants
     if any(name and name not in constants for name in (w, r, b)) or x in constants:
         raise ModelError(f"{where} has computed weights or a constant sequence, which is not supported")
-    hidden, steps = constants[r].shape[2], lowering.shape_of(x)[0]
+    hidden, steps = constants[r].shape[2], view.shape_of(x)[0]
     after = bool(attribute(node, "linear_before_reset", 0))
     biases = constants[b][0] if b else np.zeros(6 * hidden, np.float32)
     inner, outer = (_ordered(part.reshape(1, -1), hidden)[0] for part in np.split(biases, 2))
@@ -127,13 +124,13 @@ def _gru(node: onnx.NodeProto, lowering: Lowering) -> Recurrence:
         if np.any(constants[lengths] != steps):
             raise ModelError(f"{where} has constant sequence lengths other than its {steps} steps")
         lengths = ""
-    maker, order, swallowed = lowering.makers.get(x), "steps", []
+    maker, order, swallowed = view.makers.get(x), "steps", []
     if maker is not None and maker.op_type == "Transpose" and attribute(maker, "perm", []) == [1, 0, 2]:
-        swallowed = [maker] if lowering.only_user(x) is node else []
+        swallowed = [maker] if view.only_user(x) is node else []
         x, order = maker.input[0], "rows"
-    y, last = (name if _is_read(name, lowering) else "" for name in [*node.output, "", ""][:2])
+    y, last = (name if _is_read(name, view) else "" for name in [*node.output, "", ""][:2])
     return Recurrence(
-        x, order, "after" if after else "before", weights, "", _initial(initial, lowering, where), lengths,
+        x, order, "after" if after else "before", weights, "", _initial(initial, view, where), lengths,
         (y,) if y else (), last, ("steps", "one", "rows", "hidden"), tuple(swallowed),
     )  # fmt: skip
 
@@ -144,7 +141,7 @@ def _ordered(columns: NDArray[Any], hidden: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(gates.reshape(-1, 3 * hidden), np.float32)
 
 
-def _scan(node: onnx.NodeProto, lowering: Lowering) -> Recurrence:
+def _scan(node: onnx.NodeProto, view: ModelView) -> Recurrence:
     where = f"node {node.name!r}: Scan"
     body, count = attribute(node, "body", None), attribute(node, "num_scan_inputs", 0)
     given = list(node.input[-count:])
@@ -153,14 +150,14 @@ def _scan(node: onnx.NodeProto, lowering: Lowering) -> Recurrence:
     backward = any((*attribute(node, "scan_input_directions", []), *attribute(node, "scan_output_directions", [])))
     if len(node.input) != count + 1 or backward or len(axes) != 1 or not {*axes, *places} <= {0, 1}:
         raise ModelError(f"{where} is not supported; expected one state, all inputs along one axis, 0 or 1, forward")
-    shapes = [lowering.shape_of(name) for name in given]
-    if any(len(shape) != 3 for shape in shapes) or len(lowering.shape_of(node.input[0])) != 2:
+    shapes = [view.shape_of(name) for name in given]
+    if any(len(shape) != 3 for shape in shapes) or len(view.shape_of(node.input[0])) != 2:
         raise ModelError(f"{where} is not supported; expected a state (rows, units) and inputs (rows, steps, width)")
     names = [value.name for value in body.input]
-    widths = dict(zip(names, (lowering.shape_of(node.input[0])[1], *(shape[2] for shape in shapes)), strict=True))
+    widths = dict(zip(names, (view.shape_of(node.input[0])[1], *(shape[2] for shape in shapes)), strict=True))
     inside = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in body.initializer}
     try:
-        cell = read_cell(body, widths, {**lowering.constants, **inside})
+        cell = read_cell(body, widths, {**view.constants, **inside})
     except LookupError as reason:
         raise ModelError(
             f"{where} is not supported: expected the body of a gated recurrent unit, but {reason.args[0]}"
@@ -168,33 +165,33 @@ def _scan(node: onnx.NodeProto, lowering: Lowering) -> Recurrence:
     outside = dict(zip(names[1:], given, strict=True))
     last, *stacked = node.output
     states = [(n, p) for n, p, o in zip(stacked, places, body.output[1:], strict=True) if o.name in cell.states]
-    read = [(name, place) for name, place in states if _is_read(name, lowering)]
-    unknown = [n for n in stacked if _is_read(n, lowering) and n not in dict(read)]
+    read = [(name, place) for name, place in states if _is_read(name, view)]
+    unknown = [n for n in stacked if _is_read(n, view) and n not in dict(read)]
     if unknown or len({place for _, place in read}) > 1:
         raise ModelError(f"{where} is not supported: its outputs are not all the states of the unit along one axis")
     order = ("rows", "steps") if not read or read[0][1] else ("steps", "rows")
     return Recurrence(
         outside[cell.x], "rows" if axes == {1} else "steps", cell.reset, cell.weights,
-        outside[cell.score] if cell.score else "", _initial(node.input[0], lowering, where), "",
-        tuple(name for name, _ in read), last if _is_read(last, lowering) else "", (*order, "hidden"),
+        outside[cell.score] if cell.score else "", _initial(node.input[0], view, where), "",
+        tuple(name for name, _ in read), last if _is_read(last, view) else "", (*order, "hidden"),
     )  # fmt: skip
 
 
-def _is_read(name: str, lowering: Lowering) -> bool:
-    return bool(name) and (name in lowering.output_names or bool(lowering.users.get(name)))
+def _is_read(name: str, view: ModelView) -> bool:
+    return bool(name) and (name in view.output_names or bool(view.users_of(name)))
 
 
-def _initial(name: str, lowering: Lowering, where: str) -> str:
+def _initial(name: str, view: ModelView, where: str) -> str:
     """The initial state, "" for zeros: a constant, or one that is filled or spread to the size of the batch."""
-    maker, value = lowering.makers.get(name), lowering.constants.get(name)
+    maker, value = view.makers.get(name), view.constants.get(name)
     if maker is not None and maker.op_type == "ConstantOfShape":
         filled = attribute(maker, "value", None)
         value = np.zeros(1) if filled is None else onnx.numpy_helper.to_array(filled)
     elif maker is not None and maker.op_type == "Expand":
-        value = lowering.constants.get(maker.input[0])
+        value = view.constants.get(maker.input[0])
     if not name or (value is not None and not value.any()):
         return ""
-    if name in lowering.constants:
+    if name in view.constants:
         raise ModelError(f"{where} begins with a constant state other than zero, which is not supported")
     return name
 
@@ -207,12 +204,12 @@ def _starts(node: onnx.NodeProto, user: onnx.NodeProto) -> bool:
     return all(place == start for place, name in enumerate(user.input) if name in node.output)
 
 
-def _turned(name: str, axes: tuple[str, ...], lowering: Lowering) -> tuple[tuple[str, ...], str, list[onnx.NodeProto]]:
+def _turned(name: str, axes: tuple[str, ...], view: ModelView) -> tuple[tuple[str, ...], str, list[onnx.NodeProto]]:
     """The order of the states' axes once the transposes behind them are taken in, the tensor that comes out, and the
     nodes on the way."""
     nodes: list[onnx.NodeProto] = []
-    while (user := lowering.only_user(name)) is not None:
-        shape, out = lowering.shape_of(name), lowering.shape_of(user.output[0])
+    while (user := view.only_user(name)) is not None:
+        shape, out = view.shape_of(name), view.shape_of(user.output[0])
         rest = tuple(axis for axis in axes if axis != "one")
         if user.op_type == "Transpose":
             moved = tuple(axes[i] for i in attribute(user, "perm", list(range(len(axes)))[::-1]))

@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.onnx.node_attributes import attribute, times
 from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
 
@@ -22,25 +23,26 @@ class Embedding:
     constants: tuple[NDArray[Any], ...]  # what is added to every sequence: positions
 
 
-def find_embeddings(lowering: Lowering) -> None:
+def find_embeddings(view: ModelView) -> Matches:
     """Mark the gathers and sums in front of each layer norm that consists of them."""
-    for node in lowering.model.nodes:
+    matches = Matches()
+    for node in view.nodes:
         if node.op_type != "LayerNormalization":
             continue
         ids: list[str] = []
         tables: list[str] = []
         constants: list[NDArray[Any]] = []
         inner: list[onnx.NodeProto] = []
-        if _collect(node.input[0], lowering, ids, tables, constants, inner) and ids and _normalises(node, lowering):
-            lowering.patterns[id(node)] = Embedding(tuple(ids), tuple(tables), tuple(constants))
-            lowering.done.update(map(id, inner))
+        if _collect(node.input[0], view, ids, tables, constants, inner) and ids and _normalises(node, view):
+            matches.add(node, Embedding(tuple(ids), tuple(tables), tuple(constants)), inner)
+    return matches
 
 
-def embedding(node: onnx.NodeProto, lowering: Lowering) -> bool:
-    found = lowering.patterns.get(id(node))
-    if not isinstance(found, Embedding):
+def embedding(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    found = view.matches.at(node, Embedding)
+    if found is None:
         return False
-    shape, constants = lowering.shape_of(node.output[0]), lowering.constants
+    shape, constants = view.shape_of(node.output[0]), view.constants
     _, tokens, width = shape
     rows = times(shape[:-1])
     start = np.zeros((tokens, width), np.float32)
@@ -52,47 +54,47 @@ def embedding(node: onnx.NodeProto, lowering: Lowering) -> bool:
         "scale": np.asarray(constants[node.input[1]], np.float32).reshape(-1),
         "shift": np.asarray(constants[node.input[2]], np.float32).reshape(-1),
     }
-    narrow = narrow_rows(rows, lowering) and read_by_products(node.output[0], lowering)
+    narrow = narrow_rows(rows, view) and read_by_products(node.output[0], view)
     y = Activation(f"{node.output[0]}/rows", "uint16" if narrow else "float32", (rows, width))
     attributes = {"epsilon": float(attribute(node, "epsilon", 1e-5))}
-    inputs = [lowering.plain(name) for name in found.ids]
-    lowering.emit(lowering.spec(node.name, "embedding", inputs, [y], attributes, weights, 8 * abs(rows) * width))
-    lowering.add_view(Activation(node.output[0], y.dtype, shape), y.name)
+    inputs = [builder.plain(name) for name in found.ids]
+    builder.emit(node.name, "embedding", inputs, [y], attributes, weights, 8 * abs(rows) * width)
+    builder.alias(Activation(node.output[0], y.dtype, shape), y.name)
     return True
 
 
 def _collect(
-    name: str, lowering: Lowering, ids: list[str], tables: list[str], constants: list[NDArray[Any]],
+    name: str, view: ModelView, ids: list[str], tables: list[str], constants: list[NDArray[Any]],
     inner: list[onnx.NodeProto],
 ) -> bool:  # fmt: skip
     """The terms of a sum of gathered rows; whether there is nothing else in it."""
-    if name in lowering.constants:
-        constants.append(lowering.constants[name])
+    if name in view.constants:
+        constants.append(view.constants[name])
         return constants[-1].dtype == np.float32 and constants[-1].ndim >= 2
-    node = lowering.makers.get(name)
-    if node is None or lowering.only_user(name) is None:
+    node = view.makers.get(name)
+    if node is None or view.only_user(name) is None:
         return False
     inner.append(node)
     if node.op_type == "Add":
-        return all(_collect(i, lowering, ids, tables, constants, inner) for i in node.input)
+        return all(_collect(i, view, ids, tables, constants, inner) for i in node.input)
     if node.op_type != "Gather" or attribute(node, "axis", 0) != 0:
         return False
-    table = lowering.constants.get(node.input[0])
+    table = view.constants.get(node.input[0])
     if table is None or table.ndim != 2 or table.dtype != np.float32:
         return False
-    if node.input[1] in lowering.constants:
-        fixed = lowering.constants[node.input[1]]
+    if node.input[1] in view.constants:
+        fixed = view.constants[node.input[1]]
         constants.append(table[fixed])
         return fixed.ndim in (1, 2) and fixed.shape[:-1] in ((), (1,))
-    spec = lowering.model.values[node.input[1]]
+    spec = view.values[node.input[1]]
     ids.append(node.input[1])
     tables.append(node.input[0])
     return len(spec.shape) == 2 and spec.dtype in ("int64", "int32")
 
 
-def _normalises(node: onnx.NodeProto, lowering: Lowering) -> bool:
+def _normalises(node: onnx.NodeProto, view: ModelView) -> bool:
     """Whether a layer norm is over the last axis of sequences, with constant scale and shift."""
-    shape = lowering.shape_of(node.output[0])
-    constant = len(node.input) == 3 and all(name in lowering.constants for name in node.input[1:])
+    shape = view.shape_of(node.output[0])
+    constant = len(node.input) == 3 and all(name in view.constants for name in node.input[1:])
     outputs = [name for name in node.output if name]
     return len(shape) == 3 and attribute(node, "axis", -1) in (-1, 2) and constant and len(outputs) == 1

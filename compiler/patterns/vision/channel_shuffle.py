@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.node_attributes import attribute
 
 
@@ -21,19 +21,19 @@ class Shuffle:
     nodes: tuple[onnx.NodeProto, ...]
 
 
-def shuffle_behind(name: str, lowering: Lowering) -> Shuffle | None:
+def shuffle_behind(name: str, view: ModelView) -> Shuffle | None:
     """Reshape (N, C, H, W) to (N, G, C / G, H, W), exchange the two, and back, if that is all that reads a tensor."""
     nodes: list[onnx.NodeProto] = []
     output = name
     for kind in ("Reshape", "Transpose", "Reshape"):
-        user = lowering.only_user(output)
+        user = view.only_user(output)
         if user is None or user.op_type != kind or user.input[0] != output:
             return None
         nodes.append(user)
         output = user.output[0]
-    shape, apart = lowering.shape_of(name), lowering.shape_of(nodes[0].output[0])
+    shape, apart = view.shape_of(name), view.shape_of(nodes[0].output[0])
     if len(shape) != 4 or len(apart) != 5 or (apart[0], *apart[3:]) != (shape[0], *shape[2:]):
         return None
-    if list(attribute(nodes[1], "perm", [])) != [0, 2, 1, 3, 4] or lowering.shape_of(output) != shape:
+    if list(attribute(nodes[1], "perm", [])) != [0, 2, 1, 3, 4] or view.shape_of(output) != shape:
         return None
     return Shuffle(output, np.arange(shape[1]).reshape(apart[1:3]).T.ravel(), apart[1], tuple(nodes))

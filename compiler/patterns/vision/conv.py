@@ -9,8 +9,9 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.epilogue import Epilogue
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation, Halo
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.kernels.codegen.bf16_rounding import round_filters
 from veltair.compiler.onnx.node_attributes import attribute, padding
 from veltair.compiler.patterns.vision.channel_shuffle import shuffle_behind
@@ -22,9 +23,9 @@ DENSE_GROUPS = 8
 POOLED_BYTES = 2 << 20  # of an image's outputs; smaller ones are still in L2 when a pool of its own reads them
 
 
-def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
-    shape, weight = lowering.shape_of(node.input[0]), lowering.constants.get(node.input[1])
-    bias = lowering.constants.get(node.input[2]) if len(node.input) > 2 else None
+def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    shape, weight = view.shape_of(node.input[0]), view.constants.get(node.input[1])
+    bias = view.constants.get(node.input[2]) if len(node.input) > 2 else None
     if len(shape) != 4 or weight is None or (len(node.input) > 2 and bias is None):
         return False
     group, channels = attribute(node, "group", 1), weight.shape[0]
@@ -32,31 +33,31 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
     kernel = tuple(weight.shape[2:])
     strides = tuple(attribute(node, "strides", [1, 1]))
     dilations = tuple(attribute(node, "dilations", [1, 1]))
-    out = lowering.shape_of(node.output[0])
+    out = view.shape_of(node.output[0])
     pads = padding(node, shape[2:], out[2:], kernel, strides, dilations)
     if min(pads) < 0:
         return False
-    x = lowering.blocked(node.input[0], shape[1] if shape[1] <= FOLDED and not depthwise else None)
-    epilogue = Epilogue.behind(node, lowering)
+    x = builder.blocked(node.input[0], shape[1] if shape[1] <= FOLDED and not depthwise else None)
+    epilogue = Epilogue.behind(node, view, builder)
     output, swallowed = epilogue.output, epilogue.swallowed
     mixable = epilogue.residual is None and not depthwise
-    shuffle = shuffle_behind(output, lowering) if mixable else None
-    shuffled = shuffle is not None and shuffle.groups == group > 1 and lowering.dtype == "float32"
+    shuffle = shuffle_behind(output, view) if mixable else None
+    shuffled = shuffle is not None and shuffle.groups == group > 1 and view.dtype == "float32"
     if shuffle is not None and shuffled:
-        output, swallowed = shuffle.output, (*swallowed, *map(id, shuffle.nodes))
+        output, swallowed = shuffle.output, (*swallowed, *shuffle.nodes)
     elif shuffle is not None and group <= DENSE_GROUPS:
         weight, group = _dense(weight, group), 1
         weight, bias = weight[shuffle.order], None if bias is None else bias[shuffle.order]
-        output, swallowed = shuffle.output, (*swallowed, *map(id, shuffle.nodes))
+        output, swallowed = shuffle.output, (*swallowed, *shuffle.nodes)
     right = pads[3]
-    if lowering.dtype == "uint16" and x.block < lowering.block:
-        right += -(-lowering.block // shape[1]) + 1  # a folded tile row reads on past the last column
-    lowering.ask_halo(x, Halo(pads[0], pads[1], pads[2], right))
-    kind = "depthwise_conv2d" if depthwise else "conv2d_bf16" if lowering.dtype == "uint16" else "conv2d"
-    pooled = _pool_behind(output, epilogue, lowering) if kind == "conv2d_bf16" else None
+    if view.dtype == "uint16" and x.block < view.block:
+        right += -(-view.block // shape[1]) + 1  # a folded tile row reads on past the last column
+    builder.request_halo(x, Halo(pads[0], pads[1], pads[2], right))
+    kind = "depthwise_conv2d" if depthwise else "conv2d_bf16" if view.dtype == "uint16" else "conv2d"
+    pooled = _pool_behind(output, epilogue, view) if kind == "conv2d_bf16" else None
     if pooled is not None:
-        output, swallowed = pooled.output[0], (*swallowed, id(pooled))
-    y = Activation(output, lowering.dtype, lowering.shape_of(output), lowering.block)
+        output, swallowed = pooled.output[0], (*swallowed, pooled)
+    y = Activation(output, view.dtype, view.shape_of(output), view.block)
     flops = 2 * int(np.prod(np.abs(out))) * int(np.prod(weight.shape[1:]))
     attributes: dict[str, Any] = {
         "kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads,
@@ -74,19 +75,19 @@ def conv(node: onnx.NodeProto, lowering: Lowering) -> bool:
         "bias": np.zeros(channels, np.float32) if bias is None else np.asarray(bias, np.float32),
     }
     inputs = [x] if epilogue.residual is None else [x, epilogue.residual]
-    lowering.emit(lowering.spec(node.name, kind, inputs, [y], attributes, weights, flops))
-    lowering.done.update(swallowed)
+    builder.emit(node.name, kind, inputs, [y], attributes, weights, flops)
+    builder.take(swallowed)
     return True
 
 
-def _pool_behind(name: str, epilogue: Epilogue, lowering: Lowering) -> onnx.NodeProto | None:
+def _pool_behind(name: str, epilogue: Epilogue, view: ModelView) -> onnx.NodeProto | None:
     """A maximum over 2 x 2 neighbours that may be taken of a convolution's sums, where what it gives would leave L2."""
-    user = lowering.only_user(name)
+    user = view.only_user(name)
     if user is None or user.op_type != "MaxPool" or len(user.output) > 1 or epilogue.residual is not None:
         return None
     kind, *numbers = epilogue.activation.split(":")
     rising = kind in ("none", "relu", "clip") or (kind == "leaky" and float(numbers[0]) >= 0)
-    (_, channels, *size), out = lowering.shape_of(name), lowering.shape_of(user.output[0])
+    (_, channels, *size), out = view.shape_of(name), view.shape_of(user.output[0])
     square = all(list(attribute(user, key, [1, 1])) == [2, 2] for key in ("kernel_shape", "strides"))
     if not rising or not square or list(attribute(user, "dilations", [1, 1])) != [1, 1]:
         return None

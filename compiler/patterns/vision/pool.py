@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.node_attributes import attribute, padding, reduced
 
 
-def pool(node: onnx.NodeProto, lowering: Lowering) -> bool:
-    shape, out = lowering.shape_of(node.input[0]), lowering.shape_of(node.output[0])
+def pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    shape, out = view.shape_of(node.input[0]), view.shape_of(node.output[0])
     dilations = attribute(node, "dilations", [1, 1])
     if len(shape) != 4 or list(dilations) != [1, 1] or len(node.output) > 1:
         return False
@@ -22,32 +23,32 @@ def pool(node: onnx.NodeProto, lowering: Lowering) -> bool:
     pads = padding(node, shape[2:], out[2:], kernel, strides, (1, 1))
     if any(p >= k for p, k in zip(pads, kernel * 2, strict=True)) and not attribute(node, "ceil_mode", 0):
         return False
-    x = lowering.blocked(node.input[0])
-    y = Activation(node.output[0], lowering.dtype, out, lowering.block)
+    x = builder.blocked(node.input[0])
+    y = Activation(node.output[0], view.dtype, out, view.block)
     attributes = {
         "kernel": kernel, "strides": strides, "pads": pads, "kind": "max" if node.op_type == "MaxPool" else "avg",
         "count_include_pad": attribute(node, "count_include_pad", 0),
     }  # fmt: skip
     flops = int(np.prod(np.abs(out))) * int(np.prod(kernel))
-    lowering.emit(lowering.spec(node.name, "pool2d", [x], [y], attributes, {}, flops))
+    builder.emit(node.name, "pool2d", [x], [y], attributes, {}, flops)
     return True
 
 
-def global_pool(node: onnx.NodeProto, lowering: Lowering) -> bool:
+def global_pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """GlobalAveragePool, or ReduceMean over the plane of a tensor in blocks."""
-    shape = lowering.shape_of(node.input[0])
+    shape = view.shape_of(node.input[0])
     if len(shape) != 4:
         return False
     if node.op_type == "ReduceMean":
-        made = lowering.is_made(node.input[0]) and lowering.known[node.input[0]].block
-        if not made or sorted(axis % 4 for axis in reduced(node, lowering.constants)) != [2, 3]:
+        made = builder.is_made(node.input[0]) and builder.tensors[node.input[0]].block
+        if not made or sorted(axis % 4 for axis in reduced(node, view.constants)) != [2, 3]:
             return False
-    x = lowering.blocked(node.input[0])
+    x = builder.blocked(node.input[0])
     y = Activation(node.output[0], "float32", (*shape[:2], 1, 1))
-    out = lowering.shape_of(node.output[0])
+    out = view.shape_of(node.output[0])
     if len(out) == 2:
         y = replace(y, name=f"{y.name}/1x1")
-    lowering.emit(lowering.spec(node.name, "global_average_pool", [x], [y], {}, {}, int(np.prod(np.abs(shape)))))
+    builder.emit(node.name, "global_average_pool", [x], [y], {}, {}, int(np.prod(np.abs(shape))))
     if len(out) == 2:
-        lowering.add_view(Activation(node.output[0], "float32", out), y.name)
+        builder.alias(Activation(node.output[0], "float32", out), y.name)
     return True

@@ -9,20 +9,21 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.epilogue import Epilogue
+from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.graph.lowering import Lowering
+from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.patterns.activations import Activated, activation_behind
 
 
-def squeeze_excite(node: onnx.NodeProto, lowering: Lowering) -> bool:
+def squeeze_excite(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """From a GlobalAveragePool on: [1x1 convolution, activation] twice, then the product with the pool's input."""
     name, pooled = node.input[0], node.output[0]
     nodes: list[onnx.NodeProto] = [node]
     weights: dict[str, NDArray[Any]] = {}
     functions: dict[str, str] = {}
     for role, function in (("squeeze", "hidden"), ("excite", "gate")):
-        found = _dense(pooled, lowering)
+        found = _dense(pooled, view)
         if found is None:
             return False
         dense, weight, bias, activated = found
@@ -30,32 +31,32 @@ def squeeze_excite(node: onnx.NodeProto, lowering: Lowering) -> bool:
         functions[function] = activated.activation
         nodes += [dense, *activated.nodes]
         pooled = activated.output
-    product = lowering.only_user(pooled)
+    product = view.only_user(pooled)
     if product is None or product.op_type != "Mul" or sorted(product.input) != sorted((name, pooled)):
         return False
-    x = lowering.blocked(name)
-    if x.block != lowering.block:
+    x = builder.blocked(name)
+    if x.block != view.block:
         return False
-    epilogue = Epilogue.behind(product, lowering, residual=False)
-    shape = lowering.shape_of(product.output[0])
-    y = Activation(epilogue.output, lowering.dtype, shape, lowering.block)
+    epilogue = Epilogue.behind(product, view, builder, residual=False)
+    shape = view.shape_of(product.output[0])
+    y = Activation(epilogue.output, view.dtype, shape, view.block)
     flops = 2 * int(np.prod(np.abs(shape))) + 4 * weights["squeeze"].size
     attributes = {**functions, "activation": epilogue.activation, "squeezed": len(weights["squeeze"])}
-    lowering.emit(lowering.spec(node.name, "squeeze_excite", [x], [y], attributes, weights, flops))
-    lowering.done.update((*map(id, nodes), id(product), *epilogue.swallowed))
+    builder.emit(node.name, "squeeze_excite", [x], [y], attributes, weights, flops)
+    builder.take((*nodes, product, *epilogue.swallowed))
     return True
 
 
 def _dense(
-    name: str, lowering: Lowering
+    name: str, view: ModelView
 ) -> tuple[onnx.NodeProto, NDArray[np.float32], NDArray[np.float32], Activated] | None:
     """The 1x1 convolution that alone reads a tensor, with its weights (OC, IC), bias and activation."""
-    node = lowering.only_user(name)
+    node = view.only_user(name)
     if node is None or node.op_type != "Conv" or node.input[0] != name:
         return None
-    weight = lowering.constants.get(node.input[1])
-    bias = lowering.constants.get(node.input[2]) if len(node.input) > 2 else np.zeros(1, np.float32)
-    activated = activation_behind(node.output[0], lowering)
+    weight = view.constants.get(node.input[1])
+    bias = view.constants.get(node.input[2]) if len(node.input) > 2 else np.zeros(1, np.float32)
+    activated = activation_behind(node.output[0], view)
     if weight is None or bias is None or activated is None or any(attribute(node, "pads", [0])):
         return None
     if attribute(node, "group", 1) != 1 or weight.shape[2:] != (1, 1):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from veltair.compiler.graph.layer_graph import Graph
+from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.profiles.artifact.manifest import file_digest
 from veltair.simulate.machine_model.layer_shapes import LayerShape, ModelShape
@@ -24,7 +24,7 @@ def derive(path: Path, model: str) -> ModelShape:
     from veltair.compiler.onnx import onnx_model
     from veltair.compiler.pipeline import lower
 
-    graph: Graph = lower(onnx_model.load(path), "fp32")
+    graph: LayerGraph = lower(onnx_model.load(path), "fp32")
     return ModelShape(model, file_digest(path), tuple(map(shape, graph.layers)))
 
 

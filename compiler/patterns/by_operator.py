@@ -1,0 +1,91 @@
+"""Which pattern takes which ONNX node: the patterns of each operator, and the searches for groups of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+import onnx
+
+from veltair.compiler.graph.graph_builder import GraphBuilder
+from veltair.compiler.graph.model_view import Matches, ModelView
+from veltair.compiler.patterns.batch_norm import find_norms
+from veltair.compiler.patterns.batched_matmul import batched_matmul, find_products
+from veltair.compiler.patterns.concat import concat
+from veltair.compiler.patterns.elementwise import elementwise
+from veltair.compiler.patterns.layer_norm import layer_norm
+from veltair.compiler.patterns.matmul import matmul
+from veltair.compiler.patterns.recommendation.embedding_bags import bags
+from veltair.compiler.patterns.recommendation.lookups import find_lookups, lookups
+from veltair.compiler.patterns.recommendation.sums import find_sums, sums
+from veltair.compiler.patterns.sequence.attention import attention, find_attention, projections
+from veltair.compiler.patterns.sequence.recurrent import find_recurrences, recurrent
+from veltair.compiler.patterns.sequence.token_embedding import embedding, find_embeddings
+from veltair.compiler.patterns.views import alias
+from veltair.compiler.patterns.vision.channel_norms import l2_normalize, lrn
+from veltair.compiler.patterns.vision.channels_last import channels_last
+from veltair.compiler.patterns.vision.conv import conv
+from veltair.compiler.patterns.vision.pool import global_pool, pool
+from veltair.compiler.patterns.vision.squeeze_excite import squeeze_excite
+
+Pattern: TypeAlias = Callable[[onnx.NodeProto, ModelView, GraphBuilder], bool]  # emits layers, or returns False
+Finder: TypeAlias = Callable[[ModelView], Matches]
+
+# The first pattern of an operator that takes a node has it.
+PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
+    "Conv": (conv,),
+    "MaxPool": (pool,),
+    "AveragePool": (pool,),
+    "GlobalAveragePool": (squeeze_excite, global_pool),
+    "ReduceMean": (sums, lookups, global_pool),
+    "ReduceSum": (sums, lookups),
+    "OneHot": (sums,),
+    "Gemm": (sums, matmul, batched_matmul),
+    "MatMul": (sums, projections, attention, matmul, batched_matmul),
+    "LayerNormalization": (embedding, layer_norm),
+    "Gather": (bags,),
+    "Neg": (lookups,),
+    "Concat": (sums, concat),
+    "GRU": (recurrent,),
+    "Scan": (recurrent,),
+    "Add": (elementwise,),
+    **dict.fromkeys(("Sum", "Sub", "Mul", "Div", "BatchNormalization"), (elementwise,)),
+    **dict.fromkeys(("Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Tanh", "Gelu"), (elementwise,)),
+    **dict.fromkeys(("Sigmoid", "HardSigmoid", "HardSwish"), (elementwise,)),
+    "LRN": (lrn,),
+    "ReduceL2": (l2_normalize,),
+    "Transpose": (channels_last,),
+    "Reshape": (channels_last, alias),
+    "Flatten": (alias,),
+    "Squeeze": (alias,),
+    "Unsqueeze": (alias,),
+    "Identity": (alias,),
+    "Dropout": (alias,),
+}
+
+# Searches for groups of nodes that are one layer. Each sees the matches of those before it.
+FINDERS: tuple[Finder, ...] = (
+    find_recurrences,
+    find_sums,
+    find_lookups,
+    find_embeddings,
+    find_norms,
+    find_attention,
+    find_products,
+)
+
+
+def find_matches(view: ModelView) -> ModelView:
+    """The view with all groups of nodes that are one layer."""
+    for find in FINDERS:
+        view = replace(view, matches=view.matches.union(find(view)))
+    return view
+
+
+def lower_nodes(view: ModelView, builder: GraphBuilder) -> None:
+    """Visit the nodes in order: emit the layers of those that a pattern takes, defer the others."""
+    for node in view.nodes:
+        patterns = PATTERNS.get(node.op_type, ())
+        if not builder.is_taken(node) and not any(pattern(node, view, builder) for pattern in patterns):
+            builder.defer(node)
