@@ -93,10 +93,10 @@ def _title(spec: Any) -> str:
     if spec.op == "matmul":
         return f"{x[0]}x{x[1]} times {x[1]}x{y[1]}"
     more = ", residual" if len(spec.inputs) > 1 else ""
-    more += ", linear" if spec.attributes["activation"] == "none" else ""
+    more += ", linear" if spec.parameters.activation == "none" else ""
     kind = "depthwise " if spec.op == "depthwise_conv2d" else ""
-    kernel = "x".join(map(str, spec.attributes["kernel"]))
-    stride = spec.attributes["strides"][0]
+    kernel = "x".join(map(str, spec.parameters.kernel))
+    stride = spec.parameters.strides[0]
     kernel += f" stride {stride}" if stride > 1 else ""
     return f"{kind}{kernel}, {x[1]} to {y[1]} channels, {y[2]}x{y[3]}{more}"
 
@@ -117,7 +117,7 @@ def build(models: Sequence[str]) -> None:
         layer = next(
             each for each in known[model]
             if (each.spec.inputs[0].shape, each.spec.outputs[0].shape) == (inside, outside)
-            and each.spec.attributes.get("kernel", (0, 0))[0] == kernel_size
+            and getattr(each.spec.parameters, "kernel", (0, 0))[0] == kernel_size
         )  # fmt: skip
         space = SPACES[layer.spec.op]
         points = list(_points(layer.spec, space.points(layer.spec, FEATURES)))

@@ -12,6 +12,7 @@ from veltair.compiler.graph.epilogue import Epilogue
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.graph.parameters.vision import ElementwiseParameters
 from veltair.compiler.patterns.activations import activation_behind, activation_of
 from veltair.compiler.patterns.batch_norm import scale_and_shift
 
@@ -34,7 +35,7 @@ def elementwise(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
     y = Activation(epilogue.output, view.dtype, view.shape_of(node.output[0]), view.block)
     count = int(np.prod(np.abs(y.shape)))
     inputs = [builder.tensors[n] for n in tensors]
-    builder.emit(node.name, "elementwise", inputs, [y], {"steps": steps}, weights, count)
+    builder.emit(node.name, "elementwise", inputs, [y], ElementwiseParameters(steps), weights, count)
     builder.take((*nodes, *epilogue.swallowed))
     return True
 

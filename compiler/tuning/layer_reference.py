@@ -13,6 +13,15 @@ from numpy.typing import NDArray
 from veltair.compiler.embedding import family_reference as embedding
 from veltair.compiler.features import feature_reference as columns
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.compiler.graph.parameters.vision import (
+    Conv2dParameters,
+    ElementwiseParameters,
+    L2NormalizeParameters,
+    LrnParameters,
+    Pool2dParameters,
+    PoolKind,
+    SqueezeExciteParameters,
+)
 from veltair.compiler.stitch.evaluate import stitched
 
 Array = NDArray[Any]
@@ -61,18 +70,7 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     if spec.op == "columns":
         return [columns.of_layer(spec, x)]
     if spec.op in ("conv2d", "conv2d_bf16", "depthwise_conv2d"):
-        group = x[0].shape[1] if spec.op == "depthwise_conv2d" else a.get("groups", 1)
-        y = _onnx(
-            "Conv", [x[0], _weight(spec), spec.weights["bias"]],
-            strides=a["strides"], pads=a["pads"], dilations=a["dilations"], group=group,
-        )  # fmt: skip
-        if a.get("shuffled"):
-            y = y.reshape(len(y), group, -1, *y.shape[2:]).swapaxes(1, 2).reshape(y.shape)
-        y = _activate(y + x[1] if len(x) > 1 else y, a["activation"])
-        if "pooled" in a:
-            ceil = any(2 * n > size for n, size in zip(spec.outputs[0].shape[2:], a["pooled"], strict=True))
-            y = _onnx("MaxPool", [y], kernel_shape=(2, 2), strides=(2, 2), ceil_mode=int(ceil))
-        return [y]
+        return [_convolution(spec, x)]
     if spec.op == "matmul":
         return [_dense(spec, x, _weight(spec).astype(np.float64))]
     if spec.op == "matmul_bf16":
@@ -100,10 +98,11 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     if spec.op == "recurrent":
         return _recurrent(spec, dict(zip(a["reads"], x, strict=True)))
     if spec.op == "pool2d":
-        windows = {"kernel_shape": a["kernel"], "strides": a["strides"], "pads": a["pads"]}
-        if a["kind"] == "max":
+        pool = spec.parameters_as(Pool2dParameters)
+        windows = {"kernel_shape": pool.kernel, "strides": pool.strides, "pads": pool.pads}
+        if pool.kind == PoolKind.MAXIMUM:
             return [_onnx("MaxPool", x, **windows)]
-        return [_onnx("AveragePool", x, count_include_pad=a["count_include_pad"], **windows)]
+        return [_onnx("AveragePool", x, count_include_pad=pool.count_include_pad, **windows)]
     if spec.op == "global_average_pool":
         return [x[0].mean((2, 3), keepdims=True, dtype=np.float64)]
     if spec.op == "squeeze_excite":
@@ -120,13 +119,35 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     if spec.op in ("concat", "concat_rows"):
         return [np.concatenate(x, axis=1)]
     if spec.op == "lrn":
-        return [_onnx("LRN", x, beta=0.75, **{k: a[k] for k in ("size", "alpha", "bias")})]
+        lrn = spec.parameters_as(LrnParameters)
+        return [_onnx("LRN", x, beta=0.75, size=lrn.size, alpha=lrn.alpha, bias=lrn.bias)]
     if spec.op == "l2_normalize":
         length = np.sqrt((x[0].astype(np.float64) ** 2).sum(1, keepdims=True))
-        return [(x[0] / np.maximum(length, a["least"]) * spec.weights["scale"][:, None, None]).astype(np.float32)]
+        return [
+            (
+                x[0]
+                / np.maximum(length, spec.parameters_as(L2NormalizeParameters).least)
+                * spec.weights["scale"][:, None, None]
+            ).astype(np.float32)
+        ]
     if spec.op == "channels_last":
         return [x[0].transpose(0, 2, 3, 1)]
     return [x[0].reshape(x[0].shape)]  # to_blocked, to_plain, copy: the layout is all that changes
+
+
+def _convolution(spec: LayerSpec, x: list[Array]) -> Array:
+    """pool(activation(conv(x) + bias [+ residual]))."""
+    conv = spec.parameters_as(Conv2dParameters)
+    group = x[0].shape[1] if spec.op == "depthwise_conv2d" else conv.groups
+    inputs = [x[0], _weight(spec), spec.weights["bias"]]
+    y = _onnx("Conv", inputs, strides=conv.strides, pads=conv.pads, dilations=conv.dilations, group=group)
+    if conv.shuffled:
+        y = y.reshape(len(y), group, -1, *y.shape[2:]).swapaxes(1, 2).reshape(y.shape)
+    y = _activate(y + x[1] if len(x) > 1 else y, conv.activation)
+    if conv.pooled:
+        ceil = any(2 * n > size for n, size in zip(spec.outputs[0].shape[2:], conv.pooled, strict=True))
+        y = _onnx("MaxPool", [y], kernel_shape=(2, 2), strides=(2, 2), ceil_mode=int(ceil))
+    return y
 
 
 def _dense(spec: LayerSpec, x: list[Array], weight: Array) -> Array:
@@ -218,17 +239,18 @@ def _bf16_bits(value: Array) -> Array:
 
 
 def _squeeze_excite(spec: LayerSpec, x: Array) -> Array:
+    functions = spec.parameters_as(SqueezeExciteParameters)
     value = x.mean((2, 3), dtype=np.float64)
-    for role, function in (("squeeze", "hidden"), ("excite", "gate")):
+    for role, function in (("squeeze", functions.hidden), ("excite", functions.gate)):
         weight = spec.weights[role] if spec.inputs[0].dtype == "float32" else _widened(_bf16_bits(spec.weights[role]))
         value = value @ weight.T.astype(np.float64) + spec.weights[f"{role}_bias"]
-        value = _activate(value.astype(np.float32), spec.attributes[function])
-    return _activate(x * value[:, :, None, None], spec.attributes["activation"])
+        value = _activate(value.astype(np.float32), function)
+    return _activate(x * value[:, :, None, None], functions.activation)
 
 
 def _steps(spec: LayerSpec, x: list[Array]) -> Array:
     value = x[0]
-    for step in spec.attributes["steps"]:
+    for step in spec.parameters_as(ElementwiseParameters).steps:
         kind, _, argument = step.partition(":")
         if kind == "add":
             value = value + x[int(argument)]

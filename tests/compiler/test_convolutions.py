@@ -11,6 +11,7 @@ import pytest
 from kernels import LESSER, ahead, need, untouched_halo, worst_error
 
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.shared_library import machine_code
 from veltair.machine.isa import ISAS, cpu_features
@@ -35,12 +36,10 @@ def convolution(
     x = Activation("x", "float32", (batch, ic, *size), min(ic, 16), Halo(*pads))
     y = Activation("y", "float32", (batch, oc, oh, ow), 16, Halo(1, 0, 2, 1))
     r = Activation("r", "float32", y.shape, 16, Halo(0, 1, 0, 2))
-    attributes = {
-        "kernel": (kernel,) * 2, "strides": (stride,) * 2, "dilations": (dilation,) * 2, "pads": pads,
-        "activation": "relu" if residual else "none",
-    }  # fmt: skip
+    activation = "relu" if residual else "none"
+    parameters = Conv2dParameters((kernel,) * 2, (stride,) * 2, (dilation,) * 2, pads, activation)
     weights = {"weight": normal(oc, ic, kernel, kernel) / np.float32(kernel * ic**0.5), "bias": normal(oc)}
-    return LayerSpec("c", "conv2d", (x, r) if residual else (x,), (y,), attributes, weights, 0)
+    return LayerSpec("c", "conv2d", (x, r) if residual else (x,), (y,), {}, weights, 0, parameters=parameters)
 
 
 def check(spec: LayerSpec, every: int, mcpu: str = "") -> set[str]:
@@ -158,8 +157,8 @@ def tiles(channels: Size, size: Size, kernel: int, **more: Any) -> LayerSpec:
 def bare(spec: LayerSpec, activation: str = "none") -> LayerSpec:
     """The same between tensors without halos, as between pointwise convolutions."""
     tensors = [replace(t, halo=Halo()) for t in (*spec.inputs, *spec.outputs)]
-    attributes = {**spec.attributes, "activation": activation}
-    return replace(spec, inputs=tuple(tensors[:-1]), outputs=(tensors[-1],), attributes=attributes)
+    parameters = replace(spec.parameters_as(Conv2dParameters), activation=activation)
+    return replace(spec, inputs=tuple(tensors[:-1]), outputs=(tensors[-1],), parameters=parameters)
 
 
 def pooled(spec: LayerSpec, rest: int, activation: str) -> LayerSpec:
@@ -167,7 +166,8 @@ def pooled(spec: LayerSpec, rest: int, activation: str) -> LayerSpec:
     (y,) = spec.outputs
     size = y.shape[2:]
     smaller = replace(y, shape=(*y.shape[:2], *((n + rest) // 2 for n in size)))
-    return replace(spec, outputs=(smaller,), attributes={**spec.attributes, "activation": activation, "pooled": size})
+    parameters = replace(spec.parameters_as(Conv2dParameters), activation=activation, pooled=size)
+    return replace(spec, outputs=(smaller,), parameters=parameters)
 
 
 @pytest.mark.parametrize(

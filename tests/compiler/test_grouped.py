@@ -80,7 +80,7 @@ def test_every_point_on_every_instruction_set(mcpu: str, shuffled: bool) -> None
     need(LESSER[mcpu], f"code for {mcpu}")
     spec = convolution((60, 102), (7, 9), 3, stride=1, residual=not shuffled, batch=2)
     weights = {**spec.weights, "weight": spec.weights["weight"][:, :20]}
-    spec = replace(spec, weights=weights, attributes={**spec.attributes, "groups": 3, "shuffled": shuffled})
+    spec = replace(spec, weights=weights, parameters=replace(spec.parameters, groups=3, shuffled=shuffled))
     points = SPACES["conv2d"].points(spec, LESSER[mcpu])
     assert 1 < len(points) <= 64
     for point in ahead(spec, points[::4], mcpu):

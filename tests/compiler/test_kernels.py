@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kernels import LESSER, ahead, call, need, untouched_halo, worst_error
 
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
+from veltair.compiler.graph.parameters.vision import Conv2dParameters, ElementwiseParameters, Pool2dParameters, PoolKind
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import cpu_features
 from veltair.profiles.runtime.executor import aligned
@@ -57,11 +58,15 @@ def convolutions(draw, dtype: str, block: int, depthwise: bool = False) -> Layer
     fan = kernel[0] * kernel[1] * (1 if depthwise else channels)
     weight = normal(out, 1 if depthwise else channels, *kernel) / np.sqrt(fan)
     return LayerSpec(
-        "conv", kind, inputs, (y,),
-        {"kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads,
-         "activation": draw(st.sampled_from(ACTIVATIONS))},
-        {"weight": weight.astype(np.float32), "bias": normal(out)}, 0,
-    )  # fmt: skip
+        "conv",
+        kind,
+        inputs,
+        (y,),
+        {},
+        {"weight": weight.astype(np.float32), "bias": normal(out)},
+        0,
+        parameters=Conv2dParameters(kernel, strides, dilations, pads, draw(st.sampled_from(ACTIVATIONS))),
+    )
 
 
 @pytest.mark.slow
@@ -93,8 +98,8 @@ def test_pool_equals_onnx_runtime(
     x = Activation("x", dtype, (2, 40, 13, 11), block, Halo(1, 0, 2, 1))
     shape = (2, 40, (13 + pads[0] + pads[2] - 3) // 2 + 1, (11 + pads[1] + pads[3] - 3) // 2 + 1)
     y = Activation("y", dtype, shape, block, Halo(1, 1, 1, 1))
-    attributes = {"kernel": (3, 3), "strides": (2, 2), "pads": pads, "kind": kind, "count_include_pad": count}
-    spec = LayerSpec("pool", "pool2d", (x,), (y,), attributes, {}, 0)
+    parameters = Pool2dParameters((3, 3), (2, 2), pads, PoolKind(kind), count)
+    spec = LayerSpec("pool", "pool2d", (x,), (y,), {}, {}, 0, parameters=parameters)
     for point in ahead(spec, SPACES["pool2d"].points(spec, cpu_features())):
         error, (output,) = worst_error(spec, point, [normal(*x.shape) - 3])  # padding must not win a maximum
         assert error < tolerance
@@ -108,9 +113,11 @@ def test_elementwise_concat_pool_and_layouts(precision: tuple[str, int, float]) 
     wide = Activation("w", dtype, (2, 2 * block, 7, 9), block)
     plain = Activation("p", "float32", (2, 40, 7, 9))
     weights = {"scale": normal(40), "shift": normal(40)}
+    keeping_zeros = ElementwiseParameters(("add:1", "affine", "relu"))
+    filling_zeros = ElementwiseParameters(("mul:1", "sigmoid"))
     specs = [
-        LayerSpec("e", "elementwise", (x, x), (x,), {"steps": ("add:1", "affine", "relu")}, weights, 0),
-        LayerSpec("m", "elementwise", (x, x), (x,), {"steps": ("mul:1", "sigmoid")}, {}, 0),
+        LayerSpec("e", "elementwise", (x, x), (x,), {}, weights, 0, parameters=keeping_zeros),
+        LayerSpec("m", "elementwise", (x, x), (x,), {}, {}, 0, parameters=filling_zeros),
         LayerSpec(
             "c", "concat", (wide, x), (Activation("y", dtype, (2, 2 * block + 40, 7, 9), block, x.halo),), {}, {}, 0
         ),
@@ -124,7 +131,7 @@ def test_elementwise_concat_pool_and_layouts(precision: tuple[str, int, float]) 
         for point in ahead(spec, SPACES[spec.op].points(spec, cpu_features())):
             error, (output,) = worst_error(spec, point, values)
             assert error < tolerance, spec.op
-            if spec.outputs[0].block and spec.attributes.get("steps", ("", ""))[-1] != "sigmoid":
+            if spec.outputs[0].block and spec.parameters != filling_zeros:
                 assert untouched_halo(spec.outputs[0], output), spec.op
 
 
@@ -174,11 +181,10 @@ def test_every_space_offers_points_and_the_first_is_no_search_away() -> None:
         for c, hw in ((256, 14), (3, 224), (64, 1), (2048, 7)):
             x = Activation("x", dtype, (1, c, hw, hw), block)
             y = Activation("y", dtype, (1, 64, hw, hw), block)
-            attributes = {
-                "kernel": (1, 1), "strides": (1, 1), "dilations": (1, 1), "pads": (0, 0, 0, 0), "activation": "none",
-            }  # fmt: skip
+            parameters = Conv2dParameters((1, 1), (1, 1), (1, 1), (0, 0, 0, 0), "none")
             weights = {"weight": normal(64, c, 1, 1), "bias": normal(64)}
-            points = SPACES[op].points(LayerSpec("c", op, (x,), (y,), attributes, weights, 0), cpu_features())
+            spec = LayerSpec("c", op, (x,), (y,), {}, weights, 0, parameters=parameters)
+            points = SPACES[op].points(spec, cpu_features())
             assert points
             assert len({tuple(p.items()) for p in points}) == len(points)
 
@@ -190,13 +196,12 @@ def test_code_for_lesser_instruction_sets(mcpu: str) -> None:
         Activation("x", "float32", (1, 20, 9, 13), 16, Halo(1, 1, 1, 1)),
         Activation("y", "float32", (1, 40, 9, 13), 16),
     )
-    attributes = {
-        "kernel": (3, 3), "strides": (1, 1), "dilations": (1, 1), "pads": (1, 1, 1, 1), "activation": "relu",
-    }  # fmt: skip
+    parameters = Conv2dParameters((3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "relu")
     weights = {"weight": normal(40, 20, 3, 3), "bias": normal(40)}
     rows, out = Activation("a", "float32", (9, 30)), Activation("b", "float32", (9, 50))
     kind = {"activation": "none", "storage": "fp32"}
     dense = LayerSpec("d", "matmul", (rows,), (out,), kind, {"weight": normal(30, 50), "bias": normal(50)}, 0)
-    for spec in (LayerSpec("c", "conv2d", (x,), (y,), attributes, weights, 0), dense):
+    convolution = LayerSpec("c", "conv2d", (x,), (y,), {}, weights, 0, parameters=parameters)
+    for spec in (convolution, dense):
         for point in ahead(spec, SPACES[spec.op].points(spec, LESSER[mcpu])[:4], mcpu):
             assert worst_error(spec, point, [normal(*t.shape) for t in spec.inputs], mcpu=mcpu)[0] < 1e-5

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vectors import ramp
 from veltair.compiler.kernels.spaces import SPACES
@@ -116,13 +117,10 @@ def conv(
     out = -(-size // stride)
     x = Activation("x", dtype, (1, channels[0], size, size), block, halo)
     y = Activation("y", dtype, (1, channels[1], out, out), block)
-    attributes = {
-        "kernel": (kernel, kernel), "strides": (stride, stride), "dilations": (1, 1), "pads": (pad,) * 4,
-        "activation": "relu",
-    }  # fmt: skip
+    parameters = Conv2dParameters((kernel, kernel), (stride, stride), (1, 1), (pad,) * 4, "relu")
     shape = (channels[1], 1 if op == "depthwise_conv2d" else channels[0], kernel, kernel)
     weights = {"weight": np.zeros(shape, np.float32), "bias": np.zeros(channels[1], np.float32)}
-    return LayerSpec("c", op, (x,), (y,), attributes, weights, 0)
+    return LayerSpec("c", op, (x,), (y,), {}, weights, 0, parameters=parameters)
 
 
 def dense(op: str, dtype: str, rows: int, depth: int, width: int) -> LayerSpec:
@@ -149,7 +147,7 @@ def products(rows: int, depth: int, width: int) -> LayerSpec:
 def grouped(shuffled: bool) -> LayerSpec:
     spec = conv("conv2d", "float32", (128, 128), 14, 3)
     weights = {**spec.weights, "weight": spec.weights["weight"][:, :32]}
-    return replace(spec, attributes={**spec.attributes, "groups": 4, "shuffled": shuffled}, weights=weights)
+    return replace(spec, parameters=replace(spec.parameters, groups=4, shuffled=shuffled), weights=weights)
 
 
 LAYERS = {

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from kernels import LESSER, ahead, need, untouched_halo, worst_error
+from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
+from veltair.compiler.graph.parameters import LayerParameters
+from veltair.compiler.graph.parameters.vision import (
+    ElementwiseParameters,
+    L2NormalizeParameters,
+    LrnParameters,
+    Pool2dParameters,
+    PoolKind,
+    SqueezeExciteParameters,
+)
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import cpu_features
 
 FP32, BF16 = ("float32", 16, 1e-5), ("uint16", 32, 1.5e-2)
 needs_amx = pytest.mark.skipif("amx_bf16" not in cpu_features(), reason="this CPU has no AMX bfloat16 tiles")
 PRECISIONS = [pytest.param(FP32, id="fp32"), pytest.param(BF16, id="bf16", marks=needs_amx)]
+Size = tuple[int, int]
 random = np.random.default_rng(11)
+
+
+def layer(
+    op: str,
+    inputs: tuple[Activation, ...],
+    output: Activation,
+    parameters: LayerParameters | None = None,
+    weights: Mapping[str, NDArray[Any]] | None = None,
+) -> LayerSpec:
+    return LayerSpec(op, op, inputs, (output,), {}, weights or {}, 0, parameters=parameters or LayerParameters())
 
 
 def check(spec: LayerSpec, tolerance: float, shift: float = 0.0, mcpu: str = "") -> None:
@@ -44,9 +66,9 @@ def test_layouts(precision: tuple[str, int, float], shape: tuple[int, ...], halo
     n, c, h, w = shape
     plain, blocked = Activation("p", "float32", shape), Activation("b", dtype, shape, block, halo)
     tolerance = 4e-3 if dtype == "uint16" else 0.0
-    check(LayerSpec("b", "to_blocked", (plain,), (blocked,), {}, {}, 0), tolerance + 1e-9)
-    check(LayerSpec("p", "to_plain", (blocked,), (plain,), {}, {}, 0), 1e-9)
-    check(LayerSpec("l", "channels_last", (blocked,), (Activation("y", "float32", (n, h, w, c)),), {}, {}, 0), 1e-9)
+    check(layer("to_blocked", (plain,), blocked), tolerance + 1e-9)
+    check(layer("to_plain", (blocked,), plain), 1e-9)
+    check(layer("channels_last", (blocked,), Activation("y", "float32", (n, h, w, c))), 1e-9)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -55,7 +77,7 @@ def test_images_become_one_block(precision: tuple[str, int, float], channels: in
     shape = (2, channels, 5, {1: 16, 2: 35, 3: 37, 4: 11}[channels])
     plain = Activation("p", "float32", shape)
     folded = Activation("b", precision[0], shape, channels, Halo(2, 3, 1, 4))
-    check(LayerSpec("b", "to_blocked", (plain,), (folded,), {}, {}, 0), 4e-3)
+    check(layer("to_blocked", (plain,), folded), 4e-3)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -70,9 +92,7 @@ def test_images_become_one_block(precision: tuple[str, int, float], channels: in
         ((7, 9), (1, 2), (3, 4, 2, 0)),
     ],
 )
-def test_pooling(
-    precision: tuple[str, int, float], kind: str, kernel: tuple[int, ...], strides: tuple[int, ...], pads: Any
-) -> None:
+def test_pooling(precision: tuple[str, int, float], kind: str, kernel: Size, strides: Size, pads: Any) -> None:
     dtype, block, tolerance = precision
     x = Activation("x", dtype, (1, 40, 9, 14), block, Halo(1, 0, 2, 1))
     oh, ow = (
@@ -80,11 +100,8 @@ def test_pooling(
         (14 + pads[1] + pads[3] - kernel[1]) // strides[1] + 1,
     )
     y = Activation("y", dtype, (1, 40, oh, ow), block, Halo(1, 1, 1, 1))
-    attributes = {
-        "kernel": kernel, "strides": strides, "pads": pads, "kind": kind[:3],
-        "count_include_pad": int(kind == "avg with padding"),
-    }  # fmt: skip
-    check(LayerSpec("pool", "pool2d", (x,), (y,), attributes, {}, 0), tolerance, shift=-3)
+    parameters = Pool2dParameters(kernel, strides, pads, PoolKind(kind[:3]), int(kind == "avg with padding"))
+    check(layer("pool2d", (x,), y, parameters), tolerance, shift=-3)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -93,7 +110,7 @@ def test_global_average(precision: tuple[str, int, float], plane: tuple[int, int
     dtype, block, _ = precision
     x = Activation("x", dtype, (2, 40, *plane), block, Halo(1, 0, 2, 1))
     y = Activation("y", "float32", (2, 40, 1, 1))
-    check(LayerSpec("mean", "global_average_pool", (x,), (y,), {}, {}, 0), 1e-6)
+    check(layer("global_average_pool", (x,), y), 1e-6)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -103,10 +120,9 @@ def test_normalisation_over_channels(precision: tuple[str, int, float], channels
     x = Activation("x", dtype, (2, channels, 5, 7), block, Halo(1, 0, 2, 1))
     y = Activation("y", dtype, x.shape, block, Halo(0, 1, 0, 1))
     scale = {"scale": random.uniform(5, 20, channels).astype(np.float32)}
-    check(LayerSpec("n", "l2_normalize", (x,), (y,), {"least": 1e-12}, scale, 0), tolerance)
+    check(layer("l2_normalize", (x,), y, L2NormalizeParameters(1e-12), scale), tolerance)
     for size in (5, 3, 1):
-        attributes = {"size": size, "alpha": 0.9, "bias": 1.5}
-        check(LayerSpec("n", "lrn", (x,), (y,), attributes, {}, 0), tolerance)
+        check(layer("lrn", (x,), y, LrnParameters(size, alpha=0.9, bias=1.5)), tolerance)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -115,12 +131,14 @@ def test_squeeze_and_excite(precision: tuple[str, int, float]) -> None:
     x = Activation("x", dtype, (2, 70, 5, 11), block, Halo(1, 0, 2, 1))
     y = Activation("y", dtype, x.shape, block, Halo(0, 1, 0, 1))
     weights = {
-        "squeeze": random.standard_normal((18, 70)), "squeeze_bias": random.standard_normal(18),
-        "excite": random.standard_normal((70, 18)), "excite_bias": random.standard_normal(70),
-    }  # fmt: skip
-    functions = {"hidden": "gated-sigmoid", "gate": "hardsigmoid:0.2:0.5", "activation": "relu"}
+        "squeeze": random.standard_normal((18, 70)),
+        "squeeze_bias": random.standard_normal(18),
+        "excite": random.standard_normal((70, 18)),
+        "excite_bias": random.standard_normal(70),
+    }
+    functions = SqueezeExciteParameters("gated-sigmoid", "hardsigmoid:0.2:0.5", "relu", squeezed=18)
     floats = {name: weight.astype(np.float32) for name, weight in weights.items()}
-    check(LayerSpec("s", "squeeze_excite", (x,), (y,), functions, floats, 0), tolerance, shift=1)
+    check(layer("squeeze_excite", (x,), y, functions, floats), tolerance, shift=1)
 
 
 @pytest.mark.parametrize("mcpu", sorted(LESSER))
@@ -128,15 +146,15 @@ def test_code_for_lesser_instruction_sets(mcpu: str) -> None:
     need(LESSER[mcpu], f"code for {mcpu}")
     plain = Activation("p", "float32", (1, 21, 5, 18))
     x, y = (Activation(name, "float32", plain.shape, 16, Halo(1, 1, 1, 1)) for name in "xy")
-    window = {"kernel": (3, 3), "strides": (1, 1), "pads": (1, 1, 1, 1), "kind": "max", "count_include_pad": 0}
+    window = Pool2dParameters((3, 3), (1, 1), (1, 1, 1, 1), PoolKind.MAXIMUM, 0)
     both = Activation("z", "float32", (1, 42, 5, 18), 16)
     for spec in (
-        LayerSpec("b", "to_blocked", (plain,), (x,), {}, {}, 0),
-        LayerSpec("p", "to_plain", (x,), (plain,), {}, {}, 0),
-        LayerSpec("m", "pool2d", (x,), (y,), window, {}, 0),
-        LayerSpec("n", "lrn", (x,), (y,), {"size": 5, "alpha": 0.5, "bias": 1.0}, {}, 0),
-        LayerSpec("c", "concat", (x, y), (both,), {}, {}, 0),
-        LayerSpec("e", "elementwise", (x,), (y,), {"steps": ("gated-sigmoid", "gelu")}, {}, 0),
-        LayerSpec("f", "elementwise", (x,), (y,), {"steps": ("elu:1.0",)}, {}, 0),
+        layer("to_blocked", (plain,), x),
+        layer("to_plain", (x,), plain),
+        layer("pool2d", (x,), y, window),
+        layer("lrn", (x,), y, LrnParameters(5, alpha=0.5, bias=1.0)),
+        layer("concat", (x, y), both),
+        layer("elementwise", (x,), y, ElementwiseParameters(("gated-sigmoid", "gelu"))),
+        layer("elementwise", (x,), y, ElementwiseParameters(("elu:1.0",))),
     ):
         check(spec, 1e-5, mcpu=mcpu)

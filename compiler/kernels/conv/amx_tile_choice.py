@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from veltair.compiler.graph.layer_spec import LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.conv.amx_tile_cover import BLOCK, Cover, folds
 from veltair.compiler.kernels.conv.conv_geometry import geometry
 
@@ -39,7 +40,7 @@ def points(spec: LayerSpec) -> list[Point]:
 def _modes(spec: LayerSpec) -> list[str]:
     """Modes worth a try, the least products first."""
     *_, kh, kw, sh, sw, _, _ = geometry(spec)
-    if "pooled" in spec.attributes:
+    if spec.parameters_as(Conv2dParameters).pooled:
         return ["pairs"]
     if folds(spec):
         return ["row"]
@@ -59,8 +60,9 @@ def _modes(spec: LayerSpec) -> list[str]:
 
 def _stretched(spec: LayerSpec, mode: str, cover: Cover) -> list[Point]:
     """Points whose reduction goes through all stacks of a task stretch by stretch."""
-    depth, (kh, kw) = spec.inputs[0].physical[1], spec.attributes["kernel"]
-    if "groups" in spec.attributes or cover.height != 2:  # few products, or few output channels
+    conv = spec.parameters_as(Conv2dParameters)
+    depth, (kh, kw) = spec.inputs[0].physical[1], conv.kernel
+    if conv.groups > 1 or cover.height != 2:  # few products, or few output channels
         return []
     lengths = dict.fromkeys(max(1, steps // (kh * kw)) for steps in STRETCHES)
     return [

@@ -7,6 +7,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.codegen.vectors import Expr
 from veltair.compiler.kernels.conv.conv_geometry import first_tap, geometry
 
@@ -59,7 +60,7 @@ class Cover:
 
     def copied_bytes(self, spec: LayerSpec) -> int:
         """Of the inputs of one image in the order of its outputs; 0 where they are read as they lie."""
-        kh, kw = spec.attributes["kernel"]
+        kh, kw = spec.parameters_as(Conv2dParameters).kernel
         steps = kh * kw * spec.inputs[0].physical[1]
         return steps * self.stacks * self.rows * DEPTH * 2 if self.mode == "dense" else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.conv import conv2d_direct, conv2d_grouped, winograd
 
 
@@ -13,7 +14,7 @@ class Conv2d:
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        if "groups" in spec.attributes:
+        if spec.parameters_as(Conv2dParameters).groups > 1:
             return conv2d_grouped.points(spec, features)
         direct = conv2d_direct.points(spec, features)
         fewer_products = winograd.points(spec, features)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.codegen.activation import apply_activation
 from veltair.compiler.kernels.codegen.amx import (
     load_tile,
@@ -76,7 +77,7 @@ def conv2d_amx(spec: LayerSpec, point: Point) -> Kernel:
     units, depth, _, columns = weight.shape[:4]
     groups = units // channels
     bias = pad_axis(spec.weights["bias"], 0, BLOCK)
-    activation = str(spec.attributes["activation"])
+    activation = spec.parameters_as(Conv2dParameters).activation
     taps = kh * columns
     stretch = int(point["stretch"]) if "stretch" in point else depth  # blocks of input channels
     parts = depth // stretch

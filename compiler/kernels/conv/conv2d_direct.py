@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.codegen.activation import apply_activation
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import prefetch, vector_load, vector_store
@@ -82,7 +83,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     taps = blocks * kh * kw
     join = rows_together(oh, ow, pixels, channels, registers_each(features))
     top, left = first_tap(spec)
-    activation = str(spec.attributes["activation"])
+    activation = spec.parameters_as(Conv2dParameters).activation
     each = -(-join * ow // pixels)  # tiles of a strip
     tiles = -(-oh // join) * each  # of a group
     lines = -(-inner * channels // tiles)  # of the next panel, to be fetched at one tap of one tile
@@ -188,7 +189,7 @@ def _panels(spec: LayerSpec, width: int) -> tuple[NDArray[Any], Callable[[Expr],
 
 def pooled_cells(spec: LayerSpec) -> int:
     """Outputs of the convolution that one of the layer is the greatest of."""
-    return 4 if "pooled" in spec.attributes else 1
+    return 4 if spec.parameters_as(Conv2dParameters).pooled else 1
 
 
 def place_of(tensor: Activation, number: Expr) -> tuple[Expr, Expr]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.codegen.activation import apply_activation
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import allocate_scratch, vector_load, vector_store
@@ -116,7 +117,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     weight, bias = panels.packed(spec.weights["weight"], spec.weights["bias"])
     join = rows_together(oh, ow, pixels, channels, registers_each(features))
     top, left = first_tap(spec)
-    activation = str(spec.attributes["activation"])
+    activation = spec.parameters_as(Conv2dParameters).activation
     unroll = gcd(panels.ins, x.block, UNROLL)  # input channels of a turn: all in one block
 
     def body(X: Any, *rest: Any) -> None:
@@ -191,11 +192,12 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
 
 def _panels(spec: LayerSpec, channels: int) -> Panels:
     oc, ins = spec.weights["weight"].shape[:2]
-    groups = int(spec.attributes["groups"])
-    return Panels(groups, oc // groups, ins, channels * LANES, bool(spec.attributes.get("shuffled")))
+    conv = spec.parameters_as(Conv2dParameters)
+    return Panels(conv.groups, oc // conv.groups, ins, channels * LANES, conv.shuffled)
 
 
 def _vectors(spec: LayerSpec) -> int:
     """Of outputs that may be made together: of a group, if they are to be shuffled."""
-    outs = spec.outputs[0].shape[1] // (int(spec.attributes["groups"]) if spec.attributes.get("shuffled") else 1)
+    conv = spec.parameters_as(Conv2dParameters)
+    outs = spec.outputs[0].shape[1] // (conv.groups if conv.shuffled else 1)
     return -(-outs // LANES)

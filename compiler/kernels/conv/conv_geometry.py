@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Halo, LayerSpec
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.vectors import Expr
 
@@ -17,14 +18,15 @@ from veltair.compiler.kernels.codegen.vectors import Expr
 def geometry(spec: LayerSpec) -> tuple[int, int, int, int, int, int, int, int]:
     """Output rows, columns (before any pooling), kernel rows, columns, stride and dilation (each vertical,
     horizontal)."""
-    oh, ow = spec.attributes.get("pooled", spec.outputs[0].shape[2:])
-    return (oh, ow, *spec.attributes["kernel"], *spec.attributes["strides"], *spec.attributes["dilations"])
+    conv = spec.parameters_as(Conv2dParameters)
+    oh, ow = conv.pooled or spec.outputs[0].shape[2:]
+    return (oh, ow, *conv.kernel, *conv.strides, *conv.dilations)
 
 
 def first_tap(spec: LayerSpec) -> tuple[int, int]:
     """Where in the haloed input the first tap of output (0, 0) lies."""
     halo: Halo = spec.inputs[0].halo
-    top, left = spec.attributes["pads"][:2]
+    top, left = spec.parameters_as(Conv2dParameters).pads[:2]
     return halo.top - top, halo.left - left
 
 
@@ -34,7 +36,7 @@ def reach(spec: LayerSpec, width: int) -> tuple[NDArray[np.float32], int, Callab
 
     The weights are (OC, blocks * b, KH, KW); all input blocks where there are no groups.
     """
-    weight, x, count = spec.weights["weight"], spec.inputs[0], int(spec.attributes.get("groups", 1))
+    weight, x, count = spec.weights["weight"], spec.inputs[0], spec.parameters_as(Conv2dParameters).groups
     blocks = -(-x.shape[1] // x.block)
     if count == 1:
         return weight, blocks, lambda nth: 0
@@ -62,7 +64,7 @@ def folded(spec: LayerSpec, weight: NDArray[np.float32]) -> NDArray[np.float32]:
     """(OC, IC, KH, KW) -> (OC, KH, KW * IC), KW with the gaps of its dilation: with all channels innermost, the inputs
     of a kernel row lie side by side."""
     oc, ic, kh, kw = weight.shape
-    gap = spec.attributes["dilations"][1]
+    gap = spec.parameters_as(Conv2dParameters).dilations[1]
     spread = np.zeros((oc, kh, (kw - 1) * gap + 1, ic), np.float32)
     spread[:, :, ::gap] = weight.transpose(0, 2, 3, 1)  # what lies between two taps counts for nothing
     return spread.reshape(oc, kh, -1)

@@ -12,6 +12,7 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.codegen.activation import apply_activation
 from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
@@ -30,14 +31,16 @@ class DepthwiseConv2d:
         heights = sorted({min(oh, r) for r in (7, 1, 28, 112)}, key=lambda r: abs(r - 7))
         if "avx512" not in features:
             return [{"pixels": p, "rows": r} for p in dict.fromkeys(min(ow, p) for p in (4, 5, 3)) for r in heights]
-        kernel = spec.attributes["kernel"][0]
+        kernel = spec.parameters_as(Conv2dParameters).kernel[0]
         liked = 8 if kernel <= UNROLLED else 14
         widths = sorted({min(ow, p) for p in (4, 7, 8, 14)}, key=lambda p: (ow % p > 0, abs(p - liked)))
         found: list[Point] = [{"pixels": p, "rows": r} for p in widths for r in heights]
         if spec.inputs[0].dtype == "uint16" and kernel <= UNROLLED and oh > 1:
             taller: list[Point] = [{"pixels": min(ow, 7), "tall": 2, "rows": r} for r in heights if r > 1]
             # An exponential at the end costs more than what is saved.
-            found = [*found, *taller] if "gated" in spec.attributes["activation"] else [*taller, *found]
+            found = (
+                [*found, *taller] if "gated" in spec.parameters_as(Conv2dParameters).activation else [*taller, *found]
+            )
         return found
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
@@ -50,7 +53,7 @@ class DepthwiseConv2d:
         blocks = -(-x.shape[1] // x.block)
         chunks = -(-oh // rows)
         uneven = rows % tall or oh % rows % tall  # some task ends with rows that fill no tile
-        activation = str(spec.attributes["activation"])
+        activation = spec.parameters_as(Conv2dParameters).activation
         weight = pad_axis(spec.weights["weight"][:, 0], 0, x.block).reshape(blocks, x.block, kh, kw)
         packed = np.ascontiguousarray(weight.transpose(0, 2, 3, 1))  # (C/b, KH, KW, b)
         bias = pad_axis(spec.weights["bias"], 0, x.block)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.codegen.activation import apply_activation
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import prefetch, vector_load, vector_store
@@ -83,7 +84,7 @@ def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
     share = groups // splits
     top, left = first_tap(spec)
     bottom, right = x.physical[2] - 1, x.physical[3] - 1
-    activation = str(spec.attributes["activation"])
+    activation = spec.parameters_as(Conv2dParameters).activation
     packed = _pack(spec.weights["weight"], m, width, blocks)
     bias = pad_axis(spec.weights["bias"], 0, width)
     parts = balanced(tiles, register_tile(channels, features))

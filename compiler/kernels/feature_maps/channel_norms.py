@@ -7,6 +7,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import L2NormalizeParameters, LrnParameters
 from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vector_math import sum_lanes
@@ -29,6 +30,7 @@ class L2Normalize:
         rows = int(point["rows"])
         chunks, vectors = -(-height // rows), -(-channels // LANES)
         scale = pad_axis(spec.weights["scale"], 0, y.block)
+        least = spec.parameters_as(L2NormalizeParameters).least
 
         def body(X: Any, S: Any, Y: Any) -> None:
             def pixels(sums: Any, image: Expr, row: Expr, column: Expr, count: int) -> None:
@@ -39,7 +41,7 @@ class L2Normalize:
                         value = T.bind(_vector(x, X, image, v, row, column + p, channels))
                         T.buffer_store(sums, sums[p] + value * value, [p])
                 for p in range(count):
-                    length = T.max(T.sqrt(sum_lanes(sums[p])), T.float32(spec.attributes["least"]))
+                    length = T.max(T.sqrt(sum_lanes(sums[p])), T.float32(least))
                     T.buffer_store(sums, T.broadcast(T.Div(T.float32(1), length), LANES), [p])
                 with T.serial(0, vectors) as v:
                     factor = T.bind(vector_load(S, v * LANES))
@@ -70,8 +72,8 @@ class Lrn:
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
         _, channels, height, width = y.shape
-        a = spec.attributes
-        before, after = (a["size"] - 1) // 2, a["size"] // 2
+        lrn = spec.parameters_as(LrnParameters)
+        before, after = (lrn.size - 1) // 2, lrn.size // 2
         rows = int(point["rows"])
         chunks, vectors = -(-height // rows), -(-channels // LANES)
 
@@ -93,7 +95,7 @@ class Lrn:
                     for shift in range(1, after + 1):
                         order = [T.int32(lane + shift) for lane in range(LANES)]
                         total = total + T.Shuffle([middle, right], order)
-                    base = T.bind(total * broadcast(a["alpha"] / a["size"]) + broadcast(a["bias"]))
+                    base = T.bind(total * broadcast(lrn.alpha / lrn.size) + broadcast(lrn.bias))
                     root = T.bind(T.sqrt(base))
                     vector_store(Y, T.Div(three[1], root * T.sqrt(root)), *_at(y, image, vector, row, column))
 

@@ -8,6 +8,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import Pool2dParameters, PoolKind
 from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
@@ -30,13 +31,14 @@ class Pool2d:
         x, y = spec.inputs[0], spec.outputs[0]
         height, width = x.shape[2:]
         oh, ow = y.shape[2:]
-        (kh, kw), (sh, sw) = spec.attributes["kernel"], spec.attributes["strides"]
-        top, left, bottom, right = spec.attributes["pads"]
+        pool = spec.parameters_as(Pool2dParameters)
+        (kh, kw), (sh, sw) = pool.kernel, pool.strides
+        top, left, bottom, right = pool.pads
         rows = int(point["rows"])
         chunks = -(-oh // rows)
         blocks = -(-x.shape[1] // x.block)
-        maximum = spec.attributes["kind"] == "max"
-        count_pad = bool(spec.attributes.get("count_include_pad", 0))
+        maximum = pool.kind == PoolKind.MAXIMUM
+        count_pad = bool(pool.count_include_pad)
         values = _Bits() if maximum and x.dtype == "uint16" else _Floats(maximum)
         pixels = max(1, (REGISTERS["avx512" in features] - kw) // sw + 1)  # neighbours that are computed at once
         uncut = [c for c in range(ow) if c * sw >= left and c * sw - left + kw <= width]

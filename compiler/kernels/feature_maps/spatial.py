@@ -11,6 +11,7 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import ElementwiseParameters
 from veltair.compiler.kernels.codegen.activation import apply_activation
 from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
@@ -91,7 +92,7 @@ class Elementwise:
                         return vector_load(buffers[i], *where)
 
                     value = at(0)
-                    for step in spec.attributes["steps"]:
+                    for step in spec.parameters_as(ElementwiseParameters).steps:
                         kind, _, argument = step.partition(":")
                         if kind == "add":
                             value = value + at(int(argument))

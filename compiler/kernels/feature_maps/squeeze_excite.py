@@ -13,6 +13,7 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import SqueezeExciteParameters
 from veltair.compiler.kernels.codegen.activation import apply_activation
 from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
 from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
@@ -48,7 +49,7 @@ class SqueezeExcite:
             stored(squeeze), pad_axis(spec.weights["squeeze_bias"], 0, LANES),
             stored(excite), pad_axis(spec.weights["excite_bias"], 0, x.block),
         )  # fmt: skip
-        functions = {name: str(spec.attributes[name]) for name in ("hidden", "gate", "activation")}
+        functions = spec.parameters_as(SqueezeExciteParameters)
 
         def body(X: Any, W1: Any, B1: Any, W2: Any, B2: Any, Y: Any) -> None:
             n = X.shape[0]
@@ -76,12 +77,12 @@ class SqueezeExcite:
                     value = T.bind(T.broadcast(middle[k], LANES))
                     for v in range(vectors):
                         T.buffer_store(gates, gates[v] + value * vector_load(W2, block, k, v * LANES), [v])
-                bound = [T.bind(apply_activation(gates[v], functions["gate"])) for v in range(vectors)]
+                bound = [T.bind(apply_activation(gates[v], functions.gate)) for v in range(vectors)]
                 with T.grid(height, width) as (row, column):
                     for v, gate in enumerate(bound):
                         value = vector_load(X, *inside(x, image, block, row, column, v * LANES)) * gate
                         where = inside(y, image, block, row, column, v * LANES)
-                        vector_store(Y, apply_activation(value, functions["activation"]), *where)
+                        vector_store(Y, apply_activation(value, functions.activation), *where)
 
             with T.parallel(0, n * blocks) as task:
                 squeezed(T.bind(task // blocks), T.bind(task % blocks))
@@ -95,7 +96,7 @@ class SqueezeExcite:
                     for h in range(0, hidden, LANES):
                         T.buffer_store(sums, sums[h // LANES] + vector_load(parts, image, part, h), [h // LANES])
                 for h in range(0, hidden, LANES):
-                    vector_store(middle, apply_activation(sums[h // LANES], functions["hidden"]), h)
+                    vector_store(middle, apply_activation(sums[h // LANES], functions.hidden), h)
                 with T.serial(0, T.max(T.min(each, blocks - first), 0)) as b:
                     excited(image, first + b, middle)
 

@@ -8,6 +8,7 @@ import onnx
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.graph.parameters.vision import L2NormalizeParameters, LrnParameters
 from veltair.compiler.kernels.codegen.vectors import LANES
 from veltair.compiler.onnx.node_attributes import attribute, reduced
 
@@ -19,9 +20,9 @@ def lrn(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
         return False
     x = builder.blocked(node.input[0])
     y = Activation(node.output[0], view.dtype, shape, view.block)
-    attributes = {"size": size, "alpha": attribute(node, "alpha", 1e-4), "bias": attribute(node, "bias", 1.0)}
+    parameters = LrnParameters(size, attribute(node, "alpha", 1e-4), attribute(node, "bias", 1.0))
     flops = int(np.prod(np.abs(shape))) * (size + 4)
-    builder.emit(node.name, "lrn", [x], [y], attributes, {}, flops)
+    builder.emit(node.name, "lrn", [x], [y], parameters, {}, flops)
     return True
 
 
@@ -57,6 +58,6 @@ def l2_normalize(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -
     y = Activation(output, view.dtype, shape, view.block)
     flops = 4 * int(np.prod(np.abs(shape)))
     x = builder.tensors[name]
-    builder.emit(node.name, "l2_normalize", [x], [y], {"least": least}, {"scale": scale}, flops)
+    builder.emit(node.name, "l2_normalize", [x], [y], L2NormalizeParameters(least), {"scale": scale}, flops)
     builder.take(nodes)
     return True

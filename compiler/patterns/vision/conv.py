@@ -12,6 +12,7 @@ from veltair.compiler.graph.epilogue import Epilogue
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation, Halo
 from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.codegen.bf16_rounding import round_filters
 from veltair.compiler.onnx.node_attributes import attribute, padding
 from veltair.compiler.patterns.vision.channel_shuffle import shuffle_behind
@@ -59,23 +60,23 @@ def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
         output, swallowed = pooled.output[0], (*swallowed, pooled)
     y = Activation(output, view.dtype, view.shape_of(output), view.block)
     flops = 2 * int(np.prod(np.abs(out))) * int(np.prod(weight.shape[1:]))
-    attributes: dict[str, Any] = {
-        "kernel": kernel, "strides": strides, "dilations": dilations, "pads": pads,
-        "activation": epilogue.activation,
-    }  # fmt: skip
-    if group > 1 and not depthwise:
-        attributes["groups"] = group
-    if shuffled:
-        attributes["shuffled"] = True
-    if pooled is not None:
-        attributes["pooled"] = out[2:]
+    parameters = Conv2dParameters(
+        kernel,
+        strides,
+        dilations,
+        pads,
+        epilogue.activation,
+        groups=1 if depthwise else group,
+        shuffled=shuffled,
+        pooled=None if pooled is None else (out[2], out[3]),
+    )
     weight = np.asarray(weight, np.float32)
     weights = {
         "weight": round_filters(weight) if kind == "conv2d_bf16" else weight,
         "bias": np.zeros(channels, np.float32) if bias is None else np.asarray(bias, np.float32),
     }
     inputs = [x] if epilogue.residual is None else [x, epilogue.residual]
-    builder.emit(node.name, kind, inputs, [y], attributes, weights, flops)
+    builder.emit(node.name, kind, inputs, [y], parameters, weights, flops)
     builder.take(swallowed)
     return True
 

@@ -10,6 +10,7 @@ import onnx
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.graph.parameters.vision import Pool2dParameters, PoolKind
 from veltair.compiler.onnx.node_attributes import attribute, padding, reduced
 
 
@@ -25,12 +26,10 @@ def pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
         return False
     x = builder.blocked(node.input[0])
     y = Activation(node.output[0], view.dtype, out, view.block)
-    attributes = {
-        "kernel": kernel, "strides": strides, "pads": pads, "kind": "max" if node.op_type == "MaxPool" else "avg",
-        "count_include_pad": attribute(node, "count_include_pad", 0),
-    }  # fmt: skip
+    kind = PoolKind.MAXIMUM if node.op_type == "MaxPool" else PoolKind.AVERAGE
+    parameters = Pool2dParameters(kernel, strides, pads, kind, attribute(node, "count_include_pad", 0))
     flops = int(np.prod(np.abs(out))) * int(np.prod(kernel))
-    builder.emit(node.name, "pool2d", [x], [y], attributes, {}, flops)
+    builder.emit(node.name, "pool2d", [x], [y], parameters, {}, flops)
     return True
 
 

@@ -12,6 +12,7 @@ from veltair.compiler.graph.epilogue import Epilogue
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.graph.parameters.vision import SqueezeExciteParameters
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.patterns.activations import Activated, activation_behind
 
@@ -41,8 +42,9 @@ def squeeze_excite(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
     shape = view.shape_of(product.output[0])
     y = Activation(epilogue.output, view.dtype, shape, view.block)
     flops = 2 * int(np.prod(np.abs(shape))) + 4 * weights["squeeze"].size
-    attributes = {**functions, "activation": epilogue.activation, "squeezed": len(weights["squeeze"])}
-    builder.emit(node.name, "squeeze_excite", [x], [y], attributes, weights, flops)
+    squeezed = len(weights["squeeze"])
+    parameters = SqueezeExciteParameters(functions["hidden"], functions["gate"], epilogue.activation, squeezed)
+    builder.emit(node.name, "squeeze_excite", [x], [y], parameters, weights, flops)
     builder.take((*nodes, product, *epilogue.swallowed))
     return True
 

@@ -15,6 +15,7 @@ import msgspec
 
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.profiles.artifact.manifest import file_digest
 from veltair.simulate.machine_model.layer_shapes import LayerShape, ModelShape
 
@@ -40,7 +41,7 @@ def shape(spec: LayerSpec) -> LayerShape:
             return LayerShape(
                 spec.name, spec.op, spec.flops, first, weights, outputs, extra,
                 m=height * width, n=channels, k=depth * kh * kw, row=width,
-                reach=round((kh - 1) / spec.attributes["strides"][0], 3),
+                reach=round((kh - 1) / spec.parameters_as(Conv2dParameters).strides[0], 3),
             )  # fmt: skip
         case "matmul":
             depth, width = spec.weights["weight"].shape

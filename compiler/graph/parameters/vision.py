@@ -1,0 +1,99 @@
+"""Parameters of the layers on blocked feature maps: convolutions, pools, element-wise chains and normalisations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from veltair.compiler.graph.parameters.base import LayerParameters
+
+
+@dataclass(frozen=True, slots=True)
+class Conv2dParameters(LayerParameters):
+    """Parameters of "conv2d", "conv2d_bf16" and "depthwise_conv2d".
+
+    >>> Conv2dParameters((3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "relu").terms()["kernel"]
+    (3, 3)
+    """
+
+    kernel: tuple[int, int]  # rows, columns
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    pads: tuple[int, ...]  # top, left, bottom, right
+    activation: str  # as `codegen.activation.apply_activation` names it
+    groups: int = 1  # a depthwise convolution leaves it at 1
+    shuffled: bool = False  # output channels are stored after a channel shuffle: the first ones of all groups, …
+    pooled: tuple[int, int] | None = None  # rows and columns before a maximum pool over 2 x 2, where one is part of it
+
+
+class PoolKind(StrEnum):
+    """What a pool takes of a window."""
+
+    MAXIMUM = "max"
+    AVERAGE = "avg"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool2dParameters(LayerParameters):
+    """Parameters of "pool2d".
+
+    >>> str(Pool2dParameters((2, 2), (2, 2), (0, 0, 0, 0), PoolKind.MAXIMUM, 0).terms()["kind"])
+    'max'
+    """
+
+    kernel: tuple[int, int]  # rows, columns
+    strides: tuple[int, int]
+    pads: tuple[int, ...]  # top, left, bottom, right
+    kind: PoolKind
+    count_include_pad: int  # 1: an average divides by the padding's elements too
+
+
+@dataclass(frozen=True, slots=True)
+class SqueezeExciteParameters(LayerParameters):
+    """Parameters of "squeeze_excite": three activation functions, and the width of the hidden layer.
+
+    >>> SqueezeExciteParameters("relu", "sigmoid", "none", 8).squeezed
+    8
+    """
+
+    hidden: str
+    gate: str
+    activation: str
+    squeezed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ElementwiseParameters(LayerParameters):
+    """Parameters of "elementwise": the steps of the chain, applied to the first input in order.
+
+    A step is "add:i" or "mul:i" with input i, "affine" (the weights scale and shift), or an activation function.
+
+    >>> ElementwiseParameters(("add:1", "relu")).terms()
+    {'steps': ('add:1', 'relu')}
+    """
+
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LrnParameters(LayerParameters):
+    """Parameters of "lrn", local response normalisation: its `size` counts channels, its exponent is 0.75.
+
+    >>> LrnParameters(5, 1e-4, 1.0).size
+    5
+    """
+
+    size: int
+    alpha: float
+    bias: float
+
+
+@dataclass(frozen=True, slots=True)
+class L2NormalizeParameters(LayerParameters):
+    """Parameters of "l2_normalize".
+
+    >>> L2NormalizeParameters(1e-10).terms()
+    {'least': 1e-10}
+    """
+
+    least: float  # lengths below it count as it
