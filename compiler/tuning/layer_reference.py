@@ -123,13 +123,8 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         return [_onnx("LRN", x, beta=0.75, size=lrn.size, alpha=lrn.alpha, bias=lrn.bias)]
     if spec.op == "l2_normalize":
         length = np.sqrt((x[0].astype(np.float64) ** 2).sum(1, keepdims=True))
-        return [
-            (
-                x[0]
-                / np.maximum(length, spec.parameters_as(L2NormalizeParameters).least)
-                * spec.weights["scale"][:, None, None]
-            ).astype(np.float32)
-        ]
+        length = np.maximum(length, spec.parameters_as(L2NormalizeParameters).least)
+        return [(x[0] / length * spec.weights["scale"][:, None, None]).astype(np.float32)]
     if spec.op == "channels_last":
         return [x[0].transpose(0, 2, 3, 1)]
     return [x[0].reshape(x[0].shape)]  # to_blocked, to_plain, copy: the layout is all that changes

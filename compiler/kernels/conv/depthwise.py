@@ -31,16 +31,15 @@ class DepthwiseConv2d:
         heights = sorted({min(oh, r) for r in (7, 1, 28, 112)}, key=lambda r: abs(r - 7))
         if "avx512" not in features:
             return [{"pixels": p, "rows": r} for p in dict.fromkeys(min(ow, p) for p in (4, 5, 3)) for r in heights]
-        kernel = spec.parameters_as(Conv2dParameters).kernel[0]
+        conv = spec.parameters_as(Conv2dParameters)
+        kernel = conv.kernel[0]
         liked = 8 if kernel <= UNROLLED else 14
         widths = sorted({min(ow, p) for p in (4, 7, 8, 14)}, key=lambda p: (ow % p > 0, abs(p - liked)))
         found: list[Point] = [{"pixels": p, "rows": r} for p in widths for r in heights]
         if spec.inputs[0].dtype == "uint16" and kernel <= UNROLLED and oh > 1:
             taller: list[Point] = [{"pixels": min(ow, 7), "tall": 2, "rows": r} for r in heights if r > 1]
             # An exponential at the end costs more than what is saved.
-            found = (
-                [*found, *taller] if "gated" in spec.parameters_as(Conv2dParameters).activation else [*taller, *found]
-            )
+            found = [*found, *taller] if "gated" in conv.activation else [*taller, *found]
         return found
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
