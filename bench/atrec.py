@@ -41,7 +41,7 @@ from veltair.compiler.kernels.spaces import SPACES  # noqa: E402
 from veltair.compiler.onnx.onnx_model import load  # noqa: E402
 from veltair.compiler.patterns import by_operator  # noqa: E402
 from veltair.compiler.pipeline import lower  # noqa: E402
-from veltair.compiler.stitch.explorer import Explorer  # noqa: E402
+from veltair.compiler.stitch.fusion_explorer import FusionExplorer  # noqa: E402
 from veltair.machine.environment import describe_environment  # noqa: E402
 from veltair.machine.isa import cpu_features, tvm_target  # noqa: E402
 from veltair.machine.topology import usable_machine  # noqa: E402
@@ -201,13 +201,13 @@ CASES = (
 @contextmanager
 def without_fusions() -> Iterator[None]:
     """No patterns are looked for, and no kernel is shared by operators that do not depend on each other."""
-    finders, packed = by_operator.FINDERS, Explorer.packed
+    finders, packed = by_operator.FINDERS, FusionExplorer.packed
     by_operator.FINDERS = ()
-    Explorer.packed = lambda self, plan: [[pattern] for pattern in plan]
+    FusionExplorer.packed = lambda self, plan: [[pattern] for pattern in plan]
     try:
         yield
     finally:
-        by_operator.FINDERS, Explorer.packed = finders, packed
+        by_operator.FINDERS, FusionExplorer.packed = finders, packed
 
 
 class Way:

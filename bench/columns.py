@@ -79,7 +79,7 @@ def raw_features(batch: int) -> dict[str, Any]:
 
 
 def described() -> Any:
-    from veltair.compiler.features.description_file import parse
+    from veltair.compiler.features.description_file import parse_description
 
     features, listed, embeddings = [], [], []
     for name, kind, rows, dim in columns():
@@ -93,22 +93,24 @@ def described() -> Any:
         embeddings.append({"name": name, "rows": rows, "dim": dim, "seed": 0})
     joined = [{"name": "x", "columns": [c["feature"] for c in listed]}]
     raw = {"features": features, "columns": listed, "tables": embeddings, "inputs": joined}
-    return parse(raw, Path("recom_e.toml"))
+    return parse_description(raw, Path("recom_e.toml"))
 
 
 def prepare(folder: Path) -> None:
     import tvm
 
-    from veltair.compiler.features.feature_layout import bank_of
-    from veltair.compiler.features.kernel.columns_kernel import Columns, layer
-    from veltair.compiler.features.table_store import Store
+    from veltair.compiler.features.feature_layout import buffer_of
+    from veltair.compiler.features.kernel.columns_kernel import ColumnsSpace, columns_layer
+    from veltair.compiler.features.table_store import TableStore
     from veltair.machine.isa import cpu_features, tvm_target
 
     folder.mkdir(parents=True, exist_ok=True)
     description = described()
-    spec = layer(description, description.inputs[0], max(MODEL["batches"]), Store.of(description, tables()))
+    spec = columns_layer(
+        description, description.inputs[0], max(MODEL["batches"]), TableStore.load(description, tables())
+    )
     for number, point in enumerate(POINTS):
-        kernel = Columns().build(spec, point, cpu_features())
+        kernel = ColumnsSpace().build(spec, point, cpu_features())
         start = time.perf_counter()
         module = tvm.IRModule({"main": kernel.function.with_attr("global_symbol", "main")})
         tvm.compile(module, target=tvm.target.Target(tvm_target())).export_library(str(folder / f"{number}.so"))
@@ -116,14 +118,14 @@ def prepare(folder: Path) -> None:
         for place, weight in enumerate(kernel.weights):
             if place == 0 or number == 0:  # the chunks alone depend on the point
                 np.save(folder / (f"chunks{number}.npy" if place == 0 else f"weight{place}.npy"), weight)
-    (folder / "names.json").write_text(json.dumps([bank_of(t.name) for t in spec.inputs]))
+    (folder / "names.json").write_text(json.dumps([buffer_of(t.name) for t in spec.inputs]))
 
 
 def ours(folder: Path) -> dict[str, Callable[[int], Callable[[], Any]]]:
     """By point: for a batch size, one run that gives the output."""
     import tvm_ffi
 
-    from veltair.compiler.features.random_features import banks
+    from veltair.compiler.features.random_features import pack_features
     from veltair.profiles.artifact.strings import Strings
     from veltair.profiles.runtime.executor import aligned, empty
     from veltair.profiles.runtime.huge_pages import mapped, settle
@@ -141,7 +143,7 @@ def ours(folder: Path) -> dict[str, Callable[[int], Callable[[], Any]]]:
         if batch not in inputs:
             raw = raw_features(batch)
             values = {n: Strings.of(v) if isinstance(v, list) else v for n, v in raw.items()}
-            arrays = banks(description, values, batch)
+            arrays = pack_features(description, values, batch)
             inputs[batch] = [aligned(arrays[name]) for name in names]
         function = runtime.load_module(str(folder / f"{number}.so"))["main"]
         out = empty((batch, sum(dim for *_, dim in columns())), "float32")

@@ -84,9 +84,9 @@ def prepare(folder: Path) -> None:
     import tvm
 
     from veltair.compiler.embedding import families
-    from veltair.compiler.embedding.embedding_kernel import function
+    from veltair.compiler.embedding.embedding_kernel import embedding_function
     from veltair.compiler.embedding.family_reference import sls
-    from veltair.compiler.embedding.row_storage import DTYPES, STORAGES, row_items, stored
+    from veltair.compiler.embedding.row_storage import DTYPES, STORAGES, encode_rows, row_items
     from veltair.compiler.graph.layer_spec import Activation, LayerSpec
     from veltair.compiler.kernels.rows.embedding_bag import EmbeddingBag
     from veltair.machine.isa import cpu_features, tvm_target
@@ -101,10 +101,10 @@ def prepare(folder: Path) -> None:
     subprocess.run(build, check=True)
     for number, (*_, program) in enumerate(ladder()):
         for level, ahead in LADDER:
-            library(function(program, level, ahead, 8), f"ladder{number}-{level}-{ahead}")
+            library(embedding_function(program, level, ahead, 8), f"ladder{number}-{level}-{ahead}")
     for ahead in DISTANCES:
         rows = Activation("table", "float32", (PAGES_BYTES // 128, 32))
-        library(function(families.sls(rows, 32, lookups=PAGES_LOOKUPS), 3, ahead, 16), f"pages{ahead}")
+        library(embedding_function(families.sls(rows, 32, lookups=PAGES_LOOKUPS), 3, ahead, 16), f"pages{ahead}")
     chance = np.random.default_rng(0)
     floats = max(tables * rows * dim for tables, rows, dim, *_ in SHAPES.values())
     piece = chance.standard_normal(1 << 22, np.float32)
@@ -129,8 +129,8 @@ def prepare(folder: Path) -> None:
     some, ids = chance.standard_normal((REPEATED, 32), np.float32), np.load(folder / "ids0.npy")[0, 0]
     for storage in STORAGES:
         kernels(next(iter(SHAPES.values())), storage, STORED, storage)
-        np.save(folder / f"rows-{storage}.npy", stored(some, storage))
-        np.save(folder / f"sums-{storage}.npy", sls(ids % REPEATED, stored(some, storage), None))
+        np.save(folder / f"rows-{storage}.npy", encode_rows(some, storage))
+        np.save(folder / f"sums-{storage}.npy", sls(ids % REPEATED, encode_rows(some, storage), None))
 
 
 def timed(run: Callable[[], Any], budget_s: float) -> float:

@@ -17,21 +17,21 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.features.description import Column, Description, Joined
-from veltair.compiler.features.feature_reference import reference
-from veltair.compiler.features.feature_tables import rows_of
+from veltair.compiler.features.feature_description import ColumnInput, FeatureColumn, FeatureDescription
+from veltair.compiler.features.feature_reference import reference_inputs
+from veltair.compiler.features.feature_tables import load_rows
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def with_lookups(model: Path, description: Description, out: Path) -> None:
+def with_lookups(model: Path, description: FeatureDescription, out: Path) -> None:
     """Writes the model with lookups in front, tables beside it; inputs that are ids stay as they are."""
     proto = onnx.load(str(model))
     made = [joined for joined in description.inputs if not description.gives_ids(joined)]
     nodes, inputs = [], []
     weights = [numpy_helper.from_array(np.array([1], np.int64), "lookups.axis")]
     weights += [
-        numpy_helper.from_array(np.asarray(rows_of(table, description.path)), f"table.{table.name}")
+        numpy_helper.from_array(np.asarray(load_rows(table, description.path)), f"table.{table.name}")
         for table in description.tables
     ]
     for joined in made:
@@ -53,12 +53,12 @@ def with_lookups(model: Path, description: Description, out: Path) -> None:
     onnx.save(joint, str(out), save_as_external_data=True, location=location, size_threshold=1 << 20)
 
 
-def ready_made(description: Description, raw: Mapping[str, Any], batch: int) -> Arrays:
+def ready_made(description: FeatureDescription, raw: Mapping[str, Any], batch: int) -> Arrays:
     """What `with_lookups` takes, for raw features: floats (batch,), texts as arrays of bytes, integers."""
     random = np.random.default_rng(0)
     ids = tuple(joined for joined in description.inputs if description.gives_ids(joined))
     part = msgspec.structs.replace(description, inputs=ids, columns=_columns(description, *ids))
-    found = reference(part, {name: v.ravel().tolist() if v.dtype.kind == "S" else v for name, v in raw.items()})
+    found = reference_inputs(part, {name: v.ravel().tolist() if v.dtype.kind == "S" else v for name, v in raw.items()})
     made = [joined for joined in description.inputs if joined not in ids]
     for column in _columns(description, *made):
         feature, table = description.feature(column), description.table(column)
@@ -76,13 +76,15 @@ def ready_made(description: Description, raw: Mapping[str, Any], batch: int) -> 
     return found
 
 
-def _columns(description: Description, *inputs: Joined) -> tuple[Column, ...]:
+def _columns(description: FeatureDescription, *inputs: ColumnInput) -> tuple[FeatureColumn, ...]:
     """Those that these inputs are made of."""
     names = {name for joined in inputs for name in joined.columns}
     return tuple(column for column in description.columns if column.name in names)
 
 
-def _lookup(description: Description, column: Column) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+def _lookup(
+    description: FeatureDescription, column: FeatureColumn
+) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
     """From a column's ready-made input to its row, and the constants that these nodes need."""
     name, table = column.name, f"table.{column.table}"
     if column.table is None:
@@ -104,7 +106,7 @@ def _lookup(description: Description, column: Column) -> tuple[list[onnx.NodePro
     return [helper.make_node("Gather", [table, f"ready.{name}"], [f"{name}.rows"]), step], []
 
 
-def _port(description: Description, column: Column) -> tuple[int, list[Any]]:
+def _port(description: FeatureDescription, column: FeatureColumn) -> tuple[int, list[Any]]:
     """Element type and shape of a column's ready-made input."""
     feature = description.feature(column)
     if column.boundaries is not None or column.table is None:

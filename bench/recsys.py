@@ -27,8 +27,8 @@ from ready_made import ready_made, with_lookups
 
 from veltair.commands import engine_process
 from veltair.commands.alternate_runs import race
-from veltair.compiler.features.description import Description
-from veltair.compiler.features.description_file import load as load_description
+from veltair.compiler.features.description_file import load_description
+from veltair.compiler.features.feature_description import FeatureDescription
 from veltair.machine.environment import describe_environment
 from veltair.profiles.artifact.manifest import load
 from veltair.profiles.runtime import pinned_threads
@@ -172,7 +172,7 @@ def measure(files: Files, batch: int, rounds: int, tensorflow: str | None) -> li
     return rows
 
 
-def draw(files: Files, description: Description, batch: int) -> None:
+def draw(files: Files, description: FeatureDescription, batch: int) -> None:
     """Raw features as every engine gets them, and what is ready-made for the peers."""
     names = {feature.name for feature in description.features}
     ports = load(files.artifact(PRECISIONS[0])).manifest.inputs

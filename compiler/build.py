@@ -14,9 +14,9 @@ from rich.progress import Progress
 
 from veltair.compiler.assemble import assemble
 from veltair.compiler.embedding.table_storage import TOLERANCE as TABLE_TOLERANCE
-from veltair.compiler.embedding.table_storage import Tables
-from veltair.compiler.features.description_file import load as load_features
-from veltair.compiler.features.feature_model import join
+from veltair.compiler.embedding.table_storage import TableStorage
+from veltair.compiler.features.description_file import load_description as load_features
+from veltair.compiler.features.feature_model import join_features
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load as load_onnx
 from veltair.compiler.pipeline import lower
@@ -82,8 +82,8 @@ def compile_model(
     progress = progress or Progress(disable=True)
     with artifact_store.writing(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
         model = load_onnx(onnx, max_batch)
-        kept = Tables(tables, Path(scratch))
-        front = join(model, load_features(features) if features else None, kept)
+        kept = TableStorage(tables, Path(scratch))
+        front = join_features(model, load_features(features) if features else None, kept)
         graph = lower(model, chosen, front, kept)
         batches = batch_sizes(graph.max_batch)
         known = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}

@@ -6,8 +6,8 @@ element-wise nodes behind it; neighbouring nodes that have none are deferred (se
 
 from __future__ import annotations
 
-from veltair.compiler.embedding.table_storage import Tables
-from veltair.compiler.features.feature_model import Front
+from veltair.compiler.embedding.table_storage import TableStorage
+from veltair.compiler.features.feature_model import FeatureModel
 from veltair.compiler.graph.completion import complete_graph, complete_outputs
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_graph import LayerGraph
@@ -17,13 +17,15 @@ from veltair.compiler.patterns.by_operator import find_matches, lower_nodes
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
 
 
-def lower(model: OnnxModel, precision: str, front: Front | None = None, tables: Tables | None = None) -> LayerGraph:
+def lower(
+    model: OnnxModel, precision: str, front: FeatureModel | None = None, tables: TableStorage | None = None
+) -> LayerGraph:
     """Lower a loaded model. `precision` is "fp32" or "bf16". Raises ModelError naming what cannot be taken.
 
     front: what gives some of its inputs. tables: how rows of its float tables are kept; as they come by default.
     """
     view = find_matches(ModelView(front.model if front else model, precision))
-    builder = GraphBuilder(view, tables or Tables())
+    builder = GraphBuilder(view, tables or TableStorage())
     if front:
         builder.begin(front.layers)
     round_columns(view, builder)

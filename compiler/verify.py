@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.embedding.table_storage import LAYER_TOLERANCE, Tables
-from veltair.compiler.features.description_file import load as load_features
-from veltair.compiler.features.feature_model import Front, join
-from veltair.compiler.features.feature_reference import reference as columns_of
-from veltair.compiler.features.random_features import raw_features
+from veltair.compiler.embedding.table_storage import LAYER_TOLERANCE, TableStorage
+from veltair.compiler.features.description_file import load_description as load_features
+from veltair.compiler.features.feature_model import FeatureModel, join_features
+from veltair.compiler.features.feature_reference import reference_inputs as columns_of
+from veltair.compiler.features.random_features import draw_features
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.onnx.logits import Squash, squashed
 from veltair.compiler.onnx.onnx_model import OnnxModel
@@ -129,12 +129,12 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Verifi
     loaded = load_onnx(model, manifest.max_batch)
     described = load_features(features) if features else None
     with tempfile.TemporaryDirectory(prefix="veltair-verify-") as folder:
-        kept = Tables(manifest.tables, Path(folder))
-        front = join(loaded, described, kept)
+        kept = TableStorage(manifest.tables, Path(folder))
+        front = join_features(loaded, described, kept)
         graph = lower(loaded, manifest.precision, front, kept)
         wide = graph.layers
         if manifest.tables != "fp32":
-            front = join(loaded, described, Tables("fp32", Path(folder)))
+            front = join_features(loaded, described, TableStorage("fp32", Path(folder)))
             wide = lower(loaded, manifest.precision, front).layers
     if graph.inputs != manifest.inputs:
         takes, ours = (", ".join(port.name for port in ports) for ports in (graph.inputs, manifest.inputs))
@@ -152,9 +152,14 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Verifi
 
 
 def _compared(
-    found: Artifact, specs: Sequence[LayerSpec], wide: Sequence[LayerSpec], model: OnnxModel, front: Front | None,
-    pool: CorePool, cores: CoreSet,
-) -> VerificationReport:  # fmt: skip
+    found: Artifact,
+    specs: Sequence[LayerSpec],
+    wide: Sequence[LayerSpec],
+    model: OnnxModel,
+    front: FeatureModel | None,
+    pool: CorePool,
+    cores: CoreSet,
+) -> VerificationReport:
     """`wide`: the same layers with tables as they come."""
     from veltair.profiles.runtime.executor import Executor, empty
 
@@ -166,7 +171,7 @@ def _compared(
     rng = np.random.default_rng(SEED)
     for batch in batches:
         feeds = {port.name: _draw(port, batch, rng) for port in manifest.inputs if not port.places}
-        raw = raw_features(front.description, batch, rng) if front else {}
+        raw = draw_features(front.description, batch, rng) if front else {}
         arrays = [empty(port.at(batch), port.dtype) for port in manifest.rooms]
         fill(manifest, arrays, feeds | raw, batch)
         if front:

@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from veltair.compiler.embedding.slc import Callback, For, Load, Place, Program, Statement, Stream, names
+from veltair.compiler.embedding.slc import (
+    Callback,
+    EmbeddingProgram,
+    For,
+    LoadStream,
+    Statement,
+    Stream,
+    StreamIndex,
+    names_in,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendToken:
     token: str
 
 
@@ -22,10 +31,10 @@ class Traversal:
     """loop_tr: what of a `For` the access side does."""
 
     index: str
-    begin: Place | int
-    stop: Place
+    begin: StreamIndex | int
+    stop: StreamIndex
     streams: tuple[tuple[str, Stream], ...]
-    body: tuple[Traversal | Send, ...]
+    body: tuple[Traversal | SendToken, ...]
     lanes: int
 
     def inner(self) -> Iterator[Traversal]:
@@ -43,8 +52,8 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoupled:
-    program: Program
+class DecoupledProgram:
+    program: EmbeddingProgram
     access: Traversal
     tokens: Mapping[str, Token]
     counter: str  # the segment's number as the execute side counts it; "": it comes through the queue
@@ -60,26 +69,26 @@ class Decoupled:
         return next(self.access.inner())
 
 
-def decouple(program: Program) -> Decoupled:
+def decouple(program: EmbeddingProgram) -> DecoupledProgram:
     """Ember 6.3: from the outer to the inner loop, callbacks become tokens and what they take of streams operands."""
     rows: set[str] = set()
     known: set[str] = set()
     tokens: dict[str, Token] = {}
 
-    def taken(name: str, body: tuple[Statement, ...]) -> Send:
-        found = list(dict.fromkeys(n for statement in body for n in names(statement)))
+    def taken(name: str, body: tuple[Statement, ...]) -> SendToken:
+        found = list(dict.fromkeys(n for statement in body for n in names_in(statement)))
         operands = [n for n in found if n in known]
         scalars = tuple(n for n in operands if n not in rows)
         tokens[name] = Token(name, tuple(n for n in operands if n in rows), scalars, body)
-        return Send(name)
+        return SendToken(name)
 
     def traversed(loop: For) -> Traversal:
         known.add(loop.index)
         for name, stream in loop.streams:
             known.add(name)
-            if isinstance(stream, Load) and stream.is_row:
+            if isinstance(stream, LoadStream) and stream.is_row:
                 rows.add(name)
-        body: list[Traversal | Send] = []
+        body: list[Traversal | SendToken] = []
         before = True
         for node in loop.body:
             inner = next((n for n in loop.body if isinstance(n, For)), None)
@@ -92,4 +101,4 @@ def decouple(program: Program) -> Decoupled:
         return Traversal(loop.index, loop.begin, loop.stop, loop.streams, tuple(body), loop.lanes)
 
     access = traversed(program.loop)
-    return Decoupled(program, access, tokens, program.loop.counter)
+    return DecoupledProgram(program, access, tokens, program.loop.counter)

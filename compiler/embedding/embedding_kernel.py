@@ -7,33 +7,33 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.embedding.access import Access, Memory
+from veltair.compiler.embedding.access_emitter import AccessEmitter, FlatMemory
 from veltair.compiler.embedding.dlc import decouple
-from veltair.compiler.embedding.passes import optimised
-from veltair.compiler.embedding.slc import Load, Program
+from veltair.compiler.embedding.passes import optimise
+from veltair.compiler.embedding.slc import EmbeddingProgram, LoadStream
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 
 
-def function(program: Program, level: int = 3, ahead: int = 16, segments: int = 1) -> Any:
+def embedding_function(program: EmbeddingProgram, level: int = 3, ahead: int = 16, segments: int = 1) -> Any:
     """A PrimFunc of the program's memories, in order, after emb-opt<level>.
 
     ahead: rows that the access loop is ahead of the execute loop, one of DISTANCES. segments: in a task.
     """
-    of = decouple(optimised(program, level))
+    of = decouple(optimise(program, level))
 
     def body(*buffers: Any) -> None:
         named = dict(zip((m.name for m in program.memories), buffers, strict=True))
         total = named["out"].shape[0]
         if "offsets" in named:
             total = T.min(total, named["offsets"].shape[0] - 1)
-        memories = {name: memory(buffer) for name, buffer in named.items()}
-        ids = next(stream.memory for _, stream in of.lookups.streams if isinstance(stream, Load))
+        memories = {name: flat_memory(buffer) for name, buffer in named.items()}
+        ids = next(stream.memory for _, stream in of.lookups.streams if isinstance(stream, LoadStream))
         with T.parallel(0, T.ceildiv(total, segments)) as task:
             first = T.bind(task * segments)
-            Access(of, memories, prod(named[ids].shape), ahead).tile(first, T.min(segments, total - first))
+            AccessEmitter(of, memories, prod(named[ids].shape), ahead).tile(first, T.min(segments, total - first))
 
     return build_prim_func(program.memories, body)
 
 
-def memory(buffer: Any) -> Memory:
-    return Memory(T.decl_buffer((prod(buffer.shape),), buffer.dtype, data=buffer.data), buffer.shape[0])
+def flat_memory(buffer: Any) -> FlatMemory:
+    return FlatMemory(T.decl_buffer((prod(buffer.shape),), buffer.dtype, data=buffer.data), buffer.shape[0])

@@ -7,20 +7,20 @@ Ids are int64 or int32. Bags that are not described by offsets have the same num
 from __future__ import annotations
 
 from veltair.compiler.embedding.slc import (
-    Add,
-    Alu,
-    Assign,
+    AddToCell,
+    AddToVariable,
+    AluStream,
     Callback,
-    Cell,
-    Each,
+    ElementLoop,
+    EmbeddingProgram,
     For,
-    Gain,
-    Inverse,
-    Load,
-    Program,
-    Put,
+    InverseStream,
+    LoadStream,
+    MemoryCell,
+    Operation,
+    SetVariable,
+    StoreCell,
     Stream,
-    Term,
     Value,
 )
 from veltair.compiler.graph.layer_spec import Activation
@@ -31,7 +31,7 @@ Streams = tuple[tuple[str, Stream], ...]
 
 def sls(
     table: Activation, dim: int, ids: str = "int64", lookups: int = 0, reduce: str = "sum", weighted: bool = False
-) -> Program:
+) -> EmbeddingProgram:
     """Sums of rows by segments: SparseLengthsSum, EmbeddingBag. out (segments, dim).
 
     Operands: ids; offsets int64 (segments + 1) unless there are `lookups` in each segment, then ids is (segments,
@@ -44,36 +44,38 @@ def sls(
     memories += [Activation("weights", "float32", picked)] if weighted else []
     memories += [table, Activation("out", "float32", (SEGMENTS, dim))]
     value: Value = "row"
-    streams: list[tuple[str, Stream]] = [("id", Load("ids", ("p",)))]
+    streams: list[tuple[str, Stream]] = [("id", LoadStream("ids", ("p",)))]
     if weighted:
-        streams.append(("weight", Load("weights", ("p",))))
-        value = Term("mul", ("weight", value))
+        streams.append(("weight", LoadStream("weights", ("p",))))
+        value = Operation("mul", ("weight", value))
     outer = list(_segment(lookups))
     if reduce == "mean":
-        outer.append(("scale", Inverse("begin", "stop")))
-        value = Term("mul", ("scale", value))
-    out = Cell("out", ("b", "e"))
-    elements = For("e", 0, "dim", (("row", Load(table.name, ("id", "e"))),), (Callback((Add(out, value),)),))
+        outer.append(("scale", InverseStream("begin", "stop")))
+        value = Operation("mul", ("scale", value))
+    out = MemoryCell("out", ("b", "e"))
+    elements = For(
+        "e", 0, "dim", (("row", LoadStream(table.name, ("id", "e"))),), (Callback((AddToCell(out, value),)),)
+    )
     inner = For("p", "begin", "stop", tuple(streams), (elements,))
-    zero = Callback((Each("e", (Put(out, 0.0),)),))
-    return Program("sls", tuple(memories), dim, For("b", 0, "segments", tuple(outer), (zero, inner)))
+    zero = Callback((ElementLoop("e", (StoreCell(out, 0.0),)),))
+    return EmbeddingProgram("sls", tuple(memories), dim, For("b", 0, "segments", tuple(outer), (zero, inner)))
 
 
 def _segment(lookups: int = 0) -> Streams:
     """Where a segment's lookups begin and stop."""
     if lookups:
-        return ("begin", Alu("*", "b", lookups)), ("stop", Alu("+", "begin", lookups))
-    return ("begin", Load("offsets", ("b",))), ("stop", Load("offsets", (Alu("+", "b", 1),)))
+        return ("begin", AluStream("*", "b", lookups)), ("stop", AluStream("+", "begin", lookups))
+    return ("begin", LoadStream("offsets", ("b",))), ("stop", LoadStream("offsets", (AluStream("+", "b", 1),)))
 
 
-def spmm(table: Activation, dim: int, ids: str = "int64") -> Program:
+def spmm(table: Activation, dim: int, ids: str = "int64") -> EmbeddingProgram:
     """A sparse matrix in CSR times a dense one, as in graph networks: operands ids (columns), offsets, weights (the
     non-zeros), the table; out (segments, dim)."""
     found = sls(table, dim, ids, weighted=True)
-    return Program("spmm", found.memories, dim, found.loop)
+    return EmbeddingProgram("spmm", found.memories, dim, found.loop)
 
 
-def message_passing(table: Activation, dim: int, ids: str = "int64", lookups: int = 0) -> Program:
+def message_passing(table: Activation, dim: int, ids: str = "int64", lookups: int = 0) -> EmbeddingProgram:
     """out[i] = sum over i's neighbours j of sigmoid(h_i . h_j) h_j: SDDMM and SpMM in one (FusedMM; Ember 2.2.3).
 
     Operands: ids (neighbours), offsets, the table, whose first rows are the segments' own; out (segments, dim). With
@@ -83,57 +85,64 @@ def message_passing(table: Activation, dim: int, ids: str = "int64", lookups: in
         memories = (Activation("ids", ids, (SEGMENTS, lookups)), Activation("selves", ids, (SEGMENTS,)))
     else:
         memories = (Activation("ids", ids, (LOOKUPS,)), Activation("offsets", "int64", (OFFSETS,)))
-    selves: Streams = (("self", Load("selves", ("b",))),) if lookups else ()
-    out = Cell("out", ("b", "e"))
+    selves: Streams = (("self", LoadStream("selves", ("b",))),) if lookups else ()
+    out = MemoryCell("out", ("b", "e"))
     own = "self" if lookups else "b"
-    rows: Streams = (("own", Load(table.name, (own, "e"))), ("row", Load(table.name, ("id", "e"))))
-    likeness = For("e", 0, "dim", rows, (Callback((Gain("dot", Term("mul", ("own", "row"))),)),))
+    rows: Streams = (("own", LoadStream(table.name, (own, "e"))), ("row", LoadStream(table.name, ("id", "e"))))
+    likeness = For("e", 0, "dim", rows, (Callback((AddToVariable("dot", Operation("mul", ("own", "row"))),)),))
     message = Callback(
-        (Assign("edge", Term("sigmoid", ("dot",))), Each("e", (Add(out, Term("mul", ("edge", "row"))),)))
+        (
+            SetVariable("edge", Operation("sigmoid", ("dot",))),
+            ElementLoop("e", (AddToCell(out, Operation("mul", ("edge", "row"))),)),
+        )
     )
-    start = Callback((Assign("dot", 0.0),))
-    inner = For("p", "begin", "stop", (("id", Load("ids", ("p",))),), (start, likeness, message))
-    zero = Callback((Each("e", (Put(out, 0.0),)),))
+    start = Callback((SetVariable("dot", 0.0),))
+    inner = For("p", "begin", "stop", (("id", LoadStream("ids", ("p",))),), (start, likeness, message))
+    zero = Callback((ElementLoop("e", (StoreCell(out, 0.0),)),))
     operands = (*memories, table, Activation("out", "float32", (SEGMENTS, dim)))
     outer = (*_segment(lookups), *selves)
-    return Program("message_passing", operands, dim, For("b", 0, "segments", outer, (zero, inner)))
+    return EmbeddingProgram("message_passing", operands, dim, For("b", 0, "segments", outer, (zero, inner)))
 
 
 def knowledge_graph(
     entities: Activation, relations: Activation, dim: int, norm: int = 1, ids: str = "int64"
-) -> Program:
+) -> EmbeddingProgram:
     """TransE's score of triples, -|head + relation - tail| in norm 1 or 2.
 
     Operands: heads, relations' ids ("kinds") and tails, all (segments,); both tables; out (segments,).
     """
     memories = tuple(Activation(name, ids, (SEGMENTS,)) for name in ("heads", "kinds", "tails"))
     rows: Streams = (
-        ("head", Load(entities.name, ("h", "e"))), ("relation", Load(relations.name, ("r", "e"))),
-        ("tail", Load(entities.name, ("t", "e"))),
+        ("head", LoadStream(entities.name, ("h", "e"))), ("relation", LoadStream(relations.name, ("r", "e"))),
+        ("tail", LoadStream(entities.name, ("t", "e"))),
     )  # fmt: skip
-    gap = Term("sub", (Term("add", ("head", "relation")), "tail"))
-    distance: Value = "distance" if norm == 1 else Term("root", ("distance",))
+    gap = Operation("sub", (Operation("add", ("head", "relation")), "tail"))
+    distance: Value = "distance" if norm == 1 else Operation("root", ("distance",))
     elements = For(
-        "e", 0, "dim", rows, (Callback((Gain("distance", Term("abs" if norm == 1 else "square", (gap,))),)),)
+        "e",
+        0,
+        "dim",
+        rows,
+        (Callback((AddToVariable("distance", Operation("abs" if norm == 1 else "square", (gap,))),)),),
     )
-    score = Callback((Put(Cell("out", ("b",)), Term("neg", (distance,))),))
+    score = Callback((StoreCell(MemoryCell("out", ("b",)), Operation("neg", (distance,))),))
     streams: Streams = (
-        ("h", Load("heads", ("p",))), ("r", Load("kinds", ("p",))),
-        ("t", Load("tails", ("p",))),
+        ("h", LoadStream("heads", ("p",))), ("r", LoadStream("kinds", ("p",))),
+        ("t", LoadStream("tails", ("p",))),
     )  # fmt: skip
-    inner = For("p", "b", Alu("+", "b", 1), streams, (Callback((Assign("distance", 0.0),)), elements, score))
+    inner = For("p", "b", AluStream("+", "b", 1), streams, (Callback((SetVariable("distance", 0.0),)), elements, score))
     operands = (*memories, entities, relations, Activation("out", "float32", (SEGMENTS,)))
-    return Program("knowledge_graph", operands, dim, For("b", 0, "segments", (), (inner,)))
+    return EmbeddingProgram("knowledge_graph", operands, dim, For("b", 0, "segments", (), (inner,)))
 
 
-def block_gather(table: Activation, dim: int, ids: str = "int64") -> Program:
+def block_gather(table: Activation, dim: int, ids: str = "int64") -> EmbeddingProgram:
     """Blocks of rows copied: BigBird's sparse attention (Ember 2.2.2).
 
     Operands: ids (segments,) of blocks, the table as (blocks, dim), a block's rows side by side in it; out (segments,
     dim).
     """
     memories = (Activation("ids", ids, (SEGMENTS,)), table, Activation("out", "float32", (SEGMENTS, dim)))
-    copied = Callback((Put(Cell("out", ("b", "e")), "row"),))
-    elements = For("e", 0, "dim", (("row", Load(table.name, ("id", "e"))),), (copied,))
-    inner = For("p", "b", Alu("+", "b", 1), (("id", Load("ids", ("p",))),), (elements,))
-    return Program("block_gather", memories, dim, For("b", 0, "segments", (), (inner,)))
+    copied = Callback((StoreCell(MemoryCell("out", ("b", "e")), "row"),))
+    elements = For("e", 0, "dim", (("row", LoadStream(table.name, ("id", "e"))),), (copied,))
+    inner = For("p", "b", AluStream("+", "b", 1), (("id", LoadStream("ids", ("p",))),), (elements,))
+    return EmbeddingProgram("block_gather", memories, dim, For("b", 0, "segments", (), (inner,)))

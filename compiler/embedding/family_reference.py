@@ -9,56 +9,56 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.embedding.row_storage import floats
+from veltair.compiler.embedding.row_storage import decode_rows
 
 Array = NDArray[Any]
 
 
-def checked(ids: Array, table: Array) -> Array:
+def pick_rows(ids: Array, table: Array) -> Array:
     """Rows by id; what is no row of the table is row 0."""
     picked = table[np.where((ids >= 0) & (ids < len(table)), ids, 0)]
-    return floats(picked.reshape(-1, table.shape[1])).astype(np.float64).reshape(*ids.shape, -1)
+    return decode_rows(picked.reshape(-1, table.shape[1])).astype(np.float64).reshape(*ids.shape, -1)
 
 
 def sls(ids: Array, table: Array, offsets: Array | None, weights: Array | None = None, mean: bool = False) -> Array:
     """Segments' sums or means. No offsets: ids is (segments, lookups)."""
-    picked = checked(ids, table)
+    picked = pick_rows(ids, table)
     if weights is not None:
         picked = picked * weights[..., None]
     if offsets is None:
         return np.asarray(picked.mean(1) if mean else picked.sum(1))
     found = np.zeros((len(offsets) - 1, picked.shape[-1]))
-    for b, (begin, stop) in enumerate(segments(offsets, len(ids))):
+    for b, (begin, stop) in enumerate(clip_segments(offsets, len(ids))):
         found[b] = picked[begin:stop].sum(0) / (max(stop - begin, 1) if mean else 1)
     return found
 
 
-def segments(offsets: Array, lookups: int) -> list[tuple[int, int]]:
+def clip_segments(offsets: Array, lookups: int) -> list[tuple[int, int]]:
     """What offsets that should ascend within [0, lookups] are taken for."""
     begins = [min(max(int(o), 0), lookups) for o in offsets]
     return [(begin, max(begin, stop)) for begin, stop in pairwise(begins)]
 
 
 def message_passing(ids: Array, table: Array, offsets: Array, selves: Array | None = None) -> Array:
-    own = floats(table).astype(np.float64) if selves is None else checked(selves, table)
-    rows = checked(ids, table)
+    own = decode_rows(table).astype(np.float64) if selves is None else pick_rows(selves, table)
+    rows = pick_rows(ids, table)
     found = np.zeros((len(offsets) - 1, own.shape[1]))
-    for b, (begin, stop) in enumerate(segments(offsets, len(ids))):
+    for b, (begin, stop) in enumerate(clip_segments(offsets, len(ids))):
         near = rows[begin:stop]
         found[b] = (near / (1 + np.exp(-near @ own[b]))[:, None]).sum(0)
     return found
 
 
 def knowledge_graph(heads: Array, kinds: Array, tails: Array, entities: Array, relations: Array, norm: int) -> Array:
-    gap = checked(heads, entities) + checked(kinds, relations) - checked(tails, entities)
+    gap = pick_rows(heads, entities) + pick_rows(kinds, relations) - pick_rows(tails, entities)
     return np.asarray(-np.abs(gap).sum(1) if norm == 1 else -np.sqrt((gap**2).sum(1)))
 
 
 def block_gather(ids: Array, table: Array) -> Array:
-    return checked(ids, table)
+    return pick_rows(ids, table)
 
 
-def looked_up(attributes: Mapping[str, Any], inputs: Sequence[Array], tables: Sequence[Array]) -> Array:
+def reference_lookups(attributes: Mapping[str, Any], inputs: Sequence[Array], tables: Sequence[Array]) -> Array:
     """Of a layer "lookups" (`kernels.lookups`)."""
     ids, *others = inputs
     match attributes["family"]:

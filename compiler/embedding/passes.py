@@ -16,17 +16,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from veltair.compiler.embedding.slc import (
-    Add,
+    AddToCell,
     Callback,
-    Cell,
-    Each,
+    ElementLoop,
+    EmbeddingProgram,
     For,
-    Inverse,
-    Program,
+    InverseStream,
+    MemoryCell,
+    Operation,
     Push,
-    Put,
     Statement,
-    Term,
+    StoreCell,
     Value,
 )
 from veltair.compiler.kernels.codegen.vectors import LANES
@@ -34,35 +34,35 @@ from veltair.compiler.kernels.codegen.vectors import LANES
 LEVELS = range(4)  # emb-opt0 … emb-opt3
 
 
-def optimised(program: Program, level: int) -> Program:
+def optimise(program: EmbeddingProgram, level: int) -> EmbeddingProgram:
     """The program after the passes of emb-opt0 … emb-opt3."""
-    for each in (vectorised, bufferised, aligned)[:level]:
+    for each in (vectorise, bufferise, align_queues)[:level]:
         program = replace(program, loop=each(program.loop))
     return program
 
 
-def vectorised(loop: For) -> For:
+def vectorise(loop: For) -> For:
     """Inner loops alone, as in the paper: rows are contiguous and longer than a vector."""
     innermost = not any(isinstance(inner, For) for inner in loop.body)
 
     def wide(node: For | Callback | Push) -> For | Callback | Push:
         if isinstance(node, Callback):
-            return Callback(tuple(replace(s, lanes=LANES) if isinstance(s, Each) else s for s in node.body))
-        return vectorised(node) if isinstance(node, For) else node
+            return Callback(tuple(replace(s, lanes=LANES) if isinstance(s, ElementLoop) else s for s in node.body))
+        return vectorise(node) if isinstance(node, For) else node
 
     return replace(loop, body=tuple(map(wide, loop.body)), lanes=LANES if innermost else loop.lanes)
 
 
-def bufferised(loop: For) -> For:
+def bufferise(loop: For) -> For:
     """The callback of an element goes behind the loop over elements, which only fills a buffer."""
     body: list[For | Callback | Push] = []
     for inner in loop.body:
         if isinstance(inner, For) and inner.stop == "dim":
             statements = tuple(s for c in inner.body if isinstance(c, Callback) for s in c.body)
             body.append(replace(inner, body=tuple(Push(name) for name, _ in inner.streams)))
-            body.append(Callback((Each(inner.index, statements, inner.lanes),)))
+            body.append(Callback((ElementLoop(inner.index, statements, inner.lanes),)))
         else:
-            body.append(bufferised(inner) if isinstance(inner, For) else inner)
+            body.append(bufferise(inner) if isinstance(inner, For) else inner)
     pushes = [node for node in body if isinstance(node, For) and node.stop == "dim"]
     if pushes:  # what is computed at a lookup is one callback, behind all that is loaded for it
         statements = tuple(s for node in body if isinstance(node, Callback) for s in node.body)
@@ -73,28 +73,30 @@ def bufferised(loop: For) -> For:
 COUNTER = "bag"
 
 
-def aligned(loop: For) -> For:
+def align_queues(loop: For) -> For:
     """The segment's number becomes a counter of the execute side, its sum an accumulator that is stored at its end."""
-    scales = {name for name, stream in loop.streams if isinstance(stream, Inverse)}
+    scales = {name for name, stream in loop.streams if isinstance(stream, InverseStream)}
     sums = _accumulates(loop)
     factors: set[str] = set()
 
     def moved(value: Value) -> Value:
-        if isinstance(value, Term) and value.operation == "mul" and value.arguments[0] in scales:
+        if isinstance(value, Operation) and value.operation == "mul" and value.arguments[0] in scales:
             factors.add(str(value.arguments[0]))
             return moved(value.arguments[1])
         return value
 
     def rewritten(statement: Statement) -> Statement:
         match statement:
-            case Each(index, body, lanes):
-                return Each(index, tuple(map(rewritten, body)), lanes)
-            case Add(Cell(_, (_, index)), value):
-                return Add(Cell("sum", (index,)), moved(value))
-            case Put(Cell(memory, at), value):
+            case ElementLoop(index, body, lanes):
+                return ElementLoop(index, tuple(map(rewritten, body)), lanes)
+            case AddToCell(MemoryCell(_, (_, index)), value):
+                return AddToCell(MemoryCell("sum", (index,)), moved(value))
+            case StoreCell(MemoryCell(memory, at), value):
                 if sums:
-                    return Put(Cell("sum", at[1:]), value)
-                return Put(Cell(memory, tuple(COUNTER if name == loop.index else name for name in at)), value)
+                    return StoreCell(MemoryCell("sum", at[1:]), value)
+                return StoreCell(
+                    MemoryCell(memory, tuple(COUNTER if name == loop.index else name for name in at)), value
+                )
         return statement
 
     def inside(node: For | Callback | Push) -> For | Callback | Push:
@@ -104,10 +106,10 @@ def aligned(loop: For) -> For:
 
     body = tuple(map(inside, loop.body))
     if sums:
-        total: Value = Cell("sum", ("e",))
+        total: Value = MemoryCell("sum", ("e",))
         for factor in sorted(factors):
-            total = Term("mul", (factor, total))
-        body = (*body, Callback((Each("e", (Put(Cell("out", (COUNTER, "e")), total),), LANES),)))
+            total = Operation("mul", (factor, total))
+        body = (*body, Callback((ElementLoop("e", (StoreCell(MemoryCell("out", (COUNTER, "e")), total),), LANES),)))
     return replace(loop, body=body, counter=COUNTER)
 
 
@@ -115,5 +117,7 @@ def _accumulates(node: For | Callback | Push) -> bool:
     if isinstance(node, For):
         return any(map(_accumulates, node.body))
     return isinstance(node, Callback) and any(
-        isinstance(s, Add) for each in node.body for s in (each.body if isinstance(each, Each) else (each,))
+        isinstance(s, AddToCell)
+        for each in node.body
+        for s in (each.body if isinstance(each, ElementLoop) else (each,))
     )

@@ -19,10 +19,10 @@ from veltair.profiles.artifact.manifest import Storage
 TAIL_BYTES = 8  # scale and bias behind the bytes of a row
 DTYPES: Mapping[Storage, str] = {"fp32": "float32", "fp16": "float16", "int8": "uint8"}  # of a table
 STORAGES = tuple(DTYPES)
-Reader = Callable[[Expr, int], Expr]  # the numbers of a row: offset, how many -> float32 lanes
+RowReader = Callable[[Expr, int], Expr]  # the numbers of a row: offset, how many -> float32 lanes
 
 
-def stored(table: NDArray[Any], storage: str) -> NDArray[Any]:
+def encode_rows(table: NDArray[Any], storage: str) -> NDArray[Any]:
     """A float table (R, D) as one of STORAGES keeps it. The error of int8 is at most half of a row's range / 255."""
     if storage != "int8":
         return np.ascontiguousarray(table, np.float16 if storage == "fp16" else np.float32)
@@ -35,7 +35,7 @@ def stored(table: NDArray[Any], storage: str) -> NDArray[Any]:
     return found
 
 
-def floats(table: NDArray[Any]) -> NDArray[np.float32]:
+def decode_rows(table: NDArray[Any]) -> NDArray[np.float32]:
     """The numbers (R, D) that a stored table stands for."""
     if table.dtype != np.uint8:
         return table.astype(np.float32)
@@ -47,7 +47,7 @@ def storage_of(table: NDArray[Any]) -> Storage:
     return next(storage for storage, dtype in DTYPES.items() if dtype == table.dtype)
 
 
-def narrow(tables: Collection[NDArray[Any]]) -> dict[str, str]:
+def storage_attributes(tables: Collection[NDArray[Any]]) -> dict[str, str]:
     """Attributes of a layer whose rows are not in fp32: how they are stored, and the note of it."""
     storage = storage_of(next(iter(tables)))
     size = sum(table.nbytes for table in tables) / 1e6
@@ -59,7 +59,7 @@ def row_items(dim: Expr, dtype: str) -> Expr:
     return dim + TAIL_BYTES if dtype == "uint8" else dim
 
 
-def reader(table: Any, begin: Expr, dim: Expr) -> Reader:
+def row_reader(table: Any, begin: Expr, dim: Expr) -> RowReader:
     """The row of a flat table that begins at an item; `dim` as a number or int64 in code."""
 
     def items(offset: Expr, count: int) -> Expr:

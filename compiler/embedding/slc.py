@@ -14,7 +14,7 @@ from veltair.compiler.graph.layer_spec import Activation
 
 
 @dataclass(frozen=True, slots=True)
-class Alu:
+class AluStream:
     """alu_str: a stream and a constant."""
 
     operation: Literal["+", "*"]
@@ -26,7 +26,7 @@ class Alu:
 
 
 @dataclass(frozen=True, slots=True)
-class Inverse:
+class InverseStream:
     """alu_str: 1 / (stop - begin), 1 where that is 0: what the sum of a segment is scaled by for its mean."""
 
     begin: str
@@ -36,16 +36,16 @@ class Inverse:
         return f"1 / max({self.stop} - {self.begin}, 1)"
 
 
-Place: TypeAlias = str | Alu
+StreamIndex: TypeAlias = str | AluStream
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadStream:
     """mem_str: what lies in `memory` at a place. At (id, "e") it is an element of a table's row, of row 0 where the
     table has no such row."""
 
     memory: str
-    at: tuple[Place, ...]
+    at: tuple[StreamIndex, ...]
 
     @property
     def is_row(self) -> bool:
@@ -55,11 +55,11 @@ class Load:
         return f"mem_str({self.memory}[{', '.join(map(str, self.at))}])"
 
 
-Stream: TypeAlias = Load | Alu | Inverse
+Stream: TypeAlias = LoadStream | AluStream | InverseStream
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MemoryCell:
     """A number in memory that callbacks write, or in the accumulators."""
 
     memory: str
@@ -70,7 +70,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class Operation:
     """An operation on values: mul, add, sub, neg, abs, square, root, sigmoid."""
 
     operation: str
@@ -80,14 +80,14 @@ class Term:
         return f"{self.operation}({', '.join(map(str, self.arguments))})"
 
 
-Value: TypeAlias = str | float | Cell | Term
+Value: TypeAlias = str | float | MemoryCell | Operation
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class StoreCell:
     """cell = value"""
 
-    cell: Cell
+    cell: MemoryCell
     value: Value
 
     def __str__(self) -> str:
@@ -95,10 +95,10 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
+class AddToCell:
     """cell += value"""
 
-    cell: Cell
+    cell: MemoryCell
     value: Value
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
-class Assign:
+class SetVariable:
     """A number of the execute side's own."""
 
     variable: str
@@ -117,7 +117,7 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class AddToVariable:
     """variable += the sum of all lanes of a value"""
 
     variable: str
@@ -128,7 +128,7 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True)
-class Each:
+class ElementLoop:
     """A loop of the execute side over the elements of a row."""
 
     index: str
@@ -140,7 +140,7 @@ class Each:
         return f"for<{self.lanes}> {self.index}: {inside}"
 
 
-Statement: TypeAlias = Put | Add | Assign | Gain | Each
+Statement: TypeAlias = StoreCell | AddToCell | SetVariable | AddToVariable | ElementLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +164,8 @@ class For:
     """
 
     index: str
-    begin: Place | int
-    stop: Place
+    begin: StreamIndex | int
+    stop: StreamIndex
     streams: tuple[tuple[str, Stream], ...]
     body: tuple[For | Callback | Push, ...]
     lanes: int = 1
@@ -173,7 +173,7 @@ class For:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class EmbeddingProgram:
     """One embedding operation: segments of a batch, each with its lookups, each with its rows' elements.
 
     The memories are the operands of its code, in order; "out" is the one that is written. A row has `dim` numbers.
@@ -205,21 +205,21 @@ def _lines(node: For | Callback | Push, depth: int) -> Iterator[str]:
             yield from _lines(inner, depth + 1)
 
 
-def names(value: Value | Statement) -> Iterator[str]:
+def names_in(value: Value | Statement) -> Iterator[str]:
     """Every name that a value or statement reads or is placed by, but for those that it defines itself."""
     match value:
         case str():
             yield value
-        case Cell(_, at):
+        case MemoryCell(_, at):
             yield from at
-        case Term(_, arguments):
+        case Operation(_, arguments):
             for argument in arguments:
-                yield from names(argument)
-        case Put(cell, inner) | Add(cell, inner):
+                yield from names_in(argument)
+        case StoreCell(cell, inner) | AddToCell(cell, inner):
             yield from cell.at
-            yield from names(inner)
-        case Assign(variable, inner) | Gain(variable, inner):
-            yield from (name for name in names(inner) if name != variable)
-        case Each(index, body):
-            own = {index} | {s.variable for s in body if isinstance(s, (Assign, Gain))}
-            yield from (name for statement in body for name in names(statement) if name not in own)
+            yield from names_in(inner)
+        case SetVariable(variable, inner) | AddToVariable(variable, inner):
+            yield from (name for name in names_in(inner) if name != variable)
+        case ElementLoop(index, body):
+            own = {index} | {s.variable for s in body if isinstance(s, (SetVariable, AddToVariable))}
+            yield from (name for statement in body for name in names_in(statement) if name not in own)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.embedding.row_storage import DTYPES, floats, row_items, stored
+from veltair.compiler.embedding.row_storage import DTYPES, decode_rows, encode_rows, row_items
 from veltair.errors import ModelError
 from veltair.profiles.artifact.manifest import Storage
 
@@ -20,11 +20,11 @@ TOLERANCE = {"fp32": 0.0, "fp16": 5e-3, "int8": 5e-2}
 LAYER_TOLERANCE = {"fp32": 0.0, "fp16": 1e-3, "int8": 1e-2}
 LARGEST = {"fp16": 65504.0, "int8": 1.7e38}  # magnitude that can be held; a row's range is a float as well
 MAPPED_BYTES = 1 << 26  # larger tables go to a file
-PART = 1 << 22  # numbers that are stored at once
+NUMBERS_AT_ONCE = 1 << 22  # numbers that are stored at once
 
 
 @dataclass(slots=True)
-class Tables:
+class TableStorage:
     """What becomes of the float tables of one model. `folder` takes the files of large ones."""
 
     storage: Storage = "fp32"
@@ -32,7 +32,7 @@ class Tables:
     error: float = 0.0  # the largest of any number so far, over the largest magnitude in its table
     _kept: dict[str, NDArray[Any]] = field(default_factory=dict)
 
-    def of(self, name: str, table: NDArray[Any]) -> NDArray[Any]:
+    def encode(self, name: str, table: NDArray[Any]) -> NDArray[Any]:
         """A table (R, D) of floats in rows as kernels read them, once for all its readers; rows that the model's file
         has stored are left as they are. Raises ModelError.
         """
@@ -40,17 +40,17 @@ class Tables:
             return table
         if name not in self._kept:
             rows, dim = table.shape
-            kept = self.empty((rows, row_items(dim, DTYPES[self.storage])))
-            self.store_all(name, table, kept)
+            kept = self.allocate((rows, row_items(dim, DTYPES[self.storage])))
+            self.write_rows(name, table, kept)
             self._kept[name] = kept
         return self._kept[name]
 
-    def store_all(self, name: str, table: NDArray[Any], out: NDArray[Any]) -> None:
+    def write_rows(self, name: str, table: NDArray[Any], out: NDArray[Any]) -> None:
         """The same as `store` of rows that are there already."""
-        step = max(PART // table.shape[1], 1)
-        self.store(name, lambda first: table[first : first + step], step, out)
+        step = max(NUMBERS_AT_ONCE // table.shape[1], 1)
+        self.write_parts(name, lambda first: table[first : first + step], step, out)
 
-    def empty(self, shape: tuple[int, ...]) -> NDArray[Any]:
+    def allocate(self, shape: tuple[int, ...]) -> NDArray[Any]:
         """Zeros for rows, in a file where they are many."""
         dtype = np.dtype(DTYPES[self.storage])
         size = int(np.prod(shape)) * dtype.itemsize
@@ -58,7 +58,7 @@ class Tables:
             return np.zeros(shape, dtype)
         return np.memmap(self.folder / f"rows.{len(list(self.folder.glob('rows.*')))}", dtype, "w+", shape=shape)
 
-    def store(self, name: str, part: Callable[[int], NDArray[Any]], step: int, out: NDArray[Any]) -> None:
+    def write_parts(self, name: str, part: Callable[[int], NDArray[Any]], step: int, out: NDArray[Any]) -> None:
         """Write a table's rows, `step` of them at a time as floats, to `out` as they are kept. Raises ModelError."""
         worst = largest = 0.0
         for first in range(0, len(out), step):
@@ -75,7 +75,7 @@ class Tables:
                     f"table {name!r}: row {first + row} holds {wide[row, place]}; rows of {self.storage} hold numbers "
                     f"up to {limit:g}"
                 )
-            here[...] = stored(wide, self.storage)
-            worst = max(worst, float(np.abs(floats(here) - wide).max(initial=0)))
+            here[...] = encode_rows(wide, self.storage)
+            worst = max(worst, float(np.abs(decode_rows(here) - wide).max(initial=0)))
             largest = max(largest, float(np.abs(wide).max(initial=0)))
         self.error = max(self.error, worst / max(largest, 1e-30))

@@ -10,12 +10,20 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from veltair.compiler.features.description import ALLOWED, INDICES, STEPS, Column, Description, Feature, Joined
-from veltair.compiler.features.feature_tables import Table, beside
+from veltair.compiler.features.feature_description import (
+    INDICES,
+    STEPS,
+    STEPS_OF_KIND,
+    ColumnInput,
+    Feature,
+    FeatureColumn,
+    FeatureDescription,
+)
+from veltair.compiler.features.feature_tables import FeatureTable, resolve_in_folder
 from veltair.errors import ModelError
 
 
-def load(path: Path) -> Description:
+def load_description(path: Path) -> FeatureDescription:
     """Raises ModelError that names the file, the feature (table, column, input) and the key."""
     try:
         raw = tomllib.loads(path.read_text("utf-8"))
@@ -25,19 +33,20 @@ def load(path: Path) -> Description:
         raise ModelError(f"{path}: not UTF-8 at byte {error.start}") from None
     except tomllib.TOMLDecodeError as error:
         raise ModelError(f"{path}: {error}") from None
-    return parse(raw, path)
+    return parse_description(raw, path)
 
 
-def parse(raw: dict[str, Any], path: Path) -> Description:
+def parse_description(raw: dict[str, Any], path: Path) -> FeatureDescription:
     """The same for content that was read already; `path` names it in messages and anchors relative paths."""
     if unknown := sorted(set(raw) - {"features", "tables", "columns", "inputs"}):
         raise ModelError(f"{path}: unknown key {unknown[0]!r}; expected features, tables, columns, inputs")
-    features = _entries(raw, "features", Feature, path)
-    tables = _entries(raw, "tables", Table, path)
+    features = _convert_entries(raw, "features", Feature, path)
+    tables = _convert_entries(raw, "tables", FeatureTable, path)
     columns = tuple(
-        msgspec.structs.replace(c, name=c.name or c.feature) for c in _entries(raw, "columns", Column, path)
+        msgspec.structs.replace(c, name=c.name or c.feature)
+        for c in _convert_entries(raw, "columns", FeatureColumn, path)
     )
-    inputs = _entries(raw, "inputs", Joined, path)
+    inputs = _convert_entries(raw, "inputs", ColumnInput, path)
     for key, entries in (("features", features), ("columns", columns), ("inputs", inputs)):
         if not entries:
             raise ModelError(f"{path}: {key}: expected at least one [[{key}]]")
@@ -46,7 +55,7 @@ def parse(raw: dict[str, Any], path: Path) -> Description:
         ("columns", [c.name for c in columns]), ("inputs", [i.name for i in inputs]),
         ("inputs.columns", [name for joined in inputs for name in joined.columns]),
     ):  # fmt: skip
-        _unique(names, key, path)
+        _check_unique(names, key, path)
     known = {f.name: f for f in features}
     by_name = {t.name: t for t in tables}
     for feature in features:
@@ -54,7 +63,7 @@ def parse(raw: dict[str, Any], path: Path) -> Description:
     for table in tables:
         if (table.file is None) == (table.seed is None):
             raise ModelError(f"{path}: table {table.name!r}: expected one of file and seed")
-    read = tuple(_vocabulary_read(column, path) for column in columns)
+    read = tuple(_read_vocabulary_file(column, path) for column in columns)
     for column in read:
         if column.feature not in known:
             raise ModelError(f"{path}: column {column.name!r}: feature: there is no feature {column.feature!r}")
@@ -76,13 +85,13 @@ def parse(raw: dict[str, Any], path: Path) -> Description:
             raise ModelError(f"{path}: input {joined.name!r}: {what}")
     if idle := sorted(named - joined_names):
         raise ModelError(f"{path}: column {idle[0]!r}: no input joins it")
-    return Description(features=features, tables=tables, columns=read, inputs=inputs, path=path)
+    return FeatureDescription(features=features, tables=tables, columns=read, inputs=inputs, path=path)
 
 
-Entry = TypeVar("Entry", Feature, Table, Column, Joined)
+Entry = TypeVar("Entry", Feature, FeatureTable, FeatureColumn, ColumnInput)
 
 
-def _entries(raw: dict[str, Any], key: str, kind: type[Entry], path: Path) -> tuple[Entry, ...]:
+def _convert_entries(raw: dict[str, Any], key: str, kind: type[Entry], path: Path) -> tuple[Entry, ...]:
     entries = raw.get(key, [])
     if not isinstance(entries, list):
         raise ModelError(f"{path}: {key}: expected [[{key}]], a list of tables")
@@ -99,7 +108,7 @@ def _entries(raw: dict[str, Any], key: str, kind: type[Entry], path: Path) -> tu
     return tuple(found)
 
 
-def _unique(names: Iterable[str], key: str, path: Path) -> None:
+def _check_unique(names: Iterable[str], key: str, path: Path) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -117,24 +126,24 @@ def _check_feature(feature: Feature, path: Path) -> None:
         raise ModelError(f"{where}: separator: expected one ASCII character, got {feature.separator!r}")
 
 
-def _vocabulary_read(column: Column, path: Path) -> Column:
+def _read_vocabulary_file(column: FeatureColumn, path: Path) -> FeatureColumn:
     if column.vocabulary_file is None:
         return column
     where = f"{path}: column {column.name!r} (feature {column.feature!r}): vocabulary_file"
     if column.vocabulary is not None:
         raise ModelError(f"{where}: stands beside vocabulary; expected one of them")
     try:
-        lines = beside(path, column.vocabulary_file, where).read_text("utf-8").splitlines()
+        lines = resolve_in_folder(path, column.vocabulary_file, where).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{where}: {error}") from None
     return msgspec.structs.replace(column, vocabulary=tuple(lines), vocabulary_file=None)
 
 
-def _check_column(column: Column, feature: Feature, table: Table | None, where: str) -> None:
+def _check_column(column: FeatureColumn, feature: Feature, table: FeatureTable | None, where: str) -> None:
     given = [step for step in STEPS if getattr(column, step) is not None]
     if len(given) > 1:
         raise ModelError(f"{where}: expected one of {', '.join(STEPS)}, got {' and '.join(given)}")
-    step, allowed = column.step, ALLOWED[feature.kind]
+    step, allowed = column.step, STEPS_OF_KIND[feature.kind]
     if step not in allowed:
         expected = ", ".join(key for key in allowed if key != "copy") or "no step"
         got = "none" if step == "copy" else step
@@ -160,7 +169,7 @@ def _check_column(column: Column, feature: Feature, table: Table | None, where: 
         keys, wanted = column.vocabulary, int if feature.kind == "int" else str
         if not keys or not all(type(key) is wanted for key in keys):
             raise ModelError(f"{where}: vocabulary: expected a list of {'integers' if wanted is int else 'strings'}")
-        _unique([str(key) for key in keys], "vocabulary", Path(where))
+        _check_unique([str(key) for key in keys], "vocabulary", Path(where))
         if len(keys) + column.oov >= 1 << 31:
             raise ModelError(f"{where}: oov: beyond 31 bits")
     _check_combiner(column, feature, where)
@@ -174,7 +183,7 @@ def _check_column(column: Column, feature: Feature, table: Table | None, where: 
             raise ModelError(f"{where}: guards[{place}]: value: beyond 31 bits")
 
 
-def _check_combiner(column: Column, feature: Feature, where: str) -> None:
+def _check_combiner(column: FeatureColumn, feature: Feature, where: str) -> None:
     many, given = feature.values is None or feature.values > 1, column.combiner
     if given == "sequence" and column.step not in INDICES:
         raise ModelError(f"{where}: combiner: only rows and ids make a sequence")
@@ -188,7 +197,7 @@ def _check_combiner(column: Column, feature: Feature, where: str) -> None:
         raise ModelError(f"{where}: combiner: values that are passed on have none")
 
 
-def _check_parts(column: Column, features: Mapping[str, Feature], where: str) -> None:
+def _check_parts(column: FeatureColumn, features: Mapping[str, Feature], where: str) -> None:
     own = features[column.feature]
     if column.parts and (column.step != "vocabulary" or column.oov or not own.textual):
         raise ModelError(f"{where}: parts: only text with a vocabulary, and no oov buckets, has parts")
@@ -205,7 +214,7 @@ def _check_parts(column: Column, features: Mapping[str, Feature], where: str) ->
         raise ModelError(f"{where}: parts: none is of the feature {column.feature!r}")
 
 
-def _check_boundaries(column: Column, feature: Feature, where: str) -> None:
+def _check_boundaries(column: FeatureColumn, feature: Feature, where: str) -> None:
     edges = column.boundaries or ()
     rounded = np.array(edges, np.float32)
     if not edges or np.isnan(rounded).any() or (rounded[1:] <= rounded[:-1]).any():

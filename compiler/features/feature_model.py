@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from veltair.compiler.embedding.table_storage import Tables
-from veltair.compiler.features.description import Description, Joined
-from veltair.compiler.features.feature_layout import Layout
-from veltair.compiler.features.index_ranges import Range
+from veltair.compiler.embedding.table_storage import TableStorage
+from veltair.compiler.features.feature_description import ColumnInput, FeatureDescription
+from veltair.compiler.features.feature_layout import FeatureLayout
+from veltair.compiler.features.index_ranges import IndexRange
 from veltair.compiler.features.kernel.column_table import id_range
-from veltair.compiler.features.kernel.columns_kernel import layer
-from veltair.compiler.features.table_store import Store
+from veltair.compiler.features.kernel.columns_kernel import columns_layer
+from veltair.compiler.features.table_store import TableStore
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.onnx.node_attributes import attribute, times
 from veltair.compiler.onnx.onnx_model import OnnxModel
@@ -23,24 +23,26 @@ from veltair.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
+class FeatureModel:
     """What comes before a model, and what is left of it."""
 
     model: OnnxModel  # without the inputs that columns give
-    description: Description
-    layout: Layout
+    description: FeatureDescription
+    layout: FeatureLayout
     tables: Mapping[str, NDArray[Any]]  # of the description, as they are stored
     layers: tuple[LayerSpec, ...]
     bounds: Mapping[str, tuple[int, int]]  # of the ids that they give, both inclusive
 
 
-def join(model: OnnxModel, given: Description | None, kept: Tables | None = None) -> Front | None:
+def join_features(
+    model: OnnxModel, given: FeatureDescription | None, kept: TableStorage | None = None
+) -> FeatureModel | None:
     """What a description and the file's own operators put in front of the model, if anything.
 
     `kept`: how rows of tables are stored. Raises ModelError where the description's inputs are not the model's.
     """
     own = model.columns
-    description = _both(own.description, given) if own and given else own.description if own else given
+    description = _merge_descriptions(own.description, given) if own and given else own.description if own else given
     if description is None:
         return None
     known = {port.name: port for port in model.inputs}
@@ -60,28 +62,30 @@ def join(model: OnnxModel, given: Description | None, kept: Tables | None = None
                 f"{where}: its columns give {' or '.join(gives)} [-1, {width}], the model {model.path} takes "
                 f"{port.dtype} {list(port.shape)}"
             )
-        bounds |= _bounds(joined, description, model, where)
-    layout = Layout.of(description)
+        bounds |= _id_bounds(joined, description, model, where)
+    layout = FeatureLayout.from_description(description)
     left = tuple(port for port in model.inputs if port.name not in made)
     if twice := {port.name for port in left} & {feature.name for feature in layout.features}:
         raise ModelError(
             f"{description.path}: feature {min(twice)!r}: the model {model.path} has an input of that name"
         )
-    store = Store.of(description, own.tables if own else None, kept)
+    store = TableStore.load(description, own.tables if own else None, kept)
     layers = []
     for joined in description.inputs:
         port = known[joined.name]
-        spec = layer(description, joined, model.max_batch, store, port.dtype)
+        spec = columns_layer(description, joined, model.max_batch, store, port.dtype)
         (out,) = spec.outputs
         if out.shape != port.shape:
             spec = replace(spec, outputs=(replace(out, name=f"{out.name}/columns"),))
             if out.name in bounds:
                 bounds[f"{out.name}/columns"] = bounds[out.name]
         layers.append(spec)
-    return Front(replace(model, inputs=left), description, layout, store.tables, tuple(layers), bounds)
+    return FeatureModel(replace(model, inputs=left), description, layout, store.tables, tuple(layers), bounds)
 
 
-def _bounds(joined: Joined, description: Description, model: OnnxModel, where: str) -> dict[str, tuple[int, int]]:
+def _id_bounds(
+    joined: ColumnInput, description: FeatureDescription, model: OnnxModel, where: str
+) -> dict[str, tuple[int, int]]:
     """The least and greatest id of an input of ids. Raises ModelError where the model has no rows for some."""
     ids = [column for column in description.columns if column.name in joined.columns and column.ids]
     if not ids:
@@ -91,7 +95,7 @@ def _bounds(joined: Joined, description: Description, model: OnnxModel, where: s
         if node.op_type == "Gather" and node.input[1] == joined.name:
             rows = model.values[node.input[0]].shape[attribute(node, "axis", 0)]
             for column, found in zip(ids, ranges, strict=True):
-                if not found.within(Range(0, rows)):
+                if not found.is_within(IndexRange(0, rows)):
                     raise ModelError(
                         f"{where}: column {column.name!r} gives ids from {found.low} to {found.high - 1}, node "
                         f"{node.name!r} of the model looks them up in {rows} rows"
@@ -99,7 +103,7 @@ def _bounds(joined: Joined, description: Description, model: OnnxModel, where: s
     return {joined.name: (min(r.low for r in ranges), max(r.high for r in ranges) - 1)}
 
 
-def _both(one: Description, other: Description) -> Description:
+def _merge_descriptions(one: FeatureDescription, other: FeatureDescription) -> FeatureDescription:
     """The columns of both. Raises ModelError where they call two things by one name."""
     parts = ("features", "columns", "inputs", "tables")
     for part in parts:

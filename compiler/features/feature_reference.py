@@ -15,23 +15,30 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.embedding.row_storage import floats
-from veltair.compiler.features.description import Column, Description, Feature, reads
-from veltair.compiler.features.feature_layout import Layout, bank_of, banks_of
-from veltair.compiler.features.feature_tables import rows_of
+from veltair.compiler.embedding.row_storage import decode_rows
+from veltair.compiler.features.feature_description import Feature, FeatureColumn, FeatureDescription, features_read
+from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of, buffers_of
+from veltair.compiler.features.feature_tables import load_rows
 from veltair.compiler.features.fingerprint import fingerprint64
 from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.profiles.artifact.strings import Strings
 
-Raw = NDArray[Any] | Strings | Sequence[bytes]  # a feature's values: numbers (B, width) or (B,), or one string a row
-NUMBER = re.compile(rb" *[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? *")
-TWINS = (("lower", "\u212a", b"k"), ("lower", "\u0130", b"i"), ("upper", "\u0131", b"I"), ("upper", "\u017f", b"S"))
-GONE = -(1 << 62)  # an index that was removed
+RawValues = (
+    NDArray[Any] | Strings | Sequence[bytes]
+)  # a feature's values: numbers (B, width) or (B,), or one string a row
+NUMBER_PATTERN = re.compile(rb" *[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? *")
+ASCII_TWINS = (
+    ("lower", "\u212a", b"k"),
+    ("lower", "\u0130", b"i"),
+    ("upper", "\u0131", b"I"),
+    ("upper", "\u017f", b"S"),
+)
+REMOVED = -(1 << 62)  # an index that was removed
 
 
-def reference(
-    description: Description, raw: Mapping[str, Raw], tables: Mapping[str, NDArray[Any]] | None = None
+def reference_inputs(
+    description: FeatureDescription, raw: Mapping[str, RawValues], tables: Mapping[str, NDArray[Any]] | None = None
 ) -> dict[str, NDArray[Any]]:
     """The model's inputs (B, width) by name, of float32 or, of ids, int64.
 
@@ -39,12 +46,12 @@ def reference(
     """
     names = {column.table for column in description.columns}
     known = {t.name: t for t in description.tables if t.name in names}
-    rows = tables if tables is not None else {n: rows_of(t, description.path) for n, t in known.items()}
+    rows = tables if tables is not None else {n: load_rows(t, description.path) for n, t in known.items()}
     found = {}
     for column in description.columns:
         table = rows[column.table] if column.table is not None else None
-        values = {name: v.tolist() if isinstance(v := raw[name], Strings) else v for name in reads(column)}
-        found[column.name] = _column(column, description.feature(column), table, values)
+        values = {name: v.tolist() if isinstance(v := raw[name], Strings) else v for name in features_read(column)}
+        found[column.name] = _compute_column(column, description.feature(column), table, values)
     return {
         joined.name: np.concatenate([found[name] for name in joined.columns], 1).astype(
             np.int64 if description.gives_ids(joined) else np.float32
@@ -53,22 +60,22 @@ def reference(
     }
 
 
-def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def reference_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """What `kernel.layer` gives for its banks, and `kernel.beside` for them and the tensors that it copies; texts whose
     ends fall or pass their room are empty."""
     parameters = spec.parameters_as(ColumnsParameters)
     description, joined = parameters.description, parameters.joined
-    place = Layout.of(description)
+    place = FeatureLayout.from_description(description)
     places = parameters.places or (0,)
     read = len(arrays) - len(parameters.copied)
-    banks = {bank_of(tensor.name): array for tensor, array in zip(spec.inputs[:read], arrays[:read], strict=True)}
+    banks = {buffer_of(tensor.name): array for tensor, array in zip(spec.inputs[:read], arrays[:read], strict=True)}
     batch = next(len(array) // place.widths[bank] for bank, array in banks.items())
     used = [column for column in description.columns if column.name in joined.columns]
-    raw: dict[str, Raw] = {}
+    raw: dict[str, RawValues] = {}
     for feature in place.features:
         if feature.name not in description.reads(joined.columns):
             continue
-        kind, (first, *letters) = banks_of(feature)[0], (start * batch for start in place.starts[feature.name])
+        kind, (first, *letters) = buffers_of(feature)[0], (start * batch for start in place.starts[feature.name])
         if feature.textual:
             ends = [0, *banks["ends"][first : first + batch].tolist()]
             text = banks["bytes"][letters[0] : letters[0] + feature.max_bytes * batch].tobytes()
@@ -76,21 +83,23 @@ def of_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         else:
             raw[feature.name] = banks[kind][first : first + batch * feature.width].reshape(batch, feature.width)
     part = msgspec.structs.replace(description, columns=tuple(used), inputs=(joined,))
-    pieces = [reference(part, raw, parameters.rows_by_table)[joined.name], *arrays[read:]]
+    pieces = [reference_inputs(part, raw, parameters.rows_by_table)[joined.name], *arrays[read:]]
     return np.concatenate([pieces[i] for i in np.argsort(places)], axis=1)
 
 
-def _column(column: Column, feature: Feature, table: NDArray[Any] | None, values: Mapping[str, Any]) -> NDArray[Any]:
+def _compute_column(
+    column: FeatureColumn, feature: Feature, table: NDArray[Any] | None, values: Mapping[str, Any]
+) -> NDArray[Any]:
     """`values`: of each feature that it reads, rows of numbers or a list of texts."""
     raw = values[column.feature]
     if column.step == "copy":
         return np.asarray(raw, np.float32).reshape(len(raw), feature.width)
     if column.counts:
-        many = np.array([len(values_of(feature, row)) for row in raw])[:, None]
+        many = np.array([len(present_values(feature, row)) for row in raw])[:, None]
         return many if column.step == "length" else (np.arange(feature.values or 0) < many).astype(np.int64)
     if column.step == "number":
-        spelled = [[float(v) for v in values_of(feature, row) if NUMBER.fullmatch(v)] for row in raw]
-        return np.array([[_scale(column, len(row)) * sum(row)] for row in spelled], np.float32).reshape(-1, 1)
+        spelled = [[float(v) for v in present_values(feature, row) if NUMBER_PATTERN.fullmatch(v)] for row in raw]
+        return np.array([[_combiner_scale(column, len(row)) * sum(row)] for row in spelled], np.float32).reshape(-1, 1)
     if column.boundaries is not None:  # Bucketize: what is below no boundary, NaN as well, goes to the last bucket
         edges = np.array(column.boundaries, np.float32)
         numbers = np.asarray(raw).reshape(-1).astype(np.float32)
@@ -98,30 +107,32 @@ def _column(column: Column, feature: Feature, table: NDArray[Any] | None, values
         found = np.where(np.isnan(numbers) & (column.default >= 0), column.default, buckets).tolist()
         place = list(range(len(found)))
     else:
-        present = [values_of(feature, value) for value in raw]
+        present = [present_values(feature, value) for value in raw]
         place = [row for row, members in enumerate(present) for _ in members]
-        flat = [_joined(column, values, row, member) for row, members in enumerate(present) for member in members]
+        flat = [_join_parts(column, values, row, member) for row, members in enumerate(present) for member in members]
         words = {str(key).encode(): at for at, key in enumerate(column.vocabulary or ())}
-        known = {value: _mapped(column, words, value) for value in dict.fromkeys(flat)}
+        known = {value: _map_to_index(column, words, value) for value in dict.fromkeys(flat)}
         found = [known[value] for value in flat]
-    guarded = {index: _guarded(column, index) for index in dict.fromkeys(found)}
+    guarded = {index: _apply_guards(column, index) for index in dict.fromkeys(found)}
     index, rows = np.array([guarded[i] for i in found], np.int64), np.array(place, np.int64)
     if column.ids or column.combiner == "sequence":
-        return _sequence(column, feature, table, index, rows, len(raw))
+        return _keep_order(column, feature, table, index, rows, len(raw))
     assert table is not None  # nothing else is added up
     kept = (index >= 0) & (index < len(table))
     index, rows = index[kept], rows[kept]
     counts = np.bincount(rows, minlength=len(raw))
-    picked = floats(table[index])
+    picked = decode_rows(table[index])
     sums = np.zeros((len(raw), picked.shape[1]))
     np.add.at(sums, rows, picked)
-    out = np.asarray(sums * np.array([_scale(column, count) for count in counts.tolist()])[:, None], np.float32)
+    out = np.asarray(
+        sums * np.array([_combiner_scale(column, count) for count in counts.tolist()])[:, None], np.float32
+    )
     if column.empty_row is not None:
-        out[counts == 0] = floats(table[column.empty_row : column.empty_row + 1])
+        out[counts == 0] = decode_rows(table[column.empty_row : column.empty_row + 1])
     return out
 
 
-def values_of(feature: Feature, value: Any) -> list[Any]:
+def present_values(feature: Feature, value: Any) -> list[Any]:
     """The values of one row that are there: none of those that count as missing, no more than truncate."""
     if feature.kind == "int":
         ids = np.ravel(value).tolist()
@@ -130,10 +141,14 @@ def values_of(feature: Feature, value: Any) -> list[Any]:
     return [token for token in tokens if token or feature.empty == "keep"][: feature.truncate]
 
 
-def _sequence(
-    column: Column, feature: Feature, table: NDArray[Any] | None, index: NDArray[np.int64], rows: NDArray[np.int64],
+def _keep_order(
+    column: FeatureColumn,
+    feature: Feature,
+    table: NDArray[Any] | None,
+    index: NDArray[np.int64],
+    rows: NDArray[np.int64],
     batch: int,
-) -> NDArray[Any]:  # fmt: skip
+) -> NDArray[Any]:
     """Each value in its place: ids, or rows side by side; what is no index stands for nothing."""
     steps = feature.values or 1
     place = np.arange(len(rows)) - np.searchsorted(rows, rows)  # among those of its row
@@ -141,34 +156,36 @@ def _sequence(
         ids = np.full((batch, steps), column.pad)
         ids[rows, place] = np.where(index < 0, column.pad, index + column.first_id)
         return ids
-    fill = np.zeros(floats(table[:1]).shape[1]) if column.empty_row is None else floats(table)[column.empty_row]
+    fill = (
+        np.zeros(decode_rows(table[:1]).shape[1]) if column.empty_row is None else decode_rows(table)[column.empty_row]
+    )
     out = np.tile(np.asarray(fill, np.float32), (batch, steps, 1))
     kept = (index >= 0) & (index < len(table))
-    out[rows[kept], place[kept]] = floats(table[index[kept]])
+    out[rows[kept], place[kept]] = decode_rows(table[index[kept]])
     return out.reshape(batch, -1)
 
 
-def _joined(column: Column, values: Mapping[str, Any], row: int, own: Any) -> Any:
+def _join_parts(column: FeatureColumn, values: Mapping[str, Any], row: int, own: Any) -> Any:
     """What a vocabulary is asked for: the value itself, or the parts' texts one after the other."""
     texts = []
     for part in column.parts:
         text = (part.text or "").encode() if part.feature is None else values[part.feature][row]
         text = own if part.feature == column.feature else text
-        for name, sign, twin in TWINS:
+        for name, sign, twin in ASCII_TWINS:
             text = text.replace(sign.encode(), twin) if part.unicode and part.case == name else text
         texts.append(text.lower() if part.case == "lower" else text.upper() if part.case == "upper" else text)
     return b"".join(texts) if column.parts else own
 
 
-def _guarded(column: Column, index: int) -> int:
+def _apply_guards(column: FeatureColumn, index: int) -> int:
     for guard in column.guards:
         low, high = guard.interval
-        if index != GONE and not low <= index < high:
-            index = GONE if guard.remove is not None else guard.value
+        if index != REMOVED and not low <= index < high:
+            index = REMOVED if guard.remove is not None else guard.value
     return index
 
 
-def _mapped(column: Column, words: Mapping[bytes, int], value: Any) -> int:
+def _map_to_index(column: FeatureColumn, words: Mapping[bytes, int], value: Any) -> int:
     """The default -1, TensorFlow's too, is an index that no table has: guards see it, the lookup drops it."""
     if column.identity is not None:
         return int(value) if 0 <= value < column.identity else column.default
@@ -180,7 +197,7 @@ def _mapped(column: Column, words: Mapping[bytes, int], value: Any) -> int:
     return len(words) + fingerprint64(text) % column.oov if column.oov else column.default
 
 
-def _scale(column: Column, count: int) -> float:
+def _combiner_scale(column: FeatureColumn, count: int) -> float:
     if column.combiner == "sum" or count == 0:
         return 1.0
     return 1 / sqrt(count) if column.combiner == "sqrtn" else 1 / count

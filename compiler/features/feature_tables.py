@@ -14,11 +14,11 @@ from veltair.errors import ModelError
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f]{1,128}$")]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
-PART = 1 << 22  # numbers that are copied at once
+NUMBERS_AT_ONCE = 1 << 22  # numbers that are copied at once
 Small = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FeatureTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Rows of an embedding: from a file, or seeded. `file` is .npy, or raw little-endian from byte `offset` on."""
 
     name: Name
@@ -30,7 +30,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     seed: int | None = None
 
 
-def beside(path: Path, name: str, where: str) -> Path:
+def resolve_in_folder(path: Path, name: str, where: str) -> Path:
     """A file in or below the folder of the description. Raises ModelError for any other."""
     base = path.absolute().parent.resolve()
     found = (base / name).resolve()
@@ -39,29 +39,29 @@ def beside(path: Path, name: str, where: str) -> Path:
     return found
 
 
-def rows_of(table: Table, path: Path) -> NDArray[np.float32]:
+def load_rows(table: FeatureTable, path: Path) -> NDArray[np.float32]:
     """(rows, dim) float32. Raises ModelError."""
-    rows, step, part = np.empty((table.rows, table.dim), np.float32), *parts(table, path)
+    rows, step, part = np.empty((table.rows, table.dim), np.float32), *read_parts(table, path)
     for first in range(0, table.rows, step):
         rows[first : first + step] = part(first)
     return rows
 
 
-def parts(table: Table, path: Path) -> tuple[int, Callable[[int], NDArray[Any]]]:
+def read_parts(table: FeatureTable, path: Path) -> tuple[int, Callable[[int], NDArray[Any]]]:
     """How many rows to take at once, and those from a row on, which must be asked for in their order. Raises
     ModelError."""
-    step = max(PART // table.dim, 1)
+    step = max(NUMBERS_AT_ONCE // table.dim, 1)
     if table.file is not None:
-        source = _mapped(table, path)
+        source = _map_file(table, path)
         return step, lambda first: source[first : first + step]
     chance = np.random.default_rng(table.seed)
     return step, lambda first: chance.random((min(step, table.rows - first), table.dim), np.float32) - np.float32(0.5)
 
 
-def _mapped(table: Table, path: Path) -> NDArray[Any]:
+def _map_file(table: FeatureTable, path: Path) -> NDArray[Any]:
     shape, where = (table.rows, table.dim), f"{path}: table {table.name!r}: file"
     assert table.file is not None
-    file = beside(path, table.file, where)
+    file = resolve_in_folder(path, table.file, where)
     try:
         if file.suffix == ".npy":
             values: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)

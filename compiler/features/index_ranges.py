@@ -13,97 +13,99 @@ INFINITE = 1 << 200
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class IndexRange:
     """Whole numbers in [low, high); by default any at all."""
 
     low: int = -INFINITE
     high: int = INFINITE
 
-    def within(self, other: Range) -> bool:
+    def is_within(self, other: IndexRange) -> bool:
         return self.empty or (other.low <= self.low and self.high <= other.high)
 
     @property
     def empty(self) -> bool:
         return self.low >= self.high
 
-    def and_(self, other: Range) -> Range:
-        return Range(max(self.low, other.low), min(self.high, other.high))
+    def intersection(self, other: IndexRange) -> IndexRange:
+        return IndexRange(max(self.low, other.low), min(self.high, other.high))
 
-    def or_(self, other: Range) -> Range:
+    def hull(self, other: IndexRange) -> IndexRange:
         """The least range that holds both."""
         if self.empty or other.empty:
             return other if self.empty else self
-        return Range(min(self.low, other.low), max(self.high, other.high))
+        return IndexRange(min(self.low, other.low), max(self.high, other.high))
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class MapInto:
     """Every index becomes one of `into`, whatever it was: a hash, buckets, a vocabulary."""
 
-    into: Range
+    into: IndexRange
 
-    def after(self, before: Range) -> Range:
+    def after(self, before: IndexRange) -> IndexRange:
         return self.into
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class KeepAll:
     """Reshapes and the like: the values stay."""
 
-    def after(self, before: Range) -> Range:
+    def after(self, before: IndexRange) -> IndexRange:
         return before
 
 
 @dataclass(frozen=True, slots=True)
-class Replace:
+class ReplaceOutside:
     """An index outside of `inside` becomes `value`."""
 
-    inside: Range
+    inside: IndexRange
     value: int
 
-    def after(self, before: Range) -> Range:
-        if before.within(self.inside):
+    def after(self, before: IndexRange) -> IndexRange:
+        if before.is_within(self.inside):
             return before
-        return before.and_(self.inside).or_(Range(self.value, self.value + 1))
+        return before.intersection(self.inside).hull(IndexRange(self.value, self.value + 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
+class RemoveOutside:
     """An index outside of `inside` goes."""
 
-    inside: Range
+    inside: IndexRange
 
-    def after(self, before: Range) -> Range:
-        return before.and_(self.inside)
-
-
-Step = Map | Keep | Replace | Remove
+    def after(self, before: IndexRange) -> IndexRange:
+        return before.intersection(self.inside)
 
 
-def propagate(steps: Sequence[Step], before: Range | None = None) -> list[Range]:
+IndexStep = MapInto | KeepAll | ReplaceOutside | RemoveOutside
+
+
+def propagate_range(steps: Sequence[IndexStep], before: IndexRange | None = None) -> list[IndexRange]:
     """The range before the first step and after each."""
-    ranges = [before or Range()]
+    ranges = [before or IndexRange()]
     for step in steps:
         ranges.append(step.after(ranges[-1]))
     return ranges
 
 
-def simplified(steps: Sequence[Step], before: Range | None = None) -> tuple[Step, ...]:
+def simplify_steps(steps: Sequence[IndexStep], before: IndexRange | None = None) -> tuple[IndexStep, ...]:
     """The same indices from fewer steps: proved replacements and removals are dropped, successive ones merged."""
-    kept: list[Step] = []
-    for step, known in zip(steps, propagate(steps, before), strict=False):
+    kept: list[IndexStep] = []
+    for step, known in zip(steps, propagate_range(steps, before), strict=False):
         last = kept[-1] if kept else None
-        if isinstance(step, Keep) or (isinstance(step, Replace | Remove) and known.within(step.inside)):
+        if isinstance(step, KeepAll) or (
+            isinstance(step, ReplaceOutside | RemoveOutside) and known.is_within(step.inside)
+        ):
             continue
-        if isinstance(step, Remove) and isinstance(last, Remove):
-            kept[-1] = Remove(last.inside.and_(step.inside))
-        elif isinstance(step, Replace) and isinstance(last, Replace) and step.value == last.value:
-            kept[-1] = Replace(last.inside.and_(step.inside), step.value)
+        if isinstance(step, RemoveOutside) and isinstance(last, RemoveOutside):
+            kept[-1] = RemoveOutside(last.inside.intersection(step.inside))
+        elif isinstance(step, ReplaceOutside) and isinstance(last, ReplaceOutside) and step.value == last.value:
+            kept[-1] = ReplaceOutside(last.inside.intersection(step.inside), step.value)
         else:
             kept.append(step)
     return tuple(kept)
 
 
-def proved(steps: Sequence[Step], table_rows: int, before: Range | None = None) -> bool:
+def proves_in_bounds(steps: Sequence[IndexStep], table_rows: int, before: IndexRange | None = None) -> bool:
     """Whether every index that is left reads a row of the table, so that the lookup needs no check."""
-    return propagate(steps, before)[-1].within(Range(0, table_rows))
+    return propagate_range(steps, before)[-1].is_within(IndexRange(0, table_rows))

@@ -13,49 +13,55 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.features.description import INDICES, Column, Description, Feature, reads
-from veltair.compiler.features.feature_layout import Layout, bank_of
+from veltair.compiler.features.feature_description import (
+    INDICES,
+    Feature,
+    FeatureColumn,
+    FeatureDescription,
+    features_read,
+)
+from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of
 from veltair.profiles.artifact.input_layout import fill
 from veltair.profiles.artifact.strings import Strings
 
-Raw = NDArray[Any] | Strings
-ODD = 1 / 16
+RawValues = NDArray[Any] | Strings
+ODD_SHARE = 1 / 16
 WORDS = 1 << 14  # distinct ones of a feature without a vocabulary
 WORD_BYTES = 12  # with its separator, or a little less
 
 
-def raw_features(description: Description, batch: int, chance: np.random.Generator) -> dict[str, Raw]:
+def draw_features(description: FeatureDescription, batch: int, chance: np.random.Generator) -> dict[str, RawValues]:
     """By name, as `rooms.fill` takes them."""
-    found: dict[str, Raw] = {}
-    for feature in Layout.of(description).features:
-        readers = [column for column in description.columns if feature.name in reads(column)]
+    found: dict[str, RawValues] = {}
+    for feature in FeatureLayout.from_description(description).features:
+        readers = [column for column in description.columns if feature.name in features_read(column)]
         if feature.textual:
-            found[feature.name] = _texts(feature, readers, batch, chance)
+            found[feature.name] = _draw_texts(feature, readers, batch, chance)
         elif feature.kind == "int":
-            found[feature.name] = _ints(feature, readers, (batch, feature.width), chance)
+            found[feature.name] = _draw_ints(feature, readers, (batch, feature.width), chance)
         else:
-            found[feature.name] = _floats(readers, (batch, feature.width), chance)
+            found[feature.name] = _draw_floats(readers, (batch, feature.width), chance)
     return found
 
 
-def banks(description: Description, raw: Mapping[str, Raw], batch: int) -> dict[str, NDArray[Any]]:
+def pack_features(description: FeatureDescription, raw: Mapping[str, RawValues], batch: int) -> dict[str, NDArray[Any]]:
     """Raw features where a query has them, by bank. Raises RequestError."""
-    layout = Layout.of(description)
+    layout = FeatureLayout.from_description(description)
     arrays = [np.zeros(-port.shape[0] * batch, port.dtype) for port in layout.banks]
     fill(layout, arrays, raw, batch)
-    return {bank_of(port.name): array for port, array in zip(layout.banks, arrays, strict=True)}
+    return {buffer_of(port.name): array for port, array in zip(layout.banks, arrays, strict=True)}
 
 
-def draw(
-    description: Description, wanted: Sequence[str], batch: int, chance: np.random.Generator
+def draw_buffers(
+    description: FeatureDescription, wanted: Sequence[str], batch: int, chance: np.random.Generator
 ) -> list[NDArray[Any]]:
     """These banks, filled at random."""
-    found = banks(description, raw_features(description, batch, chance), batch)
+    found = pack_features(description, draw_features(description, batch, chance), batch)
     return [found[bank] for bank in wanted]
 
 
-def _ints(
-    feature: Feature, readers: Sequence[Column], shape: tuple[int, ...], chance: np.random.Generator
+def _draw_ints(
+    feature: Feature, readers: Sequence[FeatureColumn], shape: tuple[int, ...], chance: np.random.Generator
 ) -> NDArray[np.int64]:
     column = next((c for c in readers if c.step in INDICES and c.step != "hash"), readers[0])
     if column.identity is not None:
@@ -68,31 +74,33 @@ def _ints(
     else:
         values = chance.integers(0, 1 << 40, shape)
     odd = chance.random(shape)
-    values[odd < ODD / 2] = chance.integers(-(1 << 63), (1 << 63) - 1)
+    values[odd < ODD_SHARE / 2] = chance.integers(-(1 << 63), (1 << 63) - 1)
     if feature.missing is not False:
-        values[odd > 1 - ODD / 2] = feature.missing
+        values[odd > 1 - ODD_SHARE / 2] = feature.missing
     return values
 
 
-def _floats(readers: Sequence[Column], shape: tuple[int, ...], chance: np.random.Generator) -> NDArray[np.float32]:
+def _draw_floats(
+    readers: Sequence[FeatureColumn], shape: tuple[int, ...], chance: np.random.Generator
+) -> NDArray[np.float32]:
     values = chance.standard_normal(shape).astype(np.float32)
     edges = next((c.boundaries for c in readers if c.boundaries is not None), None)
     if edges is not None:
         low, high = edges[0], edges[-1]
         values = np.asarray(values * ((high - low) / 3 or 1.0) + (low + high) / 2, np.float32)
-        values[chance.random(shape) < ODD / 4] = np.nan
+        values[chance.random(shape) < ODD_SHARE / 4] = np.nan
     return values
 
 
-def _texts(feature: Feature, readers: Sequence[Column], batch: int, chance: np.random.Generator) -> Strings:
-    words = _words(feature, readers, chance)
+def _draw_texts(feature: Feature, readers: Sequence[FeatureColumn], batch: int, chance: np.random.Generator) -> Strings:
+    words = _draw_words(feature, readers, chance)
     if feature.kind == "string":
         picked = chance.integers(len(words), size=batch)
         return Strings.of([words[i][: feature.max_bytes] for i in picked.tolist()])
     most = max(feature.max_bytes // WORD_BYTES, 1)
     counts = chance.integers(1, min(most, 2 * (feature.truncate or most)) + 1, batch)
     if feature.empty == "drop":
-        counts[chance.random(batch) < ODD] = 0
+        counts[chance.random(batch) < ODD_SHARE] = 0
     separator, picked = feature.separator.encode(), chance.integers(len(words), size=int(counts.sum())).tolist()
     rows, first = [], 0
     for count in counts.tolist():
@@ -101,17 +109,17 @@ def _texts(feature: Feature, readers: Sequence[Column], batch: int, chance: np.r
     return Strings.of(rows)
 
 
-def _words(feature: Feature, readers: Sequence[Column], chance: np.random.Generator) -> list[bytes]:
+def _draw_words(feature: Feature, readers: Sequence[FeatureColumn], chance: np.random.Generator) -> list[bytes]:
     if any(column.step == "number" for column in readers):
         strange = [b"", b"none"] if feature.empty == "drop" else []
-        return [*strange, *(b"%.4g" % number for number in chance.standard_normal(int(2 / ODD)).tolist())]
+        return [*strange, *(b"%.4g" % number for number in chance.standard_normal(int(2 / ODD_SHARE)).tolist())]
     numbers = chance.integers(0, 1 << 30, WORDS).tolist()
-    known = [text.encode() for column in readers for text in _known(column, feature)]
+    known = [text.encode() for column in readers for text in _known_words(column, feature)]
     strange = [b"", *(b"w%d" % number for number in numbers)]
-    return known + strange[: int(len(known) * ODD) + 1] if known else strange
+    return known + strange[: int(len(known) * ODD_SHARE) + 1] if known else strange
 
 
-def _known(column: Column, feature: Feature) -> list[str]:
+def _known_words(column: FeatureColumn, feature: Feature) -> list[str]:
     """What a feature says of a vocabulary's keys: all, or its part of them."""
     keys = [str(key) for key in column.vocabulary or ()]
     if not column.parts:

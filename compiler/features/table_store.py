@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.embedding.row_storage import DTYPES, row_items
-from veltair.compiler.embedding.table_storage import Tables
-from veltair.compiler.features.description import Column, Description
-from veltair.compiler.features.feature_tables import parts
+from veltair.compiler.embedding.table_storage import TableStorage
+from veltair.compiler.features.feature_description import FeatureColumn, FeatureDescription
+from veltair.compiler.features.feature_tables import read_parts
 
 LINE = 64  # bytes; tables begin at a cache line
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class TableStore:
     """Each table once, followed by the rows that its columns read where nothing is left."""
 
     rows: NDArray[Any]  # flat; of float32, float16 or, with a scale and a bias in each row, uint8
@@ -27,18 +27,18 @@ class Store:
     fills: Mapping[str, tuple[int | None, ...]]  # of each table: the row that is repeated; None for zeros
 
     @classmethod
-    def of(
+    def load(
         cls,
-        description: Description,
+        description: FeatureDescription,
         given: Mapping[str, NDArray[np.float32]] | None = None,
-        kept: Tables | None = None,
-    ) -> Store:
+        kept: TableStorage | None = None,
+    ) -> TableStore:
         """`given`: rows of tables by name; of others, and by default, those that the description names. `kept`: how
         rows are stored, float32 by default.
 
         Raises ModelError for a table that cannot be read or stored.
         """
-        kept = kept or Tables()
+        kept = kept or TableStorage()
         dtype = np.dtype(DTYPES[kept.storage])
         fills: dict[str, tuple[int | None, ...]] = {}
         for column in description.columns:
@@ -49,23 +49,23 @@ class Store:
         for table in wanted:
             first[table.name] = size
             size += -(-(table.rows + len(fills[table.name])) * row_items(table.dim, dtype.name) // line) * line
-        rows = kept.empty((max(size, line),))
+        rows = kept.allocate((max(size, line),))
         tables = {}
         for table in wanted:
             begin, items = first[table.name], row_items(table.dim, dtype.name)
             end = begin + table.rows * items
             found = tables[table.name] = rows[begin:end].reshape(table.rows, items)
             if given is not None and table.name in given:
-                kept.store_all(table.name, given[table.name], found)
+                kept.write_rows(table.name, given[table.name], found)
             else:
-                step, part = parts(table, description.path)
-                kept.store(table.name, part, step, found)
+                step, part = read_parts(table, description.path)
+                kept.write_parts(table.name, part, step, found)
             for place, row in enumerate(fills[table.name]):
                 if row is not None:
                     rows[end + place * items :][:items] = found[row]
         return cls(rows, tables, first, fills)
 
-    def place(self, column: Column) -> tuple[int, int, int]:
+    def location_of(self, column: FeatureColumn) -> tuple[int, int, int]:
         """First item, rows, the row that stands in for nothing."""
         assert column.table is not None
         rows = len(self.tables[column.table])

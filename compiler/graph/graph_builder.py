@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.embedding.table_storage import Tables
+from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.graph.layer_graph import Slice
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
 from veltair.compiler.graph.model_view import ModelView
@@ -27,7 +27,7 @@ from veltair.errors import ModelError
 class GraphBuilder:
     """Emits, replaces, aliases and places the tensors and layers of one model."""
 
-    def __init__(self, view: ModelView, tables: Tables) -> None:
+    def __init__(self, view: ModelView, tables: TableStorage) -> None:
         self.tables = tables
         self._view = view
         self._tensors = {port.name: Activation(port.name, port.dtype, port.shape) for port in view.inputs}

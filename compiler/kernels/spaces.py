@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veltair.compiler.features.kernel.columns_kernel import Columns
+from veltair.compiler.features.kernel.columns_kernel import ColumnsSpace
 from veltair.compiler.graph.layer_spec import Space
 from veltair.compiler.kernels.attention.attention import Attention
 from veltair.compiler.kernels.conv.conv2d import Conv2d
@@ -27,7 +27,7 @@ from veltair.compiler.kernels.rows.layer_norm import LayerNorm
 from veltair.compiler.kernels.rows.lookups import Lookups
 from veltair.compiler.kernels.rows.one_hot_sum import OneHotSum
 from veltair.compiler.kernels.rows.token_embedding import Embedding
-from veltair.compiler.stitch.stitched_space import Stitched
+from veltair.compiler.stitch.stitched_space import StitchedSpace
 
 SPACES: dict[str, Space] = {
     "conv2d": Conv2d(),
@@ -58,7 +58,7 @@ SPACES: dict[str, Space] = {
     "to_blocked": ToBlocked(),
     "to_plain": ToPlain(),
     "copy": Copy(),
-    "columns": Columns(),
+    "columns": ColumnsSpace(),
     "generic": Generic(),
-    "stitched": Stitched(),
+    "stitched": StitchedSpace(),
 }

@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from veltair.compiler.features.from_onnx.columns import TEXTUAL, Found, take_columns
+from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, ExtractedColumns, extract_columns
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, take_tables, type_name
 from veltair.compiler.onnx.quantised_tables import take_stored
 from veltair.compiler.onnx.simplify import said, saved, simplified
@@ -53,7 +53,7 @@ class OnnxModel:
     outputs: tuple[TensorSpec, ...]
     max_batch: int
     metadata: Mapping[str, str]
-    columns: Found | None = None  # what gives some of the inputs, where the file's own operators say so
+    columns: ExtractedColumns | None = None  # what gives some of the inputs, where the file's own operators say so
 
 
 def load(path: Path, max_batch: int | None = None) -> OnnxModel:
@@ -64,7 +64,7 @@ def load(path: Path, max_batch: int | None = None) -> OnnxModel:
     proto = _parse(path)
     _name_nodes(proto)
     stored = take_stored(proto, path, frozenset(TEXTUAL))
-    columns = take_columns(proto, path)
+    columns = extract_columns(proto, path)
     _check_nodes(proto, path)
     check_tensors(proto, path)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}

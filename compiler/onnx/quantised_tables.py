@@ -16,9 +16,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.embedding.row_storage import TAIL_BYTES, floats
-from veltair.compiler.features.from_onnx.graph_index import Graph
-from veltair.compiler.features.from_onnx.safety import needed
+from veltair.compiler.embedding.row_storage import TAIL_BYTES, decode_rows
+from veltair.compiler.features.from_onnx.onnx_graph_index import OnnxGraphIndex
+from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
 from veltair.compiler.onnx.constants import table_of
 from veltair.compiler.onnx.node_attributes import attribute
 
@@ -41,7 +41,7 @@ def take_stored(proto: onnx.ModelProto, path: Path, known: frozenset[str]) -> di
 
     Those that ids made by operators in `known` read become constants of float32: they are looked at once more.
     """
-    graph, whole = proto.graph, Graph(proto, path)
+    graph, whole = proto.graph, OnnxGraphIndex(proto, path)
     reader = _Reader(whole)
     taken: dict[str, NDArray[Any]] = {}
     plain: set[str] = set()
@@ -56,7 +56,7 @@ def take_stored(proto: onnx.ModelProto, path: Path, known: frozenset[str]) -> di
             rows = _rows(found, path)
             if node.input[1] in before:
                 plain.add(name)
-                graph.initializer.append(numpy_helper.from_array(floats(rows), name))
+                graph.initializer.append(numpy_helper.from_array(decode_rows(rows), name))
             else:
                 taken[name] = rows
                 graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(found.table.dims)))
@@ -66,14 +66,14 @@ def take_stored(proto: onnx.ModelProto, path: Path, known: frozenset[str]) -> di
             behind.output[0] = f"{found.out}/stored"  # nobody reads it: the node goes
             node.output[0] = found.out
     if taken or plain:
-        kept = needed(list(graph.node), {output.name for output in graph.output})
+        kept = nodes_needed(list(graph.node), {output.name for output in graph.output})
         del graph.node[:]
         graph.node.extend(kept)
     return taken
 
 
 class _Reader:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: OnnxGraphIndex) -> None:
         self._graph, self._weights = graph, graph.weights
 
     def lookup(self, gather: onnx.NodeProto) -> _Lookup | None:

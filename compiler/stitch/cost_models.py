@@ -11,12 +11,12 @@ from functools import cache
 from math import ceil, inf, prod
 from typing import TYPE_CHECKING
 
-from veltair.compiler.stitch.composition import Domain, domain
-from veltair.compiler.stitch.program import REDUCTIONS, Op, Program, elements
+from veltair.compiler.stitch.iteration_space import IterationSpace, iteration_space
+from veltair.compiler.stitch.stitch_program import REDUCTIONS, StitchOp, StitchProgram, count_elements
 from veltair.machine.topology import cache_bytes, usable_machine
 
 if TYPE_CHECKING:
-    from veltair.compiler.stitch.codegen import Setting
+    from veltair.compiler.stitch.stitched_kernel import KernelSchedule
 
 LANES = 16
 FLOAT_BYTES = 4
@@ -45,7 +45,7 @@ def move_ns(size_bytes: float, footprint_bytes: float) -> float:
     return size_bytes / next(rate for limit, rate in _caches() if footprint_bytes <= limit)
 
 
-def gain_ns(program: Program, space: Domain) -> float:
+def gain_ns(program: StitchProgram, space: IterationSpace) -> float:
     """Delta-evaluator: what one kernel saves against one an operator; the score f of a pattern (equation 3)."""
     made = {op.output: op for op in program.ops}
     reads: dict[str, int] = {}
@@ -54,44 +54,44 @@ def gain_ns(program: Program, space: Domain) -> float:
             reads[name] = reads.get(name, 0) + 1
     saved = (len(program.ops) - 1) * LAUNCH_NS
     for name, count in reads.items():
-        size = elements(program.shapes[name]) * FLOAT_BYTES
+        size = count_elements(program.shapes[name]) * FLOAT_BYTES
         stays = name in made and name not in program.outputs
         saved += (count + 1 if stays else count if name in made else count - 1) * move_ns(size, size)
     return saved - _penalty_ns(program, space)
 
 
-def _penalty_ns(program: Program, space: Domain) -> float:
+def _penalty_ns(program: StitchProgram, space: IterationSpace) -> float:
     """What is computed again for every place it is broadcast to, and the cores left idle where there are few rows."""
     places = prod(map(abs, space.extents))
     again = total = 0.0
     for op in program.ops:
-        vectors = elements(op.shape) / LANES
+        vectors = count_elements(op.shape) / LANES
         cost = _cycles(op) / CLOCK_GHZ
         total += max(vectors, 1.0) * cost
         if not space.is_row(op.output):
             again += max(places / LANES - vectors, 0.0) * cost
-    largest = max(elements(shape) for shape in program.shapes.values()) * FLOAT_BYTES
+    largest = max(count_elements(shape) for shape in program.shapes.values()) * FLOAT_BYTES
     total += move_ns(largest, largest)
     cores = len(usable_machine().cores)
     idle = 1 - min(units_of(space, 256), cores) / cores
     return again + total * idle
 
 
-def units_of(space: Domain, columns: int) -> int:
+def units_of(space: IterationSpace, columns: int) -> int:
     """Independent rows, times the chunks of columns where these are split."""
     width = space.extents[-1]
     chunks = ceil(width / min(columns or width, width)) if space.splits else 1
     return prod(abs(space.extents[axis]) for axis in space.outer) * chunks
 
 
-def scratch_bytes(space: Domain, setting: Setting) -> int:
+def scratch_bytes(space: IterationSpace, setting: KernelSchedule) -> int:
     """The working set of a task: its rows of every operand, and the buffers."""
     row = sum(_row_bytes(space, name, setting.columns) for name in (*space.program.leaves, *space.program.outputs))
     kept = sum(_row_bytes(space, name, setting.columns) for name in space.kept(setting.scheme))
     return int(setting.rows * row + kept)
 
 
-def latency_ns(space: Domain, setting: Setting, cores: int = 0) -> float:
+def latency_ns(space: IterationSpace, setting: KernelSchedule, cores: int = 0) -> float:
     """Latency-evaluator: what a kernel takes on so many cores; on all by default."""
     cores = cores or len(usable_machine().cores)
     units = units_of(space, setting.columns)
@@ -102,24 +102,27 @@ def latency_ns(space: Domain, setting: Setting, cores: int = 0) -> float:
     return launch + ceil(tasks / used) * (min(setting.rows, units) * row_ns + TASK_NS)
 
 
-def plan_ns(patterns: Sequence[Program]) -> float:
+def plan_ns(patterns: Sequence[StitchProgram]) -> float:
     """A plan's kernels one after the other, each at the scheme and split that suit it best."""
-    from veltair.compiler.stitch.codegen import Setting
+    from veltair.compiler.stitch.stitched_kernel import KernelSchedule
 
     total = 0.0
     for pattern in patterns:
-        space = domain(pattern)
+        space = iteration_space(pattern)
         if space is None:
             return inf
         cores = len(usable_machine().cores)
         rows = {1, max(1, ceil(units_of(space, 256) / cores)), units_of(space, 0)}
         total += LAUNCH_NS + min(
-            latency_ns(space, Setting(r, s, 4, c)) for r in rows for s in ("registers", "buffer") for c in (0, 256)
+            latency_ns(space, KernelSchedule(r, s, 4, c))
+            for r in rows
+            for s in ("registers", "buffer")
+            for c in (0, 256)
         )
     return total
 
 
-def _unit_ns(space: Domain, setting: Setting) -> float:
+def _unit_ns(space: IterationSpace, setting: KernelSchedule) -> float:
     """One row: what each phase reads, computes and writes."""
     program = space.program
     kept = set(space.kept(setting.scheme))
@@ -147,7 +150,7 @@ def _unit_ns(space: Domain, setting: Setting) -> float:
             seen.add(name)
             if name not in ops:
                 size = _row_bytes(space, name, setting.columns)
-                whole = elements(program.shapes[name]) * FLOAT_BYTES
+                whole = count_elements(program.shapes[name]) * FLOAT_BYTES
                 moved += move_ns(size, row if name in read else whole)
                 read.add(name)
             elif name in kept and space.phase[name] < phase:
@@ -162,12 +165,12 @@ def _unit_ns(space: Domain, setting: Setting) -> float:
         for op in sinks:
             if op.kind not in REDUCTIONS:
                 size = _row_bytes(space, op.output, setting.columns)
-                moved += move_ns(size, row if op.output in kept else elements(op.shape) * FLOAT_BYTES)
+                moved += move_ns(size, row if op.output in kept else count_elements(op.shape) * FLOAT_BYTES)
     cycles += sum(_cycles(op) for op in program.ops if space.is_row(op.output))
     return cycles / CLOCK_GHZ + moved
 
 
-def _row_bytes(space: Domain, name: str, columns: int) -> int:
+def _row_bytes(space: IterationSpace, name: str, columns: int) -> int:
     width = space.extents[-1]
     size = 1
     for axis in space.inner:
@@ -175,5 +178,5 @@ def _row_bytes(space: Domain, name: str, columns: int) -> int:
     return size * (min(columns or width, width) if space.varies[name][-1] else 1) * FLOAT_BYTES
 
 
-def _cycles(op: Op) -> float:
+def _cycles(op: StitchOp) -> float:
     return CYCLES.get(op.kind, CHEAP_CYCLES)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.stitch.program import Program, Shape
+from veltair.compiler.stitch.stitch_program import Shape, StitchProgram
 from veltair.compiler.stitch.stitched_parameters import StitchedParameters
 from veltair.profiles.artifact.manifest import shape_at
 
@@ -40,7 +40,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def evaluate(program: Program, leaves: Mapping[str, Array]) -> dict[str, Array]:
+def evaluate_program(program: StitchProgram, leaves: Mapping[str, Array]) -> dict[str, Array]:
     """Outputs by name."""
     values = {name: np.asarray(array, np.float64) for name, array in leaves.items()}
     with np.errstate(all="ignore"):
@@ -60,13 +60,13 @@ def _spread(value: Array, shape: Shape) -> Array:
     return np.broadcast_to(value, [found if d < 0 else d for d, found in zip(shape, rest, strict=True)])
 
 
-def stitched(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array]:
+def reference_stitched(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array]:
     """Outputs of a layer, in order."""
     parameters = spec.parameters_as(StitchedParameters)
     given = dict(zip(parameters.names, [*inputs, *spec.weights.values()], strict=False))
     found: dict[str, Array] = {}
     for space in parameters.domains:
-        found |= evaluate(space.program, {name: given[name] for name in space.program.leaves})
+        found |= evaluate_program(space.program, {name: given[name] for name in space.program.leaves})
     shapes = [(t.shape, x.shape) for t, x in zip(spec.inputs, inputs, strict=True)]
     batch = next((b // -d for own, real in shapes for d, b in zip(own, real, strict=True) if d < 0), 1)
     return [found[tensor.name].reshape(shape_at(tensor.shape, batch)) for tensor in spec.outputs]

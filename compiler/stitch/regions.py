@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels import generic
 from veltair.compiler.kernels.generic import Region
-from veltair.compiler.stitch.composition import domain
-from veltair.compiler.stitch.explorer import Explorer
-from veltair.compiler.stitch.program import Op, Program, Shape, elements
+from veltair.compiler.stitch.fusion_explorer import FusionExplorer
+from veltair.compiler.stitch.iteration_space import iteration_space
+from veltair.compiler.stitch.node_translation import TRUE, translate_node
+from veltair.compiler.stitch.stitch_program import Shape, StitchOp, StitchProgram, count_elements
 from veltair.compiler.stitch.stitched_parameters import StitchedParameters
-from veltair.compiler.stitch.translation import TRUE, translate
 from veltair.errors import InvariantError, ModelError
 from veltair.types import TensorSpec
 
@@ -41,7 +41,7 @@ def import_region(
     translated = _translated(nodes, values, constants, outputs, opset)
     if translated:
         try:
-            return _Cut(nodes, translated, values, constants, inputs, outputs, max_batch, opset).region()
+            return _RegionBuilder(nodes, translated, values, constants, inputs, outputs, max_batch, opset).region()
         except ModelError:
             pass
     return generic.import_region(nodes, values, constants, inputs, outputs, max_batch, opset)
@@ -49,9 +49,9 @@ def import_region(
 
 def _translated(
     nodes: Sequence[onnx.NodeProto], values: Values, constants: Constants, outputs: Sequence[str], opset: int
-) -> dict[int, tuple[Op, ...]]:
+) -> dict[int, tuple[StitchOp, ...]]:
     """Operators by the node's place. Booleans live as floats between kernels, so none may be seen by others."""
-    found = {i: ops for i, node in enumerate(nodes) if (ops := translate(node, values, constants, opset))}
+    found = {i: ops for i, node in enumerate(nodes) if (ops := translate_node(node, values, constants, opset))}
     while True:
         seen = {*outputs, *(name for i, node in enumerate(nodes) if i not in found for name in node.input)}
         exposed = [i for i in found if nodes[i].op_type in TRUE and nodes[i].output[0] in seen]
@@ -61,11 +61,11 @@ def _translated(
             del found[i]
 
 
-class _Cut:
+class _RegionBuilder:
     def __init__(
         self,
         nodes: Sequence[onnx.NodeProto],
-        translated: Mapping[int, tuple[Op, ...]],
+        translated: Mapping[int, tuple[StitchOp, ...]],
         values: Values,
         constants: Constants,
         inputs: Sequence[str],
@@ -83,7 +83,7 @@ class _Cut:
 
     def region(self) -> Region:
         """Kernels as soon as they can run, and between them the longest runs of other nodes."""
-        explorer = Explorer(self.ops, self._shapes(), self.wanted, self._outside())
+        explorer = FusionExplorer(self.ops, self._shapes(), self.wanted, self._outside())
         groups = [[explorer.program(p) for p in group] for group in explorer.packed(explorer.plan())]
         known = {*self.inputs, *self.constants, ""}
         others, layers, views = list(self.others), list[LayerSpec](), list[tuple[Activation, str]]()
@@ -132,7 +132,7 @@ class _Cut:
         }
 
     def _generic(
-        self, run: Sequence[onnx.NodeProto], others: Sequence[onnx.NodeProto], groups: Sequence[Sequence[Program]]
+        self, run: Sequence[onnx.NodeProto], others: Sequence[onnx.NodeProto], groups: Sequence[Sequence[StitchProgram]]
     ) -> Region:
         made = {name for node in run for name in node.output}
         read = {name for node in others for name in node.input} | {n for g in groups for p in g for n in p.leaves}
@@ -142,14 +142,14 @@ class _Cut:
             run, self.values, self.constants, list(inputs), outputs, self.max_batch, self.opset
         )
 
-    def _layer(self, group: Sequence[Program]) -> LayerSpec:
+    def _layer(self, group: Sequence[StitchProgram]) -> LayerSpec:
         leaves = dict.fromkeys(name for p in group for name in p.leaves)
         results = [name for p in group for name in p.outputs]
         inputs = [self._activation(name) for name in leaves if name not in self.constants]
         weights = {name: np.asarray(self.constants[name], np.float32) for name in leaves if name in self.constants}
         domains = []
         for p in group:
-            space = domain(p)
+            space = iteration_space(p)
             if space is None:
                 raise InvariantError(f"region at {self.prefix!r}: {p.text} is no loop nest")
             domains.append(space)
@@ -163,7 +163,7 @@ class _Cut:
             outputs=tuple(self._activation(name) for name in results),
             attributes={},
             weights=weights,
-            flops=sum(elements(op.shape) for p in group for op in p.ops),
+            flops=sum(count_elements(op.shape) for p in group for op in p.ops),
             max_batch=self.max_batch,
             parameters=StitchedParameters(
                 kinds="|".join("+".join(op.kind for op in p.ops) for p in group),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from veltair.compiler.graph.parameters import OUTSIDE_WORKLOAD, LayerParameters
-from veltair.compiler.stitch.composition import Domain
+from veltair.compiler.stitch.iteration_space import IterationSpace
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,5 +14,5 @@ class StitchedParameters(LayerParameters):
 
     kinds: str  # the operators for people: "add+exp|mul" are two packed programs
     structure: str  # digest of the programs and of which operands they share; layers that agree in it share code
-    domains: tuple[Domain, ...] = field(metadata=OUTSIDE_WORKLOAD)
+    domains: tuple[IterationSpace, ...] = field(metadata=OUTSIDE_WORKLOAD)
     names: tuple[str, ...] = field(metadata=OUTSIDE_WORKLOAD)  # values of the operands: inputs, weights, outputs

@@ -6,9 +6,9 @@ import numpy as np
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.codegen.prim_func import Operand
-from veltair.compiler.stitch.codegen import Setting, stitched
-from veltair.compiler.stitch.composition import SCHEMES
 from veltair.compiler.stitch.cost_models import latency_ns, scratch_bytes, units_of
+from veltair.compiler.stitch.iteration_space import SCHEMES
+from veltair.compiler.stitch.stitched_kernel import KernelSchedule, stitched_function
 from veltair.compiler.stitch.stitched_parameters import StitchedParameters
 
 ROWS = (1, 4, 16, 64)
@@ -16,7 +16,7 @@ COLUMNS = (256, 1024, 4096)  # multiples of every step
 STEPS = (2, 4, 1)
 
 
-class Stitched:
+class StitchedSpace:
     """Of layers with `StitchedParameters`."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
@@ -51,11 +51,11 @@ class Stitched:
             *spec.outputs,
         ]
         names = spec.parameters_as(StitchedParameters).names
-        function = stitched([(d, setting) for d in domains], operands, names)
+        function = stitched_function([(d, setting) for d in domains], operands, names)
         weights = tuple(np.ascontiguousarray(w) for w in spec.weights.values())
         tasks = sum(-(-units_of(d, setting.columns) // setting.rows) for d in domains)
         return Kernel(function, weights, max(scratch_bytes(d, setting) for d in domains), tasks * setting.unroll)
 
 
-def _setting(point: Point) -> Setting:
-    return Setting(int(point["rows"]), str(point["scheme"]), int(point["unroll"]), int(point["columns"]))
+def _setting(point: Point) -> KernelSchedule:
+    return KernelSchedule(int(point["rows"]), str(point["scheme"]), int(point["unroll"]), int(point["columns"]))

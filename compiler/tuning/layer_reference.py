@@ -22,7 +22,7 @@ from veltair.compiler.graph.parameters.vision import (
     PoolKind,
     SqueezeExciteParameters,
 )
-from veltair.compiler.stitch.evaluate import stitched
+from veltair.compiler.stitch.evaluate import reference_stitched
 
 Array = NDArray[Any]
 
@@ -68,7 +68,7 @@ def packed(tensor: Activation, value: Array) -> Array:
 def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     a = spec.attributes
     if spec.op == "columns":
-        return [columns.of_layer(spec, x)]
+        return [columns.reference_layer(spec, x)]
     if spec.op in ("conv2d", "conv2d_bf16", "depthwise_conv2d"):
         return [_convolution(spec, x)]
     if spec.op == "matmul":
@@ -94,7 +94,7 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
         mean = a["reduce"] == "mean"
         return [embedding.sls(ids, spec.weights[f"table{i}"], None, mean=mean) for i, ids in enumerate(x)]
     if spec.op == "lookups":
-        return [embedding.looked_up(a, x, list(spec.weights.values()))]
+        return [embedding.reference_lookups(a, x, list(spec.weights.values()))]
     if spec.op == "recurrent":
         return _recurrent(spec, dict(zip(a["reads"], x, strict=True)))
     if spec.op == "pool2d":
@@ -110,7 +110,7 @@ def _logical(spec: LayerSpec, x: list[Array]) -> list[Array]:
     if spec.op == "elementwise":
         return [_steps(spec, x)]
     if spec.op == "stitched":
-        return stitched(spec, x)
+        return reference_stitched(spec, x)
     if spec.op == "concat_sum":
         parts = [piece.reshape(len(piece), -1, spec.outputs[0].shape[1]).sum(1, dtype=np.float64) for piece in x]
         return [np.sum(parts, axis=0) * a["scale"]]

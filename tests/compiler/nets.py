@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.arena import plan
-from veltair.compiler.embedding.table_storage import Tables
+from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load
@@ -62,7 +62,7 @@ class Net:
 
 
 def run(
-    path: Path, feeds: Arrays, way: str, batch: int = 1, max_batch: int = 4, tables: Tables | None = None
+    path: Path, feeds: Arrays, way: str, batch: int = 1, max_batch: int = 4, tables: TableStorage | None = None
 ) -> tuple[list[Any], list[str]]:
     """Outputs of every layer's default version, and the layers' operators."""
     precision, mcpu, wanted = WAYS[way]

@@ -11,7 +11,7 @@ from kernels import ahead, worst_error
 from nets import Arrays
 from test_sums import ROWS, drawn, operators
 
-from veltair.compiler.embedding.row_storage import STORAGES, narrow, stored
+from veltair.compiler.embedding.row_storage import STORAGES, encode_rows, storage_attributes
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import cpu_features
@@ -99,6 +99,6 @@ def test_every_version_equals_numpy(family: str, mcpu: str) -> None:
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_inspect_says_how_rows_are_stored(storage: str) -> None:
-    attributes = narrow([stored(drawn(4000, 32), storage), stored(drawn(1000, 32), storage)])
+    attributes = storage_attributes([encode_rows(drawn(4000, 32), storage), encode_rows(drawn(1000, 32), storage)])
     notes = {"fp16": "tables of 0.3 MB in fp16", "int8": "tables of 0.2 MB in int8"}
     assert attributes == ({} if storage == "fp32" else {"storage": storage, "_note": notes[storage]})

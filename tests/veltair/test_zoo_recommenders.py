@@ -18,9 +18,9 @@ import pytest
 from numpy.typing import NDArray
 
 from veltair.cli import main
-from veltair.compiler.features.description import Description
-from veltair.compiler.features.description_file import load
-from veltair.compiler.features.feature_reference import reference
+from veltair.compiler.features.description_file import load_description
+from veltair.compiler.features.feature_description import FeatureDescription
+from veltair.compiler.features.feature_reference import reference_inputs
 from veltair.errors import ConfigError
 from veltair.zoo.models import RECOMMENDERS, ZOO, write
 from veltair.zoo.recommendation import dien, table_sizes
@@ -187,7 +187,7 @@ def run(path: Path) -> ort.InferenceSession:
 def test_descriptions_make_the_input(tmp_path: Path, name: str) -> None:
     path, description = write(name, tmp_path / f"{name}.onnx", 3, rows=200)
     assert description == tmp_path / f"{name}.features.toml"
-    found = load(description)
+    found = load_description(description)
     (joined,) = found.inputs
     graph = onnx.load(path).graph
     widths = {i.name: i.type.tensor_type.shape.dim[1].dim_value for i in graph.input}
@@ -201,13 +201,13 @@ def test_descriptions_make_the_input(tmp_path: Path, name: str) -> None:
     assert [p.read_bytes() for p in again] == [p.read_bytes() for p in (path, description)]
 
 
-def kinds(found: Description) -> dict[tuple[str, str], int]:
+def kinds(found: FeatureDescription) -> dict[tuple[str, str], int]:
     """How many columns of each kind of feature and step."""
     return dict(collections.Counter((found.feature(column).kind, column.step) for column in found.columns))
 
 
 def test_columns_are_the_papers(tmp_path: Path) -> None:
-    found = {name: load(write(name, tmp_path / f"{name}.onnx", rows=200)[1]) for name in DESCRIBED}
+    found = {name: load_description(write(name, tmp_path / f"{name}.onnx", rows=200)[1]) for name in DESCRIBED}
     steps = [("float", "boundaries"), ("int", "hash"), ("string", "hash"), ("tokens", "hash")]
     assert kinds(found["recom_e"]) == dict(zip(steps, (880, 50, 50, 20), strict=True))
     assert kinds(found["recom_f"]) == dict(zip(steps, (1000, 90, 100, 10), strict=True))
@@ -231,7 +231,7 @@ def test_dien_from_history_strings(tmp_path: Path) -> None:
         "history_item": [b"\x02".join(items), b"", b"B7\x02B8"],
         "history_category": [b"\x02".join([b"Books"] * 60), b"", b"Books\x02Music"],
     }  # fmt: skip
-    feeds = reference(load(described), raw)
+    feeds = reference_inputs(load_description(described), raw)
     ids = [farmhash.fingerprint64(item) % (ROWS - 1) + 1 for item in items]
     assert feeds["history_item"].tolist()[0] == ids[:50]
     assert feeds["history_item"].tolist()[1:] == [

@@ -9,47 +9,47 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from veltair.compiler.features.from_onnx.graph_index import VIEWS, Graph
-from veltair.compiler.features.from_onnx.key_sources import Source
+from veltair.compiler.features.from_onnx.key_sources import KeySource
+from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.onnx.node_attributes import attribute
 
-COMPARES = {"GreaterOrEqual": "LessOrEqual", "Greater": "Less", "Less": "Greater", "LessOrEqual": "GreaterOrEqual"}
+MIRRORED = {"GreaterOrEqual": "LessOrEqual", "Greater": "Less", "Less": "Greater", "LessOrEqual": "GreaterOrEqual"}
 SUMS = (TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT)
 
 
 @dataclass(frozen=True, slots=True)
-class Buckets:
-    source: Source
+class BucketizePattern:
+    source: KeySource
     edges: tuple[float, ...]  # float32, rising
     counts: NDArray[np.generic]  # the sum in each bucket: below the first edge, …, from the last one on
     nan: int  # the bucket of NaN, which no comparison holds for
 
 
-def buckets_in(graph: Graph, numeric: tuple[str, ...]) -> dict[str, Buckets]:
+def find_bucketize(graph: OnnxGraphIndex, numeric: tuple[str, ...]) -> dict[str, BucketizePattern]:
     """By the node of each sum. Only those of inputs that nothing else reads, and that only lookups depend on.
 
     numeric: operators that may stand between sum and lookup.
     """
-    found = {node.name: b for node in graph.nodes if (b := _buckets(node, graph)) is not None}
+    found = {node.name: b for node in graph.nodes if (b := _match_bucketize(node, graph)) is not None}
     sums = {node.name: node for node in graph.nodes if node.name in found}
-    kept = {name for name in found if _looked_up(sums[name].output[0], graph, numeric)}
+    kept = {name for name in found if _only_looked_up(sums[name].output[0], graph, numeric)}
     wrong = {b.source.name for name, b in found.items() if name not in kept}
     wrong |= {b.source.name for b in found.values() if not _all_counted(b.source.name, graph, kept)}
     return {name: b for name, b in found.items() if b.source.name not in wrong}
 
 
-def _buckets(node: onnx.NodeProto, graph: Graph) -> Buckets | None:
+def _match_bucketize(node: onnx.NodeProto, graph: OnnxGraphIndex) -> BucketizePattern | None:
     cast = graph.producer.get(node.input[0]) if node.op_type == "ReduceSum" else None
     compare = graph.producer.get(cast.input[0]) if cast is not None and cast.op_type == "Cast" else None
-    if cast is None or compare is None or compare.op_type not in COMPARES or len(node.input) < 2:
+    if cast is None or compare is None or compare.op_type not in MIRRORED or len(node.input) < 2:
         return None
     axes = graph.constant(node.input[1])
     if axes is None or axes.reshape(-1).tolist() not in ([1], [-1]) or attribute(cast, "to", 0) not in SUMS:
         return None
     number, operation, limits = compare.input[0], compare.op_type, graph.constant(compare.input[1])
     if limits is None:
-        number, operation, limits = compare.input[1], COMPARES[operation], graph.constant(compare.input[0])
-    source = _source(number, graph)
+        number, operation, limits = compare.input[1], MIRRORED[operation], graph.constant(compare.input[0])
+    source = _match_input(number, graph)
     if source is None or limits is None or limits.dtype != np.float32 or not np.isfinite(limits).all():
         return None
     if limits.ndim not in (1, 2) or limits.shape[-1] != limits.size or not limits.size:
@@ -61,10 +61,10 @@ def _buckets(node: onnx.NodeProto, graph: Graph) -> Buckets | None:
     greater = operation in ("Greater", "GreaterOrEqual")
     counts = above if greater else limits.size - above
     dtype = helper.tensor_dtype_to_np_dtype(attribute(cast, "to", 0))
-    return Buckets(source, tuple(edges.tolist()), counts.astype(dtype), 0 if greater else len(edges))
+    return BucketizePattern(source, tuple(edges.tolist()), counts.astype(dtype), 0 if greater else len(edges))
 
 
-def _source(name: str, graph: Graph) -> Source | None:
+def _match_input(name: str, graph: OnnxGraphIndex) -> KeySource | None:
     """The input that a column (batch, 1) of float32 is."""
     whole = raised = False
     while name in graph.producer:
@@ -79,15 +79,15 @@ def _source(name: str, graph: Graph) -> Source | None:
     if name not in graph.inputs or graph.rows(name) != (1 if raised else 2):
         return None
     wanted = TensorProto.INT64 if whole else TensorProto.FLOAT
-    return Source(name, "int" if whole else "float") if graph.type_of(name) == wanted else None
+    return KeySource(name, "int" if whole else "float") if graph.type_of(name) == wanted else None
 
 
-def _axes(node: onnx.NodeProto, graph: Graph) -> list[int]:
+def _axes(node: onnx.NodeProto, graph: OnnxGraphIndex) -> list[int]:
     given = graph.constant(node.input[1]) if len(node.input) > 1 else None
     return list(attribute(node, "axes", []) if given is None else given.reshape(-1).tolist())
 
 
-def _looked_up(name: str, graph: Graph, numeric: tuple[str, ...]) -> bool:
+def _only_looked_up(name: str, graph: OnnxGraphIndex, numeric: tuple[str, ...]) -> bool:
     """Whether rows of constant tables are all that comes of a tensor."""
     users = graph.users(name)
     for user in users:
@@ -98,18 +98,18 @@ def _looked_up(name: str, graph: Graph, numeric: tuple[str, ...]) -> bool:
             continue
         others = [given for given in user.input if given and given != name]
         known = user.op_type in VIEWS or all(graph.constant(given) is not None for given in others)
-        if user.op_type not in (*numeric, *VIEWS) or not known or not _looked_up(user.output[0], graph, numeric):
+        if user.op_type not in (*numeric, *VIEWS) or not known or not _only_looked_up(user.output[0], graph, numeric):
             return False
     return bool(users) and not graph.is_output(name)
 
 
-def _all_counted(name: str, graph: Graph, kept: set[str]) -> bool:
+def _all_counted(name: str, graph: OnnxGraphIndex, kept: set[str]) -> bool:
     """Whether every reader of an input is a comparison that a kept sum counts."""
     if graph.is_output(name):
         return False
     for user in graph.users(name):
         if user.name not in kept and (
-            user.op_type not in (*COMPARES, "Cast", "Unsqueeze", "ReduceSum")
+            user.op_type not in (*MIRRORED, "Cast", "Unsqueeze", "ReduceSum")
             or not _all_counted(user.output[0], graph, kept)
         ):
             return False

@@ -9,8 +9,8 @@ import msgspec
 import onnx
 from onnx import TensorProto
 
-from veltair.compiler.features.description import Part
-from veltair.compiler.features.from_onnx.graph_index import VIEWS, Graph
+from veltair.compiler.features.feature_description import TextPart
+from veltair.compiler.features.from_onnx.onnx_graph_index import VIEWS, OnnxGraphIndex
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 
@@ -18,23 +18,23 @@ ASCII_LOCALES, UNICODE_LOCALES = ("C", "POSIX"), ("en_US", "en_US.UTF-8", "C.UTF
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class KeySource:
     """Where a column's values come from: an input of the model, split into tokens or not."""
 
     name: str
     kind: Literal["int", "float", "string", "tokens"]
     separator: str = ","
     split: onnx.NodeProto | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TextPart, ...] = ()
 
 
-def source_of(node: onnx.NodeProto, graph: Graph) -> Source:
+def find_key_source(node: onnx.NodeProto, graph: OnnxGraphIndex) -> KeySource:
     """Where an encoder's keys come from."""
-    split = _split(node.input[0], graph)
+    split = _find_split(node.input[0], graph)
     if split is None:
-        parts = _parts(node.input[0], node, Part(), graph)
+        parts = _find_parts(node.input[0], node, TextPart(), graph)
     else:
-        inner = _parts(split.input[0], node, Part(), graph)
+        inner = _find_parts(split.input[0], node, TextPart(), graph)
         if len(inner) > 1:
             raise graph.error(split, "splits what StringConcat makes; expected an input of the model")
         parts = inner
@@ -48,18 +48,18 @@ def source_of(node: onnx.NodeProto, graph: Graph) -> Source:
     if len(ranks) > 1:
         raise graph.error(node, f"joins texts of different shapes: {', '.join(names)}")
     if not text:
-        return Source(name, "int")
+        return KeySource(name, "int")
     if split is None:
-        return Source(name, "string", parts=() if plain else parts)
+        return KeySource(name, "string", parts=() if plain else parts)
     separator = attribute(split, "delimiter", b"").decode("utf-8", "replace")
     if len(separator) != 1 or not separator.isascii() or attribute(split, "maxsplit", None) is not None:
         raise graph.error(split, "expected a delimiter of one ASCII character, and no maxsplit")
     if not plain and separator.isalpha():
         raise graph.error(split, f"splits at the letter {separator!r}, whose case is changed before")
-    return Source(name, "tokens", separator, split, () if plain else parts)
+    return KeySource(name, "tokens", separator, split, () if plain else parts)
 
 
-def _split(name: str, graph: Graph) -> onnx.NodeProto | None:
+def _find_split(name: str, graph: OnnxGraphIndex) -> onnx.NodeProto | None:
     """The StringSplit whose tokens are encoded."""
     while name in graph.producer and graph.producer[name].op_type in VIEWS:
         name = graph.producer[name].input[0]
@@ -67,7 +67,7 @@ def _split(name: str, graph: Graph) -> onnx.NodeProto | None:
     return node if node is not None and node.op_type == "StringSplit" and name == node.output[0] else None
 
 
-def _parts(name: str, user: onnx.NodeProto, part: Part, graph: Graph) -> tuple[Part, ...]:
+def _find_parts(name: str, user: onnx.NodeProto, part: TextPart, graph: OnnxGraphIndex) -> tuple[TextPart, ...]:
     """Texts that one is made of, from inputs and constants on. `part`: what becomes of them behind."""
     constant, node = graph.text(name), graph.producer.get(name)
     if constant is not None:
@@ -75,16 +75,16 @@ def _parts(name: str, user: onnx.NodeProto, part: Part, graph: Graph) -> tuple[P
             raise graph.error(user, f"changes the case of {constant!r}; expected ASCII")
         cased = constant.encode()  # bytes change ASCII letters alone
         cased = cased.lower() if part.case == "lower" else cased.upper() if part.case == "upper" else cased
-        return (Part(text=cased.decode()),)
+        return (TextPart(text=cased.decode()),)
     if node is not None and node.op_type in VIEWS:
-        return _parts(node.input[0], user, part, graph)
+        return _find_parts(node.input[0], user, part, graph)
     if node is not None and node.op_type == "StringConcat":
-        return tuple(found for given in node.input for found in _parts(given, node, part, graph))
+        return tuple(found for given in node.input for found in _find_parts(given, node, part, graph))
     if node is not None and node.op_type == "StringNormalizer":
-        inner = _case(node, graph)
+        inner = _read_case(node, graph)
         if part.case is not None and inner.case is not None:
             raise graph.error(node, "the case is changed twice")
-        return _parts(node.input[0], node, part if inner.case is None else inner, graph)
+        return _find_parts(node.input[0], node, part if inner.case is None else inner, graph)
     if node is not None:
         raise graph.error(
             node, f"stands before {user.op_type} {user.name!r}; expected StringSplit, StringConcat and "
@@ -97,7 +97,7 @@ def _parts(name: str, user: onnx.NodeProto, part: Part, graph: Graph) -> tuple[P
     return (msgspec.structs.replace(part, feature=name),)
 
 
-def _case(node: onnx.NodeProto, graph: Graph) -> Part:
+def _read_case(node: onnx.NodeProto, graph: OnnxGraphIndex) -> TextPart:
     """What a StringNormalizer does to its texts."""
     if attribute(node, "stopwords", []):
         raise graph.error(node, "stopwords take rows out of the batch; expected none")
@@ -107,4 +107,4 @@ def _case(node: onnx.NodeProto, graph: Graph) -> Part:
     if locale not in (*ASCII_LOCALES, *UNICODE_LOCALES):
         known = ", ".join((*ASCII_LOCALES, *UNICODE_LOCALES))
         raise graph.error(node, f"letters of locale {locale!r} are not known; expected one of {known}")
-    return Part(case=case, unicode=case is not None and locale in UNICODE_LOCALES)
+    return TextPart(case=case, unicode=case is not None and locale in UNICODE_LOCALES)

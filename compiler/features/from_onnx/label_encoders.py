@@ -16,50 +16,50 @@ ENCODERS = ("LabelEncoder", "CategoryMapper")
 
 
 @dataclass(frozen=True, slots=True)
-class Encoding:
+class KeyEncoding:
     keys: tuple[str | int, ...]
     values: NDArray[Any]  # int64 or float32; of each key, and last of what is no key
 
 
-def encoding(node: onnx.NodeProto) -> Encoding:
+def read_encoding(node: onnx.NodeProto) -> KeyEncoding:
     """Raises ValueError that says what is not expected of the node."""
     if node.op_type == "CategoryMapper":
         texts, numbers = attribute(node, "cats_strings", []), attribute(node, "cats_int64s", [])
-        return _encoding(
-            [_text(key) for key in texts], np.array(numbers, np.int64), attribute(node, "default_int64", -1)
+        return _checked_encoding(
+            [_decode_key(key) for key in texts], np.array(numbers, np.int64), attribute(node, "default_int64", -1)
         )
-    keys = _listed(node, "keys", "strings", "int64s")
-    values = np.asarray(_listed(node, "values", "int64s", "floats"))
+    keys = _read_list(node, "keys", "strings", "int64s")
+    values = np.asarray(_read_list(node, "values", "int64s", "floats"))
     if values.dtype.kind not in "if":
         raise ValueError("it gives strings; expected int64 or float32")
     whole = values.dtype.kind == "i"
     default = attribute(node, "default_int64", -1) if whole else attribute(node, "default_float", -0.0)
     tensor = attribute(node, "default_tensor", None)
     if tensor is not None:
-        default = _array(tensor).reshape(-1)[0]
-    named = [int(key) if isinstance(key, int | np.integer) else _text(key) for key in keys]
-    return _encoding(named, values.astype(np.int64 if whole else np.float32), default)
+        default = _read_tensor(tensor).reshape(-1)[0]
+    named = [int(key) if isinstance(key, int | np.integer) else _decode_key(key) for key in keys]
+    return _checked_encoding(named, values.astype(np.int64 if whole else np.float32), default)
 
 
-def _encoding(keys: list[Any], values: NDArray[Any], default: Any) -> Encoding:
+def _checked_encoding(keys: list[Any], values: NDArray[Any], default: Any) -> KeyEncoding:
     if not keys or len(keys) != len(values):
         raise ValueError(f"{len(keys)} keys, {len(values)} values")
     if len(set(keys)) < len(keys):
         raise ValueError("a key stands twice")
-    return Encoding(tuple(keys), np.append(values, values.dtype.type(default)))
+    return KeyEncoding(tuple(keys), np.append(values, values.dtype.type(default)))
 
 
-def _listed(node: onnx.NodeProto, role: str, *kinds: str) -> list[Any]:
+def _read_list(node: onnx.NodeProto, role: str, *kinds: str) -> list[Any]:
     tensor = attribute(node, f"{role}_tensor", None)
     if tensor is not None:
-        return list(_array(tensor).reshape(-1).tolist())
+        return list(_read_tensor(tensor).reshape(-1).tolist())
     found: list[Any] = next((f for kind in kinds if (f := attribute(node, f"{role}_{kind}", []))), [])
     if not found:
         raise ValueError(f"expected {role} in {' or '.join(f'{role}_{kind}' for kind in kinds)}")
     return found
 
 
-def _array(tensor: onnx.TensorProto) -> NDArray[Any]:
+def _read_tensor(tensor: onnx.TensorProto) -> NDArray[Any]:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise ValueError("keys and values lie in the file, not beside it")
     array: NDArray[Any] = np.asarray(numpy_helper.to_array(tensor))
@@ -68,7 +68,7 @@ def _array(tensor: onnx.TensorProto) -> NDArray[Any]:
     return array
 
 
-def _text(key: Any) -> str:
+def _decode_key(key: Any) -> str:
     if not isinstance(key, bytes | str):
         raise ValueError(f"the key {key!r} is neither text nor a whole number")
     return key.decode("utf-8") if isinstance(key, bytes) else key

@@ -17,12 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.embedding.row_storage import row_items, storage_of
-from veltair.compiler.features.description import Column, Description, Feature, Joined, Part
-from veltair.compiler.features.feature_layout import Layout
-from veltair.compiler.features.index_ranges import Map, Range, Remove, Replace, Step, propagate, proved, simplified
+from veltair.compiler.features.feature_description import (
+    ColumnInput,
+    Feature,
+    FeatureColumn,
+    FeatureDescription,
+    TextPart,
+)
+from veltair.compiler.features.feature_layout import FeatureLayout
+from veltair.compiler.features.index_ranges import (
+    IndexRange,
+    IndexStep,
+    MapInto,
+    RemoveOutside,
+    ReplaceOutside,
+    propagate_range,
+    proves_in_bounds,
+    simplify_steps,
+)
 from veltair.compiler.features.kernel.symbolic_shapes import Extent, Symbols, one_value
-from veltair.compiler.features.table_store import Store
-from veltair.compiler.features.vocabulary import Vocabularies
+from veltair.compiler.features.table_store import TableStore
+from veltair.compiler.features.vocabularies import Vocabularies
 
 ABSENT = -(1 << 31)  # an index that was removed, or of a value that is missing
 UNLIMITED = (1 << 31) - 1
@@ -76,14 +91,18 @@ PART_KINDS = ("own", "other", "constant")
 CASES = (None, "lower", "upper", "lower unicode", "upper unicode")
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+@dataclass(frozen=True, slots=True, repr=False)
+class ColumnGroup:
     """Neighbouring columns [first, first + count) that run through the same code."""
 
     road: str  # "<kind of feature>.<step>", with ".many" where rows of several values are added up, ".rows" or ".ids"
     dim: int
     first: int
     count: int
+
+    def __repr__(self) -> str:
+        """Part of `ColumnTable.digest`, which tuning records are filed under: it stays as it is."""
+        return f"Group(road={self.road!r}, dim={self.dim}, first={self.first}, count={self.count})"
 
     @property
     def one_row(self) -> bool:
@@ -92,11 +111,11 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ColumnTable:
     """All columns that one input of the model joins."""
 
     width: int  # of the output
-    groups: tuple[Group, ...]
+    groups: tuple[ColumnGroup, ...]
     columns: NDArray[np.int64]  # (columns and parts, Field)
     guards: NDArray[np.int32]  # (guards, 4): 1 to remove, low, high, value
     edges: NDArray[np.float32]
@@ -132,7 +151,7 @@ class Plan:
         return hashlib.sha256(text).hexdigest()[:16]
 
 
-def plan(description: Description, joined: Joined, store: Store) -> Plan:
+def build_column_table(description: FeatureDescription, joined: ColumnInput, store: TableStore) -> ColumnTable:
     by_name = {column.name: column for column in description.columns}
     features = {feature.name: feature for feature in description.features}
     wanted = [by_name[name] for name in joined.columns]
@@ -140,20 +159,20 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
     outs = dict(zip(joined.columns, np.cumsum([0, *widths])[:-1].tolist(), strict=True))
     width_of = dict(zip(joined.columns, widths, strict=True))
 
-    def key(column: Column) -> tuple[str, int]:
+    def key(column: FeatureColumn) -> tuple[str, int]:
         return road(column, features[column.feature]), width_of[column.name]
 
     ordered = sorted(wanted, key=lambda column: (*key(column), outs[column.name]))
-    starts = Layout.of(description).starts
+    starts = FeatureLayout.from_description(description).starts
     edges: list[NDArray[np.float32]] = []
     guards: list[tuple[int, int, int, int]] = []
-    vocabularies = Vocabularies.of({c.name: c.vocabulary for c in ordered if c.vocabulary is not None})
-    parts: list[tuple[Column, Part]] = []
+    vocabularies = Vocabularies.build({c.name: c.vocabulary for c in ordered if c.vocabulary is not None})
+    parts: list[tuple[FeatureColumn, TextPart]] = []
     rows = np.zeros((len(ordered), len(Field)), np.int64)
     for row, column in zip(rows, ordered, strict=True):
         feature, table = features[column.feature], description.table(column)
         absent_free = not _may_be_absent(column, feature)
-        steps = simplified(steps_of(column))
+        steps = simplify_steps(steps_of(column))
         row[Field.SOURCE], row[Field.WIDTH] = starts[feature.name][0], feature.width
         if feature.textual:
             row[Field.LETTERS], row[Field.ROOM] = starts[feature.name][1], feature.max_bytes
@@ -168,9 +187,9 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
         guards += found
         row[Field.GUARDS] = len(found)
         if table is not None:
-            row[Field.TABLE], row[Field.ROWS], row[Field.FILL] = store.place(column)
+            row[Field.TABLE], row[Field.ROWS], row[Field.FILL] = store.location_of(column)
             row[Field.LARGE] = store.tables[table.name].nbytes > LARGE_BYTES
-            row[Field.CHECKED] = not (absent_free and proved(steps, table.rows) and not _removes(steps))
+            row[Field.CHECKED] = not (absent_free and proves_in_bounds(steps, table.rows) and not _removes(steps))
         if column.ids:
             row[Field.TABLE], row[Field.FILL] = column.first_id, column.pad
         if column.boundaries is not None:
@@ -190,7 +209,7 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
             row[Field.SIZE] = column.hash or column.identity or 0
             row[Field.RECIPROCAL] = np.uint64(((1 << 64) - 1) // int(row[Field.SIZE])).view(np.int64)
 
-    def read_bytes(column: Column) -> int:
+    def read_bytes(column: FeatureColumn) -> int:
         table = description.table(column)
         row = 0 if table is None else int(row_items(table.dim, store.rows.dtype.name)) * store.rows.itemsize
         return row * _values(features[column.feature])
@@ -198,12 +217,12 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
     groups, first_column = [], 0
     for (name, dim), members in groupby(ordered, key):
         count = len(list(members))
-        groups.append(Group(name, dim, first_column, count))
+        groups.append(ColumnGroup(name, dim, first_column, count))
         first_column += count
     if parts:
         behind, vocabularies = _parts(parts, starts, features, vocabularies)
         rows = np.concatenate([rows, behind])
-    return Plan(
+    return ColumnTable(
         sum(widths), tuple(groups), rows,
         np.array(guards or [(0, 0, 0, 0)], np.int32),
         np.concatenate(edges) if edges else np.zeros(EDGES, np.float32), vocabularies, store.rows,
@@ -213,9 +232,11 @@ def plan(description: Description, joined: Joined, store: Store) -> Plan:
 
 
 def _parts(
-    parts: Sequence[tuple[Column, Part]], starts: Mapping[str, tuple[int, ...]], features: Mapping[str, Feature],
+    parts: Sequence[tuple[FeatureColumn, TextPart]],
+    starts: Mapping[str, tuple[int, ...]],
+    features: Mapping[str, Feature],
     vocabularies: Vocabularies,
-) -> tuple[NDArray[np.int64], Vocabularies]:  # fmt: skip
+) -> tuple[NDArray[np.int64], Vocabularies]:
     """Rows of parts, and the vocabularies with the letters of constant ones behind theirs."""
     rows, letters = np.zeros((len(parts), len(Field)), np.int64), [vocabularies.letters.tobytes()]
     for row, (column, part) in zip(rows, parts, strict=True):
@@ -239,7 +260,7 @@ def _values(feature: Feature) -> int:
     return max(min(feature.max_bytes // TOKEN, feature.truncate or UNLIMITED), 1)
 
 
-def road(column: Column, feature: Feature) -> str:
+def road(column: FeatureColumn, feature: Feature) -> str:
     """One value a row at most is looked up without a reduction (RECom 5.2), whatever the combiner."""
     kind = "float" if feature.kind == "dense" else feature.kind
     name = f"{kind}.{'parts' if column.parts else column.step}"
@@ -247,52 +268,58 @@ def road(column: Column, feature: Feature) -> str:
         return f"{name}.{'ids' if column.ids else 'rows'}"
     if column.step == "copy" or column.counts:
         return name
-    return name if one_value(feature, Symbols(), Extent.of("batch"), Extent.of("bytes")) else f"{name}.many"
+    return (
+        name
+        if one_value(feature, Symbols(), Extent.from_value("batch"), Extent.from_value("bytes"))
+        else f"{name}.many"
+    )
 
 
-def id_range(column: Column) -> Range:
+def id_range(column: FeatureColumn) -> IndexRange:
     """Of the ids that a column gives."""
-    found = propagate(steps_of(column))[-1].and_(Range(low=0))
-    pad = Range(column.pad, column.pad + 1)
-    return pad if found.empty else Range(found.low + column.first_id, found.high + column.first_id).or_(pad)
+    found = propagate_range(steps_of(column))[-1].intersection(IndexRange(low=0))
+    pad = IndexRange(column.pad, column.pad + 1)
+    return pad if found.empty else IndexRange(found.low + column.first_id, found.high + column.first_id).hull(pad)
 
 
-def steps_of(column: Column) -> tuple[Step, ...]:
+def steps_of(column: FeatureColumn) -> tuple[IndexStep, ...]:
     """A column's way to its index in the terms of range propagation."""
-    into = Range()
+    into = IndexRange()
     if column.hash is not None:
-        into = Range(0, column.hash)
+        into = IndexRange(0, column.hash)
     elif column.boundaries is not None:
-        into = Range(0, len(column.boundaries) + 1)
+        into = IndexRange(0, len(column.boundaries) + 1)
     elif column.identity is not None or column.vocabulary is not None:
         known = column.identity if column.vocabulary is None else len(column.vocabulary) + column.oov
         assert known is not None
-        into = Range(0, known)
+        into = IndexRange(0, known)
         if not column.oov:
-            into = into.or_(Range(column.default, column.default + 1))
-    steps: list[Step] = [Map(into)]
+            into = into.hull(IndexRange(column.default, column.default + 1))
+    steps: list[IndexStep] = [MapInto(into)]
     for guard in column.guards:
-        inside = Range(*guard.interval)
-        steps.append(Remove(inside) if guard.remove is not None else Replace(inside, guard.value))
+        inside = IndexRange(*guard.interval)
+        steps.append(RemoveOutside(inside) if guard.remove is not None else ReplaceOutside(inside, guard.value))
     return tuple(steps)
 
 
-def _guards(steps: Sequence[Step]) -> list[tuple[int, int, int, int]]:
+def _guards(steps: Sequence[IndexStep]) -> list[tuple[int, int, int, int]]:
     """Intervals are cut to 32 bits, and an empty one to nothing, which loses no index."""
     found = []
     for step in steps:
-        if isinstance(step, Replace | Remove):
+        if isinstance(step, ReplaceOutside | RemoveOutside):
             low = max(step.inside.low, ABSENT + 1)
             high = max(min(step.inside.high, UNLIMITED), low)
-            found.append((int(isinstance(step, Remove)), low, high, 0 if isinstance(step, Remove) else step.value))
+            found.append(
+                (int(isinstance(step, RemoveOutside)), low, high, 0 if isinstance(step, RemoveOutside) else step.value)
+            )
     return found
 
 
-def _removes(steps: Sequence[Step]) -> bool:
-    return any(isinstance(step, Remove) for step in steps)
+def _removes(steps: Sequence[IndexStep]) -> bool:
+    return any(isinstance(step, RemoveOutside) for step in steps)
 
 
-def _may_be_absent(column: Column, feature: Feature) -> bool:
+def _may_be_absent(column: FeatureColumn, feature: Feature) -> bool:
     if feature.kind == "int":
         return feature.missing is not False and column.boundaries is None
     return feature.textual and feature.empty == "drop"

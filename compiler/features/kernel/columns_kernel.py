@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.features.description import Description, Joined
-from veltair.compiler.features.feature_layout import Layout, bank_of
-from veltair.compiler.features.kernel.column_table import Field, Plan, plan
+from veltair.compiler.features.feature_description import ColumnInput, FeatureDescription
+from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of
+from veltair.compiler.features.kernel.column_emitter import ColumnEmitter
+from veltair.compiler.features.kernel.column_table import ColumnTable, Field, build_column_table
 from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
-from veltair.compiler.features.kernel.indices import Work
-from veltair.compiler.features.kernel.row_lookup import Roads
+from veltair.compiler.features.kernel.index_emitter import ColumnTask
 from veltair.compiler.features.kernel.text import powers_of_ten
-from veltair.compiler.features.table_store import Store
+from veltair.compiler.features.table_store import TableStore
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
@@ -36,15 +36,19 @@ WIDEST = 128  # of those
 INDEX_BYTES = 4
 
 
-def layer(
-    description: Description, joined: Joined, max_batch: int, store: Store | None = None, dtype: str = "float32"
+def columns_layer(
+    description: FeatureDescription,
+    joined: ColumnInput,
+    max_batch: int,
+    store: TableStore | None = None,
+    dtype: str = "float32",
 ) -> LayerSpec:
     """The layer that gives an input (B, width) of the model from the banks of raw features that its columns read.
 
     store: of all the description's tables; made where none is given. dtype: int64 or int32 of ids. Raises ModelError.
     """
-    place, store = Layout.of(description), store or Store.of(description)
-    found = plan(description, joined, store)
+    place, store = FeatureLayout.from_description(description), store or TableStore.load(description)
+    found = build_column_table(description, joined, store)
     room = max_batch * place.widths.get("bytes", 0)
     if room > MOST_BYTES:
         raise ModelError(
@@ -59,7 +63,9 @@ def layer(
     )  # fmt: skip
 
 
-def beside(columns: LayerSpec, before: Sequence[Activation], behind: Sequence[Activation], y: Activation) -> LayerSpec:
+def concatenated_layer(
+    columns: LayerSpec, before: Sequence[Activation], behind: Sequence[Activation], y: Activation
+) -> LayerSpec:
     """A columns' layer that gives its numbers (B, width) with computed ones, float32 or bfloat16 (B, …), on both sides.
 
     y: the whole, float32 or bfloat16.
@@ -76,7 +82,7 @@ def beside(columns: LayerSpec, before: Sequence[Activation], behind: Sequence[Ac
     return replace(columns, inputs=(*columns.inputs, *pieces), outputs=(y,), parameters=changed)
 
 
-class Columns:
+class ColumnsSpace:
     """See `layer` and `beside`.
 
     A point: rows of a tile, columns of a chunk, what neighbouring tasks share, rows fetched or not.
@@ -106,7 +112,7 @@ class Columns:
             "slots": words.slots, "keys": words.keys, "spans": words.spans, "letters": words.letters,
             "powers": powers_of_ten(), "tables": found.tables,
         }  # fmt: skip
-        kinds = [bank_of(tensor.name) for tensor in spec.inputs[:read]]
+        kinds = [buffer_of(tensor.name) for tensor in spec.inputs[:read]]
 
         def body(*operands: Any) -> None:
             names = [*kinds, *weights, "out"]
@@ -121,11 +127,11 @@ class Columns:
                 table = buffers["chunks"]
                 road, dim, first, many = (T.bind(table[chunk, place]) for place in range(4))
                 start = T.bind(tile * rows)
-                work = Work(
+                work = ColumnTask(
                     buffers, first, many, start, T.bind(T.min(rows, batch - start)), batch,
                     rows, columns, bool(point["ahead"]), found.vocabularies.longest, widest, "avx512" in features,
                 )  # fmt: skip
-                code = Roads(work)
+                code = ColumnEmitter(work)
                 for number, name in enumerate(roads):
                     with when(road == number):
                         code.run(name)
@@ -142,7 +148,7 @@ class Columns:
         return Kernel(function, tuple(weights.values()), block, tasks)
 
 
-def _chunks(found: Plan, columns: int, copied: int) -> tuple[NDArray[np.int32], list[str], list[int]]:
+def _chunks(found: ColumnTable, columns: int, copied: int) -> tuple[NDArray[np.int32], list[str], list[int]]:
     """(chunks, 4): road, width, first column, how many; dealt so that any stretch of them holds every kind. Behind the
     roads are the numbers of `copied` tensors, a chunk each.
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.features.description import Description, Joined
-from veltair.compiler.features.feature_layout import Layout
-from veltair.compiler.features.kernel.column_table import Plan
-from veltair.compiler.features.random_features import draw
+from veltair.compiler.features.feature_description import ColumnInput, FeatureDescription
+from veltair.compiler.features.feature_layout import FeatureLayout
+from veltair.compiler.features.kernel.column_table import ColumnTable
+from veltair.compiler.features.random_features import draw_buffers
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.parameters import OUTSIDE_WORKLOAD, LayerParameters
 from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
@@ -23,9 +23,9 @@ class ColumnsParameters(LayerParameters):
     """The columns of one input of the model, and the computed tensors that the layer copies beside them."""
 
     plan: str  # digest of `table`: all that code and time depend on
-    table: Plan = field(metadata=OUTSIDE_WORKLOAD)  # what the kernel reads
-    description: Description = field(metadata=OUTSIDE_WORKLOAD)
-    joined: Joined = field(metadata=OUTSIDE_WORKLOAD)  # the input that the columns give
+    table: ColumnTable = field(metadata=OUTSIDE_WORKLOAD)  # what the kernel reads
+    description: FeatureDescription = field(metadata=OUTSIDE_WORKLOAD)
+    joined: ColumnInput = field(metadata=OUTSIDE_WORKLOAD)  # the input that the columns give
     rows_by_table: Mapping[str, NDArray[Any]] = field(metadata=OUTSIDE_WORKLOAD)  # as they are stored
     # First number of the columns, then of each copied tensor, in a row of the output; () where nothing is copied.
     places: tuple[int, ...] = ()
@@ -39,10 +39,12 @@ class ColumnsParameters(LayerParameters):
     @property
     def buffers(self) -> tuple[str, ...]:
         """Packed buffers of raw features that the columns read: the first inputs of the layer."""
-        return Layout.of(self.description).buffers_read(self.description.reads(self.joined.columns))
+        return FeatureLayout.from_description(self.description).buffers_read(
+            self.description.reads(self.joined.columns)
+        )
 
     def draw_inputs(self, batch: int, rng: np.random.Generator) -> list[NDArray[Any]]:
         """Raw features of the described kinds and sizes, packed, and normally distributed numbers to copy."""
         numbers = [rng.standard_normal(tensor.at(batch), np.float32) for tensor in self.copied]
         rounded = [array_to_bf16(n) if t.dtype == "uint16" else n for t, n in zip(self.copied, numbers, strict=True)]
-        return [*draw(self.description, self.buffers, batch, rng), *rounded]
+        return [*draw_buffers(self.description, self.buffers, batch, rng), *rounded]

@@ -9,40 +9,40 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from veltair.compiler.features.description import Feature
+from veltair.compiler.features.feature_description import Feature
 from veltair.errors import InvariantError
 
-Term = tuple[str, ...]  # symbols of a product, sorted
+Monomial = tuple[str, ...]  # symbols of a product, sorted
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
     """A sum of products of symbols, each with a whole number before it."""
 
-    terms: Mapping[Term, int]
+    terms: Mapping[Monomial, int]
 
     @classmethod
-    def of(cls, value: Extent | int | str) -> Extent:
+    def from_value(cls, value: Extent | int | str) -> Extent:
         if isinstance(value, Extent):
             return value
         return cls({(): value} if isinstance(value, int) else {(value,): 1})
 
     def __add__(self, other: Extent | int) -> Extent:
         terms = dict(self.terms)
-        for term, factor in Extent.of(other).terms.items():
+        for term, factor in Extent.from_value(other).terms.items():
             terms[term] = terms.get(term, 0) + factor
         return Extent({term: factor for term, factor in terms.items() if factor})
 
     def __mul__(self, other: Extent | int) -> Extent:
         total = Extent({})
         for left, a in self.terms.items():
-            for right, b in Extent.of(other).terms.items():
+            for right, b in Extent.from_value(other).terms.items():
                 total = total + Extent({tuple(sorted((*left, *right))): a * b})
         return total
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Extent | int) and dict(self.terms) == {
-            term: factor for term, factor in Extent.of(other).terms.items() if factor
+            term: factor for term, factor in Extent.from_value(other).terms.items() if factor
         }
 
     def __hash__(self) -> int:
@@ -56,7 +56,7 @@ class Extent:
         for term, factor in self.terms.items():
             product = Extent({(): factor})
             for symbol in term:
-                product = product * values.get(symbol, Extent.of(symbol))
+                product = product * values.get(symbol, Extent.from_value(symbol))
             total = total + product
         return total
 
@@ -79,8 +79,8 @@ class Symbols:
         """An extent that depends on what tensors hold (fig. 7b), at most `upper`."""
         if name in self._upper:
             raise InvariantError(f"the symbol {name} stands twice")
-        self._upper[name] = Extent.of(upper)
-        return Extent.of(name)
+        self._upper[name] = Extent.from_value(upper)
+        return Extent.from_value(name)
 
     def unify(self, a: Extent, b: Extent) -> Extent:
         """An operator asks for equal extents (fig. 7c). Raises InvariantError for two numbers that differ."""
@@ -135,17 +135,17 @@ def one_value(feature: Feature, symbols: Symbols, batch: Extent, text_bytes: Ext
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedBuffer:
     """One buffer for many tensors, each as large as it may become: allotted once, when the batch is known."""
 
     sizes: Mapping[str, Extent]  # bytes
 
     @classmethod
-    def of(cls, tensors: Iterable[tuple[str, Sequence[Extent], int]], symbols: Symbols) -> Merged:
+    def place(cls, tensors: Iterable[tuple[str, Sequence[Extent], int]], symbols: Symbols) -> MergedBuffer:
         """tensors: name, shape, bytes of an element."""
         sizes = {}
         for name, shape, itemsize in tensors:
-            size = Extent.of(itemsize)
+            size = Extent.from_value(itemsize)
             for extent in shape:
                 size = size * symbols.upper(extent)
             sizes[name] = size

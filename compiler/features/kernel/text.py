@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.features.kernel.column_table import CASES
-from veltair.compiler.features.kernel.hashing import add, held, u64, word
+from veltair.compiler.features.kernel.hashing import add, in_register, u64, u64_constant
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import prefetch
 from veltair.compiler.kernels.codegen.vectors import Expr, ramp
@@ -29,41 +29,47 @@ POWERS = 340  # of ten, each way
 
 def eight_digits(value: Expr) -> Expr:
     """The digits 0-9 of a number below 10**8, one a byte, the first one lowest: divided in halves within one word."""
-    value = held(value)
-    high = held(T.floordiv(value, word(10_000)))
-    x = held(T.bitwise_or(high, T.shift_left(value - high * word(10_000), word(32))))
-    t = held(T.bitwise_and(T.shift_right(x * word(10486), word(20)), word(0x7F_0000_007F)))
-    x = held(T.bitwise_or(T.shift_left(x - t * word(100), word(16)), t))
-    t = held(T.bitwise_and(T.shift_right(x * word(103), word(10)), word(0x000F_000F_000F_000F)))
-    return held(T.bitwise_or(T.shift_left(x - t * word(10), word(8)), t))
+    value = in_register(value)
+    high = in_register(T.floordiv(value, u64_constant(10_000)))
+    x = in_register(T.bitwise_or(high, T.shift_left(value - high * u64_constant(10_000), u64_constant(32))))
+    t = in_register(
+        T.bitwise_and(T.shift_right(x * u64_constant(10486), u64_constant(20)), u64_constant(0x7F_0000_007F))
+    )
+    x = in_register(T.bitwise_or(T.shift_left(x - t * u64_constant(100), u64_constant(16)), t))
+    t = in_register(
+        T.bitwise_and(T.shift_right(x * u64_constant(103), u64_constant(10)), u64_constant(0x000F_000F_000F_000F))
+    )
+    return in_register(T.bitwise_or(T.shift_left(x - t * u64_constant(10), u64_constant(8)), t))
 
 
 def decimal(value: Expr, digits: Any) -> tuple[Expr, Expr]:
     """Writes an int64 as decimal digits to the end of scratch (DIGITS,): where they begin, and how many."""
-    value = held(value)
+    value = in_register(value)
     negative = T.bind(value < T.int64(0))
-    size = held(T.Select(negative, add(T.bitwise_not(u64(value)), word(1)), u64(value)))
-    upper = held(T.floordiv(size, word(10**8)))
-    top = held(T.floordiv(upper, word(10**8)))
-    words = [eight_digits(part) for part in (top, upper - top * word(10**8), size - upper * word(10**8))]
+    size = in_register(T.Select(negative, add(T.bitwise_not(u64(value)), u64_constant(1)), u64(value)))
+    upper = in_register(T.floordiv(size, u64_constant(10**8)))
+    top = in_register(T.floordiv(upper, u64_constant(10**8)))
+    words = [
+        eight_digits(part) for part in (top, upper - top * u64_constant(10**8), size - upper * u64_constant(10**8))
+    ]
     for place, digit in enumerate(words):
-        ascii_digits = T.bitwise_or(digit, word(0x3030_3030_3030_3030))
+        ascii_digits = T.bitwise_or(digit, u64_constant(0x3030_3030_3030_3030))
         T.buffer_store(digits, T.reinterpret("uint8x8", ascii_digits), [ramp(place * 8, 8)])
     first = [_zeros(digit) for digit in words]
     skipped = T.Select(
-        words[0] != word(0),
+        words[0] != u64_constant(0),
         first[0],
-        T.Select(words[1] != word(0), first[1] + 8, T.min(first[2] + 16, T.int32(DIGITS - 1))),
+        T.Select(words[1] != u64_constant(0), first[1] + 8, T.min(first[2] + 16, T.int32(DIGITS - 1))),
     )
-    begin = held(held(skipped) - T.cast(negative, "int32"))
+    begin = in_register(in_register(skipped) - T.cast(negative, "int32"))
     with when(negative):
         T.buffer_store(digits, T.uint8(ord("-")), [begin])
-    return begin, held(DIGITS - begin)
+    return begin, in_register(DIGITS - begin)
 
 
 def _zeros(digits: Expr) -> Expr:
     """Leading zeros of a word of digits; 8 for none but zeros."""
-    return held(T.cast(T.shift_right(trailing(digits, 64), word(3)), "int32"))
+    return in_register(T.cast(T.shift_right(trailing(digits, 64), u64_constant(3)), "int32"))
 
 
 def trailing(value: Expr, bits: int) -> Expr:
@@ -87,15 +93,15 @@ def tokens(text: Any, begin: Expr, end: Expr, separator: Expr, left: Expr) -> It
     with T.While(T.And(at[0] <= end, left > 0)):
         T.buffer_store(noted, T.int32(0), [0])
         T.buffer_store(done, T.int32(0), [0])
-        enough = held(T.min(left, T.int32(NOTED)))
+        enough = in_register(T.min(left, T.int32(NOTED)))
         with T.While(T.And(at[1] <= end, noted[0] < enough)):
-            _note(text, held(at[1]), end, separator, ends, noted)
+            _note(text, in_register(at[1]), end, separator, ends, noted)
             T.buffer_store(at, at[1] + BLOCK, [1])
         with T.While(T.And(done[0] < noted[0], left > 0)):
-            start, stop = held(at[0]), held(ends[done[0]])
+            start, stop = in_register(at[0]), in_register(ends[done[0]])
             T.buffer_store(done, done[0] + 1, [0])
             T.buffer_store(at, stop + 1, [0])
-            yield start, held(stop - start)
+            yield start, in_register(stop - start)
 
 
 def _note(text: Any, block: Expr, end: Expr, separator: Expr, ends: Any, noted: Any) -> None:
@@ -104,7 +110,7 @@ def _note(text: Any, block: Expr, end: Expr, separator: Expr, ends: Any, noted: 
     A block that would pass the end of all texts is read byte by byte.
     """
     found = T.alloc_buffer((1,), "uint32", scope="global")
-    left, first = held(end - block), held(noted[0])
+    left, first = in_register(end - block), in_register(noted[0])
     prefetch(text[block + FETCHED], level=1)  # texts of a feature follow each other
     with T.If(block + BLOCK <= text.shape[0]):
         with T.Then():
@@ -118,9 +124,9 @@ def _note(text: Any, block: Expr, end: Expr, separator: Expr, ends: Any, noted: 
                 bit = T.shift_left(T.cast(text[block + i] == separator, "uint32"), T.cast(i, "uint32"))
                 T.buffer_store(found, T.bitwise_or(found[0], bit), [0])
     with when(left < BLOCK):
-        last = held(T.shift_left(T.uint32(1), T.cast(left, "uint32")))
+        last = in_register(T.shift_left(T.uint32(1), T.cast(left, "uint32")))
         T.buffer_store(found, T.bitwise_or(T.bitwise_and(found[0], last - T.uint32(1)), last), [0])
-    count = held(T.cast(T.popcount(found[0]), "int32"))
+    count = in_register(T.cast(T.popcount(found[0]), "int32"))
 
     def note(place: Expr | int) -> None:
         T.buffer_store(ends, block + T.cast(trailing(found[0], 32), "int32"), [first + place])
@@ -166,7 +172,7 @@ def append(text: Any, begin: Expr, size: Expr, case: Expr, out: Any, used: Any) 
                 same = T.And(same, here(ahead) == byte)
             same = T.bind(same)
             letter, steps = T.Select(same, T.int32(ord(twin)), letter), T.Select(same, T.int32(len(bytes_)), steps)
-        letter, steps = held(letter), held(steps)
+        letter, steps = in_register(letter), in_register(steps)
         with when(used[0] < room):
             T.buffer_store(out, T.cast(letter, "uint8"), [used[0]])
         T.buffer_store(used, used[0] + 1, [0])
@@ -190,7 +196,7 @@ def number(text: Any, begin: Expr, size: Expr, powers: Any, out: Any, valid: Any
     """
     at, exponent, seen, power = (T.alloc_buffer((1,), "int32", scope="global") for _ in range(4))
     digits = T.alloc_buffer((1,), "int64", scope="global")
-    end = held(begin + size)
+    end = in_register(begin + size)
 
     def here() -> Expr:
         """The byte here; the last one where there is none, which no condition takes."""
@@ -254,7 +260,7 @@ def number(text: Any, begin: Expr, size: Expr, powers: Any, out: Any, valid: Any
             step()
         with when(T.And(seen[0] == 1, at[0] == end)):
             clipped = T.max(T.min(exponent[0], T.int32(POWERS)), T.int32(-POWERS)) + POWERS
-            size_of = held(T.cast(digits[0], "float64") * powers[clipped])
-            unsigned = held(T.Select(digits[0] == T.int64(0), T.float64(0), size_of))
+            size_of = in_register(T.cast(digits[0], "float64") * powers[clipped])
+            unsigned = in_register(T.Select(digits[0] == T.int64(0), T.float64(0), size_of))
             T.buffer_store(out, T.Select(negative, T.float64(0) - unsigned, unsigned), [0])
             T.buffer_store(valid, T.int32(1), [0])

@@ -11,11 +11,11 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.embedding.access import DISTANCES, Access
+from veltair.compiler.embedding.access_emitter import DISTANCES, AccessEmitter
 from veltair.compiler.embedding.dlc import decouple
-from veltair.compiler.embedding.embedding_kernel import memory
+from veltair.compiler.embedding.embedding_kernel import flat_memory
 from veltair.compiler.embedding.families import sls
-from veltair.compiler.embedding.passes import optimised
+from veltair.compiler.embedding.passes import optimise
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
@@ -49,7 +49,7 @@ class EmbeddingBag:
         lookups, width = spec.inputs[0].shape[1], spec.outputs[0].shape[1]
         reduce, ids = str(spec.attributes["reduce"]), spec.inputs[0].dtype
         programs = [
-            decouple(optimised(sls(Activation("table", str(t.dtype), t.shape), width, ids, lookups, reduce), 3))
+            decouple(optimise(sls(Activation("table", str(t.dtype), t.shape), width, ids, lookups, reduce), 3))
             for t in tables
         ]
 
@@ -60,10 +60,10 @@ class EmbeddingBag:
 
             def some(i: int, chunk: Any) -> None:
                 memories = {
-                    name: memory(buffers[i + place * count]) for place, name in enumerate(("ids", "table", "out"))
+                    name: flat_memory(buffers[i + place * count]) for place, name in enumerate(("ids", "table", "out"))
                 }
                 first = T.bind(chunk * bags)
-                code = Access(programs[i], memories, prod(buffers[i].shape), ahead)
+                code = AccessEmitter(programs[i], memories, prod(buffers[i].shape), ahead)
                 code.tile(first, T.min(bags, batch - first))
 
             with T.parallel(0, chunks if along == "bags" else count * chunks) as task:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from veltair.compiler.embedding.embedding_kernel import function
+from veltair.compiler.embedding.embedding_kernel import embedding_function
 from veltair.compiler.embedding.families import knowledge_graph, message_passing, sls
-from veltair.compiler.embedding.slc import Program
+from veltair.compiler.embedding.slc import EmbeddingProgram
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 
 SEGMENTS = (16, 4, 1, 64)  # of a task
@@ -32,10 +32,10 @@ class Lookups:
         rows = ids[1] if len(ids) == 2 else len(spec.inputs)
         block = bags * (rows * (tables[0][0].nbytes + 8) + int(spec.attributes["dim"]) * 4)
         tasks = -(-spec.max_batch // bags)
-        return Kernel(function(_program(spec), 3, ahead, bags), tuple(tables), block, tasks * max(ahead, 1))
+        return Kernel(embedding_function(_program(spec), 3, ahead, bags), tuple(tables), block, tasks * max(ahead, 1))
 
 
-def _program(spec: LayerSpec) -> Program:
+def _program(spec: LayerSpec) -> EmbeddingProgram:
     tables = [Activation(name, str(table.dtype), table.shape) for name, table in spec.weights.items()]
     dim, ids, shape = int(spec.attributes["dim"]), spec.inputs[0].dtype, spec.inputs[0].shape
     match spec.attributes["family"]:

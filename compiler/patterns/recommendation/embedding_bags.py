@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.embedding.row_storage import narrow
+from veltair.compiler.embedding.row_storage import storage_attributes
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
@@ -91,8 +91,8 @@ def bags(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     flat = shape == (count, width)
     outputs = [Activation(bag.output if flat else f"{bag.output}/rows", "float32", (count, width)) for bag in bags]
     inputs = [builder.reshaped(builder.plain(bag.ids.name), bag.shape) for bag in bags]
-    weights = {f"table{i}": builder.tables.of(bag.gather.input[0], bag.table) for i, bag in enumerate(bags)}
-    attributes = {"reduce": bags[0].reduce} | narrow(weights.values())
+    weights = {f"table{i}": builder.tables.encode(bag.gather.input[0], bag.table) for i, bag in enumerate(bags)}
+    attributes = {"reduce": bags[0].reduce} | storage_attributes(weights.values())
     flops = abs(count) * lookups * width * len(bags)
     builder.emit(node.name, "embedding_bag", inputs, outputs, attributes, weights, flops)
     for bag, output in zip(bags, outputs, strict=True):

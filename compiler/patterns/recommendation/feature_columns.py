@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import onnx
 
-from veltair.compiler.features.kernel.columns_kernel import beside
+from veltair.compiler.features.kernel.columns_kernel import concatenated_layer
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
@@ -39,5 +39,5 @@ def join_columns(
         return False
     maker, place = makers[own.name], pieces.index(own)
     builder.remove_layer(maker)
-    builder.append(replace(beside(maker, pieces[:place], pieces[place + 1 :], y), name=node.name))
+    builder.append(replace(concatenated_layer(maker, pieces[:place], pieces[place + 1 :], y), name=node.name))
     return True

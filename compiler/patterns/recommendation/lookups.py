@@ -16,7 +16,7 @@ from typing import Any
 
 from onnx import NodeProto
 
-from veltair.compiler.embedding.row_storage import narrow
+from veltair.compiler.embedding.row_storage import storage_attributes
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
@@ -56,9 +56,9 @@ def lookups(node: NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
         shape = ids.shape if view.values[name].dtype == "float32" else ids.shape[:1]
         inputs.append(builder.reshaped(builder.plain(name), shape))
     tables = view.constants
-    weights = {f"table{i}": builder.tables.of(name, tables[name]) for i, name in enumerate(found.tables)}
+    weights = {f"table{i}": builder.tables.encode(name, tables[name]) for i, name in enumerate(found.tables)}
     dim = view.shape_of(found.tables[0])[1]
-    attributes = dict(found.attributes) | {"dim": dim} | narrow(weights.values())
+    attributes = dict(found.attributes) | {"dim": dim} | storage_attributes(weights.values())
     y = Activation(node.output[0], "float32", view.shape_of(node.output[0]))
     flops = 2 * dim * abs(ids.shape[0]) * (ids.shape[1] if len(ids.shape) == 2 else 1)
     builder.emit(node.name, "lookups", inputs, [y], attributes, weights, flops)

@@ -1,0 +1,242 @@
+"""The access side as code, and how it and the execute side take turns on one core.
+
+A CPU has no second unit: one thread does both in turn. `ahead` rows before it is needed, a row is found (id read and
+compared once, place worked out) and its cache lines are asked for; what waits in between is the queue.
+
+    coupled (emb-opt0, emb-opt1; any with ahead 0)   each row is used where it is found
+    lagging (emb-opt2)    the access loop leads: it pushes an entry and has the one from `ahead` before executed
+    leading (emb-opt3)    the execute loop leads: it pops a row and has the access loop find the one `ahead` of it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.embedding.dlc import DecoupledProgram, SendToken, Traversal
+from veltair.compiler.embedding.execute_emitter import ExecuteEmitter, TokenOperands, for_elements
+from veltair.compiler.embedding.row_storage import RowReader, row_items, row_reader
+from veltair.compiler.embedding.slc import (
+    AddToVariable,
+    AluStream,
+    InverseStream,
+    LoadStream,
+    SetVariable,
+    Statement,
+    Stream,
+    StreamIndex,
+)
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.memory import prefetch
+from veltair.compiler.kernels.codegen.vectors import Expr
+
+LINE = 64
+FETCHED = 32  # lines of a row that are asked for ahead; the hardware sees the rest coming
+DISTANCES = (0, 4, 8, 16, 32)  # rows; a power of two, since the queue is a ring
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMemory:
+    """An operand as one flat buffer. A table's rows are checked against `rows`."""
+
+    flat: Any
+    rows: Expr
+
+
+class AccessEmitter:
+    """Emits a tile of segments of one operation. To be made inside the task that runs it."""
+
+    def __init__(self, of: DecoupledProgram, memories: Mapping[str, FlatMemory], lookups: Expr, ahead: int) -> None:
+        """lookups: how many there are in all segments; nothing behind is read, whatever offsets say."""
+        self._of, self._memories, self._lookups = of, memories, lookups
+        self._dim = of.program.dim
+        self._ahead = ahead if of.queued else 0
+        elements = [node for node in of.lookups.inner() if node.stop == "dim"]
+        self._rows = {
+            name: stream for node in elements for name, stream in node.streams if isinstance(stream, LoadStream)
+        }
+        bodies = [token.body for token in of.tokens.values()]
+        self._execute = ExecuteEmitter(memories["out"].flat, self._dim, any(node.lanes > 1 for node in elements))
+        self._execute.declare(tuple(dict.fromkeys(name for body in bodies for name in _variables(body))))
+        self._execute.declare_sums()
+
+    def tile(self, first: Expr, count: Expr) -> None:
+        """Code for `count` segments from `first` on."""
+        if not self._ahead:
+            self._lookups_of(first, count, self._coupled)
+        elif self._of.counter:
+            self._leading(first, count)
+        else:
+            self._lagging(first, count)
+
+    def _lookups_of(self, first: Expr, count: Expr, visit: Callable[[Traversal, dict[str, Expr]], None]) -> None:
+        """Segments in turn, and each of their look-ups with the numbers found for it."""
+        with T.serial(0, count) as step:
+            numbers = self._segment(T.bind(first + step))
+            for node in self._of.access.body:
+                if isinstance(node, SendToken):
+                    self._run(node.token, numbers, {})
+                    continue
+                begin, stop = self._ends(node, numbers)
+                with T.serial(0, stop - begin) as offset:
+                    visit(node, self._streams(node, numbers | {"p": T.bind(begin + offset)}))
+
+    def _coupled(self, node: Traversal, numbers: dict[str, Expr]) -> None:
+        rows = {name: self._reader(name, T.bind(self._begin(name, numbers))) for name in self._rows}
+        for inner in node.body:
+            if isinstance(inner, SendToken):
+                self._run(inner.token, numbers, rows)
+            elif inner.body:
+                token = self._of.tokens[f"{inner.index}_ite"]
+                given = TokenOperands(numbers, rows)
+                for_elements(self._dim, inner.lanes, lambda o, w, t=token, g=given: self._execute.step(t.body, g, o, w))  # type: ignore[misc]
+
+    def _lagging(self, first: Expr, count: Expr) -> None:
+        token = self._of.tokens["e_end"]
+        fields = (*token.rows, *token.scalars)
+        queue = T.alloc_buffer((self._ahead * len(fields),), "int64", scope="global")
+        sent = T.alloc_buffer((1,), "int32", scope="local")
+        floats = {name for name in token.scalars if self._is_float(name)}
+
+        def pop(entry: Expr) -> None:
+            slot = T.bind(T.bitwise_and(entry, self._ahead - 1) * len(fields))
+            popped = {name: T.bind(queue[slot + i]) for i, name in enumerate(fields)}
+            rows = {name: self._reader(name, popped[name]) for name in token.rows}
+            numbers = {name: popped[name] for name in token.scalars}
+            numbers |= {name: T.bind(T.reinterpret("float32", T.cast(popped[name], "int32"))) for name in floats}
+            self._execute.run(token.body, TokenOperands(numbers, rows))
+
+        def push(node: Traversal, numbers: dict[str, Expr]) -> None:
+            places = {name: T.bind(self._begin(name, numbers)) for name in token.rows}
+            for name, place in places.items():
+                self._fetch(name, place)
+            with when(sent[0] >= self._ahead):
+                pop(sent[0])
+            slot = T.bind(T.bitwise_and(sent[0], self._ahead - 1) * len(fields))
+            for i, name in enumerate(fields):
+                value = places.get(name, numbers.get(name))
+                if name in floats:
+                    value = T.reinterpret("int32", value)
+                T.buffer_store(queue, T.cast(value, "int64"), [slot + i])
+            T.buffer_store(sent, sent[0] + 1, [0])
+
+        T.buffer_store(sent, T.int32(0), [0])
+        self._lookups_of(first, count, push)
+        left = T.bind(T.min(sent[0], self._ahead))
+        with T.serial(0, left) as entry:
+            pop(T.bind(sent[0] - left + entry))
+
+    def _leading(self, first: Expr, count: Expr) -> None:
+        token, node = self._of.tokens["e_end"], self._of.lookups
+        inside = {name for name, _ in node.streams}
+        queued = [name for name in token.rows if self._rows[name].at[0] in inside]
+        queues = {name: T.alloc_buffer((self._ahead,), "int64", scope="global") for name in queued}
+        following = T.alloc_buffer((1,), "int32", scope="local")  # the lookup behind the last one executed
+
+        def slot(p: Expr) -> Expr:
+            return T.bitwise_and(p, self._ahead - 1)
+
+        def push(p: Expr) -> None:
+            found = self._streams(node, {"p": p}, {str(self._rows[name].at[0]) for name in queued})
+            for name in queued:
+                place = T.bind(self._begin(name, found))
+                self._fetch(name, place)
+                T.buffer_store(queues[name], place, [slot(p)])
+
+        T.buffer_store(following, T.int32(-1), [0])
+        with T.serial(0, count) as step:
+            numbers = self._segment(T.bind(first + step))
+            numbers[self._of.counter] = numbers[self._of.access.index]
+            begin, stop = self._ends(node, numbers)
+            with when(T.Not(T.EQ(begin, following[0]))), T.serial(0, T.min(self._ahead, self._lookups - begin)) as more:
+                push(T.bind(begin + more))
+            rows = {name: T.bind(self._begin(name, numbers)) for name in token.rows if name not in queues}
+            for other in self._of.access.body:
+                if isinstance(other, SendToken):
+                    self._run(other.token, numbers, {})
+                    continue
+                with T.serial(0, stop - begin) as offset:
+                    p = T.bind(begin + offset)
+                    popped = {name: T.bind(queue[slot(p)]) for name, queue in queues.items()}
+                    with when(p + self._ahead < self._lookups):
+                        push(T.bind(p + self._ahead))
+                    beside = self._streams(node, numbers | {"p": p}, set(token.scalars))
+                    readers = {name: self._reader(name, place) for name, place in (rows | popped).items()}
+                    self._execute.run(token.body, TokenOperands(beside, readers))
+            T.buffer_store(following, stop, [0])
+
+    def _run(self, name: str, numbers: Mapping[str, Expr], rows: Mapping[str, RowReader]) -> None:
+        self._execute.run(self._of.tokens[name].body, TokenOperands(numbers, rows))
+
+    def _segment(self, number: Expr) -> dict[str, Expr]:
+        loop = self._of.access
+        return self._streams(loop, {loop.index: number} | ({self._of.counter: number} if self._of.counter else {}))
+
+    def _ends(self, node: Traversal, numbers: Mapping[str, Expr]) -> tuple[Expr, Expr]:
+        """A segment's lookups: within those there are, and none where its offsets fall."""
+        begin, stop = (self._place(place, numbers) for place in (node.begin, node.stop))
+        begin = T.bind(T.min(T.max(begin, 0), self._lookups))
+        return begin, T.bind(T.min(T.max(stop, begin), self._lookups))
+
+    def _streams(self, node: Traversal, numbers: Mapping[str, Expr], wanted: set[str] | None = None) -> dict[str, Expr]:
+        found = dict(numbers)
+        for name, stream in node.streams:
+            if wanted is None or name in wanted:
+                found[name] = T.bind(self._stream(stream, found))
+        return found
+
+    def _stream(self, stream: Stream, numbers: Mapping[str, Expr]) -> Expr:
+        match stream:
+            case AluStream():
+                return self._place(stream, numbers)
+            case InverseStream(begin, stop):
+                return T.float32(1) / T.cast(T.max(numbers[stop] - numbers[begin], 1), "float32")
+        value = self._memories[stream.memory].flat[self._place(stream.at[0], numbers)]
+        if stream.memory == "offsets":  # 64 bits wide, but within the lookups
+            limit = T.cast(self._lookups, "int64")
+            return T.cast(T.min(T.max(value, T.int64(0)), limit), "int32")
+        return value
+
+    def _place(self, place: StreamIndex | int, numbers: Mapping[str, Expr]) -> Expr:
+        if isinstance(place, AluStream):
+            value = numbers[place.stream]
+            return value + place.by if place.operation == "+" else value * place.by
+        return T.int32(place) if isinstance(place, int) else numbers[place]
+
+    def _begin(self, name: str, numbers: Mapping[str, Expr]) -> Expr:
+        """The item of its table where a row begins: that of row 0 for an id that is none. One unsigned compare."""
+        stream = self._rows[name]
+        table = self._memories[stream.memory]
+        found = T.cast(self._place(stream.at[0], numbers), "int64")
+        inside = T.cast(found, "uint64") < T.cast(table.rows, "uint64")
+        return T.Select(inside, found, T.int64(0)) * T.int64(row_items(self._dim, table.flat.dtype))
+
+    def _reader(self, name: str, begin: Expr) -> RowReader:
+        return row_reader(self._memories[self._rows[name].memory].flat, begin, self._dim)
+
+    def _fetch(self, name: str, begin: Expr) -> None:
+        flat = self._memories[self._rows[name].memory].flat
+        item = np.dtype(str(flat.dtype)).itemsize
+        size = row_items(self._dim, flat.dtype) * item
+        places = [*range(0, min(size, FETCHED * LINE), LINE)]
+        if size % LINE and size < FETCHED * LINE:  # rows begin anywhere in a line
+            places.append(size - item)
+        for place in places:
+            prefetch(flat[begin + T.int64(place // item)], level=1)
+
+    def _is_float(self, name: str) -> bool:
+        streams = dict(self._of.access.streams) | dict(self._of.lookups.streams)
+        return isinstance(streams.get(name), InverseStream) or _memory(streams.get(name)) == "weights"
+
+
+def _memory(stream: Stream | None) -> str:
+    return stream.memory if isinstance(stream, LoadStream) else ""
+
+
+def _variables(body: tuple[Statement, ...]) -> list[str]:
+    inner = [s for statement in body for s in getattr(statement, "body", (statement,))]
+    return [s.variable for s in inner if isinstance(s, (SetVariable, AddToVariable))]

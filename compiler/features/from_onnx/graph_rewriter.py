@@ -1,0 +1,124 @@
+"""An ONNX graph whose columns become inputs: side by side where a concatenation wants them so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+from veltair.compiler.features.feature_description import ColumnInput
+from veltair.compiler.features.from_onnx.safety_steps import nodes_needed
+from veltair.compiler.onnx.node_attributes import attribute
+from veltair.errors import ModelError
+
+SMALL = 4096  # bytes; larger constants decide no shape
+VIEWS = ("Reshape", "Squeeze", "Flatten")
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnTensor:
+    """A tensor that a column gives."""
+
+    out: str
+    width: int  # numbers a row
+    origin: onnx.NodeProto  # what it comes from, for messages
+
+
+class GraphRewriter:
+    def __init__(self, proto: onnx.ModelProto, path: Path, columns: Sequence[ColumnTensor]) -> None:
+        self._graph, self._path, self._columns = proto.graph, path, columns
+        self._shapes = infer_shapes(proto)
+        self._users: dict[str, list[onnx.NodeProto]] = {}
+        for node in proto.graph.node:
+            for name in node.input:
+                self._users.setdefault(name, []).append(node)
+        self._outputs = {output.name for output in proto.graph.output}
+
+    def rewrite(self) -> tuple[ColumnInput, ...]:
+        """Rewrite the graph; its new inputs and the columns that give each, by the tensors' first names."""
+        graph = self._graph
+        plain = {self._rows_of(column): column for column in self._columns}  # by tensors (batch, width)
+        left, found = dict(plain), list[tuple[str, list[ColumnTensor]]]()
+        for node in graph.node:
+            if (
+                node.op_type == "Concat"
+                and attribute(node, "axis", 0) in (1, -1)
+                and len(self._shape(node.output[0])) == 2
+            ):
+                names: list[str] = []
+                for ours, run in groupby(node.input, lambda name: name in left and len(self._users[name]) == 1):
+                    members = list(run)
+                    if ours:
+                        found.append((f"{node.output[0]}/columns{len(found)}", [left.pop(name) for name in members]))
+                    names += [found[-1][0]] if ours else members
+                node.input[:] = names
+        found += [(name, [column]) for name, column in left.items()]
+        dropped = {name for row, column in plain.items() for name in (row, column.out)}
+        kept = [node for node in graph.node if not dropped & set(node.output)]
+        adapters = [self._reshape(name, column) for name, column in left.items() if name not in self._shapes]
+        del graph.node[:]
+        graph.node.extend(nodes_needed([*adapters, *kept], self._outputs))
+        self._replace_inputs({name: sum(column.width for column in members) for name, members in found})
+        return tuple(ColumnInput(name=name, columns=tuple(c.out for c in members)) for name, members in found)
+
+    def _rows_of(self, column: ColumnTensor) -> str:
+        """The tensor (batch, width): the column's own, or what a view behind makes of it."""
+        shape = self._shape(column.out)
+        if len(shape) == 2 and shape[1] == column.width:
+            return column.out
+        users = self._users.get(column.out, [])
+        if len(users) == 1 and users[0].op_type in VIEWS and column.out not in self._outputs:
+            behind: str = users[0].output[0]
+            if len(self._shape(behind)) == 2 and self._shape(behind)[1] == column.width:
+                return behind
+        if shape[1:] not in ([], [1, column.width]) or (len(shape) == 1 and column.width > 1):
+            raise ModelError(
+                f"{self._path}: node {column.origin.name!r}: operator {column.origin.op_type}: what comes of it has "
+                f"shape {shape}; expected [batch, {column.width}]"
+            )
+        return f"{column.out}/rows"
+
+    def _reshape(self, rows: str, column: ColumnTensor) -> onnx.NodeProto:
+        """A column's rows in the shape that others expect of its tensor."""
+        shape = f"{rows}/shape"
+        dims = [0, 1, column.width] if len(self._shape(column.out)) == 3 else [-1]
+        self._graph.initializer.append(helper.make_tensor(shape, TensorProto.INT64, [len(dims)], dims))
+        return helper.make_node("Reshape", [rows, shape], [column.out], shape)
+
+    def _replace_inputs(self, widths: Mapping[str, int]) -> None:
+        """New inputs (batch, width); those that columns alone have read are gone."""
+        graph = self._graph
+        read = {name for node in graph.node for name in node.input} | self._outputs
+        kept = [value for value in graph.input if value.name in read or value.name not in self._users]
+        del graph.input[:]
+        graph.input.extend(kept)
+        for name, width in widths.items():
+            graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]))
+
+    def _shape(self, name: str) -> list[int]:
+        """Extents, 0 for what is not known; empty where nothing is."""
+        return self._shapes.get(name, [])
+
+
+def infer_shapes(proto: onnx.ModelProto) -> dict[str, list[int]]:
+    """What ONNX can tell without large constants."""
+    graph, inputs = proto.graph, list(proto.graph.input)
+    small = [tensor for tensor in graph.initializer if tensor.ByteSize() <= SMALL]
+    listed = {value.name for value in (*inputs, *small)}
+    inputs += [
+        helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in graph.initializer
+        if tensor.name not in listed
+    ]
+    outline = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    outline.graph.CopyFrom(helper.make_graph(graph.node, graph.name or "g", inputs, graph.output, small))
+    found = onnx.shape_inference.infer_shapes(outline, data_prop=True).graph
+    return {
+        value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        for value in (*found.value_info, *found.input, *found.output)
+        if value.type.tensor_type.HasField("shape")
+    }

@@ -1,0 +1,76 @@
+"""An ONNX graph as the readers of columns ask it: who makes a tensor, who reads it, which are constant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from veltair.compiler.onnx.constants import table_of
+from veltair.compiler.onnx.node_attributes import attribute
+from veltair.errors import ModelError
+
+VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
+
+
+class OnnxGraphIndex:
+    def __init__(self, proto: onnx.ModelProto, path: Path) -> None:
+        self.nodes, self.path = list(proto.graph.node), path
+        self.opsets = proto.opset_import
+        self.producer = {output: node for node in self.nodes for output in node.output if output}
+        self.inputs = {value.name: value for value in proto.graph.input}
+        self.weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+        self._outputs = {output.name for output in proto.graph.output}
+        self._users: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.input):
+                self._users.setdefault(name, []).append(node)
+
+    def users(self, name: str) -> list[onnx.NodeProto]:
+        return self._users.get(name, [])
+
+    def is_output(self, name: str) -> bool:
+        return name in self._outputs
+
+    def only_user(self, name: str) -> onnx.NodeProto | None:
+        """The one node that reads a tensor, if no output of the model does."""
+        users = self.users(name)
+        return users[0] if len(users) == 1 and name not in self._outputs else None
+
+    def constant(self, name: str) -> NDArray[Any] | None:
+        """Values of a constant that is no text. Raises ModelError for one that cannot be read."""
+        tensor = self._tensor(name)
+        return table_of(tensor, self.path) if tensor is not None else None
+
+    def text(self, name: str) -> str | None:
+        """A constant of one string. Raises ModelError for one that is no UTF-8."""
+        tensor = self._tensor(name)
+        if tensor is None or tensor.data_type != TensorProto.STRING or len(tensor.string_data) != 1:
+            return None
+        try:
+            return bytes(tensor.string_data[0]).decode()
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{self.path}: tensor {tensor.name!r}: not UTF-8 at byte {error.start}") from None
+
+    def rows(self, name: str) -> int | None:
+        """Dimensions of an input of one value a row and a symbolic batch; None for any other."""
+        dims = self.inputs[name].type.tensor_type.shape.dim
+        if not dims or dims[0].HasField("dim_value") or any(dim.dim_value != 1 for dim in dims[1:]):
+            return None
+        return len(dims)
+
+    def type_of(self, name: str) -> int:
+        """Of an input's elements."""
+        return int(self.inputs[name].type.tensor_type.elem_type)
+
+    def error(self, node: onnx.NodeProto, what: str) -> ModelError:
+        return ModelError(f"{self.path}: node {node.name!r}: operator {node.op_type}: {what}")
+
+    def _tensor(self, name: str) -> TensorProto | None:
+        tensor, node = self.weights.get(name), self.producer.get(name)
+        if tensor is None and node is not None and node.op_type == "Constant":
+            tensor = attribute(node, "value", None)
+        return tensor

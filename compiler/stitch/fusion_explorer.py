@@ -1,0 +1,174 @@
+"""The fusion explorer (FusionStitching 5): which operators become one kernel.
+
+Candidate patterns by approximate dynamic programming from the outputs up, PatternReduction in groups with the top k,
+then a beam search over plans whose winner the latency-evaluator picks, and last the remote fusion of small patterns
+that do not depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+
+from veltair.compiler.stitch.cost_models import LAUNCH_NS, gain_ns, plan_ns
+from veltair.compiler.stitch.iteration_space import iteration_space
+from veltair.compiler.stitch.stitch_program import Shape, StitchOp, StitchProgram, build_program
+
+Pattern = frozenset[int]  # operators by their place in topological order
+
+TOP = 3  # candidates kept for each operator
+GROUP = 2  # consumers whose candidates are combined exhaustively
+BEAM = 3
+LARGEST = 48  # operators in a pattern: beyond it code grows and nothing is saved
+PACKED = 8  # patterns in one packed kernel
+SMALL_NS = 4 * LAUNCH_NS  # patterns below it are worth packing
+
+
+class FusionExplorer:
+    """One connected or unconnected graph of operators.
+
+    Args:
+        ops: in topological order.
+        shapes: of every value.
+        wanted: values read by others than these operators.
+        outside: consumer -> producers that it waits for by way of nodes that are not operators here; fusing across
+            such a path would close a cycle.
+    """
+
+    def __init__(
+        self,
+        ops: Sequence[StitchOp],
+        shapes: Mapping[str, Shape],
+        wanted: Iterable[str],
+        outside: Mapping[int, frozenset[int]] | None = None,
+    ) -> None:
+        self.ops, self.shapes = ops, shapes
+        made = {op.output: i for i, op in enumerate(ops)}
+        self.producers = [sorted({made[name] for name in op.operands if name in made}) for op in ops]
+        self.consumers: list[list[int]] = [[] for _ in ops]
+        for i, producers in enumerate(self.producers):
+            for producer in producers:
+                self.consumers[producer].append(i)
+        self.outside = outside or {}
+        self.before: list[frozenset[int]] = []  # every operator that one depends on, by any way
+        for i, producers in enumerate(self.producers):
+            direct = {*producers, *self.outside.get(i, ())}
+            self.before.append(frozenset(direct.union(*(self.before[p] for p in direct))))
+        self.wanted = set(wanted)
+        self._scores: dict[Pattern, float | None] = {}
+
+    def program(self, pattern: Pattern) -> StitchProgram:
+        inside = sorted(pattern)
+        wanted = self.wanted | {
+            self.ops[i].output for i in inside if any(consumer not in pattern for consumer in self.consumers[i])
+        }
+        return build_program([self.ops[i] for i in inside], self.shapes, wanted)
+
+    def score(self, pattern: Pattern) -> float | None:
+        """The delta-evaluator's gain; None for what cannot be one kernel."""
+        if pattern not in self._scores:
+            self._scores[pattern] = self._score(pattern)
+        return self._scores[pattern]
+
+    def _score(self, pattern: Pattern) -> float | None:
+        if len(pattern) > LARGEST or self.is_cyclic(pattern):
+            return None
+        fused = self.program(pattern)
+        space = iteration_space(fused)
+        return None if space is None else gain_ns(fused, space)
+
+    def is_cyclic(self, pattern: Pattern) -> bool:
+        """Whether something outside depends on an operator inside and another inside on it (figure 6)."""
+        if any(self.outside.get(i, frozenset()) & pattern for i in pattern):
+            return True
+        first = min(pattern)
+        between = {i for member in pattern for i in self.before[member] if i > first and i not in pattern}
+        return any(self.before[i] & pattern for i in between)
+
+    def candidates(self) -> list[list[Pattern]]:
+        """The best patterns whose first operator is each one, best first; post-order, so consumers come before."""
+        found: list[list[Pattern]] = [[] for _ in self.ops]
+        for i in reversed(range(len(self.ops))):
+            alone = frozenset([i])
+            joined = self._reduce(alone, self.consumers[i], found)
+            found[i] = self._best([alone, *joined])
+        return found
+
+    def _reduce(self, head: Pattern, consumers: Sequence[int], found: Sequence[Sequence[Pattern]]) -> list[Pattern]:
+        """PatternReduction: the head with every combination of its consumers' candidates, group by group."""
+        if len(consumers) > GROUP:
+            half = len(consumers) // 2
+            parts = [self._reduce(head, part, found) for part in (consumers[:half], consumers[half:])]
+            both = [a | b for a, b in product(*parts)]
+            return self._best([*parts[0], *parts[1], *both])
+        choices = [[frozenset[int](), *found[c]] for c in consumers]
+        return self._best([head.union(*combination) for combination in product(*choices)])
+
+    def _best(self, patterns: Iterable[Pattern]) -> list[Pattern]:
+        scored = [(score, p) for p in dict.fromkeys(patterns) if (score := self.score(p)) is not None]
+        return [p for _, p in sorted(scored, key=lambda pair: -pair[0])[:TOP]]
+
+    def plan(self) -> list[Pattern]:
+        """Disjoint patterns that cover every operator, in an order in which they can run."""
+        beam: list[tuple[float, list[Pattern], Pattern]] = [(0.0, [], frozenset())]
+        for choices in self.candidates():
+            grown = list(beam)
+            for total, patterns, covered in beam:
+                for pattern in choices:
+                    score = self.score(pattern) or 0.0
+                    if len(pattern) > 1 and score > 0 and not pattern & covered:
+                        grown.append((total + score, [*patterns, pattern], covered | pattern))
+            grown.sort(key=lambda entry: -entry[0])
+            beam = grown[:BEAM]
+        plans = [ordered for _, patterns, covered in beam if (ordered := self._joined(patterns, covered)) is not None]
+        return min(plans or [[frozenset([i]) for i in range(len(self.ops))]], key=self._plan_ns)
+
+    def _joined(self, patterns: Sequence[Pattern], covered: Pattern) -> list[Pattern] | None:
+        """With what is left; None where patterns wait for each other.
+
+        A pattern grows from its one producer, so it misses the other producers of what it holds: neighbours are
+        joined as long as that gains.
+        """
+        whole = [*patterns, *(frozenset([i]) for i in range(len(self.ops)) if i not in covered)]
+        at = {i: pattern for pattern in whole for i in pattern}
+        for i, producers in enumerate(self.producers):
+            for producer in producers:
+                one, other = at[producer], at[i]
+                both = one | other
+                if one != other and (score := self.score(both)) is not None:
+                    apart = sum(self.score(p) or 0.0 for p in (one, other))
+                    if score > apart and self.order([*({*at.values()} - {one, other}), both]) is not None:
+                        at |= dict.fromkeys(both, both)
+        return self.order(list(dict.fromkeys(at.values())))
+
+    def order(self, patterns: Sequence[Pattern]) -> list[Pattern] | None:
+        """By dependence; None where patterns wait for each other."""
+        waiting = sorted(patterns, key=min)
+        waits = {p: frozenset().union(*(self.before[i] for i in p)) - p for p in waiting}
+        done: set[int] = set()
+        ordered: list[Pattern] = []
+        while waiting:
+            ready = next((p for p in waiting if waits[p] <= done), None)
+            if ready is None:
+                return None
+            waiting.remove(ready)
+            ordered.append(ready)
+            done |= ready
+        return ordered
+
+    def _plan_ns(self, patterns: Sequence[Pattern]) -> float:
+        return plan_ns([self.program(p) for p in patterns])
+
+    def packed(self, plan: Sequence[Pattern]) -> list[list[Pattern]]:
+        """Remote fusion: small neighbours in a plan that do not depend on each other share a kernel."""
+        groups: list[list[Pattern]] = []
+        for pattern in plan:
+            small = plan_ns([self.program(pattern)]) < SMALL_NS
+            needs = frozenset().union(*(self.before[i] for i in pattern))
+            group = groups[-1] if groups else []
+            free = len(group) < PACKED and not any(needs & other for other in group)
+            if small and group and free and plan_ns([self.program(group[0])]) < SMALL_NS:
+                group.append(pattern)
+            else:
+                groups.append([pattern])
+        return groups

@@ -1,0 +1,139 @@
+"""How a program is composed into one loop nest: its iteration space, its phases, and what it keeps between them.
+
+The composition schemes of FusionStitching (4.1) as they exist on a CPU: what follows an operator within one loop stays
+in registers; what a later loop over the same row needs is computed again ("registers"), or kept in a buffer that the
+caches hold ("row": along a row, in L1; "block": for a tile of columns when the reduction runs across rows, in L2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from veltair.compiler.stitch.stitch_program import (
+    EXPENSIVE,
+    REDUCTIONS,
+    Shape,
+    StitchOp,
+    StitchProgram,
+    broadcast_shapes,
+)
+
+SCHEMES = ("registers", "expensive", "buffer")  # keep nothing, what holds an expensive operator, everything
+
+
+@dataclass(frozen=True)
+class IterationSpace:
+    """The iteration space of a program, with neighbouring axes merged where no value tells them apart.
+
+    `extents` are those of the merged axes, outermost first; the last is vectorised. At least one. `reduced` tells
+    which the reductions run over; `varies` tells for each value along which it varies.
+    """
+
+    program: StitchProgram
+    extents: Shape
+    reduced: tuple[bool, ...]
+    varies: Mapping[str, tuple[bool, ...]]
+
+    @property
+    def across(self) -> bool:
+        """Whether reductions run across the vectors rather than along them."""
+        return any(self.reduced) and not self.reduced[-1]
+
+    @property
+    def splits(self) -> bool:
+        """Whether columns are independent, so that a row may be cut into several units."""
+        return not self.reduced[-1]
+
+    @property
+    def outer(self) -> list[int]:
+        """Axes of the parallel loop."""
+        return [i for i, reduced in enumerate(self.reduced[:-1]) if not reduced]
+
+    @property
+    def inner(self) -> list[int]:
+        """Axes of the loops inside a task, but for the last axis."""
+        return [i for i, reduced in enumerate(self.reduced[:-1]) if reduced]
+
+    def is_row(self, name: str) -> bool:
+        """Whether a value is one for a whole row: it varies along no axis that a task's inner loops run over."""
+        loops = [*self.inner, *([] if self.across else [len(self.extents) - 1])]
+        return not any(self.varies[name][i] for i in loops)
+
+    @cached_property
+    def phase(self) -> Mapping[str, int]:
+        """The loop in which a value is there first: one more than the reductions on the way to it."""
+        found = dict.fromkeys(self.program.leaves, 0)
+        for op in self.program.ops:
+            found[op.output] = max((found[name] for name in op.operands), default=0) + (op.kind in REDUCTIONS)
+        return found
+
+    @property
+    def phases(self) -> int:
+        return max(self.phase.values(), default=0) + 1
+
+    def kept(self, scheme: str) -> tuple[str, ...]:
+        """The values along a row that are computed in one loop, needed in a later one, and kept for it."""
+        if scheme == "registers":
+            return ()
+        ops = {op.output: op for op in self.program.ops}
+        needed: dict[str, None] = {}
+        for op in self.program.ops:
+            loop = self._loop(op)
+            for name in op.operands:
+                if name in ops and not self.is_row(name) and self.phase[name] < loop:
+                    needed[name] = None
+        if scheme == "expensive":
+            return tuple(name for name in needed if self._is_expensive(ops, name))
+        return tuple(needed)
+
+    def _loop(self, op: StitchOp) -> int:
+        """The loop that an operator runs in; a reduction's value is there one later."""
+        return self.phase[op.output] - (op.kind in REDUCTIONS)
+
+    def _is_expensive(self, ops: Mapping[str, StitchOp], name: str) -> bool:
+        """Whether computing a value again in a later loop repeats an expensive operator."""
+        if name not in ops or self.is_row(name):
+            return False
+        return ops[name].kind in EXPENSIVE or any(self._is_expensive(ops, n) for n in ops[name].operands)
+
+
+def iteration_space(program: StitchProgram) -> IterationSpace | None:
+    """The iteration space of a program; None for one that is no single loop nest.
+
+    That is so where shapes do not broadcast to one, where two reductions run over different axes, over only some of
+    an operand's extent or over the batch, and where an operator reads what another one stores under another shape.
+    """
+    reshaped = {op.output for op in program.ops if op.stored is not None}
+    if any(name in reshaped for op in program.ops for name in op.operands):
+        return None
+    shapes = program.shapes
+    common = broadcast_shapes(list(shapes.values()))
+    reductions = [op for op in program.ops if op.kind in REDUCTIONS]
+    axes = {op.axes for op in reductions}
+    if common is None or len(axes) > 1:
+        return None
+    rank = len(common)
+    along = {rank + axis for axis in next(iter(axes), ())}
+    varies = {
+        name: tuple(extent != 1 for extent in (*[1] * (rank - len(shape)), *shape)) for name, shape in shapes.items()
+    }
+    along = {axis for axis in along if common[axis] != 1}
+    if any(common[axis] < 0 for axis in along) or any(
+        not varies[name][axis] for op in reductions for name in op.operands for axis in along
+    ):
+        return None
+    merged: list[tuple[int, tuple[bool, ...], bool]] = []  # extent, who varies, reduced
+    for axis, extent in enumerate(common):
+        who = tuple(v[axis] for v in varies.values())
+        if extent == 1:
+            continue
+        if merged and merged[-1][1:] == (who, axis in along) and extent > 0 and merged[-1][0] > 0:
+            merged[-1] = (merged[-1][0] * extent, *merged[-1][1:])
+        else:
+            merged.append((extent, who, axis in along))
+    if not merged or merged[-1][0] < 0:  # the last axis has a fixed extent
+        merged.append((1, (False,) * len(varies), bool(along)))
+    variation = {name: tuple(who[i] for _, who, _ in merged) for i, name in enumerate(varies)}
+    return IterationSpace(program, tuple(e for e, _, _ in merged), tuple(r for *_, r in merged), variation)
