@@ -20,6 +20,8 @@ FOLDERS = {
 BASE = {"veltair.types", "veltair.errors", "veltair.machine"}
 # What each package may import of this project, besides itself. Data flows compiler -> profiles -> scheduler -> server.
 MAY_IMPORT = {
+    "veltair.machine": {"veltair.types", "veltair.errors"},
+    "veltair.grpc": {"veltair.errors"},
     "veltair.profiles": BASE,
     "veltair.compiler": BASE | {"veltair.profiles"},
     "veltair.scheduler": {"veltair.types", "veltair.errors"},
@@ -36,7 +38,7 @@ MAY_NOT_LOAD = {
 
 
 def sources(package: str) -> list[Path]:
-    return sorted((ROOT / FOLDERS[package]).rglob("*.py"))
+    return sorted((ROOT / FOLDERS.get(package, package.replace(".", "/"))).rglob("*.py"))
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -17,9 +17,11 @@ from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
 from veltair.config import split_address
 from veltair.errors import ConfigError, QueryError, RequestError, UnsupportedError
-from veltair.grpc.server import Method, Server, methods_of
+from veltair.grpc.server import Server, methods_by_path
+from veltair.grpc.server_call import Method
 from veltair.server.front.inference_service import TENANT_HEADER, Service
 from veltair.server.protocol import model_metadata
+from veltair.server.protocol.compressed_body import inflate
 from veltair.server.protocol.grpc_codec import Received, decode_request, encode_response, receive
 from veltair.server.protocol.requests import InferRequest
 
@@ -186,8 +188,8 @@ class GrpcFront:
         methods: dict[str, Method] = {}
         for module, servicer in described:
             for descriptor in module.DESCRIPTOR.services_by_name.values():
-                methods |= methods_of(descriptor, servicer, {"ModelInferRequest": receive})
-        server = Server(methods, service.body_limit_bytes + MESSAGE_SLACK_BYTES)
+                methods |= methods_by_path(descriptor, servicer, {"ModelInferRequest": receive})
+        server = Server(methods, service.body_limit_bytes + MESSAGE_SLACK_BYTES, inflate)
         host, port = split_address(address)
         try:
             port = await server.start(host, port)

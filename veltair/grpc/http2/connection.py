@@ -1,29 +1,25 @@
-"""One end of an HTTP/2 connection (RFC 9113) without TLS, as gRPC uses it: frames, header blocks, flow control."""
+"""One end of an HTTP/2 connection (RFC 9113) without TLS, as gRPC uses it: streams, settings, flow control."""
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import Callable
-from typing import cast
 
 from veltair.grpc.http2 import frames
+from veltair.grpc.http2.frame_reader import FrameReader, Transport
 from veltair.grpc.http2.frames import (
     ACK,
     CONNECTION_WINDOW_BYTES,
     CONTROL_BYTES,
     DATA,
+    DATA_FRAME_BYTES,
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW_BYTES,
     END_STREAM,
     FLOW_CONTROL_ERROR,
-    FRAME_BYTES,
     FRAME_SIZE_ERROR,
     GOAWAY,
-    HEAD,
     LARGEST_WINDOW_BYTES,
-    MOST_STREAMS,
-    PADDED,
+    MAX_STREAMS,
     PREFACE,
     PROTOCOL_ERROR,
     RST_STREAM,
@@ -33,295 +29,237 @@ from veltair.grpc.http2.frames import (
     WINDOW_UPDATE,
     WORD,
     ProtocolError,
-    head,
-    word,
+    frame_head,
+    parse_word,
 )
-from veltair.grpc.http2.hpack import Decoder, Field, HeaderError
+from veltair.grpc.http2.header_blocks import HeaderBlockReader
+from veltair.grpc.http2.hpack import Field
 from veltair.grpc.http2.stream import Stream
 
-SCRATCH_BYTES = 1 << 16  # of one read; what of a message is to come beyond a quarter of it is read in place
-WRITE_BUFFER_BYTES = 1 << 20  # unsent, above which nothing is added but answers to control frames
-MOST_UNREAD = 1000  # answers to control frames behind those; who asks on without reading would fill our memory
-MOST_RESETS = 1000  # streams that the other side gave up, more than came to their end: each has cost us a call
+# Answers to control frames that may wait behind a full transport: a sender that never reads would fill our memory.
+MAX_UNREAD_REPLIES = 1000
+# Streams that the other side resets, beyond those that end normally: each of them has cost us a call.
+MAX_RESETS = 1000
 
 
-class Connection(asyncio.BufferedProtocol):
-    """Either side's end."""
+class Connection(FrameReader):
+    """Either end of a connection. A client opens streams; a server's end accepts them.
+
+    ::
+
+        connection = Connection()  # a client's end
+        connection.start(transport)
+        connection.open_stream(call)
+        call.queue(HEADERS, hpack.encode(fields))
+        call.send(DATA, message_prefix(len(data)) + data, end=True)
+
+    Args:
+        accept: makes the stream of a request whose headers follow; None for a client's end.
+    """
 
     def __init__(self, accept: Callable[[], Stream] | None = None) -> None:
-        """`accept`: makes the stream of a request whose headers follow; a client's end has none."""
+        super().__init__(expects_preface=accept is not None)
         self._accept = accept
-        self.transport: asyncio.Transport
         self.streams: dict[int, Stream] = {}
-        self.most_streams = MOST_STREAMS  # at once, that the other side takes
-        self.last = 0  # greatest number of a stream that was begun
-        self.leaving = False  # one side said that no stream shall be begun any more
-        self._buffer = bytearray(SCRATCH_BYTES)
-        self._scratch = memoryview(self._buffer)
-        self._held = 0  # bytes in it
-        self._direct: memoryview | None = None  # where the next read goes in place of it
-        self._stream: Stream | None = None  # whose data frame is being read; None: nobody wants it
-        self._left = self._padding = 0  # bytes of that frame to come
-        self._ends = False  # its stream
-        self._decoder = Decoder()
-        self._block: bytearray | None = None  # of headers that go on in the next frame
-        self._block_of = (0, 0)  # stream, flags
-        self._owed = 0  # bytes that came since the last update of the window
-        self._window, self._stream_window = DEFAULT_WINDOW_BYTES, DEFAULT_WINDOW_BYTES  # bytes that may go
-        self._frame_bytes = DEFAULT_FRAME_BYTES  # of a frame that goes
-        self._paused = self._greeted = False
-        self._resets = 0  # streams that the other side gave up, less those that came to their end
-        self._unread = 0  # answers to control frames that were written while the transport was full
+        self.max_streams = MAX_STREAMS  # at the same time, by the other side's settings
+        self.last_stream = 0  # greatest number of a stream so far
+        self.leaving = False  # one side has announced that no streams begin any more
+        self._headers = HeaderBlockReader()
+        self._unacknowledged = 0  # bytes received since the last update of the connection's window
+        self._window, self._stream_window = DEFAULT_WINDOW_BYTES, DEFAULT_WINDOW_BYTES  # bytes that may be sent
+        self._frame_bytes = DEFAULT_FRAME_BYTES  # largest data frame that may be sent
+        self._paused = False  # the transport is full
+        self._resets = 0  # streams that the other side has reset, less those that have ended normally
+        self._unread_replies = 0  # answers to control frames since the transport is full
 
     @property
-    def serves(self) -> bool:
-        """Whether it is the server's."""
+    def is_server(self) -> bool:
         return self._accept is not None
 
-    def agreed(self) -> None:
-        """The other side's settings were taken up."""
+    def settings_received(self) -> None:
+        """The other side's settings are in force. For subclasses."""
 
     # The transport
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's has another base
-        self.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
-        # Who vanished without a word is noticed by the system.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if not self.serves:
-            self.transport.write(PREFACE)
+    def start(self, transport: Transport) -> None:
+        """Send the preface and our settings."""
+        self.transport = transport
+        if not self.is_server:
+            transport.write(PREFACE)
         settings = {
-            frames.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
+            frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
             frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
-            frames.MAX_FRAME_SIZE: FRAME_BYTES,
+            frames.MAX_FRAME_SIZE: DATA_FRAME_BYTES,
             frames.MAX_HEADER_LIST_SIZE: CONTROL_BYTES,
         }
-        self.write(SETTINGS, 0, 0, b"".join(SETTING.pack(*item) for item in settings.items()))
-        self.write(WINDOW_UPDATE, 0, 0, WORD.pack(CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES))
+        self.write_frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*item) for item in settings.items()))
+        self.write_frame(WINDOW_UPDATE, 0, 0, WORD.pack(CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.leaving = True
         for stream in list(self.streams.values()):
             self.drop(stream)
-            stream.broken(None)
+            stream.aborted(None)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._scratch[self._held :] if self._direct is None else self._direct
-
-    def buffer_updated(self, size: int) -> None:
-        try:
-            if self._direct is not None and self._stream is not None:
-                self._left -= size
-                self._stream.filled(size)
-                if not self._left and not self._padding:
-                    self._data_ended()
-            else:
-                self._held += size
-                self._parse()
-        except ProtocolError as error:
-            self.write(GOAWAY, 0, 0, WORD.pack(self.last) + WORD.pack(error.code) + str(error).encode())
-            self.transport.close()
-            self._held = 0
-            self.connection_lost(error)
-        self._direct = None
-        if self._stream is not None and self._left > SCRATCH_BYTES // 4 and (room := self._stream.room()):
-            self._direct = room[: self._left]
-
-    def eof_received(self) -> None:
-        return None
+    def fail(self, error: ProtocolError) -> None:
+        last, code = WORD.pack(self.last_stream), WORD.pack(error.code)
+        self.write_frame(GOAWAY, 0, 0, last + code + str(error).encode())
+        self.transport.close()
+        self.connection_lost(error)
 
     def pause_writing(self) -> None:
         self._paused = True
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._pump_all()
+        self._flush_all()
 
-    # What goes out
+    # Sending
 
-    def write(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:
-        self.transport.write(head(kind, flags, number, len(payload)) + payload)
+    def write_frame(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:
+        """Write a frame that flow control does not hold back."""
+        self.transport.write(frame_head(kind, flags, number, len(payload)) + payload)
 
-    def begin(self, stream: Stream) -> None:
-        """The client's: number a stream, before it sends."""
-        stream.number = self.last = self.last + 2 if self.last else 1
+    def open_stream(self, stream: Stream) -> None:
+        """Number a client's stream, before it sends."""
+        stream.number = self.last_stream = self.last_stream + 2 if self.last_stream else 1
         self._add(stream)
 
-    def pump(self, stream: Stream) -> None:
-        """Write what waits, as far as windows and the transport allow, in one go: each costs a system call."""
-        out, parts, over = stream.out, list[bytes | memoryview](), False
-        while out and not self._paused:
-            kind, flags, payload = out[0]
+    def flush(self, stream: Stream) -> None:
+        """Write a stream's frames, as far as windows and transport allow, in one go: each write is a system call."""
+        pending, parts, ended = stream.pending, list[bytes | memoryview](), False
+        while pending and not self._paused:
+            kind, flags, payload = pending[0]
             size = len(payload)
             if kind == DATA and size:
-                size = min(size, self._frame_bytes, self._window, stream.window)
+                size = min(size, self._frame_bytes, self._window, stream.send_window)
                 if size <= 0:
                     break
                 self._window -= size
-                stream.window -= size
+                stream.send_window -= size
             if size < len(payload):
-                parts += head(kind, 0, stream.number, size), payload[:size]
-                out[0] = kind, flags, payload[size:]
+                parts += frame_head(kind, 0, stream.number, size), payload[:size]
+                pending[0] = kind, flags, payload[size:]
             else:
-                parts += head(kind, flags, stream.number, size), payload
-                out.popleft()
-                over = bool(flags & END_STREAM)
+                parts += frame_head(kind, flags, stream.number, size), payload
+                pending.popleft()
+                ended = bool(flags & END_STREAM)
         if parts:
             self.transport.writelines(parts)
-        if over:
-            stream.speaks = False
-            self._settle(stream)
-        if not out:
+        if ended:
+            stream.local_open = False
+            self._half_closed(stream)
+        if not pending:
             stream.flushed()
 
     def leave(self) -> None:
-        """Begin no more streams, and say so."""
+        """Begin no more streams, and tell the other side."""
         if not self.leaving:
             self.leaving = True
-            self.write(GOAWAY, 0, 0, WORD.pack(self.last) + WORD.pack(frames.NO_ERROR))
+            self.write_frame(GOAWAY, 0, 0, WORD.pack(self.last_stream) + WORD.pack(frames.NO_ERROR))
 
     def drop(self, stream: Stream) -> None:
         """Forget a stream."""
         self.streams.pop(stream.number, None)
         stream.close()
 
-    def _pump_all(self) -> None:
-        for stream in [stream for stream in self.streams.values() if stream.out]:
-            self.pump(stream)
+    def _flush_all(self) -> None:
+        for stream in [stream for stream in self.streams.values() if stream.pending]:
+            self.flush(stream)
 
     def _add(self, stream: Stream) -> None:
-        stream.connection, stream.window = self, self._stream_window
+        stream.connection, stream.send_window = self, self._stream_window
         self.streams[stream.number] = stream
 
-    def _settle(self, stream: Stream) -> None:
-        """Either side said its last: once both have it is over, and a client that sends beyond that is told to stop."""
-        if not stream.closed and not stream.speaks:
+    def _half_closed(self, stream: Stream) -> None:
+        """One side has ended: with both ended the stream is over; a client that goes on sending is told to stop."""
+        if not stream.closed and not stream.local_open:
             self._resets = max(self._resets - 1, 0)
-            if not stream.hears:
+            if not stream.remote_open:
                 self.drop(stream)
-            elif self.serves:
+            elif self.is_server:
                 stream.reset(frames.NO_ERROR)
 
-    # What comes in
+    # Receiving
 
-    def _parse(self) -> None:
-        view, at, end = self._scratch, 0, self._held
-        if self.serves and not self._greeted:
-            if not PREFACE.startswith(view[: min(end, len(PREFACE))]):
-                raise ProtocolError(PROTOCOL_ERROR, "not HTTP/2")
-            if end < len(PREFACE):
-                return
-            at, self._greeted = len(PREFACE), True
-        while not self.transport.is_closing():
-            if self._left or self._padding:
-                at = self._data(view, at, end)
-                if self._left or self._padding:
-                    break
-                self._data_ended()
-            if end - at < HEAD.size:
-                break
-            high, low, kind, flags, number = HEAD.unpack_from(view, at)
-            size, number = high << 16 | low, number & 0x7FFFFFFF
-            begin = at + HEAD.size
-            if kind == DATA:
-                padded = 1 if flags & PADDED else 0
-                if end - begin < padded:
-                    break
-                self._data_begins(number, flags, size, view[begin] if padded else None)
-                at = begin + padded
-                if not self._left and not self._padding:
-                    self._data_ended()
-                continue
-            if size > CONTROL_BYTES:
-                raise ProtocolError(FRAME_SIZE_ERROR, f"a frame of {size} bytes")
-            if end - begin < size:
-                break
-            self._control(kind, flags, number, bytes(view[begin : begin + size]))
-            at = begin + size
-        self._held = end - at
-        if at and self._held:
-            self._buffer[: self._held] = self._buffer[at:end]
-
-    def _data_begins(self, number: int, flags: int, size: int, padding: int | None) -> None:
-        if self._block is not None or not 0 < number <= self.last:
+    def accept_data(self, number: int, size: int) -> Stream | None:
+        if self._headers.unfinished_stream is not None or not 0 < number <= self.last_stream:
             raise ProtocolError(PROTOCOL_ERROR, f"data of stream {number}, which is not open")
-        if size > FRAME_BYTES:
-            raise ProtocolError(FRAME_SIZE_ERROR, f"a frame of {size} bytes")
-        self._left, self._padding = size - (0 if padding is None else padding + 1), padding or 0
         stream = self.streams.get(number)
-        if self._left < 0 or (stream is not None and not stream.hears):
-            raise ProtocolError(PROTOCOL_ERROR, f"more padding than bytes, or data of stream {number} behind its end")
-        self._stream, self._ends = stream, bool(flags & END_STREAM)
-        self._owed += size
-        if self._owed > CONNECTION_WINDOW_BYTES // 2:
-            self.write(WINDOW_UPDATE, 0, 0, WORD.pack(self._owed))
-            self._owed = 0
+        if stream is not None and not stream.remote_open:
+            raise ProtocolError(PROTOCOL_ERROR, f"data of stream {number} behind its end")
+        self._unacknowledged += size
+        if self._unacknowledged > CONNECTION_WINDOW_BYTES // 2:
+            self.write_frame(WINDOW_UPDATE, 0, 0, WORD.pack(self._unacknowledged))
+            self._unacknowledged = 0
         if stream is not None:
-            stream.came(size)
+            stream.count_data(size)
+        return stream
 
-    def _data(self, view: memoryview, at: int, end: int) -> int:
-        """What of the data frame has come, then of its padding. Returns where it ends."""
-        part = view[at : min(at + self._left, end)]
-        self._left -= len(part)
-        if part and self._stream is not None:
-            self._stream.feed(part)
-        at += len(part)
-        skipped = 0 if self._left else min(self._padding, end - at)
-        self._padding -= skipped
-        return at + skipped
-
-    def _data_ended(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None and self._ends:
-            self._ended(stream)
-
-    def _ended(self, stream: Stream) -> None:
+    def end_of_stream(self, stream: Stream) -> None:
         if not stream.closed:
-            stream.hears = False
-            stream.ended()
-            self._settle(stream)
+            stream.remote_open = False
+            stream.end_received()
+            self._half_closed(stream)
 
-    def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if self._block is not None and (kind != frames.CONTINUATION or number != self._block_of[0]):
+    def handle_control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        unfinished = self._headers.unfinished_stream
+        if unfinished is not None and (kind != frames.CONTINUATION or number != unfinished):
             raise ProtocolError(PROTOCOL_ERROR, "a header block that is cut off")
         if kind in (frames.HEADERS, frames.CONTINUATION):
-            self._fragment(kind, flags, number, payload)
+            if (block := self._headers.add(kind, flags, number, payload)) is not None:
+                self._headers_received(number, *block)
         elif kind == WINDOW_UPDATE:
-            self._widen(number, word(payload) & LARGEST_WINDOW_BYTES)
+            self._grow_window(number, parse_word(payload) & LARGEST_WINDOW_BYTES)
         elif kind == RST_STREAM:
-            code = word(payload)
-            if not 0 < number <= self.last:
-                raise ProtocolError(PROTOCOL_ERROR, f"stream {number} is not open")
-            if (stream := self.streams.get(number)) is not None:
-                self.drop(stream)
-                stream.broken(code)
-                self._resets += 1
-                if self._resets > MOST_RESETS:
-                    raise ProtocolError(frames.ENHANCE_YOUR_CALM, "calls that are given up")
+            self._reset_received(number, parse_word(payload))
         elif kind == SETTINGS and not flags & ACK:
-            self._adopt(payload)
+            self._apply_settings(payload)
         elif kind == frames.PING and not flags & ACK:
             self._reply(frames.PING, payload)
         elif kind == GOAWAY:
-            self._left_behind(word(payload[:4]) & LARGEST_WINDOW_BYTES)
+            self._goaway_received(parse_word(payload[:4]) & LARGEST_WINDOW_BYTES)
         elif kind == frames.PUSH_PROMISE:
             raise ProtocolError(PROTOCOL_ERROR, "a pushed response")
 
-    def _reply(self, kind: int, payload: bytes = b"") -> None:
-        self._unread = self._unread + 1 if self._paused else 0
-        if self._unread > MOST_UNREAD:
-            raise ProtocolError(frames.ENHANCE_YOUR_CALM, "control frames whose answers are not read")
-        self.write(kind, ACK, 0, payload)
+    def _headers_received(self, number: int, fields: list[Field], ends_stream: bool) -> None:
+        stream = self.streams.get(number)
+        if stream is None and self._accept is not None and number > self.last_stream:
+            if not number % 2:
+                raise ProtocolError(PROTOCOL_ERROR, f"stream {number} is the server's")
+            self.last_stream = number
+            if self.leaving or len(self.streams) >= MAX_STREAMS:
+                self.write_frame(RST_STREAM, 0, number, WORD.pack(frames.REFUSED_STREAM))
+                return
+            stream = self._accept()
+            stream.number = number
+            self._add(stream)
+        if stream is not None:
+            if not stream.remote_open:
+                raise ProtocolError(PROTOCOL_ERROR, f"headers of stream {number} behind its end")
+            stream.headers_received(fields)
+            if ends_stream:
+                self.end_of_stream(stream)
 
-    def _left_behind(self, last: int) -> None:
-        """The other side leaves; streams of ours above `last` it has not looked at."""
+    def _reset_received(self, number: int, code: int) -> None:
+        if not 0 < number <= self.last_stream:
+            raise ProtocolError(PROTOCOL_ERROR, f"stream {number} is not open")
+        if (stream := self.streams.get(number)) is not None:
+            self.drop(stream)
+            stream.aborted(code)
+            self._resets += 1
+            if self._resets > MAX_RESETS:
+                raise ProtocolError(frames.ENHANCE_YOUR_CALM, "too many calls that are reset")
+
+    def _goaway_received(self, last: int) -> None:
+        """The other side leaves; it has not processed our streams above `last`."""
         self.leaving = True
-        if not self.serves:
+        if not self.is_server:
             for stream in [stream for number, stream in self.streams.items() if number > last]:
                 self.drop(stream)
-                stream.broken(frames.REFUSED_STREAM)
+                stream.aborted(frames.REFUSED_STREAM)
 
-    def _adopt(self, payload: bytes) -> None:
+    def _apply_settings(self, payload: bytes) -> None:
         if len(payload) % SETTING.size:
             raise ProtocolError(FRAME_SIZE_ERROR, "settings of odd length")
         for key, value in SETTING.iter_unpack(payload):
@@ -329,70 +267,34 @@ class Connection(asyncio.BufferedProtocol):
                 if value > LARGEST_WINDOW_BYTES:
                     raise ProtocolError(FLOW_CONTROL_ERROR, "a window that is too large")
                 for stream in self.streams.values():
-                    stream.window += value - self._stream_window
+                    stream.send_window += value - self._stream_window
                 self._stream_window = value
             elif key == frames.MAX_FRAME_SIZE:
                 if not DEFAULT_FRAME_BYTES <= value < 1 << 24:
                     raise ProtocolError(PROTOCOL_ERROR, f"frames of {value} bytes")
                 self._frame_bytes = value
             elif key == frames.MAX_CONCURRENT_STREAMS:
-                self.most_streams = value
+                self.max_streams = value
         self._reply(SETTINGS)
-        self.agreed()
-        self._pump_all()
+        self.settings_received()
+        self._flush_all()
 
-    def _widen(self, number: int, size: int) -> None:
-        if not size or number > self.last:
+    def _grow_window(self, number: int, size: int) -> None:
+        if not size or number > self.last_stream:
             raise ProtocolError(PROTOCOL_ERROR, f"the window of stream {number} cannot grow by {size}")
         stream = self.streams.get(number)
         if number == 0:
             self._window += size
-            self._pump_all()
+            self._flush_all()
         elif stream is not None:
-            stream.window += size
-            self.pump(stream)
-        if max(self._window, stream.window if stream else 0) > LARGEST_WINDOW_BYTES:
+            stream.send_window += size
+            self.flush(stream)
+        if max(self._window, stream.send_window if stream else 0) > LARGEST_WINDOW_BYTES:
             raise ProtocolError(FLOW_CONTROL_ERROR, "a window that is too large")
 
-    def _fragment(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if kind == frames.HEADERS:
-            skipped = padding = 0
-            if flags & PADDED:
-                skipped, padding = 1, payload[0] if payload else 0
-            if flags & frames.HAS_PRIORITY:
-                skipped += 5
-            if skipped + padding > len(payload):
-                raise ProtocolError(PROTOCOL_ERROR, "a frame with more padding than bytes")
-            self._block, self._block_of = bytearray(payload[skipped : len(payload) - padding]), (number, flags)
-        elif self._block is None:
-            raise ProtocolError(PROTOCOL_ERROR, "a continuation of nothing")
-        else:
-            self._block += payload
-        if len(self._block) > CONTROL_BYTES:
-            raise ProtocolError(frames.ENHANCE_YOUR_CALM, "a header block that is too large")
-        if flags & frames.END_HEADERS:
-            block, self._block = bytes(self._block), None
-            try:
-                fields = self._decoder.decode(block)
-            except HeaderError as error:
-                raise ProtocolError(frames.COMPRESSION_ERROR, str(error)) from None
-            self._headers(number, fields, ends=bool(self._block_of[1] & END_STREAM))
-
-    def _headers(self, number: int, fields: list[Field], *, ends: bool) -> None:
-        stream = self.streams.get(number)
-        if stream is None and self._accept is not None and number > self.last:
-            if not number % 2:
-                raise ProtocolError(PROTOCOL_ERROR, f"stream {number} is the server's")
-            self.last = number
-            if self.leaving or len(self.streams) >= MOST_STREAMS:
-                self.write(RST_STREAM, 0, number, WORD.pack(frames.REFUSED_STREAM))
-                return
-            stream = self._accept()
-            stream.number = number
-            self._add(stream)
-        if stream is not None:
-            if not stream.hears:
-                raise ProtocolError(PROTOCOL_ERROR, f"headers of stream {number} behind its end")
-            stream.headers(fields)
-            if ends:
-                self._ended(stream)
+    def _reply(self, kind: int, payload: bytes = b"") -> None:
+        """Acknowledge a control frame."""
+        self._unread_replies = self._unread_replies + 1 if self._paused else 0
+        if self._unread_replies > MAX_UNREAD_REPLIES:
+            raise ProtocolError(frames.ENHANCE_YOUR_CALM, "control frames whose answers are not read")
+        self.write_frame(kind, ACK, 0, payload)

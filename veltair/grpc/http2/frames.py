@@ -1,4 +1,4 @@
-"""The frames of HTTP/2 (RFC 9113): kinds, flags, error codes, settings, and how much of each is taken here."""
+"""The frames of HTTP/2 (RFC 9113): kinds, flags, error codes, settings, and the sizes that are accepted here."""
 
 from __future__ import annotations
 
@@ -12,35 +12,45 @@ MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZ
 DEFAULT_WINDOW_BYTES, DEFAULT_FRAME_BYTES, LARGEST_WINDOW_BYTES = 65535, 16384, 2**31 - 1
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-FRAME_BYTES = 1 << 20  # of data frames that the other side may send
-CONTROL_BYTES = 1 << 14  # of its other frames, and of a header block
-STREAM_WINDOW_BYTES = 1 << 23  # that it may send ahead of a reader
-CONNECTION_WINDOW_BYTES = 1 << 30  # streams bound what is held, so this one does not
-MOST_STREAMS = 4096
+DATA_FRAME_BYTES = 1 << 20  # the largest data frame that the other side may send
+CONTROL_BYTES = 1 << 14  # its largest other frame, and its largest header block
+STREAM_WINDOW_BYTES = 1 << 23  # what it may send ahead of the reader of one stream
+CONNECTION_WINDOW_BYTES = 1 << 30  # streams bound the memory in use, so this window does not
+MAX_STREAMS = 4096
 
-HEAD = struct.Struct(">BHBBI")  # length in 8 + 16 bits, kind, flags, stream
-SETTING, WORD, PREFIX = struct.Struct(">HI"), struct.Struct(">I"), struct.Struct(">BI")
+FRAME_HEAD = struct.Struct(">BHBBI")  # length in 8 + 16 bits, kind, flags, stream
+SETTING, WORD, MESSAGE_PREFIX = struct.Struct(">HI"), struct.Struct(">I"), struct.Struct(">BI")
 
 
 class ProtocolError(Exception):
-    """The other side broke the protocol: the connection ends."""
+    """The other side broke the protocol: the connection ends. `code` is the error code of the GOAWAY frame.
+
+    >>> raise ProtocolError(FRAME_SIZE_ERROR, "a frame of 0 bytes")
+    Traceback (most recent call last):
+    veltair.grpc.http2.frames.ProtocolError: a frame of 0 bytes
+    """
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
-def head(kind: int, flags: int, stream: int, size: int) -> bytes:
-    return HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream)
+def frame_head(kind: int, flags: int, stream: int, size: int) -> bytes:
+    """The nine bytes in front of a payload of `size` bytes."""
+    return FRAME_HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream)
 
 
-def word(payload: bytes) -> int:
-    """The number that is all of a payload."""
+def parse_word(payload: bytes) -> int:
+    """The 32-bit number that is the whole payload. Raises ProtocolError for another size."""
     if len(payload) != WORD.size:
         raise ProtocolError(FRAME_SIZE_ERROR, "a frame that is too short or too long")
     return int.from_bytes(payload, "big")
 
 
-def prefix(size: int) -> bytes:
-    """What stands in front of a message of that many bytes."""
-    return PREFIX.pack(0, size)
+def message_prefix(size: int) -> bytes:
+    """The five bytes that gRPC puts in front of an uncompressed message of `size` bytes.
+
+    >>> message_prefix(258).hex()
+    '0000000102'
+    """
+    return MESSAGE_PREFIX.pack(0, size)

@@ -1,6 +1,6 @@
-"""Header compression of HTTP/2 (RFC 7541): a whole decoder, and an encoder that keeps nothing in mind.
+"""Header compression of HTTP/2 (RFC 7541): a complete decoder, and an encoder without a dynamic table.
 
-Header fields are (name, value) pairs of str, one character a byte.
+Header fields are (name, value) pairs of str, one character per byte.
 """
 
 from __future__ import annotations
@@ -12,28 +12,24 @@ from typing import TypeAlias
 Field: TypeAlias = tuple[str, str]
 
 TABLE_BYTES = 4096  # of the decoder's table: the protocol's default
-MOST_BYTES = 1 << 14  # of a header list, with 32 for each field, as the protocol counts
+MAX_HEADER_LIST_BYTES = 1 << 14  # of a header list, with 32 added for each field, as the protocol counts
 _FIELD_BYTES = 32
-_MOST_DIGITS = 4  # of 7 bits in an integer; lengths and indices need two
+_MAX_DIGITS = 4  # of 7 bits in an integer; lengths and indices need two
 
-# RFC 7541, appendix A.
-_STATIC: tuple[Field, ...] = (
-    (":authority", ""), (":method", "GET"), (":method", "POST"), (":path", "/"), (":path", "/index.html"),
-    (":scheme", "http"), (":scheme", "https"), (":status", "200"), (":status", "204"), (":status", "206"),
-    (":status", "304"), (":status", "400"), (":status", "404"), (":status", "500"), ("accept-charset", ""),
-    ("accept-encoding", "gzip, deflate"),
-    *((name, "") for name in (  # noqa: SIM905
-        "accept-language accept-ranges accept access-control-allow-origin age allow authorization cache-control "
-        "content-disposition content-encoding content-language content-length content-location content-range "
-        "content-type cookie date etag expect expires from host if-match if-modified-since if-none-match if-range "
-        "if-unmodified-since last-modified link location max-forwards proxy-authenticate proxy-authorization range "
-        "referer refresh retry-after server set-cookie strict-transport-security transfer-encoding user-agent vary "
-        "via www-authenticate"
-    ).split()),
-)  # fmt: skip
-_KNOWN = {field: index for index, field in reversed(list(enumerate(_STATIC, 1)))}
+# RFC 7541, appendix A: the fields 1 … 61, each a name or `name=value`.
+_STATIC_TEXT = (
+    ":authority;:method=GET;:method=POST;:path=/;:path=/index.html;:scheme=http;:scheme=https;:status=200;:status=204;"
+    ":status=206;:status=304;:status=400;:status=404;:status=500;accept-charset;accept-encoding=gzip, deflate;"
+    "accept-language;accept-ranges;accept;access-control-allow-origin;age;allow;authorization;cache-control;"
+    "content-disposition;content-encoding;content-language;content-length;content-location;content-range;content-type;"
+    "cookie;date;etag;expect;expires;from;host;if-match;if-modified-since;if-none-match;if-range;if-unmodified-since;"
+    "last-modified;link;location;max-forwards;proxy-authenticate;proxy-authorization;range;referer;refresh;retry-after;"
+    "server;set-cookie;strict-transport-security;transfer-encoding;user-agent;vary;via;www-authenticate"
+)
+_STATIC: tuple[Field, ...] = tuple((f.partition("=")[0], f.partition("=")[2]) for f in _STATIC_TEXT.split(";"))
+_STATIC_INDEX = {field: index for index, field in reversed(list(enumerate(_STATIC, 1)))}
 
-# RFC 7541, appendix B: a canonical Huffman code, so that the lengths (base 36, by symbol) tell all of it.
+# RFC 7541, appendix B: a canonical Huffman code, so that the lengths (base 36, by symbol) define it.
 _LENGTHS = (
     "dnsssssssoussussssssssusssssssss6aacd68baa8b8666555666666678f6cad67777777777777777777777878djde6"
     "f56565666577666567655677777fbedskmkkmmmnmnnnnnonoomnonnnnlmnmnnomlkmmnnlnmmolmnnllmlnmnnkmmmnmmn"
@@ -43,11 +39,11 @@ _END = 256  # the symbol that may not occur
 
 
 class HeaderError(Exception):
-    """What came is no header block, or a longer one than is taken."""
+    """A header block is malformed, or longer than is accepted."""
 
 
 def _huffman_codes() -> dict[int, int]:
-    """Symbol by code, a one in front of its bits."""
+    """Symbol by code; each code has a one in front of its bits."""
     codes, code, length = {}, 0, 0
     for size, symbol in sorted((int(digit, 36), symbol) for symbol, digit in enumerate(_LENGTHS)):
         code <<= size - length
@@ -61,34 +57,38 @@ _HUFFMAN = _huffman_codes()
 
 
 class Decoder:
-    """Of one connection's header blocks, in their order."""
+    """Decodes the header blocks of one connection, in their order.
+
+    >>> Decoder().decode(encode([(":status", "200"), ("grpc-status", "0")]))
+    [(':status', '200'), ('grpc-status', '0')]
+    """
 
     def __init__(self) -> None:
         self._dynamic: deque[Field] = deque()  # newest first
         self._bytes = 0
-        self._most_bytes = TABLE_BYTES
+        self._max_bytes = TABLE_BYTES
 
     def decode(self, block: bytes) -> list[Field]:
-        """Raises HeaderError."""
+        """The fields of one complete block. Raises HeaderError."""
         fields: list[Field] = []
         at = total = 0
         try:
             while at < len(block):
                 first = block[at]
                 if first & 0x80:
-                    index, at = _integer(block, at, 0x7F)
+                    index, at = _read_integer(block, at, 0x7F)
                     field = self._field(index)
                 elif first & 0xE0 == 0x20:
-                    self._most_bytes, at = _integer(block, at, 0x1F)
-                    if self._most_bytes > TABLE_BYTES or fields:
+                    self._max_bytes, at = _read_integer(block, at, 0x1F)
+                    if self._max_bytes > TABLE_BYTES or fields:
                         raise HeaderError("a table size that is too large or out of place")
                     self._evict()
                     continue
                 else:
                     keep = first & 0x40
-                    index, at = _integer(block, at, 0x3F if keep else 0x0F)
-                    name, at = (self._field(index)[0], at) if index else _text(block, at)
-                    value, at = _text(block, at)
+                    index, at = _read_integer(block, at, 0x3F if keep else 0x0F)
+                    name, at = (self._field(index)[0], at) if index else _read_text(block, at)
+                    value, at = _read_text(block, at)
                     field = (name, value)
                     if keep:
                         self._dynamic.appendleft(field)
@@ -96,8 +96,8 @@ class Decoder:
                         self._evict()
                 fields.append(field)
                 total += _size(field)
-                if total > MOST_BYTES:
-                    raise HeaderError(f"more than {MOST_BYTES} bytes of headers")
+                if total > MAX_HEADER_LIST_BYTES:
+                    raise HeaderError(f"more than {MAX_HEADER_LIST_BYTES} bytes of headers")
         except IndexError:
             raise HeaderError("a header block that ends within a field") from None
         return fields
@@ -108,7 +108,7 @@ class Decoder:
         return _STATIC[index - 1] if index <= len(_STATIC) else self._dynamic[index - len(_STATIC) - 1]
 
     def _evict(self) -> None:
-        while self._bytes > self._most_bytes:
+        while self._bytes > self._max_bytes:
             self._bytes -= _size(self._dynamic.pop())
 
 
@@ -116,13 +116,13 @@ def _size(field: Field) -> int:
     return len(field[0]) + len(field[1]) + _FIELD_BYTES
 
 
-def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """The number that begins in the bits of `mask`, and where it ends."""
+def _read_integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
+    """The number that begins in the bits of `mask`, and the offset behind it."""
     value = block[at] & mask
     at += 1
     if value < mask:
         return value, at
-    for digit in range(_MOST_DIGITS):
+    for digit in range(_MAX_DIGITS):
         byte = block[at]
         at += 1
         value += (byte & 0x7F) << 7 * digit
@@ -131,16 +131,16 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
     raise HeaderError("a number of more than four digits")
 
 
-def _text(block: bytes, at: int) -> tuple[str, int]:
+def _read_text(block: bytes, at: int) -> tuple[str, int]:
     packed = block[at] & 0x80
-    size, at = _integer(block, at, 0x7F)
+    size, at = _read_integer(block, at, 0x7F)
     data = block[at : at + size]
     if len(data) < size:
         raise IndexError
-    return (_unpacked(data) if packed else data).decode("latin-1"), at + size
+    return (_huffman_decode(data) if packed else data).decode("latin-1"), at + size
 
 
-def _unpacked(data: bytes) -> bytes:
+def _huffman_decode(data: bytes) -> bytes:
     out, code = bytearray(), 1
     for byte in data:
         for shift in range(7, -1, -1):
@@ -148,7 +148,7 @@ def _unpacked(data: bytes) -> bytes:
             symbol = _HUFFMAN.get(code)
             if symbol is not None:
                 if symbol == _END:
-                    raise HeaderError("a string with an end within")
+                    raise HeaderError("a string with the end symbol inside")
                 out.append(symbol)
                 code = 1
     if code & (code + 1) or code >= 1 << 8:  # padding is ones, fewer than a byte of them
@@ -157,20 +157,24 @@ def _unpacked(data: bytes) -> bytes:
 
 
 def encode(fields: Iterable[Field]) -> bytes:
-    """A header block that changes no table: fields of the static table by index, others as they are."""
+    """A header block that changes no table: fields of the static table by index, others as literals.
+
+    >>> encode([(":status", "200"), ("te", "trailers")]).hex()
+    '880002746508747261696c657273'
+    """
     block = bytearray()
     for name, value in fields:
-        if (index := _KNOWN.get((name, value))) is not None:
+        if (index := _STATIC_INDEX.get((name, value))) is not None:
             block.append(0x80 | index)
         else:
             block.append(0)
             for text in (name, value):
                 data = text.encode("latin-1")
-                block += _length(len(data)) + data
+                block += _encode_length(len(data)) + data
     return bytes(block)
 
 
-def _length(size: int) -> bytes:
+def _encode_length(size: int) -> bytes:
     if size < 0x7F:
         return bytes([size])
     out, size = bytearray([0x7F]), size - 0x7F

@@ -1,11 +1,10 @@
-"""One call over an HTTP/2 connection: length-prefixed messages in both directions, as gRPC has them.
+"""One call over an HTTP/2 connection: length-prefixed messages in both directions, as gRPC defines them.
 
-A message is read into the memory that it is handed on in: large ones are copied by the kernel alone.
+A message is read into the memory in which it is handed on: the kernel alone copies large ones.
 """
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from veltair.grpc.http2 import frames
-from veltair.grpc.http2.frames import FLOW_CONTROL_ERROR, PREFIX, STREAM_WINDOW_BYTES, WORD, ProtocolError
+from veltair.grpc.http2.frames import FLOW_CONTROL_ERROR, MESSAGE_PREFIX, STREAM_WINDOW_BYTES, WORD, ProtocolError
 
 if TYPE_CHECKING:
     from veltair.grpc.http2.connection import Connection
@@ -21,136 +20,138 @@ if TYPE_CHECKING:
 
 
 class Stream(ABC):
-    """Subclasses say what becomes of what comes in."""
+    """One stream of a connection; subclasses say what becomes of what it receives.
 
-    def __init__(self, most_bytes: int) -> None:
-        """`most_bytes`: of a message that is taken."""
+    ::
+
+        class Echo(Stream):
+            def message_received(self, data, *, compressed):
+                self.send(DATA, message_prefix(len(data)) + bytes(data))
+
+    Args:
+        max_message_bytes: largest message that is accepted.
+    """
+
+    def __init__(self, max_message_bytes: int) -> None:
         self.number = 0
         self.connection: Connection  # set by it
-        self.closed = False  # nothing is sent or heard of it any more
-        self.hears = self.speaks = True  # whether the other side, and this one, has not said its last
-        self.window = 0  # bytes that may go
-        self.out: deque[tuple[int, int, memoryview]] = deque()  # frames that wait: kind, flags, payload
-        self._most_bytes = most_bytes
+        self.closed = False  # it neither sends nor receives any more
+        self.remote_open = self.local_open = True  # the other side, and this one, may still send
+        self.send_window = 0  # bytes that may be sent
+        self.pending: deque[tuple[int, int, memoryview]] = deque()  # frames to send: kind, flags, payload
+        self._max_message_bytes = max_message_bytes
         self._prefix = bytearray()
-        self._message: memoryview | None = None  # in arrival
+        self._message: memoryview | None = None  # being received
         self._filled = self._compressed = 0
-        self._credit, self._owed = STREAM_WINDOW_BYTES, 0  # bytes that may come; that came since the last update
-        self._said_last = False
-        self._drained: asyncio.Future[None] | None = None
+        self._receive_window = STREAM_WINDOW_BYTES  # bytes that the other side may send
+        self._unacknowledged = 0  # bytes received since the last update of the window
+        self._end_queued = False
 
     # For subclasses
 
     @abstractmethod
-    def headers(self, fields: list[Field]) -> None:
-        """A header list came: the head of a request or response, or trailers."""
+    def headers_received(self, fields: list[Field]) -> None:
+        """A header list is complete: the head of a request or response, or trailers."""
 
     @abstractmethod
-    def message(self, data: memoryview, *, compressed: bool) -> None:
-        """A whole one came."""
+    def message_received(self, data: memoryview, *, compressed: bool) -> None:
+        """A message is complete."""
 
     @abstractmethod
-    def too_large(self, size: int) -> None:
-        """A message was announced that has more than `most_bytes`: the stream has to end."""
+    def message_too_large(self, size: int) -> None:
+        """A message of more than `max_message_bytes` is announced: the stream has to end."""
 
     @abstractmethod
-    def ended(self) -> None:
+    def end_received(self) -> None:
         """The other side sends no more."""
 
     @abstractmethod
-    def broken(self, code: int | None) -> None:
-        """The other side gave it up, or with None the connection is lost. The stream is closed."""
+    def aborted(self, code: int | None) -> None:
+        """The other side reset the stream, or with None the connection is lost. The stream is closed."""
 
-    def reads(self) -> bool:
-        """Whether more may come in than was allowed already."""
+    def wants_more(self) -> bool:
+        """Whether the other side may send beyond the present window."""
         return True
 
-    # To send
+    def flushed(self) -> None:  # noqa: B027 (most subclasses do not care)
+        """No frame is pending any more: all have been handed to the transport, or the stream is closed."""
+
+    # Sending
 
     def queue(self, kind: int, payload: bytes | memoryview, *, end: bool = False) -> None:
-        """A frame of headers, or as many of data as it takes, that leave with what is sent next; none behind an end."""
-        if not self.closed and not self._said_last:
-            self._said_last = end
+        """Add a frame of headers, or data of any size, that leaves with the next `send`; ignored behind an end."""
+        if not self.closed and not self._end_queued:
+            self._end_queued = end
             flags = (frames.END_HEADERS if kind == frames.HEADERS else 0) | (frames.END_STREAM if end else 0)
-            self.out.append((kind, flags, memoryview(payload)))
+            self.pending.append((kind, flags, memoryview(payload)))
 
     def send(self, kind: int, payload: bytes | memoryview, *, end: bool = False) -> None:
-        """As `queue`, and all of it leaves now, but for what windows and transport hold back."""
+        """Queue a frame, and write all that windows and transport allow."""
         self.queue(kind, payload, end=end)
         if not self.closed:
-            self.connection.pump(self)
-
-    async def drained(self) -> None:
-        """Until all that was sent has left for the transport, or never will."""
-        if self.out:
-            self._drained = asyncio.get_running_loop().create_future()
-            await self._drained
+            self.connection.flush(self)
 
     def reset(self, code: int) -> None:
-        """End it at once."""
+        """End the stream at once."""
         if not self.closed:
-            self.connection.write(frames.RST_STREAM, 0, self.number, WORD.pack(code))
+            self.connection.write_frame(frames.RST_STREAM, 0, self.number, WORD.pack(code))
             self.connection.drop(self)
+
+    def extend_window(self) -> None:
+        """Let the other side send more, where it is wanted and worth a frame."""
+        if self._unacknowledged > STREAM_WINDOW_BYTES // 2 and self.remote_open and self.wants_more():
+            self.connection.write_frame(frames.WINDOW_UPDATE, 0, self.number, WORD.pack(self._unacknowledged))
+            self._receive_window += self._unacknowledged
+            self._unacknowledged = 0
 
     # For the connection
 
     def feed(self, data: memoryview) -> None:
-        """A part of what data frames carry: messages, each behind a flag and its length."""
+        """Take a part of the data frames' payload: messages, each behind a flag and its length."""
         while not self.closed:
             if (message := self._message) is None:
-                need = PREFIX.size - len(self._prefix)
-                self._prefix += data[:need]
-                data = data[need:]
-                if len(self._prefix) < PREFIX.size:
+                missing = MESSAGE_PREFIX.size - len(self._prefix)
+                self._prefix += data[:missing]
+                data = data[missing:]
+                if len(self._prefix) < MESSAGE_PREFIX.size:
                     return
-                self._compressed, size = PREFIX.unpack(self._prefix)
-                if size > self._most_bytes:
-                    self.too_large(size)
+                self._compressed, size = MESSAGE_PREFIX.unpack(self._prefix)
+                if size > self._max_message_bytes:
+                    self.message_too_large(size)
                     return
                 message = self._message = np.empty(size, np.uint8).data
                 self._filled = 0
             begin = self._filled
             part = data[: len(message) - begin]
             message[begin : begin + len(part)] = part
-            self.filled(len(part))
+            self.message_filled(len(part))
             data = data[len(part) :]
             if not data:
                 return
 
-    def room(self) -> memoryview | None:
-        """Of the message in arrival, what has not come; None when there is none."""
+    def message_rest(self) -> memoryview | None:
+        """The memory of the message being received that is not filled yet; None when there is no such message."""
         return None if self._message is None or self.closed else self._message[self._filled :]
 
-    def filled(self, size: int) -> None:
-        """More of the message in arrival is there."""
+    def message_filled(self, size: int) -> None:
+        """`size` more bytes of the message are in its memory."""
         self._filled += size
         message = self._message
         if message is not None and self._filled == len(message) and not self.closed:
             self._message = None
             self._prefix.clear()
-            self.message(message, compressed=bool(self._compressed))
+            self.message_received(message, compressed=bool(self._compressed))
 
-    def came(self, size: int) -> None:
-        """Of data, by what counts for the window."""
-        self._credit -= size
-        if self._credit < 0:
+    def count_data(self, size: int) -> None:
+        """Count a data frame against the window. Raises ProtocolError when it exceeds it."""
+        self._receive_window -= size
+        if self._receive_window < 0:
             raise ProtocolError(FLOW_CONTROL_ERROR, "more data than the stream's window")
-        self._owed += size
-        self.settle()
-
-    def settle(self) -> None:
-        """Let more come, where it is read and worth a frame."""
-        if self._owed > STREAM_WINDOW_BYTES // 2 and self.hears and self.reads():
-            self.connection.write(frames.WINDOW_UPDATE, 0, self.number, WORD.pack(self._owed))
-            self._credit += self._owed
-            self._owed = 0
-
-    def flushed(self) -> None:
-        """Nothing waits any more."""
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self._unacknowledged += size
+        if self._unacknowledged > STREAM_WINDOW_BYTES // 2:
+            self.extend_window()
 
     def close(self) -> None:
         self.closed = True
-        self.out.clear()
+        self.pending.clear()
         self.flushed()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.grpc.http2.hpack import MOST_BYTES, Decoder, HeaderError, encode
+from veltair.grpc.http2.hpack import MAX_HEADER_LIST_BYTES, Decoder, HeaderError, encode
 
 WWW = [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "www.example.com")]
 CUSTOM = [
@@ -89,4 +89,4 @@ def test_any_bytes_give_fields_or_an_error(block: bytes) -> None:
         fields = Decoder().decode(block)
     except HeaderError:
         return
-    assert sum(len(name) + len(value) + 32 for name, value in fields) <= MOST_BYTES
+    assert sum(len(name) + len(value) + 32 for name, value in fields) <= MAX_HEADER_LIST_BYTES

@@ -1,0 +1,101 @@
+"""A gRPC server for tests, whose methods echo, refuse, fail or hang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple
+
+import grpc
+import uvloop
+from grpc_health.v1 import health_pb2
+
+from veltair.errors import OverloadedError
+from veltair.grpc.server import Server
+from veltair.grpc.server_call import Method
+from veltair.server.protocol.compressed_body import inflate
+
+LIMIT_BYTES = 20 << 20
+WAIT_S = 20.0
+
+
+class Reply(NamedTuple):
+    data: bytes
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
+        return self.data
+
+
+class Service:
+    """Methods of each kind, well behaved and not."""
+
+    def __init__(self) -> None:
+        self.cancelled = asyncio.Event()
+        self.read = 0
+
+    async def echo(self, request: bytes, context: Any) -> Reply:
+        return Reply(request)
+
+    async def size(self, request: bytes, context: Any) -> Reply:
+        return Reply(str(len(request)).encode())
+
+    async def metadata(self, request: bytes, context: Any) -> Reply:
+        left = context.time_remaining()
+        return Reply(repr((dict(context.invocation_metadata()).get("k"), left and round(left / 10))).encode())
+
+    async def hang(self, request: bytes, context: Any) -> Reply:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+        return Reply(b"")
+
+    async def refuse(self, request: bytes, context: Any) -> Reply:
+        raise OverloadedError("too much: 100 % of ünits\n")
+
+    async def stumble(self, request: bytes, context: Any) -> Reply:
+        raise RuntimeError("a defect")
+
+    async def both(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Reply]:
+        async for request in requests:
+            yield Reply(request)
+
+    async def idle(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[Reply]:
+        async for request in requests:
+            self.read += len(request)
+            yield Reply(b"one")
+            await self.cancelled.wait()
+
+
+def parse(data: memoryview) -> bytes:
+    return bytes(data)
+
+
+def parse_health_check(data: memoryview) -> Any:
+    return health_pb2.HealthCheckRequest.FromString(bytes(data))
+
+
+def methods_of(service: Service) -> dict[str, Method]:
+    handlers = (service.echo, service.size, service.metadata, service.hang, service.refuse, service.stumble)
+    unary = {f"/t/{f.__name__}": Method(f, parse, False, False, False) for f in handlers}
+    streaming = {f"/t/{f.__name__}": Method(f, parse, True, True, True) for f in (service.both, service.idle)}
+    return unary | streaming | {"/t/check": Method(service.echo, parse_health_check, False, False, False)}
+
+
+def new_server(service: Service) -> Server:
+    return Server(methods_of(service), LIMIT_BYTES, inflate)
+
+
+def run_with_server(body: Callable[[Any, Server, Service, int], Awaitable[None]]) -> None:
+    """Run `body` with a channel of grpcio to a server, that server, its service and its port."""
+
+    async def run() -> None:
+        service = Service()
+        server = new_server(service)
+        port = await server.start("127.0.0.1", 0)
+        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}", unlimited) as channel:
+            await body(channel, server, service, port)
+        await server.stop(0)
+
+    uvloop.run(run())

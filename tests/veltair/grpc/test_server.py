@@ -1,0 +1,148 @@
+"""The gRPC server against the clients of grpcio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+import uvloop
+from echo_server import LIMIT_BYTES, WAIT_S, Service, new_server, run_with_server
+
+from veltair.grpc.http2.frames import STREAM_WINDOW_BYTES
+from veltair.grpc.server import Server
+
+
+@pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_messages_of_any_size(compression: Any) -> None:
+    async def body(channel: Any, *_: Any) -> None:
+        call = channel.unary_unary("/t/echo")
+        for size in (0, 1, 5, 16379, 16384, 70_001, 602_112, 3_000_003, 9_000_000):
+            sent = os.urandom(size)
+            assert await call(sent, compression=compression) == sent
+        assert await channel.unary_unary("/t/size")(bytes(LIMIT_BYTES)) == str(LIMIT_BYTES).encode()
+
+    run_with_server(body)
+
+
+def test_any_address_is_that_of_both_families() -> None:
+    async def run() -> None:
+        server = new_server(Service())
+        port = await server.start("::", 0)
+        for host in ("127.0.0.1", "[::1]"):
+            async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(f"{host}:{port}") as channel:
+                assert await channel.unary_unary("/t/echo")(b"a") == b"a"
+        await server.stop(0)
+
+    uvloop.run(run())
+
+
+def test_many_calls_at_once() -> None:
+    async def body(channel: Any, *_: Any) -> None:
+        call, sent = channel.unary_unary("/t/echo"), [os.urandom(997 * i) for i in range(120)]
+        assert await asyncio.gather(*map(call, sent)) == sent
+
+    run_with_server(body)
+
+
+class Refusal(NamedTuple):
+    method: str
+    request: bytes
+    code: grpc.StatusCode
+    text: str
+
+
+TOO_LARGE = f"{LIMIT_BYTES} bytes are allowed"
+REFUSALS = [
+    Refusal("nope", b"", grpc.StatusCode.UNIMPLEMENTED, "no method '/t/nope'"),
+    Refusal("refuse", b"", grpc.StatusCode.UNAVAILABLE, "too much: 100 % of ünits\n"),
+    Refusal("stumble", b"", grpc.StatusCode.INTERNAL, "internal error"),
+    Refusal("check", b"\x0a\x05", grpc.StatusCode.INTERNAL, "no message of its type"),
+    Refusal("echo", bytes(LIMIT_BYTES + 1), grpc.StatusCode.RESOURCE_EXHAUSTED, TOO_LARGE),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.method)
+def test_refusals(refusal: Refusal) -> None:
+    async def body(channel: Any, *_: Any) -> None:
+        with pytest.raises(grpc.aio.AioRpcError, match=refusal.text) as caught:
+            await channel.unary_unary(f"/t/{refusal.method}")(refusal.request)
+        assert caught.value.code() is refusal.code
+        assert await channel.unary_unary("/t/echo")(b"the connection lives") == b"the connection lives"
+
+    run_with_server(body)
+
+
+def test_metadata_and_deadline() -> None:
+    async def body(channel: Any, *_: Any) -> None:
+        call = channel.unary_unary("/t/metadata")
+        assert await call(b"") == b"(None, None)"
+        assert await call(b"", metadata=[("k", "v")], timeout=70) == b"('v', 7)"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/t/hang")(b"", timeout=0.05)
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    run_with_server(body)
+
+
+def test_cancelled_calls_and_lost_clients() -> None:
+    async def body(channel: Any, server: Server, service: Service, port: int) -> None:
+        for end in (lambda call: call.cancel(), None):
+            service.cancelled.clear()
+            other = grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)])
+            call = other.unary_unary("/t/hang")(b"")
+            while not any(connection.streams for connection in server.connections):
+                await asyncio.sleep(0)
+            if end is not None:
+                end(call)
+            else:
+                await other.close()
+            await service.cancelled.wait()
+            await other.close()
+
+    run_with_server(body)
+
+
+def test_streams() -> None:
+    async def body(channel: Any, *_: Any) -> None:
+        sent = [os.urandom(size) for size in (0, 10, 1_000_000, 300_000, 5_000_000, 4)]
+        got = [answer async for answer in channel.stream_stream("/t/both")(iter(sent))]
+        assert got == sent
+
+    run_with_server(body)
+
+
+def test_a_stream_that_is_not_read_is_held_back() -> None:
+    async def body(channel: Any, server: Server, service: Service, port: int) -> None:
+        call = channel.stream_stream("/t/idle")()
+        part, sent = bytes(1 << 20), 0
+        try:
+            async with asyncio.timeout(1.0):
+                while True:
+                    await call.write(part)
+                    sent += 1
+        except TimeoutError:
+            pass
+        (stream,) = [stream for connection in server.connections for stream in connection.streams.values()]
+        assert service.read == len(part)
+        assert 2 <= len(stream._requests) <= 2 + STREAM_WINDOW_BYTES // len(part)  # type: ignore[attr-defined]
+        call.cancel()
+
+    run_with_server(body)
+
+
+def test_stopping_waits_for_calls_that_run() -> None:
+    async def body(channel: Any, server: Server, service: Service, port: int) -> None:
+        call = channel.unary_unary("/t/hang")(b"")
+        while not any(connection.streams for connection in server.connections):
+            await asyncio.sleep(0)
+        stopping = asyncio.create_task(server.stop(WAIT_S))
+        await asyncio.sleep(0)
+        assert not stopping.done()
+        call.cancel()
+        await stopping
+        assert service.cancelled.is_set()
+
+    run_with_server(body)
