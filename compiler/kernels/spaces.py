@@ -15,7 +15,8 @@ from veltair.compiler.kernels.feature_maps.pool import GlobalAveragePool, Pool2d
 from veltair.compiler.kernels.feature_maps.spatial import Elementwise
 from veltair.compiler.kernels.feature_maps.squeeze_excite import SqueezeExcite
 from veltair.compiler.kernels.generic import Generic
-from veltair.compiler.kernels.matmul.batched_matmul import BatchedMatmul, BatchedMatmulBf16
+from veltair.compiler.kernels.matmul.batched_matmul import BatchedMatmul
+from veltair.compiler.kernels.matmul.batched_matmul_bf16 import BatchedMatmulBf16
 from veltair.compiler.kernels.matmul.matmul import Matmul
 from veltair.compiler.kernels.matmul.matmul_bf16 import MatmulBf16
 from veltair.compiler.kernels.recurrent.recurrent import Recurrent

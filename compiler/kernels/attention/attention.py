@@ -18,7 +18,7 @@ from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
-from veltair.compiler.kernels.matmul.bf16_blocks import unit_of
+from veltair.compiler.kernels.matmul.matrix_unit import MatrixUnit
 
 
 class Attention:
@@ -31,7 +31,7 @@ class Attention:
         tokens = int(spec.attributes["tokens"])
         chunks = [c for c in (1, 2, 3, 4) if c == 1 or tokens // c >= 32]
         if spec.inputs[0].dtype == "uint16":
-            return [{"unit": unit_of(features), "chunks": c} for c in chunks]
+            return [{"unit": MatrixUnit.of_cpu(features).value, "chunks": c} for c in chunks]
         tiles = ((6, 4), (12, 2), (8, 3)) if "avx512" in features else ((6, 1), (4, 1), (2, 2))
         return [{"unit": "vector", "chunks": c, "rows": r, "columns": v} for c in chunks for r, v in tiles]
 

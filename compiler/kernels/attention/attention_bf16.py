@@ -14,8 +14,9 @@ from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import allocate_scratch, vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, ramp
-from veltair.compiler.kernels.matmul.bf16_blocks import UNITS, Left, Right
-from veltair.compiler.kernels.matmul.matmul_amx import DEPTH, PAIRS, TILE
+from veltair.compiler.kernels.matmul.bf16_microkernels import LeftOperand as Left, RightOperand as Right, open_microkernel
+from veltair.compiler.kernels.matmul.matrix_unit import MatrixUnit
+from veltair.compiler.kernels.matmul.amx_tiles import STEP as DEPTH, BLOCK as PAIRS, TILE
 
 
 def attention_bf16(spec: LayerSpec, point: Point) -> Kernel:
@@ -83,7 +84,7 @@ def attention_bf16(spec: LayerSpec, point: Point) -> Kernel:
 
             begin = T.bind(task % chunks * each)
             with (
-                UNITS[str(point["unit"])](T.int32(height)) as product,
+                open_microkernel(MatrixUnit(str(point["unit"])), T.int32(height)) as product,
                 T.serial(0, T.max(T.min(each, pairs - begin), 0)) as pair,
             ):
                 start = (begin + pair) * PAIRS

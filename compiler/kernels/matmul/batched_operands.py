@@ -1,36 +1,58 @@
-"""The sides of a product of computed matrices: how they lie in memory, and where an element of them is."""
+"""The operands of a product of computed matrices: how they lie in memory, and where an element of them is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from typing import Any, TypeAlias
+
+from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.kernels.codegen.vectors import Expr
 
-Place: TypeAlias = Callable[[Sequence[Expr], Expr, Expr], tuple[Expr, ...]]  # of (image, row, column) of a side
+OperandIndex: TypeAlias = Callable[[Sequence[Expr], Expr, Expr], tuple[Expr, ...]]  # of (image, row, column)
 
 
-def sides(spec: LayerSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of both sides, transposed: (…, M, K) and (…, K, N)."""
+class MatrixOrder(Enum):
+    """Which elements of the matrices of an operand lie side by side in memory.
+
+    >>> MatrixOrder.of_axes((0, 2, 1)).name  # matrices (M, K) of a tensor (…, K, M)
+    'COLUMN_MAJOR'
+    """
+
+    ROW_MAJOR = auto()  # those of a row
+    COLUMN_MAJOR = auto()  # those of a column
+    STRIDED = auto()  # neither
+
+    @classmethod
+    def of_axes(cls, order: Sequence[int]) -> MatrixOrder:
+        """order: the transpose that makes (…, rows, columns) of the tensor in memory."""
+        from_end = len(order) - list(order).index(len(order) - 1)
+        return {1: cls.ROW_MAJOR, 2: cls.COLUMN_MAJOR}.get(from_end, cls.STRIDED)
+
+
+def operand_shapes(spec: LayerSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of both operands, transposed: (…, M, K) and (…, K, N)."""
     inputs = [tensor.shape for tensor in spec.inputs]
     left, right = (spec.weights[s].shape if s in spec.weights else inputs.pop(0) for s in ("left", "right"))
     orders = spec.attributes["left_order"], spec.attributes["right_order"]
     return tuple(left[i] for i in orders[0]), tuple(right[i] for i in orders[1])
 
 
-def rows_of(spec: LayerSpec) -> int:
+def operand_buffers(spec: LayerSpec, buffers: Sequence[Any]) -> tuple[Any, Any]:
+    """The buffers of both operands, of which the kernel takes computed ones before constant ones."""
+    first, second = buffers[:2]
+    return (second, first) if "left" in spec.weights else (first, second)
+
+
+def max_matrix_rows(spec: LayerSpec) -> int:
     """M at the greatest batch."""
     return spec.most(spec.outputs[0].shape[-2])
 
 
-def contiguous(order: Sequence[int]) -> str:
-    """What lies side by side in memory: the matrices' "rows", their "columns", or "neither"."""
-    return {len(order) - 1: "rows", len(order) - 2: "columns"}.get(list(order).index(len(order) - 1), "neither")
-
-
-def place(buffer: Any, order: Sequence[int]) -> Place:
-    """Maps (image, row, column) of the transposed and broadcast side to an index of its buffer."""
+def operand_index(buffer: Any, order: Sequence[int]) -> OperandIndex:
+    """Maps (image, row, column) of the transposed and broadcast operand to an index of its buffer."""
     shape = [buffer.shape[i] for i in order]
 
     def index(image: Sequence[Expr], row: Expr, column: Expr) -> tuple[Expr, ...]:
@@ -41,6 +63,16 @@ def place(buffer: Any, order: Sequence[int]) -> Place:
             found[at] = i
         return tuple(found)
 
+    return index
+
+
+def unravel(number: Expr, extents: Sequence[Expr]) -> list[Expr]:
+    """The index, one entry an extent, of the nth element in row-major order."""
+    index: list[Expr] = []
+    rest = T.bind(number)
+    for extent in reversed(extents):
+        index.insert(0, T.bind(rest % extent))
+        rest = T.bind(rest // extent)
     return index
 
 

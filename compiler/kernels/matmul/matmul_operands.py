@@ -1,9 +1,10 @@
-"""What every matrix product with constant weights has: rows, packed weights, a gate, a residual, outputs."""
+"""What all products with constant weights share: their rows, packed weights, and the epilogue of their sums."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +19,10 @@ from veltair.compiler.kernels.codegen.multiply_add import VALUES_PER_STEP
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, ramp
 from veltair.compiler.kernels.codegen.weight_packing import pack_bf16_pairs, pad_axis
 
-Sides: TypeAlias = tuple[Any, Any]  # buffers of gate and residual
 
-
-def packed_panels(spec: LayerSpec, panel: int) -> NDArray[Any]:
-    """Weights (K, N) as (panels, K, panel), in what the layer stores them as; zeros behind the last column.
-
-    Of a layer that reads bfloat16 (panels, K / 2, panel), in pairs.
+def pack_panels(spec: LayerSpec, panel: int) -> NDArray[Any]:
+    """The weights (K, N) as (N / panel, K, panel) in the type that the layer stores them as, with zeros behind the last
+    column. For inputs in bfloat16: (N / panel, K / 2, panel), in pairs along K.
     """
     weight = pad_axis(spec.weights["weight"], 1, panel)
     packed = np.ascontiguousarray(weight.reshape(len(weight), -1, panel).transpose(1, 0, 2))
@@ -33,39 +31,51 @@ def packed_panels(spec: LayerSpec, panel: int) -> NDArray[Any]:
     return array_to_bf16(packed) if spec.attributes["storage"] == "bf16" else packed
 
 
-def matmul_rows(spec: LayerSpec) -> int:
-    """Rows at the greatest batch."""
+def max_rows(spec: LayerSpec) -> int:
+    """The rows (M) at the greatest batch."""
     return spec.most(spec.inputs[0].shape[0])
 
 
-def sides_of(spec: LayerSpec, buffers: Sequence[Any]) -> Sides:
-    """Gate and residual among the buffers behind x, None for what a product has not."""
-    given = list(buffers[: len(spec.inputs) - 1])
-    gate = given.pop(0) if spec.attributes.get("gated") else None
-    return gate, given[0] if given else None
+@dataclass(frozen=True, slots=True)
+class MatmulEpilogue:
+    """What becomes of the sums of a product: activation(sums [* gate] [+ residual]), stored to the output.
 
+    ::
 
-def store_pair(
-    Y: Any, low: Expr, high: Expr, sides: Sides, activation: str, row: Expr, column: Expr, width: int
-) -> None:
-    """Like `store_outputs`, of 32 columns; on a CPU with AVX-512-bf16."""
-    if Y.dtype == "uint16" and sides == (None, None) and width % (2 * LANES) == 0:
-        values = [apply_activation(value, activation, approximate=True) for value in (low, high)]
-        T.buffer_store(Y, float32_pair_to_bf16(*values), [row, ramp(column, 2 * LANES)])
-        return
-    for value, at in ((low, column), (high, T.bind(column + LANES))):
-        with when(at < width):
-            store_outputs(Y, value, sides, activation, row, at, width)
-
-
-def store_outputs(Y: Any, value: Expr, sides: Sides, activation: str, row: Expr, column: Expr, width: int) -> None:
-    """16 outputs of a product: gated, the residual added, activated, and what lies below column `width` stored, the
-    first of them being below it.
+        epilogue = MatmulEpilogue.of_layer(spec, rest)  # rest: the buffers behind x
+        epilogue.store(sums, row, column)  # 16 outputs
     """
-    gate, residual = sides
-    if gate is not None:
-        value = value * vector_load(gate, row, column)
-    if residual is not None:
-        value = value + vector_load(residual, row, column)
-    value = T.bind(apply_activation(value, activation, approximate=Y.dtype == "uint16"))
-    masked_store(Y, value, row, column, width=width)
+
+    output: Any  # buffer (M, N), like those of gate and residual
+    gate: Any | None
+    residual: Any | None
+    activation: str
+    width: int  # N
+
+    @classmethod
+    def of_layer(cls, spec: LayerSpec, buffers: Sequence[Any]) -> MatmulEpilogue:
+        """The epilogue of a layer. `buffers` are those behind x: [gate,] [residual,] weights, output."""
+        operands = list(buffers[: len(spec.inputs) - 1])
+        gate = operands.pop(0) if spec.attributes.get("gated") else None
+        residual = operands[0] if operands else None
+        return cls(buffers[-1], gate, residual, str(spec.attributes["activation"]), spec.outputs[0].shape[1])
+
+    def store(self, value: Expr, row: Expr, column: Expr) -> None:
+        """Finish and store 16 outputs. The first of them must lie below column N; those behind N are not written."""
+        if self.gate is not None:
+            value = value * vector_load(self.gate, row, column)
+        if self.residual is not None:
+            value = value + vector_load(self.residual, row, column)
+        value = T.bind(apply_activation(value, self.activation, approximate=self.output.dtype == "uint16"))
+        masked_store(self.output, value, row, column, width=self.width)
+
+    def store_pair(self, low: Expr, high: Expr, row: Expr, column: Expr) -> None:
+        """Finish and store 32 outputs, any of which may lie behind column N. Needs AVX-512-bf16."""
+        plain = self.gate is None and self.residual is None
+        if self.output.dtype == "uint16" and plain and self.width % (2 * LANES) == 0:
+            values = [apply_activation(value, self.activation, approximate=True) for value in (low, high)]
+            T.buffer_store(self.output, float32_pair_to_bf16(*values), [row, ramp(column, 2 * LANES)])
+            return
+        for value, at in ((low, column), (high, T.bind(column + LANES))):
+            with when(at < self.width):
+                self.store(value, row, at)

@@ -1,8 +1,8 @@
-"""Packs what was computed as AMX tiles (and dot products) want it: a left side in rows of 32 bfloat16, a right side in
-rows of 16 pairs.
+"""Packs computed operands for the microkernels of bfloat16: the left one in rows of 32 values, the right one in rows of
+16 pairs.
 
-The sources are fp32 or bfloat16; `place` says where the element in row and column of a matrix lies. What lies behind
-the end of the reduction becomes zero, since both sides hold what is no number otherwise.
+The sources are fp32 or bfloat16. What lies behind the end of the reduction becomes zero on both sides, since memory
+there may hold a NaN, which a zero on one side alone would not cancel.
 """
 
 from __future__ import annotations
@@ -12,119 +12,118 @@ from typing import Any, TypeAlias
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.bf16 import float32_to_bf16
+from veltair.compiler.kernels.codegen.bf16 import float32_pair_to_bf16, float32_to_bf16
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import masked_load, vector_load, vector_store
 from veltair.compiler.kernels.codegen.transpose import transpose_16x16
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, broadcast_uint32, ramp
 
-Place: TypeAlias = Callable[[Expr, Expr], tuple[Expr, ...]]  # of (row, column)
-PAIR = 2 * LANES  # numbers of a tile row
+ElementIndex: TypeAlias = Callable[[Expr, Expr], tuple[Expr, ...]]  # of (row, column) of the matrix in its buffer
+STEP = 2 * LANES  # values of the reduction in a tile row
 
 
-def take_rows(source: Any, place: Place, first: Expr, count: Expr, depth: int, rows: Any, at: int) -> None:
-    """`count` rows of a left side from `first` on, whose reduction of `depth` lies contiguous, to rows from `at` on."""
+def pack_left(source: Any, index: ElementIndex, first: Expr, count: Expr, depth: int, rows: Any, to: int) -> None:
+    """Pack `count` rows of a row-major left operand, from row `first` on, to rows from `to` on.
+
+    depth: the extent of the reduction.
+    """
     with T.serial(0, count) as r:
 
-        def some(k: Expr, taken: int) -> None:
-            vector_store(rows, _taken(source, place(first + r, k), taken), at + r, k)
+        def copy(k: Expr, extent: int) -> None:
+            vector_store(rows, _load(source, index(first + r, k), extent), to + r, k)
 
         with T.serial(0, depth // LANES) as nth:
-            some(nth * LANES, LANES)
+            copy(nth * LANES, LANES)
         if depth % LANES:
-            some(depth // LANES * LANES, depth % LANES)
-        if 0 < depth % PAIR <= LANES:
-            vector_store(rows, broadcast(0.0), at + r, depth // PAIR * PAIR + LANES)
+            copy(depth // LANES * LANES, depth % LANES)
+        if 0 < depth % STEP <= LANES:
+            vector_store(rows, broadcast(0.0), to + r, depth // STEP * STEP + LANES)
 
 
-def turn_rows(source: Any, place: Place, first: Expr, count: Expr, least: int, depth: int, rows: Any, at: int) -> None:
-    """The same of a left side whose columns lie contiguous; there are `least` rows at least."""
+def pack_transposed_left(
+    source: Any, index: ElementIndex, first: Expr, count: Expr, min_count: int, depth: int, rows: Any, to: int
+) -> None:
+    """The same for a column-major left operand. `min_count` is the least value that `count` can have."""
 
-    def some(k: Expr, taken: int) -> None:
+    def transpose(k: Expr, extent: int) -> None:
         lines = []
-        for i in range(taken):
-            where = place(first, k + i)
-            lines.append(
-                T.bind(vector_load(source, *where) if least >= LANES else masked_load(source, *where, count=count))
-            )
-        for r, line in enumerate(transpose_16x16([*lines, *[broadcast(0.0)] * (LANES - taken)])):
-            vector_store(rows, line, at + r, k)
+        for i in range(extent):
+            at = index(first, k + i)
+            whole = min_count >= LANES
+            lines.append(T.bind(vector_load(source, *at) if whole else masked_load(source, *at, count=count)))
+        for r, line in enumerate(transpose_16x16([*lines, *[broadcast(0.0)] * (LANES - extent)])):
+            vector_store(rows, line, to + r, k)
 
     with T.serial(0, depth // LANES) as nth:
-        some(nth * LANES, LANES)
+        transpose(nth * LANES, LANES)
     if depth % LANES:
-        some(depth // LANES * LANES, depth % LANES)
-    if 0 < depth % PAIR <= LANES:
+        transpose(depth // LANES * LANES, depth % LANES)
+    if 0 < depth % STEP <= LANES:
         for r in range(LANES):
-            vector_store(rows, broadcast(0.0), at + r, depth // PAIR * PAIR + LANES)
+            vector_store(rows, broadcast(0.0), to + r, depth // STEP * STEP + LANES)
 
 
-def turn_columns(
-    source: Any, place: Place, first: Expr, width: int, depth: int, packed: Any, to: Expr, half: Expr
+def pack_right(
+    source: Any, index: ElementIndex, first: Expr, width: int, depth: int, packed: Any, panel: Expr, tile: Expr
 ) -> None:
-    """16 columns of a right side from `first` on, each of them contiguous, to packed[to, …, half].
+    """Pack 16 columns of a row-major right operand, from column `first` on, to packed[panel, …, tile].
 
-    Behind the last column it is there again: what comes of it is not stored.
+    width, depth: the extents of the columns and of the reduction.
     """
 
-    bits = T.alloc_buffer((LANES, PAIR), "uint16", scope="local")  # TVM crashes on bfloat16 in variables
+    def bits(row: Expr, count: int) -> Expr:
+        return T.cast(float32_to_bf16(_load(source, index(row, first), count)), "uint32x16")
 
-    def step(nth: Expr, taken: int) -> None:
-        lines = []
-        for i in range(LANES):
-            column = T.min(first + i, width - 1) if width % LANES else first + i
-            if source.dtype == "uint16" and taken == PAIR:
-                line = source[_wide(place(nth * PAIR, column))]
-            else:
-                low = _taken(source, place(nth * PAIR, column), min(taken, LANES))
-                high = (
-                    _taken(source, place(nth * PAIR + LANES, column), taken - LANES)
-                    if taken > LANES
-                    else broadcast(0.0)
-                )
-                name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"  # the second operand lands below
-                both = T.reinterpret("uint16x32", T.call_llvm_pure_intrin("bfloat16x32", name, high, low))
-                T.buffer_store(bits, both, [i, ramp(0, PAIR)])
-                line = bits[i, ramp(0, PAIR)]
-            lines.append(T.bind(T.reinterpret("uint32x16", line)))
-        for pair, line in enumerate(transpose_16x16(lines)):
-            T.buffer_store(packed, line, [to, nth, half, pair, ramp(0)])
-
-    with T.serial(0, depth // PAIR) as nth:
-        step(nth, PAIR)
-    if depth % PAIR:
-        step(T.int32(depth // PAIR), depth % PAIR)
-
-
-def pair_rows(
-    source: Any, place: Place, first: Expr, width: int, depth: int, packed: Any, to: Expr, half: Expr
-) -> None:
-    """The same of a right side whose rows lie contiguous."""
-
-    def bits(row: Expr, taken: int) -> Expr:
-        return T.cast(float32_to_bf16(_taken(source, place(row, first), taken)), "uint32x16")
-
-    def columns(taken: int) -> None:
+    def columns(count: int) -> None:
         with T.serial(0, depth // 2) as pair:
-            both = T.bitwise_or(bits(pair * 2, taken), T.shift_left(bits(pair * 2 + 1, taken), broadcast_uint32(16)))
-            T.buffer_store(packed, both, [to, pair // LANES, half, pair % LANES, ramp(0)])
+            both = T.bitwise_or(bits(pair * 2, count), T.shift_left(bits(pair * 2 + 1, count), broadcast_uint32(16)))
+            T.buffer_store(packed, both, [panel, pair // LANES, tile, pair % LANES, ramp(0)])
         if depth % 2:
             pair = depth // 2
-            T.buffer_store(packed, bits(depth - 1, taken), [to, pair // LANES, half, pair % LANES, ramp(0)])
+            T.buffer_store(packed, bits(depth - 1, count), [panel, pair // LANES, tile, pair % LANES, ramp(0)])
 
     with when(first + LANES <= width):
         columns(LANES)
     if width % LANES:
         with when(first + LANES > width):
             columns(width % LANES)
-    for pair in range(-(-depth // 2), -(-depth // PAIR) * LANES):
-        T.buffer_store(packed, broadcast_uint32(0), [to, pair // LANES, half, pair % LANES, ramp(0)])
+    for pair in range(-(-depth // 2), -(-depth // STEP) * LANES):
+        T.buffer_store(packed, broadcast_uint32(0), [panel, pair // LANES, tile, pair % LANES, ramp(0)])
 
 
-def _taken(source: Any, index: tuple[Expr, ...], count: int) -> Expr:
-    """16 floats from an index on, of which `count` are there."""
+def pack_transposed_right(
+    source: Any, index: ElementIndex, first: Expr, width: int, depth: int, packed: Any, panel: Expr, tile: Expr
+) -> None:
+    """The same for a column-major right operand.
+
+    Behind the last column it is packed again; what is computed of it is not stored.
+    """
+    bits = T.alloc_buffer((LANES, STEP), "uint16", scope="local")  # TVM crashes on bfloat16 in variables
+
+    def transpose(step: Expr, extent: int) -> None:
+        lines = []
+        for i in range(LANES):
+            column = T.min(first + i, width - 1) if width % LANES else first + i
+            if source.dtype == "uint16" and extent == STEP:
+                *outer, k = index(step * STEP, column)
+                line = source[(*outer, ramp(k, STEP))]
+            else:
+                low = _load(source, index(step * STEP, column), min(extent, LANES))
+                high = broadcast(0.0)
+                if extent > LANES:
+                    high = _load(source, index(step * STEP + LANES, column), extent - LANES)
+                T.buffer_store(bits, float32_pair_to_bf16(low, high), [i, ramp(0, STEP)])
+                line = bits[i, ramp(0, STEP)]
+            lines.append(T.bind(T.reinterpret("uint32x16", line)))
+        for pair, line in enumerate(transpose_16x16(lines)):
+            T.buffer_store(packed, line, [panel, step, tile, pair, ramp(0)])
+
+    with T.serial(0, depth // STEP) as step:
+        transpose(step, STEP)
+    if depth % STEP:
+        transpose(T.int32(depth // STEP), depth % STEP)
+
+
+def _load(source: Any, index: tuple[Expr, ...], count: int) -> Expr:
+    """16 floats from an index on; those behind the first `count` are zero."""
     return T.bind(vector_load(source, *index) if count == LANES else masked_load(source, *index, count=count))
-
-
-def _wide(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    return (*index[:-1], ramp(index[-1], PAIR))
