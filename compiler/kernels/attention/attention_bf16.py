@@ -14,9 +14,13 @@ from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import allocate_scratch, vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, ramp
-from veltair.compiler.kernels.matmul.bf16_microkernels import LeftOperand as Left, RightOperand as Right, open_microkernel
+from veltair.compiler.kernels.matmul.amx_tiles import BLOCK as PAIRS
+from veltair.compiler.kernels.matmul.amx_tiles import STEP as DEPTH
+from veltair.compiler.kernels.matmul.amx_tiles import TILE
+from veltair.compiler.kernels.matmul.bf16_microkernels import LeftOperand as Left
+from veltair.compiler.kernels.matmul.bf16_microkernels import RightOperand as Right
+from veltair.compiler.kernels.matmul.bf16_microkernels import open_microkernel
 from veltair.compiler.kernels.matmul.matrix_unit import MatrixUnit
-from veltair.compiler.kernels.matmul.amx_tiles import STEP as DEPTH, BLOCK as PAIRS, TILE
 
 
 def attention_bf16(spec: LayerSpec, point: Point) -> Kernel:

@@ -1,4 +1,4 @@
-"""Products of many small matrices in fp32: both operands computed, batch dimensions broadcast, transposes by addressing.
+"""Products of many small matrices in fp32: both operands computed, batch dimensions broadcast, transposes by index.
 
 A task takes one product, a panel of `columns` vectors of its columns and a share of its rows. It packs its panel of the
 right operand into scratch memory (transposed in registers where that is column-major), then computes register tiles of

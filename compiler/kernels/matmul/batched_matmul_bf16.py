@@ -42,13 +42,13 @@ from veltair.compiler.kernels.matmul.pair_packing import (
     pack_transposed_right,
 )
 
-FEW_ROWS = 4  # below so many, packing costs more than blocks save; 9 x 32 x 9 takes 0.46 to 0.6 times as long in vectors
+FEW_ROWS = 4  # below so many, packing costs more than blocks save; 9 x 32 x 9 in vectors takes 0.46 to 0.6 of the time
 PACKED_BYTES = 256 << 10  # a task's share of the right operand at most: it stays in L2
 SMALL = 1 << 16  # multiply-adds of one product of matrices, up to which a task takes several products
 
 
 class BatchedMatmulBf16:
-    """`BatchedMatmul` in a model of bfloat16: operands and output are fp32 or bfloat16, products of blocks are bfloat16.
+    """`BatchedMatmul` in a model of bfloat16: operands and output are fp32 or bfloat16, blocks multiply bfloat16.
 
     Points without a "unit" are those of `BatchedMatmul`, whose products are fp32.
     """

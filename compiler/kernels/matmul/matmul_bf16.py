@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.matmul.amx_tiles import BLOCK, STEP
 from veltair.compiler.kernels.matmul.bf16_microkernels import MatrixUnit
 from veltair.compiler.kernels.matmul.matmul import Matmul
@@ -15,11 +15,6 @@ class MatmulBf16:
 
     Gate, residual and output are fp32 or bfloat16. M may depend on the batch. Sums, bias, activation and what gate and
     residual do to them are fp32. Parameters: `MatmulParameters`.
-
-    >>> x, y = Activation("x", "uint16", (64, 64)), Activation("y", "uint16", (64, 64))
-    >>> spec = LayerSpec("dense", "matmul_bf16", (x,), (y,), {}, {}, 0)
-    >>> MatmulBf16().points(spec, frozenset({"amx_bf16"}))[0]
-    {'unit': 'amx', 'panels': 1, 'chunks': 1, 'steps': 2}
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

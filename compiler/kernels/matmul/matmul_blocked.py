@@ -161,9 +161,7 @@ class _Task:
             with T.serial(0, few) as t:
                 self._emit_tile(p, T.bind(full * matmul.rows + t * FEW), stretch, FEW, fetched(full + t))
 
-    def _emit_tile(
-        self, p: Expr, row: Expr, stretch: _Stretch, height: int, fetched: Callable[[Expr], Expr]
-    ) -> None:
+    def _emit_tile(self, p: Expr, row: Expr, stretch: _Stretch, height: int, fetched: Callable[[Expr], Expr]) -> None:
         """A register tile of `height` rows from `row` of the chunk on, times a stretch of the task's pth panel.
 
         fetched: the element that a step of the reduction prefetches.
