@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from tvm.script.ir_builder import tirx as T
 
@@ -23,7 +24,8 @@ ROWS = 8  # of a register tile of dot products
 UNROLLED = 4  # up to so many steps stand side by side instead of in a loop
 
 
-class LeftOperand(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LeftOperand:
     """Rows of bfloat16 values.
 
     ::
@@ -36,7 +38,8 @@ class LeftOperand(NamedTuple):
     stride_bytes: int  # between rows
 
 
-class RightOperand(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RightOperand:
     """Columns packed in pairs along the reduction.
 
     ::

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.matmul.amx_tiles import BLOCK, STEP
-from veltair.compiler.kernels.matmul.bf16_microkernels import MatrixUnit
 from veltair.compiler.kernels.matmul.matmul import Matmul
 from veltair.compiler.kernels.matmul.matmul_amx import AmxMatmul
 from veltair.compiler.kernels.matmul.matmul_operands import max_rows
+from veltair.compiler.kernels.matmul.matrix_unit import MatrixUnit
 
 
 class MatmulBf16:

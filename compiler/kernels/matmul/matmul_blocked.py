@@ -76,8 +76,8 @@ class BlockedMatmul:
         def body(*buffers: Any) -> None:
             _Task(self, buffers).emit()
 
-        operands = [*spec.inputs, self.weight, bias, spec.outputs[0]]
-        function = build_prim_func(operands, reduction_body(spec.inputs[0].dtype, body))
+        emit = reduction_body(spec.inputs[0].dtype, body)
+        function = build_prim_func([*spec.inputs, self.weight, bias, spec.outputs[0]], emit)
         taken, item = min(self.step, max_rows(spec)), 4 // self.values_per_step
         sums = taken * (self.panels * self.panel if self.blocks > 1 else 0) * 4
         block_size = (self.panel + taken) * self.stretch * item + sums
