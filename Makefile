@@ -36,7 +36,7 @@ pytest: $(VENV)/ready
 
 # The paper's figures from the simulator, and docs/results.md; a quarter of an hour to an hour on 2 cores; it goes on where it was interrupted.
 figures: $(VENV)/ready
-	$(BIN)/python bench/figures.py
+	$(BIN)/python -m bench.paper.figures
 
 # After a change of the dependencies in pyproject.toml: what a fresh environment resolves to, pinned.
 lock:

@@ -1,6 +1,8 @@
-"""Every committed result, measured again: `python bench/run.py`; the README's tables: `python bench/run.py --tables`.
+"""Measures every committed result again, then writes `docs/measurements.md` from the results.
 
-`overhead` asks the demo's artifacts (`make demo` first); `kernels.py` and `mix.py` make the networks that they compare.
+    python -m bench.run [--only kernels|recsys|overhead|scheduler|mixes]
+
+`overhead` needs the demo's artifacts (`make demo` first); the other parts build and compile the models that they need.
 Run it on a machine that does nothing else: the mixes take an hour each on 2 cores.
 """
 
@@ -10,100 +12,65 @@ import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
-import kernels
-import mix
-import recsys
+from bench import tables
+from bench.paths import DEMO, RESULTS, ROOT, SCENARIOS
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results"
-DEMO = ROOT / "demo"
-CLI = [sys.executable, "-m", "veltair.cli"]
 MIXES = ("vision", "demo", "recsys")  # of scenarios/
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--tables", action="store_true", help="print the tables of the committed results, measure nothing"
-    )
-    parser.add_argument("--only", choices=("kernels", "recsys", "overhead", "scheduler", "mixes"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = {
+        "kernels": measure_networks,
+        "recsys": measure_recommenders,
+        "overhead": measure_overhead,
+        "scheduler": measure_scheduler,
+        "mixes": measure_mixes,
+    }
+    parser.add_argument("--only", choices=parts)
     args = parser.parse_args()
-    if args.tables:
-        print(tables())
-        return 0
     RESULTS.mkdir(exist_ok=True)
-    parts = {"kernels": networks, "recsys": recommenders, "overhead": overhead, "scheduler": scheduler, "mixes": mixes}
     for name, measure in parts.items():
         if args.only in (None, name):
             print(f"== {name}", flush=True)
             measure()
-    print(tables())
+    tables.write()
     return 0
 
 
-def save(name: str, text: str) -> None:
-    (RESULTS / f"{name}.json").write_text(json.dumps(json.loads(text), indent=1) + "\n", "utf-8")
+def measure_networks() -> None:
+    _run("bench.kernels.networks", "--again")
 
 
-def output(*command: str) -> str:
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
+def measure_recommenders() -> None:
+    _run("bench.recsys.models", "--again")
 
 
-def networks() -> None:
-    """The zoo's networks beside their peers, all of them anew."""
-    subprocess.run([sys.executable, str(ROOT / "bench" / "kernels.py"), "--again"], check=True)
+def measure_overhead() -> None:
+    _save("overhead", _run("bench.serving.overhead", str(DEMO / "artifacts" / "dlrm"), capture=True))
 
 
-def recommenders() -> None:
-    subprocess.run([sys.executable, str(ROOT / "bench" / "recsys.py"), "--again"], check=True)
+def measure_scheduler() -> None:
+    _save("scheduler", _run("bench.paper.scheduling_cost", capture=True))
 
 
-def overhead() -> None:
-    script = str(ROOT / "bench" / "overhead.py")
-    save("overhead", output(sys.executable, script, str(DEMO / "artifacts" / "dlrm")))
-
-
-def scheduler() -> None:
-    save("scheduler", output(sys.executable, str(ROOT / "bench" / "scheduler.py")))
-
-
-def mixes() -> None:
+def measure_mixes() -> None:
     """The greatest load of each mix with every tenant's QoS held, by this daemon and by its peers."""
     for name in MIXES:
-        scenario = ROOT / "scenarios" / f"{name}.toml"
-        subprocess.run([sys.executable, str(ROOT / "bench" / "mix.py"), str(scenario), "--again"], check=True)
+        _run("bench.serving.mix", str(SCENARIOS / f"{name}.toml"), "--again")
 
 
-def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
-    return found
+def _run(module: str, *arguments: str, capture: bool = False) -> str:
+    """Runs a bench; returns what it prints where that is captured."""
+    command: Sequence[str] = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE if capture else None, text=True, cwd=ROOT)
+    return done.stdout or ""
 
 
-def tables() -> str:
-    """Markdown."""
-    lines = [kernels.tables(), ""]
-    for name in MIXES:
-        if (RESULTS / f"mix-{name}.json").exists():
-            lines += [f"scenarios/{name}.toml:", "", mix.table(read(f"mix-{name}")), ""]
-    if (RESULTS / "recsys.json").exists():
-        lines += [recsys.table(read("recsys")["models"]), ""]
-    small, decisions = read("overhead"), read("scheduler")
-    lines += [
-        f"The daemon's overhead on a small DLRM query over gRPC (round trip minus execution): p50 "
-        f"{small['overhead_p50_ms']:.2f} ms, p99 {small['overhead_p99_ms']:.2f} ms (bar: {small['bar_p50_ms']} ms).",
-        "",
-        "| scheduling at 64 cores | in flight | us a decision, p50 | p99 | us a query |",
-        "| --- | --- | --- | --- | --- |",
-        *(
-            f"| {r['policy']}, load {r['load']} | {r['median_in_flight']:.0f} | "
-            f"{r['median_us']} | {r['p99_us']} | {r['us_per_query']} |"
-            for r in decisions["rows"]
-        ),
-    ]
-    return "\n".join(lines)
+def _save(name: str, text: str) -> None:
+    (RESULTS / f"{name}.json").write_text(json.dumps(json.loads(text), indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

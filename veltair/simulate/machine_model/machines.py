@@ -1,7 +1,7 @@
 """Machine models: what the simulator knows of a machine, read from data files.
 
 Each value in a file stands beside its source: a data sheet, a published measurement, or a measurement of the machine
-itself (`bench/machine.py` writes such a file). None is ever adjusted to what a simulation should give.
+itself (`bench/paper/machine_model.py` writes such a file). None is ever adjusted to what a simulation should give.
 """
 
 from __future__ import annotations

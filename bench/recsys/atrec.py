@@ -1,0 +1,197 @@
+"""The gains of AtRec's fusions (Wang et al., section IV-C).
+
+    python -m bench.recsys.atrec [--json FILE]
+
+Each subgraph goes through the compiler twice, as it is and without the fusion in question, and runs on the same
+runtime, every layer in its default version; ONNX Runtime runs the same file. GRUs without fusion are the cell as
+TensorFlow spells it, concatenations and split included, step after step on inputs that were separated before. All are
+built first, compared, then timed in turn in this process; medians and ratios are printed and written as JSON with the
+environment. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import tvm
+import tvm_ffi
+from numpy.typing import NDArray
+
+from bench.paths import RESULTS
+from bench.recsys.atrec_subgraphs import SUBGRAPHS, Subgraph
+from veltair.compiler.arena import plan
+from veltair.compiler.graph.layer_graph import LayerGraph
+from veltair.compiler.graph.layer_spec import Activation
+from veltair.compiler.kernels.spaces import SPACES
+from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.patterns import by_operator
+from veltair.compiler.pipeline import lower
+from veltair.compiler.stitch.fusion_explorer import FusionExplorer
+from veltair.machine.environment import describe_environment
+from veltair.machine.isa import cpu_features, tvm_target
+from veltair.machine.topology import usable_machine
+from veltair.profiles.runtime.executor import aligned, empty
+from veltair.profiles.runtime.pinned_threads import CorePool
+
+THREADS = 2
+ROUNDS = 15
+SETTLE_S = 0.02  # after ONNX Runtime, whose threads go on spinning for a while
+BARS = {"OneHotSum": 3.5, "ConcatSum": 1.45, "GRU": 1.4}
+
+
+@contextmanager
+def without_fusions() -> Iterator[None]:
+    """Turns off patterns, and kernels that independent operators share."""
+    finders, packed = by_operator.FINDERS, FusionExplorer.packed
+    by_operator.FINDERS = ()
+    FusionExplorer.packed = lambda self, plan: [[pattern] for pattern in plan]
+    try:
+        yield
+    finally:
+        by_operator.FINDERS, FusionExplorer.packed = finders, packed
+
+
+class CompiledGraph:
+    """A graph ready to run: its layers in order in an arena, each in one of its versions."""
+
+    def __init__(self, graph: LayerGraph, feeds: Mapping[str, NDArray[Any]], chosen: int = 0) -> None:
+        self.layers = len(graph.layers)
+        batch, features = len(next(iter(feeds.values()))), cpu_features()
+        functions, kernels = {}, []
+        for layer in graph.layers:
+            points = SPACES[layer.op].points(layer, features)
+            kernels.append(SPACES[layer.op].build(layer, points[min(chosen, len(points) - 1)], features))
+            functions[layer.symbol] = kernels[-1].function.with_attr("global_symbol", layer.symbol)
+        library = tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(tvm_target()))
+        arena = plan(graph)
+        memory = empty((arena.bytes,), "uint8")
+
+        inputs = [aligned(feeds[port.name]) for port in graph.inputs]
+        self.outputs = [empty(port.at(batch), port.dtype) for port in graph.outputs]
+
+        def view(tensor: Activation) -> Any:
+            place, shape = arena.places[tensor.name], tensor.at(batch)
+            if place.kind != "arena":
+                return tvm_ffi.from_dlpack(
+                    (inputs if place.kind == "input" else self.outputs)[place.offset].reshape(shape)
+                )
+            size = int(np.prod(shape)) * np.dtype(tensor.dtype).itemsize
+            return tvm_ffi.from_dlpack(memory[place.offset : place.offset + size].view(tensor.dtype).reshape(shape))
+
+        self.calls = [
+            (
+                library[layer.symbol],
+                [
+                    *map(view, layer.inputs),
+                    *(tvm_ffi.from_dlpack(aligned(w)) for w in kernel.weights),
+                    *map(view, layer.outputs),
+                ],
+            )
+            for layer, kernel in zip(graph.layers, kernels, strict=True)
+        ]
+
+    def __call__(self) -> None:
+        for function, operands in self.calls:
+            function(*operands)
+
+
+def compile_ways(case: Subgraph, expected: Sequence[NDArray[Any]], folder: Path) -> dict[str, CompiledGraph]:
+    """Compiles fused, unfused and, for a recurrence, with hoisted input products; checks that all agree."""
+    rows = len(next(iter(case.feeds.values())))
+    fused, unfused = folder / "fused.onnx", folder / "unfused.onnx"
+    onnx.save(case.model, fused)
+    onnx.save(case.unfused or case.model, unfused)
+    graph = lower(load(fused, rows), "fp32")
+    found = {"fused": CompiledGraph(graph, case.feeds)}
+    if any(layer.op == "recurrent" for layer in graph.layers):
+        found["hoisted"] = CompiledGraph(graph, case.feeds, 1)
+    with without_fusions():
+        found["unfused"] = CompiledGraph(lower(load(unfused, rows), "fp32"), case.other_feeds or case.feeds)
+    for kind, way in found.items():
+        way()
+        for output, wanted in zip(way.outputs, expected, strict=True):
+            error = np.abs(output - wanted).max() / np.abs(wanted).max()
+            if not error < 1e-5:
+                raise SystemExit(f"{case.kind} {case.name}: {kind} is off by {error:.2g}")
+    return found
+
+
+def session(case: Subgraph, threads: int) -> Callable[[], Sequence[NDArray[Any]]]:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    found = ort.InferenceSession(case.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return lambda: found.run(None, case.feeds)
+
+
+def times_us(
+    found: Mapping[str, CompiledGraph], peer: Callable[[], object], pool: CorePool, rounds: int
+) -> dict[str, float]:
+    """Medians of all ways, which run in turn."""
+    taken: dict[str, list[float]] = {kind: [] for kind in (*found, "onnxruntime")}
+
+    def timed(kind: str, call: Callable[[], object]) -> None:
+        call()  # its own data in the caches that hold them, its threads awake
+        start = time.perf_counter_ns()
+        call()
+        taken[kind].append((time.perf_counter_ns() - start) / 1000)
+
+    for _ in range(rounds):
+        with pool.awake():
+            for kind, way in found.items():
+                timed(kind, way)
+        timed("onnxruntime", peer)
+        time.sleep(SETTLE_S)
+    return {kind: median(t) for kind, t in taken.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=RESULTS / "atrec.json")
+    args = parser.parse_args()
+    cores = usable_machine().cores
+    # Sessions come first: their threads inherit this thread's affinity, which the pool is about to narrow.
+    sessions = {(id(case), threads): session(case, threads) for case in SUBGRAPHS for threads in (THREADS, 1)}
+    pool = CorePool(cores)
+    with tempfile.TemporaryDirectory(prefix="veltair-atrec-") as folder:
+        built = [(case, compile_ways(case, sessions[id(case), 1](), Path(folder))) for case in SUBGRAPHS]
+    rows: list[dict[str, Any]] = []
+    for threads in (THREADS, 1):
+        pool.point(cores[:threads])
+        for case, found in built:
+            medians = times_us(found, sessions[id(case), threads], pool, ROUNDS)
+            rows.append(
+                {"kind": case.kind, "case": case.name, "threads": threads, "layers": found["unfused"].layers}
+                | {f"{kind}_us": round(value, 2) for kind, value in medians.items()}
+            )
+    print(f"{'':10} {'':42} threads layers    fused  hoisted  unfused      ORT  x unfused   x ORT")
+    passed = True
+    for row in rows:
+        ours = min(row["fused_us"], row.get("hoisted_us", row["fused_us"]))
+        gain, bar = row["unfused_us"] / ours, BARS.get(row["kind"], 0.0)
+        passed = passed and gain >= bar
+        print(
+            f"{row['kind']:10} {row['case']:42} {row['threads']:7} {row['layers']:6} {row['fused_us']:8.1f}"
+            f" {row.get('hoisted_us', 0):8.1f} {row['unfused_us']:8.1f} {row['onnxruntime_us']:8.1f} {gain:10.2f}"
+            f" {row['onnxruntime_us'] / ours:7.2f}{'' if gain >= bar else f'  below {bar:g}'}"
+        )
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps({"rows": rows, "environment": asdict(describe_environment())}, indent=1) + "\n")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""Recommendation models end to end beside ONNX Runtime and OpenVINO.
+
+    python -m bench.recsys.models [--models A,B,…] [--tensorflow PYTHON] [--again]
+
+Writes missing models and artifacts into `demo/recsys`, with the tables of a model cut to `mix.TABLE_BYTES`, because
+each peer's process holds them as well; verifies every artifact and adds medians of alternate runs to
+`bench/results/recsys.json`. Existing results are kept, so that an interrupted run continues; `--again` measures anew.
+Run it on a machine that does nothing else.
+
+Only veltair runs a model with raw features as a whole. ONNX Runtime and OpenVINO run its lookups and towers with
+ready-made ids (`bench.recsys.ready_made`); with `--tensorflow PYTHON`, TensorFlow makes the columns from the same raw
+features and ONNX Runtime runs the towers on them: the two times are added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.paths import CLI, DEMO, RESULTS, ROOT
+from bench.recsys.ready_made import ready_made, with_lookups
+from bench.serving import mix
+from veltair.commands import engine_process
+from veltair.commands.alternate_runs import race
+from veltair.compiler.features.description_file import load_description
+from veltair.compiler.features.feature_description import FeatureDescription
+from veltair.machine.environment import describe_environment
+from veltair.profiles.artifact.manifest import load
+from veltair.profiles.runtime import pinned_threads
+from veltair.zoo.models import RECOMMENDERS, cut
+
+RESULT = RESULTS / "recsys.json"
+FOLDER = DEMO / "recsys"
+BATCHES = (64, 256, 512)
+THREADS = (1, 2)
+PRECISIONS = ("fp32", "bf16")
+ROUNDS = 5
+ENGINE_PROCESS = "engine"  # first argument of a process that runs one engine
+PEERS = (("onnxruntime", "fp32"), ("openvino", "fp32"), ("openvino", "default"))
+
+
+def main() -> int:
+    if sys.argv[1:2] == [ENGINE_PROCESS]:
+        run_engine(json.loads(sys.argv[2]))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(RECOMMENDERS), help="separated by commas (default: all)")
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="rows of a query")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each engine")
+    parser.add_argument("--trials", type=int, help="candidates a layer where there are no records (default: compile's)")
+    parser.add_argument("--tensorflow", metavar="PYTHON", help="a Python with TensorFlow")
+    parser.add_argument("--prepare", action="store_true", help="write, compile and verify, but measure nothing")
+    parser.add_argument("--again", action="store_true", help="measure what was measured already")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"default: {FOLDER.relative_to(ROOT)}")
+    parser.add_argument("--json", type=Path, default=RESULT, help=f"where to (default: {RESULT.relative_to(ROOT)})")
+    args = parser.parse_args()
+    names, batches = args.models.split(","), [int(batch) for batch in args.batches.split(",")]
+    if unknown := [name for name in names if name not in RECOMMENDERS]:
+        parser.error(f"no model {', '.join(unknown)}; expected some of {', '.join(RECOMMENDERS)}")
+    found: dict[str, Any] = {"models": {}}
+    if args.json.exists():
+        found = json.loads(args.json.read_text("utf-8"))
+    found["environment"] = dataclasses.asdict(describe_environment())
+    for name in names:
+        facts = found["models"].setdefault(name, {"rows": []})
+        wanted = [b for b in batches if args.again or not any(row["batch"] == b for row in facts["rows"])]
+        if not wanted and not args.prepare:
+            continue
+        print(f"== {name}", flush=True)
+        files = Files(args.folder, name)
+        facts |= prepare(files, args.trials)
+        for batch in () if args.prepare else wanted:
+            rows = measure(files, batch, args.rounds, args.tensorflow)
+            facts["rows"] = [row for row in facts["rows"] if row["batch"] != batch] + rows
+            args.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            print(table({name: {"rows": rows}}), flush=True)
+    print(table(found["models"]))
+    return 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Files:
+    """Paths of one model's files in a folder."""
+
+    folder: Path
+    name: str
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "models" / f"{self.name}.onnx"
+
+    @property
+    def description(self) -> Path | None:
+        """None: the model has no raw features."""
+        path = self.model.with_suffix(".features.toml")
+        return path if path.exists() else None
+
+    @property
+    def lookups(self) -> Path:
+        """The model with lookups in front."""
+        return self.model.with_suffix(".lookups.onnx")
+
+    def artifact(self, precision: str) -> Path:
+        return self.folder / f"{self.name}-{precision}"
+
+    def check(self, precision: str) -> Path:
+        return self.folder / f"{self.name}-{precision}.verify.json"
+
+    def inputs(self, kind: str, batch: int) -> Path:
+        return self.folder / f"{self.name}.{batch}.{kind}.npz"
+
+
+def prepare(files: Files, trials: int | None) -> dict[str, Any]:
+    """Writes and compiles missing files; returns which tables were cut, and the errors of the artifacts."""
+    model, rows = files.model, mix.zoo_rows(files.name)
+    if not model.exists():
+        model.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([*CLI, "zoo", files.name, "--out", str(model), *rows], check=True)
+    described = [] if files.description is None else ["--features", str(files.description)]
+    if files.description is not None and not files.lookups.exists():
+        with_lookups(model, load_description(files.description), files.lookups)
+    for precision in PRECISIONS:
+        artifact = files.artifact(precision)
+        if not artifact.exists():
+            more = [] if trials is None else ["--trials", str(trials)]
+            options = ["--out", str(artifact), "--name", files.name, "--precision", precision, *described, *more]
+            subprocess.run([*CLI, "compile", str(model), *options], check=True)
+            files.check(precision).unlink(missing_ok=True)
+        if not files.check(precision).exists():
+            command = [*CLI, "verify", str(artifact), str(model), *described, "--json"]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)  # 1: it differs, and says so
+            if not done.stdout:
+                raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}")
+            files.check(precision).write_text(done.stdout, "utf-8")
+    checks = {precision: json.loads(files.check(precision).read_text("utf-8")) for precision in PRECISIONS}
+    return {"cut": [dataclasses.asdict(each) for each in cut(files.name, int(rows[1]))], "verify": checks}
+
+
+def measure(files: Files, batch: int, rounds: int, tensorflow: str | None) -> list[dict[str, Any]]:
+    """Times every engine at one batch size, on every number of threads."""
+    description = None if files.description is None else load_description(files.description)
+    ready, raw = files.inputs("ready", batch), files.inputs("raw", batch)
+    if description is not None:
+        draw(files, description, batch)
+    rows = []
+    for threads in THREADS:
+        task = {"threads": threads, "batch": batch, "model": str(files.model)}
+        task |= {"artifact": str(files.artifact(PRECISIONS[0]))}  # peers read its ports
+        tasks = [
+            task | {"engine": "veltair", "precision": precision, "artifact": str(files.artifact(precision))}
+            for precision in PRECISIONS
+        ]
+        whole = {"model": str(files.lookups), "feeds": str(ready)} if description is not None else {}
+        tasks += [task | {"engine": engine, "precision": precision} | whole for engine, precision in PEERS]
+        if tensorflow and description is not None:
+            # A model that has the tables itself is all towers, and gets ids.
+            towers = whole if all(map(description.gives_ids, description.inputs)) else {}
+            tasks.append(task | {"engine": "onnxruntime", "precision": "fp32", "only": "towers"} | towers)
+            script = [tensorflow, "-m", "bench.recsys.tensorflow_columns"]
+            columns = [*script, str(files.description), str(threads), str(raw)]
+            tasks.append(task | {"engine": "tensorflow", "precision": "fp32", "only": "columns", "command": columns})
+        keys = ("engine", "precision", "threads", "batch", "only")
+        rows += [
+            {key: each[key] for key in keys if key in each} | {"median_ms": round(median, 4)}
+            for each, median in zip(tasks, race([*map(engine_command, tasks)], rounds, quiet=True), strict=True)
+        ]
+    return rows
+
+
+def draw(files: Files, description: FeatureDescription, batch: int) -> None:
+    """Draws the raw features that every engine gets, and the ready-made inputs of the peers."""
+    names = {feature.name for feature in description.features}
+    ports = load(files.artifact(PRECISIONS[0])).manifest.inputs
+    values = {port.name: engine_process.draw(port, batch) for port in ports}
+    raw = {name: v.astype(bytes) if v.dtype.hasobject else v for name, v in values.items() if name in names}
+    ready = {name: value for name, value in values.items() if name not in names} | ready_made(description, raw, batch)
+    own = {name: (batch, *shape[1:]) for name, (_, shape) in engine_process.onnx_inputs(files.model).items()}
+    np.savez(files.inputs("raw", batch), **raw)
+    np.savez(files.inputs("ready", batch), **{n: v.reshape(own.get(n, v.shape)) for n, v in ready.items()})
+
+
+def engine_command(task: dict[str, Any]) -> tuple[str, list[str]]:
+    """The name of an engine, and the command of its process."""
+    return task["engine"], task.get("command") or [
+        sys.executable,
+        "-m",
+        "bench.recsys.models",
+        ENGINE_PROCESS,
+        json.dumps(task),
+    ]
+
+
+def run_engine(task: dict[str, Any]) -> None:
+    """Runs one engine in a process of its own."""
+    os.environ.update(pinned_threads.environment())  # before TVM is loaded
+    if "feeds" not in task:
+        engine_process.main(task)
+        return
+    model, threads = Path(task["model"]), int(task["threads"])
+    with np.load(task["feeds"]) as values:
+        feeds = {name: values[name] for name in values.files}
+    if task["engine"] == "onnxruntime":
+        run = engine_process.onnxruntime(model, feeds, threads)
+    else:
+        run = engine_process.openvino(model, feeds, threads, task["precision"])
+    engine_process.take_turns(run)
+
+
+def table(models: dict[str, Any]) -> str:
+    """Markdown: milliseconds, and in brackets our time over the peer's: fp32 over fp32, bf16 over the default."""
+    lines = [
+        "| model | rows | threads | veltair fp32 | ONNX Runtime fp32 | OpenVINO fp32 | veltair bf16 | OpenVINO default"
+        " | TensorFlow's columns + ONNX Runtime |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, facts in models.items():
+        times = {
+            (row["batch"], row["threads"], row["engine"], row["precision"], row.get("only")): row["median_ms"]
+            for row in facts["rows"]
+        }
+        for batch, threads in sorted({key[:2] for key in times}):
+            at = {key[2:]: value for key, value in times.items() if key[:2] == (batch, threads)}
+            ours, narrow = at["veltair", "fp32", None], at["veltair", "bf16", None]
+            ort, dense, default = (at[(*peer, None)] for peer in PEERS)
+            cells = [f"{ours:.2f}", *(f"{peer:.2f} ({ours / peer:.2f}x)" for peer in (ort, dense))]
+            cells += [f"{narrow:.2f}", f"{default:.2f} ({narrow / default:.2f}x)"]
+            columns = at.get(("tensorflow", "fp32", "columns"))
+            both = None if columns is None else columns + at["onnxruntime", "fp32", "towers"]
+            cells.append("" if both is None else f"{both:.2f} ({ours / both:.2f}x)")
+            lines.append(f"| {name} | {batch} | {threads} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

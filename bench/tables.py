@@ -1,0 +1,275 @@
+"""Writes `docs/measurements.md` from the committed results: `python -m bench.tables` (`--print` only prints it).
+
+Every figure in a table, and every figure in the text that is in a result file, comes from `bench/results`. The text
+around the tables, which says what was measured and how, is typed here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from bench import part_tables
+from bench.kernels import networks
+from bench.paper import reality
+from bench.paths import RESULTS, ROOT
+from bench.recsys import models
+from bench.serving import mix
+
+PAGE = ROOT / "docs" / "measurements.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading, the text that says how it was measured, and a function that returns the Markdown below."""
+
+    title: str
+    text: str
+    table: Callable[[], str]
+
+
+def read(name: str) -> dict[str, Any]:
+    """A result file by its name in `bench/results`, without the suffix."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+def environment_line(environment: Mapping[str, Any]) -> str:
+    """The machine and the versions that a result was measured with."""
+    versions = ", ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
+    memory = f", {environment['memory_bytes'] / 1e9:.0f} GB" if "memory_bytes" in environment else ""
+    isa = f" ({', '.join(environment['isa'])})" if "isa" in environment else ""
+    cores = f"{environment['cores']} core{'s' * (environment['cores'] > 1)}"
+    text = f"{environment['cpu']}{isa}, {cores}{memory}, Linux {environment['kernel']}, Python {environment['python']}"
+    return f"*{text}; {versions}.*" if versions else f"*{text}.*"
+
+
+def kernels_by_network() -> str:
+    return f"{environment_line(read('kernels/resnet50')['environment'])}\n\n{networks.tables()}"
+
+
+def mix_table(name: str) -> str:
+    found = read(name)
+    return f"{environment_line(found['environment'])}\n\n{mix.table(found)}"
+
+
+def epyc_mix() -> str:
+    """The mix on the EPYC, and the medians of the rounds with the present policy."""
+    found = read("epyc/mix-vision")
+    medians = []
+    for stack in ("veltair, veltair", "OpenVINO, throughput hint, 2 at a time"):
+        late = [s for s in found["searches"] if s["stack"] == stack and s["round"] > 3]
+        by_percentile = {p: median(s["peak_qps"] or 0.0 for s in late if s["percentile"] == p) for p in (0.95, 0.99)}
+        medians.append(f"{stack}: " + ", ".join(f"{qps:.0f} at {p:.0%}" for p, qps in by_percentile.items()))
+    return f"{mix_table('epyc/mix-vision')}\n\nQPS in the last three rounds: {'; '.join(medians)}."
+
+
+def tight_mix() -> str:
+    (search,) = read("mix-vision-tight")["searches"]
+    return f"`{search['stack'].removeprefix('veltair, ')}` holds {search['peak_qps']:.0f} queries a second."
+
+
+def recommendation_models() -> str:
+    found = read("recsys")
+    table = models.table(found["models"])
+    return f"{environment_line(found['environment'])}\n\n{table}\n\n{recom_e_gains(found['models']['recom_e']['rows'])}"
+
+
+def recom_e_gains(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many times faster RECom's E is in bfloat16 than its peers in fp32."""
+    times = {(row["batch"], row["threads"], row["engine"], row["precision"], row.get("only")): row for row in rows}
+
+    def ms(batch: int, threads: int, engine: str, precision: str = "fp32", only: str | None = None) -> float:
+        return float(times[batch, threads, engine, precision, only]["median_ms"])
+
+    cells = []
+    for batch in sorted({row["batch"] for row in rows}):
+        row = [str(batch)]
+        for threads in (1, 2):
+            ours = ms(batch, threads, "veltair", "bf16")
+            towers = ms(batch, threads, "onnxruntime", only="towers")
+            both = ms(batch, threads, "tensorflow", only="columns") + towers
+            row += [f"{ms(batch, threads, 'onnxruntime') / ours:.1f}x", f"{both / ours:.1f}x"]
+        cells.append(row)
+    header = ["RECom's E in bfloat16: rows"]
+    for threads in ("1 thread", "2 threads"):
+        header += [f"over ONNX Runtime, {threads}", f"over TensorFlow + ONNX Runtime, {threads}"]
+    return part_tables.markdown_table(header, cells)
+
+
+def overhead() -> str:
+    found = read("overhead")
+    lines = ["| round trip minus execution | ms |", "| --- | --- |"]
+    lines += [
+        f"| p50 (bar: {found['bar_p50_ms']}) | {found['overhead_p50_ms']:.2f} |",
+        f"| p99 | {found['overhead_p99_ms']:.2f} |",
+        f"| waiting in the daemon, p50 | {found['queue_p50_ms']:.2f} |",
+        f"| execution, p50 | {found['execute_p50_ms']:.2f} |",
+    ]
+    return f"{environment_line(found['environment'])}\n\n" + "\n".join(lines)
+
+
+def reality_tables() -> str:
+    parts = []
+    for name in ("reality", "epyc/reality"):
+        found = read(name)
+        parts += [environment_line(found["environment"]), "", f"Machine model: `{found['machine']}`.", ""]
+        parts += [reality.table(found), ""]
+    return "\n".join(parts).rstrip()
+
+
+SECTIONS = (
+    Section(
+        "Kernels by network",
+        """Whole networks of the zoo on 2 cores of a Xeon, at batch 1 where nothing else is said, beside ONNX Runtime
+and OpenVINO in alternate runs; medians (`python -m bench.kernels.networks`). OpenVINO's default precision on a CPU
+with AMX is bfloat16, so it stands beside our bfloat16. The cosine compares bfloat16 logits with those of ONNX Runtime
+in fp32.""",
+        kernels_by_network,
+    ),
+    Section(
+        "Serving: three vision networks, 2 cores of a Xeon",
+        """The daemon, and its peers behind the same front end, serve ResNet-50 (target 40 ms), Inception v1 (25 ms)
+and SqueezeNet (15 ms) over gRPC; the load generator runs on the same 2 cores. The table has the greatest load at which
+each network keeps 95 % (and, for `veltair` and the best peer, 99 %) of its queries in target. Targets are 3.5 times
+what a query alone takes over gRPC's own library. Figures are medians of three rounds, of ONNX Runtime one round; at 95
+% `veltair` and the best peer ran in turn, the others and 99 % in an earlier hour (`python -m bench.serving.mix
+scenarios/vision.toml`). The bar is five times the best peer, which is more than two cores have: layers and the way of
+queries through client and front end would take 116 % of their time even if SqueezeNet took none.""",
+        lambda: mix_table("mix-vision"),
+    ),
+    Section(
+        "Serving under the paper's own targets",
+        """Under the targets of 15 and 10 ms (`scenarios/vision-tight.toml`) two cores have no slack over gRPC, because
+ResNet-50 takes 9.5 ms on the single core that its profile asks for.""",
+        tight_mix,
+    ),
+    Section(
+        "Serving: the same networks, 2 cores of an EPYC",
+        """Zen 5 has bfloat16 in AVX-512's dot products and no AMX; there the targets are 2.9 to 4.4 times the solo
+times. Medians with loads held for 15 s (`python -m bench.serving.mix scenarios/vision.toml --seconds 15 --results
+bench/results/epyc`); `veltair` and OpenVINO's throughput hint in six rounds in turn, the others in three of them;
+OpenVINO one at a time and ONNX Runtime are from an earlier hour with loads of 5 s, ONNX Runtime in one round. The host
+is shared: its speed changes by the minute (the same kernels take 1.0 to 1.3 times as long), and for seconds at a time
+both cores take 1.6 to 1.9 times as long. The last three rounds are the only ones with the present policy; their
+medians stand below the table. OpenVINO computes in bfloat16 there as well and as close to the cores' peak (ResNet-50
+in 20.2 / 10.5 ms on one core / two, veltair in 18.6 / 9.6), so the gain is the scheduler's. Five times the best peer
+would take 90 % of both cores' time.""",
+        epyc_mix,
+    ),
+    Section(
+        "Serving: vision beside recommendation, 2 cores of a Xeon",
+        """Two networks beside two recommendation models whose queries have 164 rows in the middle: ResNet-50 (100 ms),
+MobileNet-V2 (50 ms), DLRM RM2 (400 ms) and Wide & Deep (25 ms). Measured in the same way (`python -m bench.serving.mix
+scenarios/recsys.toml --percentiles 0.95`).""",
+        lambda: mix_table("mix-recsys"),
+    ),
+    Section(
+        "Recommendation models",
+        """From features to the score, with tables cut to 1 GB; medians of alternate runs in ms, and in brackets
+veltair's time over that engine's (`python -m bench.recsys.models`). Only veltair runs models with raw features
+(RECom's E and F, DeepFM, elm-WDL, DIEN on strings) as a whole; the peers get ready-made ids. RECom's E has 4.9 GFLOP
+at 256 rows, so its bar of 6.6x cannot be met in fp32 at this core's peak. `compile` chooses bfloat16 by itself on a
+CPU with AMX.""",
+        recommendation_models,
+    ),
+    Section(
+        "Parts of recommendation models",
+        """Look-ups in large tables beside FBGEMM and torch on the same pages, and beside a loop that only reads rows
+at known places, which is the limit (`python -m bench.recsys.ember`; bar: 1.0x FBGEMM and 80 % of the limit).""",
+        part_tables.lookups,
+    ),
+    Section(
+        "Rows in narrower types",
+        "The look-ups of the first shape above with rows in fp32, in fp16 and in bytes with scale and bias; ms.",
+        part_tables.storages,
+    ),
+    Section(
+        "Fusions of AtRec",
+        """Each subgraph fused, without the fusion on the same runtime, and in ONNX Runtime (`python -m
+bench.recsys.atrec`). Factors are the other's time over ours.""",
+        part_tables.fusions,
+    ),
+    Section(
+        "Feature columns",
+        """Columns alone, from raw features to the network's input, on 2 threads (`python -m bench.recsys.columns`):
+RECom E's 1000 columns, elm-WDL's 12 history strings (split, hashed, looked up and averaged), and splitting and hashing
+alone. ONNX Runtime gets hashed ids ready-made. Factors are the other's time over ours; the bars are 6.6x and 5x.""",
+        part_tables.feature_columns,
+    ),
+    Section(
+        "Stitched kernels",
+        """Memory-bound subgraphs in stitched kernels beside TVM's own schedules, the plain one and dlight's (`python
+-m bench.kernels.stitching`; bar: 2x the better of the two).""",
+        part_tables.stitching,
+    ),
+    Section(
+        "From layer to layer",
+        """The cost of a layer that does nothing but be parallel, of a first launch after a pause, and of the CPU time
+that other threads burn after a block; medians in us (`python -m bench.kernels.layer_launch`).""",
+        part_tables.layer_launch,
+    ),
+    Section(
+        "Overhead of the daemon",
+        """What the daemon adds to a small DLRM query over gRPC, one query at a time (`python -m
+bench.serving.overhead`). The client's own work is included, so the figures are upper bounds.""",
+        overhead,
+    ),
+    Section(
+        "Cost of scheduling",
+        """The scheduler alone at 64 cores, in us (`python -m bench.paper.scheduling_cost`). One event, such as the end
+of a block, may start several blocks, so events and decisions are counted separately. Bars: 50 us a decision at p99,
+100 us a query.""",
+        part_tables.scheduling,
+    ),
+    Section(
+        "Speed of the simulator",
+        """Queries of the paper's mix on its 64 cores for each second of wall time, after a first run has filled the
+tables that follow from the models (`python -m bench.paper.simulator_speed`; bar: 3,000 under `veltair` and
+`veltair-full`). One load is held by every policy, the other is near the machine's limit.""",
+        part_tables.simulator,
+    ),
+    Section(
+        "Reality check of the simulator",
+        """The same scenario on the daemon and in the simulator with the machine's model (`python -m
+bench.paper.reality`; bar: within 20 %). [The results of the paper](results.md) discuss the differences.""",
+        reality_tables,
+    ),
+)
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    parts = [
+        "# Measurements",
+        "<!-- Written by `python -m bench.tables` from bench/results. Edit that module, not this page. -->",
+        "All figures are of virtual machines with 2 cores of a Xeon with AVX-512 and AMX, unless a section names an "
+        "EPYC; environments are shown as they were recorded with the results. `python -m bench.run` measures kernels, "
+        "recommendation models, overhead, scheduling and mixes again (after `make demo`).",
+    ]
+    for section in SECTIONS:
+        parts += [f"## {section.title}", section.text, section.table()]
+    return "\n\n".join(parts) + "\n"
+
+
+def write() -> None:
+    """Writes the page."""
+    PAGE.write_text(page(), "utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--print", action="store_true", help="print the page instead of writing it")
+    if parser.parse_args().print:
+        print(page(), end="")
+    else:
+        write()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
