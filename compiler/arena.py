@@ -23,7 +23,7 @@ from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES
 @dataclass(frozen=True, slots=True)
 class Place:
     kind: Literal["input", "output", "arena"]
-    offset: int  # bytes into the arena, or the position among the model's rooms or outputs
+    offset: int  # bytes into the arena, or the position among the model's input tensors or outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Life:
 
 def plan(graph: LayerGraph) -> Arena:
     """In each region first fit by size, largest first; sizes are those of the greatest batch."""
-    homes: dict[str, Place] = {port.name: Place("input", i) for i, port in enumerate(graph.rooms)}
+    homes: dict[str, Place] = {port.name: Place("input", i) for i, port in enumerate(graph.input_tensors)}
     for i, port in enumerate(graph.outputs):
         homes[graph.views.get(port.name, port.name)] = Place("output", i)
     lives: dict[str, _Life] = {}

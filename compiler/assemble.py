@@ -16,7 +16,8 @@ from veltair.compiler.shared_library import link
 from veltair.compiler.tuning.code_versions import Version
 from veltair.compiler.tuning.search import Setting
 from veltair.compiler.weight_file import WeightFile
-from veltair.profiles.artifact.manifest import KERNELS, WEIGHTS, Buffer, LayerEntry, VersionEntry
+from veltair.profiles.artifact.artifact_folder import KERNELS, WEIGHTS
+from veltair.profiles.artifact.manifest import Buffer, LayerEntry, VersionEntry
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,15 @@ from veltair.compiler.tuning.search import Setting, search
 from veltair.machine.environment import describe_environment
 from veltair.machine.isa import ISAS, cpu_features, isa_features, tvm_target
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact import manifest as artifact_store
-from veltair.profiles.artifact.manifest import Artifact, LevelSource, Manifest, Storage
+from veltair.profiles.artifact.artifact_folder import (
+    KERNELS,
+    MANIFEST,
+    Artifact,
+    file_digest,
+    load_artifact,
+    write_artifact,
+)
+from veltair.profiles.artifact.manifest import SCHEMA, LevelSource, Manifest, Storage
 from veltair.profiles.records.tuning_records import RecordStore
 from veltair.types import Environment
 
@@ -80,7 +87,7 @@ def compile_model(
     chosen = pick_precision(precision, offered, isa, dots_pay)
     used = offered if chosen == "bf16" else offered & ISAS["avx512"]  # what fp32 code has a use for
     progress = progress or Progress(disable=True)
-    with artifact_store.writing(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
+    with write_artifact(out) as draft, tempfile.TemporaryDirectory(prefix="veltair-compile-") as scratch:
         model = load_onnx(onnx, max_batch)
         kept = TableStorage(tables, Path(scratch))
         front = join_features(model, load_features(features) if features else None, kept)
@@ -102,7 +109,7 @@ def compile_model(
             )
         parts = assemble(graph, versions, batches, setting, draft, progress)
         manifest = Manifest(
-            schema=artifact_store.SCHEMA,
+            schema=SCHEMA,
             model=name or onnx.stem,
             precision=chosen,
             tolerance=TOLERANCE[chosen] + TABLE_TOLERANCE[tables],
@@ -114,20 +121,20 @@ def compile_model(
             levels=timed.levels,
             level_sources=timed.sources,
             inputs=graph.inputs,
-            banks=graph.banks,
+            packed_buffers=graph.packed_buffers,
             outputs=graph.outputs,
             buffers=parts.buffers,
             arena_bytes=parts.arena_bytes,
             layers=parts.layers,
             environment=_flat(environment),
-            source_digest=artifact_store.file_digest(onnx),
-            kernels_digest=artifact_store.file_digest(draft / artifact_store.KERNELS),
+            source_digest=file_digest(onnx),
+            kernels_digest=file_digest(draft / KERNELS),
             weights_digest=parts.weights_digest,
             tables=tables,
             tables_error=kept.error,
         )
-        (draft / artifact_store.MANIFEST).write_bytes(msgspec.json.encode(manifest))
-        checked = artifact_store.load(draft)  # what a reader would refuse is not published
+        (draft / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+        checked = load_artifact(draft)  # what a reader would refuse is not published
     return replace(checked, path=out)
 
 

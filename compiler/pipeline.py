@@ -31,4 +31,4 @@ def lower(
     round_columns(view, builder)
     lower_nodes(view, builder)
     complete_outputs(view, builder)
-    return complete_graph(view, builder, *((front.layout.inputs, front.layout.banks) if front else ()))
+    return complete_graph(view, builder, *((front.layout.inputs, front.layout.packed_buffers) if front else ()))

@@ -31,10 +31,11 @@ from veltair.compiler.tuning.correctness import LOOKUPS, tolerance
 from veltair.compiler.tuning.layer_reference import reference, unpacked
 from veltair.errors import ModelError
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact.input_layout import fill
-from veltair.profiles.artifact.manifest import Artifact, Port
+from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.artifact.input_layout import InputLayout
+from veltair.profiles.artifact.manifest import Port
 from veltair.profiles.artifact.strings import Strings
-from veltair.profiles.runtime.pinned_threads import CorePool
+from veltair.profiles.runtime.pinned_threads import PinnedThreads
 from veltair.types import CoreSet
 
 Arrays = list[NDArray[Any]]
@@ -138,7 +139,7 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Verifi
             wide = lower(loaded, manifest.precision, front).layers
     if graph.inputs != manifest.inputs:
         takes, ours = (", ".join(port.name for port in ports) for ports in (graph.inputs, manifest.inputs))
-        hint = "; give the --features that it was compiled with" if manifest.banks and features is None else ""
+        hint = "; give the --features that it was compiled with" if manifest.packed_buffers and features is None else ""
         raise ModelError(f"{model}: takes {takes}; the artifact {found.path} takes {ours}{hint}")
     specs = graph.layers
     if [spec.name for spec in specs] != [layer.name for layer in manifest.layers]:
@@ -146,7 +147,7 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Verifi
     cores = usable_machine().cores  # before the pool pins this thread, which narrows what it sees
     before = os.sched_getaffinity(0)
     try:
-        return _compared(found, specs, wide, loaded, front, CorePool(cores), cores)
+        return _compared(found, specs, wide, loaded, front, PinnedThreads(cores), cores)
     finally:
         os.sched_setaffinity(0, before)
 
@@ -157,7 +158,7 @@ def _compared(
     wide: Sequence[LayerSpec],
     model: OnnxModel,
     front: FeatureModel | None,
-    pool: CorePool,
+    pool: PinnedThreads,
     cores: CoreSet,
 ) -> VerificationReport:
     """`wide`: the same layers with tables as they come."""
@@ -170,10 +171,10 @@ def _compared(
     report = VerificationReport(manifest.tolerance, len(manifest.layers), versions, batches, pool.size)
     rng = np.random.default_rng(SEED)
     for batch in batches:
-        feeds = {port.name: _draw(port, batch, rng) for port in manifest.inputs if not port.places}
+        feeds = {port.name: _draw(port, batch, rng) for port in manifest.inputs if not port.locations}
         raw = draw_features(front.description, batch, rng) if front else {}
-        arrays = [empty(port.at(batch), port.dtype) for port in manifest.rooms]
-        fill(manifest, arrays, feeds | raw, batch)
+        arrays = [empty(port.at(batch), port.dtype) for port in manifest.input_tensors]
+        InputLayout.of(manifest).fill(arrays, feeds | raw, batch)
         if front:
             # What a column gives may have its feature's name.
             given = raw | columns_of(front.description, raw, front.tables)
@@ -187,7 +188,7 @@ def _compared(
         outputs = [empty(port.at(batch), port.dtype) for port in manifest.outputs]
         bound = executor.bind(batch, arrays, outputs)
         for count in range(1, pool.size + 1):
-            pool.point(cores[:count])
+            pool.move_to(cores[:count])
             place = f"batch {batch}, {count} core{'s' * (count > 1)}"
             _layers(report, found, specs, bound, place)
             if manifest.tables != "fp32":

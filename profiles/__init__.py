@@ -1,1 +1,4 @@
-"""The model artifact and the tuning records: schema and store."""
+"""The contract between compiler and daemon: model artifacts, tuning records, and the runtime that executes artifacts.
+
+Every part of the package but `machine/` may import from here. Nothing in here imports the compiler.
+"""

@@ -83,18 +83,18 @@ def main() -> int:
 
 def _measure(artifacts: Sequence[Path], cores: CoreSet, seconds: float, folder: Path) -> dict[str, Any]:
     """Loads everything that runs on TVM's pool first, from a copy, because a library has one pool."""
-    from veltair.profiles.runtime.pinned_threads import CorePool
+    from veltair.profiles.runtime.pinned_threads import PinnedThreads
 
     library = _empty_layers(folder)
     copies = [_copy(path, folder / f"{i}-{path.name}") for i, path in enumerate(artifacts)]
     old_empty, old_models = _chain(_copy(library, folder / "tvm.so")), [_model(copy) for copy in copies]
     theirs = PinnedTvmPool(cores)
-    ours = CorePool(cores)
+    ours = PinnedThreads(cores)
     new_empty, new_models = _chain(library), [_model(path) for path in artifacts]
     result: dict[str, Any] = {"layers": LAYERS, "cores": {}}
     for count in range(1, len(cores) + 1):
         theirs.point(cores[:count])
-        ours.point(cores[:count])
+        ours.move_to(cores[:count])
         chains = _ways(old_empty, new_empty, [0] * LAYERS)
         row: dict[str, Any] = {
             "us_per_empty_layer": {w: t / LAYERS for w, t in _in_turn(chains, seconds).items()},
@@ -208,10 +208,10 @@ def _chain(library: Path) -> _LoadedModel:
 
 def _model(path: Path) -> _LoadedModel:
     from veltair.commands.engine_process import draw
-    from veltair.profiles.artifact.manifest import load
+    from veltair.profiles.artifact.artifact_folder import load_artifact
     from veltair.profiles.runtime.executor import Executor, empty
 
-    executor = Executor(load(path))
+    executor = Executor(load_artifact(path))
     manifest = executor.manifest
     inputs = []
     for port in manifest.inputs:

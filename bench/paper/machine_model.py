@@ -27,7 +27,7 @@ from veltair.machine.environment import describe_environment
 from veltair.machine.isa import cpu_features
 from veltair.machine.memory import memory_bytes
 from veltair.machine.topology import cache_bytes, usable_machine
-from veltair.profiles.records.tuning_records import SHIPPED, read, user_folder
+from veltair.profiles.records.tuning_records import SHIPPED, read_records, user_folder
 from veltair.simulate.machine_model.layer_shapes import LayerShape
 from veltair.simulate.machine_model.machines import MachineModel
 from veltair.simulate.machine_model.machines import parse as parse_machine
@@ -130,7 +130,9 @@ def efficiencies(model: MachineModel, record: str) -> list[float]:
     """
     best: dict[str, int] = {}
     cpu = describe_environment().cpu
-    for entry in (e for folder in (SHIPPED, user_folder()) for e in read(folder / f"{record}.jsonl") if e.cpu == cpu):
+    for entry in (
+        e for folder in (SHIPPED, user_folder()) for e in read_records(folder / f"{record}.jsonl") if e.cpu == cpu
+    ):
         direct = entry.point.get("algorithm", "direct") == "direct"
         if entry.workload.startswith("conv2d") and direct and entry.run_ns:
             best[entry.workload] = min(entry.run_ns[0], best.get(entry.workload, entry.run_ns[0]))

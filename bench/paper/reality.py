@@ -37,7 +37,7 @@ from bench.serving.steadiness import watch_for_slow_seconds
 from veltair.config import ServerConfig
 from veltair.loadgen.scenario import read_scenario
 from veltair.machine.environment import describe_environment
-from veltair.profiles.artifact.manifest import load
+from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime.whole_model_timing import IN_MODEL
 from veltair.server.engine.tenancy import default_workers
 from veltair.simulate.machine_model import machines, modelled_profiles
@@ -147,7 +147,7 @@ def _others_s() -> float:
 def profile_models(again: bool) -> None:
     """Profiles freshly compiled models, or all of them `again`: the machine's speed differs from hour to hour."""
     paths = [artifact(tenant.name) for tenant in read_scenario(SCENARIO).tenants]
-    due = [path for path in paths if again or load(Path(path)).manifest.environment.get("times") != IN_MODEL]
+    due = [path for path in paths if again or load_artifact(Path(path)).manifest.environment.get("times") != IN_MODEL]
     if due:
         subprocess.run([*CLI, "profile", "--within-model", *due], check=True)
 
@@ -191,7 +191,7 @@ def simulation_of(machine: str, duration_s: float) -> Simulation:
         for tenant in real.tenants
     )
     model = machines.load(machine)
-    workers = default_workers(model.cores, [load(Path(tenant.model)) for tenant in tenants])
+    workers = default_workers(model.cores, [load_artifact(Path(tenant.model)) for tenant in tenants])
     total_s = duration_s + real.load.warmup_s
     own = Load(
         duration_s=total_s,

@@ -44,7 +44,7 @@ from veltair.machine.environment import describe_environment
 from veltair.machine.isa import cpu_features, tvm_target
 from veltair.machine.topology import usable_machine
 from veltair.profiles.runtime.executor import aligned, empty
-from veltair.profiles.runtime.pinned_threads import CorePool
+from veltair.profiles.runtime.pinned_threads import PinnedThreads
 
 THREADS = 2
 ROUNDS = 15
@@ -138,7 +138,7 @@ def session(case: Subgraph, threads: int) -> Callable[[], Sequence[NDArray[Any]]
 
 
 def times_us(
-    found: Mapping[str, CompiledGraph], peer: Callable[[], object], pool: CorePool, rounds: int
+    found: Mapping[str, CompiledGraph], peer: Callable[[], object], pool: PinnedThreads, rounds: int
 ) -> dict[str, float]:
     """Medians of all ways, which run in turn."""
     taken: dict[str, list[float]] = {kind: [] for kind in (*found, "onnxruntime")}
@@ -150,7 +150,7 @@ def times_us(
         taken[kind].append((time.perf_counter_ns() - start) / 1000)
 
     for _ in range(rounds):
-        with pool.awake():
+        with pool.kept_awake():
             for kind, way in found.items():
                 timed(kind, way)
         timed("onnxruntime", peer)
@@ -165,12 +165,12 @@ def main() -> int:
     cores = usable_machine().cores
     # Sessions come first: their threads inherit this thread's affinity, which the pool is about to narrow.
     sessions = {(id(case), threads): session(case, threads) for case in SUBGRAPHS for threads in (THREADS, 1)}
-    pool = CorePool(cores)
+    pool = PinnedThreads(cores)
     with tempfile.TemporaryDirectory(prefix="veltair-atrec-") as folder:
         built = [(case, compile_ways(case, sessions[id(case), 1](), Path(folder))) for case in SUBGRAPHS]
     rows: list[dict[str, Any]] = []
     for threads in (THREADS, 1):
-        pool.point(cores[:threads])
+        pool.move_to(cores[:threads])
         for case, found in built:
             medians = times_us(found, sessions[id(case), threads], pool, ROUNDS)
             rows.append(

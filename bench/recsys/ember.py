@@ -51,11 +51,11 @@ class KernelTimer:
 
     def __init__(self, folder: Path) -> None:
         from veltair.machine.topology import usable_machine
-        from veltair.profiles.runtime.pinned_threads import CorePool
+        from veltair.profiles.runtime.pinned_threads import PinnedThreads
         from veltair.profiles.runtime.tvm_runtime import runtime
 
         self.folder, self.cores = folder, usable_machine().cores
-        self.pool, self._load = CorePool(self.cores), runtime.load_module
+        self.pool, self._load = PinnedThreads(self.cores), runtime.load_module
         self.rows = ctypes.CDLL(str(folder / "rows.so")).rows_read
         self.rows.restype = ctypes.c_float
 
@@ -66,7 +66,7 @@ class KernelTimer:
         tensors = [tvm_ffi.from_dlpack(array) for array in arrays]
 
         def run() -> Any:
-            with self.pool.awake():
+            with self.pool.kept_awake():
                 code(*tensors)
             return arrays[-1]
 
@@ -75,7 +75,7 @@ class KernelTimer:
     def ladder(self) -> list[dict[str, Any]]:
         from veltair.profiles.runtime.executor import empty
 
-        self.pool.point(self.cores[:1])
+        self.pool.move_to(self.cores[:1])
         found = []
         for number, (family, case, sizes, program) in enumerate(ladder()):
             rows, segments = sizes["rows"], sizes["segments"]
@@ -131,7 +131,7 @@ class KernelTimer:
             places = [aligned((some + np.arange(tables)[:, None, None] * rows).reshape(-1)) for some in sets]
             moved = tables * batch * lookups * dim * 4
             for threads in (1, len(self.cores)):
-                self.pool.point(self.cores[:threads])
+                self.pool.move_to(self.cores[:threads])
                 alone = np.median([[timed(run, 0.03) for run in candidates] for _ in range(3)], 0).tolist()
                 best = int(np.argmin(alone))
 
@@ -182,7 +182,7 @@ class KernelTimer:
             table = allocate(PAGES_BYTES, advice).view(np.float32).reshape(rows, 32)
             table[...] = 0.5
             for threads in (1, len(self.cores)):
-                self.pool.point(self.cores[:threads])
+                self.pool.move_to(self.cores[:threads])
                 for ahead in DISTANCES:
                     runs = in_turn(*(self.run(f"pages{ahead}", some, table, out) for some in ids))
                     moved = PAGES_BATCH * PAGES_LOOKUPS * 128
@@ -213,7 +213,7 @@ class KernelTimer:
             ]
         found: dict[str, Any] = {"shape": [tables, rows, dim, lookups, batch]}
         for threads in (1, len(self.cores)):
-            self.pool.point(self.cores[:threads])
+            self.pool.move_to(self.cores[:threads])
             best = {name: min(some, key=lambda run: timed(run, 0.05)) for name, some in runs.items()}
             turns = [[timed(run, 0.3) for run in best.values()] for _ in range(rounds)]
             ms = dict(zip(best, np.median(turns, 0).tolist(), strict=True))

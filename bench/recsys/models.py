@@ -33,7 +33,7 @@ from veltair.commands.alternate_runs import race
 from veltair.compiler.features.description_file import load_description
 from veltair.compiler.features.feature_description import FeatureDescription
 from veltair.machine.environment import describe_environment
-from veltair.profiles.artifact.manifest import load
+from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime import pinned_threads
 from veltair.zoo.models import RECOMMENDERS, cut
 
@@ -178,7 +178,7 @@ def measure(files: Files, batch: int, rounds: int, tensorflow: str | None) -> li
 def draw(files: Files, description: FeatureDescription, batch: int) -> None:
     """Draws the raw features that every engine gets, and the ready-made inputs of the peers."""
     names = {feature.name for feature in description.features}
-    ports = load(files.artifact(PRECISIONS[0])).manifest.inputs
+    ports = load_artifact(files.artifact(PRECISIONS[0])).manifest.inputs
     values = {port.name: engine_process.draw(port, batch) for port in ports}
     raw = {name: v.astype(bytes) if v.dtype.hasobject else v for name, v in values.items() if name in names}
     ready = {name: value for name, value in values.items() if name not in names} | ready_made(description, raw, batch)
@@ -200,7 +200,7 @@ def engine_command(task: dict[str, Any]) -> tuple[str, list[str]]:
 
 def run_engine(task: dict[str, Any]) -> None:
     """Runs one engine in a process of its own."""
-    os.environ.update(pinned_threads.environment())  # before TVM is loaded
+    os.environ.update(pinned_threads.kernel_environment())  # before TVM is loaded
     if "feeds" not in task:
         engine_process.main(task)
         return

@@ -24,7 +24,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
 from veltair.machine.environment import describe_environment
-from veltair.profiles.artifact.manifest import Artifact, load
+from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 
 BAR_MS = 1.5
 
@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--queries", type=int, default=2000)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    artifact = load(args.artifact)
+    artifact = load_artifact(args.artifact)
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "serve.toml"
         write_toml(config, configuration([ServedModel("model", args.artifact.resolve())]))

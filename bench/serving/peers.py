@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from veltair import config
 from veltair.errors import DeadlineError, OverloadedError
 from veltair.machine.malloc import reuse_message_memory
-from veltair.profiles.artifact import manifest as artifact_store
+from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.front.engine_client import Snapshot, TenantInfo
 from veltair.server.front.engine_process import Answer
 from veltair.server.front.grpc_front import GrpcFront
@@ -107,7 +107,7 @@ async def serve(args: argparse.Namespace) -> None:
     settings = config.load(args.config)
     tenants, sessions = {}, {}
     for entry in settings.tenants:
-        found = artifact_store.load(Path(entry.artifact))
+        found = load_artifact(Path(entry.artifact))
         qos_ns = found.manifest.qos_ns if entry.qos_ms is None else round(entry.qos_ms * 1e6)
         qos = QoSTarget(qos_ns, entry.percentile)
         tenants[entry.name] = TenantInfo(entry.name, found, qos, entry.priority, batching=False)

@@ -13,17 +13,17 @@ import argparse
 import os
 from pathlib import Path
 
-from veltair.profiles.artifact.manifest import load
-from veltair.profiles.runtime.pinned_threads import environment
-from veltair.profiles.runtime.whole_model_timing import factors, whole_ns
+from veltair.profiles.artifact.artifact_folder import load_artifact
+from veltair.profiles.runtime.pinned_threads import kernel_environment
+from veltair.profiles.runtime.whole_model_timing import slowdown_factors, time_whole_model
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
-    artifact = load(parser.parse_args().artifact)
-    os.environ.update(environment())  # before TVM's runtime is loaded
-    print(f"{max(map(max, factors(artifact.manifest, whole_ns(artifact)))):.3f}")
+    artifact = load_artifact(parser.parse_args().artifact)
+    os.environ.update(kernel_environment())  # before TVM's runtime is loaded
+    print(f"{max(map(max, slowdown_factors(artifact.manifest, time_whole_model(artifact)))):.3f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the raw features of a description lie in a query's memory: each in a bank of its type (`profiles.rooms`)."""
+"""Where the raw features of a description lie in a query's memory: each in a packed buffer of its type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from veltair.compiler.features.feature_description import Feature, FeatureDescription
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.profiles.artifact.manifest import Place, Port
+from veltair.profiles.artifact.manifest import PackedLocation, Port
 
 BUFFER_DTYPES = {
     "ints": "int64",
@@ -38,16 +38,12 @@ class FeatureLayout:
         return cls(starts, {bank: width for bank, width in widths.items() if width}, features)
 
     @property
-    def banks(self) -> tuple[Port, ...]:
+    def packed_buffers(self) -> tuple[Port, ...]:
         return tuple(Port(tensor_name(bank), BUFFER_DTYPES[bank], (-width,)) for bank, width in self.widths.items())
 
     @property
     def inputs(self) -> tuple[Port, ...]:
         return tuple(map(self._port, self.features))
-
-    @property
-    def rooms(self) -> tuple[Port, ...]:
-        return self.banks
 
     def buffers_read(self, features: Collection[str]) -> tuple[str, ...]:
         """The packed buffers that hold values of these features, in the layout's order."""
@@ -60,11 +56,11 @@ class FeatureLayout:
     def _port(self, feature: Feature) -> Port:
         order, kinds = list(self.widths), buffers_of(feature)
         starts = zip(kinds, self.starts[feature.name], strict=True)
-        places = tuple(Place(order.index(bank), start) for bank, start in starts)
+        places = tuple(PackedLocation(order.index(bank), start) for bank, start in starts)
         if not feature.textual:
-            return Port(feature.name, BUFFER_DTYPES[kinds[0]], (-1, feature.width), places=places)
+            return Port(feature.name, BUFFER_DTYPES[kinds[0]], (-1, feature.width), locations=places)
         separator = feature.separator if feature.kind == "tokens" else ""
-        return Port(feature.name, "string", (-1, 1), places=places, max_bytes=feature.max_bytes, separator=separator)
+        return Port(feature.name, "string", (-1, 1), locations=places, max_bytes=feature.max_bytes, separator=separator)
 
 
 def buffers_of(feature: Feature) -> tuple[str, ...]:

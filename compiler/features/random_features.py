@@ -21,7 +21,7 @@ from veltair.compiler.features.feature_description import (
     features_read,
 )
 from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of
-from veltair.profiles.artifact.input_layout import fill
+from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.strings import Strings
 
 RawValues = NDArray[Any] | Strings
@@ -31,7 +31,7 @@ WORD_BYTES = 12  # with its separator, or a little less
 
 
 def draw_features(description: FeatureDescription, batch: int, chance: np.random.Generator) -> dict[str, RawValues]:
-    """By name, as `rooms.fill` takes them."""
+    """By name, as `InputLayout.fill` takes them."""
     found: dict[str, RawValues] = {}
     for feature in FeatureLayout.from_description(description).features:
         readers = [column for column in description.columns if feature.name in features_read(column)]
@@ -45,17 +45,17 @@ def draw_features(description: FeatureDescription, batch: int, chance: np.random
 
 
 def pack_features(description: FeatureDescription, raw: Mapping[str, RawValues], batch: int) -> dict[str, NDArray[Any]]:
-    """Raw features where a query has them, by bank. Raises RequestError."""
+    """Raw features where a query has them, by packed buffer. Raises RequestError."""
     layout = FeatureLayout.from_description(description)
-    arrays = [np.zeros(-port.shape[0] * batch, port.dtype) for port in layout.banks]
-    fill(layout, arrays, raw, batch)
-    return {buffer_of(port.name): array for port, array in zip(layout.banks, arrays, strict=True)}
+    arrays = [np.zeros(-port.shape[0] * batch, port.dtype) for port in layout.packed_buffers]
+    InputLayout.of(layout).fill(arrays, raw, batch)
+    return {buffer_of(port.name): array for port, array in zip(layout.packed_buffers, arrays, strict=True)}
 
 
 def draw_buffers(
     description: FeatureDescription, wanted: Sequence[str], batch: int, chance: np.random.Generator
 ) -> list[NDArray[Any]]:
-    """These banks, filled at random."""
+    """These packed buffers, filled at random."""
     found = pack_features(description, draw_features(description, batch, chance), batch)
     return [found[bank] for bank in wanted]
 

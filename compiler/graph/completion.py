@@ -31,11 +31,11 @@ def complete_outputs(view: ModelView, builder: GraphBuilder) -> None:
 
 
 def complete_graph(
-    view: ModelView, builder: GraphBuilder, features: Sequence[Port] = (), banks: Sequence[Port] = ()
+    view: ModelView, builder: GraphBuilder, features: Sequence[Port] = (), packed_buffers: Sequence[Port] = ()
 ) -> LayerGraph:
     """The graph, with every blocked tensor in the halo that its consumers asked for.
 
-    features, banks: the raw features that the layers in front of the model read, and the tensors that they lie in.
+    features, packed_buffers: the raw features that layers in front of the model read, and the tensors they lie in.
     """
     halos = _shared_halos(builder.halos, builder.slices)
 
@@ -61,7 +61,7 @@ def complete_graph(
         inputs=(*features, *inputs),
         outputs=outputs,
         max_batch=view.max_batch,
-        banks=tuple(banks),
+        packed_buffers=tuple(packed_buffers),
     )
 
 

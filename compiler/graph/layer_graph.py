@@ -33,12 +33,12 @@ class LayerGraph:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     max_batch: int
-    banks: tuple[Port, ...] = ()
+    packed_buffers: tuple[Port, ...] = ()
 
     @property
-    def rooms(self) -> tuple[Port, ...]:
-        """As `Manifest.rooms`: the tensors that inputs lie in."""
-        return (*(port for port in self.inputs if not port.places), *self.banks)
+    def input_tensors(self) -> tuple[Port, ...]:
+        """The tensors that a query's inputs lie in, as in a manifest."""
+        return (*(port for port in self.inputs if not port.locations), *self.packed_buffers)
 
     def owner(self, name: str) -> tuple[str, int]:
         """The tensor whose memory another one lives in, and where in it, in bytes."""

@@ -37,7 +37,7 @@ from veltair.compiler.timing.measuring_process import (
     Timed,
 )  # fmt: skip
 from veltair.errors import InvariantError, VeltairError
-from veltair.profiles.runtime.pinned_threads import environment
+from veltair.profiles.runtime.pinned_threads import kernel_environment
 from veltair.types import CoreSet
 
 Bounds = Mapping[str, tuple[int, int]]  # activation name -> least and greatest id, both inclusive
@@ -192,7 +192,7 @@ class Meter:
             self._process = subprocess.Popen(
                 command,
                 pass_fds=(theirs.fileno(),),
-                env=os.environ | environment(),
+                env=os.environ | kernel_environment(),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is the compiler's to handle
             )

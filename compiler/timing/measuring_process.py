@@ -119,13 +119,13 @@ class _Bench:
 
     def __init__(self, cores: tuple[int, ...]) -> None:
         from veltair.profiles.runtime import executor
-        from veltair.profiles.runtime.pinned_threads import CorePool
+        from veltair.profiles.runtime.pinned_threads import PinnedThreads
 
         if "amx_bf16" in cpu_features():
             executor.permit_tiles()
         self._empty, self._aligned, self._tensor = executor.empty, executor.aligned, executor._tensor
         self._cores = cores
-        self._pool = CorePool(cores)
+        self._threads = PinnedThreads(cores)
         self._loaded: tuple[str, Any] = ("", None)
         self._mapped: dict[Mapped, NDArray[Any]] = {}
         self._rng = np.random.default_rng(0)
@@ -135,7 +135,7 @@ class _Bench:
         kernel = self._kernel(request.library, request.symbol)
         arrays = [self._array(operand) for operand in request.operands]
         if isinstance(request, Call):
-            self._pool.point(self._cores[: request.count])
+            self._threads.move_to(self._cores[: request.count])
             kernel(*map(self._tensor, arrays))
             pairs = zip(request.operands, arrays, strict=True)
             return Returned(tuple(array.tobytes() for operand, array in pairs if isinstance(operand, Result)))
@@ -163,8 +163,8 @@ class _Bench:
         inputs = [a for a, o in zip(arrays, request.operands, strict=True) if isinstance(o, Random | Drawn)]
         shared = [_every_other_page(array) for array in inputs] if count > 1 else []
         turns = self._turns(request, arrays)
-        self._pool.point(self._cores[:count])
-        with self._pool.awake():  # as they are inside a block
+        self._threads.move_to(self._cores[:count])
+        with self._threads.kept_awake():  # as they are inside a block
             return self._median(kernel, request, turns, ids, drawn, shared)
 
     def _median(

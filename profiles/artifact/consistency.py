@@ -1,16 +1,16 @@
-"""What a manifest says of itself, compared: nothing that a kernel will be given lies outside of what there is."""
+"""Checks of a manifest against itself: no tensor that a kernel is given lies outside of the memory there is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
 
-from veltair.profiles.artifact.manifest import ITEM_BYTES, Buffer, Manifest, nbytes
+from veltair.profiles.artifact.manifest import ITEM_BYTES, Buffer, Manifest
 
 
-def inconsistency(m: Manifest, weights_bytes: int) -> str:
-    """What is wrong with it; empty when nothing is."""
-    return next(chain(_banks(m), _sizes(m), _buffers(m, weights_bytes), _layers(m)), "")
+def find_inconsistency(m: Manifest, weights_bytes: int) -> str:
+    """The first fault of a manifest, as a message; empty when there is none."""
+    return next(chain(_packed_buffers(m), _sizes(m), _buffers(m, weights_bytes), _layers(m)), "")
 
 
 def _sizes(m: Manifest) -> Iterator[str]:
@@ -20,53 +20,56 @@ def _sizes(m: Manifest) -> Iterator[str]:
         yield f"levels {m.levels} do not ascend from 1.0"
     if m.level_sources and len(m.level_sources) != len(m.levels):
         yield f"{len(m.level_sources)} level_sources for {len(m.levels)} levels"
-    unknown = ({b.dtype for b in m.buffers} | {p.dtype for p in (*m.rooms, *m.outputs)}) - ITEM_BYTES.keys()
+    unknown = ({b.dtype for b in m.buffers} | {p.dtype for p in (*m.input_tensors, *m.outputs)}) - ITEM_BYTES.keys()
     if unknown:
         yield f"unknown dtype {', '.join(sorted(unknown))}; expected one of {', '.join(ITEM_BYTES)}"
 
 
 def _buffers(m: Manifest, weights_bytes: int) -> Iterator[str]:
     """Kernels take the whole tensor of a port, and write no further."""
-    ends = {"input": len(m.rooms), "output": len(m.outputs), "arena": m.arena_bytes, "weight": weights_bytes}
-    ports = {"input": m.rooms, "output": m.outputs}
+    ends = {"input": len(m.input_tensors), "output": len(m.outputs), "arena": m.arena_bytes, "weight": weights_bytes}
+    ports = {"input": m.input_tensors, "output": m.outputs}
     for i, b in enumerate(m.buffers):
-        size = nbytes(b, m.max_batch) if b.kind in ("weight", "arena") else 1
+        size = b.bytes_at(m.max_batch) if b.kind in ("weight", "arena") else 1
         if b.offset < 0 or b.offset + size > ends[b.kind]:
             yield f"buffer {i} ({b.kind}) ends at {b.offset + size}, past {ends[b.kind]}"
         elif b.kind in ports:
             port = ports[b.kind][b.offset]
             whole = Buffer(b.kind, port.dtype, port.shape, b.offset)
-            if b.dtype != port.dtype or any(nbytes(b, n) != nbytes(whole, n) for n in (1, m.max_batch)):
+            if b.dtype != port.dtype or any(b.bytes_at(n) != whole.bytes_at(n) for n in (1, m.max_batch)):
                 yield f"buffer {i} is {b.dtype} {list(b.shape)}, {b.kind} {port.name} {port.dtype} {list(port.shape)}"
 
 
-def _banks(m: Manifest) -> Iterator[str]:
-    """Features lie in banks one after the other, without gaps: `rooms.merge` copies stretches of them."""
-    ends = [0] * len(m.banks)
-    for bank in m.banks:
-        if len(bank.shape) != 1 or bank.shape[0] >= 0:
-            yield f"bank {bank.name} has shape {list(bank.shape)}; expected one dimension that grows with the batch"
+def _packed_buffers(m: Manifest) -> Iterator[str]:
+    """Inputs lie in packed buffers one after the other, without gaps: `InputLayout.merge` copies runs of them."""
+    buffers = m.packed_buffers
+    ends = [0] * len(buffers)
+    for buffer in buffers:
+        if len(buffer.shape) != 1 or buffer.shape[0] >= 0:
+            where = f"packed buffer {buffer.name} has shape {list(buffer.shape)}"
+            yield f"{where}; expected one dimension that grows with the batch"
             return
     for p in m.inputs:
-        if not p.places and p.dtype != "string":
+        if not p.locations and p.dtype != "string":
             continue
         text = p.dtype == "string"
         sizes = (1, p.max_bytes) if text else p.shape[1:]
         if p.shape[:1] != (-1,) or len(p.shape) != 2 or (text and p.shape[1] != 1) or min(sizes) < 1:
-            yield f"input {p.name} has shape {list(p.shape)} and {p.max_bytes} bytes; no bank holds such"
+            yield f"input {p.name} has shape {list(p.shape)} and {p.max_bytes} bytes; no packed buffer holds that"
             return
         wanted = ("int32", "uint8") if text else (p.dtype,)
-        found = tuple(m.banks[place.bank].dtype for place in p.places if 0 <= place.bank < len(m.banks))
+        found = tuple(buffers[at.buffer].dtype for at in p.locations if 0 <= at.buffer < len(buffers))
         if found != wanted:
-            yield f"input {p.name} is {p.dtype}; expected banks of {' and '.join(wanted)}, found {' and '.join(found)}"
+            expected = f"expected packed buffers of {' and '.join(wanted)}"
+            yield f"input {p.name} is {p.dtype}; {expected}, found {' and '.join(found)}"
             return
-        for place, size in zip(p.places, sizes, strict=True):
-            if place.start != ends[place.bank]:
-                yield f"input {p.name} begins at {place.start} of bank {place.bank}, expected {ends[place.bank]}"
-            ends[place.bank] += size
-    for bank, end in zip(m.banks, ends, strict=True):
-        if end != -bank.shape[0]:
-            yield f"inputs fill {end} of bank {bank.name}, which holds {-bank.shape[0]}"
+        for at, size in zip(p.locations, sizes, strict=True):
+            if at.start != ends[at.buffer]:
+                yield f"input {p.name} begins at {at.start} of packed buffer {at.buffer}, expected {ends[at.buffer]}"
+            ends[at.buffer] += size
+    for buffer, end in zip(buffers, ends, strict=True):
+        if end != -buffer.shape[0]:
+            yield f"inputs fill {end} of packed buffer {buffer.name}, which holds {-buffer.shape[0]}"
 
 
 def _layers(m: Manifest) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Strings as Arrow has them: the bytes of all, one after the other, and where each begins and ends.
+"""Many strings in Arrow's layout: the bytes of all, one after the other, and where each begins and ends.
 
-Bytes are any bytes: NUL and what is no UTF-8 among them.
+The bytes may be anything, NUL and invalid UTF-8 included.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ from numpy.typing import NDArray
 
 from veltair.errors import RequestError, TooLargeError
 
-MOST_BYTES = (1 << 31) - (1 << 12)  # places are int32
+MOST_BYTES = (1 << 31) - (1 << 12)  # offsets are int32
 
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """String i is data[offsets[i]:offsets[i + 1]]. What comes from outside goes through `checked` first."""
+    """String i is data[offsets[i]:offsets[i + 1]]. Strings from outside go through `checked` first.
+
+    >>> strings = Strings.of(["ab", b"c"])
+    >>> strings.offsets.tolist(), strings.tolist()
+    ([0, 2, 3], [b'ab', b'c'])
+    """
 
     data: NDArray[np.uint8]
     offsets: NDArray[np.int32]  # (strings + 1), from 0 on, never falling
 
     @classmethod
     def of(cls, values: Iterable[bytes | str]) -> Self:
-        """Text is taken as UTF-8. Raises TooLargeError beyond MOST_BYTES."""
+        """The strings of these values; text is encoded as UTF-8. Raises TooLargeError beyond MOST_BYTES."""
         encoded = [value.encode() if isinstance(value, str) else bytes(value) for value in values]
         return cls.cut(np.frombuffer(b"".join(encoded), np.uint8), np.fromiter(map(len, encoded), np.int64))
 
@@ -41,7 +46,7 @@ class Strings:
 
     @classmethod
     def concat(cls, parts: Sequence[Strings]) -> Self:
-        """One part's strings after the other's. Raises TooLargeError beyond MOST_BYTES."""
+        """The strings of all parts, part after part. Raises TooLargeError beyond MOST_BYTES."""
         sizes = [np.diff(part.offsets) for part in parts]
         data = [part.data[: part.size] for part in parts]
         return cls.cut(np.concatenate(data) if data else np.empty(0, np.uint8), np.concatenate([[0], *sizes])[1:])
@@ -59,7 +64,7 @@ class Strings:
         return [content[begin:end] for begin, end in pairwise(offsets)]
 
     def checked(self, name: str, count: int) -> Self:
-        """Itself: `count` strings whose offsets start at 0, never fall and end within the bytes.
+        """Return itself if it is `count` strings whose offsets start at 0, never fall and end within the bytes.
 
         Raises RequestError that names the input and the row.
         """

@@ -1,7 +1,7 @@
-"""Tuning records: what was measured of every candidate of every workload, one JSON line each.
+"""Tuning records: the measurements of every candidate of every workload, one JSON line each.
 
-A file per target (`avx512.jsonl`), only ever appended to. Some ship with the package; what is measured here goes to
-the user's own folder. Compiling with records searches nothing.
+There is a file for each target (`avx512.jsonl`), which is only appended to. Some files ship with the package; what is
+measured on this machine goes to the user's own folder. A workload that has records is not searched again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHIPPED = Path(__file__).parent
 # Richest first: where a target has no record of a workload, its ancestors' are taken, since their code runs there.
 TARGETS = ("amx", "avx512_bf16", "avx512", "avx2", "generic")
 _NEEDS: Mapping[str, str] = {"amx": "amx_bf16", "avx512_bf16": "avx512_bf16", "avx512": "avx512", "avx2": "avx2"}
-_STRANGERS = {("amx", "avx512_bf16")}  # points of dot products say nothing of tiles
+_NOT_INHERITED = {("amx", "avx512_bf16")}  # points of dot products say nothing about tiles
 
 Positive: TypeAlias = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -29,7 +29,11 @@ log = logging.getLogger(__name__)
 
 
 class TuningRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One measured candidate."""
+    """One measured candidate.
+
+    >>> TuningRecord("matmul x", 1, {"unroll": 4}, (900, 500), 4096, 8, ("avx2",), "a CPU", "0.1").best_ns
+    500
+    """
 
     workload: str  # LayerSpec.workload
     batch: Positive  # size of a dynamic batch that was timed; 1 where there is none
@@ -44,7 +48,7 @@ class TuningRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def best_ns(self) -> int:
-        """The shortest time at any core count; a failed candidate has none and must not be asked."""
+        """The shortest time at any core count. Raises ValueError for a failed candidate, which has no time."""
         return min(self.run_ns)
 
 
@@ -54,43 +58,47 @@ def target_name(features: frozenset[str]) -> str:
 
 
 def user_folder() -> Path:
-    """Where records measured on this machine are kept: `$XDG_DATA_HOME/veltair/records`."""
+    """The folder of the records that are measured on this machine: `$XDG_DATA_HOME/veltair/records`."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
     return Path(base) / "veltair" / "records"
 
 
 class RecordStore:
-    """All records that apply to one target: the shipped ones, then the user's, in the order they were made."""
+    """All records that apply to one target: the shipped ones, then the user's, in the order they were made. ::
+
+    store = RecordStore(cpu_features())
+    store.shipped(spec.workload) or store.own(spec.workload)
+    """
 
     def __init__(
         self, features: frozenset[str], user: Path | None = None, shipped: Path = SHIPPED, *, fresh: bool = False
     ) -> None:
-        """`fresh`: as if nothing had been measured; new records are kept beside those that are there.
+        """Read the records. With `fresh`, ignore them all; new ones are still appended to those that are there.
 
-        Raises UserError for a file that cannot be read; a line in it that is no record is skipped with a note.
+        Raises UserError for a file that cannot be read; a line in it that is no record is skipped with a warning.
         """
         self.target = target_name(features)
         self._own = (user_folder() if user is None else user) / f"{self.target}.jsonl"
-        lineage = [n for n in TARGETS[TARGETS.index(self.target) :] if (self.target, n) not in _STRANGERS]
-        self._shipped = [] if fresh else [_by_workload(shipped / f"{name}.jsonl") for name in lineage]
+        inherited = [n for n in TARGETS[TARGETS.index(self.target) :] if (self.target, n) not in _NOT_INHERITED]
+        self._shipped = [] if fresh else [_by_workload(shipped / f"{name}.jsonl") for name in inherited]
         self._user = {} if fresh else _by_workload(self._own)
 
     def shipped(self, workload: str) -> tuple[TuningRecord, ...]:
-        """Records that came with the package: such a workload counts as searched."""
+        """The records of a workload that came with the package; such a workload counts as searched."""
         return next((tuple(found[workload]) for found in self._shipped if workload in found), ())
 
     def own(self, workload: str) -> tuple[TuningRecord, ...]:
-        """Records measured on this machine; a search that was interrupted has left some of its points."""
+        """The records of a workload that were measured on this machine; an interrupted search has left some."""
         return tuple(self._user.get(workload, ()))
 
     @property
     def everything(self) -> Mapping[str, Sequence[TuningRecord]]:
-        """All records by workload, shipped and own: where similar workloads may look."""
+        """All records by workload, shipped and own: the search transfers points between similar workloads."""
         names = dict.fromkeys(name for found in (*self._shipped, self._user) for name in found)
         return {name: (*self.shipped(name), *self.own(name)) for name in names}
 
     def append(self, record: TuningRecord) -> None:
-        """Keep a record for good, at once: an interrupted search loses nothing of what it measured.
+        """Append a record to the user's file at once, so that an interrupted search loses nothing of what it measured.
 
         Raises UserError where the folder cannot be written.
         """
@@ -109,12 +117,12 @@ class RecordStore:
         self._user.setdefault(record.workload, []).append(record)
 
 
-def read(path: Path) -> Iterator[TuningRecord]:
-    """The records of one file; none where there is no file.
+def read_records(path: Path) -> Iterator[TuningRecord]:
+    """The records of one file; none where there is no file. Raises UserError for a file that cannot be read.
 
-    What cannot be read as one is left out with a note: a last line without its line end, torn by an interrupted run,
-    and lines that were altered or that another version wrote. A record says where to look and what is fast; without
-    it a search takes longer, and nothing is wrong.
+    A line that is no record is left out with a warning: a last line without its line end, torn by an interrupted run,
+    and lines that were altered or that another version wrote. Without a record a search takes longer, and nothing is
+    wrong.
     """
     try:
         raw = path.read_bytes()
@@ -138,7 +146,7 @@ def read(path: Path) -> Iterator[TuningRecord]:
 
 def _by_workload(path: Path) -> dict[str, list[TuningRecord]]:
     found: dict[str, list[TuningRecord]] = {}
-    for record in read(path):
+    for record in read_records(path):
         found.setdefault(record.workload, []).append(record)
     return found
 

@@ -19,18 +19,26 @@ _TENSOR = 70  # kTVMFFITensor
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Where a block looks between two layers: addresses of two 8-byte words that stay mapped."""
+    """Two words of shared memory that a block looks at between two layers: addresses of 8 bytes that stay mapped.
 
-    sequence: int  # changes when somebody wants the block's attention
+    >>> Watch(sequence=0x1000, progress=0x1008).progress
+    4104
+    """
+
+    sequence: int  # changes when the scheduler wants the block's attention
     progress: int  # takes the layer in execution
 
 
-class Program:
-    """Every version of every layer, as rows of a table that only lacks the addresses of the tensors."""
+class KernelTable:
+    """Every version of every layer, as rows of a table in which only the addresses of the tensors are missing. ::
+
+    table = KernelTable(manifest.layers, runtime.load_module(str(artifact.kernels)))
+    table.bind(tensors).block(0, versions)()
+    """
 
     def __init__(self, layers: Sequence[LayerEntry], module: Any) -> None:
         entries = [version for layer in layers for version in layer.versions]
-        self._kernels = [module[version.symbol] for version in entries]  # the table has their addresses alone
+        self._kernels = [module[version.symbol] for version in entries]  # the table has only their addresses
         self._run = native.library()["run"]
         self._arguments = np.array([a for version in entries for a in version.arguments], np.intp)
         self._steps = np.zeros(len(entries), STEP)
@@ -39,7 +47,7 @@ class Program:
         firsts = np.cumsum([0, *(len(layer.versions) for layer in layers)]).tolist()
         self.rows = [range(first, first + len(layer.versions)) for first, layer in zip(firsts, layers, strict=False)]
 
-    def bind(self, tensors: Mapping[int, Any]) -> Bound:
+    def bind(self, tensors: Mapping[int, Any]) -> BoundKernels:
         """The table for these tensors, by buffer."""
         handles = np.array([tensors[i].__chandle__() for i in range(len(tensors))], np.uint64)
         arguments = np.zeros(len(self._arguments), ANY)
@@ -48,45 +56,45 @@ class Program:
         steps = self._steps.copy()
         ends = np.cumsum(steps["count"])
         steps["arguments"] = arguments.ctypes.data + (ends - steps["count"]) * ANY.itemsize
-        return Bound(self, tensors, arguments, steps)
+        return BoundKernels(self, tensors, arguments, steps)
 
 
-class Bound:
-    """A program on the tensors of one query."""
+class BoundKernels:
+    """The kernels on the tensors of one query."""
 
-    __slots__ = ("_address", "_keep", "_program", "_run")
+    __slots__ = ("_address", "_keep", "_run", "_table")
 
     def __init__(
-        self, program: Program, tensors: Mapping[int, Any], arguments: NDArray[Any], steps: NDArray[Any]
+        self, table: KernelTable, tensors: Mapping[int, Any], arguments: NDArray[Any], steps: NDArray[Any]
     ) -> None:
-        self._program, self._run = program, program._run
+        self._table, self._run = table, table._run
         self._address = steps.ctypes.data
         self._keep = (tensors, arguments, steps)  # the native side has their addresses
 
-    def block(self, start: int, versions: Sequence[int]) -> Block:
+    def block(self, start: int, versions: Sequence[int]) -> BoundBlock:
         """Layers from `start` on, each in the version given. Raises IndexError for one that does not exist."""
-        layers = self._program.rows[start : start + len(versions)]
+        layers = self._table.rows[start : start + len(versions)]
         if len(layers) != len(versions):
-            raise IndexError(f"layers {start} to {start + len(versions)} of {len(self._program.rows)}")
-        return Block(self, start, np.array([rows[v] for rows, v in zip(layers, versions, strict=True)], np.int32))
+            raise IndexError(f"layers {start} to {start + len(versions)} of {len(self._table.rows)}")
+        return BoundBlock(self, start, np.array([rows[v] for rows, v in zip(layers, versions, strict=True)], np.int32))
 
 
-class Block:
-    """Layers ready to run, as often as one likes."""
+class BoundBlock:
+    """Layers that are ready to run, any number of times."""
 
     __slots__ = ("_address", "_bound", "_rows", "start", "stop")
 
-    def __init__(self, bound: Bound, start: int, rows: NDArray[np.int32]) -> None:
+    def __init__(self, bound: BoundKernels, start: int, rows: NDArray[np.int32]) -> None:
         self._bound, self._rows, self._address = bound, rows, rows.ctypes.data
         self.start, self.stop = start, start + len(rows)
 
     def __call__(self) -> None:
-        """All layers, undisturbed, on the thread pool's present core set. Raises what a kernel raises."""
+        """Run all layers, without a watch, on the present core set of the pinned threads. Raises a kernel's errors."""
         bound = self._bound
         bound._run(bound._address, self._address, self.start, self.start, self.stop, 0, 0, 0)
 
     def run(self, layer: int, watch: Watch, sequence: int) -> int:
-        """From `layer` on until `watch.sequence` holds another value than `sequence`: the layer that is next."""
+        """Run from `layer` on until `watch.sequence` differs from `sequence`; return the layer that is next."""
         bound = self._bound
         arguments = (self.start, layer, self.stop, watch.sequence, sequence, watch.progress)
         return int(bound._run(bound._address, self._address, *arguments))

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from veltair.errors import ArtifactError
 from veltair.machine.isa import cpu_features
-from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES, Artifact, Buffer, nbytes
-from veltair.profiles.runtime.block_runner import Block, Bound, Program
-from veltair.profiles.runtime.huge_pages import mapped, zeroed
+from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES, Buffer
+from veltair.profiles.runtime.block_runner import BoundBlock, BoundKernels, KernelTable
+from veltair.profiles.runtime.huge_pages import map_file, zeroed_memory
 from veltair.profiles.runtime.tvm_runtime import runtime
 
 MAX_BATCHES = 256  # batch sizes whose views are kept
@@ -24,12 +25,12 @@ MAX_BATCHES = 256  # batch sizes whose views are kept
 def empty(shape: Sequence[int], dtype: str) -> NDArray[Any]:
     """A zeroed array at a 64-byte boundary, as kernels need it (numpy's own is not); large ones in large pages."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    raw = np.frombuffer(zeroed(size + SLACK_BYTES), np.uint8, count=size)
+    raw = np.frombuffer(zeroed_memory(size + SLACK_BYTES), np.uint8, count=size)
     return raw.view(dtype).reshape(shape)
 
 
 def aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy at such a boundary."""
+    """A copy of an array at a 64-byte boundary."""
     copy = empty(array.shape, str(array.dtype))
     copy[...] = array
     return copy
@@ -39,7 +40,7 @@ _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
 
 def permit_tiles() -> None:
-    """Ask the kernel for AMX's tile registers, for every thread of this process; without, a kernel dies of SIGILL."""
+    """Ask Linux for AMX's tile registers, for every thread of this process; without it, a kernel dies of SIGILL."""
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     if syscall(ctypes.c_long(_SYS_ARCH_PRCTL), ctypes.c_long(_ARCH_REQ_XCOMP_PERM), ctypes.c_long(_XTILEDATA)):
         raise ArtifactError(f"the kernel refuses AMX tiles: {os.strerror(ctypes.get_errno())}")
@@ -48,7 +49,11 @@ def permit_tiles() -> None:
 class Executor:
     """One model in one process: its kernels, its mapped weights and one arena.
 
-    Not re-entrant: the arena holds the activations of one query at a time.
+    Not re-entrant: the arena holds the activations of one query at a time. ::
+
+        executor = Executor(load_artifact(path))
+        run = executor.bind(batch, inputs, outputs)
+        run.block(0, versions)()
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -61,21 +66,23 @@ class Executor:
         if "amx_bf16" in manifest.features:
             permit_tiles()
         self.manifest = manifest
-        self._program = Program(manifest.layers, runtime.load_module(str(artifact.kernels)))
-        self._weights = mapped(artifact.weights)
+        self._kernels = KernelTable(manifest.layers, runtime.load_module(str(artifact.kernels)))
+        self._weights = map_file(artifact.weights)
         self._arena = empty((max(manifest.arena_bytes, 1),), "uint8")
         self._tensors: dict[int, dict[int, Any]] = {}  # batch -> buffer index -> tensor
 
-    def bind(self, batch: int, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> Run:
-        """Ready a query. Arrays are those of the manifest's rooms and outputs, in their order: contiguous, 64-byte
-        aligned, and not copied."""
+    def bind(self, batch: int, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> ModelRun:
+        """Bind a query's arrays: those of the manifest's input tensors and outputs, in their order.
+
+        They are contiguous, 64-byte aligned, and not copied.
+        """
         tensors = dict(self._at(batch))
         for index, buffer in enumerate(self.manifest.buffers):
             if buffer.kind == "input":
                 tensors[index] = _tensor(inputs[buffer.offset].reshape(buffer.at(batch)))
             elif buffer.kind == "output":
                 tensors[index] = _tensor(outputs[buffer.offset].reshape(buffer.at(batch)))
-        return Run(self._program.bind(tensors), tensors)
+        return ModelRun(self._kernels.bind(tensors), tensors)
 
     def _at(self, batch: int) -> Mapping[int, Any]:
         """Tensors over weights and arena; views of an arena never change, so each batch is bound once."""
@@ -91,25 +98,28 @@ class Executor:
 
     def _view(self, buffer: Buffer, batch: int) -> NDArray[Any]:
         memory = self._weights if buffer.kind == "weight" else self._arena
-        size = nbytes(buffer, batch)
+        size = buffer.bytes_at(batch)
         flat = np.asarray(memory[buffer.offset : buffer.offset + size])
         return flat.view(buffer.dtype).reshape(buffer.at(batch))
 
 
-class Run:
-    """One query's bound tensors; layers are called in order, each in any of its versions."""
+class ModelRun:
+    """One query's bound tensors; layers are called in order, each in any of its versions.
+
+    `Executor.bind` makes it.
+    """
 
     __slots__ = ("_bound", "_tensors")
 
-    def __init__(self, bound: Bound, tensors: dict[int, Any]) -> None:
+    def __init__(self, bound: BoundKernels, tensors: dict[int, Any]) -> None:
         self._bound, self._tensors = bound, tensors
 
-    def block(self, start: int, versions: Sequence[int]) -> Block:
-        """Layers from `start` on, one for each version, ready to be called."""
+    def block(self, start: int, versions: Sequence[int]) -> BoundBlock:
+        """Layers from `start` on, one for each of the versions, ready to be called."""
         return self._bound.block(start, versions)
 
     def layer(self, index: int, version: int) -> None:
-        """Run one layer. The thread pool's present core set is used."""
+        """Run one layer. The present core set of the pinned threads is used."""
         self.block(index, (version,))()
 
     def buffer(self, index: int) -> NDArray[Any]:
@@ -122,5 +132,5 @@ def _tensor(array: NDArray[Any], alignment: int = ALIGNMENT) -> Any:
 
 
 def _alignment(buffer: Buffer) -> int:
-    """Of what a buffer's kernels expect: a piece of a row-major whole may begin at any element."""
+    """The alignment that a buffer's kernels expect: a slice of a row-major tensor may begin at any element."""
     return ALIGNMENT if buffer.offset % ALIGNMENT == 0 else np.dtype(buffer.dtype).itemsize

@@ -1,7 +1,8 @@
-"""Memory in pages of 2 MB: a look-up in a large table else waits for its page's translation as long as for its row, and
-rows of activations that lie far apart for one each.
+"""Memory in huge pages of 2 MB.
 
-Of weights nothing is copied: workers share the file's pages in memory, which the kernel keeps in pages of 2 MB itself
+With small pages, a look-up in a large table waits for the translation of its page as long as for its row, and so does
+each row of activations that lie far apart. Weights are not copied: workers share the pages of the file in memory, which
+the kernel keeps in pages of 2 MB by itself
 
     on a file system with large folios (ext4 from Linux 6.16 on, xfs, btrfs), if the file was read for such a mapping;
     on tmpfs, if asked to collapse them (Linux 6.1 on, whatever `shmem_enabled` says);
@@ -25,13 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 PAGE_BYTES = 2 << 20
-WORTH_BYTES = 64 << 20  # of weights; less is found in the caches that hold translations
+WORTH_BYTES = 64 << 20  # of weights; the caches of page translations cover less
 ENOUGH = 0.9  # of a file in large pages: what was written in small pieces at its ends stays small
 _POPULATE_READ, _COLLAPSE = 22, 25  # madvise: Linux 5.14, 6.1
 _FIXED, _FAILED = 0x10, ctypes.c_void_p(-1).value  # of mmap
 
 
-def mapped(path: Path) -> NDArray[np.uint8]:
+def map_file(path: Path) -> NDArray[np.uint8]:
     """A file's bytes, entered into this process's page tables at once, in large pages where the kernel takes them.
 
     A write makes a copy of the page that only this process sees.
@@ -44,9 +45,9 @@ def mapped(path: Path) -> NDArray[np.uint8]:
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
     libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    # Room for the file to begin at a large page; not every file system looks for such a place by itself.
-    room = libc.mmap(None, size + PAGE_BYTES, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    address = None if room == _FAILED else -(-room // PAGE_BYTES) * PAGE_BYTES
+    # Space for the file to begin at a large page; not every file system looks for such a place by itself.
+    space = libc.mmap(None, size + PAGE_BYTES, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    address = None if space == _FAILED else -(-space // PAGE_BYTES) * PAGE_BYTES
     with path.open("rb") as file:
         flags = mmap.MAP_PRIVATE | (_FIXED if address else 0)
         begin = libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, file.fileno(), 0)
@@ -57,13 +58,13 @@ def mapped(path: Path) -> NDArray[np.uint8]:
     for advice in (mmap.MADV_HUGEPAGE, _POPULATE_READ, _COLLAPSE):
         libc.madvise(begin, size, advice)
     memory = (ctypes.c_uint8 * size).from_address(begin)
-    whole = (room, size + PAGE_BYTES) if address else (begin, size)
+    whole = (space, size + PAGE_BYTES) if address else (begin, size)
     weakref.finalize(memory, libc.munmap, *whole)
     return np.frombuffer(memoryview(memory), np.uint8)
 
 
-def zeroed(size: int) -> mmap.mmap:
-    """Memory of this process alone, in large pages from one page's size on. Room that is never written costs none."""
+def zeroed_memory(size: int) -> mmap.mmap:
+    """Memory of this process alone, in large pages from one page's size on. Pages that are never written cost none."""
     large = size >= PAGE_BYTES
     # A mapping of whole large pages begins at one.
     whole = -(-size // PAGE_BYTES) * PAGE_BYTES if large else size
@@ -74,8 +75,8 @@ def zeroed(size: int) -> mmap.mmap:
     return memory
 
 
-def large_bytes(memory: NDArray[Any]) -> int:
-    """How much of a mapping lies in large pages, by `/proc/self/smaps`."""
+def huge_page_bytes(memory: NDArray[Any]) -> int:
+    """The bytes of a mapping that lie in huge pages, by `/proc/self/smaps`."""
     found, inside = 0, False
     with Path("/proc/self/smaps").open(encoding="ascii", errors="replace") as lines:
         for line in lines:
@@ -88,31 +89,31 @@ def large_bytes(memory: NDArray[Any]) -> int:
     return found
 
 
-def settle(path: Path) -> float:
-    """Have a large file's pages in memory be large ones, before anyone maps it; the part of it that is.
+def move_to_huge_pages(path: Path) -> float:
+    """Bring a large file into memory in huge pages, before any process maps it; the share of it that is in them.
 
-    Pages stay as they came in, and most came in small, written or read in small pieces: then they are given back and
-    read again. Those that another process maps stay.
+    Pages stay as they were read or written, mostly in small pieces: then they are given back and read again. Pages that
+    another process maps stay.
     """
     size = path.stat().st_size
     if size < WORTH_BYTES:
         return 0.0
-    share = large_bytes(mapped(path)) / size
+    share = huge_page_bytes(map_file(path)) / size
     if share < ENOUGH:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        share = large_bytes(mapped(path)) / size
+        share = huge_page_bytes(map_file(path)) / size
     return share
 
 
-def offered(folder: Path) -> bool | None:
-    """Whether files of a folder come in large pages: tried with one of 4 MB. None: nothing can be written there."""
+def has_huge_pages(folder: Path) -> bool | None:
+    """Whether files of a folder come in huge pages, tried with one of 4 MB; None where nothing can be written."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             file.write(os.urandom(2 * PAGE_BYTES))
             file.flush()
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            return large_bytes(mapped(Path(file.name))) >= PAGE_BYTES
+            return huge_page_bytes(map_file(Path(file.name))) >= PAGE_BYTES
     except OSError:
         return None

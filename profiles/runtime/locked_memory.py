@@ -1,4 +1,4 @@
-"""Weights held in memory: file pages that were not read for a while are what a system takes back first.
+"""Weights locked in memory: a system takes back first those file pages that were not read for a while.
 
 One process locks a mapping of the file, and its pages stay for every process that maps it.
 """
@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def resident(path: Path) -> Iterator[bool]:
-    """Hold a file's pages in memory within the block; False, and a line in the log, where the system refuses."""
+def locked_in_memory(path: Path) -> Iterator[bool]:
+    """Lock a file's pages in memory within the block; False, and a line in the log, where the system refuses."""
     size = path.stat().st_size
     if not size:
         yield True

@@ -1,4 +1,4 @@
-"""The native part of execution: `core_pool.c` and `block_runner.c`, one small library behind TVM's FFI."""
+"""The native part of execution, `pinned_threads.c` and `block_runner.c`: one small library behind TVM's FFI."""
 
 from __future__ import annotations
 

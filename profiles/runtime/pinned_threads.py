@@ -1,8 +1,8 @@
-"""Which cores kernels that the calling thread runs are spread over.
+"""The threads that kernels run on: one for each core, pinned to it for good (`pinned_threads.c`).
 
-Every core has a thread of its own, pinned to it for good (`core_pool.c`). Those of the present core set stay awake
-while a block runs, linger for the next block, and sleep. The calling thread does the work of one core itself, and moves
-to a core of the set where it is on none. TVM's own pool is not used: a launch costs five times as much there.
+The threads of the present core set stay awake while a block runs, linger for the next block, and sleep. The calling
+thread does the work of one core itself, and moves to a core of the set where it is on none. TVM's own pool is not used:
+a launch costs five times as much there.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from veltair.types import CoreSet
 
 # After a block. It bridges the gap to the next one, mostly 20 to 40 us, and ends soon after; meanwhile the thread
-# yields its core in a loop: whoever is given it next has it at once, and sooner than a core that is halted.
+# yields its core in a loop: the thread that is given the core next has it at once, and sooner than a halted core.
 LINGER_NS = 50_000
 
 
-def environment() -> dict[str, str]:
+def kernel_environment() -> dict[str, str]:
     """Variables that a process needs before it loads TVM to run kernels and nothing else."""
     return {
         "TVM_USE_RUNTIME_LIB": "1",
@@ -27,10 +27,14 @@ def environment() -> dict[str, str]:
     }
 
 
-class CorePool:
-    """The process' pool, for one thread that runs kernels. Create it before the libraries with the kernels are loaded.
+class PinnedThreads:
+    """The threads of this process that kernels run on, for one calling thread.
 
-    Raises ValueError for a core that this process may not use.
+    Create it before the libraries with the kernels are loaded. Raises ValueError for a core that this process may not
+    use. Not to be confused with the scheduler's `CorePool`, which knows which cores are free. ::
+
+        threads = PinnedThreads((0, 1, 2, 3))
+        threads.move_to((2, 3))  # the next block runs on these two cores
     """
 
     def __init__(self, cores: CoreSet) -> None:
@@ -39,25 +43,25 @@ class CorePool:
         library = native.library()
         self._point, self._awake, self._asleep = library["point"], library["awake"], library["asleep"]
         library["start"](LINGER_NS, *cores)
-        self.size = len(cores)  # the largest core set that `point` can use
-        self.now: CoreSet = ()
+        self.size = len(cores)  # the largest core set that `move_to` can take
+        self.cores: CoreSet = ()
         self._first = -1  # the calling thread's core
-        self.point(cores)
+        self.move_to(cores)
 
-    def point(self, cores: CoreSet) -> None:
+    def move_to(self, cores: CoreSet) -> None:
         """Run kernels on these cores from now on. A microsecond; nothing when they are the present ones."""
-        if cores == self.now:
+        if cores == self.cores:
             return
         # The calling thread stays where it is when it may: to move a running thread costs tens of microseconds.
         first = self._first if self._first in cores else cores[0]
         self._point(first, *(core for core in cores if core != first))
         if first != self._first:
             os.sched_setaffinity(0, (first,))
-        self.now, self._first = cores, first
+        self.cores, self._first = cores, first
 
     @contextmanager
-    def awake(self) -> Iterator[None]:
-        """The threads of the present core set as they are inside a block, for kernels that are called one by one."""
+    def kept_awake(self) -> Iterator[None]:
+        """Keep the threads of the present core set awake as inside a block, for kernels that are called one by one."""
         self._awake()
         try:
             yield

@@ -1,10 +1,10 @@
-"""What layers take within their model, which is more than what the compiler saw of each.
+"""ModelTimes-model timing: layers take longer within their model than the compiler measured of each by itself.
 
-The compiler times every version of a layer over and over, with all that it touches in the caches. In the model a
-layer's weights lie where the layers in between have left them, and a query comes after a pause. So the whole model
-takes longer than the sum of its layers; here it is timed, and each layer's times grow in proportion, by batch and core
-count. Done again it changes nothing but for the noise, of which little is left: what a neighbour of the machine takes
-for a second falls into one of several turns.
+The compiler times every version of a layer over and over, with all that it touches in the caches. In the model, the
+weights of a layer lie where the layers in between have left them, and a query comes after a pause. So the whole model
+takes longer than the sum of its layers. This module times it, and lengthens the times of each layer in proportion, by
+batch and core count. A second timing changes nothing but for noise. Little of that is left, because a disturbance of a
+second by another guest of the machine falls into only one of several turns.
 """
 
 from __future__ import annotations
@@ -19,14 +19,22 @@ import msgspec
 from numpy.typing import NDArray
 
 from veltair.errors import ConfigError
-from veltair.profiles.artifact.manifest import KERNELS, MANIFEST, WEIGHTS, Artifact, Manifest, Port, load, writing
+from veltair.profiles.artifact.artifact_folder import (
+    KERNELS,
+    MANIFEST,
+    WEIGHTS,
+    Artifact,
+    load_artifact,
+    write_artifact,
+)
+from veltair.profiles.artifact.manifest import Manifest, Port
 from veltair.types import CoreSet
 
 if TYPE_CHECKING:
     from veltair.profiles.runtime.executor import Executor
-    from veltair.profiles.runtime.pinned_threads import CorePool
+    from veltair.profiles.runtime.pinned_threads import PinnedThreads
 
-Whole: TypeAlias = tuple[tuple[int, ...], ...]  # ns by (batches, cores)
+ModelTimes: TypeAlias = tuple[tuple[int, ...], ...]  # ns by (batches, cores)
 
 PAUSE_S = 0.005  # between two queries: long enough for threads and cores to fall asleep
 TURNS = 5
@@ -35,59 +43,59 @@ TURN_S = 0.4  # for a batch on so many cores, unless the least number of runs ta
 IN_MODEL = "within the model"
 
 
-def adjust(artifact: Artifact) -> Artifact:
-    """Times the model on this machine, and writes what was found into the artifact.
+def scale_to_whole_model(artifact: Artifact) -> Artifact:
+    """Time the model on this machine, and write the scaled times into the artifact.
 
-    TVM's runtime is loaded, so `core_pool.environment()` is to be set before. Raises ConfigError where the artifact was
-    timed on more cores than there are here, and for one that takes raw features.
+    Set `pinned_threads.kernel_environment()` before, since TVM's runtime is loaded. Raises ConfigError where the
+    artifact was timed on more cores than there are here, and for one that takes raw features.
     """
-    manifest = scaled(artifact.manifest, whole_ns(artifact))
-    with writing(artifact.path) as draft:
+    manifest = scale_latencies(artifact.manifest, time_whole_model(artifact))
+    with write_artifact(artifact.path) as draft:
         for name in (KERNELS, WEIGHTS):
             os.link(artifact.path / name, draft / name)
         (draft / MANIFEST).write_bytes(msgspec.json.encode(manifest))
-    return load(artifact.path)
+    return load_artifact(artifact.path)
 
 
-def whole_ns(artifact: Artifact) -> Whole:
-    """Of whole queries, each layer in the version that is fastest alone: the least of several turns' medians."""
+def time_whole_model(artifact: Artifact) -> ModelTimes:
+    """Times of whole queries, each layer in the version that is fastest alone: the least median of several turns."""
     from veltair.machine.topology import usable_machine
     from veltair.profiles.runtime.executor import Executor
-    from veltair.profiles.runtime.pinned_threads import CorePool
+    from veltair.profiles.runtime.pinned_threads import PinnedThreads
 
     manifest = artifact.manifest
     timed = len(manifest.layers[0].versions[0].latency_ns[0][0])
     cores = usable_machine().cores[:timed]
     if len(cores) < timed:
         raise ConfigError(f"{artifact.path}: was timed on {timed} cores, this machine offers {len(cores)}")
-    if manifest.banks:
+    if manifest.packed_buffers:
         raise ConfigError(f"{artifact.path}: takes raw features, whose times depend on them")
     before = os.sched_getaffinity(0)
     try:
-        pool = CorePool(cores)  # kernels that are loaded from here on use it
+        threads = PinnedThreads(cores)  # kernels that are loaded from here on use it
         executor = Executor(artifact)
-        turns = [_turn(executor, pool, cores) for _ in range(TURNS)]
+        turns = [_time_turn(executor, threads, cores) for _ in range(TURNS)]
     finally:
-        os.sched_setaffinity(0, before)  # the pool has moved this thread
+        os.sched_setaffinity(0, before)  # this thread was moved
     return tuple(tuple(map(min, zip(*rows, strict=True))) for rows in zip(*turns, strict=True))
 
 
-def _turn(executor: Executor, pool: CorePool, cores: CoreSet) -> Whole:
+def _time_turn(executor: Executor, threads: PinnedThreads, cores: CoreSet) -> ModelTimes:
     manifest = executor.manifest
     found = []
     for at, batch in enumerate(manifest.batches):
-        inputs = [_room(port, batch) for port in manifest.rooms]
-        run = executor.bind(batch, inputs, [_room(port, batch) for port in manifest.outputs])
+        inputs = [_filled_tensor(port, batch) for port in manifest.input_tensors]
+        run = executor.bind(batch, inputs, [_filled_tensor(port, batch) for port in manifest.outputs])
         row = []
         for count in range(1, len(cores) + 1):
-            pool.point(cores[:count])
+            threads.move_to(cores[:count])
             row.append(_median_ns(run.block(0, _fastest(manifest, at, count))))
         found.append(tuple(row))
     return tuple(found)
 
 
-def _room(port: Port, batch: int) -> NDArray[Any]:
-    """Ones, or the lowest id."""
+def _filled_tensor(port: Port, batch: int) -> NDArray[Any]:
+    """A tensor of ones, or of the lowest id."""
     from veltair.profiles.runtime.executor import empty
 
     array = empty(port.at(batch), port.dtype)
@@ -95,9 +103,9 @@ def _room(port: Port, batch: int) -> NDArray[Any]:
     return array
 
 
-def scaled(manifest: Manifest, whole: Whole) -> Manifest:
-    """With the layers' times such that their sum, each in its version that is fastest alone, is `whole`."""
-    by_batch = factors(manifest, whole)
+def scale_latencies(manifest: Manifest, whole: ModelTimes) -> Manifest:
+    """Scale the layers' times so that their sum, each layer in the version that is fastest alone, is `whole`."""
+    by_batch = slowdown_factors(manifest, whole)
 
     def longer(latency: tuple[tuple[tuple[int, ...], ...], ...]) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return tuple(
@@ -115,16 +123,16 @@ def scaled(manifest: Manifest, whole: Whole) -> Manifest:
     return msgspec.structs.replace(manifest, layers=layers, environment=manifest.environment | {"times": IN_MODEL})
 
 
-def factors(manifest: Manifest, whole: Whole) -> list[list[float]]:
-    """How many times as long as its layers' sum `whole` is, by batch and core count."""
+def slowdown_factors(manifest: Manifest, whole: ModelTimes) -> list[list[float]]:
+    """How many times as long as the sum of the layers `whole` is, by batch and core count."""
     return [
         [took / layers for took, layers in zip(row, sums, strict=True)]
-        for row, sums in zip(whole, sums_ns(manifest), strict=True)
+        for row, sums in zip(whole, sum_layer_times(manifest), strict=True)
     ]
 
 
-def sums_ns(manifest: Manifest) -> Whole:
-    """Of the layers' times, each in its version that is fastest alone."""
+def sum_layer_times(manifest: Manifest) -> ModelTimes:
+    """The sums of the layers' times, each layer in the version that is fastest alone."""
     counts = range(len(manifest.layers[0].versions[0].latency_ns[0][0]))
     return tuple(
         tuple(sum(min(v.latency_ns[at][0][i] for v in layer.versions) for layer in manifest.layers) for i in counts)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from veltair.errors import InvariantError, VeltairError
 from veltair.machine.hardware_counters import L3Counters, open_counters
-from veltair.profiles.runtime.huge_pages import settle
-from veltair.profiles.runtime.locked_memory import resident
+from veltair.profiles.runtime.huge_pages import move_to_huge_pages
+from veltair.profiles.runtime.locked_memory import locked_in_memory
 from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
@@ -87,10 +87,10 @@ class Engine:
                 held.callback(self._log.close)
             held.callback(self._supervisor.close)
             for weights in self._weights:
-                settle(weights)
+                move_to_huge_pages(weights)
             self._supervisor.start_missing(time.monotonic_ns())
             for weights in self._weights:  # while the workers start
-                held.enter_context(resident(weights))
+                held.enter_context(locked_in_memory(weights))
             with suppress(ClosedError):  # the front is gone, and everyone who waits for an answer with it
                 while not self._leaving:
                     self._turn()

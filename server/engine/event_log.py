@@ -13,7 +13,7 @@ import msgspec
 
 from veltair.config import CounterCoefficients
 from veltair.errors import ConfigError
-from veltair.profiles.artifact.manifest import Artifact
+from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.scheduler.event_log.replay import dump_decision, dump_event
 from veltair.scheduler.events import Decision, Event
 from veltair.scheduler.interference import CounterModel

@@ -11,7 +11,8 @@ import msgspec
 from veltair.errors import ArtifactError, ConfigError
 from veltair.machine.memory import memory_bytes
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact.manifest import MANIFEST, Artifact, Manifest
+from veltair.profiles.artifact.artifact_folder import MANIFEST, Artifact
+from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.ipc.messages import TenantSpec
 from veltair.server.ipc.worker_cell import MAX_CORES
 from veltair.types import Machine, ModelProfile, QoSTarget, Tenant

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import Literal
 
-from veltair.profiles.runtime.pinned_threads import environment
+from veltair.profiles.runtime.pinned_threads import kernel_environment
 from veltair.server.ipc import worker_cell as cells
 from veltair.server.ipc.channel import Channel, ClosedError, pair
 from veltair.server.ipc.messages import FromWorker, Load
@@ -41,7 +41,7 @@ class WorkerProcess:
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # the front's own output may be read by a program
-                env=os.environ | environment(),
+                env=os.environ | kernel_environment(),
             )
         except OSError:
             ours.close()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from veltair.config import ServeConfig, counter_coefficients
 from veltair.errors import DeadlineError, OverloadedError, QueryError, UnknownModelError, VeltairError
-from veltair.profiles.artifact import manifest as artifacts
-from veltair.profiles.artifact.manifest import Artifact, Manifest
+from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
+from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.front.engine_process import Answer, EngineProcess
 from veltair.server.ipc.messages import Ask, BlockRecord, Configure, Ended, Shutdown, Status, TenantSpec
 from veltair.server.protocol.requests import Tensor
@@ -85,7 +85,7 @@ class EngineClient:
         """
         tenants = {}
         for entry in config.tenants:
-            artifact = await asyncio.to_thread(artifacts.load, Path(entry.artifact))
+            artifact = await asyncio.to_thread(load_artifact, Path(entry.artifact))
             qos_ns = artifact.manifest.qos_ns if entry.qos_ms is None else round(entry.qos_ms * 1e6)
             qos = QoSTarget(qos_ns, entry.percentile)
             tenants[entry.name] = TenantInfo(entry.name, artifact, qos, entry.priority, entry.batching)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from veltair import errors
 from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestError, VeltairError, WorkerDiedError
-from veltair.profiles.artifact.input_layout import fill
+from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.ipc import tensor_pool
 from veltair.server.ipc.channel import Channel, ClosedError, pair
@@ -131,7 +131,7 @@ class EngineProcess:
         batch = batch_of(manifest, inputs)
         if not 1 <= batch <= manifest.max_batch:
             raise RequestError(f"expected a batch of 1 to {manifest.max_batch}, got {batch}")
-        fill(manifest, self._pool.inputs(tenant, slot, batch), inputs, batch)
+        InputLayout.of(manifest).fill(self._pool.inputs(tenant, slot, batch), inputs, batch)
         return batch
 
     def _answer(self, held: Held, blocks: tuple[BlockRecord, ...]) -> Answer:

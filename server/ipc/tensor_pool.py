@@ -1,8 +1,8 @@
 """Tensors of queries in memory that front and workers share.
 
 Each tenant has a region of slots of its own, so no byte of one tenant ever stands in a slot of another. A slot has
-room for everything that inputs lie in (`Manifest.rooms`), then every output, at the tenant's largest batch. The memory
-is sparse: a slot costs nothing until it is first used, and the slot given back last is taken next, so few are.
+room for everything that inputs lie in (`Manifest.input_tensors`), then every output, at the tenant's largest batch. The
+memory is sparse: a slot costs nothing until it is first used, and the slot given back last is taken next, so few are.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def regions(manifests: Sequence[Manifest], slots: int) -> tuple[Region, ...]:
     for manifest in manifests:
         fields = []
         offset = 0
-        for port in (*manifest.rooms, *manifest.outputs):
+        for port in (*manifest.input_tensors, *manifest.outputs):
             fields.append(Field(port.name, port.dtype, port.shape, offset))
             offset += _round_up(fields[-1].bytes_at(manifest.max_batch) + SLACK_BYTES, ALIGNMENT)
         slot_bytes = _round_up(offset, mmap.PAGESIZE)
-        split = len(manifest.rooms)
+        split = len(manifest.input_tensors)
         result.append(Region(begin, slot_bytes, tuple(fields[:split]), tuple(fields[split:])))
         begin += slot_bytes * slots
     return tuple(result)

@@ -42,7 +42,7 @@ def configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[str, An
     ports = (*manifest.inputs, *manifest.outputs)
     batched = all(port.shape[:1] == (-1,) for port in ports)
     ranges = {p.name: [p.low, p.high] for p in manifest.inputs if p.low is not None or p.high is not None}
-    features = {port.name: _text(port) for port in manifest.inputs if port.places}
+    features = {port.name: _text(port) for port in manifest.inputs if port.locations}
     parameters = {
         "features": msgspec.json.encode(features).decode(),  # the raw ones; of strings, how many bytes and what tokens
         "id_range": msgspec.json.encode(ranges).decode(),  # inclusive, by input

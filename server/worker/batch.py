@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.profiles.artifact.input_layout import merge
+from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.runtime.executor import empty
 from veltair.server.ipc.messages import Part
@@ -27,7 +27,7 @@ class Batch:
         self._outputs = [empty(field.at(self._most), field.dtype) for field in region.outputs]
 
     def inputs(self, samples: int) -> list[NDArray[Any]]:
-        """As `Manifest.rooms` lists them."""
+        """As `Manifest.input_tensors` lists them."""
         fields = self._pool.regions[self._tenant].inputs
         return [a[: f.at(samples)[0]] for a, f in zip(self._inputs, fields, strict=True)]
 
@@ -38,8 +38,8 @@ class Batch:
         """Raises IndexError for a slot that is not there, ValueError for more rows than there is room for."""
         places = self._places(parts)
         inputs = self.inputs(len(places[0]))
-        if self._manifest.banks:  # a bank has no rows: it is packed feature by feature
-            merge(self._manifest, inputs, [(self._slot(part), part.samples) for part in parts])
+        if self._manifest.packed_buffers:  # a packed buffer has no rows: it is packed feature by feature
+            InputLayout.of(self._manifest).merge(inputs, [(self._slot(part), part.samples) for part in parts])
             return
         for array, source in zip(inputs, self._sources, strict=True):
             array[...] = source[places]

@@ -23,10 +23,10 @@ from veltair.server.ipc.process_setup import leave_signals_to_front, set_nice, t
 from veltair.server.ipc.worker_cell import Cell
 
 if TYPE_CHECKING:
-    from veltair.profiles.artifact.manifest import Artifact
+    from veltair.profiles.artifact.artifact_folder import Artifact
     from veltair.profiles.runtime import executor
-    from veltair.profiles.runtime.block_runner import Block
-    from veltair.profiles.runtime.pinned_threads import CorePool
+    from veltair.profiles.runtime.block_runner import BoundBlock
+    from veltair.profiles.runtime.pinned_threads import PinnedThreads
     from veltair.server.ipc.tensor_pool import TensorPool
     from veltair.server.worker.batch import Batch
     from veltair.types import CoreSet
@@ -39,7 +39,7 @@ MAX_BOUND = 512  # bindings kept: one per slot and number of samples that was se
 class Worker:
     """Models loaded and warm, threads pinned. `channel` blocks."""
 
-    def __init__(self, channel: Channel[ToWorker], cell: Cell, pool: TensorPool, cores: CorePool) -> None:
+    def __init__(self, channel: Channel[ToWorker], cell: Cell, pool: TensorPool, cores: PinnedThreads) -> None:
         from veltair.profiles.runtime.block_runner import Watch
 
         self._channel = channel
@@ -47,7 +47,7 @@ class Worker:
         self._pool = pool
         self._cores = cores
         self._executors: list[executor.Executor] = []  # by tenant; tenants with the same artifact share one
-        self._bound: dict[tuple[int, int | None, int], executor.Run] = {}  # (tenant, slot, samples)
+        self._bound: dict[tuple[int, int | None, int], executor.ModelRun] = {}  # (tenant, slot, samples)
         self._batches: dict[int, Batch] = {}  # by tenant; its bindings have no slot
         self._watch = Watch(*cell.addresses())
         self._sequence = -1  # of the cell, as last read
@@ -86,7 +86,7 @@ class Worker:
         except Exception as error:  # whatever a kernel raises costs this batch alone
             return BlockBroke(run.query, f"{type(error).__name__}: {error}")
 
-    def _block(self, run: Run, batch: Batch | None) -> Block:
+    def _block(self, run: Run, batch: Batch | None) -> BoundBlock:
         tenant, slot = run.tenant, run.parts[0].slot
         samples = sum([part.samples for part in run.parts])
         key = (tenant, None if batch else slot, samples)
@@ -108,7 +108,7 @@ class Worker:
             self._batches[tenant] = Batch(self._pool, tenant, self._executors[tenant].manifest)
         return self._batches[tenant]
 
-    def _layers(self, run: Run, block: Block) -> int:
+    def _layers(self, run: Run, block: BoundBlock) -> int:
         """All layers of the block in one call, or in one more each time the cell has news."""
         self._told = run.cores
         layer = block.start
@@ -122,7 +122,7 @@ class Worker:
         self._sequence, cores, cancelled = self._cell.read()
         if cancelled == run.query:
             return False
-        self._cores.point(cores)
+        self._cores.move_to(cores)
         if cores != self._told:
             self._told = cores
             self._channel.send(Grown(run.query, layer, cores, time.monotonic_ns()))
@@ -134,8 +134,10 @@ def warm_up(executor: executor.Executor) -> None:
     from veltair.profiles.runtime.executor import empty
 
     manifest = executor.manifest
-    inputs, outputs = ([empty(port.at(1), port.dtype) for port in side] for side in (manifest.rooms, manifest.outputs))
-    for array, port in zip(inputs, manifest.rooms, strict=True):
+    inputs, outputs = (
+        [empty(port.at(1), port.dtype) for port in side] for side in (manifest.input_tensors, manifest.outputs)
+    )
+    for array, port in zip(inputs, manifest.input_tensors, strict=True):
         if port.low is not None and port.low > 0:
             array.fill(port.low)
     run = executor.bind(1, inputs, outputs)
@@ -172,13 +174,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _ready(channel: Channel[ToWorker], cell: Cell, pool_fd: int, load: Load) -> Worker:
     # Imported here, at the worker's own priority: loading TVM takes a third of a second of a core.
-    from veltair.profiles.runtime.pinned_threads import CorePool
+    from veltair.profiles.runtime.pinned_threads import PinnedThreads
     from veltair.server.ipc.tensor_pool import TensorPool
 
     artifacts = [open_artifact(spec) for spec in load.tenants]
     pool = TensorPool(pool_fd, [artifact.manifest for artifact in artifacts], load.slots)
     os.close(pool_fd)
-    worker = Worker(channel, cell, pool, CorePool(load.cores))
+    worker = Worker(channel, cell, pool, PinnedThreads(load.cores))
     worker.load(artifacts)
     gc.collect()
     gc.freeze()

@@ -29,8 +29,15 @@ from veltair.compiler.tuning import code_versions
 from veltair.errors import ArtifactError, ModelError, VeltairError
 from veltair.machine.isa import ISAS, cpu_features
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact import manifest as artifact_store
-from veltair.profiles.artifact.manifest import Artifact
+from veltair.profiles.artifact.artifact_folder import (
+    KERNELS,
+    MANIFEST,
+    WEIGHTS,
+    Artifact,
+    file_digest,
+    load_artifact,
+    write_artifact,
+)
 from veltair.profiles.records.tuning_records import RecordStore
 
 CLI = [sys.executable, "-m", "veltair.cli"]
@@ -144,10 +151,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Artifac
 
 def test_the_artifact_is_complete_and_consistent(image: tuple[Path, Path, Artifact]) -> None:
     folder, model, made = image
-    assert made == artifact_store.load(folder / "out")
+    assert made == load_artifact(folder / "out")
     manifest = made.manifest
     assert (manifest.model, manifest.precision, manifest.batches) == ("tiny", "fp32", (1,))
-    assert manifest.source_digest == artifact_store.file_digest(model)
+    assert manifest.source_digest == file_digest(model)
     assert manifest.environment["cores"] == str(len(usable_machine().cores))
     assert manifest.levels[0] == 1.0
     layers = {layer.name: layer for layer in manifest.layers}
@@ -182,14 +189,14 @@ def test_modelled_levels_are_labelled_and_older_manifests_still_load(
     assert main(["inspect", str(folder / "modelled")]) == 0
     assert ("modelled" in capsys.readouterr().out) == (len(levels) > 1)
 
-    facts = json.loads((folder / "modelled" / artifact_store.MANIFEST).read_text())
+    facts = json.loads((folder / "modelled" / MANIFEST).read_text())
     del facts["level_sources"]
-    (folder / "modelled" / artifact_store.MANIFEST).write_text(json.dumps(facts))
-    assert artifact_store.load(folder / "modelled").manifest.level_sources == ()
+    (folder / "modelled" / MANIFEST).write_text(json.dumps(facts))
+    assert load_artifact(folder / "modelled").manifest.level_sources == ()
     facts["level_sources"] = ["measured"] * (len(levels) + 1)
-    (folder / "modelled" / artifact_store.MANIFEST).write_text(json.dumps(facts))
+    (folder / "modelled" / MANIFEST).write_text(json.dumps(facts))
     with pytest.raises(ArtifactError, match="level_sources"):
-        artifact_store.load(folder / "modelled")
+        load_artifact(folder / "modelled")
 
 
 def test_layers_of_equal_code_share_it_and_have_their_own_weights(image: tuple[Path, Path, Artifact]) -> None:
@@ -203,7 +210,7 @@ def test_weights_are_aligned_and_stand_in_the_file_once(image: tuple[Path, Path,
     places = [b for b in manifest.buffers if b.kind == "weight"]
     assert all(b.offset % 64 == 0 for b in places)
     content = image[2].weights.read_bytes()
-    parts = {b.offset: content[b.offset : b.offset + artifact_store.nbytes(b, 1)] for b in places}
+    parts = {b.offset: content[b.offset : b.offset + b.bytes_at(1)] for b in places}
     assert len(set(parts.values())) == len(parts)
 
 
@@ -250,11 +257,9 @@ def test_one_wrong_version_is_found_out(image: tuple[Path, Path, Artifact], tmp_
     swapped[1] = donor.versions[last].arguments[1]
     bad = msgspec.structs.replace(victim.versions[last], arguments=tuple(swapped))
     layers[names.index("second")] = msgspec.structs.replace(victim, versions=(*victim.versions[:last], bad))
-    with artifact_store.writing(tmp_path / "bad") as draft:
-        (draft / artifact_store.MANIFEST).write_bytes(
-            msgspec.json.encode(msgspec.structs.replace(manifest, layers=tuple(layers)))
-        )
-        for name in (artifact_store.KERNELS, artifact_store.WEIGHTS):
+    with write_artifact(tmp_path / "bad") as draft:
+        (draft / MANIFEST).write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, layers=tuple(layers))))
+        for name in (KERNELS, WEIGHTS):
             (draft / name).write_bytes((made.path / name).read_bytes())
     _, output, _ = told("verify", tmp_path / "bad", model, "--json")
     facts = json.loads(output)
@@ -293,7 +298,7 @@ def test_a_dynamic_batch_is_timed_and_right_at_several_sizes(tmp_path: Path, tol
     model = bag_model(tmp_path / "bags.onnx")
     done = run(tmp_path, "compile", model, "--out", tmp_path / "out", "--trials", 0, "--max-batch", 12, "--json")
     assert done.returncode == 0, done.stderr
-    manifest = artifact_store.load(tmp_path / "out").manifest
+    manifest = load_artifact(tmp_path / "out").manifest
     assert (manifest.max_batch, manifest.batches) == (12, (1, 2, 4, 8, 12))
     assert [(p.name, p.shape, p.low, p.high) for p in manifest.inputs] == [
         ("ids0", (-1, 5), 0, 999),
@@ -314,7 +319,7 @@ def test_bf16_is_right_within_its_tolerance(isa: str, tmp_path: Path, told: Told
     options = ("--isa", isa, "--precision", "bf16", "--trials", 0)
     code, _, errors = told("compile", model, "--out", tmp_path / "out", *options)
     assert code == 0, errors
-    assert artifact_store.load(tmp_path / "out").manifest.features == tuple(sorted(ISAS[isa]))
+    assert load_artifact(tmp_path / "out").manifest.features == tuple(sorted(ISAS[isa]))
     assert [p.stem for p in (tmp_path / "xdg").rglob("*.jsonl")] == [isa]
     _, output, _ = told("verify", tmp_path / "out", model, "--json")
     facts = json.loads(output)
@@ -330,7 +335,7 @@ def test_an_artifact_asks_for_what_its_code_needs(isa: str, tmp_path: Path, told
     options = ("--isa", isa, "--precision", "fp32", "--trials", 0)
     code, _, errors = told("compile", model, "--out", tmp_path / "out", *options)
     assert code == 0, errors
-    manifest = artifact_store.load(tmp_path / "out").manifest
+    manifest = load_artifact(tmp_path / "out").manifest
     assert manifest.features == (("avx2",) if isa == "avx2" else ("avx2", "avx512"))
     assert manifest.target["mcpu"] == ("x86-64-v3" if isa == "avx2" else "x86-64-v4")
     assert [p.stem for p in (tmp_path / "xdg").rglob("*.jsonl")] == ["avx2" if isa == "avx2" else "avx512"]

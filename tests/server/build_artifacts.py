@@ -27,20 +27,8 @@ from tvm.script import tirx as T
 
 from veltair.machine.isa import tvm_target
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact.manifest import (
-    KERNELS,
-    MANIFEST,
-    SCHEMA,
-    WEIGHTS,
-    Buffer,
-    LayerEntry,
-    Manifest,
-    Place,
-    Port,
-    VersionEntry,
-    file_digest,
-    writing,
-)
+from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, WEIGHTS, file_digest, write_artifact
+from veltair.profiles.artifact.manifest import SCHEMA, Buffer, LayerEntry, Manifest, PackedLocation, Port, VersionEntry
 
 LAYERS = 64
 MLP = (16, 32, 32, 8)
@@ -163,7 +151,7 @@ def layer(name: str, source: int, target: int, entries: tuple[VersionEntry, ...]
 
 def write(final: Path, kernels: list[Any], weights: np.ndarray[Any, Any], **manifest: Any) -> None:
     module = tvm.IRModule({kernel.attrs["global_symbol"]: kernel for kernel in kernels})
-    with writing(final) as draft:
+    with write_artifact(final) as draft:
         tvm.compile(module, target=tvm_target()).export_library(str(draft / KERNELS))
         (draft / WEIGHTS).write_bytes(weights.tobytes())
         content = Manifest(
@@ -222,7 +210,9 @@ def build_chain(final: Path, kernel: Any, count: int, batches: tuple[int, ...] =
 def build_words(final: Path) -> None:
     room = NAME_BYTES + TEXT_BYTES
     text = [
-        Port(name, "string", (-1, 1), places=(Place(0, i), Place(1, i * NAME_BYTES)), max_bytes=size)
+        Port(
+            name, "string", (-1, 1), locations=(PackedLocation(0, i), PackedLocation(1, i * NAME_BYTES)), max_bytes=size
+        )
         for i, (name, size) in enumerate((("name", NAME_BYTES), ("text", TEXT_BYTES)))
     ]
     banks = (Port("ends", "int32", (-2,)), Port("letters", "uint8", (-room,)), Port("ids", "int64", (-1,)))
@@ -232,7 +222,7 @@ def build_words(final: Path) -> None:
     ones = (1024, 1024)
     write(
         final, [words], np.zeros(0, np.uint8), qos_ns=150_000_000, max_batch=4, batches=(1, 4),
-        inputs=(*text, Port("id", "int64", (-1, 1), places=(Place(2, 0),))), banks=banks,
+        inputs=(*text, Port("id", "int64", (-1, 1), locations=(PackedLocation(2, 0),))), packed_buffers=banks,
         outputs=(Port("digest", "int32", (-1, 5)),), buffers=tuple(buffers), arena_bytes=64,
         layers=(LayerEntry("words", "columns", (0, 1, 2), (3,), ones, ones, entries),),
     )  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 
 from veltair.config import ServeConfig
 from veltair.errors import WorkerDiedError
-from veltair.profiles.artifact import manifest as artifact_store
+from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.scheduler.event_log.replay import replay
 from veltair.server.engine.event_log import read_setup
 from veltair.server.front.engine_client import Answer, EngineClient
@@ -112,7 +112,7 @@ def test_members_of_different_sizes_get_their_own_rows(patient: Configure, tmp_p
             assert len(ran) == len({(block.query, block.start) for block in ran})  # each told once
 
     asyncio.run(scenario())
-    artifacts = {tenant.name: artifact_store.load(Path(tenant.artifact)) for tenant in config.tenants}
+    artifacts = {tenant.name: load_artifact(Path(tenant.artifact)) for tenant in config.tenants}
     log = tmp_path / "log"
     assert replay(read_setup(log, artifacts), log.read_text().splitlines()) > 8
 
@@ -210,7 +210,7 @@ def test_a_batch_that_nobody_waits_for_stops(patient: Configure) -> None:
 
 
 def test_gathering_refuses_what_does_not_fit(artifacts: Path) -> None:
-    manifest = artifact_store.load(artifacts / "mlp").manifest
+    manifest = load_artifact(artifacts / "mlp").manifest
     fd = tensor_pool.create([manifest], 2)
     batch = Batch(TensorPool(fd, [manifest], 2), 0, manifest)
     os.close(fd)

@@ -17,7 +17,7 @@ import uvloop
 
 from veltair.config import ServeConfig
 from veltair.errors import ArtifactError, ConfigError, InvariantError, OverloadedError, QueryError, WorkerDiedError
-from veltair.profiles.artifact import manifest as artifact_store
+from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.scheduler.event_log.replay import replay
 from veltair.server.engine.event_log import read_setup, setup_path
 from veltair.server.front.engine_client import Answer, EngineClient
@@ -268,7 +268,7 @@ def test_the_event_log_replays_to_the_same_decisions(configure: Configure, artif
         await client.drain()
 
     asyncio.run(scenario())
-    loaded = {name: artifact_store.load(artifacts / name) for name in ("mlp", "spin")}
+    loaded = {name: load_artifact(artifacts / name) for name in ("mlp", "spin")}
     lines = log.read_text().splitlines()
     kinds = {msgspec.json.decode(line)["type"] for line in lines}
     assert kinds >= {"QueryArrived", "BlockFinished", "BlockFailed", "QueryCancelled", "StartBlock", "FinishQuery"}
@@ -303,7 +303,7 @@ def test_artifacts_and_settings_that_cannot_be_served_are_refused_at_the_start(
     refused(configure("none", folder=tmp_path), ArtifactError, "no model artifact")
     altered(artifacts / "mlp", tmp_path / "alien", features=["no_such_isa"])
     refused(configure("alien", folder=tmp_path), ArtifactError, "no_such_isa")
-    manifest = artifact_store.load(artifacts / "crash").manifest
+    manifest = load_artifact(artifacts / "crash").manifest
     doomed = [msgspec.structs.replace(port, low=1, high=1) for port in manifest.inputs]
     altered(artifacts / "crash", tmp_path / "doomed", inputs=doomed)  # the warm-up already reads elsewhere
     refused(configure("doomed", folder=tmp_path), ArtifactError, "workers cannot start.*SIGSEGV")

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from veltair.errors import ArtifactError, ConfigError
-from veltair.profiles.artifact import manifest as artifact_store
-from veltair.profiles.artifact.manifest import Artifact
+from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 from veltair.server.engine import tenancy
 from veltair.server.engine.worker_supervisor import LONGEST_DELAY_S, Supervisor
 from veltair.server.ipc.messages import Load, TenantSpec
@@ -30,7 +29,7 @@ def spec(name: str, artifact: Artifact, *, batching: bool = True) -> TenantSpec:
 
 @pytest.fixture
 def mlp(artifacts: Path) -> Artifact:
-    return artifact_store.load(artifacts / "mlp")
+    return load_artifact(artifacts / "mlp")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 from tritonclient.utils import InferenceServerException
 
-from veltair.profiles.artifact.manifest import MANIFEST, Manifest
+from veltair.profiles.artifact.artifact_folder import MANIFEST
+from veltair.profiles.artifact.manifest import Manifest
 
 from .conftest import LONG_TURNS, SPIN_LAYERS, WAIT_S, mlp_outputs, spin_state
 

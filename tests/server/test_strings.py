@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from veltair.config import ServeConfig
 from veltair.errors import RequestError, TooLargeError
-from veltair.profiles.artifact import manifest as artifact_store
-from veltair.profiles.artifact.input_layout import fill, rooms
+from veltair.profiles.artifact.artifact_folder import load_artifact
+from veltair.profiles.artifact.input_layout import InputLayout
+from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.ipc import tensor_pool
@@ -75,8 +76,8 @@ def test_large_ones() -> None:
         assert length_prefixed.decode("x", length_prefixed.encode(strings), len(items)).tolist() == items
 
 
-def pool_of(folder: Path, slots: int) -> tuple[TensorPool, artifact_store.Manifest]:
-    manifest = artifact_store.load(folder / "words").manifest
+def pool_of(folder: Path, slots: int) -> tuple[TensorPool, Manifest]:
+    manifest = load_artifact(folder / "words").manifest
     fd = tensor_pool.create([manifest], slots)
     pool = TensorPool(fd, [manifest], slots)
     os.close(fd)
@@ -91,11 +92,11 @@ def test_a_batch_gathers_what_each_slot_was_last_given(artifacts: Path) -> None:
         queries = [drawn(slot, rows) for slot, rows in enumerate(sizes)]
         for slot in range(3):
             before = [MARKER[:8]] * 4, [MARKER * 100] * 4, [-1] * 4
-            fill(manifest, pool.inputs(0, slot, 4), inputs(before), 4)
+            InputLayout.of(manifest).fill(pool.inputs(0, slot, 4), inputs(before), 4)
         for slot, (query, rows) in enumerate(zip(queries, sizes, strict=True)):
-            fill(manifest, pool.inputs(0, slot, rows), inputs(query), rows)
+            InputLayout.of(manifest).fill(pool.inputs(0, slot, rows), inputs(query), rows)
         batch.gather([Part(slot, rows) for slot, rows in enumerate(sizes)])
-        names, texts, ids = rooms(manifest, batch.inputs(sum(sizes)), sum(sizes))
+        names, texts, ids = InputLayout.of(manifest).slots(batch.inputs(sum(sizes)), sum(sizes))
         assert names.strings().tolist() == [name for query in queries for name in query[0]]
         assert texts.strings().tolist() == [text for query in queries for text in query[1]]
         assert ids.values.ravel().tolist() == [id_ for query in queries for id_ in query[2]]

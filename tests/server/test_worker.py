@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact import manifest as artifact_store
+from veltair.profiles.artifact.artifact_folder import load_artifact
+from veltair.profiles.artifact.manifest import SLACK_BYTES
 from veltair.server.engine.worker_supervisor import WorkerProcess
 from veltair.server.ipc import tensor_pool
 from veltair.server.ipc.channel import ClosedError
@@ -45,7 +46,7 @@ class Driven:
     """A worker that has loaded the spin model, or another chain, and the memory it shares with us."""
 
     def __init__(self, artifacts: Path, digest: str | None = None, name: str = "spin") -> None:
-        loaded = artifact_store.load(artifacts / name)
+        loaded = load_artifact(artifacts / name)
         spec = TenantSpec(name, str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1, False)
         fd = tensor_pool.create([loaded.manifest], 2)
         self.pool = TensorPool(fd, [loaded.manifest], 2)
@@ -193,7 +194,7 @@ def test_it_refuses_an_artifact_that_is_not_the_one_it_was_told(artifacts: Path)
 
 
 def test_slots_are_aligned_and_never_overlap(artifacts: Path) -> None:
-    manifests = [artifact_store.load(artifacts / name).manifest for name in ("mlp", "spin")]
+    manifests = [load_artifact(artifacts / name).manifest for name in ("mlp", "spin")]
     fd = tensor_pool.create(manifests, 3)
     pool = TensorPool(fd, manifests, 3)
     os.close(fd)
@@ -208,7 +209,7 @@ def test_slots_are_aligned_and_never_overlap(artifacts: Path) -> None:
                 assert begin % 64 == 0
                 assert view.flags.c_contiguous
                 assert not view.any()
-                spans.append((begin, begin + view.nbytes + artifact_store.SLACK_BYTES))
+                spans.append((begin, begin + view.nbytes + SLACK_BYTES))
     spans.sort()
     assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
     with pytest.raises(OSError, match="not permitted"):
@@ -227,7 +228,7 @@ def fd_of(pool: TensorPool) -> int:
 
 
 def test_a_sealed_pool_keeps_its_bytes_when_written_through_another_mapping(artifacts: Path) -> None:
-    manifest = artifact_store.load(artifacts / "mlp").manifest
+    manifest = load_artifact(artifacts / "mlp").manifest
     fd = tensor_pool.create([manifest], 2)
     ours, theirs = TensorPool(fd, [manifest], 2), TensorPool(fd, [manifest], 2)
     os.close(fd)

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact import manifest as artifact_store
+from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime.block_runner import Watch
-from veltair.profiles.runtime.executor import Executor, Run, aligned, empty
-from veltair.profiles.runtime.pinned_threads import CorePool
+from veltair.profiles.runtime.executor import Executor, ModelRun, aligned, empty
+from veltair.profiles.runtime.pinned_threads import PinnedThreads
 from veltair.server.ipc.messages import BlockBroke, BlockDone, Loaded
 
 from .conftest import SPIN_LAYERS as LAYERS
@@ -34,18 +34,18 @@ RNG = np.random.default_rng(3)
 
 
 @pytest.fixture
-def pool() -> Iterator[CorePool]:
+def pool() -> Iterator[PinnedThreads]:
     """All cores; the thread that runs the tests is free to roam again afterwards."""
     before = os.sched_getaffinity(0)
-    yield CorePool(CORES)
+    yield PinnedThreads(CORES)
     os.sched_setaffinity(0, before)
 
 
 def load(artifacts: Path, name: str) -> Executor:
-    return Executor(artifact_store.load(artifacts / name))
+    return Executor(load_artifact(artifacts / name))
 
 
-def chain(executor: Executor, turns: int, seed: int) -> tuple[Run, np.ndarray]:
+def chain(executor: Executor, turns: int, seed: int) -> tuple[ModelRun, np.ndarray]:
     """A run of the chain models, and the output that it will write."""
     inputs = [empty((1,), "int32"), empty((1,), "int32")]
     inputs[0][:], inputs[1][:] = turns, seed
@@ -67,9 +67,9 @@ def mlp(artifacts: Path, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("count", range(1, len(CORES) + 1))
-def test_any_cut_into_blocks_gives_what_the_model_gives(artifacts: Path, pool: CorePool, count: int) -> None:
+def test_any_cut_into_blocks_gives_what_the_model_gives(artifacts: Path, pool: PinnedThreads, count: int) -> None:
     executor = load(artifacts, "mlp")
-    pool.point(CORES[-count:])
+    pool.move_to(CORES[-count:])
     for batch in (1, 3, 7, 8):
         x = RNG.standard_normal((batch, MLP[0]), np.float32)
         for cuts in ([0, 3], [0, 1, 3], [0, 2, 3], [0, 1, 2, 3]):
@@ -120,10 +120,10 @@ def test_a_block_stops_before_a_layer_when_its_word_changes_and_goes_on_from_the
 
 @pytest.mark.parametrize("count", range(1, len(CORES) + 1))
 def test_a_kernel_that_fails_in_any_thread_ends_its_block_with_its_own_words(
-    artifacts: Path, pool: CorePool, count: int
+    artifacts: Path, pool: PinnedThreads, count: int
 ) -> None:
     executor = load(artifacts, "brittle")
-    pool.point(CORES[:count])
+    pool.move_to(CORES[:count])
     words = np.zeros(2, np.uint64)
     run, _ = chain(executor, 30, 5)
     for _ in range(3):
@@ -152,7 +152,7 @@ def test_a_worker_reports_the_failure_and_serves_the_next_query(artifacts: Path)
         worker.process.close()
 
 
-def test_two_threads_may_run_kernels_at_once(artifacts: Path, pool: CorePool) -> None:
+def test_two_threads_may_run_kernels_at_once(artifacts: Path, pool: PinnedThreads) -> None:
     executors = [load(artifacts, "mlp") for _ in range(2)]
     together = Barrier(2)
 
@@ -171,7 +171,7 @@ def pool_threads() -> list[Path]:
     return [task for task in tasks if (task / "comm").read_text().startswith("veltair-core")]
 
 
-def test_its_threads_have_a_core_each_and_sleep_after_a_block(artifacts: Path, pool: CorePool) -> None:
+def test_its_threads_have_a_core_each_and_sleep_after_a_block(artifacts: Path, pool: PinnedThreads) -> None:
     threads = pool_threads()
     assert sorted(next(iter(os.sched_getaffinity(int(task.name)))) for task in threads) == list(CORES)
     assert all(len(os.sched_getaffinity(int(task.name))) == 1 for task in threads)
@@ -183,8 +183,8 @@ def test_its_threads_have_a_core_each_and_sleep_after_a_block(artifacts: Path, p
             assert time.monotonic() < give_up, "they do not sleep"
 
 
-def test_a_core_that_is_not_there_is_refused(pool: CorePool) -> None:
+def test_a_core_that_is_not_there_is_refused(pool: PinnedThreads) -> None:
     with pytest.raises(ValueError, match="core 1023"):
-        CorePool((1023,))
+        PinnedThreads((1023,))
     with pytest.raises(ValueError, match="core 1000000"):
-        CorePool((1_000_000,))
+        PinnedThreads((1_000_000,))

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from veltair.commands.engine_process import draw, fastest, onnx_inputs, peers_feeds
 from veltair.errors import ModelError
-from veltair.profiles.artifact.manifest import Place, Port
+from veltair.profiles.artifact.manifest import PackedLocation, Port
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile
 
 
@@ -29,10 +29,15 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_raw_features_fit_their_room() -> None:
-    texts = draw(Port("s", "string", (-1, 1), places=(Place(0, 0), Place(1, 0)), max_bytes=20, separator=";"), 100)
+    texts = draw(
+        Port(
+            "s", "string", (-1, 1), locations=(PackedLocation(0, 0), PackedLocation(1, 0)), max_bytes=20, separator=";"
+        ),
+        100,
+    )
     assert texts.shape == (100, 1)
     assert all(0 < len(text) <= 20 for text in texts.ravel()) and b";" in b"".join(texts.ravel())
-    assert len(np.unique(draw(Port("user", "int64", (-1, 2), places=(Place(0, 0),)), 100))) == 200
+    assert len(np.unique(draw(Port("user", "int64", (-1, 2), locations=(PackedLocation(0, 0),)), 100))) == 200
     assert not draw(Port("turns", "int64", (-1, 2)), 3).any()
 
 

@@ -19,7 +19,7 @@ from veltair.commands.engine_process import onnx_inputs
 from veltair.errors import ConfigError, ModelError
 from veltair.machine.environment import describe_environment
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact.manifest import Artifact, load
+from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 
 ROUNDS = 7
 ENGINE_PROCESS = [sys.executable, "-m", "veltair.commands.engine_process"]
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("OpenVINO is not installed: pip install 'veltair[bench]'")
     if args.rounds < 1:
         raise ConfigError(f"--rounds {args.rounds}: expected at least 1")
-    artifacts = [load(path) for path in (args.artifact, *args.also)]
+    artifacts = [load_artifact(path) for path in (args.artifact, *args.also)]
     for artifact in artifacts:
         if not 1 <= args.batch <= artifact.manifest.max_batch:
             raise ConfigError(f"--batch {args.batch}: {artifact.path} takes 1 … {artifact.manifest.max_batch}")

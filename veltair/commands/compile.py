@@ -16,7 +16,8 @@ from rich.table import Column
 
 from veltair.errors import ConfigError
 from veltair.machine.isa import ISAS
-from veltair.profiles.artifact.manifest import Artifact, LevelSource, Storage
+from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.artifact.manifest import LevelSource, Storage
 
 LEVELS: Mapping[str, LevelSource] = {"measured": "measured", "model": "modelled"}
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it

@@ -21,7 +21,7 @@ from veltair.machine.hardware_counters import SOURCE, CountersMissingError, L3Co
 from veltair.machine.isa import CPU_FEATURES, tvm_target
 from veltair.machine.memory import huge_page_mode
 from veltair.machine.topology import cache_bytes, usable_machine
-from veltair.profiles.runtime.huge_pages import offered
+from veltair.profiles.runtime.huge_pages import has_huge_pages
 from veltair.scheduler.interference import ObservedSlowdown
 from veltair.types import CoreSet
 
@@ -61,7 +61,7 @@ def report() -> dict[str, Any]:
         "cache_bytes": cache_bytes(),
         "memory_bytes": environment["memory_bytes"],
         "huge_pages": huge_page_mode(),
-        "huge_pages_of_files": {str(folder): offered(folder) for folder in _FOLDERS},
+        "huge_pages_of_files": {str(folder): has_huge_pages(folder) for folder in _FOLDERS},
         "counters": counters,
         "interference": interference(counters),
         "kernel": environment["kernel"],

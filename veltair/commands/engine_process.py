@@ -24,8 +24,9 @@ from veltair.errors import ModelError
 from veltair.loadgen.client import Feature
 from veltair.loadgen.payloads import FEATURE_IDS, texts
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact.input_layout import fill
-from veltair.profiles.artifact.manifest import Artifact, Port, load
+from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
+from veltair.profiles.artifact.input_layout import InputLayout
+from veltair.profiles.artifact.manifest import Port
 from veltair.profiles.artifact.strings import Strings
 from veltair.profiles.runtime import pinned_threads
 from veltair.scheduler.costs.batch_interpolation import interpolate_batches
@@ -42,7 +43,7 @@ def draw(port: Port, batch: int) -> NDArray[Any]:
     if port.dtype == "string":
         return texts(Feature(port.max_bytes, port.separator), shape, random)
     if np.issubdtype(np.dtype(port.dtype), np.integer):
-        high = port.high or (FEATURE_IDS if port.places else 0)
+        high = port.high or (FEATURE_IDS if port.locations else 0)
         return random.integers(port.low or 0, high + 1, shape).astype(port.dtype)
     return random.standard_normal(shape).astype(port.dtype)
 
@@ -83,15 +84,15 @@ def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Calla
     from veltair.profiles.runtime.executor import Executor, empty
 
     cores = usable_machine().cores
-    pool = pinned_threads.CorePool(cores)  # kernels that are loaded from here on use it
+    pool = pinned_threads.PinnedThreads(cores)  # kernels that are loaded from here on use it
     executor = Executor(artifact)
     manifest = artifact.manifest
-    inputs = [empty(room.at(batch), room.dtype) for room in manifest.rooms]
+    inputs = [empty(port.at(batch), port.dtype) for port in manifest.input_tensors]
     raw = {name: Strings.of(array.ravel()) if array.dtype.hasobject else array for name, array in feeds.items()}
-    fill(manifest, inputs, raw, batch)
+    InputLayout.of(manifest).fill(inputs, raw, batch)
     outputs = [empty(port.at(batch), port.dtype) for port in manifest.outputs]
     run = executor.bind(batch, inputs, outputs)
-    pool.point(cores[:threads])
+    pool.move_to(cores[:threads])
     return run.block(0, fastest(artifact.profiles(), batch, threads))
 
 
@@ -145,7 +146,7 @@ def take_turns(run: Callable[[], object]) -> None:
 
 def main(task: dict[str, Any]) -> None:
     threads, batch = int(task["threads"]), int(task["batch"])
-    artifact, model = load(Path(task["artifact"])), Path(task["model"])
+    artifact, model = load_artifact(Path(task["artifact"])), Path(task["model"])
     feeds = {port.name: draw(port, batch) for port in artifact.manifest.inputs}
     if task["engine"] == "veltair":
         run = veltair(artifact, feeds, batch, threads)
@@ -157,5 +158,5 @@ def main(task: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.update(pinned_threads.environment())  # before TVM is loaded
+    os.environ.update(pinned_threads.kernel_environment())  # before TVM is loaded
     main(json.loads(sys.argv[1]))

@@ -10,8 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from veltair.profiles.artifact import manifest as artifact_store
-from veltair.profiles.artifact.manifest import Artifact
+from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0. ArtifactError is raised to the caller."""
-    found = artifact_store.load(args.artifact)
+    found = load_artifact(args.artifact)
     if args.json:
         print(json.dumps(describe(found)))
     else:

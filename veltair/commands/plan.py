@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from veltair.errors import ConfigError
-from veltair.profiles.artifact.manifest import load
+from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.scheduler.block_plan import BlockPlan, explain
 from veltair.types import Machine, ModelProfile
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    artifact = load(args.artifact)
+    artifact = load_artifact(args.artifact)
     profile = next((p for p in artifact.profiles() if p.batch >= args.batch), None)
     if profile is None or args.batch < 1:
         raise ConfigError(f"--batch {args.batch}: the artifact takes 1 … {artifact.manifest.max_batch}")

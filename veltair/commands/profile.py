@@ -22,7 +22,7 @@ from rich.table import Table
 
 from veltair.errors import ConfigError, VeltairError
 from veltair.machine.hardware_counters import CountersMissingError, L3Counters
-from veltair.profiles.artifact import manifest as artifact_store
+from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime import pinned_threads, whole_model_timing
 from veltair.simulate.machine_model import machines, proxy_fit
 from veltair.simulate.machine_model.proxy_fit import CounterFit, Sample
@@ -78,12 +78,14 @@ def run(args: argparse.Namespace) -> int:
 
 def within_model(paths: Sequence[Path], as_json: bool) -> int:
     """Shows each model's time by core count, at its smallest batch, before and after."""
-    os.environ.update(pinned_threads.environment())  # before TVM is loaded
+    os.environ.update(pinned_threads.kernel_environment())  # before TVM is loaded
     rows = []
     for path in track(paths, "models", console=Console(stderr=True), transient=True, disable=as_json):
-        before = artifact_store.load(path)
-        after = whole_model_timing.adjust(before)
-        sums_ms = [[ns / 1e6 for ns in whole_model_timing.sums_ns(each.manifest)[0]] for each in (before, after)]
+        before = load_artifact(path)
+        after = whole_model_timing.scale_to_whole_model(before)
+        sums_ms = [
+            [ns / 1e6 for ns in whole_model_timing.sum_layer_times(each.manifest)[0]] for each in (before, after)
+        ]
         rows.append({"model": after.manifest.model, "layers_ms": sums_ms[0], "whole_ms": sums_ms[1]})
     if as_json:
         print(json.dumps(rows))
@@ -103,7 +105,7 @@ def live(path: Path, quiet: bool) -> list[Sample]:
     cores = usable_machine().cores
     if len(cores) < 2:
         raise ConfigError("--live: expected two cores or more, one for the model and one for a co-runner")
-    known = artifact_store.load(path)
+    known = load_artifact(path)
     try:
         counters = L3Counters(cores)
     except CountersMissingError as error:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from veltair.compiler.verify import VerificationReport, verify
-from veltair.profiles.artifact import manifest as artifact_store
+from veltair.profiles.artifact.artifact_folder import load_artifact
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 when everything agrees, 1 when something does not. UserError is raised to the caller."""
-    report = verify(artifact_store.load(args.artifact), args.model, args.features)
+    report = verify(load_artifact(args.artifact), args.model, args.features)
     if args.json:
         print(json.dumps(facts(report)))
     else:

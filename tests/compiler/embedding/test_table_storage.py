@@ -23,8 +23,8 @@ from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
 from veltair.machine.isa import ISAS, cpu_features
+from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.artifact.manifest import Storage
-from veltair.profiles.artifact.manifest import load as load_artifact
 from veltair.profiles.records.tuning_records import RecordStore
 
 Array = NDArray[Any]

@@ -25,8 +25,8 @@ from veltair.compiler.timing.measuring_process import Drawn
 from veltair.errors import ModelError
 from veltair.machine.isa import ISAS, cpu_features
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact.input_layout import fill
-from veltair.profiles.artifact.manifest import Artifact, load
+from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
+from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.records.tuning_records import RecordStore
 from veltair.profiles.runtime.executor import Executor, empty
 
@@ -83,7 +83,10 @@ def test_inputs_are_the_raw_features_and_what_is_left(compiled: Artifact) -> Non
         "age": ("float32", (-1, 1), 0, ""), "user": ("int64", (-1, 1), 0, ""),
         "history": ("string", (-1, 1), 64, ";"), "plain": ("float32", (-1, 3), 0, ""),
     }  # fmt: skip
-    assert [room.name for room in compiled.manifest.rooms] == ["plain", *(b.name for b in compiled.manifest.banks)]
+    assert [room.name for room in compiled.manifest.input_tensors] == [
+        "plain",
+        *(b.name for b in compiled.manifest.packed_buffers),
+    ]
 
 
 @pytest.mark.parametrize("batch", [1, 3, 4])
@@ -93,8 +96,8 @@ def test_from_raw_features_to_the_score(compiled: Artifact, folder: Path, batch:
         **draw_features(description, batch, chance), "plain": chance.standard_normal((batch, 3)).astype(np.float32),
     }  # fmt: skip
     manifest = compiled.manifest
-    arrays = [empty(port.at(batch), port.dtype) for port in manifest.rooms]
-    fill(manifest, arrays, raw, batch)
+    arrays = [empty(port.at(batch), port.dtype) for port in manifest.input_tensors]
+    InputLayout.of(manifest).fill(arrays, raw, batch)
     out = empty((batch, 2), "float32")
     Executor(compiled).bind(batch, arrays, [out]).block(0, [0] * len(manifest.layers))()
     given = reference_inputs(description, raw)
@@ -144,7 +147,7 @@ def test_verify_takes_the_description(compiled: Artifact, folder: Path, capsys: 
 def test_tables_stand_once_in_the_weights(compiled: Artifact) -> None:
     """Both columns' layers read one store."""
     tables = 2 * (4 * 8 + 8 + 100 * 8 + 8)
-    assert load(compiled.path).weights.stat().st_size < 4 * 4 * tables
+    assert load_artifact(compiled.path).weights.stat().st_size < 4 * 4 * tables
 
 
 def test_columns_are_measured_with_features_and_never_twice_with_the_same(folder: Path) -> None:

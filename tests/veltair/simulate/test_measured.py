@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from veltair.errors import ArtifactError, ConfigError
-from veltair.profiles.artifact import manifest as store
-from veltair.profiles.artifact.manifest import Artifact, Buffer, LayerEntry, Manifest, VersionEntry
+from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
+from veltair.profiles.artifact.manifest import Buffer, LayerEntry, Manifest, VersionEntry
 from veltair.simulate.machine_model import machines, measured_profiles
 from veltair.simulate.machine_model.modelled_profiles import subjects
 from veltair.simulate.machine_model.roofline import layer_ns
@@ -37,7 +37,7 @@ def artifact(monkeypatch: pytest.MonkeyPatch) -> Path:
         environment={}, source_digest="", kernels_digest="", weights_digest="",
     )  # fmt: skip
     known = Artifact(Path("folder/two"), manifest, "f" * 64)
-    monkeypatch.setattr(measured_profiles, "load", lambda path: known if path == known.path else store.load(path))
+    monkeypatch.setattr(measured_profiles, "load", lambda path: known if path == known.path else load_artifact(path))
     return known.path
 
 

@@ -16,7 +16,7 @@ import msgspec
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
-from veltair.profiles.artifact.manifest import file_digest
+from veltair.profiles.artifact.artifact_folder import file_digest
 from veltair.simulate.machine_model.layer_shapes import LayerShape, ModelShape
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from veltair.errors import ConfigError
-from veltair.profiles.artifact.manifest import ITEM_BYTES, Artifact, LayerEntry, Port, load
+from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
+from veltair.profiles.artifact.manifest import ITEM_BYTES, LayerEntry, Port
 from veltair.simulate.machine_model.machines import MachineModel
 from veltair.simulate.machine_model.roofline import ModelWork, Table, link_gb_s
 from veltair.types import ModelProfile
@@ -23,7 +24,7 @@ def of_artifact(path: Path, machine: MachineModel, cores: int) -> list[tuple[Mod
     """What the scheduler and what the machine knows, for each timed batch size, ascending. Raises ArtifactError, and
     ConfigError where the artifact was timed on fewer cores.
     """
-    artifact = load(path)
+    artifact = load_artifact(path)
     known = artifact.profiles()
     if known[0].cores < cores:
         raise ConfigError(f"{path}: was timed on {known[0].cores} cores, and {cores} of {machine.name} are in use")

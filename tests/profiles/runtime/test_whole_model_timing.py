@@ -28,10 +28,10 @@ def manifest() -> Manifest:
 
 
 def test_layers_add_up_to_the_whole(manifest: Manifest) -> None:
-    assert whole_model_timing.sums_ns(manifest) == ((1000, 500), (3000, 1500))
+    assert whole_model_timing.sum_layer_times(manifest) == ((1000, 500), (3000, 1500))
     whole = ((1500, 800), (3000, 3000))
-    scaled = whole_model_timing.scaled(manifest, whole)
-    assert whole_model_timing.sums_ns(scaled) == whole
+    scaled = whole_model_timing.scale_latencies(manifest, whole)
+    assert whole_model_timing.sum_layer_times(scaled) == whole
     slow, quick = scaled.layers[0].versions
     assert slow.latency_ns == (((1500, 800), (3000, 1600)), ((3000, 3000), (6000, 6000)))
     assert quick.latency_ns[0] == ((1200, 640), (2400, 1280))  # proportions of versions and levels stay
@@ -40,5 +40,5 @@ def test_layers_add_up_to_the_whole(manifest: Manifest) -> None:
 
 def test_the_same_whole_again_changes_nothing(manifest: Manifest) -> None:
     whole = ((1100, 700), (3500, 1800))
-    once = whole_model_timing.scaled(manifest, whole)
-    assert whole_model_timing.scaled(once, whole) == once
+    once = whole_model_timing.scale_latencies(manifest, whole)
+    assert whole_model_timing.scale_latencies(once, whole) == once

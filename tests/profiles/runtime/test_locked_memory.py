@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from veltair.profiles.runtime.locked_memory import resident
+from veltair.profiles.runtime.locked_memory import locked_in_memory
 
 SIZE = 32 << 10  # within what any user may lock by default
 LIMIT = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -22,7 +22,7 @@ def locked_bytes() -> int:
 def test_pages_are_locked_within_the_block(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(bytes(SIZE))
     before = locked_bytes()
-    with resident(tmp_path / "weights.bin") as held:
+    with locked_in_memory(tmp_path / "weights.bin") as held:
         assert held
         assert locked_bytes() - before == SIZE
     assert locked_bytes() == before
@@ -30,5 +30,5 @@ def test_pages_are_locked_within_the_block(tmp_path: Path) -> None:
 
 def test_no_weights_at_all(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").touch()
-    with resident(tmp_path / "weights.bin") as held:
+    with locked_in_memory(tmp_path / "weights.bin") as held:
         assert held

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from veltair.errors import UserError
-from veltair.profiles.records.tuning_records import RecordStore, TuningRecord, read, target_name
+from veltair.profiles.records.tuning_records import RecordStore, TuningRecord, read_records, target_name
 
 AVX512 = frozenset({"avx2", "avx512"})
 
@@ -86,7 +86,7 @@ def test_a_torn_last_line_is_skipped_with_a_note_and_cut_by_the_next_append(
         interrupted = store(tmp_path)
     assert f"{path}:2: the last record is cut short" in caplog.text
     interrupted.append(record(tile=2))
-    assert [r.point["tile"] for r in read(path)] == [1, 2]
+    assert [r.point["tile"] for r in read_records(path)] == [1, 2]
 
 
 def test_a_torn_line_longer_than_a_page_is_cut(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_torn_line_longer_than_a_page_is_cut(tmp_path: Path) -> None:
     path = tmp_path / "user" / "avx512.jsonl"
     path.write_bytes(path.read_bytes() + b"x" * 10_000)
     fresh.append(record(tile=2))
-    assert [r.point["tile"] for r in read(path)] == [1, 2]
+    assert [r.point["tile"] for r in read_records(path)] == [1, 2]
 
 
 RECORD = msgspec.json.decode(msgspec.json.encode(record()))

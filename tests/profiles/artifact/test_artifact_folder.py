@@ -10,19 +10,8 @@ import msgspec
 import pytest
 
 from veltair.errors import ArtifactError
-from veltair.profiles.artifact.manifest import (
-    KERNELS,
-    MANIFEST,
-    SCHEMA,
-    WEIGHTS,
-    Buffer,
-    LayerEntry,
-    Manifest,
-    Port,
-    VersionEntry,
-    file_digest,
-    load,
-)
+from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, WEIGHTS, file_digest, load_artifact
+from veltair.profiles.artifact.manifest import SCHEMA, Buffer, LayerEntry, Manifest, Port, VersionEntry
 
 
 def written(folder: Path) -> dict[str, Any]:
@@ -50,7 +39,7 @@ def written(folder: Path) -> dict[str, Any]:
 
 def test_a_consistent_one_is_read(tmp_path: Path) -> None:
     written(tmp_path)
-    assert load(tmp_path).manifest.buffers[3].at(2) == (4, 2)
+    assert load_artifact(tmp_path).manifest.buffers[3].at(2) == (4, 2)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +60,4 @@ def test_tensors_outside_of_their_memory(tmp_path: Path, alter: Callable[[Any], 
     alter(plain["buffers"])
     (tmp_path / MANIFEST).write_bytes(msgspec.json.encode(plain))
     with pytest.raises(ArtifactError, match=says):
-        load(tmp_path)
+        load_artifact(tmp_path)

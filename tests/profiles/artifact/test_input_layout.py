@@ -1,4 +1,4 @@
-"""Inputs in rooms and banks: what is put in is found there, for one query and for several as one."""
+"""The layout of inputs: values that are put in are found there, for one query and for several merged into one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from veltair.errors import RequestError, TooLargeError
-from veltair.profiles.artifact.consistency import inconsistency
-from veltair.profiles.artifact.input_layout import fill, merge, rooms
-from veltair.profiles.artifact.manifest import SCHEMA, Manifest, Place, Port
+from veltair.profiles.artifact.consistency import find_inconsistency
+from veltair.profiles.artifact.input_layout import InputLayout
+from veltair.profiles.artifact.manifest import SCHEMA, Manifest, PackedLocation, Port
 from veltair.profiles.artifact.strings import Strings
 
 MANIFEST = Manifest(
@@ -22,19 +22,20 @@ MANIFEST = Manifest(
     kernels_digest="", weights_digest="",
     inputs=(
         Port("dense", "float32", (-1, 3)),
-        Port("a", "int64", (-1, 1), places=(Place(0, 0),)),
-        Port("many", "int64", (-1, 4), places=(Place(0, 1),)),
-        Port("s", "string", (-1, 1), places=(Place(1, 0), Place(2, 0)), max_bytes=10),
-        Port("b", "int64", (-1, 1), places=(Place(0, 5),)),
-        Port("t", "string", (-1, 1), places=(Place(1, 1), Place(2, 10)), max_bytes=6),
+        Port("a", "int64", (-1, 1), locations=(PackedLocation(0, 0),)),
+        Port("many", "int64", (-1, 4), locations=(PackedLocation(0, 1),)),
+        Port("s", "string", (-1, 1), locations=(PackedLocation(1, 0), PackedLocation(2, 0)), max_bytes=10),
+        Port("b", "int64", (-1, 1), locations=(PackedLocation(0, 5),)),
+        Port("t", "string", (-1, 1), locations=(PackedLocation(1, 1), PackedLocation(2, 10)), max_bytes=6),
     ),
-    banks=(Port("ints", "int64", (-6,)), Port("ends", "int32", (-2,)), Port("letters", "uint8", (-16,))),
+    packed_buffers=(Port("ints", "int64", (-6,)), Port("ends", "int32", (-2,)), Port("letters", "uint8", (-16,))),
 )  # fmt: skip
+LAYOUT = InputLayout.of(MANIFEST)
 
 
 def arrays(batch: int) -> list[NDArray[Any]]:
-    """Rooms full of what was there before."""
-    return [np.full(port.at(batch), 77, port.dtype) for port in MANIFEST.rooms]
+    """Input tensors that still hold old values."""
+    return [np.full(port.at(batch), 77, port.dtype) for port in MANIFEST.input_tensors]
 
 
 def values(seed: int, batch: int) -> dict[str, Any]:
@@ -49,19 +50,19 @@ def values(seed: int, batch: int) -> dict[str, Any]:
 
 def found(where: list[NDArray[Any]], batch: int) -> dict[str, Any]:
     return {
-        room.port.name: room.values.tolist() if room.letters is None else room.strings().tolist()
-        for room in rooms(MANIFEST, where, batch)
+        slot.port.name: slot.values.tolist() if slot.text is None else slot.strings().tolist()
+        for slot in LAYOUT.slots(where, batch)
     }
 
 
 def test_the_manifest_is_consistent() -> None:
-    assert inconsistency(MANIFEST, 0) == ""
+    assert find_inconsistency(MANIFEST, 0) == ""
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_what_is_put_in_is_found(batch: int) -> None:
     where, given = arrays(8), values(batch, batch)
-    fill(MANIFEST, where, given, batch)
+    LAYOUT.fill(where, given, batch)
     assert found(where, batch) == {n: v.tolist() for n, v in given.items()}
 
 
@@ -69,10 +70,10 @@ def test_several_queries_as_one() -> None:
     parts = []
     for batch in (2, 1, 5):
         where = arrays(8)
-        fill(MANIFEST, where, values(batch, batch), batch)
+        LAYOUT.fill(where, values(batch, batch), batch)
         parts.append((where, batch))
     whole = arrays(8)
-    merge(MANIFEST, whole, parts)
+    LAYOUT.merge(whole, parts)
     expected = [values(batch, batch) for batch in (2, 1, 5)]
     assert found(whole, 8) == {n: [row for part in expected for row in part[n].tolist()] for n in expected[0]}
 
@@ -91,21 +92,24 @@ def test_several_queries_as_one() -> None:
 def test_what_does_not_fit_names_the_input(name: str, value: Any, error: type[Exception], says: str) -> None:
     given = {n: v for n, v in (values(0, 2) | {name: value}).items() if v is not None}
     with pytest.raises(error, match=says):
-        fill(MANIFEST, arrays(8), given, 2)
+        LAYOUT.fill(arrays(8), given, 2)
 
 
 @pytest.mark.parametrize(
     ("alter", "says"),
     [
-        (lambda m: m["inputs"][1]["places"][0].update(start=1), "input a begins at 1 of bank 0, expected 0"),
-        (lambda m: m["inputs"][1]["places"][0].update(bank=9), "input a is int64; expected banks of int64, found "),
+        (lambda m: m["inputs"][1]["places"][0].update(start=1), "input a begins at 1 of packed buffer 0, expected 0"),
+        (
+            lambda m: m["inputs"][1]["places"][0].update(bank=9),
+            "input a is int64; expected packed buffers of int64, found ",
+        ),
         (lambda m: m["inputs"][3].update(max_bytes=0), "input s has shape .* and 0 bytes"),
-        (lambda m: m["inputs"][5].update(max_bytes=7), "inputs fill 17 of bank letters, which holds 16"),
-        (lambda m: m["inputs"][3].update(places=[]), "input s is string; expected banks of int32 and uint8"),
-        (lambda m: m["banks"][0].update(shape=[6]), "bank ints has shape"),
+        (lambda m: m["inputs"][5].update(max_bytes=7), "inputs fill 17 of packed buffer letters, which holds 16"),
+        (lambda m: m["inputs"][3].update(places=[]), "input s is string; expected packed buffers of int32 and uint8"),
+        (lambda m: m["banks"][0].update(shape=[6]), "packed buffer ints has shape"),
     ],
 )
-def test_places_that_lie_are_told(alter: Any, says: str) -> None:
+def test_inconsistent_locations_are_refused(alter: Any, says: str) -> None:
     plain = msgspec.json.decode(msgspec.json.encode(MANIFEST))
     alter(plain)
-    assert re.match(says, inconsistency(msgspec.convert(plain, Manifest), 0))
+    assert re.match(says, find_inconsistency(msgspec.convert(plain, Manifest), 0))

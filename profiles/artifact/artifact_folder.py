@@ -1,0 +1,149 @@
+"""The folder of a model artifact: reading it, checking it, and writing it as a whole.
+
+An artifact is a folder with three files, each covered by the digest:
+
+    manifest.json   `Manifest`
+    weights.bin     every constant in the layout that its kernels want, 64-byte aligned; mapped, never copied
+    kernels.so      every code version of every layer as a symbol of its own
+
+It is written beside its final name and renamed, so that a reader sees all of it or nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from veltair.errors import ArtifactError
+from veltair.profiles.artifact.consistency import find_inconsistency
+from veltair.profiles.artifact.manifest import SCHEMA, Manifest
+from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile, TensorSpec
+
+MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels.so"
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A compiled model on disk, checked.
+
+    ::
+
+        artifact = load_artifact(Path("models/resnet50"))
+        artifact.manifest.max_batch, artifact.profiles()[0].layers
+    """
+
+    path: Path
+    manifest: Manifest
+    digest: str  # sha256 of manifest.json, which names the digests of the other two
+
+    @property
+    def kernels(self) -> Path:
+        return self.path / KERNELS
+
+    @property
+    def weights(self) -> Path:
+        return self.path / WEIGHTS
+
+    def profiles(self) -> tuple[ModelProfile, ...]:
+        """Profiles by batch size, ascending: one for each size that was timed."""
+        m = self.manifest
+        return tuple(_profile(m, self.digest, i) for i in range(len(m.batches)))
+
+
+def _profile(m: Manifest, digest: str, at: int) -> ModelProfile:
+    batch = m.batches[at]
+
+    def spec(index: int) -> TensorSpec:
+        buffer = m.buffers[index]
+        return TensorSpec(f"buffer{index}", buffer.dtype, buffer.at(batch))
+
+    layers = tuple(
+        Layer(
+            index=i,
+            name=layer.name,
+            op=layer.op,
+            inputs=tuple(spec(b) for b in layer.inputs),
+            outputs=tuple(spec(b) for b in layer.outputs),
+            flops=layer.flops[at],
+            bytes=layer.bytes[at],
+        )
+        for i, layer in enumerate(m.layers)
+    )
+    versions = tuple(
+        tuple(
+            CodeVersion(i, j, v.block_size, v.parallelism, v.symbol, LatencyTable(m.levels, v.latency_ns[at]))
+            for j, v in enumerate(layer.versions)
+        )
+        for i, layer in enumerate(m.layers)
+    )
+    return ModelProfile(m.model, batch, layers, versions, dict(m.environment), digest)
+
+
+def file_digest(path: Path) -> str:
+    """The sha256 of a file, as hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_artifact(path: Path) -> Artifact:
+    """Read and check an artifact.
+
+    Raises ArtifactError for a missing, truncated, altered or inconsistent one.
+    """
+    try:
+        raw = (path / MANIFEST).read_bytes()
+    except OSError as error:
+        raise ArtifactError(f"{path}: no model artifact there ({error.strerror})") from None
+    try:
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(f"{path / MANIFEST}: {error}") from None
+    if manifest.schema != SCHEMA:
+        raise ArtifactError(f"{path}: artifact schema {manifest.schema}, this version reads {SCHEMA}; compile again")
+    for name, expected in ((KERNELS, manifest.kernels_digest), (WEIGHTS, manifest.weights_digest)):
+        try:
+            found = file_digest(path / name)
+        except OSError as error:
+            raise ArtifactError(f"{path / name}: {error.strerror}") from None
+        if found != expected:
+            raise ArtifactError(f"{path / name}: truncated or altered (sha256 {found[:12]}…, not {expected[:12]}…)")
+    if fault := find_inconsistency(manifest, (path / WEIGHTS).stat().st_size):
+        raise ArtifactError(f"{path / MANIFEST}: {fault}")
+    return Artifact(path, manifest, hashlib.sha256(raw).hexdigest())
+
+
+@contextmanager
+def write_artifact(final: Path) -> Iterator[Path]:
+    """Give a folder to write an artifact into; it becomes `final` when the block ends well, and vanishes otherwise.
+
+    An artifact that already stands at `final` is replaced. Raises ArtifactError for any other folder with content.
+    """
+    if final.exists() and not (final / MANIFEST).is_file() and (not final.is_dir() or any(final.iterdir())):
+        raise ArtifactError(f"{final}: exists and is no model artifact; it is left alone")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
+    except OSError as error:
+        raise ArtifactError(f"{final}: cannot write there ({error.strerror})") from None
+    try:
+        yield draft
+        for name in (MANIFEST, WEIGHTS, KERNELS):
+            with (draft / name).open("rb") as file:
+                os.fsync(file.fileno())
+        if final.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{final.name}.old.", dir=final.parent))
+            final.rename(old / "artifact")
+            draft.rename(final)
+            shutil.rmtree(old)
+        else:
+            draft.rename(final)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
