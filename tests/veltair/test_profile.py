@@ -65,7 +65,7 @@ def test_without_counters_it_says_so_and_ends_with_1(
         raise CountersMissingError(errno.ENOENT, "perf_event_open on core 0: No such file or directory (ENOENT)")
 
     monkeypatch.setattr(profile, "L3Counters", missing)
-    monkeypatch.setattr("veltair.profiles.artifact.artifact_folder.load_artifact", lambda path: None)
+    monkeypatch.setattr(profile, "load_artifact", lambda path: None)
     monkeypatch.setattr("veltair.machine.topology.usable_machine", lambda: type("M", (), {"cores": (0, 1)})())
     assert cli.main(["profile", "--fit-proxy", "--live", str(tmp_path)]) == 1
     assert "no L3 counters here: perf_event_open on core 0" in capsys.readouterr().err
