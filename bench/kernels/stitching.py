@@ -30,7 +30,9 @@ from tvm.s_tir import dlight
 
 from bench.paths import RESULTS
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.kernels import generic
+from veltair.compiler.graph.parameters.generic import GenericParameters
+from veltair.compiler.kernels.generic.generic import schedule
+from veltair.compiler.kernels.generic.relax_layers import import_layers
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.stitch import regions as stitch
 from veltair.machine.environment import describe_environment
@@ -159,20 +161,17 @@ def compile_ways(name: str) -> dict[str, list[CompiledSubgraph]]:
     space, features = SPACES["stitched"], cpu_features()
     kernels = [space.build(layer, point, features) for point in space.points(layer, features)[:TRIED]]
     found["stitched"] = [CompiledSubgraph([layer], views, [k.function], [k.weights], arrays) for k in kernels]
-    region = generic.import_region(nodes, values, constants, list(inputs), ["y"], 1)
+    region = import_layers(nodes, values, constants, list(inputs), ["y"], 1)
     views = {view.name: base for view, base in region.views}
     weights = [tuple(layer.weights.values()) for layer in region.layers]
-    functions = [layer.attributes["_function"] for layer in region.layers]
-    plain = [generic.schedule(f) for f in functions]
+    functions = [layer.parameters_as(GenericParameters).tir for layer in region.layers]
+    plain = [schedule(f) for f in functions]
     found["plain"] = [CompiledSubgraph(region.layers, views, plain, weights, arrays)]
     rules = [dlight.cpu.GEMV(), dlight.cpu.Reduction()]
     target = tvm.target.Target(tvm_target())
     with target:
         ruled = [dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule({"main": f}))["main"] for f in functions]
-        ruled = [
-            r if r.attrs.get("tirx.is_scheduled") else generic.schedule(f)
-            for r, f in zip(ruled, functions, strict=True)
-        ]
+        ruled = [r if r.attrs.get("tirx.is_scheduled") else schedule(f) for r, f in zip(ruled, functions, strict=True)]
     found["dlight"] = [CompiledSubgraph(region.layers, views, ruled, weights, arrays)]
     for kind in ("stitched", "dlight", "plain"):
         for way in found[kind]:

@@ -14,7 +14,7 @@ from veltair.compiler.kernels.feature_maps.layout_transform import ChannelsLast,
 from veltair.compiler.kernels.feature_maps.pool import GlobalAveragePool, Pool2d
 from veltair.compiler.kernels.feature_maps.spatial import Elementwise
 from veltair.compiler.kernels.feature_maps.squeeze_excite import SqueezeExcite
-from veltair.compiler.kernels.generic import Generic
+from veltair.compiler.kernels.generic.generic import Generic
 from veltair.compiler.kernels.matmul.batched_matmul import BatchedMatmul
 from veltair.compiler.kernels.matmul.batched_matmul_bf16 import BatchedMatmulBf16
 from veltair.compiler.kernels.matmul.matmul import Matmul

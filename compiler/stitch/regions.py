@@ -11,8 +11,7 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
-from veltair.compiler.kernels import generic
-from veltair.compiler.kernels.generic import Region
+from veltair.compiler.kernels.generic.relax_layers import ImportedLayers, import_layers
 from veltair.compiler.stitch.fusion_explorer import FusionExplorer
 from veltair.compiler.stitch.iteration_space import iteration_space
 from veltair.compiler.stitch.node_translation import TRUE, translate_node
@@ -33,8 +32,8 @@ def import_region(
     outputs: Sequence[str],
     max_batch: int,
     opset: int = 17,
-) -> Region:
-    """Layers for a run of nodes; arguments and errors are those of `generic.import_region`.
+) -> ImportedLayers:
+    """Layers for a run of nodes; arguments and errors are those of `kernels.generic.import_layers`.
 
     A region that TVM's importer only takes whole (it computes shapes across the cuts) is left to it whole.
     """
@@ -44,7 +43,7 @@ def import_region(
             return _RegionBuilder(nodes, translated, values, constants, inputs, outputs, max_batch, opset).region()
         except ModelError:
             pass
-    return generic.import_region(nodes, values, constants, inputs, outputs, max_batch, opset)
+    return import_layers(nodes, values, constants, inputs, outputs, max_batch, opset)
 
 
 def _translated(
@@ -81,7 +80,7 @@ class _RegionBuilder:
         self.made = {op.output: op.seen for op in self.ops}
         self.wanted = {*outputs, *(name for node in self.others for name in node.input)}
 
-    def region(self) -> Region:
+    def region(self) -> ImportedLayers:
         """Kernels as soon as they can run, and between them the longest runs of other nodes."""
         explorer = FusionExplorer(self.ops, self._shapes(), self.wanted, self._outside())
         groups = [[explorer.program(p) for p in group] for group in explorer.packed(explorer.plan())]
@@ -105,7 +104,7 @@ class _RegionBuilder:
                 layers.append(self._layer(group))
                 known.update(name for p in group for name in p.outputs)
             groups = [g for g in groups if g not in ready]
-        return Region(tuple(layers), tuple(views))
+        return ImportedLayers(tuple(layers), tuple(views))
 
     def _shapes(self) -> dict[str, Shape]:
         names = {name for op in self.ops for name in op.operands}
@@ -133,14 +132,12 @@ class _RegionBuilder:
 
     def _generic(
         self, run: Sequence[onnx.NodeProto], others: Sequence[onnx.NodeProto], groups: Sequence[Sequence[StitchProgram]]
-    ) -> Region:
+    ) -> ImportedLayers:
         made = {name for node in run for name in node.output}
         read = {name for node in others for name in node.input} | {n for g in groups for p in g for n in p.leaves}
         inputs = dict.fromkeys(n for node in run for n in node.input if n and n not in made and n not in self.constants)
         outputs = [n for node in run for n in node.output if n and (n in self.outputs or n in read)]
-        return generic.import_region(
-            run, self.values, self.constants, list(inputs), outputs, self.max_batch, self.opset
-        )
+        return import_layers(run, self.values, self.constants, list(inputs), outputs, self.max_batch, self.opset)
 
     def _layer(self, group: Sequence[StitchProgram]) -> LayerSpec:
         leaves = dict.fromkeys(name for p in group for name in p.leaves)

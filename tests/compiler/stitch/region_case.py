@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from veltair.compiler.kernels.generic import Region
+from veltair.compiler.kernels.generic.relax_layers import ImportedLayers
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.stitch.regions import import_region
 from veltair.machine.isa import cpu_features
@@ -37,7 +37,7 @@ class Case:
         self.nodes, self.inputs, self.outputs = list(nodes), inputs, list(outputs)
         self.constants, self.dtypes = constants or {}, dtypes or {}
 
-    def region(self, max_batch: int = 1) -> Region:
+    def region(self, max_batch: int = 1) -> ImportedLayers:
         return import_region(self.nodes, self._values(), self.constants, list(self.inputs), self.outputs, max_batch, 20)
 
     def model(self, batch: int = 1) -> onnx.ModelProto:
@@ -85,7 +85,7 @@ class Case:
 
 
 def run(
-    case: Case, region: Region, given: Mapping[str, Array], batch: int = 1, place: int = 0, mcpu: str = ""
+    case: Case, region: ImportedLayers, given: Mapping[str, Array], batch: int = 1, place: int = 0, mcpu: str = ""
 ) -> list[Array]:
     """The region's outputs, each stitched layer at one place of its space."""
     known = dict(given)
@@ -105,7 +105,7 @@ def run(
     return [value(name) for name in case.outputs]
 
 
-def assert_right(case: Case, batch: int = 1, max_batch: int = 1, place: int = 0, mcpu: str = "") -> Region:
+def assert_right(case: Case, batch: int = 1, max_batch: int = 1, place: int = 0, mcpu: str = "") -> ImportedLayers:
     region = case.region(max_batch)
     given = case.draw(batch)
     for found, expected in zip(run(case, region, given, batch, place, mcpu), case.expected(given, batch), strict=True):

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from onnx.helper import make_node as node
 from stitch.region_case import Case, assert_right
 
+from veltair.compiler.graph.parameters.generic import GenericParameters
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.tuning.layer_reference import reference
 from veltair.machine.isa import cpu_features
@@ -143,7 +144,7 @@ def test_what_is_not_in_the_language_runs_between() -> None:
     ]  # fmt: skip
     region = assert_right(case(nodes, {"x": (9, 31)}, "y z"))
     assert [layer.op for layer in region.layers].count("stitched") == 3
-    assert {layer.attributes.get("function") for layer in region.layers if layer.op == "generic"} == {
+    assert {layer.parameters_as(GenericParameters).function for layer in region.layers if layer.op == "generic"} == {
         "transpose",
         "matmul",
     }
