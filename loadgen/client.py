@@ -1,4 +1,4 @@
-"""What the load generator knows of a served model and of an answer; what a client of either protocol offers."""
+"""The interface of inference clients, and the types that it uses: model metadata, payloads, responses."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedTensor:
-    """A tensor that lies in a region of shared memory."""
+class SharedTensor:
+    """A tensor in a region of shared memory.
+
+    >>> SharedTensor((1, 4), "region", offset=64, size_bytes=16).parameters["shared_memory_offset"]
+    64
+    """
 
     shape: tuple[int, ...]
     region: str
@@ -23,7 +27,7 @@ class PlacedTensor:
 
     @property
     def parameters(self) -> dict[str, str | int]:
-        """As the protocol names them."""
+        """The parameters by which the protocol refers to it."""
         return {
             "shared_memory_region": self.region,
             "shared_memory_offset": self.offset,
@@ -33,55 +37,82 @@ class PlacedTensor:
 
 Array: TypeAlias = NDArray[np.generic]  # strings as objects, each of them bytes
 Tensors: TypeAlias = dict[str, Array]
-Payload: TypeAlias = Mapping[str, Array | PlacedTensor]
+Payload: TypeAlias = Mapping[str, Array | SharedTensor]
 
 
 class Outcome(IntEnum):
+    """What became of a query."""
+
     UNSENT = 0
     OK = 1
-    REFUSED = 2  # the server said so: 503/UNAVAILABLE, RESOURCE_EXHAUSTED, 504/DEADLINE_EXCEEDED
-    ERROR = 3  # everything else: other statuses, broken answers, broken connections, no answer in time
+    REFUSED = 2  # by the server: 503/UNAVAILABLE, RESOURCE_EXHAUSTED, 504/DEADLINE_EXCEEDED
+    ERROR = 3  # another status, a broken response, a broken connection, no response in time
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
+    """The end of a query, as the client saw it.
+
+    >>> Response(Outcome.REFUSED, "503 queue full").outcome.name
+    'REFUSED'
+    """
+
     outcome: Outcome
     detail: str = ""  # why not OK
 
 
 @dataclass(frozen=True, slots=True)
-class TensorMeta:
+class TensorMetadata:
+    """An input of a served model, e.g. `TensorMetadata("x", "FP32", (-1, 3, 224, 224))`."""
+
     name: str
     datatype: str  # of the protocol: "FP32", "INT64", …
     shape: tuple[int, ...]  # -1: dynamic
 
 
-class Feature(msgspec.Struct, frozen=True):
-    """An input that columns are made of: any integer, or text."""
+class RawFeature(msgspec.Struct, frozen=True):
+    """An input that the server makes columns from: any integer, or text.
 
-    max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 16  # of strings: room for a row's text, on average over a batch
-    separator: Annotated[str, msgspec.Meta(max_length=1)] = ""  # of strings: what splits one into tokens
+    >>> RawFeature(max_bytes=64, separator=";").separator
+    ';'
+    """
+
+    max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 16  # strings: mean room for the text of a row of a batch
+    separator: Annotated[str, msgspec.Meta(max_length=1)] = ""  # strings: the character between tokens
 
 
 @dataclass(frozen=True, slots=True)
-class ModelMeta:
+class ModelMetadata:
+    """What the server says of a model.
+
+    >>> ModelMetadata("m", (TensorMetadata("ids", "INT64", (-1, 4)),), id_ranges={"ids": (0, 9)}).max_batch is None
+    True
+    """
+
     name: str
-    inputs: tuple[TensorMeta, ...]
+    inputs: tuple[TensorMetadata, ...]
     id_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)  # input -> ids that it may hold, inclusive
-    features: dict[str, Feature] = field(default_factory=dict)  # by input
-    max_batch: int | None = None  # None: not told
+    features: dict[str, RawFeature] = field(default_factory=dict)  # by input
+    max_batch: int | None = None  # None: the server does not say
 
 
-class Client(Protocol):
-    """An inference client of which only `send` is on the hot path."""
+class InferenceClient(Protocol):
+    """An inference client of either protocol. Only `send` is on the hot path.
 
-    async def describe(self, model: str) -> ModelMeta:
-        """Raises ConfigError when the server cannot be reached or does not serve the model."""
+    ::
 
-    def encode(self, meta: ModelMeta, payload: Payload) -> bytes:
-        """The whole infer request, ready to be sent any number of times."""
+        meta = await client.describe("resnet50")
+        request = client.encode(meta, draw_payloads(meta, None, rng)[0])
+        response = await client.send(request)
+    """
 
-    async def send(self, request: bytes) -> Answer:
-        """Never raises but for cancellation: whatever happens to a query is an outcome."""
+    async def describe(self, model: str) -> ModelMetadata:
+        """The model's metadata. Raises ConfigError when the server cannot be reached or does not serve the model."""
+
+    def encode(self, meta: ModelMetadata, payload: Payload) -> bytes:
+        """The whole infer request, which can be sent any number of times."""
+
+    async def send(self, request: bytes) -> Response:
+        """Send a request and wait for its end. Whatever happens is an outcome; only cancellation is raised."""
 
     async def close(self) -> None: ...

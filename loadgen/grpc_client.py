@@ -11,9 +11,9 @@ from tritonclient.grpc import service_pb2 as pb
 from veltair.errors import ConfigError
 from veltair.grpc.client import CallLostError, Channel, StatusError, encode_request_head
 from veltair.grpc.http2.frames import message_prefix
-from veltair.loadgen.client import Answer, ModelMeta, Outcome, Payload, PlacedTensor, TensorMeta
-from veltair.loadgen.model_config import model_meta
-from veltair.loadgen.payloads import raw
+from veltair.loadgen.client import ModelMetadata, Outcome, Payload, Response, SharedTensor, TensorMetadata
+from veltair.loadgen.model_config import build_metadata
+from veltair.loadgen.payloads import encode_tensor
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 MAX_ERROR = 300  # characters of an error that are kept
@@ -53,7 +53,7 @@ class GrpcClient:
         for channel in self._channels:
             channel.close()
 
-    async def describe(self, model: str) -> ModelMeta:
+    async def describe(self, model: str) -> ModelMetadata:
         try:
             meta = await self._call("ModelMetadata", pb.ModelMetadataRequest(name=model), pb.ModelMetadataResponse)
         except (StatusError, CallLostError, OSError) as error:
@@ -63,49 +63,51 @@ class GrpcClient:
             parameters = {key: entry.string_value for key, entry in reply.config.parameters.items()}
         except StatusError:  # a server without config
             parameters = {}
-        return model_meta(model, [TensorMeta(i.name, i.datatype, tuple(i.shape)) for i in meta.inputs], parameters)
+        return build_metadata(
+            model, [TensorMetadata(i.name, i.datatype, tuple(i.shape)) for i in meta.inputs], parameters
+        )
 
     async def register(self, region: str, key: str, size_bytes: int) -> None:
-        asked = pb.SystemSharedMemoryRegisterRequest(name=region, key=key, byte_size=size_bytes)
+        request = pb.SystemSharedMemoryRegisterRequest(name=region, key=key, byte_size=size_bytes)
         try:
-            await self._call("SystemSharedMemoryRegister", asked, pb.SystemSharedMemoryRegisterResponse)
+            await self._call("SystemSharedMemoryRegister", request, pb.SystemSharedMemoryRegisterResponse)
         except (StatusError, CallLostError, OSError) as error:
             raise ConfigError(f"load.shared_memory: the server answered {error}") from None
 
     async def unregister(self, region: str) -> None:
-        asked = pb.SystemSharedMemoryUnregisterRequest(name=region)
+        request = pb.SystemSharedMemoryUnregisterRequest(name=region)
         with contextlib.suppress(StatusError, CallLostError, OSError):
-            await self._call("SystemSharedMemoryUnregister", asked, pb.SystemSharedMemoryUnregisterResponse)
+            await self._call("SystemSharedMemoryUnregister", request, pb.SystemSharedMemoryUnregisterResponse)
 
-    def encode(self, meta: ModelMeta, payload: Payload) -> bytes:
+    def encode(self, meta: ModelMetadata, payload: Payload) -> bytes:
         request = pb.ModelInferRequest(model_name=meta.name)
         for spec in meta.inputs:
             values = payload[spec.name]
             entry = request.inputs.add(name=spec.name, datatype=spec.datatype, shape=values.shape)
-            if isinstance(values, PlacedTensor):
+            if isinstance(values, SharedTensor):
                 for key, value in values.parameters.items():
                     if isinstance(value, str):
                         entry.parameters[key].string_param = value
                     else:
                         entry.parameters[key].int64_param = value
             else:
-                request.raw_input_contents.append(raw(values))
+                request.raw_input_contents.append(encode_tensor(values))
         data: bytes = request.SerializeToString()
         return message_prefix(len(data)) + data
 
-    async def send(self, request: bytes) -> Answer:
+    async def send(self, request: bytes) -> Response:
         self._last_used = (self._last_used + 1) % len(self._channels)
         try:
             async with asyncio.timeout(self._timeout_s):
                 connection = await self._channels[self._last_used].connect()
                 await connection.call(self._infer_head, request)
         except TimeoutError:
-            return Answer(Outcome.ERROR, f"no answer within {self._timeout_s:g} s")
+            return Response(Outcome.ERROR, f"no answer within {self._timeout_s:g} s")
         except StatusError as error:
-            return Answer(Outcome.REFUSED if error.status in REFUSALS else Outcome.ERROR, str(error)[:MAX_ERROR])
+            return Response(Outcome.REFUSED if error.status in REFUSALS else Outcome.ERROR, str(error)[:MAX_ERROR])
         except (CallLostError, OSError) as error:
-            return Answer(Outcome.ERROR, str(error)[:MAX_ERROR])
-        return Answer(Outcome.OK)
+            return Response(Outcome.ERROR, str(error)[:MAX_ERROR])
+        return Response(Outcome.OK)
 
     async def _call(self, method: str, request: Any, response: Any) -> Any:
         """Raises StatusError, CallLostError, OSError (of which TimeoutError is one)."""

@@ -1,6 +1,6 @@
-"""Open Inference Protocol v2 over HTTP/1.1, as little of it as a load generator needs.
+"""A client of the Open Inference Protocol v2 over HTTP/1.1, with the calls that a load generator needs.
 
-An answer is its status and the count of its body's bytes; tensors go and come binary.
+Tensors are binary in both directions. Of a response to an infer request, the status and the size of the body are read.
 """
 
 from __future__ import annotations
@@ -12,29 +12,33 @@ from typing import Any
 from urllib.parse import quote
 
 from veltair.errors import ConfigError
-from veltair.loadgen.client import Answer, ModelMeta, Outcome, Payload, PlacedTensor, TensorMeta
-from veltair.loadgen.model_config import model_meta
-from veltair.loadgen.payloads import raw
+from veltair.loadgen.client import ModelMetadata, Outcome, Payload, Response, SharedTensor, TensorMetadata
+from veltair.loadgen.model_config import build_metadata
+from veltair.loadgen.payloads import encode_tensor
 
-LONGEST_HEAD = 65_536
-LONGEST_ERROR = 300  # characters of an error that are kept
+MAX_HEAD_BYTES = 65_536
+MAX_ERROR = 300  # characters of an error that are kept
 REFUSALS = (503, 504)
 
 
-class BrokenAnswerError(Exception):
-    """The peer did not speak HTTP, or went away in the middle of it."""
+class BrokenResponseError(Exception):
+    """The peer did not speak HTTP, or closed the connection in the middle of a response."""
 
 
-class _StaleError(BrokenAnswerError):
-    """Closed before the first byte of an answer: normal for a kept-alive connection that had idled."""
+class StaleConnectionError(BrokenResponseError):
+    """Closed before the first byte of a response: normal for a kept-alive connection that was idle."""
 
 
 def parse_head(head: bytes) -> tuple[int, int, bool]:
-    """Status, body length in bytes, and whether the connection stays open; BrokenAnswerError otherwise."""
+    """Status, body length in bytes, and whether the connection stays open. Raises BrokenResponseError.
+
+    >>> parse_head(b"HTTP/1.1 200 OK\\r\\nContent-Length: 12")
+    (200, 12, True)
+    """
     status_line, *lines = head.split(b"\r\n")
     parts = status_line.split(b" ", 2)
     if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or len(parts[1]) != 3 or not parts[1].isdigit():
-        raise BrokenAnswerError(f"not an HTTP status line: {status_line[:60]!r}")
+        raise BrokenResponseError(f"not an HTTP status line: {status_line[:60]!r}")
     status = int(parts[1])
     length = 0 if status in (204, 304) else None
     stays = parts[0] == b"HTTP/1.1"
@@ -43,26 +47,26 @@ def parse_head(head: bytes) -> tuple[int, int, bool]:
         match name.lower():
             case b"content-length":
                 if not value.strip().isdigit():
-                    raise BrokenAnswerError(f"content-length: {value[:60]!r}")
+                    raise BrokenResponseError(f"content-length: {value[:60]!r}")
                 length = int(value)
             case b"connection":
                 stays = stays and value.strip().lower() != b"close"
     if length is None:
-        raise BrokenAnswerError("an answer without content-length")
+        raise BrokenResponseError("an answer without content-length")
     return status, length, stays
 
 
-class _Connection(asyncio.Protocol):
-    """One exchange at a time; `usable` until the peer or a broken answer ends it."""
+class HttpConnection(asyncio.Protocol):
+    """A connection for one exchange at a time; `usable` until the peer or a broken response ends it."""
 
     def __init__(self) -> None:
         self.usable = False
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._response: asyncio.Future[tuple[int, bytes]] | None = None
         self._keep_body = False
         self._head, self._body = bytearray(), bytearray()
         self._status = 0
-        self._left: int | None = None  # body bytes still to come; None: the head is not complete
+        self._left: int | None = None  # body bytes that are missing; None: the head is incomplete
         self._stays = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -72,7 +76,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         fresh = self._left is None and not self._head
         what = "connection closed before an answer" if fresh else "connection closed in the middle of an answer"
-        self._fail(_StaleError(what) if fresh else BrokenAnswerError(what))
+        self._fail(StaleConnectionError(what) if fresh else BrokenResponseError(what))
 
     def abort(self) -> None:
         self.usable = False
@@ -80,59 +84,67 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def exchange(self, request: bytes, *, keep_body: bool = False) -> asyncio.Future[tuple[int, bytes]]:
-        """Status and body; the body of a 200 is only counted unless it is asked for."""
-        self._answer = asyncio.get_running_loop().create_future()
+        """Send a request; status and body of the response. The body of a 200 is dropped unless `keep_body`."""
+        self._response = asyncio.get_running_loop().create_future()
         self._keep_body = keep_body
         self._head, self._body, self._left = bytearray(), bytearray(), None
         if self._transport is None or not self.usable:
-            self._fail(_StaleError("connection closed before an answer"))
+            self._fail(StaleConnectionError("connection closed before an answer"))
         else:
             self._transport.write(request)
-        return self._answer
+        return self._response
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None or self._answer.done():
-            self._fail(BrokenAnswerError("bytes that nobody asked for"))
+        if self._response is None or self._response.done():
+            self._fail(BrokenResponseError("bytes that nobody asked for"))
             return
         if self._left is None:
             self._head += data
             end = self._head.find(b"\r\n\r\n")
             if end < 0:
-                if len(self._head) > LONGEST_HEAD or not self._head.startswith(b"HTTP/"[: len(self._head)]):
-                    self._fail(BrokenAnswerError(f"not HTTP: {bytes(self._head[:60])!r}"))
+                if len(self._head) > MAX_HEAD_BYTES or not self._head.startswith(b"HTTP/"[: len(self._head)]):
+                    self._fail(BrokenResponseError(f"not HTTP: {bytes(self._head[:60])!r}"))
                 return
             try:
                 self._status, self._left, self._stays = parse_head(bytes(self._head[:end]))
-            except BrokenAnswerError as error:
+            except BrokenResponseError as error:
                 self._fail(error)
                 return
             data = bytes(self._head[end + 4 :])
         self._left -= len(data)
-        if self._keep_body or (self._status != 200 and len(self._body) < LONGEST_HEAD):
+        if self._keep_body or (self._status != 200 and len(self._body) < MAX_HEAD_BYTES):
             self._body += data
         if self._left < 0:
-            self._fail(BrokenAnswerError("more bytes than content-length"))
+            self._fail(BrokenResponseError("more bytes than content-length"))
         elif self._left == 0:
             if not self._stays:
                 self.abort()
-            self._answer.set_result((self._status, bytes(self._body)))
+            self._response.set_result((self._status, bytes(self._body)))
 
-    def _fail(self, error: BrokenAnswerError) -> None:
+    def _fail(self, error: BrokenResponseError) -> None:
         self.abort()
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(error)
 
 
 class HttpClient:
-    """Keep-alive connections, `connections` of them at first, one more whenever all are busy."""
+    """Sends infer requests over keep-alive connections, one more whenever all are busy.
+
+    ::
+
+        client = HttpClient("127.0.0.1", 8000, timeout_s=5)
+        await client.open(connections=8)
+        meta = await client.describe("resnet50")
+        response = await client.send(client.encode(meta, payload))
+    """
 
     def __init__(self, host: str, port: int, timeout_s: float) -> None:
         self._host, self._port, self._timeout_s = host, port, timeout_s
         self._authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._idle: list[_Connection] = []  # last used on top: the rest may idle out
+        self._idle: list[HttpConnection] = []  # the last used one on top: the server may close the others
 
     async def open(self, connections: int) -> None:
-        """Raises ConfigError when nobody listens."""
+        """Make the first connections. Raises ConfigError when nobody listens."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 self._idle += [await self._connect() for _ in range(connections)]
@@ -145,15 +157,15 @@ class HttpClient:
         while self._idle:
             self._idle.pop().abort()
 
-    async def describe(self, model: str) -> ModelMeta:
+    async def describe(self, model: str) -> ModelMetadata:
         path = f"/v2/models/{quote(model, safe='')}"
-        status, meta = await self._ask("GET", path)
+        status, meta = await self._call("GET", path)
         if status != 200:
             raise ConfigError(f"model `{model}`: the server answered {status} {_error_text(meta)}")
-        _, config = await self._ask("GET", f"{path}/config")
+        _, config = await self._call("GET", f"{path}/config")
         try:
             inputs = [
-                TensorMeta(str(i["name"]), str(i["datatype"]), tuple(int(n) for n in i["shape"]))
+                TensorMetadata(str(i["name"]), str(i["datatype"]), tuple(int(n) for n in i["shape"]))
                 for i in json.loads(meta)["inputs"]
             ]
         except (ValueError, KeyError, TypeError):
@@ -163,26 +175,26 @@ class HttpClient:
             parameters = {str(key): str(entry["string_value"]) for key, entry in entries}
         except (ValueError, KeyError, TypeError, AttributeError):  # a server without config
             parameters = {}
-        return model_meta(model, inputs, parameters)
+        return build_metadata(model, inputs, parameters)
 
     async def register(self, region: str, key: str, size_bytes: int) -> None:
         path = f"/v2/systemsharedmemory/region/{quote(region, safe='')}/register"
-        status, answer = await self._ask("POST", path, json.dumps({"key": key, "byte_size": size_bytes}).encode())
+        status, body = await self._call("POST", path, json.dumps({"key": key, "byte_size": size_bytes}).encode())
         if status != 200:
-            raise ConfigError(f"load.shared_memory: the server answered {status} {_error_text(answer)}")
+            raise ConfigError(f"load.shared_memory: the server answered {status} {_error_text(body)}")
 
     async def unregister(self, region: str) -> None:
         with contextlib.suppress(ConfigError):
-            await self._ask("POST", f"/v2/systemsharedmemory/region/{quote(region, safe='')}/unregister")
+            await self._call("POST", f"/v2/systemsharedmemory/region/{quote(region, safe='')}/unregister")
 
-    def encode(self, meta: ModelMeta, payload: Payload) -> bytes:
+    def encode(self, meta: ModelMetadata, payload: Payload) -> bytes:
         inputs, buffers = [], []
         for spec in meta.inputs:
             values = payload[spec.name]
-            if isinstance(values, PlacedTensor):
+            if isinstance(values, SharedTensor):
                 parameters = values.parameters
             else:
-                buffers.append(raw(values))
+                buffers.append(encode_tensor(values))
                 parameters = {"binary_data_size": len(buffers[-1])}
             entry = {"name": spec.name, "datatype": spec.datatype, "shape": values.shape, "parameters": parameters}
             inputs.append(entry)
@@ -195,25 +207,25 @@ class HttpClient:
         )
         return b"".join([head.encode(), header, *buffers])
 
-    async def send(self, request: bytes) -> Answer:
+    async def send(self, request: bytes) -> Response:
         try:
             async with asyncio.timeout(self._timeout_s):
                 status, body = await self._exchange(request)
         except TimeoutError:
-            return Answer(Outcome.ERROR, f"no answer within {self._timeout_s:g} s")
-        except (OSError, BrokenAnswerError) as error:
-            return Answer(Outcome.ERROR, str(error) or type(error).__name__)
+            return Response(Outcome.ERROR, f"no answer within {self._timeout_s:g} s")
+        except (OSError, BrokenResponseError) as error:
+            return Response(Outcome.ERROR, str(error) or type(error).__name__)
         if status == 200:
-            return Answer(Outcome.OK)
+            return Response(Outcome.OK)
         outcome = Outcome.REFUSED if status in REFUSALS else Outcome.ERROR
-        return Answer(outcome, f"{status} {_error_text(body)}")
+        return Response(outcome, f"{status} {_error_text(body)}")
 
-    async def _ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    async def _call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         head = f"{method} {path} HTTP/1.1\r\nHost: {self._authority}\r\nContent-Length: {len(body)}\r\n\r\n"
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._exchange(head.encode() + body, keep_body=True)
-        except (OSError, BrokenAnswerError) as error:
+        except (OSError, BrokenResponseError) as error:
             raise ConfigError(f"http://{self._authority}{path}: {str(error) or 'no answer'}") from None
 
     async def _exchange(self, request: bytes, *, keep_body: bool = False) -> tuple[int, bytes]:
@@ -222,38 +234,38 @@ class HttpClient:
         connection = connection or await self._connect()
         try:
             try:
-                answer = await connection.exchange(request, keep_body=keep_body)
-            except _StaleError:
+                response = await connection.exchange(request, keep_body=keep_body)
+            except StaleConnectionError:
                 if fresh:
                     raise
-                # The server closed it as idle while the request was on its way; not the query's fault.
+                # The server closed it as idle while the request was on its way: the query is sent again.
                 connection = await self._connect()
-                answer = await connection.exchange(request, keep_body=keep_body)
+                response = await connection.exchange(request, keep_body=keep_body)
         except BaseException:
-            connection.abort()  # a late answer must not be taken for the next one's
+            connection.abort()  # its late response must not be taken for the next query's
             raise
         if connection.usable:
             self._idle.append(connection)
-        return answer
+        return response
 
-    def _take_idle(self) -> _Connection | None:
+    def _take_idle(self) -> HttpConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.usable:
                 return connection
         return None
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(_Connection, self._host, self._port)
+        _, connection = await loop.create_connection(HttpConnection, self._host, self._port)
         return connection
 
 
 def _error_text(body: bytes) -> str:
-    """The `error` of the protocol's error form, or the start of whatever came instead."""
+    """The `error` of a body in the protocol's form for errors, or the start of another body."""
     try:
         document: Any = json.loads(body)
         text = str(document["error"])
     except (ValueError, KeyError, TypeError):
-        text = body[:LONGEST_ERROR].decode(errors="replace")
-    return " ".join(text.split())[:LONGEST_ERROR]
+        text = body[:MAX_ERROR].decode(errors="replace")
+    return " ".join(text.split())[:MAX_ERROR]

@@ -1,7 +1,7 @@
 """MLPerf's own load generator (mlcommons-loadgen, Server scenario) against the daemon, for one tenant.
 
-It allows one test per process and waits for ever for an answer that does not come, so it runs in a child that
-completes every query whatever happened to it, and that is ended when it takes too long.
+It allows one test per process and waits without limit for a response that does not come. So it runs in a child process
+that completes every query whatever happened to it, and that is killed when it takes too long.
 """
 
 from __future__ import annotations
@@ -22,36 +22,40 @@ import msgspec
 import uvloop
 
 from veltair.errors import ConfigError, UserError, VeltairError
-from veltair.loadgen.client import Client, Outcome
-from veltair.loadgen.scenario import Load, TenantLoad
+from veltair.loadgen.client import InferenceClient, Outcome
+from veltair.loadgen.scenario import LoadSettings, TenantLoad
 from veltair.loadgen.tenant_results import TenantResult
-from veltair.loadgen.tenant_streams import Stream, connect, prepare
+from veltair.loadgen.tenant_streams import TenantStream, connect, prepare_streams
 
 GRACE_S = 60.0  # to start, connect, draw payloads and write the logs
-OVER_NS = 2_000_000  # by how much a failed query is completed after its target
+OVER_NS = 2_000_000  # a failed query is completed this long after its target
 
 
 class Job(msgspec.Struct, frozen=True):
-    load: Load
+    """One test, as the child process gets it."""
+
+    load: LoadSettings
     tenant: TenantLoad
     logs: str  # directory for mlperf_log_*
 
 
 class Verdict(msgspec.Struct, frozen=True):
+    """The result of one test."""
+
     result: TenantResult
     validity: str  # MLPerf's word: VALID or INVALID
-    failures: dict[str, int]  # why -> how often
+    failures: dict[str, int]  # reason -> count
 
 
 class _Reply(msgspec.Struct, frozen=True):
-    """From the child: either of the two."""
+    """The child's answer: one of the two."""
 
     verdict: Verdict | None = None
     error: str = ""
 
 
 async def run(job: Job, stop: asyncio.Event) -> Verdict | None:
-    """One test in a child process; None when `stop` was set before its end (MLPerf has no half results).
+    """Run one test in a child process; None when `stop` was set before its end (MLPerf has no partial results).
 
     Raises ConfigError when the extra is not installed, VeltairError when the child dies or hangs.
     """
@@ -94,7 +98,7 @@ def _verdict(output: bytes, status: int | None) -> Verdict:
 
 
 def read_detail(text: str) -> dict[str, Any]:
-    """The last value of each key of an `mlperf_log_detail.txt`; raises VeltairError when it is not one."""
+    """The last value of each key of an `mlperf_log_detail.txt`. Raises VeltairError for another text."""
     values: dict[str, Any] = {}
     for line in text.splitlines():
         _, mark, document = line.partition(":::MLLOG ")
@@ -107,8 +111,8 @@ def read_detail(text: str) -> dict[str, Any]:
     return values
 
 
-def result_of(detail: dict[str, Any], tenant: TenantLoad, refused: int, errors: int) -> TenantResult:
-    """MLPerf's numbers in our row; its percentiles are over all queries, failed ones entering as over-latency."""
+def tenant_result(detail: dict[str, Any], tenant: TenantLoad, refused: int, errors: int) -> TenantResult:
+    """MLPerf's numbers as a row of the report. Its percentiles are over all queries; failed ones exceed the latency."""
 
     def milliseconds(percentile: str) -> float:
         return round(float(detail[f"result_{percentile}_percentile_latency_ns"]) / 1e6, 4)
@@ -133,16 +137,16 @@ def result_of(detail: dict[str, Any], tenant: TenantLoad, refused: int, errors: 
 
 
 class _SystemUnderTest:
-    """Sends what MLPerf issues, on an event loop in a thread of its own."""
+    """Sends the queries that MLPerf issues, on an event loop in a thread of its own."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, client: Client, stream: Stream) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, client: InferenceClient, stream: TenantStream) -> None:
         self._loop, self._client, self._stream = loop, client, stream
         self._pending: set[asyncio.Task[None]] = set()
         self.failures: dict[str, int] = {}
         self.counts = dict.fromkeys(Outcome, 0)
 
     def issue(self, samples: list[Any]) -> None:
-        """Called by MLPerf's thread, whose schedule it would delay: only enqueue."""
+        """Called by MLPerf's thread: only enqueues, since it would delay the schedule."""
         for sample in samples:
             self._loop.call_soon_threadsafe(self._start, sample.id, sample.index, time.monotonic_ns())
 
@@ -155,10 +159,10 @@ class _SystemUnderTest:
         import mlperf_loadgen
 
         try:
-            answer = await self._client.send(self._stream.requests[index])
-            self.counts[answer.outcome] += 1
-            if answer.outcome is not Outcome.OK:
-                self.failures[answer.detail] = self.failures.get(answer.detail, 0) + 1
+            response = await self._client.send(self._stream.requests[index])
+            self.counts[response.outcome] += 1
+            if response.outcome is not Outcome.OK:
+                self.failures[response.detail] = self.failures.get(response.detail, 0) + 1
                 # MLPerf knows no failures; completed at once, a refusal would be its fastest answer.
                 over_ns = issued_ns + self._stream.target_ns + OVER_NS - time.monotonic_ns()
                 await asyncio.sleep(max(0.0, over_ns / 1e9))
@@ -169,9 +173,9 @@ class _SystemUnderTest:
 def _test(job: Job, loop: asyncio.AbstractEventLoop) -> Verdict:
     import mlperf_loadgen as mlperf
 
-    async def ready() -> tuple[Client, Stream]:
+    async def ready() -> tuple[InferenceClient, TenantStream]:
         client = await connect(job.load)
-        (stream,) = await prepare(client, [job.tenant], job.load.seed)
+        (stream,) = await prepare_streams(client, [job.tenant], job.load.seed)
         warm = time.monotonic() + job.load.warmup_s
         while time.monotonic() < warm:
             for request in stream.requests:
@@ -204,13 +208,13 @@ def _test(job: Job, loop: asyncio.AbstractEventLoop) -> Verdict:
         asyncio.run_coroutine_threadsafe(client.close(), loop).result()
     detail = read_detail((Path(job.logs) / "mlperf_log_detail.txt").read_text())
     counts = under_test.counts
-    row = result_of(detail, job.tenant, counts[Outcome.REFUSED], counts[Outcome.ERROR])
+    row = tenant_result(detail, job.tenant, counts[Outcome.REFUSED], counts[Outcome.ERROR])
     return Verdict(row, str(detail.get("result_validity", "")), under_test.failures)
 
 
 def main() -> None:
     """The child: a Job as JSON on stdin, a _Reply as JSON on stdout."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it too, and decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and decides
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     loop = uvloop.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
@@ -223,7 +227,7 @@ def main() -> None:
 
 
 def log_directory(wanted: Path | None) -> contextlib.AbstractContextManager[str]:
-    """Where MLPerf writes its logs: the directory that was asked for, or one that goes away again."""
+    """The directory for MLPerf's logs: the wanted one, or a temporary one."""
     if wanted is None:
         return tempfile.TemporaryDirectory(prefix="veltair-mlperf-")
     try:

@@ -1,4 +1,4 @@
-"""What a server's model configuration tells of inputs beyond type and shape: ids that exist, how strings are made."""
+"""What a server's model configuration adds to the metadata of inputs: valid ids, the form of raw features."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TypeVar
 import msgspec
 
 from veltair.errors import ConfigError
-from veltair.loadgen.client import Feature, ModelMeta, TensorMeta
+from veltair.loadgen.client import ModelMetadata, RawFeature, TensorMetadata
 
 T = TypeVar("T")
 
 
-def model_meta(name: str, inputs: Sequence[TensorMeta], parameters: Mapping[str, str]) -> ModelMeta:
-    """`parameters`: the configuration's; a server that is none of ours has none of those read here.
+def build_metadata(name: str, inputs: Sequence[TensorMetadata], parameters: Mapping[str, str]) -> ModelMetadata:
+    """A model's metadata, from its inputs and the parameters of its configuration.
 
-    Raises ConfigError.
+    Servers other than ours have none of the parameters that are read here. Raises ConfigError for malformed ones.
     """
     ranges = parse_id_ranges(parameters.get("id_range", "{}"))
-    features = _read("features", parameters.get("features", "{}"), dict[str, Feature])
-    most = _read("max_batch", parameters["max_batch"], int) if "max_batch" in parameters else None
-    return ModelMeta(name, tuple(inputs), ranges, features, most)
+    features = _read("features", parameters.get("features", "{}"), dict[str, RawFeature])
+    max_batch = _read("max_batch", parameters["max_batch"], int) if "max_batch" in parameters else None
+    return ModelMetadata(name, tuple(inputs), ranges, features, max_batch)
 
 
 def parse_id_ranges(text: str) -> dict[str, tuple[int, int]]:
@@ -37,7 +37,7 @@ def parse_id_ranges(text: str) -> dict[str, tuple[int, int]]:
 
 
 def _range(low: int | None, high: int | None) -> tuple[int, int]:
-    """An open end gives way to 0, or to the other end where 0 is beyond that."""
+    """An open end becomes 0, or the other end where that is beyond 0."""
     if low is None:
         low = 0 if high is None else min(0, int(high))
     return int(low), max(0, int(low)) if high is None else int(high)

@@ -1,4 +1,4 @@
-"""The open loop: each query is sent at its scheduled time, whatever has become of those before it."""
+"""An open-loop load: each query is sent at its scheduled time, whatever has become of the queries before it."""
 
 from __future__ import annotations
 
@@ -12,61 +12,69 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.loadgen.arrivals import Times, arrivals_ns, tenant_rngs
-from veltair.loadgen.client import Client, Outcome
-from veltair.loadgen.precise_timer import Alarm
-from veltair.loadgen.tenant_streams import Stream
+from veltair.loadgen.arrivals import Times, poisson_arrivals_ns, tenant_rngs
+from veltair.loadgen.client import InferenceClient, Outcome
+from veltair.loadgen.precise_timer import PreciseTimer
+from veltair.loadgen.tenant_streams import TenantStream
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """Every query of a run in the order of its arrival; times in ns from the start of the run."""
+class ArrivalSchedule:
+    """All queries of a run in the order of their arrival; times in ns from the start of the run.
+
+    ::
+
+        schedule = draw_schedule(streams, scale=1.0, seed=1, warmup_s=2, duration_s=30)
+        trace = await run_open_loop(client, streams, schedule, asyncio.Event())
+    """
 
     arrival_ns: Times  # (queries,)
     stream: NDArray[np.int64]  # (queries,) index of the tenant's stream
     request: NDArray[np.int64]  # (queries,) index within the stream's requests
-    window_ns: tuple[int, int]  # arrivals within [start, stop) are measured, those before are the warm-up
+    window_ns: tuple[int, int]  # [start, stop): arrivals within it are measured, earlier ones are the warm-up
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """What became of a plan's queries; times in ns from the start of the run."""
+    """What became of the queries of a schedule; times in ns from the start of the run."""
 
-    plan: Plan
+    schedule: ArrivalSchedule
     sent_ns: Times  # (queries,) 0 where unsent
     done_ns: Times  # (queries,) 0 where unsent
     outcome: NDArray[np.int8]  # (queries,) of Outcome
-    window_ns: tuple[int, int]  # the plan's, cut short where the run was
-    failures: Counter[tuple[int, str]]  # (stream, why) of the refused and the failed
+    window_ns: tuple[int, int]  # the schedule's, cut short if the run was
+    failures: Counter[tuple[int, str]]  # (stream, reason) of refused and failed queries
 
 
-def draw_plan(streams: Sequence[Stream], scale: float, seed: int, warmup_s: float, duration_s: float) -> Plan:
-    """The queries of all streams at `scale` times their rates; the same seed gives the same plan."""
+def draw_schedule(
+    streams: Sequence[TenantStream], scale: float, seed: int, warmup_s: float, duration_s: float
+) -> ArrivalSchedule:
+    """The queries of all streams at `scale` times their rates. The same seed gives the same schedule."""
     start, stop = round(warmup_s * 1e9), round((warmup_s + duration_s) * 1e9)
     rngs = [tenant_rngs(seed, i) for i in range(len(streams))]
-    times = [arrivals_ns(s.qps * scale, stop, rng.arrivals) for s, rng in zip(streams, rngs, strict=True)]
+    times = [poisson_arrivals_ns(s.qps * scale, stop, rng.arrivals) for s, rng in zip(streams, rngs, strict=True)]
     picks = [r.picks.integers(0, len(s.requests), len(t)) for s, t, r in zip(streams, times, rngs, strict=True)]
     arrival = np.concatenate(times)
     order = np.argsort(arrival, kind="stable")
     owner = np.repeat(np.arange(len(streams)), [len(t) for t in times])
-    return Plan(arrival[order], owner[order], np.concatenate(picks)[order], (start, stop))
+    return ArrivalSchedule(arrival[order], owner[order], np.concatenate(picks)[order], (start, stop))
 
 
-async def drive(
-    client: Client,
-    streams: Sequence[Stream],
-    plan: Plan,
+async def run_open_loop(
+    client: InferenceClient,
+    streams: Sequence[TenantStream],
+    schedule: ArrivalSchedule,
     stop: asyncio.Event,
 ) -> Trace:
-    """Send the plan's queries and wait until each has its outcome (a client times out by itself).
+    """Send the queries of a schedule and wait until each has its outcome (clients have timeouts of their own).
 
-    When `stop` is set nothing more is sent, and what is unanswered after the longest target is an error: it has
-    missed its target anyway.
+    Once `stop` is set nothing more is sent. A query without a response after the longest target is then an error: it
+    has missed its target anyway.
     """
-    count = len(plan.arrival_ns)
-    arrival: list[int] = plan.arrival_ns.tolist()
-    owner: list[int] = plan.stream.tolist()
-    request: list[int] = plan.request.tolist()
+    count = len(schedule.arrival_ns)
+    arrival: list[int] = schedule.arrival_ns.tolist()
+    owner: list[int] = schedule.stream.tolist()
+    request: list[int] = schedule.request.tolist()
     sent, done, outcome = [0] * count, [0] * count, [0] * count
     failures: Counter[tuple[int, str]] = Counter()
     pending: set[asyncio.Task[None]] = set()
@@ -78,8 +86,8 @@ async def drive(
         sent[i] = time.monotonic_ns() - start
         outcome[i], why = Outcome.ERROR, "the run was stopped before an answer"  # if cancelled
         try:
-            answer = await client.send(streams[stream].requests[request[i]])
-            outcome[i], why = answer.outcome, answer.detail
+            response = await client.send(streams[stream].requests[request[i]])
+            outcome[i], why = response.outcome, response.detail
         finally:
             done[i] = time.monotonic_ns() - start
             if outcome[i] != Outcome.OK:
@@ -90,35 +98,35 @@ async def drive(
         if not task.cancelled() and (defect := task.exception()) is not None:
             defects.append(defect)
 
-    async def send_all(alarm: Alarm) -> None:
+    async def send_all(timer: PreciseTimer) -> None:
         for i in range(count):
-            await alarm.until(start + arrival[i])
+            await timer.wait_until(start + arrival[i])
             task = create_task(query(i))
             pending.add(task)
             task.add_done_callback(finished)
-        await alarm.until(start + plan.window_ns[1])
+        await timer.wait_until(start + schedule.window_ns[1])
 
     gc.collect()
-    gc.freeze()  # a collection that walks every request would delay the queries that come meanwhile
+    gc.freeze()  # a collection that walks all requests would delay the queries that are due meanwhile
     start = time.monotonic_ns()
     try:
-        with Alarm() as alarm:
-            sending, stopping = create_task(send_all(alarm)), create_task(stop.wait())
+        with PreciseTimer() as timer:
+            sending, stopping = create_task(send_all(timer)), create_task(stop.wait())
             await asyncio.wait({sending, stopping}, return_when=asyncio.FIRST_COMPLETED)
             stopped = not sending.done()
-            await _end(sending, stopping)
-        cut = time.monotonic_ns() - start if stopped else plan.window_ns[1]
+            await _cancel(sending, stopping)
+        cut = time.monotonic_ns() - start if stopped else schedule.window_ns[1]
         if pending:
             patience_s = max(s.target_ns for s in streams) / 1e9 if stopped else None
             await asyncio.wait(pending, timeout=patience_s)
-            await _end(*pending)
+            await _cancel(*pending)
     finally:
         gc.unfreeze()
-    if defects:  # of the client's code: whatever a server does is an outcome
+    if defects:  # in the client's code: whatever a server does is an outcome
         raise defects[0]
-    window = (min(plan.window_ns[0], cut), min(plan.window_ns[1], cut))
+    window = (min(schedule.window_ns[0], cut), min(schedule.window_ns[1], cut))
     return Trace(
-        plan,
+        schedule,
         np.array(sent, np.int64),
         np.array(done, np.int64),
         np.array(outcome, np.int8),
@@ -127,8 +135,8 @@ async def drive(
     )
 
 
-async def _end(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
-    """Cancel what still runs and hand on what broke."""
+async def _cancel(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
+    """Cancel the tasks that still run, and raise the error of one that failed."""
     for task in tasks:
         task.cancel()
     for result in await asyncio.gather(*tasks, return_exceptions=True):

@@ -1,4 +1,4 @@
-"""Seeded inputs for a served model, drawn from its metadata."""
+"""Random inputs for a served model, drawn by seed from its metadata."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import ConfigError
-from veltair.loadgen.client import Feature, ModelMeta, TensorMeta, Tensors
-from veltair.loadgen.scenario import LogNormal
+from veltair.loadgen.client import ModelMetadata, RawFeature, TensorMetadata, Tensors
+from veltair.loadgen.scenario import LogNormalSizes
 
-FEW, MANY = 8, 32  # payloads of a fixed batch, and of a drawn one so that the sizes are seen
-FEATURE_IDS = 1 << 40  # of a raw integer feature, which is hashed or looked up: any is taken
-LONGEST_TOKEN = 7  # digits of one, at most
+FIXED_BATCH_PAYLOADS = 8
+DRAWN_BATCH_PAYLOADS = 32  # more, so that many of the batch sizes occur
+RAW_ID_LIMIT = 1 << 40  # of raw integer features, which are hashed or looked up: any value is valid
+MAX_TOKEN_DIGITS = 7
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -26,45 +27,47 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 def draw_payloads(
-    meta: ModelMeta, batch: int | tuple[int, ...] | LogNormal | None, rng: np.random.Generator
+    meta: ModelMetadata, batch: int | tuple[int, ...] | LogNormalSizes | None, rng: np.random.Generator
 ) -> list[Tensors]:
-    """Floats are normal; integers uniform in the input's id range, 0 where the server states none.
+    """Several payloads of a model, of the given or drawn batch sizes.
 
-    Raw features are integers of 40 bits, and texts of decimal numbers that fill half of their room on average.
+    Floats are normal; integers are uniform in the input's id range, 0 where the server states none. Raw features are
+    integers of 40 bits, and texts of decimal numbers that fill half of their room on average.
 
-    Raises ConfigError when the model takes something that cannot be drawn, or a batch that it does not have.
+    Raises ConfigError for an input that cannot be drawn, and for a batch size where the batch is fixed.
     """
     dynamic = [tensor for tensor in meta.inputs if tensor.shape[:1] == (-1,)]
     if batch is not None and not dynamic:
         raise ConfigError(f"batch: model `{meta.name}` has a fixed batch, expected no such key")
-    return [_draw(meta, size, rng) for size in _sizes(batch, meta.max_batch, rng)]
+    return [_draw_payload(meta, size, rng) for size in _draw_sizes(batch, meta.max_batch, rng)]
 
 
-def _sizes(
-    batch: int | tuple[int, ...] | LogNormal | None, max_batch: int | None, rng: np.random.Generator
+def _draw_sizes(
+    batch: int | tuple[int, ...] | LogNormalSizes | None, max_batch: int | None, rng: np.random.Generator
 ) -> list[int]:
-    if isinstance(batch, LogNormal):
+    if isinstance(batch, LogNormalSizes):
         most = min(batch.most, max_batch or batch.most)
-        drawn = np.rint(rng.lognormal(batch.log_mean, batch.log_sigma, MANY)).clip(1, most).astype(np.int64)
-    else:
-        low, high = batch if isinstance(batch, tuple) else (batch or 1, batch or 1)
-        drawn = rng.integers(low, high + 1, FEW if low == high else MANY)
-    sizes: list[int] = drawn.tolist()
-    return sizes
+        sizes = rng.lognormal(batch.log_mean, batch.log_sigma, DRAWN_BATCH_PAYLOADS)
+        return [int(size) for size in np.rint(sizes).clip(1, most)]
+    low, high = batch if isinstance(batch, tuple) else (batch or 1, batch or 1)
+    count = FIXED_BATCH_PAYLOADS if low == high else DRAWN_BATCH_PAYLOADS
+    return [int(size) for size in rng.integers(low, high + 1, count)]
 
 
-def _draw(meta: ModelMeta, size: int, rng: np.random.Generator) -> Tensors:
-    return {tensor.name: _tensor(meta, tensor, size, rng) for tensor in meta.inputs}
+def _draw_payload(meta: ModelMetadata, size: int, rng: np.random.Generator) -> Tensors:
+    return {tensor.name: _draw_tensor(meta, tensor, size, rng) for tensor in meta.inputs}
 
 
-def _tensor(meta: ModelMeta, tensor: TensorMeta, size: int, rng: np.random.Generator) -> NDArray[np.generic]:
+def _draw_tensor(
+    meta: ModelMetadata, tensor: TensorMetadata, size: int, rng: np.random.Generator
+) -> NDArray[np.generic]:
     where = f"model `{meta.name}`, input `{tensor.name}`"
     shape = tuple(size if axis == 0 and n == -1 else n for axis, n in enumerate(tensor.shape))
     if any(n < 0 for n in shape):
         raise ConfigError(f"{where}: shape {list(tensor.shape)}: only the first dimension may be dynamic")
     feature = meta.features.get(tensor.name)
     if tensor.datatype == "BYTES":
-        return texts(feature or Feature(), shape, rng)
+        return draw_texts(feature or RawFeature(), shape, rng)
     dtype = DTYPES.get(tensor.datatype)
     if dtype is None:
         raise ConfigError(f"{where}: cannot draw {tensor.datatype}, expected one of {', '.join(DTYPES)}, BYTES")
@@ -74,28 +77,32 @@ def _tensor(meta: ModelMeta, tensor: TensorMeta, size: int, rng: np.random.Gener
         return rng.standard_normal(shape).astype(dtype)
     if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(dtype)
-    low, high = meta.id_ranges.get(tensor.name, (0, FEATURE_IDS if feature else 0))
+    low, high = meta.id_ranges.get(tensor.name, (0, RAW_ID_LIMIT if feature else 0))
     return rng.integers(low, high, shape, np.int64, endpoint=True).astype(dtype)
 
 
-def texts(feature: Feature, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.object_]:
-    """Strings that fit a feature's room, each row by itself.
+def draw_texts(feature: RawFeature, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.object_]:
+    """Strings that fit a feature's room, drawn row by row; an object array of `shape`.
 
-    They are cut from one long text of digits, in which every few bytes are made a separator.
+    They are cut from one long text of digits with a separator every few bytes.
     """
     found = np.empty(shape, object)
     ends = rng.integers(1, feature.max_bytes, found.size, endpoint=True).cumsum()
     letters = rng.integers(ord("0"), ord("9") + 1, int(ends[-1]) if ends.size else 0, np.uint8)
     if feature.separator:
-        places = rng.integers(2, LONGEST_TOKEN + 1, letters.size // 2 + 1, endpoint=True).cumsum() - 1
+        places = rng.integers(2, MAX_TOKEN_DIGITS + 1, letters.size // 2 + 1, endpoint=True).cumsum() - 1
         letters[places[places < letters.size]] = ord(feature.separator)
     whole, bounds = letters.tobytes(), ends.tolist()
     found.reshape(-1)[:] = [whole[begin:end] for begin, end in zip([0, *bounds], bounds, strict=False)]
     return found
 
 
-def raw(values: NDArray[np.generic]) -> bytes:
-    """As the protocol sends them: strings each behind their length."""
+def encode_tensor(values: NDArray[np.generic]) -> bytes:
+    """The tensor in the protocol's binary form; each string follows its length.
+
+    >>> encode_tensor(np.array([b"ab"], object))
+    b'\\x02\\x00\\x00\\x00ab'
+    """
     if values.dtype.hasobject:
         return b"".join([len(item).to_bytes(4, "little") + item for item in values.reshape(-1).tolist()])
     return values.tobytes()

@@ -1,4 +1,4 @@
-"""A timer for an event loop that keeps microseconds: loops round their own to whole milliseconds."""
+"""A timer for an event loop with microseconds of precision: loops round their own to whole milliseconds."""
 
 from __future__ import annotations
 
@@ -20,37 +20,43 @@ class _Itimerspec(ctypes.Structure):
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Alarm:
-    """A Linux timerfd. Used as a context manager inside a running loop."""
+class PreciseTimer:
+    """A Linux timerfd, used as a context manager inside a running loop.
+
+    ::
+
+        with PreciseTimer() as timer:
+            await timer.wait_until(time.monotonic_ns() + 250_000)
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._rung: asyncio.Future[None] | None = None
+        self._expired: asyncio.Future[None] | None = None
         self._fd: int = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
-        self._loop.add_reader(self._fd, self._ring)
+        self._loop.add_reader(self._fd, self._expire)
 
-    async def until(self, time_ns: int) -> None:
-        """Wait until `time.monotonic_ns()` has reached the given time; if it has, let the loop turn once."""
+    async def wait_until(self, time_ns: int) -> None:
+        """Wait until `time.monotonic_ns()` reaches the given time; when it has already, let the loop run once."""
         if time_ns <= time.monotonic_ns():
-            await asyncio.sleep(0)  # whoever is late must still send, read answers and hear of a stop
+            await asyncio.sleep(0)  # a late sender must still send, read responses and notice a stop
             return
         spec = _Itimerspec(0, 0, *divmod(time_ns, 1_000_000_000))
-        self._rung = self._loop.create_future()
+        self._expired = self._loop.create_future()
         if _libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None) < 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
-        await self._rung
+        await self._expired
 
-    def _ring(self) -> None:
+    def _expire(self) -> None:
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
             return
-        if self._rung is not None and not self._rung.done():
-            self._rung.set_result(None)
+        if self._expired is not None and not self._expired.done():
+            self._expired.set_result(None)
 
-    def __enter__(self) -> Alarm:
+    def __enter__(self) -> PreciseTimer:
         return self
 
     def __exit__(

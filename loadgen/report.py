@@ -1,4 +1,4 @@
-"""The measured numbers for people (a table) and for programs (JSON), and the bar while they are taken."""
+"""Results for people (a table) and for programs (JSON), and the progress bar during a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from veltair.loadgen.tenant_results import TenantResult
 from veltair.types import Environment
 
 REFRESH_S = 0.5  # a redraw takes the client about a millisecond
-MOST_REASONS = 3  # of failures that are printed per tenant
+MAX_REASONS = 3  # of failures that are printed per tenant
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
@@ -37,27 +37,30 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
+    """The result of `veltair load`, as `--json` prints it."""
+
     tenants: list[TenantResult]  # at the peak, where one was searched
     peak_qps: float | None  # served, all tenants together; 0: no load held; None: not searched, or stopped
     environment: Environment  # of the client's machine
-    max_lag_ms: float | None  # the client's own worst lateness in sending; None: not known (MLPerf's engine)
+    max_lag_ms: float | None  # the client's own worst delay in sending; None: not known (MLPerf's engine)
     probes: list[ProbeResult] | msgspec.UnsetType = msgspec.UNSET
 
 
 def probe_result(probe: Probe) -> ProbeResult:
+    """A probe's row of the report."""
     return ProbeResult(
         round(probe.scale, 6),
         probe.seeds,
         probe.held,
-        round(sum(t.offered / (t.window_ns / 1e9) for t in probe.tallies), 4),
+        round(sum(t.offered / (t.window_ns / 1e9) for t in probe.tenants), 4),
         round(probe.qps, 4),
-        {t.name: t.qos_rate for t in probe.tallies},
+        {t.name: t.qos_rate for t in probe.tenants},
         probe.lag.max_ns / 1e6,
     )
 
 
-def table(results: Sequence[TenantResult], tenants: Sequence[TenantLoad], title: str, *, wide: bool) -> Table:
-    """One row a tenant; what breaches a target is red, and nothing else."""
+def results_table(results: Sequence[TenantResult], tenants: Sequence[TenantLoad], title: str, *, wide: bool) -> Table:
+    """One row per tenant; values that breach a target are red, and nothing else."""
     # Narrow, with one space between columns, it fits 80 characters.
     grid = Table(
         title=Text(title),
@@ -93,16 +96,16 @@ def table(results: Sequence[TenantResult], tenants: Sequence[TenantLoad], title:
 
 
 def print_failures(console: Console, failures: Counter[tuple[str, str]]) -> None:
-    """The commonest reasons per tenant, so that nobody has to guess what the counts stand for."""
+    """Print the most frequent reasons per tenant, which explain the counts of the table."""
     for name in dict.fromkeys(name for name, _ in failures):
         own = Counter({why: count for (tenant, why), count in failures.items() if tenant == name})
-        for why, count in own.most_common(MOST_REASONS):
+        for why, count in own.most_common(MAX_REASONS):
             console.print(f"{name}: {count} x {why}")
 
 
 @asynccontextmanager
 async def progress_bar(console: Console, what: str, total_s: float) -> AsyncIterator[None]:
-    """Runs by the clock beside whatever is awaited inside; draws nothing where there is no terminal."""
+    """Show elapsed time while the body of the `async with` runs; draws nothing without a terminal."""
     if not console.is_terminal:
         yield
         return
@@ -113,7 +116,7 @@ async def progress_bar(console: Console, what: str, total_s: float) -> AsyncIter
         TextColumn("{task.completed:.0f}/{task.total:.0f} s"),
         TextColumn("{task.fields[left]}", style="dim"),
     )
-    # Without rich's own thread, which would take the interpreter from the queries at moments of its choice.
+    # No thread of rich's own, which would take the interpreter from the queries at any moment.
     with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
         drawing = asyncio.create_task(_draw(progress, progress.add_task(what, total=total_s, left=""), total_s))
         try:

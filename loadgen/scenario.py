@@ -1,4 +1,4 @@
-"""The scenario file: which models are asked, how often, and by when each answer is due."""
+"""The scenario file of `veltair load`: the daemon, the tenants, their rates and targets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from veltair.errors import ConfigError
 
-MOST_QUERIES = 10_000_000  # one run's queries are held in memory, about 100 bytes each
+MAX_QUERIES = 10_000_000  # one run's queries are held in memory, about 100 bytes each
 
 Seconds: TypeAlias = Annotated[float, Meta(gt=0, le=86_400)]
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=65_536)]
@@ -21,22 +21,32 @@ Size: TypeAlias = Annotated[int, Meta(ge=1, le=65_536)]
 Span: TypeAlias = Annotated[tuple[Size, ...], Meta(min_length=2, max_length=2)]
 
 
-class LogNormal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes whose logarithms are normal; the defaults are the query sizes of recommendation (DeepRecSys)."""
+class LogNormalSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Batch sizes with normal logarithms; the defaults are the query sizes of recommendation (DeepRecSys).
+
+    >>> LogNormalSizes(most=256).log_mean
+    5.1
+    """
 
     log_mean: Annotated[float, Meta(ge=0, le=11)] = 5.1
     log_sigma: Annotated[float, Meta(ge=0, le=5)] = 0.2
-    most: Size = 1024  # and no more than the model takes
+    most: Size = 1024  # and never above the model's largest batch
 
 
-class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LoadSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The `[load]` table: the daemon, the length of a run, the client's settings.
+
+    >>> LoadSettings("grpc://127.0.0.1:8001").port
+    8001
+    """
+
     target: str  # grpc://HOST:PORT or http://HOST:PORT
-    duration_s: Seconds = 30.0  # measured, after the warm-up
+    duration_s: Seconds = 30.0  # measured part of a run, after the warm-up
     warmup_s: Annotated[float, Meta(ge=0, le=3_600)] = 2.0  # same load, not counted
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 1
     connections: Annotated[int, Meta(ge=1, le=256)] = 4  # gRPC channels; HTTP opens more when all are busy
-    timeout_s: Seconds = 10.0  # no answer by then is an error
-    shared_memory: bool = False  # queries name memory of this machine in place of carrying their tensors
+    timeout_s: Seconds = 10.0  # a query without a response by then is an error
+    shared_memory: bool = False  # queries refer to memory of this machine instead of carrying their tensors
 
     @property
     def scheme(self) -> str:
@@ -52,20 +62,28 @@ class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TenantLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A `[[tenants]]` table: one model's rate, target and batch sizes.
+
+    >>> TenantLoad("resnet50", qps=40, target_ms=25).percentile
+    0.95
+    """
+
     name: Annotated[str, Meta(min_length=1)]  # of the served model
     qps: Annotated[float, Meta(gt=0, le=1_000_000)]
     target_ms: Annotated[float, Meta(gt=0, le=3_600_000)]  # scheduled arrival to answer
     percentile: Annotated[float, Meta(gt=0, le=1)] = 0.95  # share of the queries that must meet target_ms
-    batch: Size | Span | LogNormal | None = None  # a span is drawn from uniformly, both ends included; None: 1
+    batch: Size | Span | LogNormalSizes | None = None  # a span is uniform, both ends included; None: 1
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    load: Load
+    """A scenario file."""
+
+    load: LoadSettings
     tenants: Annotated[tuple[TenantLoad, ...], Meta(min_length=1)]
 
 
 def read_scenario(path: Path) -> Scenario:
-    """Raises ConfigError, one line that names the file and the key."""
+    """Read and check a scenario file. Raises ConfigError with one line that names the file and the key."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -91,7 +109,7 @@ def _with_key_first(text: str) -> str:
 
 
 def _check(scenario: Scenario) -> None:
-    """What no single field can say."""
+    """Check what the types of single fields do not express."""
     load = scenario.load
     try:
         url = urlsplit(load.target)
@@ -108,5 +126,5 @@ def _check(scenario: Scenario) -> None:
         if isinstance(tenant.batch, tuple) and tenant.batch[0] > tenant.batch[1]:
             raise ConfigError(f"tenants[{i}].batch: expected [low, high], got {list(tenant.batch)}")
         queries = tenant.qps * (load.warmup_s + load.duration_s)
-        if queries > MOST_QUERIES:
-            raise ConfigError(f"tenants[{i}].qps: {queries:.0f} queries in one run, expected at most {MOST_QUERIES}")
+        if queries > MAX_QUERIES:
+            raise ConfigError(f"tenants[{i}].qps: {queries:.0f} queries in one run, expected at most {MAX_QUERIES}")

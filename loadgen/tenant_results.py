@@ -1,4 +1,4 @@
-"""What a run showed, tenant by tenant."""
+"""Results of a run by tenant: counts and latencies, the client's own lag, rows of the report."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ import numpy as np
 from veltair.loadgen.arrivals import Times
 from veltair.loadgen.client import Outcome
 from veltair.loadgen.open_loop import Trace
-from veltair.loadgen.tenant_streams import Stream
+from veltair.loadgen.tenant_streams import TenantStream
 
-LATE_NS = 1_000_000  # a query sent later than this, or than a 20th of its target, was sent late
-LATE_SHARE = 0.01  # more late ones than this and the numbers are the client's, not the server's
+LATE_NS = 1_000_000  # a query is late when it is sent later than this and than a 20th of its target
+LATE_SHARE = 0.01  # with a larger share of late queries the numbers are the client's, not the server's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tally:
-    """One tenant's queries that arrived within the measured window."""
+class TenantOutcomes:
+    """Counts and latencies of one tenant's queries that arrived within the measured window.
+
+    >>> latency_ns = np.array([2_000_000, 9_000_000])
+    >>> outcomes = TenantOutcomes("m", 5_000_000, 0.95, 10**9, offered=2, refused=0, errors=0, served=2,
+    ...                           latency_ns=latency_ns)
+    >>> outcomes.in_time, outcomes.qos_rate, outcomes.qos_held
+    (1, 0.5, False)
+    """
 
     name: str
     target_ns: int
@@ -28,39 +35,44 @@ class Tally:
     offered: int
     refused: int
     errors: int
-    served: int  # answered OK *within* the window, whenever they arrived: throughput without the final drain
+    served: int  # answered OK *within* the window, including earlier arrivals: throughput without the final drain
     latency_ns: Times  # (answered OK,) from the scheduled arrival, ascending
 
     @property
-    def within(self) -> int:
+    def in_time(self) -> int:
         """Queries answered OK within the target."""
         return int(np.searchsorted(self.latency_ns, self.target_ns, side="right"))
 
     @property
     def qos_rate(self) -> float | None:
         """Share of *all* offered queries that were answered in time; None when none was offered."""
-        return self.within / self.offered if self.offered else None
+        return self.in_time / self.offered if self.offered else None
 
     @property
     def qos_held(self) -> bool:
         # 1e-9: 0.95 of 100 queries is 95 of them
-        return self.offered > 0 and self.within >= self.percentile * self.offered - 1e-9
+        return self.offered > 0 and self.in_time >= self.percentile * self.offered - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
-    """How far the client itself fell behind the schedule."""
+class SendLag:
+    """How far the client itself fell lag_ns the schedule.
+
+    >>> SendLag(max_ns=30_000_000, late_share=0.2).too_large
+    True
+    """
 
     max_ns: int = 0
     late_share: float = 0.0
 
     @property
-    def lies(self) -> bool:
+    def too_large(self) -> bool:
+        """Whether the latencies measure the client rather than the server."""
         return self.late_share > LATE_SHARE
 
 
 class TenantResult(msgspec.Struct, frozen=True):
-    """A row of the report. Percentiles are over the answered queries, None when there are none."""
+    """A row of the report. Percentiles are over the answered queries, None without any."""
 
     name: str
     offered_qps: float
@@ -74,18 +86,19 @@ class TenantResult(msgspec.Struct, frozen=True):
     errors: int
 
 
-def tallies(trace: Trace, streams: Sequence[Stream]) -> list[Tally]:
+def count_outcomes(trace: Trace, streams: Sequence[TenantStream]) -> list[TenantOutcomes]:
+    """The outcomes of each stream, in the order of `streams`."""
     low, high = trace.window_ns
-    arrival, outcome = trace.plan.arrival_ns, trace.outcome
+    arrival, outcome = trace.schedule.arrival_ns, trace.outcome
     ok = outcome == Outcome.OK
     measured = (arrival >= low) & (arrival < high) & (outcome != Outcome.UNSENT)
     served = ok & (trace.done_ns >= low) & (trace.done_ns < high)
     latency = trace.done_ns - arrival
 
-    def tally(i: int, stream: Stream) -> Tally:
-        own = trace.plan.stream == i
+    def count(i: int, stream: TenantStream) -> TenantOutcomes:
+        own = trace.schedule.stream == i
         mine = own & measured
-        return Tally(
+        return TenantOutcomes(
             stream.name,
             stream.target_ns,
             stream.percentile,
@@ -97,13 +110,13 @@ def tallies(trace: Trace, streams: Sequence[Stream]) -> list[Tally]:
             latency_ns=np.sort(latency[mine & ok]),
         )
 
-    return [tally(i, stream) for i, stream in enumerate(streams)]
+    return [count(i, stream) for i, stream in enumerate(streams)]
 
 
-def pooled(runs: Sequence[Sequence[Tally]]) -> list[Tally]:
-    """The tallies of several runs of the same tenants as if they had been one."""
+def pool_outcomes(runs: Sequence[Sequence[TenantOutcomes]]) -> list[TenantOutcomes]:
+    """The outcomes of several runs of the same tenants, as if they were one run."""
     return [
-        Tally(
+        TenantOutcomes(
             own[0].name,
             own[0].target_ns,
             own[0].percentile,
@@ -118,30 +131,32 @@ def pooled(runs: Sequence[Sequence[Tally]]) -> list[Tally]:
     ]
 
 
-def result(tally: Tally) -> TenantResult:
-    seconds = tally.window_ns / 1e9
+def summarize(outcomes: TenantOutcomes) -> TenantResult:
+    """One row of the report."""
+    seconds = outcomes.window_ns / 1e9
     p50_ms = p95_ms = p99_ms = None
-    if len(tally.latency_ns):
-        p50_ms, p95_ms, p99_ms = (np.percentile(tally.latency_ns, [50, 95, 99]) / 1e6).round(4).tolist()
+    if len(outcomes.latency_ns):
+        p50_ms, p95_ms, p99_ms = (np.percentile(outcomes.latency_ns, [50, 95, 99]) / 1e6).round(4).tolist()
     return TenantResult(
-        tally.name,
-        offered_qps=round(tally.offered / seconds, 4) if seconds else 0.0,
-        qps=round(tally.served / seconds, 4) if seconds else 0.0,
+        outcomes.name,
+        offered_qps=round(outcomes.offered / seconds, 4) if seconds else 0.0,
+        qps=round(outcomes.served / seconds, 4) if seconds else 0.0,
         p50_ms=p50_ms,
         p95_ms=p95_ms,
         p99_ms=p99_ms,
-        target_ms=tally.target_ns / 1e6,
-        qos_rate=tally.qos_rate,
-        refused=tally.refused,
-        errors=tally.errors,
+        target_ms=outcomes.target_ns / 1e6,
+        qos_rate=outcomes.qos_rate,
+        refused=outcomes.refused,
+        errors=outcomes.errors,
     )
 
 
-def lag(trace: Trace, streams: Sequence[Stream]) -> Lag:
+def measure_send_lag(trace: Trace, streams: Sequence[TenantStream]) -> SendLag:
+    """The lag of the queries that were sent."""
     sent = trace.outcome != Outcome.UNSENT
     if not sent.any():
-        return Lag()
-    behind = (trace.sent_ns - trace.plan.arrival_ns)[sent]
+        return SendLag()
+    lag_ns = (trace.sent_ns - trace.schedule.arrival_ns)[sent]
     targets = np.array([stream.target_ns for stream in streams])
-    allowed = np.maximum(LATE_NS, targets // 20)[trace.plan.stream[sent]]
-    return Lag(int(behind.max()), float((behind > allowed).mean()))
+    allowed = np.maximum(LATE_NS, targets // 20)[trace.schedule.stream[sent]]
+    return SendLag(int(lag_ns.max()), float((lag_ns > allowed).mean()))

@@ -198,7 +198,7 @@ def _point(simulation: Simulation, policy: str, scale: float) -> Point:
     conflicts, core_ms = _cost(seen)
     latency = np.concatenate([tally.latency_ns for tally in seen.tallies])
     offered = sum(tally.offered for tally in seen.tallies)
-    within = sum(tally.within for tally in seen.tallies)
+    within = sum(tally.in_time for tally in seen.tallies)
     mean_ms = float(latency.mean()) / 1e6 if len(latency) else 0.0
     return Point(policy, seen.offered_qps, within / offered, mean_ms, conflicts, core_ms)
 

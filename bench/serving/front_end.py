@@ -29,9 +29,9 @@ from onnx import TensorProto, helper
 
 from bench.paths import CLI
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
-from veltair.loadgen.open_loop import draw_plan, drive
-from veltair.loadgen.scenario import Load, TenantLoad
-from veltair.loadgen.tenant_streams import connect, prepare
+from veltair.loadgen.open_loop import draw_schedule, run_open_loop
+from veltair.loadgen.scenario import LoadSettings, TenantLoad
+from veltair.loadgen.tenant_streams import connect, prepare_streams
 from veltair.machine.environment import describe_environment
 
 SMALL, LARGE = (1, 64, 8, 8), (1, 64, 64, 64)
@@ -104,17 +104,17 @@ def measure(folder: Path, seconds: float) -> dict[str, object]:
 
 async def _drive(pid: int, address: str, name: str, seconds: float) -> dict[str, float]:
     """Returns the mean CPU time of a query by process, and its median round trip."""
-    load = Load(target=f"grpc://{address}", duration_s=seconds)
+    load = LoadSettings(target=f"grpc://{address}", duration_s=seconds)
     client = await connect(load)
     try:
-        streams = await prepare(client, [TenantLoad(name=name, qps=QPS, target_ms=1000.0)], 1)
-        plan = draw_plan(streams, 1.0, 1, 0.0, seconds)
+        streams = await prepare_streams(client, [TenantLoad(name=name, qps=QPS, target_ms=1000.0)], 1)
+        schedule = draw_schedule(streams, 1.0, 1, 0.0, seconds)
         before = _cpu_ns(pid)
-        trace = await drive(client, streams, plan, asyncio.Event())
-        took = {key: (after - before[key]) / len(plan.arrival_ns) for key, after in _cpu_ns(pid).items()}
+        trace = await run_open_loop(client, streams, schedule, asyncio.Event())
+        took = {key: (after - before[key]) / len(schedule.arrival_ns) for key, after in _cpu_ns(pid).items()}
     finally:
         await client.close()
-    round_trip = float(np.median(trace.done_ns - plan.arrival_ns))
+    round_trip = float(np.median(trace.done_ns - schedule.arrival_ns))
     return {"cpu_ns": sum(took.values()), "round_trip_p50_ns": round_trip} | {f"{k}_ns": v for k, v in took.items()}
 
 

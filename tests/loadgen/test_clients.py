@@ -11,11 +11,11 @@ import pytest
 import uvloop
 
 from veltair.errors import ConfigError
-from veltair.loadgen.client import Answer, Client, Feature, ModelMeta, Outcome, TensorMeta
+from veltair.loadgen.client import InferenceClient, ModelMetadata, Outcome, RawFeature, Response, TensorMetadata
 from veltair.loadgen.grpc_client import GrpcClient
 from veltair.loadgen.http_client import HttpClient
-from veltair.loadgen.payloads import MANY, draw_payloads
-from veltair.loadgen.shared_memory_client import FOLDER, SharingClient
+from veltair.loadgen.payloads import DRAWN_BATCH_PAYLOADS, draw_payloads
+from veltair.loadgen.shared_memory_client import FOLDER, SharedMemoryClient
 
 T = TypeVar("T")
 SCHEMES = ("http", "grpc")
@@ -35,13 +35,13 @@ def with_client(server: Any, scheme: str, play: Callable[[Any], Awaitable[T]], t
         return runner.run(session())
 
 
-async def request(client: Client, model: str, batch: int | None = 3) -> bytes:
+async def request(client: InferenceClient, model: str, batch: int | None = 3) -> bytes:
     meta = await client.describe(model)
     return client.encode(meta, draw_payloads(meta, batch, np.random.default_rng(0))[0])
 
 
-def outcomes(server: Any, scheme: str, model: str, times: int, timeout_s: float = 10.0) -> list[Answer]:
-    async def play(client: Client) -> list[Answer]:
+def outcomes(server: Any, scheme: str, model: str, times: int, timeout_s: float = 10.0) -> list[Response]:
+    async def play(client: InferenceClient) -> list[Response]:
         data = await request(client, model)
         return [await client.send(data) for _ in range(times)]
 
@@ -51,18 +51,18 @@ def outcomes(server: Any, scheme: str, model: str, times: int, timeout_s: float 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_metadata(oracle, scheme):
     meta = with_client(oracle, scheme, lambda client: client.describe("echo"))
-    assert meta == ModelMeta(
+    assert meta == ModelMetadata(
         "echo",
-        (TensorMeta("x", "FP32", (-1, 4)), TensorMeta("ids", "INT64", (-1, 3))),
+        (TensorMetadata("x", "FP32", (-1, 4)), TensorMetadata("ids", "INT64", (-1, 3))),
         {"ids": (5, 9)},
-        {"s": Feature(30, ";"), "user": Feature()},
+        {"s": RawFeature(30, ";"), "user": RawFeature()},
     )
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_tensors_arrive_as_the_metadata_wants_them(own_oracle, scheme):
     answers = outcomes(own_oracle, scheme, "echo", 4)
-    assert answers == [Answer(Outcome.OK)] * 4
+    assert answers == [Response(Outcome.OK)] * 4
     counts = own_oracle.stats("echo")
     assert (counts["queries"], counts["samples"], counts["bad"]) == (4, 12, 0)
 
@@ -70,8 +70,8 @@ def test_the_tensors_arrive_as_the_metadata_wants_them(own_oracle, scheme):
 @pytest.mark.parametrize("model", ["echo", "words"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_tensors_in_shared_memory_arrive_and_leave_nothing_behind(own_oracle, scheme, model):
-    async def play(client: Any) -> list[Answer]:
-        sharing = await SharingClient.over(client)
+    async def play(client: Any) -> list[Response]:
+        sharing = await SharedMemoryClient.register(client)
         meta = await sharing.describe(model)
         payloads = draw_payloads(meta, (1, 5), np.random.default_rng(0))
         requests = [sharing.encode(meta, payload) for payload in payloads]  # all of them lie there at once
@@ -81,20 +81,20 @@ def test_tensors_in_shared_memory_arrive_and_leave_nothing_behind(own_oracle, sc
         assert not list(FOLDER.glob(f"{sharing.region}*"))
         return answers
 
-    assert with_client(own_oracle, scheme, play) == [Answer(Outcome.OK)] * MANY
+    assert with_client(own_oracle, scheme, play) == [Response(Outcome.OK)] * DRAWN_BATCH_PAYLOADS
     assert own_oracle.stats(model)["bad"] == 0
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_strings_arrive_as_the_configuration_wants_them(own_oracle, scheme):
-    assert outcomes(own_oracle, scheme, "words", 4) == [Answer(Outcome.OK)] * 4
+    assert outcomes(own_oracle, scheme, "words", 4) == [Response(Outcome.OK)] * 4
     counts = own_oracle.stats("words")
     assert (counts["queries"], counts["samples"], counts["bad"]) == (4, 12, 0)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_fixed_batch(own_oracle, scheme):
-    async def play(client: Client) -> Answer:
+    async def play(client: InferenceClient) -> Response:
         return await client.send(await request(client, "fixed", None))
 
     assert with_client(own_oracle, scheme, play).outcome is Outcome.OK
@@ -103,7 +103,7 @@ def test_a_fixed_batch(own_oracle, scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_bad_request_is_an_error_with_the_servers_words(oracle, scheme):
-    async def play(client: Client) -> Answer:
+    async def play(client: InferenceClient) -> Response:
         meta = await client.describe("echo")
         wrong = {"x": np.ones((1, 4), np.float32), "ids": np.full((1, 3), 99)}
         return await client.send(client.encode(meta, wrong))
@@ -136,7 +136,7 @@ def test_a_bad_request_is_an_error_with_the_servers_words(oracle, scheme):
 def test_whatever_the_server_does_is_one_outcome_and_the_next_query_is_not_harmed(
     oracle, scheme, model, outcome, detail
 ):
-    async def play(client: Client) -> list[Answer]:
+    async def play(client: InferenceClient) -> list[Response]:
         bad, good = await request(client, model), await request(client, "echo")
         return [await client.send(data) for data in (bad, good, bad, bad, good)]
 
@@ -144,18 +144,18 @@ def test_whatever_the_server_does_is_one_outcome_and_the_next_query_is_not_harme
     for answer in (answers[0], answers[2], answers[3]):
         assert answer.outcome is outcome
         assert detail in answer.detail
-    assert answers[1] == answers[4] == Answer(Outcome.OK)
+    assert answers[1] == answers[4] == Response(Outcome.OK)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_no_answer_in_time_is_an_error(oracle, scheme):
     answers = outcomes(oracle, scheme, "hang", 2, timeout_s=0.3)
-    assert answers == [Answer(Outcome.ERROR, "no answer within 0.3 s")] * 2
+    assert answers == [Response(Outcome.ERROR, "no answer within 0.3 s")] * 2
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_late_answer_is_not_taken_for_the_next_querys(oracle, scheme):
-    async def play(client: Any) -> list[Answer]:
+    async def play(client: Any) -> list[Response]:
         slow, good = await request(client, "hang"), await request(client, "refuse")
         client._timeout_s = 0.2
         first = await client.send(slow)
@@ -169,7 +169,7 @@ def test_a_late_answer_is_not_taken_for_the_next_querys(oracle, scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_server_that_is_killed_costs_errors_not_refusals(own_oracle, scheme):
-    async def play(client: Client) -> list[Answer]:
+    async def play(client: InferenceClient) -> list[Response]:
         hang, good = await request(client, "hang"), await request(client, "echo")
         waiting = [asyncio.create_task(client.send(hang)) for _ in range(3)]
         while await asyncio.to_thread(lambda: own_oracle.stats("hang")["queries"]) < 3:
@@ -185,7 +185,7 @@ def test_a_server_that_is_killed_costs_errors_not_refusals(own_oracle, scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_many_at_once_need_not_wait_for_each_other(own_oracle, scheme):
-    async def play(client: Client) -> int:
+    async def play(client: InferenceClient) -> int:
         data = await request(client, "hang")
         waiting = [asyncio.create_task(client.send(data)) for _ in range(50)]
         while (most := await asyncio.to_thread(lambda: own_oracle.stats("hang")["waiting_max"])) < 50:

@@ -7,7 +7,7 @@ import grpc
 import uvloop
 
 from veltair.grpc.http2.frames import message_prefix
-from veltair.loadgen.client import Answer, Outcome
+from veltair.loadgen.client import Outcome, Response
 from veltair.loadgen.grpc_client import SERVICE, GrpcClient
 
 WAIT_S = 10.0
@@ -33,7 +33,7 @@ def test_a_lost_connection_is_an_error_and_made_anew() -> None:
     async def echo(request: bytes, context: Any) -> bytes:
         return request
 
-    async def run() -> list[Answer]:
+    async def run() -> list[Response]:
         server, port = await start_server(hang)
         client = GrpcClient("127.0.0.1", port, WAIT_S)
         await client.open(1)
@@ -63,7 +63,7 @@ def test_a_call_without_an_answer_ends_at_the_timeout() -> None:
             cancelled.set()
         return b""
 
-    async def run() -> Answer:
+    async def run() -> Response:
         server, port = await start_server(hang)
         client = GrpcClient("127.0.0.1", port, 0.2)
         await client.open(1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.loadgen.http_client import BrokenAnswerError, _Connection, parse_head
+from veltair.loadgen.http_client import BrokenResponseError, HttpConnection, parse_head
 
 
 class Pipe(asyncio.Transport):
@@ -28,7 +28,7 @@ def exchange(answer: bytes, cuts: list[int]) -> tuple[int, bytes]:
     """What a connection makes of an answer that comes cut into pieces."""
 
     async def play() -> tuple[int, bytes]:
-        connection = _Connection()
+        connection = HttpConnection()
         connection.connection_made(Pipe())
         future = connection.exchange(b"request", keep_body=True)
         edges = [0, *sorted(cut % (len(answer) + 1) for cut in cuts), len(answer)]
@@ -49,14 +49,14 @@ def test_an_answer_is_the_same_however_it_is_cut(body, cuts):
 
 @given(data=st.binary(max_size=200), cuts=st.lists(st.integers(0, 1000), max_size=5))
 def test_no_bytes_do_more_than_break_the_answer(data, cuts):
-    with pytest.raises(BrokenAnswerError):
+    with pytest.raises(BrokenResponseError):
         exchange(data, cuts)
 
 
 @given(cut=st.integers(0, 10_000))
 def test_a_truncated_answer_is_broken(cut):
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n" + bytes(20)
-    with pytest.raises(BrokenAnswerError, match="connection closed"):
+    with pytest.raises(BrokenResponseError, match="connection closed"):
         exchange(answer[: cut % len(answer)], [])
 
 
@@ -65,7 +65,7 @@ def test_a_head_is_parsed_or_broken(head):
     for candidate in (head, b"HTTP/1.1 200 OK\r\n" + head, b"HTTP/1.1 200 OK\r\nContent-Length:" + head):
         try:
             status, length, _ = parse_head(candidate)
-        except BrokenAnswerError:
+        except BrokenResponseError:
             continue
         assert 0 <= status <= 999 and length >= 0
 
@@ -95,13 +95,13 @@ def test_heads(head, expected):
     ],
 )
 def test_broken_heads(head):
-    with pytest.raises(BrokenAnswerError):
+    with pytest.raises(BrokenResponseError):
         parse_head(head)
 
 
 def test_bytes_that_nobody_asked_for_end_the_connection():
     async def play() -> bool:
-        connection, pipe = _Connection(), Pipe()
+        connection, pipe = HttpConnection(), Pipe()
         connection.connection_made(pipe)
         connection.data_received(b"HTTP/1.1 200 OK\r\n")
         return pipe.aborted and not connection.usable
@@ -112,7 +112,7 @@ def test_bytes_that_nobody_asked_for_end_the_connection():
 @pytest.mark.parametrize(("header", "usable"), [(b"", True), (b"Connection: close\r\n", False)])
 def test_a_connection_that_the_server_will_close_is_not_used_again(header, usable):
     async def play() -> bool:
-        connection = _Connection()
+        connection = HttpConnection()
         connection.connection_made(Pipe())
         answer = connection.exchange(b"request")
         connection.data_received(b"HTTP/1.1 200 OK\r\n" + header + b"Content-Length: 2\r\n\r\nok")

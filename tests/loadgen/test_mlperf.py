@@ -10,7 +10,7 @@ import pytest
 from veltair.commands.load import add_arguments, run
 from veltair.errors import VeltairError
 from veltair.loadgen import mlperf
-from veltair.loadgen.scenario import Load, TenantLoad
+from veltair.loadgen.scenario import LoadSettings, TenantLoad
 
 
 def load(*arguments: object) -> int:
@@ -121,7 +121,7 @@ def test_what_fails_in_the_child_is_told_by_the_parent(own_oracle, scenario_file
 
 def test_a_child_that_dies_or_hangs_is_an_error(tmp_path, monkeypatch):
     job = mlperf.Job(
-        Load("http://127.0.0.1:1", duration_s=0.1, warmup_s=0, timeout_s=0.1), TenantLoad("m", 100.0, 1.0), "."
+        LoadSettings("http://127.0.0.1:1", duration_s=0.1, warmup_s=0, timeout_s=0.1), TenantLoad("m", 100.0, 1.0), "."
     )
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexit 3\n")
@@ -141,7 +141,7 @@ def test_stopped_is_no_result(tmp_path, monkeypatch):
     python.write_text("#!/bin/sh\nexec sleep 1000\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    job = mlperf.Job(Load("http://127.0.0.1:1"), TenantLoad("m", 100.0, 1.0), ".")
+    job = mlperf.Job(LoadSettings("http://127.0.0.1:1"), TenantLoad("m", 100.0, 1.0), ".")
 
     async def play() -> object:
         stop = asyncio.Event()

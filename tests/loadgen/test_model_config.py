@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from veltair.errors import ConfigError
-from veltair.loadgen.client import Feature, ModelMeta, TensorMeta
-from veltair.loadgen.model_config import model_meta, parse_id_ranges
+from veltair.loadgen.client import ModelMetadata, RawFeature, TensorMetadata
+from veltair.loadgen.model_config import build_metadata, parse_id_ranges
 
-INPUTS = (TensorMeta("s", "BYTES", (-1, 1)),)
+INPUTS = (TensorMetadata("s", "BYTES", (-1, 1)),)
 
 
 def test_what_a_server_tells():
@@ -14,9 +14,9 @@ def test_what_a_server_tells():
         "id_range": '{"user": [0, 9]}', "features": '{"s":{"max_bytes":64,"separator":";"},"user":{}}',
         "max_batch": "128", "qos_ms": "20.0",
     }  # fmt: skip
-    features = {"s": Feature(64, ";"), "user": Feature()}
-    assert model_meta("m", INPUTS, parameters) == ModelMeta("m", INPUTS, {"user": (0, 9)}, features, 128)
-    assert model_meta("m", INPUTS, {}) == ModelMeta("m", INPUTS)
+    features = {"s": RawFeature(64, ";"), "user": RawFeature()}
+    assert build_metadata("m", INPUTS, parameters) == ModelMetadata("m", INPUTS, {"user": (0, 9)}, features, 128)
+    assert build_metadata("m", INPUTS, {}) == ModelMetadata("m", INPUTS)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_what_a_server_tells():
 )  # fmt: skip
 def test_broken_parameters(key, text):
     with pytest.raises(ConfigError, match=f"the server's {key}"):
-        model_meta("m", INPUTS, {key: text})
+        build_metadata("m", INPUTS, {key: text})
 
 
 def test_id_ranges():

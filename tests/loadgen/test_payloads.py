@@ -5,12 +5,12 @@ import pytest
 from tritonclient.utils import deserialize_bytes_tensor
 
 from veltair.errors import ConfigError
-from veltair.loadgen.client import Feature, ModelMeta, TensorMeta
-from veltair.loadgen.payloads import FEW, MANY, draw_payloads, raw
-from veltair.loadgen.scenario import LogNormal
+from veltair.loadgen.client import ModelMetadata, RawFeature, TensorMetadata
+from veltair.loadgen.payloads import DRAWN_BATCH_PAYLOADS, FIXED_BATCH_PAYLOADS, draw_payloads, encode_tensor
+from veltair.loadgen.scenario import LogNormalSizes
 
-DLRM = ModelMeta(
-    "dlrm", (TensorMeta("dense", "FP32", (-1, 13)), TensorMeta("ids", "INT64", (-1, 4))), {"ids": (10, 20)}
+DLRM = ModelMetadata(
+    "dlrm", (TensorMetadata("dense", "FP32", (-1, 13)), TensorMetadata("ids", "INT64", (-1, 4))), {"ids": (10, 20)}
 )
 
 
@@ -20,7 +20,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def test_shapes_types_and_ranges_follow_the_metadata():
     payloads = draw_payloads(DLRM, (2, 5), rng())
-    assert len(payloads) == MANY
+    assert len(payloads) == DRAWN_BATCH_PAYLOADS
     sizes = {p["dense"].shape[0] for p in payloads}
     assert sizes == {2, 3, 4, 5}
     for p in payloads:
@@ -35,7 +35,7 @@ def test_shapes_types_and_ranges_follow_the_metadata():
 
 def test_the_seed_decides():
     first, again, other = (draw_payloads(DLRM, 3, rng(seed)) for seed in (1, 1, 2))
-    assert len(first) == FEW
+    assert len(first) == FIXED_BATCH_PAYLOADS
     for a, b, c in zip(first, again, other, strict=True):
         np.testing.assert_array_equal(a["dense"], b["dense"])
         assert (a["dense"] != c["dense"]).any()
@@ -43,12 +43,12 @@ def test_the_seed_decides():
 
 @pytest.mark.parametrize("id_range", [(0, 0), (7, 7)])
 def test_a_range_of_one_id_gives_that_id(id_range):
-    meta = ModelMeta("m", (TensorMeta("ids", "INT32", (2, 3)),), {"ids": id_range})
+    meta = ModelMetadata("m", (TensorMetadata("ids", "INT32", (2, 3)),), {"ids": id_range})
     assert (draw_payloads(meta, None, rng())[0]["ids"] == id_range[0]).all()
 
 
 def test_integers_without_a_range_are_zero():
-    meta = ModelMeta("m", (TensorMeta("ids", "UINT8", (-1, 3)),))
+    meta = ModelMetadata("m", (TensorMetadata("ids", "UINT8", (-1, 3)),))
     assert not draw_payloads(meta, 2, rng())[0]["ids"].any()
 
 
@@ -57,12 +57,12 @@ def test_integers_without_a_range_are_zero():
     [("FP16", "f2"), ("FP64", "f8"), ("BOOL", "?"), ("INT8", "i1"), ("UINT64", "u8"), ("BF16", "u2")],
 )
 def test_other_types(datatype, dtype):
-    payload = draw_payloads(ModelMeta("m", (TensorMeta("x", datatype, (2, 50)),)), None, rng())[0]["x"]
+    payload = draw_payloads(ModelMetadata("m", (TensorMetadata("x", datatype, (2, 50)),)), None, rng())[0]["x"]
     assert payload.dtype == np.dtype(dtype)
 
 
 def test_bf16_is_the_upper_half_of_a_normal_float():
-    bits = draw_payloads(ModelMeta("m", (TensorMeta("x", "BF16", (1000,)),)), None, rng())[0]["x"]
+    bits = draw_payloads(ModelMetadata("m", (TensorMetadata("x", "BF16", (1000,)),)), None, rng())[0]["x"]
     values = (bits.astype(np.uint32) << 16).view(np.float32)
     assert np.isfinite(values).all() and abs(values.std() - 1) < 0.1
 
@@ -70,9 +70,9 @@ def test_bf16_is_the_upper_half_of_a_normal_float():
 @pytest.mark.parametrize(
     ("meta", "batch", "expected"),
     [
-        (ModelMeta("m", (TensorMeta("x", "FP32", (1, 3)),)), 4, "fixed batch"),
-        (ModelMeta("m", (TensorMeta("x", "FP32", (-1, -1)),)), None, "only the first dimension"),
-        (ModelMeta("m", (TensorMeta("x", "FP8", (1,)),)), None, "cannot draw FP8"),
+        (ModelMetadata("m", (TensorMetadata("x", "FP32", (1, 3)),)), 4, "fixed batch"),
+        (ModelMetadata("m", (TensorMetadata("x", "FP32", (-1, -1)),)), None, "only the first dimension"),
+        (ModelMetadata("m", (TensorMetadata("x", "FP8", (1,)),)), None, "cannot draw FP8"),
     ],
 )
 def test_what_cannot_be_drawn(meta, batch, expected):
@@ -80,13 +80,13 @@ def test_what_cannot_be_drawn(meta, batch, expected):
         draw_payloads(meta, batch, rng())
 
 
-RAW = ModelMeta(
+RAW = ModelMetadata(
     "ranker",
     (
-        TensorMeta("history", "BYTES", (-1, 1)), TensorMeta("name", "BYTES", (-1, 1)),
-        TensorMeta("user", "INT64", (-1, 2)),
+        TensorMetadata("history", "BYTES", (-1, 1)), TensorMetadata("name", "BYTES", (-1, 1)),
+        TensorMetadata("user", "INT64", (-1, 2)),
     ),
-    features={"history": Feature(40, ";"), "name": Feature(8), "user": Feature()},
+    features={"history": RawFeature(40, ";"), "name": RawFeature(8), "user": RawFeature()},
 )  # fmt: skip
 
 
@@ -107,18 +107,18 @@ def test_raw_features_are_texts_that_fit_and_any_integers():
 
 def test_strings_go_out_as_tritonclient_reads_them():
     texts = draw_payloads(RAW, 7, rng())[0]["history"]
-    assert deserialize_bytes_tensor(raw(texts)).tolist() == texts.ravel().tolist()
+    assert deserialize_bytes_tensor(encode_tensor(texts)).tolist() == texts.ravel().tolist()
 
 
 def sizes(batch, max_batch):
-    meta = ModelMeta("m", (TensorMeta("x", "FP32", (-1, 1)),), max_batch=max_batch)
+    meta = ModelMetadata("m", (TensorMetadata("x", "FP32", (-1, 1)),), max_batch=max_batch)
     return [p["x"].shape[0] for p in draw_payloads(meta, batch, rng())]
 
 
 def test_log_normal_sizes():
-    drawn = sizes(LogNormal(), None)
-    assert len(drawn) == MANY
+    drawn = sizes(LogNormalSizes(), None)
+    assert len(drawn) == DRAWN_BATCH_PAYLOADS
     assert abs(np.log(drawn).mean() - 5.1) < 0.1 and 0.1 < np.log(drawn).std() < 0.3
-    assert max(sizes(LogNormal(most=150), None)) == 150 > min(sizes(LogNormal(most=150), None))
-    assert max(sizes(LogNormal(), 100)) == 100
-    assert min(sizes(LogNormal(log_mean=0, log_sigma=2), None)) == 1
+    assert max(sizes(LogNormalSizes(most=150), None)) == 150 > min(sizes(LogNormalSizes(most=150), None))
+    assert max(sizes(LogNormalSizes(), 100)) == 100
+    assert min(sizes(LogNormalSizes(log_mean=0, log_sigma=2), None)) == 1

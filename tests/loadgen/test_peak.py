@@ -1,3 +1,5 @@
+"""The peak search: bisection, the median of runs, settling."""
+
 from __future__ import annotations
 
 import asyncio
@@ -8,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.loadgen.peak import HIGHEST, LOWEST, WIDTH, bisect, find_peak
-from veltair.loadgen.tenant_results import Lag, Tally
+from veltair.loadgen.peak import HIGHEST, LOWEST, WIDTH, LoadRun, bisect_scale, find_peak
+from veltair.loadgen.tenant_results import SendLag, TenantOutcomes
 
 
 def searched(capacity: float) -> tuple[float | None, list[float]]:
     """The result of a search where every factor up to `capacity` holds, and the factors it tried."""
-    search, tried = bisect(), []
+    search, tried = bisect_scale(), []
     scale = next(search)
     while True:
         tried.append(scale)
@@ -43,13 +45,13 @@ def test_the_way_up_doubles_from_the_scenarios_own_rates():
     assert searched(0.3)[1][:4] == [1.0, 0.5, 0.25, 0.375]
 
 
-def tally(name: str, offered: int, within: int, percentile: float = 0.95) -> Tally:
-    latency = np.concatenate([np.zeros(within, np.int64), np.full(offered - within, 10**9)])
-    return Tally(name, 10**6, percentile, 10**9, offered, 0, 0, offered, latency)
+def outcomes_of(name: str, offered: int, in_time: int, percentile: float = 0.95) -> TenantOutcomes:
+    latency = np.concatenate([np.zeros(in_time, np.int64), np.full(offered - in_time, 10**9)])
+    return TenantOutcomes(name, 10**6, percentile, 10**9, offered, 0, 0, offered, latency)
 
 
 class Machine:
-    """Holds tenant `a` up to one factor and `b` up to another; counts what is asked of it."""
+    """Holds tenant `a` up to one factor and `b` up to another; records the calls."""
 
     def __init__(self, a: float, b: float) -> None:
         self.capacity = {"a": a, "b": b}
@@ -60,9 +62,10 @@ class Machine:
         self.runs.append((scale, seed))
         offered = round(1000 * scale)
         rows = [
-            tally(name, offered, offered if scale <= most else offered // 2) for name, most in self.capacity.items()
+            outcomes_of(name, offered, offered if scale <= most else offered // 2)
+            for name, most in self.capacity.items()
         ]
-        return rows, Lag(round(scale * 1000), scale / 100)
+        return LoadRun(rows, SendLag(round(scale * 1000), scale / 100))
 
     async def settle(self) -> None:
         self.settled.append(self.runs[-1][0])
@@ -82,7 +85,7 @@ def test_every_tenant_must_hold(a, b, seeds):
     assert 3.3 / (1 + WIDTH) < best.scale <= 3.3
     assert best.qps == pytest.approx(2 * 1000 * best.scale, abs=1)  # both tenants, per second, not per run
     assert best.seeds == seeds[:2]  # of three, two that hold decide
-    assert best.lag == Lag(round(best.scale * 1000), best.scale / 100)
+    assert best.lag == SendLag(round(best.scale * 1000), best.scale / 100)
 
 
 @pytest.mark.parametrize(("count", "runs_that_hold", "runs_that_miss"), [(1, 1, 1), (2, 2, 1), (3, 2, 2), (4, 3, 2)])
@@ -94,31 +97,32 @@ def test_each_factor_is_tried_with_the_same_seeds_until_most_of_them_agree(count
         assert tuple(seeds) == probe.seeds == tuple(range(5, 5 + run))
 
 
-class Disturbed(Machine):
-    """Something else takes the cores in runs of one seed."""
+class DisturbedMachine(Machine):
+    """Another process takes the cores in the runs of one seed."""
 
-    def __init__(self, seed: int, within: int) -> None:
+    def __init__(self, seed: int, in_time: int) -> None:
         super().__init__(3.3, 3.3)
-        self.seed, self.within = seed, within
+        self.seed, self.in_time = seed, in_time
 
     async def measure(self, scale: float, seed: int):
-        rows, lag = await super().measure(scale, seed)
-        return ([tally("a", 1000, self.within), tally("b", 1000, 1000)] if seed == self.seed else rows), lag
+        run = await super().measure(scale, seed)
+        disturbed = [outcomes_of("a", 1000, self.in_time), outcomes_of("b", 1000, 1000)]
+        return run._replace(tenants=disturbed) if seed == self.seed else run
 
 
 @pytest.mark.parametrize("seed", [5, 6, 7])
 def test_one_run_of_three_decides_nothing(seed):
-    for within in (0, 1000):
-        best = max((p for p in Disturbed(seed, within).probes() if p.held), key=lambda p: p.scale)
+    for in_time in (0, 1000):
+        best = max((p for p in DisturbedMachine(seed, in_time).probes() if p.held), key=lambda p: p.scale)
         assert 3.3 / (1 + WIDTH) < best.scale <= 3.3
 
 
 def test_the_median_run_is_shown():
-    first = Disturbed(6, 960).probes()[0]
+    first = DisturbedMachine(6, 960).probes()[0]
     assert first.held
-    assert [t.within for t in first.tallies] == [960, 1000]
-    last = next(p for p in Disturbed(6, 940).probes() if not p.held)
-    assert [t.within for t in last.tallies] == [940, 1000]
+    assert [t.in_time for t in first.tenants] == [960, 1000]
+    last = next(p for p in DisturbedMachine(6, 940).probes() if not p.held)
+    assert [t.in_time for t in last.tenants] == [940, 1000]
 
 
 def test_the_daemon_settles_after_each_probe_that_failed_and_only_then():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from veltair.errors import ConfigError
-from veltair.loadgen.scenario import Load, LogNormal, Scenario, TenantLoad, read_scenario
+from veltair.loadgen.scenario import LoadSettings, LogNormalSizes, Scenario, TenantLoad, read_scenario
 
 GOOD = """
 [load]
@@ -32,7 +32,7 @@ def write(tmp_path: Path, text: str | bytes) -> Path:
 
 def test_a_good_file_with_its_defaults(tmp_path):
     assert read_scenario(write(tmp_path, GOOD)) == Scenario(
-        Load("grpc://127.0.0.1:8001", 30.0, 2.0, 1, 4, 10.0),
+        LoadSettings("grpc://127.0.0.1:8001", 30.0, 2.0, 1, 4, 10.0),
         (
             TenantLoad("resnet50", 20.0, 100.0, 0.95, None),
             TenantLoad("dlrm", 5.5, 50.0, 0.99, (1, 32)),
@@ -42,7 +42,7 @@ def test_a_good_file_with_its_defaults(tmp_path):
 
 def test_sizes_of_recommendation(tmp_path):
     text = GOOD.replace("batch = [1, 32]", "batch = { log_mean = 4.5, most = 512 }")
-    assert read_scenario(write(tmp_path, text)).tenants[1].batch == LogNormal(4.5, 0.2, 512)
+    assert read_scenario(write(tmp_path, text)).tenants[1].batch == LogNormalSizes(4.5, 0.2, 512)
 
 
 def test_the_demo_scenario_is_a_good_file():

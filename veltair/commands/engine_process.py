@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import ModelError
-from veltair.loadgen.client import Feature
-from veltair.loadgen.payloads import FEATURE_IDS, texts
+from veltair.loadgen.client import RawFeature
+from veltair.loadgen.payloads import RAW_ID_LIMIT, draw_texts
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 from veltair.profiles.artifact.input_layout import InputLayout
@@ -41,9 +41,9 @@ def draw(port: Port, batch: int) -> NDArray[Any]:
     random = np.random.default_rng(0)
     shape = port.at(batch)
     if port.dtype == "string":
-        return texts(Feature(port.max_bytes, port.separator), shape, random)
+        return draw_texts(RawFeature(port.max_bytes, port.separator), shape, random)
     if np.issubdtype(np.dtype(port.dtype), np.integer):
-        high = port.high or (FEATURE_IDS if port.locations else 0)
+        high = port.high or (RAW_ID_LIMIT if port.locations else 0)
         return random.integers(port.low or 0, high + 1, shape).astype(port.dtype)
     return random.standard_normal(shape).astype(port.dtype)
 

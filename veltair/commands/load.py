@@ -20,13 +20,13 @@ from rich.console import Console
 
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.loadgen import mlperf
-from veltair.loadgen.client import Client
-from veltair.loadgen.open_loop import Trace, draw_plan, drive
-from veltair.loadgen.peak import Probe, Run, find_peak
-from veltair.loadgen.report import Report, print_failures, probe_result, progress_bar, table
+from veltair.loadgen.client import InferenceClient
+from veltair.loadgen.open_loop import Trace, draw_schedule, run_open_loop
+from veltair.loadgen.peak import LoadRun, Probe, find_peak
+from veltair.loadgen.report import Report, print_failures, probe_result, progress_bar, results_table
 from veltair.loadgen.scenario import Scenario, read_scenario
-from veltair.loadgen.tenant_results import Lag, lag, result, tallies
-from veltair.loadgen.tenant_streams import Stream, connect, prepare, settle, solo_ns
+from veltair.loadgen.tenant_results import SendLag, count_outcomes, measure_send_lag, summarize
+from veltair.loadgen.tenant_streams import TenantStream, connect, measure_solo_ns, prepare_streams, wait_until_idle
 from veltair.machine.environment import describe_environment
 from veltair.machine.malloc import reuse_message_memory
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         scenario = read_scenario(args.scenario)
         _raise_file_limit()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_Session(args, scenario).run())
+            return runner.run(LoadCommand(args, scenario).run())
     except UserError as error:
         print(f"veltair load: {error}", file=sys.stderr)
         return 2
@@ -86,12 +86,12 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class _StoppedError(Exception):
-    """SIGINT came: report what there is."""
+class StoppedError(Exception):
+    """SIGINT arrived: report what has been measured."""
 
 
-class _Session:
-    """One invocation: what was asked for, and what has been measured so far."""
+class LoadCommand:
+    """One invocation: its arguments, and what has been measured so far."""
 
     def __init__(self, args: argparse.Namespace, scenario: Scenario) -> None:
         self._args, self._scenario = args, scenario
@@ -100,93 +100,95 @@ class _Session:
         self._failures: Counter[tuple[str, str]] = Counter()
 
     async def run(self) -> int:
-        report = await (self._mlperf() if self._args.engine == "mlperf" else self._builtin())
+        report = await (self._run_mlperf() if self._args.engine == "mlperf" else self._run_builtin())
         if report is not None:
             self._print(report)
         print_failures(self._notes, self._failures)
         return INTERRUPTED if self._stop.is_set() else 0
 
-    async def _builtin(self) -> Report:
+    async def _run_builtin(self) -> Report:
         load = self._scenario.load
         client = await connect(load)
         try:
-            streams = await prepare(client, self._scenario.tenants, load.seed)
-            with self._stopped_by_sigint():
+            streams = await prepare_streams(client, self._scenario.tenants, load.seed)
+            with self._stop_on_sigint():
                 if self._args.find_peak:
-                    return await self._peak(client, streams)
-                return self._single(await self._drive(client, streams, 1.0, load.seed, "load"), streams)
+                    return await self._search_peak(client, streams)
+                return self._report_run(await self._run_load(client, streams, 1.0, load.seed, "load"), streams)
         finally:
             await client.close()
 
-    async def _drive(self, client: Client, streams: list[Stream], scale: float, seed: int, what: str) -> Trace:
+    async def _run_load(
+        self, client: InferenceClient, streams: list[TenantStream], scale: float, seed: int, title: str
+    ) -> Trace:
         load = self._scenario.load
-        plan = draw_plan(streams, scale, seed, load.warmup_s, load.duration_s)
-        async with progress_bar(self._notes, what, load.warmup_s + load.duration_s):
-            trace = await drive(client, streams, plan, self._stop)
+        schedule = draw_schedule(streams, scale, seed, load.warmup_s, load.duration_s)
+        async with progress_bar(self._notes, title, load.warmup_s + load.duration_s):
+            trace = await run_open_loop(client, streams, schedule, self._stop)
         self._failures.update({(streams[i].name, why): n for (i, why), n in trace.failures.items()})
         return trace
 
-    def _single(self, trace: Trace, streams: list[Stream]) -> Report:
-        behind = lag(trace, streams)
-        self._warn(behind)
-        rows = [result(tally) for tally in tallies(trace, streams)]
-        return Report(rows, None, describe_environment(), behind.max_ns / 1e6)
+    def _report_run(self, trace: Trace, streams: list[TenantStream]) -> Report:
+        lag = measure_send_lag(trace, streams)
+        self._warn(lag)
+        rows = [summarize(outcomes) for outcomes in count_outcomes(trace, streams)]
+        return Report(rows, None, describe_environment(), lag.max_ns / 1e6)
 
-    async def _peak(self, client: Client, streams: list[Stream]) -> Report:
+    async def _search_peak(self, client: InferenceClient, streams: list[TenantStream]) -> Report:
         seed = self._scenario.load.seed
-        partial: Run = ([], Lag())
+        partial = LoadRun([], SendLag())
         number = itertools.count(1)
 
-        async def measure(scale: float, seed: int) -> Run:
+        async def measure(scale: float, seed: int) -> LoadRun:
             nonlocal partial
-            what = f"run {next(number)}: load x {scale:.3f}, seed {seed}"
-            trace = await self._drive(client, streams, scale, seed, what)
-            partial = tallies(trace, streams), lag(trace, streams)
+            title = f"run {next(number)}: load x {scale:.3f}, seed {seed}"
+            trace = await self._run_load(client, streams, scale, seed, title)
+            partial = LoadRun(count_outcomes(trace, streams), measure_send_lag(trace, streams))
             if self._stop.is_set():
-                raise _StoppedError
+                raise StoppedError
             return partial
 
-        async def idle() -> None:
-            await self._unless_stopped(settle(client, streams, alone_ns))
+        async def settle() -> None:
+            await self._unless_stopped(wait_until_idle(client, streams, solo_ns))
 
-        alone_ns: list[int] = []
+        solo_ns: list[int] = []
         probes: list[Probe] = []
         try:
-            alone_ns = await self._unless_stopped(solo_ns(client, streams))
-            async for probe in find_peak(measure, idle, range(seed, seed + self._args.seeds)):
+            solo_ns = await self._unless_stopped(measure_solo_ns(client, streams))
+            async for probe in find_peak(measure, settle, range(seed, seed + self._args.seeds)):
                 probes.append(probe)
-                self._tell(probe)
-        except _StoppedError:
+                self._print_probe(probe)
+        except StoppedError:
             self._notes.print("stopped before the search had ended: the peak is the best so far")
         best = max((probe for probe in probes if probe.held), key=lambda probe: probe.scale, default=None)
         missed = min((probe for probe in probes if not probe.held), key=lambda probe: probe.scale, default=None)
         shown = best or missed
-        rows, behind = (shown.tallies, shown.lag) if shown else partial  # partial: stopped in the first probe
-        # A client too slow for the next higher load sets the peak as surely as a daemon does.
-        self._warn(max(behind, missed.lag if missed else behind, key=lambda lag: lag.late_share))
+        rows, lag = (shown.tenants, shown.lag) if shown else partial  # partial: stopped in the first probe
+        # A client that is too slow for the next higher load limits the peak just as a daemon does.
+        self._warn(max(lag, missed.lag if missed else lag, key=lambda each: each.late_share))
         nothing_held = None if self._stop.is_set() else 0.0
         return Report(
-            [result(tally) for tally in rows],
+            [summarize(outcomes) for outcomes in rows],
             round(best.qps, 4) if best else nothing_held,
             describe_environment(),
-            behind.max_ns / 1e6,
+            lag.max_ns / 1e6,
             [probe_result(probe) for probe in probes],
         )
 
-    def _tell(self, probe: Probe) -> None:
+    def _print_probe(self, probe: Probe) -> None:
         if not self._args.json:
-            rates = ", ".join(f"{t.name} {(t.qos_rate or 0) * 100:.1f} %" for t in probe.tallies)
+            rates = ", ".join(f"{t.name} {(t.qos_rate or 0) * 100:.1f} %" for t in probe.tenants)
             verdict = "held" if probe.held else "missed"
             self._notes.print(f"x {probe.scale:.3f}  {probe.qps:.1f} QPS  {verdict}  ({rates})")
 
-    async def _mlperf(self) -> Report | None:
+    async def _run_mlperf(self) -> Report | None:
         tenants = self._scenario.tenants
         names = [tenant.name for tenant in tenants]
         name = self._args.tenant or (names[0] if len(names) == 1 else None)
         if name not in names:
             raise ConfigError(f"--tenant: expected one of {', '.join(names)}, got {name or 'none'}")
         load = self._scenario.load
-        with self._stopped_by_sigint(), mlperf.log_directory(self._args.mlperf_logs) as logs:
+        with self._stop_on_sigint(), mlperf.log_directory(self._args.mlperf_logs) as logs:
             job = mlperf.Job(load, tenants[names.index(name)], logs)
             async with progress_bar(self._notes, "MLPerf Server", load.warmup_s + load.duration_s):
                 verdict = await mlperf.run(job, self._stop)
@@ -198,7 +200,7 @@ class _Session:
         return Report([verdict.result], None, describe_environment(), None)
 
     @contextmanager
-    def _stopped_by_sigint(self) -> Iterator[None]:
+    def _stop_on_sigint(self) -> Iterator[None]:
         """The first SIGINT ends the run early, the second one everything."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
@@ -214,22 +216,22 @@ class _Session:
             loop.remove_signal_handler(signal.SIGINT)
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T:
-        """Raises _StoppedError when SIGINT comes first."""
+        """Raises StoppedError when SIGINT comes first."""
         working, stopping = asyncio.ensure_future(work), asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
-                raise _StoppedError
+                raise StoppedError
             return working.result()
         finally:
             working.cancel()
             stopping.cancel()
 
-    def _warn(self, behind: Lag) -> None:
-        if behind.lies:
+    def _warn(self, lag: SendLag) -> None:
+        if lag.too_large:
             self._notes.print(
-                f"the client fell behind: {behind.late_share * 100:.1f} % of the queries were sent late, by up "
-                f"to {behind.max_ns / 1e6:.1f} ms; the latencies count that against the server",
+                f"the client fell behind: {lag.late_share * 100:.1f} % of the queries were sent late, by up "
+                f"to {lag.max_ns / 1e6:.1f} ms; the latencies count that against the server",
                 style="yellow",
             )
 
@@ -244,7 +246,7 @@ class _Session:
         elif report.peak_qps is not None:
             title += f": peak {report.peak_qps:.1f} QPS with every tenant's QoS held"
         console = Console()
-        console.print(table(report.tenants, self._scenario.tenants, title, wide=console.width >= 100))
+        console.print(results_table(report.tenants, self._scenario.tenants, title, wide=console.width >= 100))
         if report.max_lag_ms is not None:
             self._notes.print(f"client lag at most {report.max_lag_ms:.2f} ms", style="dim")
 

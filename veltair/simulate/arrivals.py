@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from veltair.errors import ConfigError
-from veltair.loadgen.arrivals import Times, arrivals_ns, tenant_rngs
+from veltair.loadgen.arrivals import Times, poisson_arrivals_ns, tenant_rngs
 from veltair.simulate.scenario import MOST_QUERIES, Scenario, TenantLoad
 
 
@@ -23,7 +23,7 @@ def _of_tenant(tenant: TenantLoad, number: int, scale: float, seed: int, duratio
     qps, rng = tenant.qps * scale, tenant_rngs(seed, number).arrivals
     match tenant.arrivals:
         case "poisson":
-            return arrivals_ns(qps, duration_ns, rng)
+            return poisson_arrivals_ns(qps, duration_ns, rng)
         case "even":
             count = int(duration_ns * qps / 1e9)
             times = ((np.arange(count) + rng.random()) / qps * 1e9).astype(np.int64)  # tenants do not march in step

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TextIO, TypeAlias
 
-from veltair.loadgen.peak import bisect
-from veltair.loadgen.tenant_results import Tally, pooled
+from veltair.loadgen.peak import bisect_scale
+from veltair.loadgen.tenant_results import TenantOutcomes, pool_outcomes
 from veltair.simulate.simulation import Run, Simulation
 
 Tick: TypeAlias = Callable[[float], None]
@@ -23,7 +23,7 @@ class Probe:
     scale: float
     offered_qps: float  # of all tenants together, on average
     runs: list[Run]  # a hopeless factor is given up early
-    tallies: list[Tally]  # pooled
+    tallies: list[TenantOutcomes]  # pooled
     held: bool
 
     @property
@@ -51,7 +51,7 @@ def probe(
         runs.append(simulation.run(policy, seed, scale, planned=planned, before=tuple(runs), log=log, tick=within))
         if runs[-1].abandoned:
             break
-    total = pooled([run.tallies for run in runs])
+    total = pool_outcomes([run.tallies for run in runs])
     held = not runs[-1].abandoned and all(tally.qos_held for tally in total)
     return Probe(scale, simulation.scenario.qps * scale, runs, total, held)
 
@@ -64,7 +64,7 @@ def find_peak(
     Each factor is tried with the same seeds, so that two differ in nothing but the rate. `tick` is told the factor
     and the share of its runs that is over.
     """
-    search = bisect(WIDTH)
+    search = bisect_scale(WIDTH)
     scale = next(search)
     while True:
         told = None if tick is None else partial(tick, scale)

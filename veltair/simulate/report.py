@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from veltair.loadgen.tenant_results import Tally
+from veltair.loadgen.tenant_results import TenantOutcomes
 from veltair.simulate.peak_search import Probe
 from veltair.simulate.scenario import TenantLoad
 
@@ -51,7 +51,7 @@ def result(policy: str, tried: Probe, peak_qps: float | None) -> Result:
     )
 
 
-def _of_tenant(tally: Tally) -> TenantResult:
+def _of_tenant(tally: TenantOutcomes) -> TenantResult:
     p50_ms = p95_ms = p99_ms = mean_ms = None
     if len(tally.latency_ns):
         p50_ms, p95_ms, p99_ms = (np.percentile(tally.latency_ns, [50, 95, 99]) / 1e6).round(4).tolist()

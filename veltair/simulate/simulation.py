@@ -10,7 +10,7 @@ from typing import TextIO
 import numpy as np
 
 from veltair.loadgen.arrivals import Times
-from veltair.loadgen.tenant_results import Tally
+from veltair.loadgen.tenant_results import TenantOutcomes
 from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.event_log.replay import dump_decision, dump_event
 from veltair.scheduler.events import Decision, StartBlock
@@ -38,7 +38,7 @@ LOOK_EVERY = 256  # events between two looks at how far it is and whether it is 
 class Run:
     """What a run showed after its warm-up."""
 
-    tallies: list[Tally]  # by tenant; what was not answered counts as missed
+    tallies: list[TenantOutcomes]  # by tenant; what was not answered counts as missed
     blocks: int
     conflicts: int  # blocks that started on fewer cores than they wanted
     core_ns: float  # cores held x time
@@ -161,7 +161,7 @@ class Simulation:
 
     def _tallies(
         self, virtual: VirtualMachine, front: Front, arrivals: Sequence[Times], warm_ns: int, duration_ns: int
-    ) -> list[Tally]:
+    ) -> list[TenantOutcomes]:
         tallies, first = [], 0
         for load, times in zip(self.scenario.tenants, arrivals, strict=True):
             ids = range(first, first + len(times))
@@ -170,7 +170,7 @@ class Simulation:
             done_ns = np.array([front.ended_ns.get(id, 0) for id in ids], np.int64)
             rejected = np.array([virtual.outcome.get(id) == "rejected" for id in ids], bool)
             measured = times >= warm_ns
-            tally = Tally(
+            tally = TenantOutcomes(
                 load.name,
                 load.target_ns,
                 load.percentile,
@@ -188,7 +188,7 @@ class Simulation:
         """Misses by tenant."""
         return [
             (1 - load.percentile) * int((times >= warm_ns).sum()) * planned
-            - sum(run.tallies[i].offered - run.tallies[i].within for run in before)
+            - sum(run.tallies[i].offered - run.tallies[i].in_time for run in before)
             for i, (load, times) in enumerate(zip(self.scenario.tenants, arrivals, strict=True))
         ]
 

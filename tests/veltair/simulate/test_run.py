@@ -168,7 +168,7 @@ def _agrees(simulation, run, entries, seed):
         assert tally.latency_ns.tolist() == latencies
         assert tally.offered == len(counted) and tally.refused == len(counted & refused) and tally.errors == 0
         assert tally.served == sum(warm_ns <= done[id] < duration_ns for id in mine & done.keys())
-        assert tally.within == sum(ns <= tally.target_ns for ns in latencies)
+        assert tally.in_time == sum(ns <= tally.target_ns for ns in latencies)
 
 
 def test_alone_a_query_takes_what_its_profile_says(machine_model, simulated):

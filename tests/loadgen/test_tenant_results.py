@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veltair.loadgen.client import Outcome
-from veltair.loadgen.open_loop import Plan, Trace
-from veltair.loadgen.tenant_results import lag, pooled, result, tallies
-from veltair.loadgen.tenant_streams import Stream
+from veltair.loadgen.open_loop import ArrivalSchedule, Trace
+from veltair.loadgen.tenant_results import count_outcomes, measure_send_lag, pool_outcomes, summarize
+from veltair.loadgen.tenant_streams import TenantStream
 
 MS = 1_000_000
-STREAMS = [Stream("a", 1, 10 * MS, 0.95, (b"",)), Stream("b", 1, 200 * MS, 0.99, (b"",))]
+STREAMS = [TenantStream("a", 1, 10 * MS, 0.95, (b"",)), TenantStream("b", 1, 200 * MS, 0.99, (b"",))]
 START, STOP = 100 * MS, 400 * MS
 
 queries = st.lists(
@@ -32,15 +32,15 @@ def trace_of(rows, window_ns=(START, STOP)) -> Trace:
     rows = sorted(rows)
     arrival, late, took, stream = (np.array([r[i] for r in rows], np.int64) for i in range(4))
     outcome = np.array([r[4] for r in rows], np.int8)
-    plan = Plan(arrival, stream, np.zeros(len(rows), np.int64), window_ns)
+    schedule = ArrivalSchedule(arrival, stream, np.zeros(len(rows), np.int64), window_ns)
     unsent = outcome == Outcome.UNSENT
     sent = np.where(unsent, 0, arrival + late)
-    return Trace(plan, sent, np.where(unsent, 0, sent + took), outcome, window_ns, Counter())
+    return Trace(schedule, sent, np.where(unsent, 0, sent + took), outcome, window_ns, Counter())
 
 
 @given(queries)
 def test_against_a_plain_count(rows):
-    for i, tally in enumerate(tallies(trace_of(rows), STREAMS)):
+    for i, tally in enumerate(count_outcomes(trace_of(rows), STREAMS)):
         own = [r for r in rows if r[3] == i and r[4] != Outcome.UNSENT]
         measured = [r for r in own if START <= r[0] < STOP]
         ok = [r[1] + r[2] for r in measured if r[4] == Outcome.OK]
@@ -48,26 +48,26 @@ def test_against_a_plain_count(rows):
         assert tally.refused == sum(r[4] == Outcome.REFUSED for r in measured)
         assert tally.errors == sum(r[4] == Outcome.ERROR for r in measured)
         assert tally.latency_ns.tolist() == sorted(ok)
-        assert tally.within == sum(latency <= STREAMS[i].target_ns for latency in ok)
+        assert tally.in_time == sum(latency <= STREAMS[i].target_ns for latency in ok)
         served = [r for r in own if r[4] == Outcome.OK and START <= r[0] + r[1] + r[2] < STOP]
         assert tally.served == len(served)
 
-        row = result(tally)
+        row = summarize(tally)
         assert row.offered_qps == pytest.approx(len(measured) / 0.3, abs=1e-3)
         assert row.qps == pytest.approx(len(served) / 0.3, abs=1e-3)
-        assert row.qos_rate == (tally.within / len(measured) if measured else None)
+        assert row.qos_rate == (tally.in_time / len(measured) if measured else None)
         for value, q in ((row.p50_ms, 50), (row.p95_ms, 95), (row.p99_ms, 99)):
             assert value == (pytest.approx(np.percentile(ok, q) / 1e6, abs=1e-3) if ok else None)
 
 
 @given(queries, queries)
 def test_pooling_runs_is_counting_them_as_one(first, second):
-    both = pooled([tallies(trace_of(first), STREAMS), tallies(trace_of(second), STREAMS)])
-    for one, two in zip(both, tallies(trace_of(first + second), STREAMS), strict=True):
+    both = pool_outcomes([count_outcomes(trace_of(first), STREAMS), count_outcomes(trace_of(second), STREAMS)])
+    for one, two in zip(both, count_outcomes(trace_of(first + second), STREAMS), strict=True):
         assert one.window_ns == 2 * two.window_ns
-        assert (one.offered, one.refused, one.errors, one.served, one.within) == (
+        assert (one.offered, one.refused, one.errors, one.served, one.in_time) == (
             *(two.offered, two.refused, two.errors, two.served),
-            two.within,
+            two.in_time,
         )
         np.testing.assert_array_equal(one.latency_ns, two.latency_ns)
 
@@ -76,7 +76,7 @@ def of_hundred(within: int, late: int = 0, refused: int = 0, errors: int = 0):
     kinds = [(Outcome.OK, 10)] * within + [(Outcome.OK, 11)] * late
     kinds += [(Outcome.REFUSED, 1)] * refused + [(Outcome.ERROR, 1)] * errors
     rows = [(START + i, 0, ms * MS, 0, outcome) for i, (outcome, ms) in enumerate(kinds)]
-    return tallies(trace_of(rows), STREAMS[:1])[0]
+    return count_outcomes(trace_of(rows), STREAMS[:1])[0]
 
 
 @pytest.mark.parametrize("missed", ["late", "refused", "errors"])
@@ -89,12 +89,12 @@ def test_late_refused_and_failed_all_count_against_the_qos(missed):
 def test_nothing_offered_holds_nothing():
     empty = of_hundred(0)
     assert empty.qos_rate is None and not empty.qos_held
-    assert result(empty).p50_ms is None
+    assert summarize(empty).p50_ms is None
 
 
 def test_a_run_stopped_in_its_warm_up_has_an_empty_window():
     trace = trace_of([(0, 0, MS, 0, Outcome.OK)], window_ns=(50 * MS, 50 * MS))
-    row = result(tallies(trace, STREAMS)[0])
+    row = summarize(count_outcomes(trace, STREAMS)[0])
     assert (row.offered_qps, row.qps, row.qos_rate) == (0, 0, None)
 
 
@@ -104,9 +104,9 @@ def test_lag_is_measured_against_each_tenants_target():
     fine_for_b = (200 * MS, 9 * MS, 0, 1, Outcome.OK)  # a 20th of 200 ms is 10
     unsent = (300 * MS, 0, 0, 0, Outcome.UNSENT)
 
-    calm = lag(trace_of([*punctual, late_for_a, unsent]), STREAMS)
-    assert (calm.max_ns, calm.late_share, calm.lies) == (1_100_000, 0.01, False)
-    assert lag(trace_of([*punctual, late_for_a, late_for_a]), STREAMS).lies
-    slow = lag(trace_of([*punctual, fine_for_b]), STREAMS)
+    calm = measure_send_lag(trace_of([*punctual, late_for_a, unsent]), STREAMS)
+    assert (calm.max_ns, calm.late_share, calm.too_large) == (1_100_000, 0.01, False)
+    assert measure_send_lag(trace_of([*punctual, late_for_a, late_for_a]), STREAMS).too_large
+    slow = measure_send_lag(trace_of([*punctual, fine_for_b]), STREAMS)
     assert (slow.max_ns, slow.late_share) == (9 * MS, 0)
-    assert lag(trace_of([]), STREAMS).max_ns == 0
+    assert measure_send_lag(trace_of([]), STREAMS).max_ns == 0
