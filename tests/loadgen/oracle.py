@@ -114,7 +114,7 @@ class Http:
             writer.close()
 
     async def exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = (await reader.readwait_until(b"\r\n\r\n")).decode()
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
         request, *lines = head.strip().split("\r\n")
         verb, path, _ = request.split(" ")
         headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}

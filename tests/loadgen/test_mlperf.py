@@ -37,7 +37,7 @@ DETAIL = "\n".join(
 def test_the_detail_log_becomes_a_row():
     detail = mlperf.read_detail(f"some other line\n{DETAIL}\n")
     assert detail["result_validity"] == "INVALID"
-    row = mlperf.result_of(detail, TenantLoad("m", 21.0, 10.0), refused=15, errors=5)
+    row = mlperf.tenant_result(detail, TenantLoad("m", 21.0, 10.0), refused=15, errors=5)
     assert (row.name, row.offered_qps, row.target_ms) == ("m", 20.0, 10.0)
     assert (row.p50_ms, row.p95_ms, row.p99_ms) == (1.5, 9.0, 12.3457)
     assert row.qos_rate == pytest.approx(0.85)
@@ -48,7 +48,7 @@ def test_the_detail_log_becomes_a_row():
 @pytest.mark.parametrize("text", ["", DETAIL.replace("result_query_count", "other")])
 def test_a_log_without_a_result(text):
     with pytest.raises(VeltairError, match="holds no result"):
-        mlperf.result_of(mlperf.read_detail(text), TenantLoad("m", 1.0, 1.0), 0, 0)
+        mlperf.tenant_result(mlperf.read_detail(text), TenantLoad("m", 1.0, 1.0), 0, 0)
 
 
 def test_a_broken_log():

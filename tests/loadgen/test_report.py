@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from veltair.loadgen.report import print_failures, table
+from veltair.loadgen.report import print_failures, results_table
 from veltair.loadgen.scenario import TenantLoad
 from veltair.loadgen.tenant_results import TenantResult
 
@@ -22,7 +22,7 @@ def row(**changed) -> TenantResult:
 def drawn(result: TenantResult, percentile: float = 0.95, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="standard")
     tenants = [TenantLoad(result.name, 20.0, 100.0, percentile)]
-    console.print(table([result], tenants, "http://[::1]:80", wide=width >= 100))
+    console.print(results_table([result], tenants, "http://[::1]:80", wide=width >= 100))
     text: str = console.file.getvalue()
     return text
 
