@@ -159,17 +159,17 @@ def _sample(point: Any, kernel: Any, reuse: Iterable[Any]) -> dict[str, Any]:
 
 def _points(spec: Any, first: Sequence[dict[str, Any]], most: int = 64) -> Iterator[dict[str, Any]]:
     """The space's own points, then others that its generator takes, most different first."""
-    from veltair.compiler.kernels.conv.conv2d_direct import _join, register_tile, registers_each
+    from veltair.compiler.kernels.conv.register_tiles import max_tile_outputs, registers_per_vector, rows_per_strip
 
     more: list[dict[str, Any]] = []
     if spec.op == "conv2d":
-        (oh, ow), each = spec.outputs[0].shape[2:], registers_each(FEATURES)
+        (oh, ow), each = spec.outputs[0].shape[2:], registers_per_vector(FEATURES)
         for rows, channels in product(sorted({min(oh, r) for r in (1, 2, 4, 7, 14, 28, oh)}), (1, 2, 4)):
-            tile = register_tile(channels, FEATURES)
+            tile = max_tile_outputs(channels, FEATURES)
             more += [
                 {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
                 for pixels in sorted({tile, -(-tile * 2 // 3), -(-tile // 3)}, reverse=True)
-                if rows == oh or rows % _join(oh, ow, pixels, channels, each) == 0  # strips are whole
+                if rows == oh or rows % rows_per_strip(oh, ow, pixels, channels, each) == 0  # strips are whole
             ]
     elif spec.op == "depthwise_conv2d":
         more = [{"pixels": p, "rows": r} for r, p in product((1, 2, 4, 7, 14, 28, 56), (4, 7, 8, 14))]

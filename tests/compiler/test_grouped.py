@@ -12,7 +12,7 @@ from kernels import LESSER, ahead, need, untouched_halo, worst_error
 from nets import Net, normal, run
 from test_convolutions import convolution
 
-from veltair.compiler.kernels.conv.conv_geometry import reach
+from veltair.compiler.kernels.conv.conv_weights import input_range
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
@@ -93,7 +93,7 @@ def test_only_the_inputs_of_a_group_are_read(tmp_path: Path) -> None:
     net = Net(x=[1, 256, 7, 7])
     model = load(net.save(tmp_path / "net.onnx", net("Conv", "x", normal(256, 8, 3, 3), group=32)), 1)
     (spec,) = (layer for layer in lower(model, "fp32").layers if layer.op == "conv2d")
-    assert reach(spec, 32)[1] == 2 and spec.flops == 2 * 25 * 256 * 8 * 9
+    assert input_range(spec, 32).blocks == 2 and spec.flops == 2 * 25 * 256 * 8 * 9
     for features in LESSER.values():
         for point in SPACES["conv2d"].points(spec, features):
             weight = SPACES["conv2d"].build(spec, point, features).weights[0]

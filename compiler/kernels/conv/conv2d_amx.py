@@ -1,14 +1,15 @@
 """Convolution in bfloat16 on AMX tiles.
 
-Four accumulator tiles make 32 outputs x 32 output channels, or 64 x 16; each step of 32 products loads tiles of inputs
-(see `cover.py`) and of weights, of which 64 x 16 reads each but once where an image has no more outputs.
+Four accumulator tiles make a register block of 32 outputs x 32 output channels, or 64 x 16. Each step of the reduction,
+32 products deep, loads tiles of inputs (see `amx_tile_cover.py`) and of weights. A block of 64 x 16 reads each weight
+only once where an image has no more outputs.
 
 A convolution over few channels (an image) folds its columns into the channels: with the channels innermost, the
 `KW x IC` inputs of a kernel row lie side by side, and are one tile row.
 
 Where the weights of a unit of channels exceed L1, the reduction may go in stretches: the products of one stretch for
 all stacks of outputs, whose sums wait in L2, before the next. Its weights are read once from L2 and then from L1, and
-those of the next come meanwhile.
+those of the next stretch come meanwhile.
 
 Sums leave the tiles through memory. Their epilogue is done by vectors between the products of the next outputs, a few
 rows a step, so that it costs next to nothing where there are products enough.
@@ -16,13 +17,10 @@ rows a step, so that it costs next to nothing where there are products enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 from itertools import product
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
@@ -37,211 +35,257 @@ from veltair.compiler.kernels.codegen.amx import (
     tile_configuration,
     zero_tile,
 )
-from veltair.compiler.kernels.codegen.bf16 import array_to_bf16, float32_pair_to_bf16
+from veltair.compiler.kernels.codegen.bf16 import float32_pair_to_bf16
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import allocate_scratch, prefetch, vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.prim_func import Operand, build_prim_func
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.kernels.codegen.weight_packing import pad_axis
-from veltair.compiler.kernels.conv.amx_tile_cover import BLOCK, DEPTH, TILE, Cover, folds, narrow
-from veltair.compiler.kernels.conv.conv_geometry import folded, geometry, reach
+from veltair.compiler.kernels.conv.amx_tile_choice import AmxTileChoice
+from veltair.compiler.kernels.conv.amx_tile_cover import BLOCK, DEPTH, TILE, TileCover, TileMode, fills_one_tile
+from veltair.compiler.kernels.conv.amx_weight_packing import pack_amx_weights
+from veltair.compiler.kernels.conv.conv_weights import input_range
 
-AHEAD_STEPS = 64  # of the weights that are prefetched where each is read once
-LATE_STEPS = 16  # last ones of a long reduction, in which sums are finished: their lines are still in L1 when the next
-# sums are stored there, and stores that miss it wait for one another (a sixth of the time of 72 steps)
-
-
-Between = Callable[[int], None]
-
-
-class Place(NamedTuple):
-    """What is computed at once."""
-
-    unit: Expr  # of output channels
-    stack: Expr  # of outputs
-    kept: Expr  # where its sums lie
+ACCUMULATORS = 4  # tile registers 0 … 3; the others hold inputs and weights
+PREFETCH_STEPS = 64  # how far ahead of their use weights are prefetched where each is read once
+# The last steps of a long reduction, in which sums are finished: their lines are still in L1 when the next sums are
+# stored there, and stores that miss it wait for one another (a sixth of the time of 72 steps).
+FINISHING_STEPS = 16
 
 
 def conv2d_amx(spec: LayerSpec, point: Point) -> Kernel:
-    x, y = spec.inputs[0], spec.outputs[0]
-    _, _, kh, _, sh, sw, dh, dw = geometry(spec)
-    mode, channels, chunks = str(point["mode"]), int(point["channels"]), int(point["chunks"])
-    cover = Cover(spec, mode)
-    height, width = cover.height, 4 // cover.height  # tiles of a register block
-    unit = width * TILE  # its output channels
-    channels *= 1 if narrow(spec) else BLOCK // unit
-    stacks, outputs = cover.stacks, cover.rows
-    each = -(-stacks // chunks)
-    wide, _, first_block = reach(spec, BLOCK)
-    weight = _pack(spec, wide, width)  # (OC/unit, steps…, width, 16, 16, 2)
-    units, depth, _, columns = weight.shape[:4]
-    groups = units // channels
-    bias = pad_axis(spec.weights["bias"], 0, BLOCK)
-    activation = spec.parameters_as(Conv2dParameters).activation
-    taps = kh * columns
-    stretch = int(point["stretch"]) if "stretch" in point else depth  # blocks of input channels
-    parts = depth // stretch
-    last = depth - (parts - 1) * stretch  # blocks of the last one
-    kept = each * channels if parts > 1 else 1  # stacks of sums
-    # Of the weights of the next task, fetched at one step of one stack: they come while these are in use. Weights
-    # that are used but once are fetched a distance ahead.
-    lines = -(-unit // (each if parts > 1 else stacks)) if point["ahead"] else 0
-    once = mode == "tall"
-    distance = AHEAD_STEPS * unit * DEPTH if once else 0
-    # The last steps of long reductions finish the sums before, as many at each; code of the others is kept short.
-    tail = last if last * taps <= 3 * LATE_STEPS else -(-LATE_STEPS // taps)
-    rows = -(-cover.finished // (tail * taps))
-    finishing = tail * taps - -(-cover.finished // rows)
-
-    def body(X: Any, *rest: Any) -> None:
-        residual = rest[0] if len(spec.inputs) > 1 else None
-        W, bias_, configuration, Y = rest[-4:]
-
-        def copied() -> Any:
-            """The inputs of each step in the order of the outputs."""
-            oh, ow = cover.oh, cover.ow
-            shape = (X.shape[0], x.physical[1], kh, columns, stacks * outputs, DEPTH)
-            dense = T.alloc_buffer(shape, "uint16", scope="global")
-            T.buffer_store(dense, T.uint16(0), [extent - 1 for extent in shape])  # see emit.scratch
-            with T.parallel(0, X.shape[0] * x.physical[1] * kh) as part:
-                image, block = T.bind(part // (x.physical[1] * kh)), T.bind(part // kh % x.physical[1])
-                u = T.bind(part % kh)
-                with T.grid(oh, ow) as (row, column):
-                    for v in range(columns):
-                        place = (row * sh + u * dh + cover.top, column * sw + v * dw + cover.left)
-                        value = X[image, block, *place, T.ramp(0, 1, DEPTH)]
-                        T.buffer_store(dense, value, [image, block, u, v, row * ow + column, T.ramp(0, 1, DEPTH)])
-            return dense
-
-        def products(
-            source: Any, image: Expr, at: Place, start: Expr, blocks: int, between: Between | None = None
-        ) -> None:
-            """Adds the products of `blocks` blocks of input channels, from `start` on, of a stack of outputs x a
-            unit of channels; `between(k)` makes code for behind the kth of the steps that finish those before."""
-
-            def one(block: Expr, u: Expr, v: int) -> None:
-                for line in range(lines):
-                    turn = at.kept if parts > 1 else at.stack
-                    fetched = (((turn * blocks + block) * taps + u * columns + v) * lines + line) * DEPTH + distance
-                    behind = (at.unit, 0) if once else (at.unit + channels - 1, start + blocks)
-                    prefetch(W[*behind, 0, 0, 0, 0, 0, fetched])
-                for tile in range(width):
-                    first = T.address_of(W[at.unit, start + block, u, v, tile, 0, 0, 0])
-                    load_tile(8 - width + tile, first, 64)
-                taken = first_block(at.unit * unit // BLOCK) + start + block
-                for tile in range(height):
-                    left = 4 + tile % (4 - width)
-                    first = cover.address(source, image, taken, u, v, at.stack, tile)
-                    load_tile(left, first, cover.stride_bytes)
-                    for other in range(width):
-                        multiply_bf16_tiles(tile * width + other, left, 8 - width + other)
-
-            early = blocks - tail if between else blocks
-            if early:
-                with T.grid(early, kh) as (block, u):
-                    for v in range(columns):
-                        one(block, u, v)
-            for k, (block, u, v) in enumerate(product(range(early, blocks), range(kh), range(columns))):
-                one(block, u, v)
-                if between:
-                    between(k - finishing)
-
-        def finish(image: Expr, at: Place, n: Expr, sums: Any) -> None:
-            """The nth output of a stack."""
-            sources, row, column = cover.output(at.stack, n)
-            first = T.bind(at.unit * unit)
-            block, lane = T.bind(first // BLOCK), T.bind(first % BLOCK)
-            starts = range(0, unit, LANES)
-            values = [reduce(T.max, [vector_load(sums, at.kept, r, i) for r in sources]) for i in starts]
-            values = [value + vector_load(bias_, first + i) for value, i in zip(values, starts, strict=True)]
-            if residual is not None:
-                halo = spec.inputs[1].halo
-                where = (image, block, row + halo.top, column + halo.left)
-                added = [vector_load(residual, *where, lane + i) for i in starts]
-                values = [value + more for value, more in zip(values, added, strict=True)]
-            where = (image, block, row + y.halo.top, column + y.halo.left)
-            if narrow(spec):
-                values.append(broadcast(0.0))  # the other half of a block
-            if len(values) == 1:
-                vector_store(Y, apply_activation(values[0], activation, approximate=True), *where, lane)
-                return
-            early = "none" if activation == "relu" else activation
-            low, high = (apply_activation(value, early, approximate=True) for value in values)
-            bits = float32_pair_to_bf16(low, high)
-            if activation == "relu":  # negative floats are negative as integers
-                positive = T.max(T.reinterpret("int16x32", bits), T.broadcast(T.int16(0), BLOCK))
-                bits = T.reinterpret("uint16x32", positive)
-            T.buffer_store(Y, bits, [*where, T.ramp(0, 1, BLOCK)])
-
-        source = copied() if cover.mode == "dense" else X
-        with T.parallel(0, X.shape[0] * groups * chunks) as task:
-            sums = allocate_scratch((kept, outputs, unit), "float32")
-            image = T.bind(task // (groups * chunks))
-            group = T.bind(task // chunks % groups)
-            first = T.bind(task % chunks * each)
-            count = T.bind(T.max(T.min(each, stacks - first), 0) * channels)
-            load_tile_configuration(T.address_of(configuration[0]))
-
-            def place(nth: Expr) -> Place:
-                unit, stack = T.bind(group * channels + nth % channels), T.bind(first + nth // channels)
-                return Place(unit, stack, nth if parts > 1 else 0)
-
-            def accumulators(move: Callable[[int, Expr, int], None], at: Place) -> None:
-                for register in range(4):
-                    corner = T.address_of(sums[at.kept, register // width * TILE, register % width * TILE])
-                    move(register, corner, unit * 4)
-
-            def clear() -> None:
-                for register in range(4):
-                    zero_tile(register)
-
-            if parts > 1:
-                with T.grid(parts - 1, count) as (part, nth):
-                    at = place(nth)
-                    with when(part == 0):
-                        clear()
-                    with when(part > 0):
-                        accumulators(load_tile, at)
-                    products(source, image, at, part * stretch, stretch)
-                    accumulators(store_tile, at)
-            with T.serial(0, count) as nth:
-                at, earlier = place(nth), place(nth - 1)
-
-                def between(k: int) -> None:
-                    if k >= 0:
-                        with when(nth > 0):
-                            for n in range(k * rows, min(k * rows + rows, cover.finished)):
-                                finish(image, earlier, n, sums)
-
-                if parts > 1:
-                    accumulators(load_tile, at)
-                else:
-                    clear()
-                products(source, image, at, depth - last, last, between)
-                accumulators(store_tile, at)
-            with when(count > 0), T.serial(0, cover.finished) as n:
-                finish(image, place(count - 1), n, sums)
-            release_tiles()
-
-    configuration = tile_configuration()
-    function = build_prim_func([*spec.inputs, weight, bias, configuration, *spec.outputs], body)
-    reads = kh * columns if cover.mode == "dense" else sh * sw  # inputs of an output, of all lanes of a block
-    taken = each * outputs * reads * x.block * depth * 2
-    block_size = taken + channels * weight[0].nbytes + each * outputs * unit * channels * 2
-    return Kernel(function, (weight, bias, configuration), block_size, groups * chunks * 4)
+    """The kernel of one point of `amx_tile_choice.choose_amx_tiles`."""
+    plan = _AmxConvolution(spec, AmxTileChoice.from_point(point))
+    operands: list[Operand] = [*spec.inputs, plan.weight, plan.bias, plan.configuration, *spec.outputs]
+    function = build_prim_func(operands, plan.emit)
+    parallelism = plan.groups * plan.chunks * ACCUMULATORS
+    return Kernel(function, (plan.weight, plan.bias, plan.configuration), plan.block_size(), parallelism)
 
 
-def _pack(spec: LayerSpec, weight: NDArray[np.float32], width: int) -> NDArray[np.uint16]:
-    """(OC/unit, IC/32, KH, KW, width, 16, 16, 2): for each step `width` tiles of 16 channel pairs x 16 output channels.
+class TilePlacement(NamedTuple):
+    """What one register block computes."""
 
-    Folded: (OC/unit, 1, KH, ceil(KW * IC / 32), width, 16, 16, 2), KW with the gaps of its dilation.
-    """
-    weight = pad_axis(weight, 0, TILE if narrow(spec) else BLOCK)
-    if folds(spec):
-        rows = pad_axis(folded(spec, weight), 2, DEPTH)
-        steps = rows.reshape(len(rows) // (width * TILE), width, TILE, 1, rows.shape[1], -1, DEPTH // 2, 2)
-        return array_to_bf16(np.ascontiguousarray(steps.transpose(0, 3, 4, 5, 1, 6, 2, 7)))
-    oc, _, kh, kw = weight.shape
-    padded = pad_axis(weight, 1, DEPTH)
-    steps = padded.reshape(oc // (width * TILE), width, TILE, -1, DEPTH // 2, 2, kh, kw)
-    return array_to_bf16(np.ascontiguousarray(steps.transpose(0, 3, 6, 7, 1, 4, 2, 5)))
+    unit: Expr  # of output channels
+    stack: Expr  # of outputs
+    kept: Expr  # where its sums lie in the scratch
+
+
+class _AmxConvolution:
+    """The code of a convolution, one method for each phase, in the order of `_emit_task`."""
+
+    # The operands' buffers and the scratch for sums; they exist while the code is emitted.
+    X: Any
+    W: Any
+    bias_buffer: Any
+    residual: Any | None
+    Y: Any
+    sums: Any
+
+    def __init__(self, spec: LayerSpec, choice: AmxTileChoice) -> None:
+        self.spec = spec
+        self.activation = spec.parameters_as(Conv2dParameters).activation
+        self.cover = TileCover(spec, choice.mode)
+        self.chunks = choice.chunks
+        self.stacks_per_task = -(-self.cover.stacks // choice.chunks)
+        # The register block: `cover.tiles` tiles of outputs x `channel_tiles` tiles of output channels.
+        self.channel_tiles = ACCUMULATORS // self.cover.tiles
+        self.unit = self.channel_tiles * TILE  # output channels of a register block
+        self.units_per_task = choice.channel_blocks * (1 if fills_one_tile(spec) else BLOCK // self.unit)
+        # The operands besides the tensors.
+        reads = input_range(spec, BLOCK)
+        self.first_input_block = reads.first_block
+        self.weight = pack_amx_weights(spec, reads.weight, self.channel_tiles)
+        self.bias = pad_axis(spec.weights["bias"], 0, BLOCK)
+        self.configuration = tile_configuration()
+        # The reduction: `depth` blocks of input channels, in stretches, each with `taps` steps a block.
+        units, self.depth, self.kernel_rows, self.kernel_columns = self.weight.shape[:4]
+        self.groups = units // self.units_per_task
+        self.taps = self.kernel_rows * self.kernel_columns
+        self.stretch = choice.stretch or self.depth  # blocks of input channels
+        self.stretches = self.depth // self.stretch
+        self.last_stretch = self.depth - (self.stretches - 1) * self.stretch
+        self.kept_stacks = self.stacks_per_task * self.units_per_task if self.stretches > 1 else 1
+        # The last steps of long reductions finish the sums before, the same number at each step; code of the other
+        # steps is kept short.
+        long = self.last_stretch * self.taps > 3 * FINISHING_STEPS
+        self.finishing_blocks = -(-FINISHING_STEPS // self.taps) if long else self.last_stretch
+        finished = self.cover.finished_outputs
+        self.outputs_per_step = -(-finished // (self.finishing_blocks * self.taps))
+        self.first_finishing_step = self.finishing_blocks * self.taps - -(-finished // self.outputs_per_step)
+        # Lines of the next task's weights that each step of each stack prefetches: they come while these are in use.
+        # Weights that are used only once are prefetched a distance ahead.
+        turns = self.stacks_per_task if self.stretches > 1 else self.cover.stacks
+        self.prefetched_lines = -(-self.unit // turns) if choice.prefetches else 0
+        self.reads_weights_once = choice.mode == TileMode.TALL
+        self.prefetch_distance = PREFETCH_STEPS * self.unit * DEPTH if self.reads_weights_once else 0
+
+    def block_size(self) -> int:
+        """Bytes of working set of a task: its inputs, weights and outputs."""
+        stride = self.cover.geometry.stride
+        # Inputs of an output, of all lanes of a block.
+        reads = self.taps if self.cover.mode == TileMode.GATHERED else stride.rows * stride.columns
+        outputs = self.stacks_per_task * self.cover.rows
+        inputs = outputs * reads * self.spec.inputs[0].block * self.depth * 2
+        weights = self.units_per_task * self.weight[0].nbytes
+        return int(inputs + weights + outputs * self.unit * self.units_per_task * 2)
+
+    def emit(self, X: Any, *rest: Any) -> None:
+        """The body of the function: one task for each image, group of output channels and chunk of outputs."""
+        self.X, self.Y = X, rest[-1]
+        self.W, self.bias_buffer, configuration = rest[-4:-1]
+        self.residual = rest[0] if len(self.spec.inputs) > 1 else None
+        source = self._gather_inputs() if self.cover.mode == TileMode.GATHERED else X
+        with T.parallel(0, X.shape[0] * self.groups * self.chunks) as task:
+            self._emit_task(task, source, configuration)
+
+    def _emit_task(self, task: Expr, source: Any, configuration: Any) -> None:
+        """All stretches of the reduction over the register blocks of a task; the last one also finishes sums."""
+        self.sums = allocate_scratch((self.kept_stacks, self.cover.rows, self.unit), "float32")
+        image = T.bind(task // (self.groups * self.chunks))
+        group = T.bind(task // self.chunks % self.groups)
+        first = T.bind(task % self.chunks * self.stacks_per_task)
+        present = T.max(T.min(self.stacks_per_task, self.cover.stacks - first), 0)
+        count = T.bind(present * self.units_per_task)  # register blocks
+        load_tile_configuration(T.address_of(configuration[0]))
+
+        def placement(nth: Expr) -> TilePlacement:
+            unit = T.bind(group * self.units_per_task + nth % self.units_per_task)
+            stack = T.bind(first + nth // self.units_per_task)
+            return TilePlacement(unit, stack, nth if self.stretches > 1 else 0)
+
+        if self.stretches > 1:
+            with T.grid(self.stretches - 1, count) as (part, nth):
+                at = placement(nth)
+                with when(part == 0):
+                    self._zero_accumulators()
+                with when(part > 0):
+                    self._load_accumulators(at)
+                self._accumulate(source, image, at, part * self.stretch, self.stretch)
+                self._store_accumulators(at)
+        with T.serial(0, count) as nth:
+            at, earlier = placement(nth), placement(nth - 1)
+            if self.stretches > 1:
+                self._load_accumulators(at)
+            else:
+                self._zero_accumulators()
+            self._accumulate_and_finish(source, image, at, nth, earlier)
+            self._store_accumulators(at)
+        with when(count > 0), T.serial(0, self.cover.finished_outputs) as n:
+            self._finish_output(image, placement(count - 1), n)
+        release_tiles()
+
+    def _gather_inputs(self) -> Any:
+        """Copy the inputs of each step into the order of the outputs: (N, IC/32, KH, KW, outputs, 32)."""
+        x, geometry = self.spec.inputs[0], self.cover.geometry
+        blocks, kh, kw = x.physical[1], self.kernel_rows, self.kernel_columns
+        shape = (self.X.shape[0], blocks, kh, kw, self.cover.stacks * self.cover.rows, DEPTH)
+        gathered = T.alloc_buffer(shape, "uint16", scope="global")
+        T.buffer_store(gathered, T.uint16(0), [extent - 1 for extent in shape])  # see memory.allocate_scratch
+        with T.parallel(0, self.X.shape[0] * blocks * kh) as part:
+            image, block = T.bind(part // (blocks * kh)), T.bind(part // kh % blocks)
+            u = T.bind(part % kh)
+            with T.grid(*geometry.output) as (row, column):
+                for v in range(kw):
+                    value = self.X[(image, block, *geometry.input_position(row, column, u, v), T.ramp(0, 1, DEPTH))]
+                    output = row * geometry.output.columns + column
+                    T.buffer_store(gathered, value, [image, block, u, v, output, T.ramp(0, 1, DEPTH)])
+        return gathered
+
+    def _zero_accumulators(self) -> None:
+        for register in range(ACCUMULATORS):
+            zero_tile(register)
+
+    def _load_accumulators(self, at: TilePlacement) -> None:
+        for register in range(ACCUMULATORS):
+            load_tile(register, self._sums_of(register, at), self.unit * 4)
+
+    def _store_accumulators(self, at: TilePlacement) -> None:
+        for register in range(ACCUMULATORS):
+            store_tile(register, self._sums_of(register, at), self.unit * 4)
+
+    def _sums_of(self, register: int, at: TilePlacement) -> Expr:
+        row, column = divmod(register, self.channel_tiles)
+        return T.address_of(self.sums[at.kept, row * TILE, column * TILE])
+
+    def _accumulate(self, source: Any, image: Expr, at: TilePlacement, start: Expr, blocks: int) -> None:
+        """Add the products of `blocks` blocks of input channels from `start` on."""
+        with T.grid(blocks, self.kernel_rows) as (block, u):
+            for v in range(self.kernel_columns):
+                self._reduction_step(source, image, at, start, blocks, block, u, v)
+
+    def _accumulate_and_finish(
+        self, source: Any, image: Expr, at: TilePlacement, nth: Expr, earlier: TilePlacement
+    ) -> None:
+        """The last stretch of the nth register block; behind its last steps, finish the outputs of the earlier one."""
+        start, blocks, finished = self.depth - self.last_stretch, self.last_stretch, self.cover.finished_outputs
+        plain = blocks - self.finishing_blocks
+        if plain:
+            with T.grid(plain, self.kernel_rows) as (block, u):
+                for v in range(self.kernel_columns):
+                    self._reduction_step(source, image, at, start, blocks, block, u, v)
+        unrolled = product(range(plain, blocks), range(self.kernel_rows), range(self.kernel_columns))
+        for step, (block, u, v) in enumerate(unrolled):
+            self._reduction_step(source, image, at, start, blocks, block, u, v)
+            first = (step - self.first_finishing_step) * self.outputs_per_step
+            if first >= 0:
+                with when(nth > 0):
+                    for n in range(first, min(first + self.outputs_per_step, finished)):
+                        self._finish_output(image, earlier, n)
+
+    def _reduction_step(
+        self, source: Any, image: Expr, at: TilePlacement, start: Expr, blocks: int, block: Expr, u: Expr, v: int
+    ) -> None:
+        """32 products deep: tap (u, v) of one of the `blocks` blocks of input channels from `start` on."""
+        self._prefetch_weights(at, start, blocks, block, u, v)
+        for tile in range(self.channel_tiles):
+            address = T.address_of(self.W[at.unit, start + block, u, v, tile, 0, 0, 0])
+            load_tile(8 - self.channel_tiles + tile, address, 64)
+        taken = self.first_input_block(at.unit * self.unit // BLOCK) + start + block
+        for tile in range(self.cover.tiles):
+            inputs = ACCUMULATORS + tile % (ACCUMULATORS - self.channel_tiles)
+            address = self.cover.input_address(source, image, taken, u, v, at.stack, tile)
+            load_tile(inputs, address, self.cover.stride_bytes)
+            for other in range(self.channel_tiles):
+                multiply_bf16_tiles(tile * self.channel_tiles + other, inputs, 8 - self.channel_tiles + other)
+
+    def _prefetch_weights(self, at: TilePlacement, start: Expr, blocks: int, block: Expr, u: Expr, v: int) -> None:
+        """This step's share of the weights that are needed next."""
+        turn = at.kept if self.stretches > 1 else at.stack
+        behind = (at.unit, 0) if self.reads_weights_once else (at.unit + self.units_per_task - 1, start + blocks)
+        for line in range(self.prefetched_lines):
+            step = (turn * blocks + block) * self.taps + u * self.kernel_columns + v
+            fetched = (step * self.prefetched_lines + line) * DEPTH + self.prefetch_distance
+            prefetch(self.W[*behind, 0, 0, 0, 0, 0, fetched])
+
+    def _finish_output(self, image: Expr, at: TilePlacement, n: Expr) -> None:
+        """The epilogue of the nth output of a stack: pool, bias, residual, activation, and store."""
+        y = self.spec.outputs[0]
+        sum_rows, row, column = self.cover.nth_output(at.stack, n)
+        first = T.bind(at.unit * self.unit)
+        block, lane = T.bind(first // BLOCK), T.bind(first % BLOCK)
+        starts = range(0, self.unit, LANES)
+        values = [reduce(T.max, [vector_load(self.sums, at.kept, r, i) for r in sum_rows]) for i in starts]
+        values = [value + vector_load(self.bias_buffer, first + i) for value, i in zip(values, starts, strict=True)]
+        if self.residual is not None:
+            halo = self.spec.inputs[1].halo
+            where = (image, block, row + halo.top, column + halo.left)
+            added = [vector_load(self.residual, *where, lane + i) for i in starts]
+            values = [value + more for value, more in zip(values, added, strict=True)]
+        where = (image, block, row + y.halo.top, column + y.halo.left)
+        if fills_one_tile(self.spec):
+            values.append(broadcast(0.0))  # the other half of a block
+        if len(values) == 1:
+            vector_store(self.Y, apply_activation(values[0], self.activation, approximate=True), *where, lane)
+        else:
+            T.buffer_store(self.Y, self._activated_pair(*values), [*where, T.ramp(0, 1, BLOCK)])
+
+    def _activated_pair(self, low: Expr, high: Expr) -> Expr:
+        """A block of 32 output channels in bfloat16. A ReLU comes last: negative floats are negative as integers."""
+        relu = self.activation == "relu"
+        activation = "none" if relu else self.activation
+        low, high = (apply_activation(value, activation, approximate=True) for value in (low, high))
+        bits = float32_pair_to_bf16(low, high)
+        if not relu:
+            return bits
+        positive = T.max(T.reinterpret("int16x32", bits), T.broadcast(T.int16(0), BLOCK))
+        return T.reinterpret("uint16x32", positive)

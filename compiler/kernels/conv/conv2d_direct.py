@@ -1,9 +1,7 @@
 """Direct convolution on vectors: in fp32 for AVX2 and AVX-512, in bfloat16 for AVX-512-bf16.
 
-A register tile holds up to `pixels` outputs x `channels` vectors of 16 output channels; each input value, or pair of
-neighbouring channels, is broadcast against the weight vectors. A strip is one output row, or several where a row is
-shorter than a tile: each output of a tile has its own address, so tiles run on over row ends. A task is one group of
-output channels over `rows` output rows.
+Each input value, or pair of neighbouring channels, is broadcast against the weight vectors of a register tile (see
+`register_tiles.py`). A task is one group of output channels over `rows` output rows.
 
 The weights of a group, its panel, are read once for each tile of the task. Meanwhile the next group's panel is
 prefetched, a share with each tile, so that weights that come from memory come at an even rate.
@@ -13,255 +11,234 @@ Where the layer ends with a pool over 2 x 2 neighbours, an output is the greates
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from math import log2
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.codegen.activation import apply_activation
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import prefetch, vector_load, vector_store
 from veltair.compiler.kernels.codegen.multiply_add import VALUES_PER_STEP, broadcast_input, multiply_add, reduction_body
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.prim_func import Operand, build_prim_func
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
 from veltair.compiler.kernels.codegen.weight_packing import pack_bf16_pairs, pad_axis
-from veltair.compiler.kernels.conv.amx_tile_cover import folds
-from veltair.compiler.kernels.conv.conv_geometry import (
-    balanced,
-    first_tap,
-    folded,
-    geometry,
-    group_sizes,
-    reach,
-    where_present,
+from veltair.compiler.kernels.conv.conv_algorithm import ConvAlgorithm
+from veltair.compiler.kernels.conv.conv_geometry import ConvGeometry, fitting_group_sizes, where_present
+from veltair.compiler.kernels.conv.conv_weights import InputRange, fold_columns, folds_columns, input_range
+from veltair.compiler.kernels.conv.register_tiles import (
+    UNROLL,
+    StripTile,
+    block_and_lane,
+    for_each_tile,
+    max_tile_outputs,
+    promising_points,
+    registers_per_vector,
+    rows_of_tasks,
+    rows_per_strip,
+    strip_cycles,
 )
-
-UNROLL = 4  # steps of the reduction in one turn of the innermost loop
-STRIP = 64  # outputs of a strip of several rows, at most: each of its tiles has code of its own
 
 
 def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     """pixels: outputs of a register tile; channels: its vectors; rows: output rows of a task."""
     oh, ow = spec.outputs[0].shape[2:]
     blocks = -(-spec.outputs[0].shape[1] // LANES)
-    each, cells = registers_each(features), pooled_cells(spec)
-    sizes = [c for c in ((4, 2, 3, 1) if each == 1 else (1, 2)) if register_tile(c, features)]
+    each, pooled = registers_per_vector(features), sums_per_output(spec)
+    sizes = [c for c in ((4, 2, 3, 1) if each == 1 else (1, 2)) if max_tile_outputs(c, features)]
     found: list[tuple[float, Point]] = []
-    for channels in group_sizes(blocks, sizes):
-        most = register_tile(channels, features) // cells
+    for channels in fitting_group_sizes(blocks, sizes):
+        most = max_tile_outputs(channels, features) // pooled
         for pixels in sorted({most, -(-most * 2 // 3)}):
-            join = rows_together(oh, ow, pixels, channels, each)
-            cost = strip_cycles(join * ow, pixels, channels, each) / (join * ow * channels * each)
-            if (
-                VALUES_PER_STEP[spec.inputs[0].dtype] > 1
-            ):  # a weight's bytes are used twice as fast: few tiles should read them
-                cost += 0.25 / pixels
-            for rows, liking in heights(oh, join, -(-blocks // channels)):
-                point: Point = {"algorithm": "direct", "channels": channels, "pixels": pixels, "rows": rows}
-                found.append((cost + liking, point))
-    return likely(found)
+            strip_rows = rows_per_strip(oh, ow, pixels, channels, each)
+            outputs = strip_rows * ow
+            cost = strip_cycles(outputs, pixels, channels, each) / (outputs * channels * each)
+            if VALUES_PER_STEP[spec.inputs[0].dtype] > 1:
+                cost += 0.25 / pixels  # a weight's bytes are used twice as fast: few tiles should read them
+            for rows, penalty in rows_of_tasks(oh, strip_rows, -(-blocks // channels)):
+                point: Point = {"algorithm": ConvAlgorithm.DIRECT.value, "channels": channels}
+                found.append((cost + penalty, point | {"pixels": pixels, "rows": rows}))
+    return promising_points(found)
 
 
 def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-    x, y = spec.inputs[0], spec.outputs[0]
-    channels, pixels, rows = int(point["channels"]), int(point["pixels"]), int(point["rows"])
-    full_h, full_w, _, _, sh, sw, dh, dw = geometry(spec)
-    oh, ow = y.shape[2:]
-    width, cells = channels * LANES, pooled_cells(spec)
-    outs, chunks = -(-y.shape[1] // LANES), -(-oh // rows)
-    step = VALUES_PER_STEP[x.dtype]
-    packed, first_block = _panels(spec, width)
-    groups, blocks, kh, kw, inner, _ = packed.shape
-    packed = packed.reshape(groups, -1)
-    bias = pad_axis(spec.weights["bias"], 0, width)
-    taps = blocks * kh * kw
-    join = rows_together(oh, ow, pixels, channels, registers_each(features))
-    top, left = first_tap(spec)
-    activation = spec.parameters_as(Conv2dParameters).activation
-    each = -(-join * ow // pixels)  # tiles of a strip
-    tiles = -(-oh // join) * each  # of a group
-    lines = -(-inner * channels // tiles)  # of the next panel, to be fetched at one tap of one tile
-    ahead = tiles <= inner * channels  # else reading a panel is nothing beside its use
-    unroll = UNROLL if inner % UNROLL == 0 else 1
-    final = x.physical[1] - 1  # block of input channels, of which there may be fewer than fill it
-    stretches, final_stretches = inner // unroll, -(-(x.shape[1] - final * x.block) // (step * unroll))
-    if inner * step != x.block:  # folded, so all are there
-        final_stretches = stretches
-
-    def body(X: Any, *rest: Any) -> None:
-        residual = rest[0] if len(spec.inputs) > 1 else None
-        W, bias_, Y = rest[-3:]
-
-        def sources(row: Expr, column: Expr) -> list[tuple[Expr, Expr]]:
-            """The convolution's outputs of which one is the greatest."""
-            if cells == 1:
-                return [(row, column)]
-            below = [T.min(row * 2 + i, full_h - 1) if 2 * oh > full_h else row * 2 + i for i in range(2)]
-            beside = [T.min(column * 2 + i, full_w - 1) if 2 * ow > full_w else column * 2 + i for i in range(2)]
-            return [(r, c) for r in below for c in beside]
-
-        def finish(acc: Any, image: Expr, group: Expr, p: int, row: Expr, column: Expr, c: int) -> None:
-            result = reduce(T.max, [acc[(p * cells + cell) * channels + c] for cell in range(cells)])
-            if residual is not None:
-                block, lane = place_of(spec.inputs[1], group * channels + c)
-                halo = spec.inputs[1].halo
-                result = result + vector_load(residual, image, block, row + halo.top, column + halo.left, lane)
-            block, lane = place_of(y, group * channels + c)
-            at = (image, block, row + y.halo.top, column + y.halo.left)
-            vector_store(Y, apply_activation(result, activation, approximate=step > 1), *at, lane)
-            if y.block > LANES and outs % 2 and c == (outs - 1) % channels:
-                with when(group * channels + c == outs - 1):
-                    vector_store(Y, broadcast(0.0), *at, LANES)  # the other half of a block
-
-        def tile(acc: Any, image: Expr, group: Expr, places: list[tuple[Expr, Expr]], turn: Expr) -> None:
-            """The outputs at `places`; the `turn`-th tile of its group."""
-            spots = [spot for place in places for spot in sources(*place)]
-            for c in range(channels):
-                start = T.bind(vector_load(bias_, (group * channels + c) * LANES))
-                for p in range(len(spots)):
-                    T.buffer_store(acc, start, [p * channels + c])
-            with T.grid(blocks, kh, kw) as (b, u, v):
-                tap = T.bind((b * kh + u) * kw + v)
-                block = T.bind(first_block(group) + b)
-                if ahead:
-                    for line in range(lines):
-                        at = ((turn * taps + tap) * lines + line) * LANES
-                        prefetch(W[group + 1, at])
-                present = stretches
-                if final_stretches < stretches:
-                    present = T.bind(T.Select(block < final, T.int32(stretches), T.int32(final_stretches)))
-                with T.serial(0, present) as stretch:
-                    for k in range(unroll):
-                        i = stretch * unroll + k
-                        weights = [
-                            T.bind(W[group, ramp((tap * inner + i) * width + c * LANES)]) for c in range(channels)
-                        ]
-                        for p, (row, column) in enumerate(spots):
-                            at = (image, block, row * sh + u * dh + top, column * sw + v * dw + left)
-                            value = T.bind(broadcast_input(X, *at, i * step))
-                            for c in range(channels):
-                                total = multiply_add(acc[p * channels + c], value, weights[c])
-                                T.buffer_store(acc, total, [p * channels + c])
-            for p, (row, column) in enumerate(places):
-                for c in range(channels):
-                    with where_present(outs, channels, group, c):
-                        finish(acc, image, group, p, row, column, c)
-
-        with T.parallel(0, X.shape[0] * groups * chunks) as task:
-            acc = T.alloc_buffer((pixels * cells * channels,), "float32x16", scope="local")
-            image = T.bind(task // (groups * chunks))
-            group, first = T.bind(task // chunks % groups), T.bind(task % chunks * rows)
-
-            def some(row: Expr, cell: Expr, size: int, height: int, nth: Expr) -> None:
-                places = [place(row, cell + p, ow, height) for p in range(size)]
-                tile(acc, image, group, places, row // join * each + nth)
-
-            tiles_of_rows(first, rows, (oh, ow), join, pixels, some)
-
-    function = build_prim_func([*spec.inputs, packed, bias, *spec.outputs], reduction_body(x.dtype, body))
-    item, apart = np.dtype(x.dtype).itemsize, (sh if cells == 1 else 2 * sh)  # input rows between outputs
-    taken = (rows * apart + kh - 1) * full_w * sw * blocks * x.block * item  # input rows of a task
-    block_size = taken + packed[0].nbytes + rows * ow * width * item
-    return Kernel(function, (packed, bias), block_size, groups * chunks * pixels * channels)
+    """The kernel of one of `points`."""
+    plan = _DirectConvolution(spec, point, features)
+    operands: list[Operand] = [*spec.inputs, plan.weight, plan.bias, *spec.outputs]
+    function = build_prim_func(operands, reduction_body(spec.inputs[0].dtype, plan.emit))
+    parallelism = plan.groups * plan.chunks * plan.pixels * plan.channels
+    return Kernel(function, (plan.weight, plan.bias), plan.block_size(), parallelism)
 
 
-def _panels(spec: LayerSpec, width: int) -> tuple[NDArray[Any], Callable[[Expr], Expr]]:
-    """Weights (groups, IC/b, KH, KW, steps of a block, width), and the first block of input channels of a group.
+def sums_per_output(spec: LayerSpec) -> int:
+    """The convolution's outputs that one output of the layer is the greatest of."""
+    return 4 if spec.parameters_as(Conv2dParameters).pooled else 1
+
+
+class _Tap(NamedTuple):
+    """One tap of the kernel on one block of input channels."""
+
+    block: Expr
+    u: Expr  # row of the kernel
+    v: Expr
+    number: Expr  # in the order of the panel's weights
+
+
+class _DirectConvolution:
+    """The code of a direct convolution; `emit` makes it, one method for each level below."""
+
+    # The operands' buffers and the accumulators; they exist while the code is emitted.
+    X: Any
+    W: Any
+    bias_buffer: Any
+    residual: Any | None
+    Y: Any
+    accumulators: Any
+
+    def __init__(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> None:
+        self.spec, self.x, self.y = spec, spec.inputs[0], spec.outputs[0]
+        self.activation = spec.parameters_as(Conv2dParameters).activation
+        self.geometry = ConvGeometry.of_layer(spec)
+        self.channels, self.pixels, self.rows = (int(point[key]) for key in ("channels", "pixels", "rows"))
+        self.height, self.width = self.y.shape[2:]
+        self.pooled = sums_per_output(spec)
+        self.output_vectors, self.chunks = -(-self.y.shape[1] // LANES), -(-self.height // self.rows)
+        self.group_width = self.channels * LANES  # output channels of a group
+        self.strip_rows = rows_per_strip(
+            self.height, self.width, self.pixels, self.channels, registers_per_vector(features)
+        )
+        # The weights: a panel for each group, of `inner` steps for each block and tap.
+        self.values = VALUES_PER_STEP[self.x.dtype]
+        panels, reads = _pack_panels(spec, self.group_width)
+        self.first_block = reads.first_block
+        self.groups, self.blocks, self.kernel_rows, self.kernel_columns, self.inner, _ = panels.shape
+        self.weight = panels.reshape(self.groups, -1)
+        self.bias = pad_axis(spec.weights["bias"], 0, self.group_width)
+        # Lines of the next panel that each tap of each tile prefetches.
+        self.tiles_per_strip = -(-self.strip_rows * self.width // self.pixels)
+        tiles = -(-self.height // self.strip_rows) * self.tiles_per_strip  # of a group
+        panel_lines = self.inner * self.channels
+        # With more tiles than lines, reading a panel is nothing beside its use.
+        self.prefetched_lines = -(-panel_lines // tiles) if tiles <= panel_lines else 0
+        # The innermost loop: turns of `unroll` steps, fewer for the last block of input channels where it is not full.
+        self.unroll = UNROLL if self.inner % UNROLL == 0 else 1
+        self.last_block = self.x.physical[1] - 1
+        self.turns = self.inner // self.unroll
+        left_over = self.x.shape[1] - self.last_block * self.x.block
+        folded = self.inner * self.values != self.x.block  # so all channels are there
+        self.last_turns = self.turns if folded else -(-left_over // (self.values * self.unroll))
+
+    def block_size(self) -> int:
+        """Bytes of working set of a task: its input rows, its panel and its outputs."""
+        item, stride = np.dtype(self.x.dtype).itemsize, self.geometry.stride
+        rows_apart = stride.rows if self.pooled == 1 else 2 * stride.rows  # input rows between outputs
+        input_rows = self.rows * rows_apart + self.geometry.kernel.rows - 1
+        inputs = input_rows * self.geometry.output.columns * stride.columns * self.blocks * self.x.block * item
+        return int(inputs + self.weight[0].nbytes + self.rows * self.width * self.group_width * item)
+
+    def emit(self, X: Any, *rest: Any) -> None:
+        """The body of the function: one task for each image, group of output channels and chunk of rows."""
+        self.X, (self.W, self.bias_buffer, self.Y) = X, rest[-3:]
+        self.residual = rest[0] if len(self.spec.inputs) > 1 else None
+        with T.parallel(0, X.shape[0] * self.groups * self.chunks) as task:
+            registers = self.pixels * self.pooled * self.channels
+            self.accumulators = T.alloc_buffer((registers,), "float32x16", scope="local")
+            image = T.bind(task // (self.groups * self.chunks))
+            group, first = T.bind(task // self.chunks % self.groups), T.bind(task % self.chunks * self.rows)
+
+            def emit_tile(tile: StripTile) -> None:
+                number = tile.row // self.strip_rows * self.tiles_per_strip + tile.number
+                self._emit_tile(image, group, tile.positions(self.width), number)
+
+            size = (self.height, self.width)
+            for_each_tile(first, self.rows, size, self.strip_rows, self.pixels, emit_tile)
+
+    def _emit_tile(self, image: Expr, group: Expr, outputs: list[tuple[Expr, Expr]], number: Expr) -> None:
+        """The outputs at some positions; the `number`-th tile of its group."""
+        sources = [source for output in outputs for source in self._pooled_sources(*output)]
+        self._start_with_bias(group, len(sources))
+        with T.grid(self.blocks, self.kernel_rows, self.kernel_columns) as (b, u, v):
+            tap_number = T.bind((b * self.kernel_rows + u) * self.kernel_columns + v)
+            tap = _Tap(T.bind(self.first_block(group) + b), u, v, tap_number)
+            self._prefetch_panel(group, number, tap)
+            turns = self.turns
+            if self.last_turns < self.turns:
+                turns = T.bind(T.Select(tap.block < self.last_block, T.int32(self.turns), T.int32(self.last_turns)))
+            with T.serial(0, turns) as turn:
+                for k in range(self.unroll):
+                    self._reduction_step(image, group, sources, tap, turn * self.unroll + k)
+        for p, (row, column) in enumerate(outputs):
+            for c in range(self.channels):
+                with where_present(self.output_vectors, self.channels, group, c):
+                    self._finish_output(image, group, p, row, column, c)
+
+    def _pooled_sources(self, row: Expr, column: Expr) -> list[tuple[Expr, Expr]]:
+        """The convolution's outputs of which one output of the layer is the greatest."""
+        if self.pooled == 1:
+            return [(row, column)]
+        (height, width), pair = self.geometry.output, range(2)
+        rows = [T.min(row * 2 + i, height - 1) if 2 * self.height > height else row * 2 + i for i in pair]
+        columns = [T.min(column * 2 + i, width - 1) if 2 * self.width > width else column * 2 + i for i in pair]
+        return [(r, c) for r in rows for c in columns]
+
+    def _start_with_bias(self, group: Expr, sums: int) -> None:
+        for c in range(self.channels):
+            start = T.bind(vector_load(self.bias_buffer, (group * self.channels + c) * LANES))
+            for p in range(sums):
+                T.buffer_store(self.accumulators, start, [p * self.channels + c])
+
+    def _prefetch_panel(self, group: Expr, number: Expr, tap: _Tap) -> None:
+        """This tap's share of the next group's panel."""
+        taps = self.blocks * self.kernel_rows * self.kernel_columns
+        for line in range(self.prefetched_lines):
+            prefetch(self.W[group + 1, ((number * taps + tap.number) * self.prefetched_lines + line) * LANES])
+
+    def _reduction_step(
+        self, image: Expr, group: Expr, sources: list[tuple[Expr, Expr]], tap: _Tap, step: Expr
+    ) -> None:
+        """Add one input value, or pair of them, to all sums of the tile."""
+        start = (tap.number * self.inner + step) * self.group_width
+        weights = [T.bind(self.W[group, ramp(start + c * LANES)]) for c in range(self.channels)]
+        for p, (row, column) in enumerate(sources):
+            position = self.geometry.input_position(row, column, tap.u, tap.v)
+            value = T.bind(broadcast_input(self.X, image, tap.block, *position, step * self.values))
+            for c in range(self.channels):
+                register = p * self.channels + c
+                total = multiply_add(self.accumulators[register], value, weights[c])
+                T.buffer_store(self.accumulators, total, [register])
+
+    def _finish_output(self, image: Expr, group: Expr, p: int, row: Expr, column: Expr, c: int) -> None:
+        """The epilogue of one vector of an output: pool, residual, activation, and store."""
+        y, vector = self.y, group * self.channels + c
+        sums = [self.accumulators[(p * self.pooled + i) * self.channels + c] for i in range(self.pooled)]
+        result = reduce(T.max, sums)
+        if self.residual is not None:
+            block, lane = block_and_lane(self.spec.inputs[1], vector)
+            halo = self.spec.inputs[1].halo
+            result = result + vector_load(self.residual, image, block, row + halo.top, column + halo.left, lane)
+        block, lane = block_and_lane(y, vector)
+        at = (image, block, row + y.halo.top, column + y.halo.left)
+        vector_store(self.Y, apply_activation(result, self.activation, approximate=self.values > 1), *at, lane)
+        if y.block > LANES and self.output_vectors % 2 and c == (self.output_vectors - 1) % self.channels:
+            with when(vector == self.output_vectors - 1):
+                vector_store(self.Y, broadcast(0.0), *at, LANES)  # the other half of a block
+
+
+def _pack_panels(spec: LayerSpec, width: int) -> tuple[NDArray[Any], InputRange]:
+    """Weights (groups, IC/b, KH, KW, steps of a block, width), and the input channels that the groups read.
 
     In bfloat16, the columns of a kernel over few channels are folded into these.
     """
     x = spec.inputs[0]
-    wide, blocks, first_block = reach(spec, width)
-    inner = x.block
-    if x.dtype == "uint16" and folds(spec):
-        rows = pad_axis(folded(spec, wide), 2, 2)
+    reads = input_range(spec, width)
+    wide, inner = reads.weight, x.block
+    if x.dtype == "uint16" and folds_columns(spec):
+        rows = pad_axis(fold_columns(spec, wide), 2, 2)
         wide, inner = rows.transpose(0, 2, 1)[..., None], rows.shape[2]
     wide = pad_axis(pad_axis(wide, 0, width), 1, inner)
-    packed = wide.reshape(-1, width, blocks, inner, *wide.shape[2:]).transpose(0, 2, 4, 5, 3, 1)
-    return pack_bf16_pairs(packed, 4) if x.dtype == "uint16" else np.ascontiguousarray(packed), first_block
-
-
-def pooled_cells(spec: LayerSpec) -> int:
-    """Outputs of the convolution that one of the layer is the greatest of."""
-    return 4 if spec.parameters_as(Conv2dParameters).pooled else 1
-
-
-def place_of(tensor: Activation, number: Expr) -> tuple[Expr, Expr]:
-    """Block and lane of a vector of channels."""
-    vectors = tensor.block // LANES
-    return (number, 0) if vectors == 1 else (number // vectors, number % vectors * LANES)
-
-
-def heights(oh: int, join: int, groups: int) -> Iterator[tuple[int, float]]:
-    """Rows of a task, and what speaks against so many: far from five, an uneven last chunk, too few tasks."""
-    for rows in sorted({min(oh, -(-r // join) * join) for r in (1, 4, 7, 14, 56)}):
-        chunks = -(-oh // rows)
-        uneven = chunks * rows / oh - 1  # what the last chunk lacks
-        yield rows, 0.003 * abs(log2(rows / 5)) + 0.02 * uneven + 0.1 * (chunks * groups < 2)
-
-
-def likely(estimated: Sequence[tuple[float, Point]]) -> list[Point]:
-    """Points with their estimated costs, the best first; without those that are estimated far worse."""
-    best = min(cost for cost, _ in estimated)
-    return [point for cost, point in sorted(estimated, key=lambda pair: pair[0]) if cost < 1.6 * best]
-
-
-def place(row: Expr, cell: Expr, ow: int, height: int) -> tuple[Expr, Expr]:
-    """Row and column of a cell of a strip of `height` rows from `row` on."""
-    return (row, cell) if height == 1 else (row + cell // ow, cell % ow)
-
-
-def tiles_of_rows(
-    first: Expr, rows: int, size: tuple[int, int], join: int, pixels: int, tile: Callable[..., None]
-) -> None:
-    """Calls `tile(row, cell, count, height, nth)` for the tiles of `rows` output rows from `first` on, in strips of
-    `join`: `count` cells from `cell` on of the strip of `height` rows from `row` on, of which it is the nth tile."""
-    oh, ow = size
-
-    def strip(row: Expr, height: int) -> None:
-        done = 0
-        for start, count, cells in balanced(height * ow, pixels):
-            if height == 1:
-                with T.serial(0, count) as t:
-                    tile(row, T.bind(t * cells + start), cells, height, done + t)
-            else:
-                for t in range(count):
-                    tile(row, start + t * cells, cells, height, done + t)
-            done += count
-
-    with T.serial(0, T.min(rows, oh - first) // join) as s:
-        strip(T.bind(first + s * join), join)
-    if oh % join:
-        with when(first + rows >= oh):
-            strip(oh - oh % join, oh % join)
-
-
-def registers_each(features: frozenset[str]) -> int:
-    """Registers that a vector of 16 floats takes."""
-    return 1 if "avx512" in features else 2
-
-
-def register_tile(channels: int, features: frozenset[str]) -> int:
-    """Outputs that fit the registers beside the weights and one input."""
-    each = registers_each(features)
-    return max((32 // each - 1) // (each * channels) - 1, 0)
-
-
-def rows_together(oh: int, ow: int, pixels: int, channels: int, each: int) -> int:
-    """Rows of a strip: one, or as few as make for full tiles."""
-    heights = range(1, min(oh, max(1, STRIP // ow)) + 1) if ow < 2 * each * pixels else range(1, 2)
-    return min(heights, key=lambda h: (round(strip_cycles(h * ow, pixels, channels, each) / (h * ow), 2), h))
-
-
-def strip_cycles(cells: int, pixels: int, channels: int, each: int) -> float:
-    """Of one step of the reduction: two products a cycle, two loads a cycle, each sum waits for the last: four cycles,
-    and one more where all registers of a narrow machine are needed to get there."""
-    vectors = channels * each
-    tiles = balanced(cells, pixels)
-    return sum(count * max(size * vectors / 2, (size + vectors) / 2, 3.0 + each) for _, count, size in tiles)
+    packed = wide.reshape(-1, width, reads.blocks, inner, *wide.shape[2:]).transpose(0, 2, 4, 5, 3, 1)
+    return pack_bf16_pairs(packed, 4) if x.dtype == "uint16" else np.ascontiguousarray(packed), reads

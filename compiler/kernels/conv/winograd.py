@@ -25,181 +25,238 @@ from veltair.compiler.kernels.codegen.memory import prefetch, vector_load, vecto
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
 from veltair.compiler.kernels.codegen.weight_packing import pad_axis
-from veltair.compiler.kernels.conv.conv2d_direct import UNROLL, register_tile, registers_each
-from veltair.compiler.kernels.conv.conv_geometry import balanced, first_tap, geometry, group_sizes, where_present
+from veltair.compiler.kernels.conv.conv_algorithm import ConvAlgorithm
+from veltair.compiler.kernels.conv.conv_geometry import (
+    ConvGeometry,
+    RowsColumns,
+    balanced_parts,
+    fitting_group_sizes,
+    where_present,
+)
+from veltair.compiler.kernels.conv.register_tiles import UNROLL, max_tile_outputs, registers_per_vector
 
-# Of transformed inputs; twice L2 still pays, since each task reads all transformed weights of its output channels.
-SCRATCH_BYTES = 4 << 20
-WEIGHT_BYTES = 64 << 20  # of transformed weights of one layer; beyond, they take more memory than they are worth
-# Transforms of weights (Lavin & Gray sec. 4.1 and 4.3); those of inputs and outputs are `_forward` and `_inverse`.
-WEIGHTS = {
+# Bytes of transformed inputs; twice L2 still pays, since each task reads all transformed weights of its channels.
+MAX_SCRATCH_BYTES = 4 << 20
+MAX_WEIGHT_BYTES = 64 << 20  # transformed, of one layer; beyond, they take more memory than they are worth
+# G of F(m x m, 3 x 3), which transforms weights (Lavin & Gray sec. 4.1 and 4.3).
+WEIGHT_TRANSFORMS = {
     2: np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]),
-    4: np.array(
-        [[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]],
-    ) / 24,
-}  # fmt: skip
+    4: np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24,
+}
 
 
 def points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-    """None where the convolution is of another kind, or too small to gain."""
-    oh, ow, kh, kw, sh, sw, dh, dw = geometry(spec)
-    if (kh, kw, sh, sw, dh, dw) != (3, 3, 1, 1, 1, 1) or spec.inputs[0].block != LANES or min(oh, ow) < 4:
+    """m: outputs along a side of a tile; tiles: output tiles of a task; channels: vectors of a group of output
+    channels; splits: shares of the output channels.
+
+    There are no points where the convolution is of another kind, or too small to gain.
+    """
+    geometry, one = ConvGeometry.of_layer(spec), RowsColumns(1, 1)
+    oh, ow = geometry.output
+    fits = geometry.kernel == (3, 3) and geometry.stride == geometry.dilation == one
+    if not fits or spec.inputs[0].block != LANES or min(oh, ow) < 4:
         return []
     blocks = -(-spec.outputs[0].shape[1] // LANES)
-    (channels,) = group_sizes(blocks, [c for c in (4, 2, 3, 1) if register_tile(c, features) > 2], 1)
+    sizes = [c for c in (4, 2, 3, 1) if max_tile_outputs(c, features) > 2]
+    (channels,) = fitting_group_sizes(blocks, sizes, 1)
     groups = -(-blocks // channels)
     found: list[Point] = []
-    for m in sorted(WEIGHTS, key=lambda m: cycles(spec, m, features)):
+    for m in sorted(WEIGHT_TRANSFORMS, key=lambda m: estimated_cycles(spec, m, features)):
         count = -(-oh // m) * -(-ow // m)
         row_bytes = (m + 2) ** 2 * -(-spec.inputs[0].shape[1] // LANES) * LANES * 4  # for one tile or output channel
-        if row_bytes * blocks * LANES > WEIGHT_BYTES:
+        if row_bytes * blocks * LANES > MAX_WEIGHT_BYTES:
             continue
-        most = SCRATCH_BYTES // row_bytes
+        most = MAX_SCRATCH_BYTES // row_bytes
         for chunks in sorted({-(-count // min(t, max(most, 14))) for t in (14, 28, 56)}):
             splits = [s for s in (1, 2, 4) if groups % s == 0 and (s == 1 or chunks < 8)]
             for s in sorted(splits, key=lambda s: (s * chunks < 2, s)):
-                point: Point = {"algorithm": "winograd", "m": m, "tiles": -(-count // chunks)}
+                point: Point = {"algorithm": ConvAlgorithm.WINOGRAD.value, "m": m, "tiles": -(-count // chunks)}
                 found.append(point | {"channels": channels, "splits": s})
     return found
 
 
-def cycles(spec: LayerSpec, m: int, features: frozenset[str]) -> float:
-    """Estimated, for each pair of input and output channels; m = 1 is direct convolution."""
-    oh, ow, *_ = geometry(spec)
-    each = registers_each(features)
+def estimated_cycles(spec: LayerSpec, m: int, features: frozenset[str]) -> float:
+    """Cycles for each pair of an input and an output channel; m = 1 is direct convolution."""
+    oh, ow = ConvGeometry.of_layer(spec).output
+    each = registers_per_vector(features)
     products = -(-oh // m) * -(-ow // m) * (m + 2) ** 2 * each / 32  # a cycle makes 32, or 16 in AVX2
     # Transforms; weights come at 8 bytes a cycle, at 4 in the panels of AVX2, which are narrower.
     return products * (1.45 if m > 1 else 1.1) + (m + 2) ** 2 * each / 2
 
 
 def build(spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-    x, y = spec.inputs[0], spec.outputs[0]
-    m, tiles, channels, splits = (int(point[key]) for key in ("m", "tiles", "channels", "splits"))
-    oh, ow, *_ = geometry(spec)
-    side, width = m + 2, channels * LANES
-    across = -(-ow // m)
-    count = -(-oh // m) * across
-    chunks, blocks, outs = -(-count // tiles), -(-x.shape[1] // LANES), -(-y.shape[1] // LANES)
-    groups = -(-outs // channels)
-    share = groups // splits
-    top, left = first_tap(spec)
-    bottom, right = x.physical[2] - 1, x.physical[3] - 1
-    activation = spec.parameters_as(Conv2dParameters).activation
-    packed = _pack(spec.weights["weight"], m, width, blocks)
-    bias = pad_axis(spec.weights["bias"], 0, width)
-    parts = balanced(tiles, register_tile(channels, features))
-    turns = sum(many for _, many, _ in parts)
-    lines = -(-LANES * channels // turns)  # of the next place's weights, to be fetched at one step of one part
+    """The kernel of one of `points`."""
+    plan = _WinogradConvolution(spec, point, features)
+    function = build_prim_func([*spec.inputs, plan.weight, plan.bias, *spec.outputs], plan.emit)
+    parallelism = plan.chunks * plan.splits * plan.parts[0][2] * plan.channels
+    return Kernel(function, (plan.weight, plan.bias), plan.block_size(), parallelism)
 
-    def body(X: Any, *rest: Any) -> None:
-        residual = rest[0] if len(spec.inputs) > 1 else None
-        W, bias_, Y = rest[-3:]
 
-        def forward(V: Any, image: Expr, tile: Expr, slot: Expr) -> None:
-            """Transform the inputs of one tile; what reaches past the tensor repeats its last row or column."""
-            rows = [T.bind(T.min(tile // across * m + top + i, bottom)) for i in range(side)]
-            columns = [T.bind(T.min(tile % across * m + left + j, right)) for j in range(side)]
-            with T.serial(0, blocks) as b:
-                half = [
-                    _bound(_forward([vector_load(X, image, b, row, column, 0) for row in rows])) for column in columns
-                ]
-                for i in range(side):
-                    for j, value in enumerate(_forward([half[column][i] for column in range(side)])):
-                        T.buffer_store(V, value, [i * side + j, b, slot, ramp(0)])
+class _WinogradConvolution:
+    """The code of a Winograd convolution; `emit` makes it, one method for each phase.
 
-        def multiply(acc: Any, V: Any, M: Any, group: Expr, place: Expr, first: Expr, size: int, turn: Expr) -> None:
-            """`size` tiles from `first` on, at one of the places."""
-            for register in range(size * channels):
-                T.buffer_store(acc, broadcast(0.0), [register])
-            with T.serial(0, blocks) as b:
-                for line in range(lines):
-                    at = ((turn * blocks + b) * lines + line) * LANES
-                    prefetch(W[group * side * side + place + 1, at])
-                with T.serial(0, LANES // UNROLL) as k:
-                    for i in range(UNROLL):
-                        at = (b * LANES + k * UNROLL + i) * width
-                        row = group * side * side + place
-                        taps = [T.bind(W[row, ramp(at + c * LANES)]) for c in range(channels)]
-                        for p in range(size):
-                            value = T.bind(T.broadcast(V[place, b, first + p, k * UNROLL + i], LANES))
-                            for c in range(channels):
-                                at = p * channels + c
-                                T.buffer_store(acc, acc[at] + value * taps[c], [at])
-            for p in range(size):
-                for c in range(channels):
-                    T.buffer_store(M, acc[p * channels + c], [place, first + p, ramp(c * LANES)])
+    V holds the transformed inputs (places, IC/16, tiles, 16), M their products (places, tiles, group's channels).
+    """
 
-        def inverse(M: Any, image: Expr, tile: Expr, slot: Expr, block: Expr, lane: int) -> None:
-            """The outputs of one tile and block of channels."""
-            row, column = T.bind(tile // across * m), T.bind(tile % across * m)
-            half = [_bound(_inverse([M[i * side + j, slot, ramp(lane)] for i in range(side)])) for j in range(side)]
-            start = T.bind(vector_load(bias_, block * LANES))
-            for i in range(m):
-                for j, value in enumerate(_bound(_inverse([half[k][i] for k in range(side)]))):
-                    with when(T.And(row + i < oh, column + j < ow)):
-                        result = value + start
-                        if residual is not None:
-                            halo = spec.inputs[1].halo
-                            at = (row + i + halo.top, column + j + halo.left)
-                            result = result + vector_load(residual, image, block, *at, 0)
-                        at = (row + i + y.halo.top, column + j + y.halo.left)
-                        vector_store(Y, apply_activation(result, activation), image, block, *at, 0)
+    # The operands' buffers and the scratch; they exist while the code is emitted.
+    X: Any
+    W: Any
+    bias_buffer: Any
+    residual: Any | None
+    Y: Any
+    V: Any
+    M: Any
+    accumulators: Any
 
+    def __init__(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> None:
+        self.spec, self.x, self.y = spec, spec.inputs[0], spec.outputs[0]
+        self.activation = spec.parameters_as(Conv2dParameters).activation
+        self.geometry = ConvGeometry.of_layer(spec)
+        self.m, self.tiles, self.channels, self.splits = (
+            int(point[key]) for key in ("m", "tiles", "channels", "splits")
+        )
+        self.side, self.width = self.m + 2, self.channels * LANES  # of an input tile; of a group of output channels
+        oh, ow = self.geometry.output
+        self.tiles_across = -(-ow // self.m)
+        self.tile_count = -(-oh // self.m) * self.tiles_across
+        self.chunks = -(-self.tile_count // self.tiles)
+        self.blocks, self.output_blocks = -(-self.x.shape[1] // LANES), -(-self.y.shape[1] // LANES)
+        self.groups_per_split = -(-self.output_blocks // self.channels) // self.splits
+        self.weight = _pack(spec.weights["weight"], self.m, self.width)
+        self.bias = pad_axis(spec.weights["bias"], 0, self.width)
+        self.parts = balanced_parts(self.tiles, max_tile_outputs(self.channels, features))
+        parts = sum(count for _, count, _ in self.parts)
+        # Lines of the next place's weights that one step of one part prefetches.
+        self.prefetched_lines = -(-LANES * self.channels // parts)
+
+    def block_size(self) -> int:
+        """Bytes of working set of a task: its share of the weights, and its scratch."""
+        scratch = self.side**2 * self.tiles * (self.blocks * LANES + self.width) * 4
+        return int(self.weight.nbytes // self.splits + scratch)
+
+    def emit(self, X: Any, *rest: Any) -> None:
+        """The body of the function: one task for each image, share of the output channels and chunk of tiles."""
+        self.X, (self.W, self.bias_buffer, self.Y) = X, rest[-3:]
+        self.residual = rest[0] if len(self.spec.inputs) > 1 else None
+        places, chunks, splits = self.side * self.side, self.chunks, self.splits
         with T.parallel(0, X.shape[0] * chunks * splits) as task:
-            V = T.alloc_buffer((side * side, blocks, tiles, LANES), "float32", scope="global")
-            M = T.alloc_buffer((side * side, tiles, width), "float32", scope="global")
-            acc = T.alloc_buffer((parts[0][2] * channels,), "float32x16", scope="local")
+            self.V = T.alloc_buffer((places, self.blocks, self.tiles, LANES), "float32", scope="global")
+            self.M = T.alloc_buffer((places, self.tiles, self.width), "float32", scope="global")
+            self.accumulators = T.alloc_buffer((self.parts[0][2] * self.channels,), "float32x16", scope="local")
             image = T.bind(task // (chunks * splits))
             split = T.bind(task // chunks % splits)
-            origin = T.bind(task % chunks * tiles)
-            present = T.bind(T.min(tiles, count - origin))
-            with T.serial(0, tiles) as t:  # slots of a last chunk that is not full repeat its last tile
-                forward(V, image, T.bind(T.min(origin + t, count - 1)), t)
-            with T.serial(0, share) as g:
-                group = T.bind(split * share + g)
-                with T.serial(0, side * side) as place:
-                    done = 0
-                    for start, many, size in parts:
-                        with T.serial(0, many) as t:
-                            multiply(acc, V, M, group, place, start + t * size, size, done + t)
-                        done += many
+            origin = T.bind(task % chunks * self.tiles)
+            present = T.bind(T.min(self.tiles, self.tile_count - origin))
+            with T.serial(0, self.tiles) as t:  # slots of a last chunk that is not full repeat its last tile
+                self._transform_inputs(image, T.bind(T.min(origin + t, self.tile_count - 1)), t)
+            with T.serial(0, self.groups_per_split) as g:
+                group = T.bind(split * self.groups_per_split + g)
+                self._multiply_places(group)
                 with T.serial(0, present) as t:
-                    for c in range(channels):
-                        with where_present(outs, channels, group, c):
-                            inverse(M, image, origin + t, t, group * channels + c, c * LANES)
+                    for c in range(self.channels):
+                        with where_present(self.output_blocks, self.channels, group, c):
+                            self._transform_outputs(image, origin + t, t, group * self.channels + c, c * LANES)
 
-    function = build_prim_func([*spec.inputs, packed, bias, *spec.outputs], body)
-    block_size = packed.nbytes // splits + side * side * tiles * (blocks * LANES + width) * 4
-    return Kernel(function, (packed, bias), block_size, chunks * splits * parts[0][2] * channels)
+    def _transform_inputs(self, image: Expr, tile: Expr, slot: Expr) -> None:
+        """Transform the inputs of one tile; what reaches past the tensor repeats its last row or column."""
+        (top, left), across, side = self.geometry.first_tap, self.tiles_across, self.side
+        bottom, right = self.x.physical[2] - 1, self.x.physical[3] - 1
+        rows = [T.bind(T.min(tile // across * self.m + top + i, bottom)) for i in range(side)]
+        columns = [T.bind(T.min(tile % across * self.m + left + j, right)) for j in range(side)]
+        with T.serial(0, self.blocks) as b:
+            half = [
+                _bind_all(_transform_input_line([vector_load(self.X, image, b, row, column, 0) for row in rows]))
+                for column in columns
+            ]
+            for i in range(side):
+                line = _transform_input_line([half[column][i] for column in range(side)])
+                for j, value in enumerate(line):
+                    T.buffer_store(self.V, value, [i * side + j, b, slot, ramp(0)])
+
+    def _multiply_places(self, group: Expr) -> None:
+        """The products of all tiles with a group's weights, place by place, in parts that fit the registers."""
+        with T.serial(0, self.side * self.side) as place:
+            done = 0
+            for start, count, size in self.parts:
+                with T.serial(0, count) as t:
+                    self._multiply(group, place, start + t * size, size, done + t)
+                done += count
+
+    def _multiply(self, group: Expr, place: Expr, first: Expr, size: int, turn: Expr) -> None:
+        """`size` tiles from `first` on, at one of the places; the `turn`-th part of the place."""
+        acc, channels = self.accumulators, self.channels
+        row = group * self.side * self.side + place
+        for register in range(size * channels):
+            T.buffer_store(acc, broadcast(0.0), [register])
+        with T.serial(0, self.blocks) as b:
+            for line in range(self.prefetched_lines):
+                prefetch(self.W[row + 1, ((turn * self.blocks + b) * self.prefetched_lines + line) * LANES])
+            with T.serial(0, LANES // UNROLL) as k:
+                for i in range(UNROLL):
+                    at = (b * LANES + k * UNROLL + i) * self.width
+                    weights = [T.bind(self.W[row, ramp(at + c * LANES)]) for c in range(channels)]
+                    for p in range(size):
+                        value = T.bind(T.broadcast(self.V[place, b, first + p, k * UNROLL + i], LANES))
+                        for c in range(channels):
+                            register = p * channels + c
+                            T.buffer_store(acc, acc[register] + value * weights[c], [register])
+        for p in range(size):
+            for c in range(channels):
+                T.buffer_store(self.M, acc[p * channels + c], [place, first + p, ramp(c * LANES)])
+
+    def _transform_outputs(self, image: Expr, tile: Expr, slot: Expr, block: Expr, lane: int) -> None:
+        """Transform the products of one tile and block of channels back to outputs, and finish these."""
+        (oh, ow), side, m = self.geometry.output, self.side, self.m
+        row, column = T.bind(tile // self.tiles_across * m), T.bind(tile % self.tiles_across * m)
+        half = [
+            _bind_all(_transform_output_line([self.M[i * side + j, slot, ramp(lane)] for i in range(side)]))
+            for j in range(side)
+        ]
+        start = T.bind(vector_load(self.bias_buffer, block * LANES))
+        for i in range(m):
+            line = _bind_all(_transform_output_line([half[k][i] for k in range(side)]))
+            for j, value in enumerate(line):
+                with when(T.And(row + i < oh, column + j < ow)):
+                    self._finish_output(image, block, row + i, column + j, value + start)
+
+    def _finish_output(self, image: Expr, block: Expr, row: Expr, column: Expr, result: Expr) -> None:
+        """The epilogue of 16 channels of an output: residual, activation, and store."""
+        if self.residual is not None:
+            halo = self.spec.inputs[1].halo
+            at = (row + halo.top, column + halo.left)
+            result = result + vector_load(self.residual, image, block, *at, 0)
+        at = (row + self.y.halo.top, column + self.y.halo.left)
+        vector_store(self.Y, apply_activation(result, self.activation), image, block, *at, 0)
 
 
-def _bound(values: list[Expr]) -> list[Expr]:
+def _bind_all(values: list[Expr]) -> list[Expr]:
     return [T.bind(value) for value in values]
 
 
-def _forward(d: list[Expr]) -> list[Expr]:
+def _transform_input_line(d: list[Expr]) -> list[Expr]:
     """B^T d of one row or column."""
     if len(d) == 4:
         return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]]
-    d = _bound(d)
-    a, b = _bound([d[4] - d[2] * broadcast(4.0), d[3] - d[1] * broadcast(4.0)])
-    c, e = _bound([d[4] - d[2], (d[3] - d[1]) * broadcast(2.0)])
+    d = _bind_all(d)
+    a, b = _bind_all([d[4] - d[2] * broadcast(4.0), d[3] - d[1] * broadcast(4.0)])
+    c, e = _bind_all([d[4] - d[2], (d[3] - d[1]) * broadcast(2.0)])
     first, last = (d[i] * broadcast(4.0) - d[i + 2] * broadcast(5.0) + d[i + 4] for i in (0, 1))
     return [first, a + b, a - b, c + e, c - e, last]
 
 
-def _inverse(m: list[Expr]) -> list[Expr]:
+def _transform_output_line(m: list[Expr]) -> list[Expr]:
     """A^T m of one row or column."""
     if len(m) == 4:
         return [m[0] + m[1] + m[2], m[1] - m[2] - m[3]]
-    a, b, c, d = _bound([m[1] + m[2], m[1] - m[2], m[3] + m[4], m[3] - m[4]])
+    a, b, c, d = _bind_all([m[1] + m[2], m[1] - m[2], m[3] + m[4], m[3] - m[4]])
     return [m[0] + a + c, b + d * broadcast(2.0), a + c * broadcast(4.0), b + d * broadcast(8.0) + m[5]]
 
 
-def _pack(weight: NDArray[np.float32], m: int, width: int, blocks: int) -> NDArray[np.float32]:
+def _pack(weight: NDArray[np.float32], m: int, width: int) -> NDArray[np.float32]:
     """G g G^T as (OC/width * (m + 2)^2, IC * width): a row is what one place of one group takes."""
     padded = pad_axis(pad_axis(weight, 0, width), 1, LANES).astype(np.float64)
     oc, ic = padded.shape[:2]
-    turned = np.einsum("iu,ocuv,jv->oijc", WEIGHTS[m], padded, WEIGHTS[m], optimize=True)
-    rows = turned.reshape(oc // width, width, (m + 2) ** 2, ic).transpose(0, 2, 3, 1)
+    transform = WEIGHT_TRANSFORMS[m]
+    transformed = np.einsum("iu,ocuv,jv->oijc", transform, padded, transform, optimize=True)
+    rows = transformed.reshape(oc // width, width, (m + 2) ** 2, ic).transpose(0, 2, 3, 1)
     return np.ascontiguousarray(rows, np.float32).reshape(-1, ic * width)
