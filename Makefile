@@ -17,9 +17,12 @@ $(VENV)/ready: requirements/dev.lock pyproject.toml $(wildcard profiles/runtime/
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
+# deptry twice: of all code, what is declared and used; of the installed code, that it needs no `dev` dependency.
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/deptry . tests/*/ tests/*/*/
+	$(BIN)/deptry veltair compiler profiles scheduler server loadgen --optional-dependencies-dev-groups dev --ignore DEP002
 
 # A type checker cannot follow folders at the root that install below `veltair`: it reads the installed tree.
 types: $(VENV)/ready
