@@ -1,4 +1,8 @@
-"""Which queries are taken, and by which profile they are run."""
+"""Which queries are admitted at all, and which profile runs them.
+
+A query is refused here only if no profile holds it. The policies refuse what cannot be in time: see
+`policies/veltair/admission.py` and `policies/baselines/clockwork.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +17,48 @@ from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.events import RejectQuery
 from veltair.types import Query, Tenant
 
+_batch = attrgetter("profile.batch")
+
 
 class Admission:
-    """The tenants, and the costs of their models."""
+    """The tenants and the costs of their models.
+
+    ::
+
+        admission = Admission([tenant], ProfileCatalogue({"resnet50": [profile]}, cores=8), planned_share=0.9)
+        admission.admit(Query(1, tenant.name, arrival_ns=0)).due_ns  # 0.9 of the tenant's target
+    """
 
     __slots__ = ("_costs", "_planned_share", "tenants")
 
     def __init__(self, tenants: Iterable[Tenant], catalogue: ProfileCatalogue, planned_share: float) -> None:
+        """`planned_share`: see `Scheduler`. Raises ConfigError."""
         if not 0 < planned_share <= 1:
             raise ConfigError(f"planned share of the QoS: expected above 0 and at most 1, got {planned_share}")
         self._costs, self._planned_share = catalogue.costs, planned_share
-        self.tenants = _by_name(tenants, catalogue)
+        self.tenants = _index_tenants(tenants, catalogue)
 
     def admit(self, query: Query) -> ActiveQuery | RejectQuery:
-        """The profile is the one with the smallest batch that holds the query. The tenant must be known."""
+        """Picks the profile with the smallest batch that holds the query. Its tenant must be known.
+
+        The query is due by its tenant's target or by its own deadline, whichever comes first.
+        """
         tenant = self.tenants[query.tenant]
         by_batch = self._costs[tenant.model]
-        i = bisect_left(by_batch, query.batch, key=attrgetter("profile.batch"))
+        i = bisect_left(by_batch, query.batch, key=_batch)
         if i == len(by_batch):
             most = by_batch[-1].profile.batch
             return RejectQuery(query.id, f"{tenant.model} takes at most {most} items in a query, got {query.batch}")
         costs, share = by_batch[i], self._planned_share
-        qos_ns = max(1, round(tenant.qos.latency_ns * share))
-        due_ns = query.arrival_ns + min(qos_ns, round((query.deadline_ns - query.arrival_ns) * share))
+        qos_ns = within_ns = max(1, round(tenant.qos.latency_ns * share))
+        if query.deadline_ns is not None:
+            within_ns = min(qos_ns, round((query.deadline_ns - query.arrival_ns) * share))
+        due_ns = query.arrival_ns + within_ns
         return ActiveQuery(query, tenant, costs, qos_ns, due_ns, costs.cores_for_rest(SOLO, 0, qos_ns))
 
 
-def _by_name(tenants: Iterable[Tenant], catalogue: ProfileCatalogue) -> dict[str, Tenant]:
+def _index_tenants(tenants: Iterable[Tenant], catalogue: ProfileCatalogue) -> dict[str, Tenant]:
+    """By name."""
     by_name: dict[str, Tenant] = {}
     for tenant in tenants:
         if tenant.name in by_name:

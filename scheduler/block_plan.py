@@ -1,4 +1,4 @@
-"""What veltair-full would do with a fresh query, explained without running anything."""
+"""What veltair-full would do with a new query, explained without running anything."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from veltair.errors import ConfigError
-from veltair.scheduler.blocks import Budget, form_block, pivots, threshold
+from veltair.scheduler.blocks import find_pivots, form_adaptive_block, remaining_budget
 from veltair.scheduler.costs.level_grid import level_grid, nearest_level
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.types import Machine, ModelProfile
@@ -14,7 +14,7 @@ from veltair.types import Machine, ModelProfile
 
 @dataclass(frozen=True, slots=True)
 class PlannedBlock:
-    """Layers [start, stop) as they would be formed once the blocks before took just what is predicted."""
+    """Layers [start, stop) as the policy forms them if the blocks before take just what is predicted."""
 
     start: int
     stop: int
@@ -29,11 +29,13 @@ class PlannedBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
+    """All blocks of one query; `explain` makes one."""
+
     model: str
     batch: int
     cores: int
     qos_ns: int
-    level: float  # the one asked for, taken to the grid that the profile's levels span
+    level: float  # the one asked for, moved to the nearest of the grid that the profile's levels span
     avg_cores: int  # as the query arrives
     threshold_cores: int
     pivots: tuple[int, ...]  # layers that alone need avg + threshold or more, as the query arrives
@@ -53,7 +55,8 @@ def explain(
     """The blocks of one query that finds the machine at this level and under this load.
 
     `load`: the other active queries' average needs (Avg_C), or their sum; both in cores. They and the level stay
-    as they are throughout. `split_by_ops`: layers have their QoS by operations (`ProfileCosts`).
+    as they are throughout. `split_by_ops`: the target is split among the layers by operations (`ProfileCosts`).
+    Raises ConfigError.
     """
     cores = len(machine.cores)
     others = load if isinstance(load, int) else sum(load)
@@ -67,33 +70,10 @@ def explain(
     grid = level_grid([profile])
     at = nearest_level(grid, level)
     costs = ProfileCosts(profile, grid, cores, split_by_ops=split_by_ops)
-
-    blocks: list[PlannedBlock] = []
-    conflict_prone: tuple[int, ...] = ()
-    start = spent_ns = 0
-    while start < costs.layers:
-        budget = Budget(max(0, qos_ns - spent_ns), costs.work[-1] - costs.work[start], costs.work)
-        avg_cores = costs.cores_for_rest(at, start, budget.qos_ns)
-        extra = threshold(avg_cores, others + avg_cores, cores)
-        bound = min(avg_cores + extra, costs.cores)
-        formed = form_block(costs, at, start, budget, avg_cores, bound)
-        if start == 0:
-            conflict_prone = tuple(pivots(costs, at, start, budget, avg_cores, bound))
-        block = PlannedBlock(
-            start=start,
-            stop=formed.stop,
-            cores=formed.cores,
-            predicted_ns=costs.time_ns(at, formed.cores, start, formed.stop),
-            qos_ns=formed.qos_ns,
-            versions=costs.versions(at, formed.cores, start, formed.stop),
-            avg_cores=avg_cores,
-            threshold_cores=extra,
-            capped=formed.capped,
-        )
-        blocks.append(block)
-        spent_ns += block.predicted_ns
-        start = block.stop
+    blocks = _plan_blocks(costs, at, qos_ns, others, cores)
     first = blocks[0]
+    bound = min(first.avg_cores + first.threshold_cores, costs.cores)
+    pivots = find_pivots(costs, at, 0, remaining_budget(costs, 0, qos_ns), first.avg_cores, bound)
     return BlockPlan(
         model=profile.model,
         batch=profile.batch,
@@ -102,7 +82,31 @@ def explain(
         level=grid[at],
         avg_cores=first.avg_cores,
         threshold_cores=first.threshold_cores,
-        pivots=conflict_prone,
+        pivots=tuple(pivots),
         blocks=tuple(blocks),
-        predicted_ns=spent_ns,
+        predicted_ns=sum(block.predicted_ns for block in blocks),
     )
+
+
+def _plan_blocks(costs: ProfileCosts, level: int, qos_ns: int, others_avg: int, cores: int) -> list[PlannedBlock]:
+    blocks: list[PlannedBlock] = []
+    start = spent_ns = 0
+    while start < costs.layers:
+        budget = remaining_budget(costs, start, qos_ns - spent_ns)
+        formed, avg_cores, extra = form_adaptive_block(costs, level, start, budget, start, others_avg, cores)
+        stop = formed.stop
+        block = PlannedBlock(
+            start=start,
+            stop=stop,
+            cores=formed.cores,
+            predicted_ns=costs.time_ns(level, formed.cores, start, stop),
+            qos_ns=formed.qos_ns,
+            versions=costs.versions(level, formed.cores, start, stop),
+            avg_cores=avg_cores,
+            threshold_cores=extra,
+            capped=formed.capped,
+        )
+        blocks.append(block)
+        spent_ns += block.predicted_ns
+        start = stop
+    return blocks

@@ -17,27 +17,55 @@ SHORT = 0.02  # of a model's work: such a rest takes longer to begin and to end 
 
 
 class Budget(Record, frozen=True):
-    """The time that the layers may take, and the work that it is split by."""
+    """The time that layers may take, and the work by which it is split among them.
+
+    >>> Budget(qos_ns=100, work_left=4, work=[0, 1, 4]).share_ns(1, 2)
+    75
+    """
 
     qos_ns: int  # for all of `work_left`; never negative
     work_left: int
     work: list[int]  # prefix sums over the layers (ProfileCosts.work or ProfileCosts.time_work)
 
     def share_ns(self, start: int, stop: int) -> int:
-        """The QoS of layers [start, stop): the sum of the layers' own."""
+        """The share of layers [start, stop): the sum of the layers' own."""
         if self.work_left == 0:
             return self.qos_ns
         return self.qos_ns * (self.work[stop] - self.work[start]) // self.work_left
 
 
 class FormedBlock(Record, frozen=True):
-    """A block of layers [start, stop) and the cores that it should get."""
+    """A block of layers [start, stop) and the cores that it should get; `form_block` makes one."""
 
     start: int
     stop: int
     cores: int
-    qos_ns: int
-    capped: bool  # no extent fits into its QoS share within the bound
+    qos_ns: int  # its share of the budget
+    capped: bool  # no extent fits into its share within the bound
+
+
+def remaining_budget(costs: ProfileCosts, start: int, left_ns: int) -> Budget:
+    """The time left for layers [start, end), split by their work; a time below 0 counts as 0."""
+    work = costs.work
+    return Budget(left_ns if left_ns > 0 else 0, work[-1] - work[start], work)
+
+
+def form_adaptive_block(
+    costs: ProfileCosts, level: int, start: int, budget: Budget, counted_from: int, others_avg: int, cores: int
+) -> tuple[FormedBlock, int, int]:
+    """The next block of a query, from layer `start` on, its Avg_C and its threshold in cores (Alg. 3 l. 11, Alg. 2).
+
+    `veltair-full` starts this block and `veltair plan` shows it.
+
+    `counted_from`: Avg_C is that of the layers from here on against the budget. `others_avg`: the sum of Avg_C of the
+    other active queries. `cores`: of the machine.
+    """
+    avg_cores = costs.cores_for_rest(level, counted_from, budget.qos_ns)
+    extra = threshold(avg_cores, others_avg + avg_cores, cores)
+    bound = avg_cores + extra
+    if bound > costs.cores:
+        bound = costs.cores
+    return form_block(costs, level, start, budget, avg_cores, bound), avg_cores, extra
 
 
 def threshold(avg_cores: int, total_avg: int, machine_cores: int) -> int:
@@ -45,11 +73,16 @@ def threshold(avg_cores: int, total_avg: int, machine_cores: int) -> int:
 
     12, 12 and 24 of 64 cores leave 16: 4, 4 and 8. Where the averages fit the machine, so do averages and
     thresholds together; where they do not, the threshold is 0.
+
+    >>> threshold(24, 12 + 12 + 24, 64)
+    8
     """
     return (machine_cores - total_avg) * avg_cores // total_avg if total_avg < machine_cores else 0
 
 
-def pivots(costs: ProfileCosts, level: int, start: int, budget: Budget, avg_cores: int, bound: int) -> Iterator[int]:
+def find_pivots(
+    costs: ProfileCosts, level: int, start: int, budget: Budget, avg_cores: int, bound: int
+) -> Iterator[int]:
     """Layers after `start` that alone need `bound` cores or more, and more than the model's average (Alg. 2 l. 5)."""
     slopes = _slopes(costs, level, budget, avg_cores, bound)
     if slopes is not None:
@@ -87,8 +120,8 @@ def with_short_rest(formed: FormedBlock, costs: ProfileCosts, budget: Budget) ->
 
 
 def _slopes(costs: ProfileCosts, level: int, budget: Budget, avg_cores: int, bound: int) -> LayerSlopes | None:
-    """A layer is a pivot that is steeper here than its share of the QoS over its work: it needs more than so many
-    cores. None: no layer can ask for more than all.
+    """A layer is a pivot if it is steeper here than its share of the time over its work: it needs more cores than
+    that. None: no layer can need more than all.
     """
     enough = bound - 1 if bound > avg_cores else avg_cores
     return None if enough >= costs.cores else costs.slopes(level, enough, budget.work)

@@ -8,7 +8,12 @@ from veltair.types import CoreSet, Machine
 
 
 class CorePool:
-    """Hands out cores that share an L3 together: whole free domains first, then the tightest fit for what is left."""
+    """Hands out cores that share an L3 together: whole free domains first, then the tightest fit for the rest.
+
+    >>> pool = CorePool(Machine(((0, 1), (2, 3, 4, 5))))
+    >>> pool.take(5)
+    (0, 2, 3, 4, 5)
+    """
 
     __slots__ = ("_cores", "_domain_of", "_having", "_of_size", "free")
 
@@ -18,17 +23,17 @@ class CorePool:
         # Domains are bits. By domain: the cores that are free, ascending.
         self._cores = {1 << i: sorted(domain) for i, domain in enumerate(machine.domains)}
         self._domain_of = {core: 1 << i for i, domain in enumerate(machine.domains) for core in domain}
-        # Sets of domains: those with so many free cores, and those of a size, the large ones first.
+        # Sets of domains: by their number of free cores, and by size, the large ones first.
         self._having = [_bits(sizes, free) for free in range(max(sizes) + 1)]
         self._of_size = [(size, _bits(sizes, size)) for size in sorted(set(sizes) - {0}, reverse=True)]
 
-    def take(self, count: int, beside: CoreSet = ()) -> CoreSet:
-        """Takes `count` cores, which must be free, and gives them sorted; the L3 of `beside` is filled up first."""
+    def take(self, count: int, neighbours: CoreSet = ()) -> CoreSet:
+        """Takes `count` cores, which must be free, and returns them sorted; the L3 of `neighbours` is filled first."""
         taken: list[int] = []
         having, cores_of = self._having, self._cores
         self.free -= count
-        if beside:
-            for domain in sorted({self._domain_of[core] for core in beside}):
+        if neighbours:
+            for domain in sorted({self._domain_of[core] for core in neighbours}):
                 free = len(cores_of[domain])
                 self._take_from(domain, free, min(count - len(taken), free), taken)
         left = count - len(taken)
@@ -49,6 +54,7 @@ class CorePool:
         return tuple(taken)
 
     def give_back(self, core_set: CoreSet) -> None:
+        """Frees cores that were taken."""
         having, cores_of = self._having, self._cores
         for domain, back in groupby(core_set, self._domain_of.__getitem__):
             cores = cores_of[domain]
@@ -59,10 +65,11 @@ class CorePool:
         self.free += len(core_set)
 
     def free_cores(self) -> CoreSet:
+        """Those that are free, sorted; O(cores)."""
         return tuple(sorted(core for free in self._cores.values() for core in free))
 
     def _fitting(self, count: int) -> int:
-        """How many cores are free in the domains that fit `count` tightest, or else have most."""
+        """How many cores are free in the domains that fit `count` tightest, or in those with most if none fits."""
         having = self._having
         for free in range(count, len(having)):
             if having[free]:
@@ -73,8 +80,8 @@ class CorePool:
         return free
 
     def _take_from(self, domains: int, free: int, count: int, taken: list[int]) -> None:
-        """From the first of these domains, which have so many free cores; the lowest ids, so that the same events give
-        the same sets.
+        """Takes from the first of these domains, each of which has `free` free cores, the lowest ids, so that the
+        same events give the same sets.
         """
         domain, having = domains & -domains, self._having
         cores = self._cores[domain]

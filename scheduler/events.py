@@ -1,4 +1,4 @@
-"""Events, which the scheduler is told, and decisions, which it answers with. Time is `int` nanoseconds."""
+"""Events, which the scheduler is told, and decisions, which it returns. Time is `int` nanoseconds."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from veltair.types import CoreSet, CounterSample, LayerBlock, Query, Record
 
 
 class QueryArrived(Record, frozen=True):
+    """A query is here; the scheduler starts it, lets it wait or rejects it."""
+
     time_ns: int
     query: Query
 
 
 class BlockFinished(Record, frozen=True):
-    """`stop` is the layer reached: less than the block's own stop when the block was told to stop early."""
+    """A block ended. `stop` is the layer reached; it is before the block's stop only after StopBlock or CancelQuery."""
 
     time_ns: int
     query: int
     stop: int
-    elapsed_ns: int  # of execution alone, measured by the worker
+    elapsed_ns: int  # execution alone, measured by the worker
 
 
 class BlockFailed(Record, frozen=True):
@@ -51,6 +53,8 @@ class QueryCancelled(Record, frozen=True):
 
 
 class CountersSampled(Record, frozen=True):
+    """The hardware counters were read."""
+
     time_ns: int
     sample: CounterSample
 
@@ -71,6 +75,8 @@ Event: TypeAlias = (
 
 
 class StartBlock(Record, frozen=True):
+    """Run this block on these cores now."""
+
     block: LayerBlock
     core_set: CoreSet
     conflict: bool = False  # fewer cores than the block wanted
@@ -79,15 +85,21 @@ class StartBlock(Record, frozen=True):
 
 
 class GrowBlock(Record, frozen=True):
+    """The running block may use more cores from its next layer on."""
+
     query: int
     core_set: CoreSet  # the whole new set
 
 
 class FinishQuery(Record, frozen=True):
+    """The query has run to its end; its answer goes out."""
+
     query: int
 
 
 class RejectQuery(Record, frozen=True):
+    """The query is given up; the reason goes to its client."""
+
     query: int
     reason: str
 
@@ -95,7 +107,7 @@ class RejectQuery(Record, frozen=True):
 class CancelQuery(Record, frozen=True):
     """Stop the query's running block at its next layer; a BlockFinished or BlockFailed follows.
 
-    The query is the block's: of a batch that nobody waits for any more, the one that it runs in the name of.
+    The query is the block's: of a batch that nobody waits for any more, the one that leads it.
     """
 
     query: int

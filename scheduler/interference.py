@@ -1,14 +1,14 @@
-"""The interference proxy: at which level the machine stands now (section 4.3).
+"""The interference proxy: which level of interference the machine is at now (section 4.3).
 
 The level is the slowdown of a layer against running alone, 1.0 to 8.0. Three sources stand behind one interface;
-each takes from what the scheduler sees the kind that it understands and ignores the rest.
+each takes from what the scheduler observes the kind that it understands and ignores the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from veltair.scheduler.costs.level_grid import nearest_level
 from veltair.types import CounterSample, Record
@@ -24,33 +24,43 @@ class BlockTimed(Record, frozen=True):
 
 
 class DemandChanged(Record, frozen=True):
-    """What the running blocks ask of the memory together, by their profiles."""
+    """The memory bandwidth that the running blocks need together, by their profiles."""
 
     bytes_per_ns: float  # = GB/s
 
 
-Seen: TypeAlias = CounterSample | BlockTimed | DemandChanged
+Observation: TypeAlias = CounterSample | BlockTimed | DemandChanged
 
 
-class Proxy(Protocol):
-    """A source of the interference level. Holds state, reads no clock: the same sightings give the same level."""
+class InterferenceProxy(Protocol):
+    """A source of the interference level. It reads no clock: the same observations give the same level."""
 
     @property
     def name(self) -> str: ...
     @property
-    def sees(self) -> type[Seen]:
-        """The kind that it understands; it need not be told of others."""
+    def observes(self) -> type[Observation]:
+        """The kind that it understands; it need not get others."""
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The arguments that make an equal one; an event log keeps them."""
 
     @property
     def level(self) -> float: ...
-    def observe(self, seen: Seen) -> None: ...
+    def observe(self, observation: Observation) -> None: ...
 
 
 class CounterModel:
-    """Linear in the L3 miss rate and the L3 accesses, which carry 99 % of the variance (figure 11)."""
+    """Linear in the L3 miss rate and the L3 accesses, which carry 99 % of the variance (figure 11).
 
-    name = "counters"
-    sees = CounterSample
+    >>> model = CounterModel(constant=1.0, per_miss_rate=2.0, per_access_per_ns=0.0)
+    >>> model.observe(CounterSample(0, window_ns=10, l3_accesses=8, l3_misses=4, source="perf"))
+    >>> model.level
+    2.0
+    """
+
+    name: ClassVar[str] = "counters"
+    observes: ClassVar[type[Observation]] = CounterSample
 
     def __init__(self, constant: float, per_miss_rate: float, per_access_per_ns: float) -> None:
         """The coefficients come from a fit against measured slowdowns; miss rate = misses / accesses, 0 … 1."""
@@ -59,52 +69,89 @@ class CounterModel:
         self._per_miss_rate = per_miss_rate
         self._per_access_per_ns = per_access_per_ns
 
-    def observe(self, seen: Seen) -> None:
-        if not isinstance(seen, CounterSample) or seen.window_ns <= 0:
+    @property
+    def settings(self) -> dict[str, float]:
+        return {
+            "constant": self._constant,
+            "per_miss_rate": self._per_miss_rate,
+            "per_access_per_ns": self._per_access_per_ns,
+        }
+
+    def observe(self, observation: Observation) -> None:
+        if not isinstance(observation, CounterSample) or observation.window_ns <= 0:
             return
-        miss_rate = seen.l3_misses / seen.l3_accesses if seen.l3_accesses else 0.0
-        accesses_per_ns = seen.l3_accesses / seen.window_ns
+        accesses, misses = observation.l3_accesses, observation.l3_misses
+        miss_rate = misses / accesses if accesses else 0.0
+        accesses_per_ns = accesses / observation.window_ns
         level = self._constant + self._per_miss_rate * miss_rate + self._per_access_per_ns * accesses_per_ns
-        self.level = _clamped(level)
+        self.level = _clamp(level)
 
 
 class ObservedSlowdown:
-    """The paper's definition of the level itself, measured: finished blocks against their solo profile, smoothed."""
+    """The paper's definition of the level itself, measured: finished blocks against their solo profile, smoothed.
 
-    name = "observed"
-    sees = BlockTimed
+    >>> observed = ObservedSlowdown(weight=0.5)
+    >>> observed.observe(BlockTimed(elapsed_ns=30, solo_ns=10))
+    >>> observed.level
+    2.0
+    """
+
+    name: ClassVar[str] = "observed"
+    observes: ClassVar[type[Observation]] = BlockTimed
 
     def __init__(self, weight: float = 0.2) -> None:
         """`weight` is the latest block's share in the moving average."""
         self.level = 1.0
         self._weight = weight
 
-    def observe(self, seen: Seen) -> None:
-        if isinstance(seen, BlockTimed) and seen.solo_ns > 0:
-            slowdown = seen.elapsed_ns / seen.solo_ns
+    @property
+    def settings(self) -> dict[str, float]:
+        return {"weight": self._weight}
+
+    def observe(self, observation: Observation) -> None:
+        if isinstance(observation, BlockTimed) and observation.solo_ns > 0:
+            slowdown = observation.elapsed_ns / observation.solo_ns
             if not 1.0 <= slowdown <= HIGHEST_LEVEL:
-                slowdown = _clamped(slowdown)
+                slowdown = _clamp(slowdown)
             self.level += self._weight * (slowdown - self.level)
 
 
 class PredictedDemand:
-    """The last resort, nothing measured: the factor by which the running blocks over-subscribe the memory."""
+    """The last resort, nothing measured: the factor by which the running blocks over-subscribe the memory.
 
-    name = "demand"
-    sees = DemandChanged
+    >>> predicted = PredictedDemand(memory_bytes_per_ns=100.0)
+    >>> predicted.observe(DemandChanged(bytes_per_ns=150.0))
+    >>> predicted.level
+    1.5
+    """
+
+    name: ClassVar[str] = "demand"
+    observes: ClassVar[type[Observation]] = DemandChanged
 
     def __init__(self, memory_bytes_per_ns: float) -> None:
         """The bandwidth that the whole machine reaches, in bytes per ns (= GB/s)."""
         self.level = 1.0
         self._memory_bytes_per_ns = memory_bytes_per_ns
 
-    def observe(self, seen: Seen) -> None:
-        if isinstance(seen, DemandChanged):
-            self.level = _clamped(seen.bytes_per_ns / self._memory_bytes_per_ns)
+    @property
+    def settings(self) -> dict[str, float]:
+        return {"memory_bytes_per_ns": self._memory_bytes_per_ns}
+
+    def observe(self, observation: Observation) -> None:
+        if isinstance(observation, DemandChanged):
+            self.level = _clamp(observation.bytes_per_ns / self._memory_bytes_per_ns)
+
+
+PROXIES = {"counters": CounterModel, "observed": ObservedSlowdown, "demand": PredictedDemand}
 
 
 class SteadyLevel:
-    """The level as an index into the grid, with hysteresis, so that noise does not flip the code versions."""
+    """The level as an index into the grid, with hysteresis, so that noise does not flip the code versions.
+
+    >>> steady = SteadyLevel((1.0, 2.0))
+    >>> steady.follow(1.7), steady.follow(1.8), steady.follow(1.3)
+    (0, 1, 1)
+    """
 
     __slots__ = ("_grid", "_high", "_low", "index")
 
@@ -112,21 +159,21 @@ class SteadyLevel:
 
     def __init__(self, grid: Sequence[float]) -> None:
         self._grid = grid
-        self._stand(0)
+        self._settle(0)
 
     def follow(self, level: float) -> int:
         """Moves to the nearest index once the level is clearly past the middle between two; returns the index."""
         if not self._low <= level <= self._high:
-            self._stand(nearest_level(self._grid, level))
+            self._settle(nearest_level(self._grid, level))
         return self.index
 
-    def _stand(self, index: int) -> None:
-        """At this index until the level leaves what is around it."""
+    def _settle(self, index: int) -> None:
+        """At this index until the level leaves the range around it."""
         grid, reach = self._grid, 0.5 + self._PAST_THE_MIDDLE
         self.index = index
         self._low = grid[index] - reach * (grid[index] - grid[index - 1]) if index else -inf
         self._high = grid[index] + reach * (grid[index + 1] - grid[index]) if index + 1 < len(grid) else inf
 
 
-def _clamped(level: float) -> float:
+def _clamp(level: float) -> float:
     return 1.0 if level < 1.0 else HIGHEST_LEVEL if level > HIGHEST_LEVEL else level

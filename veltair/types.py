@@ -122,7 +122,7 @@ class Query(Record, frozen=True):
     id: int
     tenant: str
     arrival_ns: int
-    deadline_ns: int
+    deadline_ns: int | None = None  # the end that the client set itself; None: only the tenant's target applies
     batch: int = 1
 
 

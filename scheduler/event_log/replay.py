@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from veltair.errors import ConfigError, InvariantError
@@ -114,6 +114,11 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
             raise ConfigError(f"scheduler log: {where}: expected the fields {', '.join(hints)}")
         build: Callable[..., Any] = kind
         return build(**{name: _typed(value[name], hint, f"{where}.{name}") for name, hint in hints.items()})
+    if isinstance(kind, UnionType):  # int | None
+        if value is None:
+            return None
+        [kind] = [each for each in get_args(kind) if each is not NoneType]
+        return _typed(value, kind, where)
     if get_origin(kind) is tuple:
         if isinstance(value, list):
             return tuple(_typed(item, get_args(kind)[0], where) for item in value)

@@ -10,7 +10,11 @@ from veltair.types import Tenant
 
 
 class TenantQueues:
-    """In order of arrival. Whoever starts a query takes it out."""
+    """Waiting queries in order of arrival. The policy that starts a query takes it out.
+
+    >>> list(TenantQueues().heads())
+    []
+    """
 
     __slots__ = ("_queues", "_samples")
 
@@ -19,18 +23,21 @@ class TenantQueues:
         self._samples: Counter[str] = Counter()
 
     def add(self, active: ActiveQuery) -> None:
+        """Puts a query at the end of its tenant's queue."""
         self._queues.setdefault(active.tenant.name, {})[active.query.id] = active
         self._samples[active.tenant.name] += active.query.batch
 
     def discard(self, active: ActiveQuery) -> None:
-        """Does nothing for a query that is not here."""
+        """Takes a query out; does nothing for one that is not here."""
         if self._queues.get(active.tenant.name, {}).pop(active.query.id, None):
             self._samples[active.tenant.name] -= active.query.batch
 
-    def samples(self, tenant: Tenant) -> int:
+    def count_samples(self, tenant: Tenant) -> int:
+        """How many samples the tenant's waiting queries have together."""
         return self._samples[tenant.name]
 
-    def of(self, tenant: Tenant) -> Iterable[ActiveQuery]:
+    def queue(self, tenant: Tenant) -> Iterable[ActiveQuery]:
+        """The tenant's waiting queries."""
         return self._queues.get(tenant.name, {}).values()
 
     def heads(self) -> Iterator[ActiveQuery]:

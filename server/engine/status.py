@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from veltair.scheduler.stats import Stats
+from veltair.scheduler.stats import SchedulerStats
 from veltair.server.engine.pending_query import Flight, Tally
 from veltair.server.engine.worker_supervisor import Supervisor
 from veltair.server.ipc.messages import Status, WorkerState
@@ -23,7 +23,11 @@ class Timings:
 
 
 def status(
-    stats: Stats, flights: Collection[Flight], tallies: Mapping[str, Tally], supervisor: Supervisor, timings: Timings
+    stats: SchedulerStats,
+    flights: Collection[Flight],
+    tallies: Mapping[str, Tally],
+    supervisor: Supervisor,
+    timings: Timings,
 ) -> Status:
     holding = dict.fromkeys(tallies, 0)
     for flight in flights:

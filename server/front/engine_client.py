@@ -112,13 +112,10 @@ class EngineClient:
         if self._draining:
             raise OverloadedError("the server is shutting down")
         engine = self._living()
-        due_ns = arrival_ns + self.tenants[tenant].qos.latency_ns
-        if deadline_ns is not None:
-            if deadline_ns <= arrival_ns:
-                raise DeadlineError("the deadline had passed when the query arrived")
-            due_ns = min(due_ns, deadline_ns)
+        if deadline_ns is not None and deadline_ns <= arrival_ns:
+            raise DeadlineError("the deadline had passed when the query arrived")
         query = next(self._ids)
-        answer = engine.begin(query, self._index[tenant], inputs, arrival_ns, due_ns)
+        answer = engine.begin(query, self._index[tenant], inputs, arrival_ns, deadline_ns)
         timer = None
         if deadline_ns is not None:
             loop = asyncio.get_running_loop()

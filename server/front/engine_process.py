@@ -81,7 +81,7 @@ class EngineProcess:
         self._send(configure)
 
     def begin(
-        self, query: int, tenant: int, inputs: Mapping[str, Tensor], arrival_ns: int, deadline_ns: int
+        self, query: int, tenant: int, inputs: Mapping[str, Tensor], arrival_ns: int, deadline_ns: int | None
     ) -> asyncio.Future[Answer]:
         """Send a query off. Raises OverloadedError, or RequestError for arrays that do not fit the slot."""
         slot = self._slots.take(tenant)

@@ -56,7 +56,7 @@ class Infer(Message, frozen=True):
     slot: int
     batch: int
     arrival_ns: int
-    deadline_ns: int
+    deadline_ns: int | None  # that the client set; None: only the tenant's target applies
 
 
 class Cancel(Message, frozen=True):

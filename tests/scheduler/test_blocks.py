@@ -3,8 +3,9 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_builders import simple_profile
 
-from veltair.scheduler.blocks import Budget, FormedBlock, form_block, pivots, threshold, with_short_rest
+from veltair.scheduler.blocks import Budget, FormedBlock, find_pivots, form_block, threshold, with_short_rest
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 
@@ -49,13 +50,13 @@ def test_averages_and_thresholds_fit_the_machine_together(averages, cores):
         ((EVEN, EVEN), 39, 2, 2, [1]),
     ],
 )
-def test_pivots(simple, layers, qos_ns, avg, bound, expected):
-    costs = ProfileCosts(simple(*layers), (1.0,), 4)
-    assert list(pivots(costs, SOLO, 0, whole(costs, qos_ns), avg, bound)) == expected
+def test_pivots(layers, qos_ns, avg, bound, expected):
+    costs = ProfileCosts(simple_profile(*layers), (1.0,), 4)
+    assert list(find_pivots(costs, SOLO, 0, whole(costs, qos_ns), avg, bound)) == expected
 
 
-def test_a_block_ends_before_the_pivot_and_the_next_one_begins_with_it(simple):
-    costs = ProfileCosts(simple(EVEN, EVEN, STIFF, EVEN), (1.0,), 4)
+def test_a_block_ends_before_the_pivot_and_the_next_one_begins_with_it():
+    costs = ProfileCosts(simple_profile(EVEN, EVEN, STIFF, EVEN), (1.0,), 4)
     budget = whole(costs, 100)
     first = form_block(costs, SOLO, 0, budget, 2, 4)
     assert (first.start, first.stop, first.cores, first.qos_ns) == (0, 2, 2, 50)
@@ -63,51 +64,51 @@ def test_a_block_ends_before_the_pivot_and_the_next_one_begins_with_it(simple):
     assert (second.start, second.stop, second.cores, second.qos_ns) == (2, 4, 3, 50)  # 34 + 14 <= 50 < 36 + 20
 
 
-def test_a_short_rest_is_part_of_the_block_before_it(simple):
+def test_a_short_rest_is_part_of_the_block_before_it():
     times = [(1000, 500), (1000, 500), (40, 40)]  # the last layer is a pivot wherever the QoS is tight
-    costs = ProfileCosts(simple(*times), (1.0,), 2)
+    costs = ProfileCosts(simple_profile(*times), (1.0,), 2)
     budget = whole(costs, 2040)
     formed = FormedBlock(0, 2, 1, budget.share_ns(0, 2), capped=False)
     assert with_short_rest(formed, costs, budget) == FormedBlock(0, 3, 1, 2040, capped=False)
     earlier = FormedBlock(0, 1, 1, budget.share_ns(0, 1), capped=False)
     assert with_short_rest(earlier, costs, budget) == earlier
-    longer = ProfileCosts(simple(*times[:2], (41, 41)), (1.0,), 2)  # more than a fiftieth
+    longer = ProfileCosts(simple_profile(*times[:2], (41, 41)), (1.0,), 2)  # more than a fiftieth
     assert with_short_rest(formed, longer, whole(longer, 2041)) == formed
 
 
-def test_without_a_pivot_the_rest_is_one_block(simple):
-    costs = ProfileCosts(simple(EVEN, EVEN, EVEN), (1.0,), 4)
+def test_without_a_pivot_the_rest_is_one_block():
+    costs = ProfileCosts(simple_profile(EVEN, EVEN, EVEN), (1.0,), 4)
     formed = form_block(costs, SOLO, 1, whole(costs, 75), 2, 2)
     assert (formed.start, formed.stop, formed.cores, formed.qos_ns, formed.capped) == (1, 3, 2, 50, False)
 
 
-def test_neighbouring_heavy_layers_are_merged_until_their_need_fits(simple):
+def test_neighbouring_heavy_layers_are_merged_until_their_need_fits():
     heavy = (30, 26, 26, 26)
-    costs = ProfileCosts(simple(heavy, heavy, EVEN, EVEN), (1.0,), 4)
+    costs = ProfileCosts(simple_profile(heavy, heavy, EVEN, EVEN), (1.0,), 4)
     # work 30 30 40 40 of 140, QoS 112: shares 24 24 32 32. Both heavy layers miss 24 on any number of cores,
     # even together (52 > 48); with all of the rest 26 + 26 + 20 + 20 <= 112.
     formed = form_block(costs, SOLO, 0, whole(costs, 112), 2, 2)
     assert (formed.stop, formed.cores, formed.capped) == (4, 2, False)
 
 
-def test_where_nothing_fits_the_block_is_capped_at_the_nearest_pivot(simple):
-    costs = ProfileCosts(simple(STIFF, EVEN, STIFF, STIFF), (1.0,), 4)
+def test_where_nothing_fits_the_block_is_capped_at_the_nearest_pivot():
+    costs = ProfileCosts(simple_profile(STIFF, EVEN, STIFF, STIFF), (1.0,), 4)
     formed = form_block(costs, SOLO, 0, whole(costs, 80), 2, 3)  # shares of 20
     assert (formed.start, formed.stop, formed.cores, formed.capped) == (0, 2, 3, True)
     assert formed.qos_ns == 40
 
 
-def test_a_capped_block_takes_the_fastest_count_within_the_bound(simple):
-    costs = ProfileCosts(simple((40, 30, 35, 10)), (1.0,), 4)
+def test_a_capped_block_takes_the_fastest_count_within_the_bound():
+    costs = ProfileCosts(simple_profile((40, 30, 35, 10)), (1.0,), 4)
     formed = form_block(costs, SOLO, 0, whole(costs, 20), 2, 3)
     assert (formed.cores, formed.capped) == (2, True)
 
 
-def test_layers_without_counted_operations_have_next_to_no_share_in_paper_mode(simple):
-    costs = ProfileCosts(simple(EVEN, EVEN, flops=(119, 0)), (1.0,), 4, split_by_ops=True)
+def test_layers_without_counted_operations_have_next_to_no_share_in_paper_mode():
+    costs = ProfileCosts(simple_profile(EVEN, EVEN, flops=(119, 0)), (1.0,), 4, split_by_ops=True)
     budget = Budget(60, costs.work[-1], costs.work)
     assert (budget.share_ns(0, 1), budget.share_ns(1, 2), budget.share_ns(0, 2)) == (59, 0, 60)
-    assert list(pivots(costs, SOLO, 0, budget, 1, 3)) == [1]
+    assert list(find_pivots(costs, SOLO, 0, budget, 1, 3)) == [1]
 
 
 def test_no_work_at_all_shares_everything():
@@ -122,10 +123,10 @@ def rows(numbers):
 
 @settings(max_examples=500)
 @given(st.integers(0, 2**32))
-def test_blocks_progress_and_hold_the_bound(simple, seed):
+def test_blocks_progress_and_hold_the_bound(seed):
     numbers = Random(seed)
     layers = [rows(numbers) for _ in range(numbers.randint(1, 12))]
-    costs = ProfileCosts(simple(*layers), (1.0,), 6)
+    costs = ProfileCosts(simple_profile(*layers), (1.0,), 6)
     qos_ns = round(numbers.uniform(0, 1.1) * costs.rest_on_one_ns[SOLO][0])
     avg = costs.cores_for_rest(SOLO, 0, qos_ns)
     bound = numbers.randint(avg, 6)
@@ -145,5 +146,5 @@ def test_blocks_progress_and_hold_the_bound(simple, seed):
         return next(fits, 6)
 
     expected = [layer for layer in range(start + 1, len(layers)) if need(layer) >= bound and need(layer) > avg]
-    assert list(pivots(costs, SOLO, start, budget, avg, bound)) == expected
+    assert list(find_pivots(costs, SOLO, start, budget, avg, bound)) == expected
     assert formed.stop in {*expected, len(layers)}

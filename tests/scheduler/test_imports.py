@@ -42,9 +42,17 @@ def test_imports(path):
 
 @pytest.mark.parametrize(
     "line",
-    ["import tvm", "import time", "import asyncio.events", "from random import random", "import numpy.random",
-     "from veltair import config", "from veltair.server.engine.engine import Engine", "from . import costs",
-     "from numpy.random import default_rng"],
-)  # fmt: skip
+    [
+        "import tvm",
+        "import time",
+        "import asyncio.events",
+        "from random import random",
+        "import numpy.random",
+        "from veltair import config",
+        "from veltair.server.engine.engine import Engine",
+        "from . import costs",
+        "from numpy.random import default_rng",
+    ],
+)
 def test_the_law_bites(line):
     assert not all(lawful(name) for name in imported(line))

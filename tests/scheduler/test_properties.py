@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_builders import make_machine, make_profile, make_query, make_tenant, snapshot
 
 from veltair.scheduler.blocks import threshold
 from veltair.scheduler.costs.level_grid import SOLO
@@ -29,13 +30,16 @@ from veltair.scheduler.events import (
 )
 from veltair.scheduler.policies.baselines import parties
 from veltair.scheduler.policies.by_name import POLICIES
+from veltair.scheduler.policies.policy import Policy
+from veltair.scheduler.policies.veltair.correction import remaining_ns
+from veltair.scheduler.query_states import QueryState
 from veltair.scheduler.scheduler import Scheduler
+from veltair.scheduler.steps import Stop
 from veltair.simulate.interference_model import Alone
-from veltair.simulate.virtual_machine import VirtualMachine
+from veltair.simulate.virtual_machine import GrowthInsideLayers, VirtualMachine
 from veltair.types import CounterSample, LayerBlock, Machine, ModelProfile, Tenant
 
 LEVELS = (1.0, 1.5, 3.0)
-PREEMPT = "preempt"
 TOO_LARGE = 9  # samples of a query, for every profile
 EXAMPLES = 50  # of each property under each policy
 
@@ -46,6 +50,35 @@ REFUSING = {"clockwork", "veltair"}
 FIRST_COME = {"fcfs", "layerwise", "block-6", "block-11", "veltair-ac", "veltair-full", "veltair-as"}
 
 
+class CheckedPolicy(Policy):
+    """A policy that also stops some blocks without need; it notices if a question changes the scheduler's state."""
+
+    def __init__(self, policy, stops):
+        self.policy = policy
+        self.stopped = 0
+        self._stops = list(stops)
+
+    def next_step(self, state, now_ns):
+        while self._stops and self._stops[0][0] <= now_ns:
+            active = state.in_flight.get(self._stops.pop(0)[1])
+            if active is not None and active.state is QueryState.RUNNING:
+                self.stopped += 1
+                return Stop(active)
+        before = snapshot(state)
+        step = self.policy.next_step(state, now_ns)
+        assert snapshot(state) == before
+        return step
+
+    def query_arrived(self, active, now_ns):
+        self.policy.query_arrived(active, now_ns)
+
+    def block_ended(self, active, run, stop, elapsed_ns):
+        self.policy.block_ended(active, run, stop, elapsed_ns)
+
+    def query_ended(self, active, now_ns):
+        self.policy.query_ended(active, now_ns)
+
+
 @dataclass
 class Story:
     """A machine, its tenants, and all that happens to it from outside."""
@@ -54,13 +87,15 @@ class Story:
     tenants: list[Tenant]
     profiles: dict[str, list[ModelProfile]]
     workers: int
-    outside: list  # events, and (time_ns, PREEMPT, query)
+    outside: list  # events
+    stops: list[tuple[int, int]]  # (time_ns, query): blocks that the policy stops without need, ascending
     slowdowns: list[int]  # percent of the profile's time; layers take turns
     grows_inside_layers: bool
 
     def scheduler(self, policy):
-        grows = self.grows_inside_layers
-        return Scheduler(self.machine, self.tenants, self.profiles, policy, self.workers, grows_inside_layers=grows)
+        growth = GrowthInsideLayers() if self.grows_inside_layers else None
+        checked = CheckedPolicy(POLICIES[policy](), self.stops)
+        return Scheduler(self.machine, self.tenants, self.profiles, checked, self.workers, growth=growth)
 
     def layer_ns(self, scheduler):
         def time_ns(query, layer, version, cores):
@@ -74,18 +109,14 @@ class Story:
         """Runs it all and yields (scheduler, machine, event, decisions)."""
         scheduler = self.scheduler(policy)
         virtual = VirtualMachine(scheduler, Alone(self.layer_ns(scheduler)))
-        preemptions = [entry for entry in self.outside if isinstance(entry, tuple)]
         for event in self.outside:
-            if not isinstance(event, tuple):
-                virtual.at(event)
+            virtual.at(event)
         for event, decisions in virtual.run():
             yield scheduler, virtual, event, decisions
-            while preemptions and preemptions[0][0] <= event.time_ns:
-                virtual.preempt(preemptions.pop(0)[2])
 
 
 @pytest.fixture(scope="session")
-def stories(profile, machine, tenant, query):
+def stories():
     @st.composite
     def build(draw):
         sizes = draw(st.sampled_from(((1,), (2,), (1, 1), (3,), (2, 2), (4, 1, 3), (4, 4, 4), (8, 8))))
@@ -105,7 +136,7 @@ def stories(profile, machine, tenant, query):
 
         def model(name, batch, depth):
             layers = [[version(batch) for _ in range(numbers.randint(1, 3))] for _ in range(depth)]
-            return profile(layers, levels=LEVELS, model=name, batch=batch, nbytes=64)
+            return make_profile(layers, levels=LEVELS, model=name, batch=batch, nbytes=64)
 
         depths = {name: numbers.randint(1, 8) for name in ["x", "y"][: draw(st.integers(1, 2))]}
         profiles = {name: [model(name, batch, depth) for batch in (1, 2, 8)] for name, depth in depths.items()}
@@ -114,20 +145,22 @@ def stories(profile, machine, tenant, query):
             one_core_ns = sum(versions[0].latency.at(1.0, 1) for versions in small.versions)
             percent = numbers.choice((30, 80, 150, 300, 800))
             tenants.append(
-                tenant(1 + one_core_ns * percent // 100, name=f"t-{name}", model=name, batching=numbers.random() < 0.7)
+                make_tenant(
+                    1 + one_core_ns * percent // 100, name=f"t-{name}", model=name, batching=numbers.random() < 0.7
+                )
             )
-        queries, events, now = [], [], 0
+        queries, events, stops, now = [], [], [], 0
         work_ns = sum(versions[0].latency.at(1.0, 1) for versions in small.versions)
         gap_ns = work_ns / sum(sizes) * numbers.choice((0.1, 0.5, 1, 2, 5))
         for id in range(draw(st.integers(1, 12))):
             now += round(numbers.expovariate(1 / gap_ns))
             on = draw(st.sampled_from(tenants)).name
-            queries.append(query(id, now, on, batch=draw(st.sampled_from((1, 1, 1, 2, TOO_LARGE)))))
+            queries.append(make_query(id, now, on, batch=draw(st.sampled_from((1, 1, 1, 2, TOO_LARGE)))))
             events.append(QueryArrived(now, queries[-1]))
         for _ in range(draw(st.integers(0, 24))):
             victim = draw(st.sampled_from(queries))
             at = victim.arrival_ns + numbers.randint(0, work_ns)
-            kind = draw(st.sampled_from(("cancel", "fail", "workers", "counters", *[PREEMPT] * 4)))
+            kind = draw(st.sampled_from(("cancel", "fail", "workers", "counters", *["stop"] * 4)))
             match kind:
                 case "cancel":
                     events.append(QueryCancelled(at, victim.id))
@@ -138,12 +171,14 @@ def stories(profile, machine, tenant, query):
                 case "counters":
                     events.append(CountersSampled(at, CounterSample(at, 10, 5, 1, "test")))
                 case _:
-                    events.append((at, PREEMPT, victim.id))
-        events.append(WorkersChanged(now + work_ns + 1, draw(st.integers(1, 4))))  # lest 0 were the last word
-        events.sort(key=lambda event: event[0] if isinstance(event, tuple) else event.time_ns)
+                    stops.append((at, victim.id))
+                    # an event, so that the policy is asked
+                    events.append(CountersSampled(at, CounterSample(at, 10, 5, 1, "test")))
+        events.append(WorkersChanged(now + work_ns + 1, draw(st.integers(1, 4))))  # so that it does not end with 0
+        events.sort(key=lambda event: event.time_ns)
         slowdowns = [numbers.randint(50, 250) for _ in range(5)]
         workers, inside = draw(st.sampled_from((0, 1, 2, 4, 8))), draw(st.booleans())
-        return Story(machine(*sizes), tenants, profiles, workers, events, slowdowns, inside)
+        return Story(make_machine(*sizes), tenants, profiles, workers, events, sorted(stops), slowdowns, inside)
 
     return build()
 
@@ -268,8 +303,8 @@ def test_nothing_that_could_run_is_left_waiting(stories, policy, data):
         elif state.free:
             assert not ready
             now_ns = event.time_ns
-            runs = [active.run for active in state.in_flight.values()]
-            assert not any(run.missing_cores(now_ns) for run in runs)
+            in_flight = list(state.in_flight.values())
+            assert not any(active.missing_cores(now_ns) for active in in_flight)
 
 
 @pytest.mark.parametrize("first_come", sorted(FIRST_COME))
@@ -307,31 +342,31 @@ def test_what_waits_under_veltair_is_not_overdue(stories, data):
     their target even alone, and for one in nobody's way."""
     late, busy = set(), False
     for scheduler, _, event, _ in data.draw(stories).tell("veltair"):
-        state, policy = scheduler.state, scheduler._policy
-        entries = [entry for queue in policy._timely.values() for entry in queue]
-        starts_ns = {id: latest_ns for latest_ns, id, it in entries if state.waiting.get(id) is it}
-        assert starts_ns.keys() | policy._late.keys() == state.waiting.keys()
-        assert all(latest_ns >= event.time_ns for id, latest_ns in starts_ns.items() if id not in policy._late)
-        for id in policy._late.keys() - late:
+        state, policy = scheduler.state, scheduler._policy.policy
+        waiting, starts_ns = policy._waiting, policy._waiting.latest_starts(state)
+        assert starts_ns.keys() | waiting.late.keys() == state.waiting.keys()
+        assert all(latest_ns >= event.time_ns for id, latest_ns in starts_ns.items() if id not in waiting.late)
+        for id in waiting.late.keys() - late:
             it = state.waiting[id]
             if event.time_ns > it.query.arrival_ns:
                 assert len(state.waiting) == 1 and not state.in_flight
             elif busy is bool(state.in_flight):
-                assert policy._rest_ns(state, it) > it.qos_ns
-        late, busy = set(policy._late), bool(state.in_flight)
+                assert remaining_ns(state, it, policy._corrections[it.tenant.name]) > it.qos_ns
+        late, busy = set(waiting.late), bool(state.in_flight)
 
 
 @settings(max_examples=2 * EXAMPLES)
 @given(st.data())
 def test_no_query_makes_room_twice_under_veltair(stories, data):
-    """So that two cannot stop each other for ever."""
+    """So that two cannot stop each other without end."""
     arrived = stopped = 0
     for scheduler, _, event, decisions in data.draw(stories).tell("veltair"):
         arrived += isinstance(event, QueryArrived)
         stopped += sum(isinstance(decision, StopBlock) for decision in decisions)
-        assert stopped <= arrived
-        state, policy = scheduler.state, scheduler._policy
-        assert policy._made_room <= state.waiting.keys() | state.in_flight.keys()  # nobody is remembered for ever
+        state, checked = scheduler.state, scheduler._policy
+        assert stopped - checked.stopped <= arrived
+        active = state.waiting.keys() | state.in_flight.keys()
+        assert checked.policy._preemption.made_room <= active  # what has ended is forgotten
 
 
 @given(st.data())
@@ -346,9 +381,9 @@ def test_partitions_hold_under_parties(stories, data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parties, "POLL_NS", 20)  # a story's queries take a few hundred ns
         for scheduler, _, _, _ in data.draw(stories).tell("parties"):
-            partitions = scheduler._policy.partitions
+            partitions = scheduler._policy.policy.partitions
             if len(partitions) <= scheduler.state.cores:
-                used = sum(partition.cores for partition in partitions.values()) + scheduler._policy.spare
+                used = sum(partition.cores for partition in partitions.values()) + scheduler._policy.policy.spare
                 assert used == (scheduler.state.cores if partitions else 0)
             assert all(partition.cores >= 1 for partition in partitions.values())
 

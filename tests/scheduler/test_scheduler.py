@@ -1,6 +1,7 @@
 """The state machine itself: lifecycles, what is refused, and what cannot be."""
 
 import pytest
+from scheduler_builders import make_machine, make_query, make_tenant, simple_profile, snapshot, stop_block
 
 from veltair.errors import ConfigError, InvariantError
 from veltair.scheduler.events import (
@@ -20,8 +21,10 @@ from veltair.scheduler.events import (
 )
 from veltair.scheduler.interference import CounterModel, PredictedDemand
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.scheduler.policies.policy import Policy, Reject, Start, Stop
+from veltair.scheduler.policies.policy import Policy
+from veltair.scheduler.query_states import QueryState
 from veltair.scheduler.scheduler import Scheduler
+from veltair.scheduler.steps import Reject, Start, Stop
 from veltair.types import CounterSample, LayerBlock, Machine
 
 LAYERS = ((30, 16), (30, 16), (30, 16))
@@ -33,38 +36,40 @@ def policy(request):
 
 
 @pytest.fixture
-def scheduler(machine, simple, tenant, policy):
+def scheduler(policy):
     """One query at a time: it takes both cores for 48 ns."""
-    return Scheduler(machine(2), [tenant(50)], {"m": [simple(*LAYERS)]}, policy, workers=2)
+    return Scheduler(make_machine(2), [make_tenant(50)], {"m": [simple_profile(*LAYERS)]}, policy, workers=2)
 
 
 def start(query, first=0):
     return StartBlock(LayerBlock(query, first, 3, (0,) * (3 - first), 2, 16 * (3 - first)), (0, 1))
 
 
-def test_a_life(scheduler, query):
-    assert scheduler.handle(QueryArrived(0, query(1))) == [start(1)]
+def test_a_life(scheduler):
+    assert scheduler.handle(QueryArrived(0, make_query(1))) == [start(1)]
     assert scheduler.handle(BlockFinished(48, 1, 3, 48)) == [FinishQuery(1)]
     stats = scheduler.stats()
     assert (stats.in_flight, stats.running, stats.cores_in_use, stats.blocks_started) == (0, 0, 0, 1)
 
 
-def test_stopped_early_it_goes_on_from_there(scheduler, query):
-    scheduler.handle(QueryArrived(0, query(1)))
+def test_stopped_early_it_goes_on_from_there(scheduler):
+    scheduler.handle(QueryArrived(0, make_query(1)))
+    stop_block(scheduler, 1)
     assert scheduler.handle(BlockFinished(16, 1, 1, 16)) == [start(1, first=1)]
+    stop_block(scheduler, 1)
     assert scheduler.handle(BlockFinished(16, 1, 1, 0)) == [start(1, first=1)]  # before its first layer
     assert scheduler.handle(BlockFinished(48, 1, 3, 32)) == [FinishQuery(1)]
 
 
-def test_a_failed_query_ends_without_a_decision(scheduler, query):
-    scheduler.handle(QueryArrived(0, query(1)))
-    scheduler.handle(QueryArrived(0, query(2)))
+def test_a_failed_query_ends_without_a_decision(scheduler):
+    scheduler.handle(QueryArrived(0, make_query(1)))
+    scheduler.handle(QueryArrived(0, make_query(2)))
     assert scheduler.handle(BlockFailed(2, 1, "worker died")) == [start(2)]
 
 
-def test_cancelling_a_waiting_query_is_silent(scheduler, query):
-    scheduler.handle(QueryArrived(0, query(1)))
-    scheduler.handle(QueryArrived(0, query(2)))
+def test_cancelling_a_waiting_query_is_silent(scheduler):
+    scheduler.handle(QueryArrived(0, make_query(1)))
+    scheduler.handle(QueryArrived(0, make_query(2)))
     assert scheduler.stats().waiting == {"a": 1}
     assert scheduler.handle(QueryCancelled(1, 2)) == []
     assert scheduler.stats().waiting == {"a": 0}
@@ -74,8 +79,8 @@ def test_cancelling_a_waiting_query_is_silent(scheduler, query):
 @pytest.mark.parametrize(
     "end", [BlockFinished(9, 1, 1, 8), BlockFinished(9, 1, 3, 8), BlockFailed(9, 1, "died")], ids=str
 )
-def test_cancelling_a_running_query_stops_it_at_its_next_layer(scheduler, query, end):
-    scheduler.handle(QueryArrived(0, query(1)))
+def test_cancelling_a_running_query_stops_it_at_its_next_layer(scheduler, end):
+    scheduler.handle(QueryArrived(0, make_query(1)))
     assert scheduler.handle(QueryCancelled(1, 1)) == [CancelQuery(1)]
     assert scheduler.handle(QueryCancelled(2, 1)) == []  # once is enough
     assert scheduler.handle(end) == []
@@ -85,13 +90,17 @@ def test_cancelling_a_running_query_stops_it_at_its_next_layer(scheduler, query,
 
 
 @pytest.fixture
-def between_blocks(machine, simple, tenant, query):
+def between_blocks():
     """Query 2 has run a layer, and has no core now; the older query 1 lost time and took them all."""
-    scheduler = Scheduler(machine(2), [tenant(90)], {"m": [simple(*LAYERS)]}, "veltair-full", workers=2)
-    scheduler.handle(QueryArrived(0, query(1)))
-    scheduler.handle(QueryArrived(0, query(2)))
+    scheduler = Scheduler(
+        make_machine(2), [make_tenant(90)], {"m": [simple_profile(*LAYERS)]}, "veltair-full", workers=2
+    )
+    scheduler.handle(QueryArrived(0, make_query(1)))
+    scheduler.handle(QueryArrived(0, make_query(2)))
+    stop_block(scheduler, 1)
     late = LayerBlock(1, 1, 3, (0, 0), 2, 32)
     assert scheduler.handle(BlockFinished(50, 1, 1, 50)) == [StartBlock(late, (0,), conflict=True)]
+    stop_block(scheduler, 2)
     assert scheduler.handle(BlockFinished(51, 2, 1, 51)) == [GrowBlock(1, (0, 1))]
     assert scheduler.stats().in_flight == 2
     return scheduler
@@ -107,29 +116,29 @@ def test_a_worker_may_die_between_two_blocks(between_blocks):
     assert between_blocks.stats().in_flight == 1
 
 
-def test_the_profile_is_the_smallest_that_holds_the_batch(machine, simple, tenant, query):
-    profiles = [simple((10,), batch=1), simple((40,), batch=4), simple((80,), batch=8)]
-    scheduler = Scheduler(machine(1, 1), [tenant(500)], {"m": profiles}, "fcfs", workers=9)
+def test_the_profile_is_the_smallest_that_holds_the_batch():
+    profiles = [simple_profile((10,), batch=1), simple_profile((40,), batch=4), simple_profile((80,), batch=8)]
+    scheduler = Scheduler(make_machine(1, 1), [make_tenant(500)], {"m": profiles}, "fcfs", workers=9)
     for batch, predicted_ns in ((1, 10), (2, 20), (4, 40), (5, 50), (6, 70), (7, 70), (8, 80)):
-        (decision,) = scheduler.handle(QueryArrived(0, query(batch, batch=batch)))
+        (decision,) = scheduler.handle(QueryArrived(0, make_query(batch, batch=batch)))
         assert decision.block.predicted_ns == predicted_ns
         scheduler.handle(BlockFinished(1, batch, 1, 1))
-    assert scheduler.handle(QueryArrived(0, query(9, batch=9))) == [
+    assert scheduler.handle(QueryArrived(0, make_query(9, batch=9))) == [
         RejectQuery(9, "m takes at most 8 items in a query, got 9")
     ]
     assert scheduler.stats().in_flight == 0
 
 
-def test_a_profile_of_fewer_cores_than_the_machine_is_used_up_to_them(machine, simple, tenant, query, policy):
-    scheduler = Scheduler(machine(8), [tenant(1)], {"m": [simple((30, 20))]}, policy, workers=2)
-    (decision,) = scheduler.handle(QueryArrived(0, query(1)))
+def test_a_profile_of_fewer_cores_than_the_machine_is_used_up_to_them(policy):
+    scheduler = Scheduler(make_machine(8), [make_tenant(1)], {"m": [simple_profile((30, 20))]}, policy, workers=2)
+    (decision,) = scheduler.handle(QueryArrived(0, make_query(1)))
     assert decision.block.cores == 2 and decision.core_set == (0, 1)
 
 
-def test_time_does_not_run_backwards(scheduler, query):
-    scheduler.handle(QueryArrived(100, query(1, 100)))
+def test_time_does_not_run_backwards(scheduler):
+    scheduler.handle(QueryArrived(100, make_query(1, 100)))
     assert scheduler.handle(BlockFinished(50, 1, 3, 48)) == [FinishQuery(1)]
-    scheduler.handle(QueryArrived(60, query(2, 60)))
+    scheduler.handle(QueryArrived(60, make_query(2, 60)))
     # as at 100: in veltair-full's eyes 10 ns are left
     assert scheduler.state.in_flight[2].run.ends_ns == 148
 
@@ -152,29 +161,35 @@ RUNNING, WAITING, UNKNOWN = 1, 2, 7
         (BlockFinished(9, RUNNING, 4, 9), "cannot have finished so"),
         (BlockFinished(9, RUNNING, -1, 9), "cannot have finished so"),
         (BlockFinished(9, RUNNING, 3, -1), "cannot have finished so"),
+        (BlockFinished(9, RUNNING, 1, 9), "which nobody asked for"),
+        (QueryArrived(9, make_query(RUNNING)), "arrived twice"),
+        (QueryArrived(9, make_query(WAITING)), "arrived twice"),
+        (QueryArrived(9, make_query(UNKNOWN, tenant="nobody")), "unknown tenant, 'nobody'"),
         (WorkersChanged(9, -1), "-1 workers"),
     ],
 )
-def test_what_cannot_be_names_the_last_events_and_changes_nothing(scheduler, query, event, says):
-    scheduler.handle(QueryArrived(0, query(RUNNING)))
-    scheduler.handle(QueryArrived(1, query(WAITING, 1)))
-    before = scheduler.stats()
+def test_what_cannot_be_names_the_last_events_and_changes_nothing(scheduler, event, says):
+    scheduler.handle(QueryArrived(0, make_query(RUNNING)))
+    scheduler.handle(QueryArrived(1, make_query(WAITING, 1)))
+    stats, known = scheduler.stats(), snapshot(scheduler.state)
+    clock_and_log = scheduler._now_ns, list(scheduler._last_events)
     with pytest.raises(InvariantError, match=says) as caught:
         scheduler.handle(event)
     assert repr(event) in str(caught.value) and "QueryArrived(time_ns=1" in str(caught.value)
     scheduler.check_invariants()
-    assert scheduler.stats() == before
+    assert (scheduler.stats(), snapshot(scheduler.state)) == (stats, known)
+    assert (scheduler._now_ns, list(scheduler._last_events)) == clock_and_log == (1, clock_and_log[1])
     assert scheduler.handle(BlockFinished(48, RUNNING, 3, 48)) == [FinishQuery(RUNNING), start(WAITING)]
 
 
-def test_a_query_arrives_once(scheduler, query):
-    scheduler.handle(QueryArrived(0, query(1)))
-    scheduler.handle(QueryArrived(0, query(2)))
+def test_a_query_arrives_once(scheduler):
+    scheduler.handle(QueryArrived(0, make_query(1)))
+    scheduler.handle(QueryArrived(0, make_query(2)))
     for id in (1, 2):
         with pytest.raises(InvariantError, match=f"query {id} arrived twice"):
-            scheduler.handle(QueryArrived(1, query(id)))
+            scheduler.handle(QueryArrived(1, make_query(id)))
     with pytest.raises(InvariantError, match="unknown tenant, 'nobody'"):
-        scheduler.handle(QueryArrived(1, query(3, tenant="nobody")))
+        scheduler.handle(QueryArrived(1, make_query(3, tenant="nobody")))
 
 
 def test_only_the_last_events_are_remembered(scheduler):
@@ -186,9 +201,9 @@ def test_only_the_last_events_are_remembered(scheduler):
 
 
 @pytest.mark.parametrize("damage", ["held twice", "lost core", "average", "worker", "layer", "queue"])
-def test_the_invariants_notice(scheduler, query, damage):
-    scheduler.handle(QueryArrived(0, query(1)))
-    scheduler.handle(QueryArrived(0, query(2)))
+def test_the_invariants_notice(scheduler, damage):
+    scheduler.handle(QueryArrived(0, make_query(1)))
+    scheduler.handle(QueryArrived(0, make_query(2)))
     scheduler.check_invariants()
     state = scheduler.state
     match damage:
@@ -228,11 +243,11 @@ class Scripted(Policy):
 
 
 @pytest.fixture
-def scripted(machine, simple, tenant, query):
+def scripted():
     policy = Scripted()
-    scheduler = Scheduler(machine(2), [tenant(90)], {"m": [simple(*LAYERS)]}, policy, 2)
-    policy.steps.append(lambda state: Start(state.waiting[1], state.waiting[1].block(0, 3, 1), 0))
-    assert len(scheduler.handle(QueryArrived(0, query(1)))) == 1
+    scheduler = Scheduler(make_machine(2), [make_tenant(90)], {"m": [simple_profile(*LAYERS)]}, policy, 2)
+    policy.steps.append(lambda state: Start(state.waiting[1], state.waiting[1].next_block(0, 3, 1), 0))
+    assert len(scheduler.handle(QueryArrived(0, make_query(1)))) == 1
     return scheduler, policy
 
 
@@ -240,8 +255,8 @@ def test_a_stopped_block_ends_at_its_next_layer_and_its_query_goes_on(scripted):
     scheduler, policy = scripted
     policy.steps.append(lambda state: Stop(state.in_flight[1]))
     assert scheduler.handle(WorkersChanged(10, 2)) == [StopBlock(1)]
-    assert scheduler.state.in_flight[1].run.stopping
-    policy.steps.append(lambda state: Start(state.in_flight[1], state.in_flight[1].block(0, 3, 2), 0))
+    assert scheduler.state.in_flight[1].state is QueryState.STOPPING
+    policy.steps.append(lambda state: Start(state.in_flight[1], state.in_flight[1].next_block(0, 3, 2), 0))
     (again,) = scheduler.handle(BlockFinished(30, 1, 1, 30))
     assert again == StartBlock(LayerBlock(1, 1, 3, (0, 0), 2, 32), (0, 1))
     assert scheduler.state.in_flight[1].ready_ns == 30
@@ -254,15 +269,16 @@ def test_what_stops_neither_grows_nor_is_stopped_twice(scripted):
     with pytest.raises(InvariantError, match="stopping already"):
         scheduler.handle(WorkersChanged(10, 2))
     active.run.block, active.run.growable = LayerBlock(1, 0, 3, (0, 0, 0), 2, 48), True
-    assert active.run.missing_cores(10) == 0
-    active.run.stopping = False
-    assert active.run.missing_cores(10) == 1
+    assert active.missing_cores(10) == 0
+    active.state = QueryState.RUNNING
+    assert active.missing_cores(10) == 1
 
 
-def test_a_policy_may_give_up_what_does_not_run(scripted, query):
+def test_a_policy_may_give_up_what_does_not_run(scripted):
     scheduler, policy = scripted
     policy.steps.append(lambda state: Reject(state.waiting[2], "too late"))
-    assert scheduler.handle(QueryArrived(5, query(2, 5))) == [RejectQuery(2, "too late")]
+    assert scheduler.handle(QueryArrived(5, make_query(2, 5))) == [RejectQuery(2, "too late")]
+    stop_block(scheduler, 1)
     policy.steps.append(lambda state: Reject(state.in_flight[1], "no use"))
     assert scheduler.handle(BlockFinished(30, 1, 1, 30)) == [RejectQuery(1, "no use")]
     assert scheduler.stats().in_flight == 0
@@ -276,15 +292,20 @@ def test_a_running_query_is_not_given_up(scripted):
         scheduler.handle(WorkersChanged(10, 2))
 
 
-def test_a_policy_is_told_what_happens(scripted, query):
+def test_a_policy_is_told_what_happens(scripted):
     scheduler, policy = scripted
-    scheduler.handle(QueryArrived(5, query(2, 5)))
+    scheduler.handle(QueryArrived(5, make_query(2, 5)))
+    stop_block(scheduler, 1)
     scheduler.handle(BlockFinished(30, 1, 1, 28))
     scheduler.handle(QueryCancelled(31, 1))
     scheduler.handle(QueryCancelled(32, 2))
     assert policy.heard == [
-        ("arrived", 1, 0), ("arrived", 2, 5), ("block", 1, 1, 28), ("ended", 1, 31), ("ended", 2, 32)
-    ]  # fmt: skip
+        ("arrived", 1, 0),
+        ("arrived", 2, 5),
+        ("block", 1, 1, 28),
+        ("ended", 1, 31),
+        ("ended", 2, 32),
+    ]
 
 
 def test_the_layer_in_execution_is_estimated(scripted):
@@ -293,14 +314,18 @@ def test_the_layer_in_execution_is_estimated(scripted):
     assert [run.layer_at(now) for now in (0, 29, 30, 59, 60, 89, 90, 500)] == [0, 0, 1, 1, 2, 2, 2, 2]
 
 
-def test_a_share_of_the_target_may_be_left_unplanned(machine, simple, tenant, query):
-    scheduler = Scheduler(machine(2), [tenant(100)], {"m": [simple(*LAYERS)]}, "fcfs", 2, planned_share=0.8)
-    (decision,) = scheduler.handle(QueryArrived(0, query(1)))
+def test_a_share_of_the_target_may_be_left_unplanned():
+    scheduler = Scheduler(
+        make_machine(2), [make_tenant(100)], {"m": [simple_profile(*LAYERS)]}, "fcfs", 2, planned_share=0.8
+    )
+    (decision,) = scheduler.handle(QueryArrived(0, make_query(1)))
     assert decision.block.cores == 2  # 90 ns on one core are within 100, not within 80
     assert scheduler.state.in_flight[1].due_ns == 80
     for share in (0.0, 1.5):
         with pytest.raises(ConfigError, match="planned share"):
-            Scheduler(machine(2), [tenant(100)], {"m": [simple(*LAYERS)]}, "fcfs", 2, planned_share=share)
+            Scheduler(
+                make_machine(2), [make_tenant(100)], {"m": [simple_profile(*LAYERS)]}, "fcfs", 2, planned_share=share
+            )
 
 
 class Greedy(Policy):
@@ -323,48 +348,54 @@ class Greedy(Policy):
         (LayerBlock(1, 0, 3, (0, 0, 0), 1, 90), 0, "with no worker free"),
     ],
 )
-def test_a_policy_cannot_break_the_rules(machine, simple, tenant, query, block, workers, says):
-    scheduler = Scheduler(machine(2), [tenant(50)], {"m": [simple(*LAYERS)]}, Greedy(block), workers)
+def test_a_policy_cannot_break_the_rules(block, workers, says):
+    scheduler = Scheduler(make_machine(2), [make_tenant(50)], {"m": [simple_profile(*LAYERS)]}, Greedy(block), workers)
     with pytest.raises(InvariantError, match=says):
-        scheduler.handle(QueryArrived(0, query(1)))
+        scheduler.handle(QueryArrived(0, make_query(1)))
 
 
-def test_the_level_comes_from_the_given_source(machine, simple, tenant, query):
+def test_the_level_comes_from_the_given_source():
     def build(proxy):
-        profile = simple(*LAYERS, nbytes=3200)
-        return Scheduler(machine(2), [tenant(50)], {"m": [profile]}, "veltair-full", 2, proxy=proxy)
+        profile = simple_profile(*LAYERS, nbytes=3200)
+        return Scheduler(make_machine(2), [make_tenant(50)], {"m": [profile]}, "veltair-full", 2, proxy=proxy)
 
     counters = build(CounterModel(1.5, 0.0, 0.0))
     counters.handle(CountersSampled(0, CounterSample(0, 10, 5, 5, "test")))
     assert (counters.level, counters.level_source) == (1.5, "counters")
 
     demand = build(PredictedDemand(memory_bytes_per_ns=100.0))
-    demand.handle(QueryArrived(0, query(1)))
+    demand.handle(QueryArrived(0, make_query(1)))
     demand.handle(WorkersChanged(1, 2))  # seen with the next event: 9600 bytes in 48 ns
     assert (demand.level, demand.level_source) == (2.0, "demand")
 
 
-def test_observed_slowdown_uses_the_layers_that_ran(scheduler, query):
-    scheduler.handle(QueryArrived(0, query(1)))
+def test_observed_slowdown_uses_the_layers_that_ran(scheduler):
+    scheduler.handle(QueryArrived(0, make_query(1)))
+    stop_block(scheduler, 1)
     scheduler.handle(BlockFinished(32, 1, 1, 32))  # one layer, 16 ns alone
     assert scheduler.level == pytest.approx(1.0 + 0.2 * 1.0)
     assert scheduler.stats().level_source == "observed"
 
 
-def test_a_wrong_set_up_is_refused(machine, simple, tenant):
-    good = {"machine": machine(2), "tenants": [tenant(50)], "profiles": {"m": [simple(*LAYERS)]},
-            "policy": "fcfs", "workers": 1}  # fmt: skip
+def test_a_wrong_set_up_is_refused():
+    good = {
+        "machine": make_machine(2),
+        "tenants": [make_tenant(50)],
+        "profiles": {"m": [simple_profile(*LAYERS)]},
+        "policy": "fcfs",
+        "workers": 1,
+    }
     Scheduler(**good)
     for wrong, says in [
         ({"policy": "fifo"}, f"unknown policy 'fifo': expected one of {', '.join(sorted(POLICIES))}"),
         ({"workers": -1}, "0 or more, got -1"),
         ({"machine": Machine(())}, "at least one core"),
         ({"machine": Machine(((0, 1), (1, 2)))}, "none twice"),
-        ({"tenants": [tenant(50), tenant(60)]}, "'a' is given twice"),
-        ({"tenants": [tenant(50, model="x")]}, "no profile of its model 'x'"),
-        ({"tenants": [tenant(0)]}, "above 0 ns"),
+        ({"tenants": [make_tenant(50), make_tenant(60)]}, "'a' is given twice"),
+        ({"tenants": [make_tenant(50, model="x")]}, "no profile of its model 'x'"),
+        ({"tenants": [make_tenant(0)]}, "above 0 ns"),
         ({"profiles": {"m": []}}, "ascending batch sizes"),
-        ({"profiles": {"m": [simple((1,), batch=2), simple((1,), batch=1)]}}, r"ascending.*\[2, 1\]"),
+        ({"profiles": {"m": [simple_profile((1,), batch=2), simple_profile((1,), batch=1)]}}, r"ascending.*\[2, 1\]"),
     ]:
         with pytest.raises(ConfigError, match=says):
             Scheduler(**good | wrong)

@@ -45,7 +45,7 @@ class Front:
         self._sent[id] = tenant.name
 
         def arrived(now_ns: int) -> QueryArrived:
-            return QueryArrived(now_ns, Query(id, tenant.name, now_ns, now_ns + tenant.qos.latency_ns))
+            return QueryArrived(now_ns, Query(id, tenant.name, now_ns))
 
         if before_ns:
             self._virtual.when(time_ns, lambda _: self._virtual.errand(before_ns, arrived))

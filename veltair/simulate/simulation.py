@@ -14,7 +14,7 @@ from veltair.loadgen.tenant_results import TenantOutcomes
 from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.event_log.replay import dump_decision, dump_event
 from veltair.scheduler.events import Decision, StartBlock
-from veltair.scheduler.interference import CounterModel, ObservedSlowdown, PredictedDemand, Proxy
+from veltair.scheduler.interference import CounterModel, InterferenceProxy, ObservedSlowdown, PredictedDemand
 from veltair.scheduler.scheduler import Scheduler
 from veltair.simulate.arrivals import draw
 from veltair.simulate.front_end import Front, front_cost
@@ -27,7 +27,7 @@ from veltair.simulate.machine_model.modelled_profiles import Simulated
 from veltair.simulate.machine_model.proxy_fit import CounterFit, Sample, fit
 from veltair.simulate.machine_model.simulated_counters import PERIOD_NS, CountedContention
 from veltair.simulate.scenario import Scenario
-from veltair.simulate.virtual_machine import VirtualMachine
+from veltair.simulate.virtual_machine import GrowthInsideLayers, VirtualMachine
 from veltair.types import Machine, QoSTarget, Tenant
 
 QUERIES = 3000  # of a run where the scenario does not say
@@ -83,9 +83,15 @@ class Simulation:
         load = self.scenario.load
         machine = self.machine if load.domain_aware else Machine((self.machine.cores,))
         return Scheduler(
-            machine, self.tenants, self._catalogue, policy, self.workers,
-            proxy=self._proxy(), planned_share=load.planned_share, grows_inside_layers=load.grows_inside_layers,
-        )  # fmt: skip
+            machine,
+            self.tenants,
+            self._catalogue,
+            policy,
+            self.workers,
+            proxy=self._proxy(),
+            planned_share=load.planned_share,
+            growth=GrowthInsideLayers() if load.grows_inside_layers else None,
+        )
 
     def duration_ns(self, scale: float = 1.0) -> int:
         """Of the arrivals, at `scale` times the scenario's rates."""
@@ -149,7 +155,7 @@ class Simulation:
         profiles = {name: by_batch[0] for name, by_batch in self.profiles.items()}
         return fit(calibrate(self.model, self.machine, profiles, self.paces), "calibration")
 
-    def _proxy(self) -> Proxy:
+    def _proxy(self) -> InterferenceProxy:
         match self.scenario.load.proxy:
             case "counters":
                 found = self.counter_fit

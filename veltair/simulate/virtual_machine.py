@@ -31,6 +31,7 @@ from veltair.scheduler.events import (
     StartBlock,
     StopBlock,
 )
+from veltair.scheduler.running_block import BlockGrowth, RunningBlock
 from veltair.scheduler.scheduler import Scheduler
 from veltair.simulate.interference_model import FRONT, InterferenceModel, Timeline
 from veltair.types import CoreSet, LayerBlock, State
@@ -39,6 +40,20 @@ from veltair.types import CoreSet, LayerBlock, State
 Reading: TypeAlias = Callable[[int], Event | None]
 
 _NOT_KNOWN: Timeline = (0.0,)  # a block's, until its surroundings have said it
+
+
+class GrowthInsideLayers(BlockGrowth):
+    """Blocks of this machine take up granted cores at once, inside a layer, as the paper assumes (section 3.2).
+
+    >>> GrowthInsideLayers().can_grow(LayerBlock(query=1, start=0, stop=1, versions=(0,), cores=4, predicted_ns=100))
+    True
+    """
+
+    def can_grow(self, block: LayerBlock) -> bool:
+        return True
+
+    def knows_solo_time(self, run: RunningBlock) -> bool:
+        return len(run.stretches) == 1  # it is not known which part of a layer ran on which cores
 
 
 class _Running(State):
@@ -184,10 +199,10 @@ class VirtualMachine:
 
     def _concerns(self, event: Event) -> bool:
         """Takes an event from outside to the blocks; whether the scheduler should hear of it."""
-        system = self.scheduler.state
+        state = self.scheduler.state
         match event:
             case QueryCancelled(query=query):
-                leader = system.led.get(query) or system.in_flight.get(query) or system.waiting.get(query)
+                leader = state.leader_of.get(query) or state.in_flight.get(query) or state.waiting.get(query)
                 if leader is None or query in self.outcome:
                     return False
                 if leader.query.id not in self._running or any(each.query.id != query for each in leader.awaited()):
@@ -195,9 +210,9 @@ class VirtualMachine:
                 else:
                     self._running[leader.query.id].cancelled = query
             case BlockFailed(query=query):
-                if query not in system.in_flight:
+                if query not in state.in_flight:
                     return False
-                lost = [each.query.id for each in system.in_flight[query].awaited()]
+                lost = [each.query.id for each in state.in_flight[query].awaited()]
                 if (running := self._running.get(query)) is not None:
                     self._leave(running)
                     lost += [] if running.cancelled is None else [running.cancelled]
@@ -231,7 +246,7 @@ class VirtualMachine:
             case GrowBlock(query=query, core_set=core_set):
                 running = self._running[query]
                 running.granted = core_set
-                if self.scheduler.state.grows_inside_layers:
+                if isinstance(self.scheduler.state.growth, GrowthInsideLayers):
                     self._grow_now(running)
                 else:
                     self._schedule(running)

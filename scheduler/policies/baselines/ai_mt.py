@@ -12,8 +12,9 @@ from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.blocks import Budget
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.costs.profile_costs import ProfileCosts
-from veltair.scheduler.policies.policy import Grow, Policy, Start, Step
+from veltair.scheduler.policies.policy import Policy
 from veltair.scheduler.state import SchedulerState
+from veltair.scheduler.steps import Grow, Start, Step
 from veltair.types import LayerBlock
 
 MEMORY_BOUND = 0.5  # of the highest rate that a layer of the model reaches
@@ -42,7 +43,7 @@ class AiMt(Policy):
             if run is None:
                 ready.append(active)
                 continue
-            if missing := run.missing_cores(now_ns):
+            if missing := active.missing_cores(now_ns):
                 return Grow(active, min(missing, state.free))
             running = True
             moving += run.bytes_per_ns

@@ -1,23 +1,27 @@
-"""Clockwork (OSDI'20): what cannot be in time is dropped before it starts, the rest goes by its latest start, in
-batches as large as deadlines and demand allow.
+"""Clockwork (OSDI'20): a query that cannot be in time is dropped before it starts, the others go by their latest
+start, in batches as large as deadlines and demand allow.
 """
 
 from __future__ import annotations
 
 from veltair.scheduler.active_query import ActiveQuery
-from veltair.scheduler.batching import growing
 from veltair.scheduler.costs.level_grid import SOLO
-from veltair.scheduler.policies.policy import Policy, Reject, Start, Step
+from veltair.scheduler.policies.batching import Batch, candidate_batches
+from veltair.scheduler.policies.policy import Policy
 from veltair.scheduler.policies.tenant_queues import TenantQueues
 from veltair.scheduler.state import SchedulerState
+from veltair.scheduler.steps import Reject, Start, Step
 
 
 class Clockwork(Policy):
-    """A queue for each tenant; the head with the least deadline minus estimate starts next, and nobody passes it.
+    """A queue for each tenant; the head with the least deadline minus estimate starts next, and no other passes it.
 
-    Executions are predictable since nothing is preempted and everything is timed beforehand: a query or a batch runs as
-    a whole, on the least cores that are in time from now. The estimate is of the cores on which the model is fastest.
-    Heads that cannot make it on any number are dropped.
+    Executions are predictable, because nothing is preempted and everything is timed beforehand: a query or a batch
+    runs as a whole, on the fewest cores that are in time from now. The estimate is that of the cores on which the
+    model is fastest. Heads that cannot make it on any number are dropped.
+
+    It fails where times are not those of the profile: under interference its estimates are too short, and queries
+    that it has started end late. A head that needs many cores keeps the free ones idle.
     """
 
     def __init__(self) -> None:
@@ -30,8 +34,8 @@ class Clockwork(Policy):
         self._queues.discard(active)
 
     def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
-        for active in state.between_blocks():  # what was stopped from outside goes on
-            return _start(active, state, now_ns)
+        for active in state.between_blocks():  # one that was stopped from outside goes on
+            return _start(active, None, state, now_ns)
         first: ActiveQuery | None = None
         first_ns = 0
         for head in self._queues.heads():
@@ -44,25 +48,24 @@ class Clockwork(Policy):
         if first is None or len(state.in_flight) >= state.workers:
             return None
         largest = None
-        for batch in growing(state, first, self._queues.of(first.tenant)):
+        for batch in candidate_batches(state.costs, first, self._queues.queue(first.tenant)):
             cores = batch.costs.cores_to_end(SOLO, 0, batch.due_ns - now_ns)
             if cores is not None and cores <= state.free:
                 largest = batch
-        if largest is not None:
-            for member in largest.members:
-                self._queues.discard(member)
-            state.join(first, largest.members, largest.costs)
-        step = _start(first, state, now_ns)
+        step = _start(first, largest, state, now_ns)
         if step is not None:
-            self._queues.discard(first)
+            for started in (first, *step.members):
+                self._queues.discard(started)
         return step
 
 
-def _start(active: ActiveQuery, state: SchedulerState, now_ns: int) -> Start | None:
-    costs, start = active.costs, active.next_layer
-    cores = costs.cores_to_end(SOLO, start, active.due_ns - now_ns)
+def _start(active: ActiveQuery, batch: Batch | None, state: SchedulerState, now_ns: int) -> Start | None:
+    members, costs, due_ns = batch or Batch((), active.costs, active.due_ns)
+    start = active.next_layer
+    cores = costs.cores_to_end(SOLO, start, due_ns - now_ns)
     if cores is None:
         cores = costs.fastest_cores(SOLO, start, costs.layers, costs.cores)
     if cores > state.free:
         return None
-    return Start(active, active.block(SOLO, costs.layers, cores), SOLO)
+    block = active.next_block(SOLO, costs.layers, cores, costs)
+    return Start(active, block, SOLO, members=members, costs=costs)

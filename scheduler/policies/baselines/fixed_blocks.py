@@ -8,32 +8,36 @@ from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.blocks import Budget
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.costs.profile_costs import ProfileCosts
-from veltair.scheduler.policies.policy import Grow, Policy, Start, Step
+from veltair.scheduler.policies.policy import Policy
 from veltair.scheduler.state import SchedulerState
+from veltair.scheduler.steps import Grow, Start, Step
 from veltair.types import LayerBlock
 
 
 class FixedBlocks(Policy):
-    """Every block gets the least cores that hold its layers' share of the QoS, or the fastest count if none do.
+    """Every block gets the fewest cores that hold its layers' share of the target, or the fastest count if none do.
 
-    Cores go first come, first served to whoever asked first, be it for a new block or for the rest of what a block
-    lacked at its start: a conflict starts with what is free and grows between two of its layers.
+    Cores go to the query that has waited longest, either for a new block or for the rest of what a block lacked at
+    its start: a conflict starts with what is free and grows between two of its layers.
+
+    It fails at both ends of the block length: short blocks conflict often, since each asks for the peak of its own
+    layers; long ones hold the cores of their hungriest layer throughout. Nothing is refused under overload.
     """
 
     def __init__(self, layers: int, *, adapt_versions: bool = False) -> None:
         """`adapt_versions`: needs and versions are those of the level of the moment (VELTAIR-AC with `layers` 1:
-        section 5.2 puts its conflicts down to layers that take more cores under interference), else those alone.
+        section 5.2 attributes its conflicts to layers that take more cores under interference), else those alone.
         """
         self._layers = layers
         self._adapt_versions = adapt_versions
-        self._plans: dict[tuple[ProfileCosts, int, int, int], _Plan] = {}
+        self._sizes: dict[tuple[ProfileCosts, int, int, int], _BlockSizes] = {}
 
     def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
         if not state.free:
             return None
         first: ActiveQuery | None = None
-        for active in state.wanting():
-            if ((run := active.run) is None or run.missing_cores(now_ns)) and (
+        for active in state.wanting_cores():
+            if (active.run is None or active.missing_cores(now_ns)) and (
                 first is None or active.ready_ns < first.ready_ns
             ):
                 first = active
@@ -43,28 +47,30 @@ class FixedBlocks(Policy):
         if first is None:
             return None
         if first.run is not None:
-            return Grow(first, min(first.run.missing_cores(now_ns), state.free))
+            return Grow(first, min(first.missing_cores(now_ns), state.free))
         return self._start(state, first, now_ns)
 
     def _start(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> Start:
         level = state.next_level(now_ns) if self._adapt_versions else SOLO
         costs, start, qos_ns = active.costs, active.next_layer, active.qos_ns
         key = (costs, qos_ns, level, start)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = self._plan(*key)
-        block = LayerBlock(active.query.id, start, plan.stop, plan.versions, plan.cores, plan.predicted_ns)
-        return Start(active, block, level, plan.capped)
+        sizes = self._sizes.get(key)
+        if sizes is None:
+            sizes = self._sizes[key] = self._size(*key)
+        block = LayerBlock(active.query.id, start, sizes.stop, sizes.versions, sizes.cores, sizes.predicted_ns)
+        return Start(active, block, level, sizes.capped)
 
-    def _plan(self, costs: ProfileCosts, qos_ns: int, level: int, start: int) -> _Plan:
+    def _size(self, costs: ProfileCosts, qos_ns: int, level: int, start: int) -> _BlockSizes:
         stop = min(start - start % self._layers + self._layers, costs.layers)
         share_ns = Budget(qos_ns, costs.work[-1], costs.work).share_ns(start, stop)
         cores, held = costs.cores_for(level, start, stop, share_ns)
         time_ns = costs.time_ns(level, cores, start, stop)
-        return _Plan(stop, cores, costs.versions(level, cores, start, stop), time_ns, not held)
+        return _BlockSizes(stop, cores, costs.versions(level, cores, start, stop), time_ns, not held)
 
 
-class _Plan(NamedTuple):
+class _BlockSizes(NamedTuple):
+    """A block without its query."""
+
     stop: int
     cores: int
     versions: tuple[int, ...]

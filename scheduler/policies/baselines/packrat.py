@@ -9,9 +9,10 @@ from operator import attrgetter, itemgetter
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.costs.profile_costs import ProfileCosts
-from veltair.scheduler.policies.policy import Policy, Start
+from veltair.scheduler.policies.policy import Policy
 from veltair.scheduler.policies.tenant_queues import TenantQueues
 from veltair.scheduler.state import SchedulerState
+from veltair.scheduler.steps import Start
 
 PERIOD_NS = 250_000_000  # between two looks at the load
 SMOOTHING = 0.3  # the last period's share in the rate
@@ -92,7 +93,7 @@ class Packrat(Policy):
             cores = min(pack.threads, active.costs.cores)
             if cores <= state.free and running[active.tenant.name] < pack.instances:
                 self._queues.discard(active)
-                return Start(active, active.block(SOLO, active.costs.layers, cores), SOLO)
+                return Start(active, active.next_block(SOLO, active.costs.layers, cores), SOLO)
         return None
 
     def _look(self, state: SchedulerState, now_ns: int) -> None:

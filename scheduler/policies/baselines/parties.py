@@ -10,9 +10,10 @@ from statistics import fmean
 
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.level_grid import SOLO
-from veltair.scheduler.policies.policy import Policy, Start
+from veltair.scheduler.policies.policy import Policy
 from veltair.scheduler.policies.tenant_queues import TenantQueues
 from veltair.scheduler.state import SchedulerState
+from veltair.scheduler.steps import Start
 from veltair.types import Tenant
 
 POLL_NS = 100_000_000
@@ -104,7 +105,7 @@ class Parties(Policy):
             cores = min(cores, partition.cores)
             if cores <= min(state.free, partition.cores - used[tenant.name]):
                 self._queues.discard(active)
-                return Start(active, active.block(SOLO, active.costs.layers, cores), SOLO)
+                return Start(active, active.next_block(SOLO, active.costs.layers, cores), SOLO)
         return None
 
     def _divide(self, state: SchedulerState, now_ns: int) -> None:

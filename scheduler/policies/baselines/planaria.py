@@ -8,8 +8,10 @@ from operator import itemgetter
 
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.level_grid import SOLO
-from veltair.scheduler.policies.policy import Grow, Policy, Start, Step, Stop
+from veltair.scheduler.policies.policy import Policy
+from veltair.scheduler.query_states import QueryState
 from veltair.scheduler.state import SchedulerState
+from veltair.scheduler.steps import Grow, Start, Step, Stop
 from veltair.types import Record
 
 
@@ -54,9 +56,9 @@ class Planaria(Policy):
             return Stop(astray)
         if not state.free:
             return None
-        for active in state.wanting():
-            if (run := active.run) is not None:
-                if missing := run.missing_cores(now_ns):
+        for active in state.wanting_cores():
+            if active.run is not None:
+                if missing := active.missing_cores(now_ns):
                     return Grow(active, min(missing, state.free))
             elif share := self._shares[active.query.id]:
                 return _start(active, share)
@@ -68,7 +70,11 @@ class Planaria(Policy):
     def _find_astray(self, state: SchedulerState) -> Iterator[ActiveQuery]:
         for active in state.in_flight.values():
             run = active.run
-            if run is not None and run.block.cores != self._shares[active.query.id] and not run.stopping:
+            if (
+                run is not None
+                and run.block.cores != self._shares[active.query.id]
+                and active.state is QueryState.RUNNING
+            ):
                 yield active
 
 
@@ -125,4 +131,4 @@ def _spread(granted: dict[int, int], tasks: list[Task], spare: int) -> None:
 
 
 def _start(active: ActiveQuery, share: int) -> Start:
-    return Start(active, active.block(SOLO, active.costs.layers, share), SOLO)
+    return Start(active, active.next_block(SOLO, active.costs.layers, share), SOLO)

@@ -9,8 +9,10 @@ from operator import attrgetter
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.costs.profile_costs import ProfileCosts
-from veltair.scheduler.policies.policy import Policy, Start, Step, Stop
+from veltair.scheduler.policies.policy import Policy
+from veltair.scheduler.query_states import QueryState
 from veltair.scheduler.state import SchedulerState
+from veltair.scheduler.steps import Start, Step, Stop
 
 LEVELS = (9, 3, 1)  # tokens; also the priorities high, medium and low
 
@@ -38,7 +40,7 @@ class Prema(Policy):
         self._tokens.pop(active.query.id, None)
 
     def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
-        if state.runs and not self._arrived:
+        if state.running_blocks and not self._arrived:
             return None
         self._arrived = False
         ready = self._ready(state)
@@ -48,13 +50,13 @@ class Prema(Policy):
         threshold = threshold_of(max(tokens))
         candidates = [active for active, held in zip(ready, tokens, strict=True) if held >= threshold]
         best = min(candidates, key=lambda active: _rest_ns(active, now_ns))
-        if not state.runs:
+        if not state.running_blocks:
             self._tokens[best.query.id] = self._tokens_of(best, now_ns)
             self._queue(best).pop(best.query.id, None)
             others = (active for active in self._ready(state) if active is not best)
             return _start(best, min(self._level_times_ns(others, threshold, now_ns), default=None))
-        owner = state.in_flight[next(iter(state.runs))]
-        if best is owner or owner.run is None or owner.run.stopping:
+        owner = state.in_flight[next(iter(state.running_blocks))]
+        if best is owner or owner.state is not QueryState.RUNNING:
             return None
         return Stop(owner)
 
@@ -104,4 +106,4 @@ def _start(active: ActiveQuery, horizon_ns: float | None) -> Start:
     if horizon_ns is not None:
         time_ns = costs.time_ns(SOLO, cores, start, stop)
         stop = costs.layer_at(SOLO, cores, start, stop, time_ns - ceil(horizon_ns) + 1, time_ns) + 1
-    return Start(active, active.block(SOLO, stop, cores), SOLO)
+    return Start(active, active.next_block(SOLO, stop, cores), SOLO)

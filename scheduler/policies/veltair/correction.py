@@ -1,33 +1,39 @@
-"""Profiles corrected by what is measured: how much longer than predicted a tenant's blocks take of late."""
+"""Profiles corrected by what is measured: how much longer than predicted a tenant's blocks have taken recently."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from veltair.scheduler.costs.profile_costs import ProfileCosts
+from veltair.scheduler.active_query import ActiveQuery
+from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.running_block import RunningBlock
+from veltair.scheduler.state import SchedulerState
 
 WEIGHT = 0.1  # a whole query's share in the moving average
 FORGETTING = 0.02  # what a whole query on one core takes from the memory of blocks on several
 LEAST, MOST = 0.5, 8.0
-WORTH = 1.2  # cores x time that several may take of what one takes
 
 
 @dataclass(slots=True)
 class Correction:
-    """Ratios of measured over predicted time, smoothed; one tenant's.
+    """Ratios of measured over predicted time of one tenant, smoothed.
 
-    Blocks on several cores have one of their own: where other programs take a core, they wait for it at every layer,
-    and one-core blocks do not. As such blocks may then be avoided, their ratio goes back to the other's with time,
-    so that they are tried again.
+    Blocks on several cores have a ratio of their own: where other programs take a core, they wait for it at every
+    layer, and one-core blocks do not. As such blocks may then be avoided, their ratio returns to the other's with
+    time, so that they are tried again.
+
+    >>> Correction(one_core=1.0, several=1.5).ratio(cores=4)
+    1.5
     """
 
     one_core: float = 1.0
     several: float = 1.0
 
     def learn(self, run: RunningBlock, elapsed_ns: int) -> None:
-        """Of a block that ran to its end: it counts by its share of the query's work, since what it takes to begin and
-        to end one makes a short one several times as long.
+        """Takes in a block that ran to its end. It counts by its share of the query's work, because the time that it
+        takes to begin and to end a block makes a short one several times as long.
         """
         ratio = elapsed_ns / (run.predicted_ns or 1)
         ratio = LEAST if ratio < LEAST else MOST if ratio > MOST else ratio
@@ -39,19 +45,29 @@ class Correction:
             self.one_core += WEIGHT * share * (ratio - self.one_core)
             self.several += FORGETTING * share * (self.one_core - self.several)
 
-    def of(self, cores: int) -> float:
+    def ratio(self, cores: int) -> float:
+        """The ratio for a block on that many cores."""
         return self.one_core if cores == 1 else self.several
 
 
-def paying(costs: ProfileCosts, start: int, level: int, correction: Correction) -> int:
-    """The most cores that do the layers from `start` on for little more than one core's time, taken together.
+Corrections: TypeAlias = defaultdict[str, Correction]  # by tenant
 
-    Several that have become slower than one core has are dearer; never that one core has become slower alone makes
-    them cheaper.
-    """
-    dearer = max(1.0, correction.several / correction.one_core)
-    most_ns = WORTH * costs.time_ns(level, 1, start, costs.layers)
-    cores = costs.cores
-    while cores > 1 and cores * dearer * costs.time_ns(level, cores, start, costs.layers) > most_ns:
-        cores -= 1
-    return cores
+
+def remaining_ns(state: SchedulerState, active: ActiveQuery, correction: Correction) -> float:
+    """What is left of the query after the block that runs, on the cores on which that is fastest."""
+    costs, start = active.costs, active.next_layer
+    level = state.steady.index if state.in_flight else SOLO
+    on_one_ns = costs.rest_on_one_ns[level][start] * correction.one_core
+    return min(on_one_ns, costs.least_rest_ns[level][start] * correction.several)
+
+
+def remaining_core_ns(active: ActiveQuery, correction: Correction, now_ns: int) -> float:
+    """Cores x time of what is left of the query, on the cores that it needs on average."""
+    costs, run, left_ns = active.costs, active.run, 0.0
+    if active.next_layer < costs.layers:
+        cores = active.avg_cores
+        time_ns = costs.time_ns(SOLO, cores, active.next_layer, costs.layers)
+        left_ns = time_ns * correction.ratio(cores) * cores
+    if run is not None and run.ends_ns > now_ns:
+        left_ns += (run.ends_ns - now_ns) * len(run.core_set)
+    return left_ns

@@ -1,6 +1,7 @@
 """Planaria's cut of the machine, and how it takes hold."""
 
 import pytest
+from scheduler_builders import make_machine, make_query, make_tenant, simple_profile
 
 from veltair.scheduler.events import BlockFinished, FinishQuery, QueryArrived, StartBlock, StopBlock, WorkersChanged
 from veltair.scheduler.policies.baselines.planaria import Task, shares
@@ -11,14 +12,16 @@ EVEN = (80, 40, 28, 20, 16, 14, 12, 10)  # ns on 1 … 8 cores
 
 
 @pytest.fixture
-def state(machine, simple, query):
+def state():
     """Builds tasks out of (id, priority, slack, least), all of one model at its begin."""
-    scheduler = Scheduler(machine(8), [Tenant("a", "m", QoSTarget(100))], {"m": [simple(EVEN)]}, "planaria", 0)
+    scheduler = Scheduler(
+        make_machine(8), [Tenant("a", "m", QoSTarget(100))], {"m": [simple_profile(EVEN)]}, "planaria", 0
+    )
 
     def tasks(*rows):
         made = []
         for id, priority, slack_ns, least in rows:
-            scheduler.handle(QueryArrived(0, query(id)))
+            scheduler.handle(QueryArrived(0, make_query(id)))
             active = scheduler.state.waiting[id]
             active.tenant = Tenant("a", "m", QoSTarget(100), priority)
             made.append(Task(active, 0, slack_ns, least))
@@ -53,10 +56,10 @@ def start(query, first, cores, predicted_ns, core_set):
     return StartBlock(LayerBlock(query, first, 2, (0,) * (2 - first), cores, predicted_ns), core_set)
 
 
-def test_an_arrival_stops_what_runs_and_the_machine_is_cut_anew(machine, simple, tenant, query):
-    scheduler = Scheduler(machine(8), [tenant(200)], {"m": [simple(EVEN, EVEN)]}, "planaria", 2)
-    assert scheduler.handle(QueryArrived(0, query(1))) == [start(1, 0, 8, 20, tuple(range(8)))]
-    assert scheduler.handle(QueryArrived(2, query(2, 2))) == [StopBlock(1)]
+def test_an_arrival_stops_what_runs_and_the_machine_is_cut_anew():
+    scheduler = Scheduler(make_machine(8), [make_tenant(200)], {"m": [simple_profile(EVEN, EVEN)]}, "planaria", 2)
+    assert scheduler.handle(QueryArrived(0, make_query(1))) == [start(1, 0, 8, 20, tuple(range(8)))]
+    assert scheduler.handle(QueryArrived(2, make_query(2, 2))) == [StopBlock(1)]
     # half of the machine for each
     assert scheduler.handle(BlockFinished(10, 1, 1, 10)) == [
         start(1, 1, 4, 20, (0, 1, 2, 3)),
@@ -67,8 +70,8 @@ def test_an_arrival_stops_what_runs_and_the_machine_is_cut_anew(machine, simple,
     assert scheduler.handle(BlockFinished(50, 2, 1, 40)) == [start(2, 1, 8, 10, tuple(range(8)))]
 
 
-def test_workers_count(machine, simple, tenant, query):
-    scheduler = Scheduler(machine(8), [tenant(200)], {"m": [simple(EVEN, EVEN)]}, "planaria", 1)
-    assert scheduler.handle(QueryArrived(0, query(1))) == [start(1, 0, 8, 20, tuple(range(8)))]
-    assert scheduler.handle(QueryArrived(1, query(2, 1))) == []
+def test_workers_count():
+    scheduler = Scheduler(make_machine(8), [make_tenant(200)], {"m": [simple_profile(EVEN, EVEN)]}, "planaria", 1)
+    assert scheduler.handle(QueryArrived(0, make_query(1))) == [start(1, 0, 8, 20, tuple(range(8)))]
+    assert scheduler.handle(QueryArrived(1, make_query(2, 1))) == []
     assert scheduler.handle(WorkersChanged(2, 2)) == [StopBlock(1)]

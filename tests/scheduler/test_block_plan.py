@@ -1,4 +1,5 @@
 import pytest
+from scheduler_builders import make_machine, make_profile, make_query, make_tenant, simple_profile
 
 from veltair.errors import ConfigError
 from veltair.scheduler.block_plan import explain
@@ -15,43 +16,43 @@ def outline(plan):
     return [(b.start, b.stop, b.cores, b.predicted_ns, b.qos_ns) for b in plan.blocks]
 
 
-def test_alone(simple, machine):
-    plan = explain(simple(EVEN, EVEN, STIFF, EVEN), machine(4), qos_ns=100)
+def test_alone():
+    plan = explain(simple_profile(EVEN, EVEN, STIFF, EVEN), make_machine(4), qos_ns=100)
     assert (plan.avg_cores, plan.threshold_cores, plan.pivots, plan.level) == (2, 2, (2,), 1.0)
     assert outline(plan) == [(0, 2, 2, 40, 50), (2, 4, 2, 56, 60)]
     assert plan.predicted_ns == 96
 
 
 @pytest.mark.parametrize("load", [[2], 2, (1, 1)])
-def test_load_takes_the_threshold(simple, machine, load):
-    plan = explain(simple((40, 18, 12, 10), (40, 27, 20, 15)), machine(4), qos_ns=50, load=load)
+def test_load_takes_the_threshold(load):
+    plan = explain(simple_profile((40, 18, 12, 10), (40, 27, 20, 15)), make_machine(4), qos_ns=50, load=load)
     assert (plan.avg_cores, plan.threshold_cores, plan.pivots) == (2, 0, (1,))
     assert outline(plan) == [(0, 1, 2, 18, 25), (1, 2, 2, 27, 32)]
 
 
-def test_the_level_picks_the_versions(profile, machine):
+def test_the_level_picks_the_versions():
     layers = [[[[20, 20], [80, 80]], [[30, 30], [40, 40]]]] * 2
-    made = profile(layers, levels=(1.0, 2.0))
-    assert [b.versions for b in explain(made, machine(2), 1000).blocks] == [(0, 0)]
-    plan = explain(made, machine(2), 1000, level=7.5)
+    made = make_profile(layers, levels=(1.0, 2.0))
+    assert [b.versions for b in explain(made, make_machine(2), 1000).blocks] == [(0, 0)]
+    plan = explain(made, make_machine(2), 1000, level=7.5)
     assert [b.versions for b in plan.blocks] == [(1, 1)]
     assert (plan.level, plan.predicted_ns) == (2.0, 80)  # no further than was measured
 
 
-def test_what_cannot_be_in_time_is_capped(simple, machine):
-    plan = explain(simple(EVEN, EVEN), machine(4), qos_ns=5)
+def test_what_cannot_be_in_time_is_capped():
+    plan = explain(simple_profile(EVEN, EVEN), make_machine(4), qos_ns=5)
     assert [b.capped for b in plan.blocks] == [True]
     assert plan.blocks[0].cores == 4
 
 
-def test_the_scheduler_does_as_explained(simple, machine, tenant, query):
-    profile = simple(EVEN, STIFF, STIFF, EVEN, (60, 31, 20, 15), STIFF)
+def test_the_scheduler_does_as_explained():
+    profile = simple_profile(EVEN, STIFF, STIFF, EVEN, (60, 31, 20, 15), STIFF)
     for qos_ns in range(100, 260, 7):
-        scheduler = Scheduler(machine(4), [tenant(qos_ns)], {"m": [profile]}, "veltair-full", 1)
+        scheduler = Scheduler(make_machine(4), [make_tenant(qos_ns)], {"m": [profile]}, "veltair-full", 1)
         virtual = VirtualMachine(scheduler, Alone(solo_times(scheduler)))
-        virtual.at(QueryArrived(0, query(1)))
+        virtual.at(QueryArrived(0, make_query(1)))
         started = [d.block for _, decisions in virtual.run() for d in decisions if isinstance(d, StartBlock)]
-        plan = explain(profile, machine(4), qos_ns)
+        plan = explain(profile, make_machine(4), qos_ns)
         assert [(b.start, b.stop, b.cores, b.predicted_ns, b.versions) for b in started] == [
             (b.start, b.stop, b.cores, b.predicted_ns, b.versions) for b in plan.blocks
         ]
@@ -61,9 +62,9 @@ def test_the_scheduler_does_as_explained(simple, machine, tenant, query):
 @pytest.mark.parametrize(
     "wrong", [{"qos_ns": 0}, {"level": 0.9}, {"load": -1}, {"load": [3, -1]}, {"machine": "none"}], ids=str
 )
-def test_wrong_questions_are_refused(simple, machine, wrong):
-    asked = {"machine": machine(4), "qos_ns": 100, "level": 1.0, "load": 0} | wrong
+def test_wrong_questions_are_refused(wrong):
+    asked = {"machine": make_machine(4), "qos_ns": 100, "level": 1.0, "load": 0} | wrong
     if asked["machine"] == "none":
-        asked["machine"] = machine()
+        asked["machine"] = make_machine()
     with pytest.raises(ConfigError, match="plan: expected"):
-        explain(simple(EVEN), **asked)
+        explain(simple_profile(EVEN), **asked)

@@ -3,6 +3,7 @@ from itertools import pairwise, product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_builders import make_profile, simple_profile
 
 from veltair.errors import ProfileError
 from veltair.scheduler.costs.level_grid import SOLO, level_grid, nearest_level
@@ -20,8 +21,8 @@ def best_ns(profile, layer, level, cores):
 
 
 @given(models)
-def test_the_tables_say_what_the_profile_says(profile, layers):
-    profile = profile(layers, levels=LEVELS)
+def test_the_tables_say_what_the_profile_says(layers):
+    profile = make_profile(layers, levels=LEVELS)
     grid = level_grid([profile])
     costs = ProfileCosts(profile, grid, machine_cores=64)
     assert costs.cores == CORES  # what was measured
@@ -35,8 +36,8 @@ def test_the_tables_say_what_the_profile_says(profile, layers):
 
 
 @given(models, st.data())
-def test_core_needs_are_found_by_scanning(profile, layers, data):
-    profile = profile(layers, levels=LEVELS)
+def test_core_needs_are_found_by_scanning(layers, data):
+    profile = make_profile(layers, levels=LEVELS)
     grid = level_grid([profile])
     costs = ProfileCosts(profile, grid, CORES)
     at = data.draw(st.integers(0, len(grid) - 1))
@@ -56,8 +57,8 @@ def test_core_needs_are_found_by_scanning(profile, layers, data):
     )
 
 
-def test_more_cores_may_be_slower(simple):
-    costs = ProfileCosts(simple((50, 20, 40, 30)), (1.0,), 4)
+def test_more_cores_may_be_slower():
+    costs = ProfileCosts(simple_profile((50, 20, 40, 30)), (1.0,), 4)
     assert costs.cores_for_rest(SOLO, 0, 30) == 2
     assert costs.least_cores(SOLO, 0, 1, 30, bound=4) == 2
     assert costs.cores_for_rest(SOLO, 0, 10) == 4  # never in time: all
@@ -66,16 +67,16 @@ def test_more_cores_may_be_slower(simple):
     assert costs.least_cores(SOLO, 0, 1, 19, bound=4) is None
 
 
-def test_solo_time_of_given_versions(profile):
-    costs = ProfileCosts(profile([[[[9, 5]]], [[[8, 4]], [[7, 6]]], [[[3, 2]]]]), (1.0,), 2)
+def test_solo_time_of_given_versions():
+    costs = ProfileCosts(make_profile([[[[9, 5]]], [[[8, 4]], [[7, 6]]], [[[3, 2]]]]), (1.0,), 2)
     assert costs.solo_ns((1, 0), first=1, start=1, stop=3, cores=2) == 6 + 2
     assert costs.solo_ns((0, 1, 0), first=0, start=1, stop=2, cores=1) == 7
 
 
-def test_what_the_versions_of_a_level_take_alone(profile):
+def test_what_the_versions_of_a_level_take_alone():
     # the second layer's other version wins under pressure, and on two cores alone
     layers = [[[[9, 5], [12, 7]]], [[[8, 4], [20, 9]], [[9, 3], [10, 6]]]]
-    costs = ProfileCosts(profile(layers, levels=(1.0, 2.0)), (1.0, 2.0), 2)
+    costs = ProfileCosts(make_profile(layers, levels=(1.0, 2.0)), (1.0, 2.0), 2)
     for level, cores in product((0, 1), (1, 2)):
         picked = costs.versions(level, cores, 0, 2)
         for start, stop in ((0, 1), (0, 2), (1, 2)):
@@ -84,13 +85,15 @@ def test_what_the_versions_of_a_level_take_alone(profile):
     assert costs.alone_ns(1, 1, 0, 2) == 9 + 9
 
 
-def test_the_grid_holds_every_measured_level_and_leaves_no_wide_gap(profile, simple):
+def test_the_grid_holds_every_measured_level_and_leaves_no_wide_gap():
     table = [[[[4], [5], [9]]]]
-    grid = level_grid([profile(table, levels=(1.0, 1.1, 2.0)), simple((3,)), profile(table, levels=(1.0, 1.5, 8.0))])
+    grid = level_grid(
+        [make_profile(table, levels=(1.0, 1.1, 2.0)), simple_profile((3,)), make_profile(table, levels=(1.0, 1.5, 8.0))]
+    )
     assert {1.0, 1.1, 1.5, 2.0, 8.0} <= set(grid)
     assert list(grid) == sorted(grid) and grid[0] == 1.0 and grid[-1] == 8.0
     assert all(high / low <= 1.15 + 1e-9 for low, high in pairwise(grid))
-    assert level_grid([simple((3,))]) == (1.0,)
+    assert level_grid([simple_profile((3,))]) == (1.0,)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +115,6 @@ def test_nearest_level(level, index):
         ([[[[5]]]], (1.5,), "ascending from 1.0"),
     ],
 )
-def test_a_wrong_profile_is_refused(profile, layers, levels, says):
+def test_a_wrong_profile_is_refused(layers, levels, says):
     with pytest.raises(ProfileError, match=says):
-        ProfileCosts(profile(layers, levels=levels), (1.0,), 4)
+        ProfileCosts(make_profile(layers, levels=levels), (1.0,), 4)

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from scheduler_builders import make_machine, make_query, make_tenant, simple_profile
 
 from veltair.errors import ConfigError, InvariantError
 from veltair.scheduler.event_log.replay import dump_decision, dump_event, load_decision, load_event, replay
@@ -77,14 +78,14 @@ def test_a_broken_record_is_refused(line, says):
 
 
 @pytest.fixture
-def fresh(machine, simple, tenant):
-    return lambda: Scheduler(machine(2), [tenant(50)], {"m": [simple((30, 16))]}, "veltair-full", 2)
+def fresh():
+    return lambda: Scheduler(make_machine(2), [make_tenant(50)], {"m": [simple_profile((30, 16))]}, "veltair-full", 2)
 
 
 @pytest.fixture
-def log(fresh, query):
+def log(fresh):
     scheduler, lines = fresh(), []
-    for event in (QueryArrived(0, query(1)), QueryArrived(5, query(2, 5)), BlockFinished(16, 1, 1, 16)):
+    for event in (QueryArrived(0, make_query(1)), QueryArrived(5, make_query(2, 5)), BlockFinished(16, 1, 1, 16)):
         lines += [dump_event(event), *map(dump_decision, scheduler.handle(event))]
     assert len(lines) == 6
     return lines

@@ -1,11 +1,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_builders import make_machine
 
 from veltair.scheduler.core_pool import CorePool
 
 
-def test_whole_domains_go_first(machine):
-    pool = CorePool(machine(4, 4, 4))
+def test_whole_domains_go_first():
+    pool = CorePool(make_machine(4, 4, 4))
     assert pool.take(1) == (0,)
     assert pool.take(4) == (4, 5, 6, 7)  # not the three that are left beside core 0
     assert pool.take(2) == (1, 2)  # the tightest fit
@@ -13,31 +14,31 @@ def test_whole_domains_go_first(machine):
     assert pool.free == 0
 
 
-def test_the_rest_goes_where_it_fits_tightest(machine):
-    pool = CorePool(machine(4, 2, 3))
+def test_the_rest_goes_where_it_fits_tightest():
+    pool = CorePool(make_machine(4, 2, 3))
     assert pool.take(2) == (4, 5)
     assert pool.take(3) == (6, 7, 8)
     assert pool.take(3) == (0, 1, 2)
 
 
-def test_what_fits_nowhere_is_spread_over_few_domains(machine):
-    pool = CorePool(machine(3, 3, 3))
+def test_what_fits_nowhere_is_spread_over_few_domains():
+    pool = CorePool(make_machine(3, 3, 3))
     first, second, third = pool.take(2), pool.take(1), pool.take(2)
     assert (first, second, third) == ((0, 1), (2,), (3, 4))
     pool.give_back((0,))
     assert pool.take(4) == (0, 6, 7, 8)
 
 
-def test_growth_stays_beside_the_block(machine):
-    pool = CorePool(machine(4, 4))
+def test_growth_stays_beside_the_block():
+    pool = CorePool(make_machine(4, 4))
     held = pool.take(2)
     assert held == (0, 1)
-    assert pool.take(4, beside=held) == (2, 3, 4, 5)
+    assert pool.take(4, neighbours=held) == (2, 3, 4, 5)
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.lists(st.integers(0, 40), max_size=40))
-def test_every_core_is_free_or_held_once(machine, sizes, choices):
-    pool, held = CorePool(machine(*sizes)), []
+def test_every_core_is_free_or_held_once(sizes, choices):
+    pool, held = CorePool(make_machine(*sizes)), []
     for choice in choices:
         if choice % 3 == 0 and held:
             pool.give_back(held.pop(choice % len(held)))

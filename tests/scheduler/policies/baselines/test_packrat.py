@@ -1,6 +1,7 @@
 """Packrat's choice of instances and threads."""
 
 import pytest
+from scheduler_builders import make_machine, make_query, make_tenant, simple_profile
 
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.events import BlockFinished, QueryArrived
@@ -12,9 +13,9 @@ EVEN = (80, 40, 28, 20, 17, 15, 13, 11)
 
 
 @pytest.fixture
-def pack(simple):
+def pack():
     def make(row, qos_ns, per_ns=0.0):
-        return Pack(qos_ns, ProfileCosts(simple(row), (1.0,), 8), per_ns=per_ns)
+        return Pack(qos_ns, ProfileCosts(simple_profile(row), (1.0,), 8), per_ns=per_ns)
 
     return make
 
@@ -40,16 +41,18 @@ def test_threads_and_instances(pack, packs, cores, expected):
     assert sum(pack.threads * pack.instances for pack in made) <= cores
 
 
-def test_the_choice_follows_the_load(machine, simple, tenant, query):
-    scheduler = Scheduler(machine(4), [tenant(10**9)], {"m": [simple([t * 10**6 for t in EVEN[:4]])]}, "packrat", 8)
-    (first,) = scheduler.handle(QueryArrived(0, query(1)))
+def test_the_choice_follows_the_load():
+    scheduler = Scheduler(
+        make_machine(4), [make_tenant(10**9)], {"m": [simple_profile([t * 10**6 for t in EVEN[:4]])]}, "packrat", 8
+    )
+    (first,) = scheduler.handle(QueryArrived(0, make_query(1)))
     assert first.block.cores == 4  # nothing is known of the load
     scheduler.handle(BlockFinished(1, 1, 1, 1))
     for id in range(2, 80):  # 80 queries a second, of 80 ms on one core
-        scheduler.handle(QueryArrived(id, query(id, id)))
+        scheduler.handle(QueryArrived(id, make_query(id, id)))
         scheduler.handle(BlockFinished(id, id, 1, 1))
-    scheduler.handle(QueryArrived(PERIOD_NS, query(90, PERIOD_NS)))
+    scheduler.handle(QueryArrived(PERIOD_NS, make_query(90, PERIOD_NS)))
     started = [*scheduler.handle(BlockFinished(PERIOD_NS, 90, 1, 1))]
     for id in (91, 92, 93, 94):
-        started += scheduler.handle(QueryArrived(PERIOD_NS, query(id, PERIOD_NS)))
+        started += scheduler.handle(QueryArrived(PERIOD_NS, make_query(id, PERIOD_NS)))
     assert [decision.block.cores for decision in started[1:]] == [1, 1, 1, 1]

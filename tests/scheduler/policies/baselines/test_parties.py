@@ -1,6 +1,7 @@
 """PARTIES' partitions and polls."""
 
 import pytest
+from scheduler_builders import make_machine, simple_profile
 
 from veltair.scheduler.events import BlockFinished, FinishQuery, QueryArrived, StartBlock
 from veltair.scheduler.policies.baselines.parties import POLL_NS, POLLS_OF_REST, Parties
@@ -13,17 +14,17 @@ MS = 1_000_000
 class Served:
     """Two tenants, `a` and `b`, on eight cores; a query takes just as long as it is told to."""
 
-    def __init__(self, machine, simple):
+    def __init__(self):
         layers = [(80 * MS, 40 * MS, 27 * MS, 20 * MS, 16 * MS, 14 * MS, 12 * MS, 10 * MS)]
         tenants = [Tenant(name, "m", QoSTarget(20 * MS)) for name in "ab"]
         self.policy = Parties()
-        self.scheduler = Scheduler(machine(8), tenants, {"m": [simple(*layers)]}, self.policy, 8)
+        self.scheduler = Scheduler(make_machine(8), tenants, {"m": [simple_profile(*layers)]}, self.policy, 8)
         self.now = 0
         self.count = 0
 
     def query(self, tenant, latency_ms):
         self.count += 1
-        started = self.scheduler.handle(QueryArrived(self.now, Query(self.count, tenant, self.now, self.now + 10**12)))
+        started = self.scheduler.handle(QueryArrived(self.now, Query(self.count, tenant, self.now)))
         self.now += latency_ms * MS
         assert FinishQuery(self.count) in self.scheduler.handle(BlockFinished(self.now, self.count, 1, latency_ms * MS))
         return started
@@ -42,17 +43,17 @@ class Served:
 
 
 @pytest.fixture
-def served(machine, simple):
-    return Served(machine, simple)
+def served():
+    return Served()
 
 
 def test_equal_at_first_and_nobody_leaves_its_partition(served):
     assert served.query("a", 1) == [StartBlock(LayerBlock(1, 0, 1, (0,), 4, 20 * MS), (0, 1, 2, 3))]
     assert served.cores == {"a": 4, "b": 4}
     handle = served.scheduler.handle
-    assert len(handle(QueryArrived(served.now, Query(11, "a", served.now, 10**12)))) == 1
-    assert handle(QueryArrived(served.now, Query(12, "a", served.now, 10**12))) == []  # though four cores are free
-    (other,) = handle(QueryArrived(served.now, Query(13, "b", served.now, 10**12)))
+    assert len(handle(QueryArrived(served.now, Query(11, "a", served.now)))) == 1
+    assert handle(QueryArrived(served.now, Query(12, "a", served.now))) == []  # though four cores are free
+    (other,) = handle(QueryArrived(served.now, Query(13, "b", served.now)))
     assert other.core_set == (4, 5, 6, 7)
 
 
@@ -88,9 +89,9 @@ def test_a_downsize_that_hurts_is_undone_and_not_tried_again_for_long(served):
     assert served.cores["a"] == 3
 
 
-def test_more_tenants_than_cores_share(machine, simple):
+def test_more_tenants_than_cores_share():
     tenants = [Tenant(name, "m", QoSTarget(100)) for name in "abc"]
-    scheduler = Scheduler(machine(2), tenants, {"m": [simple((10, 5))]}, "parties", 8)
+    scheduler = Scheduler(make_machine(2), tenants, {"m": [simple_profile((10, 5))]}, "parties", 8)
     held = [scheduler.handle(QueryArrived(0, Query(id, name, 0, 10**12))) for id, name in enumerate("abc", 1)]
     assert [len(decisions) for decisions in held] == [1, 1, 0]
     assert [type(d).__name__ for d in scheduler.handle(BlockFinished(10, 1, 1, 10))] == ["FinishQuery", "StartBlock"]

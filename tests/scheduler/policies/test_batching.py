@@ -1,6 +1,7 @@
 """Queries that run as one batch: what becomes of them, and when `veltair` and `clockwork` make one."""
 
 import pytest
+from scheduler_builders import make_machine, make_tenant, simple_profile, stop_block
 
 from veltair.scheduler.events import (
     BlockFailed,
@@ -20,23 +21,22 @@ from veltair.types import Query
 
 
 @pytest.fixture
-def build(machine, simple, tenant):
+def build():
     """One core; two layers that take 50 ns each at batch 1, 100 at batch 4, 300 at batch 16, and between, between."""
 
     def make(*, qos_ns=2000, batching=True, policy="veltair", times=((1, 50), (4, 100), (16, 300))):
-        profiles = [simple((ns,), (ns,), batch=batch) for batch, ns in times]
-        other = [simple((10,), model="o")]
-        tenants = [tenant(qos_ns, batching=batching), tenant(100, name="b", model="o")]
-        return Scheduler(machine(1), tenants, {"m": profiles, "o": other}, policy, 8)
+        profiles = [simple_profile((ns,), (ns,), batch=batch) for batch, ns in times]
+        other = [simple_profile((10,), model="o")]
+        tenants = [make_tenant(qos_ns, batching=batching), make_tenant(100, name="b", model="o")]
+        return Scheduler(make_machine(1), tenants, {"m": profiles, "o": other}, policy, 8)
 
     return make
 
 
 @pytest.fixture
-def arrives(query):
+def arrives():
     def send(scheduler, id, at=0, *, batch=1, deadline_ns=None):
-        due_ns = at + scheduler.state.tenants["a"].qos.latency_ns if deadline_ns is None else deadline_ns
-        return scheduler.handle(QueryArrived(at, Query(id, "a", at, due_ns, batch)))
+        return scheduler.handle(QueryArrived(at, Query(id, "a", at, deadline_ns, batch)))
 
     return send
 
@@ -64,10 +64,11 @@ def test_what_waits_runs_as_one_batch_by_the_costs_of_its_size_and_ends_in_order
     assert not batch.state.waiting and batch.state.total_avg == 1
     assert batch.handle(BlockFinished(300, 2, 2, 200)) == [FinishQuery(2), FinishQuery(3), FinishQuery(4)]
     batch.check_invariants()
-    assert batch.stats().in_flight == 0 and not batch.state.led
+    assert batch.stats().in_flight == 0 and not batch.state.leader_of
 
 
 def test_later_blocks_name_no_members(batch):
+    stop_block(batch, 2)
     (again,) = batch.handle(BlockFinished(200, 2, 1, 100))
     assert (again.block.query, again.block.start, again.members) == (2, 1, ())
 
@@ -86,17 +87,17 @@ def test_it_stops_when_nobody_waits_for_it_any_more(batch, order):
         assert batch.handle(QueryCancelled(150, id)) == []
     assert batch.handle(QueryCancelled(150, order[2])) == [CancelQuery(2)]
     assert batch.handle(BlockFinished(200, 2, 1, 100)) == []
-    assert not batch.state.in_flight and not batch.state.led
+    assert not batch.state.in_flight and not batch.state.leader_of
 
 
 def test_a_lost_worker_takes_all_of_it_along(batch):
     assert batch.handle(BlockFailed(150, 2, "died")) == []
     batch.check_invariants()
-    assert not batch.state.in_flight and not batch.state.led
+    assert not batch.state.in_flight and not batch.state.leader_of
 
 
 def test_a_batch_may_be_stopped_for_a_hurried_query_and_goes_on(batch):
-    assert batch.handle(QueryArrived(110, Query(9, "b", 110, 210))) == [StopBlock(2)]
+    assert batch.handle(QueryArrived(110, Query(9, "b", 110))) == [StopBlock(2)]
     (hurried,) = batch.handle(BlockFinished(200, 2, 1, 100))
     assert hurried.block.query == 9
     finished, again = batch.handle(BlockFinished(210, 9, 1, 10))
@@ -109,6 +110,7 @@ def test_a_batch_past_every_deadline_of_its_own_is_given_up_as_a_whole(build, ar
     for id, deadline_ns in ((1, 900), (2, 1000), (3, 1100), (4, 1100)):
         arrives(scheduler, id, deadline_ns=deadline_ns)
     assert members(scheduler.handle(BlockFinished(100, 1, 2, 100))) == (3, 4)
+    stop_block(scheduler, 2)
     given_up = scheduler.handle(BlockFinished(1050, 2, 1, 950))
     assert [(type(d), d.query) for d in given_up] == [(RejectQuery, 2), (RejectQuery, 3), (RejectQuery, 4)]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from scheduler_builders import make_machine, make_query, make_tenant, simple_profile
+
 from veltair.scheduler.events import BlockFinished, BlockGrown, CountersSampled, QueryArrived
 from veltair.scheduler.scheduler import Scheduler
 from veltair.simulate.interference_model import Alone, solo_times
-from veltair.simulate.virtual_machine import VirtualMachine
+from veltair.simulate.virtual_machine import GrowthInsideLayers, VirtualMachine
 from veltair.types import CounterSample
 
 EVEN = (90, 45, 30, 20)
@@ -44,54 +46,54 @@ def ends(scheduler, surroundings, *arrivals):
     return virtual.ended_ns, told
 
 
-def test_what_is_left_goes_at_the_new_speed(simple, machine, tenant, query):
-    scheduler = Scheduler(machine(4), [tenant(10_000)], {"m": [simple(EVEN, EVEN)]}, "fcfs", 4)
-    done, _ = ends(scheduler, Crowded(100), query(0, 0), query(1, 50), query(2, 1000))
+def test_what_is_left_goes_at_the_new_speed():
+    scheduler = Scheduler(make_machine(4), [make_tenant(10_000)], {"m": [simple_profile(EVEN, EVEN)]}, "fcfs", 4)
+    done, _ = ends(scheduler, Crowded(100), make_query(0, 0), make_query(1, 50), make_query(2, 1000))
     # 0 runs half a layer alone, 1.5 at half speed; 1 then has half a layer left, alone
     assert done == {0: 350, 1: 400, 2: 1200}
 
 
-def test_elapsed_time_is_what_the_block_really_took(simple, machine, tenant, query):
-    scheduler = Scheduler(machine(4), [tenant(10_000)], {"m": [simple(EVEN, EVEN)]}, "fcfs", 4)
-    _, told = ends(scheduler, Crowded(100), query(0, 0), query(1, 50))
+def test_elapsed_time_is_what_the_block_really_took():
+    scheduler = Scheduler(make_machine(4), [make_tenant(10_000)], {"m": [simple_profile(EVEN, EVEN)]}, "fcfs", 4)
+    _, told = ends(scheduler, Crowded(100), make_query(0, 0), make_query(1, 50))
     finished = [(event.query, event.elapsed_ns) for event, _ in told if isinstance(event, BlockFinished)]
     assert finished == [(0, 350), (1, 350)]
 
 
-def test_a_block_that_grows_stands_still_while_its_cores_wake(simple, machine, tenant, query):
-    tenants = [tenant(100), tenant(75, "b")]  # on 3 and on 4 cores in time
-    scheduler = Scheduler(machine(4), tenants, {"m": [simple(EVEN, EVEN, EVEN)]}, "block-6", 2)
-    done, told = ends(scheduler, Crowded(10), query(0, 0), query(1, 15, "b"))
+def test_a_block_that_grows_stands_still_while_its_cores_wake():
+    tenants = [make_tenant(100), make_tenant(75, "b")]  # on 3 and on 4 cores in time
+    scheduler = Scheduler(make_machine(4), tenants, {"m": [simple_profile(EVEN, EVEN, EVEN)]}, "block-6", 2)
+    done, told = ends(scheduler, Crowded(10), make_query(0, 0), make_query(1, 15, "b"))
     grown = [(event.time_ns, event.layer, event.core_set) for event, _ in told if isinstance(event, BlockGrown)]
     # 1 has done a layer and a half when 0 ends at 45, and grows at the end of that layer
     assert grown == [(50, 2, (0, 1, 2, 3))]
     assert done == {0: 45, 1: 50 + 7 + 10}
 
 
-def test_where_blocks_grow_inside_layers_the_rest_of_the_layer_goes_on_more_cores(simple, machine, tenant, query):
-    tenants, profiles = [tenant(100), tenant(75, "b")], {"m": [simple(EVEN, EVEN, EVEN)]}
-    scheduler = Scheduler(machine(4), tenants, profiles, "block-6", 2, grows_inside_layers=True)
-    done, told = ends(scheduler, Crowded(10), query(0, 0), query(1, 15, "b"))
+def test_where_blocks_grow_inside_layers_the_rest_of_the_layer_goes_on_more_cores():
+    tenants, profiles = [make_tenant(100), make_tenant(75, "b")], {"m": [simple_profile(EVEN, EVEN, EVEN)]}
+    scheduler = Scheduler(make_machine(4), tenants, profiles, "block-6", 2, growth=GrowthInsideLayers())
+    done, told = ends(scheduler, Crowded(10), make_query(0, 0), make_query(1, 15, "b"))
     grown = [(event.time_ns, event.layer, event.core_set) for event, _ in told if isinstance(event, BlockGrown)]
     # 1 has done a layer and a half when 0 ends at 45, waits for its cores, and does the other half and a layer
     assert grown == [(45, 1, (0, 1, 2, 3))]
     assert done == {0: 45, 1: 45 + 7 + 5 + 10}
 
 
-def test_readings_end_with_the_work(simple, machine, tenant, query):
-    scheduler = Scheduler(machine(4), [tenant(10_000)], {"m": [simple(EVEN, EVEN)]}, "fcfs", 4)
+def test_readings_end_with_the_work():
+    scheduler = Scheduler(make_machine(4), [make_tenant(10_000)], {"m": [simple_profile(EVEN, EVEN)]}, "fcfs", 4)
     virtual = VirtualMachine(scheduler, Alone(solo_times(scheduler)))
-    virtual.at(QueryArrived(0, query(0)))
+    virtual.at(QueryArrived(0, make_query(0)))
     virtual.every(50, lambda now_ns: CountersSampled(now_ns, CounterSample(now_ns, 50, 10, 5, "test")))
     read = [event.time_ns for event, _ in virtual.run() if isinstance(event, CountersSampled)]
     assert read == [50, 100, 150, 200]  # 180 ns of work
 
 
-def test_errands_are_done_one_after_another_beside_the_blocks(simple, machine, tenant, query):
-    scheduler = Scheduler(machine(4), [tenant(10_000)], {"m": [simple(EVEN, EVEN)]}, "fcfs", 4)
+def test_errands_are_done_one_after_another_beside_the_blocks():
+    scheduler = Scheduler(make_machine(4), [make_tenant(10_000)], {"m": [simple_profile(EVEN, EVEN)]}, "fcfs", 4)
     virtual = VirtualMachine(scheduler, Alone(solo_times(scheduler)), dispatch_ns=5)
     done = []
-    virtual.when(10, lambda _: virtual.errand(40, lambda now_ns: QueryArrived(now_ns, query(0, now_ns))))
+    virtual.when(10, lambda _: virtual.errand(40, lambda now_ns: QueryArrived(now_ns, make_query(0, now_ns))))
     virtual.when(20, lambda _: virtual.errand(7, done.append))
     elapsed = [event.elapsed_ns for event, _ in virtual.run() if isinstance(event, BlockFinished)]
     assert done == [57]  # 40 ns from 10 on, and 7

@@ -1,0 +1,47 @@
+"""The steps that a policy asks for and the scheduler carries out."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from veltair.scheduler.active_query import ActiveQuery
+from veltair.scheduler.costs.profile_costs import ProfileCosts
+from veltair.types import LayerBlock, Record
+
+
+class Start(Record, frozen=True):
+    """Start this block now, on as many of its cores as are free (at least one must be).
+
+    All that the start changes stands here; the policy itself changes nothing.
+    """
+
+    active: ActiveQuery
+    block: LayerBlock
+    level: int  # grid index: the block's versions are the best at it
+    capped: bool = False  # its share of the target cannot be held on the cores that it may use
+    avg_cores: int | None = None  # the query's new Avg_C; None: as before
+    members: tuple[ActiveQuery, ...] = ()  # waiting queries of the same tenant: they run in one batch with this one
+    costs: ProfileCosts | None = None  # of a profile that holds the batch; None: as before
+
+
+class Grow(Record, frozen=True):
+    """Give a running block this many of the free cores in addition."""
+
+    active: ActiveQuery
+    more: int
+
+
+class Stop(Record, frozen=True):
+    """End a running block at its next layer; the query stays, and goes on from there when it is started again."""
+
+    active: ActiveQuery
+
+
+class Reject(Record, frozen=True):
+    """Give up a query, or a batch, that runs no block now."""
+
+    active: ActiveQuery
+    reason: str
+
+
+Step: TypeAlias = Start | Grow | Stop | Reject
