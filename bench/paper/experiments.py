@@ -26,13 +26,20 @@ from veltair.scheduler.costs.level_grid import SOLO, level_grid
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.scheduler.policies.paper import VeltairFull
-from veltair.simulate.machine_model import layer_shapes, machines, modelled_profiles
+from veltair.simulate.machine_model import modelled_profiles
 from veltair.simulate.machine_model.calibration import calibrate
-from veltair.simulate.machine_model.proxy_fit import CounterFit, Sample
-from veltair.simulate.machine_model.tilings import tilings
-from veltair.simulate.peak_search import Probe, find_peak, probe
-from veltair.simulate.scenario import Load, Scenario, TenantLoad, read_scenario
+from veltair.simulate.machine_model.counter_fit import CounterFit, SlowdownSample
+from veltair.simulate.machine_model.layer_shapes import load_model_shape
+from veltair.simulate.machine_model.machine_model import load_machine_model
+from veltair.simulate.machine_model.tilings import enumerate_tilings
+from veltair.simulate.peak_search import RateTrial, find_peak, try_scale
 from veltair.simulate.simulation import Simulation
+from veltair.simulate.simulation_scenario import (
+    SimulationScenario,
+    TenantWorkload,
+    WorkloadShape,
+    read_simulation_scenario,
+)
 
 MACHINE = "threadripper-3990x"  # the paper's
 WORKLOADS = ("light", "medium", "heavy", "mix")
@@ -46,7 +53,6 @@ QUERIES = 1500  # of one run
 TRIAL = 500  # of one run that only searches the best share
 FIXED_SHARE = {"prema", "veltair"}  # one takes all cores, the other leaves a part of the target unplanned itself
 RESNET_MS = 15.0
-POLICIES["veltair-full@fixed"] = partial(VeltairFull, against_slack=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +72,10 @@ class Peak:
 
 
 def peak(workload: str, policy: str, percentile: float = 0.95, versions: int = 5) -> Peak:
+    POLICIES.setdefault("veltair-full@fixed", partial(VeltairFull, against_slack=False))
     aware, name = policy == "veltair" or policy.endswith("@domains"), policy.removesuffix("@domains")
 
-    def best(share: float, seeds: Sequence[int], queries: int) -> Probe | None:
+    def best(share: float, seeds: Sequence[int], queries: int) -> RateTrial | None:
         simulation = _simulation(workload, percentile, versions, share, aware, queries)
         held = [it for it in find_peak(simulation, name, seeds) if it.held]
         return max(held, key=lambda tried: tried.scale, default=None)
@@ -95,9 +102,11 @@ class Point:
 
 def resnet(policy: str, qps: float, queries: int) -> Point:
     """Runs ResNet-50 alone with evenly spaced arrivals, as in section 3.2."""
-    tenant = TenantLoad(name="resnet50", model="resnet50", qps=1.0, target_ms=RESNET_MS, arrivals="even")
-    load = Load(queries=queries, planned_share=PLANNED, layer_qos="ops", domain_aware=False, grows_inside_layers=True)
-    return _point(_build(Scenario((tenant,), load)), policy, qps)
+    tenant = TenantWorkload(name="resnet50", model="resnet50", qps=1.0, target_ms=RESNET_MS, arrivals="even")
+    load = WorkloadShape(
+        queries=queries, planned_share=PLANNED, layer_qos="ops", domain_aware=False, grows_inside_layers=True
+    )
+    return _point(_build(SimulationScenario((tenant,), load)), policy, qps)
 
 
 def loaded(workload: str, policy: str, scale: float) -> Point:
@@ -121,7 +130,9 @@ def costs_of(simulation: Simulation, model: str) -> ProfileCosts:
 
 
 def resnet_simulation() -> Simulation:
-    return _build(Scenario((TenantLoad(name="resnet50", model="resnet50", qps=1.0, target_ms=RESNET_MS),)))
+    return _build(
+        SimulationScenario((TenantWorkload(name="resnet50", model="resnet50", qps=1.0, target_ms=RESNET_MS),))
+    )
 
 
 def version_counts(workload: str = "mix") -> dict[int, int]:
@@ -146,9 +157,10 @@ def version_losses(allowed: Sequence[float]) -> tuple[dict[str, list[float]], li
     for tenant in simulation.scenario.tenants:
         costs = costs_of(simulation, tenant.model)
         cores, _ = costs.cores_for(SOLO, 0, costs.layers, tenant.target_ns)
-        for shape in layer_shapes.load(tenant.model).layers:
+        for shape in load_model_shape(tenant.model).layers:
             if shape.m:
-                times = modelled_profiles.pressed_ns(shape, tilings(shape, simulation.model, cores), simulation.model)
+                candidates = enumerate_tilings(shape, simulation.model, cores)
+                times = modelled_profiles.pressed_ns(shape, candidates, simulation.model)
                 _count_losses(times[:, :, cores - 1], losses, zip(allowed, needed, strict=True))
     return {count: np.mean(each, axis=0).tolist() for count, each in losses.items()}, needed
 
@@ -171,47 +183,50 @@ def offered_qps(workload: str) -> float:
     return _simulation(workload, 0.95, 5, 1.0).scenario.qps
 
 
-def proxy() -> tuple[list[Sample], CounterFit]:
+def proxy() -> tuple[list[SlowdownSample], CounterFit]:
     """Returns counter samples of the machine with random co-runners, and the linear model fitted to them."""
     simulation = _simulation("mix", 0.95, 5, 1.0)
-    modelled_profiles = {name: by_batch[0] for name, by_batch in simulation.profiles.items()}
-    return calibrate(simulation.model, simulation.machine, modelled_profiles, simulation.paces), simulation.counter_fit
+    profiles = {name: by_batch[0] for name, by_batch in simulation.profiles.items()}
+    samples = calibrate(simulation.model, simulation.machine, profiles, simulation.execution_rates)
+    return samples, simulation.counter_fit
 
 
 @cache
 def _simulation(
     workload: str, percentile: float, versions: int, share: float, domain_aware: bool = False, queries: int = QUERIES
 ) -> Simulation:
-    scenario = read_scenario(SCENARIOS / f"{workload}.toml")
+    scenario = read_simulation_scenario(SCENARIOS / f"{workload}.toml")
     tenants = tuple(msgspec.structs.replace(tenant, percentile=percentile) for tenant in scenario.tenants)
     load = msgspec.structs.replace(scenario.load, queries=queries, planned_share=share, domain_aware=domain_aware)
-    return _build(Scenario(tenants, load), versions)
+    return _build(SimulationScenario(tenants, load), versions)
 
 
-def _build(scenario: Scenario, versions: int = 5) -> Simulation:
-    model = machines.load(MACHINE)
-    return Simulation(scenario, model, modelled_profiles.subjects(scenario, model, versions=versions))
+def _build(scenario: SimulationScenario, versions: int = 5) -> Simulation:
+    model = load_machine_model(MACHINE)
+    return Simulation(scenario, model, modelled_profiles.scenario_models(scenario, model, versions=versions))
 
 
 def _point(simulation: Simulation, policy: str, scale: float) -> Point:
-    seen = probe(simulation, policy, SEEDS[:1], scale)
+    seen = try_scale(simulation, policy, SEEDS[:1], scale)
     conflicts, core_ms = _cost(seen)
-    latency = np.concatenate([tally.latency_ns for tally in seen.tallies])
-    offered = sum(tally.offered for tally in seen.tallies)
-    within = sum(tally.in_time for tally in seen.tallies)
+    latency = np.concatenate([outcome.latency_ns for outcome in seen.outcomes])
+    offered = sum(outcome.offered for outcome in seen.outcomes)
+    within = sum(outcome.in_time for outcome in seen.outcomes)
     mean_ms = float(latency.mean()) / 1e6 if len(latency) else 0.0
     return Point(policy, seen.offered_qps, within / offered, mean_ms, conflicts, core_ms)
 
 
-def _cost(seen: Probe) -> tuple[float, float]:
-    blocks, served = sum(run.blocks for run in seen.runs), sum(tally.served for tally in seen.tallies)
+def _cost(seen: RateTrial) -> tuple[float, float]:
+    blocks, served = sum(run.blocks for run in seen.runs), sum(outcome.served for outcome in seen.outcomes)
     conflicts = sum(run.conflicts for run in seen.runs) / blocks if blocks else 0.0
     return conflicts, sum(run.core_ns for run in seen.runs) / 1e6 / served if served else 0.0
 
 
-def _means(seen: Probe) -> dict[str, float]:
-    return {tally.name: float(tally.latency_ns.mean()) / 1e6 for tally in seen.tallies if len(tally.latency_ns)}
+def _means(seen: RateTrial) -> dict[str, float]:
+    return {
+        outcome.name: float(outcome.latency_ns.mean()) / 1e6 for outcome in seen.outcomes if len(outcome.latency_ns)
+    }
 
 
-def _rates(seen: Probe) -> dict[str, float]:
-    return {tally.name: tally.qos_rate for tally in seen.tallies if tally.qos_rate is not None}
+def _rates(seen: RateTrial) -> dict[str, float]:
+    return {outcome.name: outcome.qos_rate for outcome in seen.outcomes if outcome.qos_rate is not None}

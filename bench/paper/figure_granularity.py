@@ -14,6 +14,7 @@ from bench.paper.experiment_cache import run
 from bench.paper.figure_style import COLOURS, CYCLE, MARKERS, Data, by_policy, figure
 from veltair.scheduler.block_plan import explain
 from veltair.scheduler.costs.level_grid import SOLO
+from veltair.simulate.machine_model.machine_model import load_machine_model
 
 LABELS = {"fcfs": "model-wise", "layerwise": "layer-wise", "block-6": "blocks of 6", "block-11": "blocks of 11"}
 
@@ -47,7 +48,7 @@ def table_3(data: Data) -> str:
 
 
 def conflicts(quick: bool) -> Data:
-    rng, model = np.random.default_rng(1), sim.machines.load(sim.MACHINE)
+    rng, model = np.random.default_rng(1), load_machine_model(sim.MACHINE)
     drawn = rng.lognormal(np.log(model.spawn_median_ns), model.spawn_sigma, 55) / 1e3
     paper = {"layer-wise conflicts at 300 QPS": 0.238}
     return {**granularities(quick), "paper": paper, "spawn_us": sorted(drawn.round(1).tolist())}

@@ -29,9 +29,8 @@ from veltair.machine.memory import memory_bytes
 from veltair.machine.topology import cache_bytes, usable_machine
 from veltair.profiles.records.tuning_records import SHIPPED, read_records, user_folder
 from veltair.simulate.machine_model.layer_shapes import LayerShape
-from veltair.simulate.machine_model.machines import MachineModel
-from veltair.simulate.machine_model.machines import parse as parse_machine
-from veltair.simulate.machine_model.tilings import tilings
+from veltair.simulate.machine_model.machine_model import MachineModel, parse_machine_model
+from veltair.simulate.machine_model.tilings import enumerate_tilings
 
 SOURCE = Path(__file__).parent / "machine.c"
 LARGE = 50_000_000  # FLOPs of a convolution whose time on one core is not its launch
@@ -48,7 +47,7 @@ def main() -> None:
         json.loads((arguments.results / f"{name}.json").read_text("utf-8")) for name in ("blocks", "front")
     )
     text = describe(arguments.name, measure(), blocks, front)
-    parse_machine(text, str(arguments.out))
+    parse_machine_model(text, str(arguments.out))
     arguments.out.write_text(text, "utf-8")
 
 
@@ -144,7 +143,7 @@ def efficiencies(model: MachineModel, record: str) -> list[float]:
         flops = 2 * m * y[1] * depth
         if flops >= LARGE:
             shape = LayerShape("", "conv2d", flops, 0, 0, 0, m=m, n=y[1], k=depth, row=y[3])
-            ratios.append(float(tilings(shape, model, 1).compute_ns.min()) / took_ns)
+            ratios.append(float(enumerate_tilings(shape, model, 1).compute_ns.min()) / took_ns)
     return ratios
 
 

@@ -40,10 +40,11 @@ from veltair.machine.environment import describe_environment
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime.whole_model_timing import IN_MODEL
 from veltair.server.engine.tenancy import default_workers
-from veltair.simulate.machine_model import machines, modelled_profiles
-from veltair.simulate.peak_search import find_peak, probe
-from veltair.simulate.scenario import Load, Scenario, TenantLoad
+from veltair.simulate.machine_model import modelled_profiles
+from veltair.simulate.machine_model.machine_model import load_machine_model
+from veltair.simulate.peak_search import find_peak, try_scale
 from veltair.simulate.simulation import Simulation
+from veltair.simulate.simulation_scenario import SimulationScenario, TenantWorkload, WorkloadShape
 
 SCENARIO = SCENARIOS / "reality.toml"
 PAGE = ROOT / "docs" / "results.md"
@@ -173,13 +174,13 @@ def compare(policy: str, machine: str, seen: dict[str, Any]) -> None:
     reached = median(seen["peaks"])
     held = [tried for tried in find_peak(simulation_of(machine, load.duration_s), policy, SEEDS) if tried.held]
     seen["peak_qps"] = {"daemon": reached, "simulator": max((tried.qps for tried in held), default=0.0)}
-    tried = probe(simulation_of(machine, LONG_S), policy, (load.seed,), _scale(reached))
+    tried = try_scale(simulation_of(machine, LONG_S), policy, (load.seed,), _scale(reached))
     seen["p95_ms"] = {
-        tally.name: {
-            "daemon": median(latencies[tally.name] for latencies in seen["latencies"]),
-            "simulator": float(np.percentile(tally.latency_ns, 95)) / 1e6,
+        outcome.name: {
+            "daemon": median(latencies[outcome.name] for latencies in seen["latencies"]),
+            "simulator": float(np.percentile(outcome.latency_ns, 95)) / 1e6,
         }
-        for tally in tried.tallies
+        for outcome in tried.outcomes
     }
 
 
@@ -187,20 +188,20 @@ def simulation_of(machine: str, duration_s: float) -> Simulation:
     """Returns the simulation of the scenario that the daemon gets."""
     real = read_scenario(SCENARIO)
     tenants = tuple(
-        TenantLoad(name=tenant.name, model=artifact(tenant.name), qps=tenant.qps, target_ms=tenant.target_ms)
+        TenantWorkload(name=tenant.name, model=artifact(tenant.name), qps=tenant.qps, target_ms=tenant.target_ms)
         for tenant in real.tenants
     )
-    model = machines.load(machine)
+    model = load_machine_model(machine)
     workers = default_workers(model.cores, [load_artifact(Path(tenant.model)) for tenant in tenants])
     total_s = duration_s + real.load.warmup_s
-    own = Load(
+    own = WorkloadShape(
         duration_s=total_s,
         warmup=real.load.warmup_s / total_s,
         workers=workers,
         planned_share=ServerConfig().planned_share,
     )
-    scenario = Scenario(tenants, own)
-    return Simulation(scenario, model, modelled_profiles.subjects(scenario, model))
+    scenario = SimulationScenario(tenants, own)
+    return Simulation(scenario, model, modelled_profiles.scenario_models(scenario, model))
 
 
 def _scale(peak_qps: float) -> float:

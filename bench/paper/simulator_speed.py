@@ -21,10 +21,10 @@ from bench.paths import SCENARIOS
 from veltair.commands.simulate import DEFAULT_MACHINE
 from veltair.machine.environment import describe_environment
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.simulate.machine_model import machines
-from veltair.simulate.machine_model.modelled_profiles import subjects
-from veltair.simulate.scenario import Scenario, read_scenario
+from veltair.simulate.machine_model.machine_model import load_machine_model
+from veltair.simulate.machine_model.modelled_profiles import scenario_models
 from veltair.simulate.simulation import Simulation
+from veltair.simulate.simulation_scenario import SimulationScenario, read_simulation_scenario
 
 MIX = SCENARIOS / "mix.toml"
 SCALES = (0.2, 0.5)  # of the scenario's rates
@@ -37,12 +37,12 @@ def main() -> None:
     parser.add_argument("--policies", type=lambda names: names.split(","), default=list(POLICIES), metavar="A,B,…")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    scenario, machine = read_scenario(MIX), machines.load(DEFAULT_MACHINE)
-    known = subjects(scenario, machine)
+    scenario, machine = read_simulation_scenario(MIX), load_machine_model(DEFAULT_MACHINE)
+    known = scenario_models(scenario, machine)
     load = msgspec.structs.replace(scenario.load, queries=args.queries)
     rows: list[dict[str, object]] = []
     for policy in args.policies:
-        simulation = Simulation(Scenario(scenario.tenants, load), machine, known)
+        simulation = Simulation(SimulationScenario(scenario.tenants, load), machine, known)
         rows += [_row(simulation, policy, scale) for scale in SCALES]
     if args.out and args.out.exists():
         before = json.loads(args.out.read_text("utf-8"))["rows"]

@@ -15,7 +15,7 @@ import pytest
 from veltair import cli, config
 from veltair.commands import profile
 from veltair.machine.hardware_counters import CountersMissingError
-from veltair.simulate.machine_model.proxy_fit import Sample, to_json
+from veltair.simulate.machine_model.counter_fit import SlowdownSample, encode_samples
 from veltair.types import CounterSample
 
 
@@ -24,12 +24,14 @@ def samples(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     path = tmp_path / "samples.json"
     drawn = [
-        Sample(window_ns=10, l3_accesses=100, l3_misses=100 * r, level=1 + r) for r in rng.uniform(0, 1, 40).tolist()
+        SlowdownSample(window_ns=10, l3_accesses=100, l3_misses=100 * r, level=1 + r)
+        for r in rng.uniform(0, 1, 40).tolist()
     ]
     varied = [
-        Sample(window_ns=10, l3_accesses=100 + i, l3_misses=s.l3_misses, level=s.level) for i, s in enumerate(drawn)
+        SlowdownSample(window_ns=10, l3_accesses=100 + i, l3_misses=s.l3_misses, level=s.level)
+        for i, s in enumerate(drawn)
     ]
-    path.write_bytes(to_json(varied))
+    path.write_bytes(encode_samples(varied))
     return path
 
 

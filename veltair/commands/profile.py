@@ -24,8 +24,14 @@ from veltair.errors import ConfigError, VeltairError
 from veltair.machine.hardware_counters import CountersMissingError, L3Counters
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime import pinned_threads, whole_model_timing
-from veltair.simulate.machine_model import machines, proxy_fit
-from veltair.simulate.machine_model.proxy_fit import CounterFit, Sample
+from veltair.simulate.machine_model.counter_fit import (
+    CounterFit,
+    SlowdownSample,
+    encode_samples,
+    fit_counters,
+    read_samples,
+)
+from veltair.simulate.machine_model.machine_model import load_machine_model, machine_names
 
 GRADES = tuple(i / 8 for i in range(9))  # of co-runners: the share of the time in which they stream
 WINDOWS = 6  # at each
@@ -44,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--live", type=Path, metavar="ARTIFACT", help="measure them here, beside co-runners")
     source.add_argument("--simulated", type=Path, metavar="SCENARIO.toml", help="take a machine model's")
     parser.add_argument(
-        "--machine", default="threadripper-3990x", metavar="M", help=f"of --simulated: {', '.join(machines.names())}"
+        "--machine", default="threadripper-3990x", metavar="M", help=f"of --simulated: {', '.join(machine_names())}"
     )
     parser.add_argument("--save-samples", type=Path, metavar="FILE", help="keep what was measured or simulated")
     parser.add_argument("--out", type=Path, metavar="FILE", help="coefficients, for server.counter_model")
@@ -62,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
     elif args.simulated is not None:
         samples, where = simulated(args.simulated, args.machine), f"--simulated {args.simulated}"
     else:
-        samples, where = proxy_fit.read_samples(args.samples), str(args.samples)
+        samples, where = read_samples(args.samples), str(args.samples)
     if args.save_samples is not None:
-        _write(args.save_samples, proxy_fit.to_json(samples))
-    found = proxy_fit.fit(samples, where)
+        _write(args.save_samples, encode_samples(samples))
+    found = fit_counters(samples, where)
     content = msgspec.json.format(msgspec.json.encode(found), indent=1)
     if args.out is not None:
         _write(args.out, content + b"\n")
@@ -96,7 +102,7 @@ def within_model(paths: Sequence[Path], as_json: bool) -> int:
     return 0
 
 
-def live(path: Path, quiet: bool) -> list[Sample]:
+def live(path: Path, quiet: bool) -> list[SlowdownSample]:
     """The artifact's model on half of the cores beside co-runners on the rest, graded from none to always."""
     from veltair.commands.engine_process import draw, veltair
     from veltair.compiler.timing.co_runners import pressing
@@ -128,7 +134,7 @@ def _measured(
     counters: L3Counters,
     grades: Iterable[float],
     pressed: Callable[[float], AbstractContextManager[None]],
-) -> Iterator[Sample]:
+) -> Iterator[SlowdownSample]:
     """A sample a window; its level is the query's median time over that of all windows with no co-runner at work."""
     alone_ns = 0.0
     for grade in grades:
@@ -143,7 +149,9 @@ def _measured(
             alone_ns = statistics.median(took_ns for took_ns, _ in windows)
         for took_ns, seen in windows:
             level = max(1.0, took_ns / alone_ns)
-            yield Sample(window_ns=seen.window_ns, l3_accesses=seen.l3_accesses, l3_misses=seen.l3_misses, level=level)
+            yield SlowdownSample(
+                window_ns=seen.window_ns, l3_accesses=seen.l3_accesses, l3_misses=seen.l3_misses, level=level
+            )
 
 
 def _timed(query: Callable[[], object], window_ns: int) -> float:
@@ -156,17 +164,17 @@ def _timed(query: Callable[[], object], window_ns: int) -> float:
     return statistics.median(times)
 
 
-def simulated(path: Path, name: str) -> list[Sample]:
+def simulated(path: Path, name: str) -> list[SlowdownSample]:
     """The scenario's models on a machine model, beside co-runners as `live` has them."""
     from veltair.simulate.machine_model.calibration import calibrate
-    from veltair.simulate.machine_model.modelled_profiles import subjects
-    from veltair.simulate.scenario import read_scenario
+    from veltair.simulate.machine_model.modelled_profiles import scenario_models
     from veltair.simulate.simulation import Simulation
+    from veltair.simulate.simulation_scenario import read_simulation_scenario
 
-    model, scenario = machines.load(name), read_scenario(path)
-    known = Simulation(scenario, model, subjects(scenario, model))
+    model, scenario = load_machine_model(name), read_simulation_scenario(path)
+    known = Simulation(scenario, model, scenario_models(scenario, model))
     profiles = {name: by_batch[0] for name, by_batch in known.profiles.items()}
-    return calibrate(model, known.machine, profiles, known.paces)
+    return calibrate(model, known.machine, profiles, known.execution_rates)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""`veltair simulate`: a scenario under one or more policies on a machine model, in virtual time."""
+"""`veltair simulate`: runs a scenario under one or more policies on a machine model, in virtual time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rich.progress import Progress, TimeRemainingColumn
 
 from veltair.errors import ConfigError
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.simulate.machine_model import machines
-from veltair.simulate.machine_model.modelled_profiles import subjects
-from veltair.simulate.peak_search import WIDTH, Probe, find_peak, probe
-from veltair.simulate.report import Result, print_results, result
-from veltair.simulate.scenario import MOST_QUERIES, Scenario, read_scenario
+from veltair.simulate.machine_model.machine_model import load_machine_model, machine_names
+from veltair.simulate.machine_model.modelled_profiles import scenario_models
+from veltair.simulate.peak_search import WIDTH, RateTrial, find_peak, try_scale
+from veltair.simulate.report import PolicySummary, print_results, summarize
 from veltair.simulate.simulation import Simulation
+from veltair.simulate.simulation_scenario import MOST_QUERIES, SimulationScenario, read_simulation_scenario
 
 DEFAULT_MACHINE = "threadripper-3990x"  # the paper's
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", type=Path, metavar="SCENARIO.toml", help="the tenants, their rates and targets")
     parser.add_argument("--policy", default="veltair", metavar="A,B,…", help=f"of {', '.join(POLICIES)}")
     parser.add_argument(
-        "--machine", default=DEFAULT_MACHINE, metavar="M", help=f"{', '.join(machines.names())}, or a machine's TOML"
+        "--machine", default=DEFAULT_MACHINE, metavar="M", help=f"{', '.join(machine_names())}, or a machine's TOML"
     )
     parser.add_argument("--cores", type=int, metavar="N", help="of the machine in use (default: all)")
     parser.add_argument(
@@ -47,18 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: simulated, whatever the numbers. Raises UserError for a bad input."""
+    """Simulates and prints; returns 0 whatever the figures. Raises UserError for a bad input."""
     policies = _policies(args.policy)
-    scenario = _overridden(read_scenario(args.scenario), args)
-    model = machines.load(args.machine)
-    model.machine(args.cores)  # raises for a count that cannot be, before the profiles are made
+    scenario = _overridden(read_simulation_scenario(args.scenario), args)
+    model = load_machine_model(args.machine)
+    model.machine(args.cores)  # raises for an impossible count before the profiles are made
     seeds = range(scenario.load.seed, scenario.load.seed + args.seeds)
     if args.log is not None and (args.find_peak or len(policies) > 1 or len(seeds) > 1):
         raise ConfigError("--log: expected a single run: one policy, --seeds 1 and no --find-peak")
-    simulation = Simulation(scenario, model, subjects(scenario, model, cores=args.cores), args.cores)
+    simulation = Simulation(scenario, model, scenario_models(scenario, model, cores=args.cores), args.cores)
     notes = Console(stderr=True, markup=False, highlight=False)
     with ExitStack() as stack:
-        log = None if args.log is None else stack.enter_context(_opened(args.log))
+        log = None if args.log is None else stack.enter_context(_open_log(args.log))
         columns = *Progress.get_default_columns()[:-1], TimeRemainingColumn()
         bar = Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
         results = _Session(simulation, policies, seeds, stack.enter_context(bar)).run(args.find_peak, log)
@@ -70,41 +70,41 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Session:
-    """One invocation, and the bar that shows how far it is."""
+    """One invocation of the command with its progress bar."""
 
     def __init__(self, simulation: Simulation, policies: Sequence[str], seeds: range, bar: Progress) -> None:
         self._simulation, self._policies, self._seeds, self._bar = simulation, policies, seeds, bar
         self._task = bar.add_task("", total=float(len(policies)))
 
-    def run(self, peak: bool, log: TextIO | None) -> list[Result]:
+    def run(self, peak: bool, log: TextIO | None) -> list[PolicySummary]:
         return [
             self._peak(i, policy) if peak else self._once(i, policy, log) for i, policy in enumerate(self._policies)
         ]
 
-    def _once(self, number: int, policy: str, log: TextIO | None) -> Result:
-        def tick(share: float) -> None:
+    def _once(self, number: int, policy: str, log: TextIO | None) -> PolicySummary:
+        def report(share: float) -> None:
             self._bar.update(self._task, completed=number + share, description=policy)
 
-        return result(policy, probe(self._simulation, policy, self._seeds, log=log, tick=tick), None)
+        return summarize(policy, try_scale(self._simulation, policy, self._seeds, log=log, report=report), None)
 
-    def _peak(self, number: int, policy: str) -> Result:
-        probes: list[Probe] = []
-        to_come = _to_come(probes)
+    def _peak(self, number: int, policy: str) -> PolicySummary:
+        probes: list[RateTrial] = []
+        left = _trials_left(probes)
 
-        def tick(scale: float, share: float) -> None:
-            done = (len(probes) + share) / (len(probes) + to_come)
+        def report(scale: float, share: float) -> None:
+            done = (len(probes) + share) / (len(probes) + left)
             self._bar.update(self._task, completed=number + done, description=f"{policy}, rates x {scale:.3g}")
 
-        for tried in find_peak(self._simulation, policy, self._seeds, tick):
+        for tried in find_peak(self._simulation, policy, self._seeds, report):
             probes.append(tried)
-            to_come = max(1, _to_come(probes))
+            left = max(1, _trials_left(probes))
         held = [tried for tried in probes if tried.held]
         best = max(held, key=lambda tried: tried.scale) if held else min(probes, key=lambda tried: tried.scale)
-        return result(policy, best, best.qps if held else 0.0)
+        return summarize(policy, best, best.qps if held else 0.0)
 
 
-def _to_come(probes: Sequence[Probe]) -> int:
-    """How many more a peak search will need, about."""
+def _trials_left(probes: Sequence[RateTrial]) -> int:
+    """Estimates how many more trials a peak search needs."""
     low = max((tried.scale for tried in probes if tried.held), default=0.0)
     high = min((tried.scale for tried in probes if not tried.held), default=0.0)
     if not low or not high:
@@ -120,8 +120,8 @@ def _policies(text: str) -> list[str]:
     return list(dict.fromkeys(policies))
 
 
-def _overridden(scenario: Scenario, args: argparse.Namespace) -> Scenario:
-    """The scenario with what the command line says instead."""
+def _overridden(scenario: SimulationScenario, args: argparse.Namespace) -> SimulationScenario:
+    """The scenario with the values of the command line."""
     load, tenants = scenario.load, scenario.tenants
     if args.seeds < 1:
         raise ConfigError(f"--seeds: expected at least 1, got {args.seeds}")
@@ -141,10 +141,10 @@ def _overridden(scenario: Scenario, args: argparse.Namespace) -> Scenario:
         if not 0 < args.percentile <= 1:
             raise ConfigError(f"--percentile: expected above 0 and at most 1, got {args.percentile}")
         tenants = tuple(msgspec.structs.replace(tenant, percentile=args.percentile) for tenant in tenants)
-    return Scenario(tenants, load)
+    return SimulationScenario(tenants, load)
 
 
-def _opened(path: Path) -> TextIO:
+def _open_log(path: Path) -> TextIO:
     try:
         return path.open("w", encoding="utf-8")
     except OSError as error:
@@ -152,7 +152,7 @@ def _opened(path: Path) -> TextIO:
 
 
 def _environment(simulation: Simulation, seeds: range) -> dict[str, object]:
-    """What the numbers hold for; the machine that simulated has no part in them."""
+    """What the figures hold for; they do not depend on the machine that ran the simulation."""
     load, model = simulation.scenario.load, simulation.model
     return {
         "simulated": True,

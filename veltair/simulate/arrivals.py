@@ -1,4 +1,4 @@
-"""When queries arrive in the simulator: open loop, drawn from a seed, or read from a file."""
+"""Arrival times of queries in the simulator: open loop, drawn from a seed or read from a file."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import numpy as np
 
 from veltair.errors import ConfigError
 from veltair.loadgen.arrivals import Times, poisson_arrivals_ns, tenant_rngs
-from veltair.simulate.scenario import MOST_QUERIES, Scenario, TenantLoad
+from veltair.simulate.simulation_scenario import MOST_QUERIES, SimulationScenario, TenantWorkload
 
 
-def draw(scenario: Scenario, scale: float, seed: int, duration_ns: int) -> list[Times]:
-    """Arrival times by tenant within [0, duration_ns), ascending, at `scale` times the scenario's rates.
+def draw_arrivals(scenario: SimulationScenario, scale: float, seed: int, duration_ns: int) -> list[Times]:
+    """Draws arrival times in [0, duration_ns) for each tenant, ascending, at `scale` times the scenario's rates.
 
     One seed gives the same pattern at every scale, only faster or slower.
     """
-    return [_of_tenant(tenant, i, scale, seed, duration_ns) for i, tenant in enumerate(scenario.tenants)]
+    return [_draw_tenant(tenant, i, scale, seed, duration_ns) for i, tenant in enumerate(scenario.tenants)]
 
 
-def _of_tenant(tenant: TenantLoad, number: int, scale: float, seed: int, duration_ns: int) -> Times:
+def _draw_tenant(tenant: TenantWorkload, number: int, scale: float, seed: int, duration_ns: int) -> Times:
     qps, rng = tenant.qps * scale, tenant_rngs(seed, number).arrivals
     match tenant.arrivals:
         case "poisson":
@@ -28,12 +28,15 @@ def _of_tenant(tenant: TenantLoad, number: int, scale: float, seed: int, duratio
             count = int(duration_ns * qps / 1e9)
             times = ((np.arange(count) + rng.random()) / qps * 1e9).astype(np.int64)  # tenants do not march in step
         case "file":
-            times = (read_times(Path(tenant.file or "")) * (1e9 / scale)).astype(np.int64)
+            times = (read_arrival_times(Path(tenant.file or "")) * (1e9 / scale)).astype(np.int64)
     return times[times < duration_ns]
 
 
-def read_times(path: Path) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Seconds, a line each, ascending; blank lines and comments from `#` on are skipped. ConfigError names the line."""
+def read_arrival_times(path: Path) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Reads times in seconds, one a line, ascending; skips blank lines and comments that begin with `#`.
+
+    Raises ConfigError, which names the line.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

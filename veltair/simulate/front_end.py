@@ -1,7 +1,7 @@
-"""The way of queries through the client and the front end, which take cores from the blocks that run.
+"""The way of queries through client and front end, whose work takes core time from the running blocks.
 
-What a machine model gives it is served one query after another; before a query's first block it is sent and decoded,
-after its last one its answer is encoded and received.
+The front end of a machine model serves one query after another. Before its first block a query is sent and decoded;
+after its last block its answer is encoded and received.
 """
 
 from __future__ import annotations
@@ -11,36 +11,50 @@ from dataclasses import dataclass
 from functools import partial
 
 from veltair.scheduler.events import Decision, FinishQuery, QueryArrived
-from veltair.simulate.machine_model.machines import MachineModel
+from veltair.simulate.machine_model.machine_model import MachineModel
 from veltair.simulate.machine_model.roofline import ModelWork
 from veltair.simulate.virtual_machine import VirtualMachine
 from veltair.types import Query, Tenant
 
 
 @dataclass(frozen=True, slots=True)
-class FrontCost:
-    """ns of a core that a query takes outside of its blocks."""
+class FrontEndCost:
+    """Core time in ns that a query takes outside of its blocks.
+
+    >>> FrontEndCost(before_ns=700.0, after_ns=530.0).after_ns
+    530.0
+    """
 
     before_ns: float
     after_ns: float
 
 
-def front_cost(model: MachineModel, work: ModelWork) -> FrontCost:
+def front_end_cost(model: MachineModel, work: ModelWork) -> FrontEndCost:
+    """Returns the cost of a query by the bytes of its input and output; half of the fixed cost comes before it."""
     half_ns = model.front_ns / 2
-    return FrontCost(half_ns + model.front_in_ns * work.in_bytes, half_ns + model.front_out_ns * work.out_bytes)
+    return FrontEndCost(half_ns + model.front_in_ns * work.in_bytes, half_ns + model.front_out_ns * work.out_bytes)
 
 
-class Front:
-    """Sends queries to a virtual machine, and knows when their answers are back."""
+class FrontEnd:
+    """Sends queries to a virtual machine and records when the client has their answers.
 
-    def __init__(self, virtual: VirtualMachine, costs: Mapping[str, FrontCost]) -> None:
+    ::
+
+        front_end = FrontEnd(virtual, {"resnet50": FrontEndCost(700.0, 530.0)})
+        front_end.send(0, tenant, time_ns=0)
+        for event, decisions in virtual.run():
+            front_end.answer(decisions)
+        front_end.ended_ns[0]
+    """
+
+    def __init__(self, virtual: VirtualMachine, costs: Mapping[str, FrontEndCost]) -> None:
         """`costs`: by tenant's name."""
         self._virtual, self._costs = virtual, costs
         self._sent: dict[int, str] = {}  # tenant by query
         self.ended_ns: dict[int, int] = {}  # by query: when the client has its answer
 
     def send(self, id: int, tenant: Tenant, time_ns: int) -> None:
-        """To be called before the machine runs."""
+        """Plans a query. All queries are sent before the machine runs."""
         before_ns = self._costs[tenant.name].before_ns
         self._sent[id] = tenant.name
 
@@ -53,7 +67,7 @@ class Front:
             self._virtual.at(arrived(time_ns))
 
     def answer(self, decisions: Iterable[Decision]) -> None:
-        """To be told what the scheduler decided, each time."""
+        """Takes the answers of finished queries to the client; gets all decisions of the scheduler."""
         for decision in decisions:
             if isinstance(decision, FinishQuery):
                 after_ns = self._costs[self._sent[decision.query]].after_ns

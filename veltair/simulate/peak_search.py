@@ -1,4 +1,4 @@
-"""The highest rate at which every tenant's QoS holds, by bisection; the same for all policies but for the policy."""
+"""Searches the highest rate at which every tenant's QoS holds by bisection, in the same way for all policies."""
 
 from __future__ import annotations
 
@@ -9,31 +9,39 @@ from typing import TextIO, TypeAlias
 
 from veltair.loadgen.peak import bisect_scale
 from veltair.loadgen.tenant_results import TenantOutcomes, pool_outcomes
-from veltair.simulate.simulation import Run, Simulation
+from veltair.simulate.simulation import Simulation
+from veltair.simulate.simulation_run import SimulationRun
 
-Tick: TypeAlias = Callable[[float], None]
+ReportProgress: TypeAlias = Callable[[float], None]  # gets the share that is done, 0 to 1
 
 WIDTH = 0.01  # of the final bracket, relative to its lower end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Probe:
-    """One factor on the scenario's rates, tried with one run for each seed."""
+class RateTrial:
+    """One factor on the scenario's rates, tried with one run for each seed.
+
+    >>> trial = RateTrial(scale=2.0, offered_qps=300.0, runs=[], outcomes=[], held=False)
+    >>> trial.qps
+    0.0
+    """
 
     scale: float
     offered_qps: float  # of all tenants together, on average
-    runs: list[Run]  # a hopeless factor is given up early
-    tallies: list[TenantOutcomes]  # pooled
+    runs: list[SimulationRun]  # fewer than seeds where the factor was given up early
+    outcomes: list[TenantOutcomes]  # pooled over the runs
     held: bool
 
     @property
     def qps(self) -> float:
-        """Answered, all tenants together: the rate without the luck of the arrivals."""
-        offered = sum(tally.offered for tally in self.tallies)
-        return self.offered_qps * sum(len(tally.latency_ns) for tally in self.tallies) / offered if offered else 0.0
+        """Answered queries per second of all tenants together, without the chance of the arrivals."""
+        offered = sum(outcome.offered for outcome in self.outcomes)
+        return (
+            self.offered_qps * sum(len(outcome.latency_ns) for outcome in self.outcomes) / offered if offered else 0.0
+        )
 
 
-def probe(
+def try_scale(
     simulation: Simulation,
     policy: str,
     seeds: Sequence[int],
@@ -41,40 +49,49 @@ def probe(
     *,
     give_up: bool = False,
     log: TextIO | None = None,
-    tick: Tick | None = None,
-) -> Probe:
-    """`give_up`: as soon as the QoS cannot be held any more; what the probe shows is then of no worth but that."""
-    runs: list[Run] = []
+    report: ReportProgress | None = None,
+) -> RateTrial:
+    """Runs a policy at `scale` times the scenario's rates, once for each seed.
+
+    `give_up`: stops as soon as the QoS cannot be held any more; the trial then says that it did not hold, and its other
+    figures mean nothing.
+    """
+    runs: list[SimulationRun] = []
     for seed in seeds:
         planned = len(seeds) if give_up else None
-        within = None if tick is None else partial(_tick, tick, len(runs), len(seeds))
-        runs.append(simulation.run(policy, seed, scale, planned=planned, before=tuple(runs), log=log, tick=within))
+        own_report = None if report is None else partial(_report_run, report, len(runs), len(seeds))
+        runs.append(
+            simulation.run(policy, seed, scale, planned=planned, before=tuple(runs), log=log, report=own_report)
+        )
         if runs[-1].abandoned:
             break
-    total = pool_outcomes([run.tallies for run in runs])
-    held = not runs[-1].abandoned and all(tally.qos_held for tally in total)
-    return Probe(scale, simulation.scenario.qps * scale, runs, total, held)
+    total = pool_outcomes([run.outcomes for run in runs])
+    held = not runs[-1].abandoned and all(outcome.qos_held for outcome in total)
+    return RateTrial(scale, simulation.scenario.qps * scale, runs, total, held)
 
 
 def find_peak(
-    simulation: Simulation, policy: str, seeds: Sequence[int], tick: Callable[[float, float], None] | None = None
-) -> Iterator[Probe]:
-    """The probes as they end; the peak is the one of the highest factor that held.
+    simulation: Simulation,
+    policy: str,
+    seeds: Sequence[int],
+    report: Callable[[float, float], None] | None = None,
+) -> Iterator[RateTrial]:
+    """Yields the trials as they end; the peak is the trial with the highest factor that held.
 
-    Each factor is tried with the same seeds, so that two differ in nothing but the rate. `tick` is told the factor
-    and the share of its runs that is over.
+    All factors are tried with the same seeds, so that two trials differ in nothing but the rate. `report` gets the
+    factor and the share of its runs that is done.
     """
     search = bisect_scale(WIDTH)
     scale = next(search)
     while True:
-        told = None if tick is None else partial(tick, scale)
-        tried = probe(simulation, policy, seeds, scale, give_up=True, tick=told)
-        yield tried
+        own_report = None if report is None else partial(report, scale)
+        trial = try_scale(simulation, policy, seeds, scale, give_up=True, report=own_report)
+        yield trial
         try:
-            scale = search.send(tried.held)
+            scale = search.send(trial.held)
         except StopIteration:
             return
 
 
-def _tick(tick: Tick, runs: int, planned: int, over: float) -> None:
-    tick((runs + over) / planned)
+def _report_run(report: ReportProgress, runs: int, planned: int, done: float) -> None:
+    report((runs + done) / planned)

@@ -1,4 +1,4 @@
-"""The numbers of a simulation for programs and for people."""
+"""The figures of a simulation as JSON for programs and as tables for people."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from veltair.loadgen.tenant_results import TenantOutcomes
-from veltair.simulate.peak_search import Probe
-from veltair.simulate.scenario import TenantLoad
+from veltair.simulate.peak_search import RateTrial
+from veltair.simulate.simulation_scenario import TenantWorkload
 
 
-class TenantResult(msgspec.Struct, frozen=True):
-    """Times are of answered queries, from arrival to answer; None where there are none."""
+class TenantSummary(msgspec.Struct, frozen=True):
+    """Figures of one tenant. Times are from arrival to answer, of answered queries; None where there are none.
+
+    >>> TenantSummary("resnet50", 120.0, 0.96, 5.1, 9.8, 12.0, 6.2, offered=1200, refused=0).qos_rate
+    0.96
+    """
 
     name: str
     qps: float  # answered within the measured time
@@ -30,41 +34,48 @@ class TenantResult(msgspec.Struct, frozen=True):
     refused: int
 
 
-class Result(msgspec.Struct, frozen=True):
+class PolicySummary(msgspec.Struct, frozen=True):
+    """Figures of one policy: at the peak where it was searched, else at the scenario's rates.
+
+    >>> PolicySummary("veltair", None, 150.0, 0.01, 0.02, []).peak_qps is None
+    True
+    """
+
     policy: str
-    peak_qps: float | None  # answered, all tenants together; 0: no rate held; None: not searched
-    offered_qps: float  # by all tenants together, of the runs that the rest is about: at the peak if searched
-    conflict_rate: float  # blocks that started on fewer cores than they wanted, of all
+    peak_qps: float | None  # answered queries of all tenants; 0: no rate held; None: not searched
+    offered_qps: float  # of all tenants together, in the runs that the other figures are of
+    conflict_rate: float  # share of the blocks that started on fewer cores than they wanted
     core_seconds_per_query: float | None  # cores held x time
-    tenants: list[TenantResult]
+    tenants: list[TenantSummary]
 
 
-def result(policy: str, tried: Probe, peak_qps: float | None) -> Result:
-    blocks, served = sum(run.blocks for run in tried.runs), sum(tally.served for tally in tried.tallies)
-    return Result(
+def summarize(policy: str, tried: RateTrial, peak_qps: float | None) -> PolicySummary:
+    """Returns the figures of a policy from a trial of one rate."""
+    blocks, served = sum(run.blocks for run in tried.runs), sum(outcome.served for outcome in tried.outcomes)
+    return PolicySummary(
         policy,
         None if peak_qps is None else round(peak_qps, 4),
         round(tried.offered_qps, 4),
         round(sum(run.conflicts for run in tried.runs) / blocks, 6) if blocks else 0.0,
         round(sum(run.core_ns for run in tried.runs) / 1e9 / served, 6) if served else None,
-        [_of_tenant(tally) for tally in tried.tallies],
+        [_summarize_tenant(outcome) for outcome in tried.outcomes],
     )
 
 
-def _of_tenant(tally: TenantOutcomes) -> TenantResult:
+def _summarize_tenant(outcome: TenantOutcomes) -> TenantSummary:
     p50_ms = p95_ms = p99_ms = mean_ms = None
-    if len(tally.latency_ns):
-        p50_ms, p95_ms, p99_ms = (np.percentile(tally.latency_ns, [50, 95, 99]) / 1e6).round(4).tolist()
-        mean_ms = round(float(tally.latency_ns.mean()) / 1e6, 4)
-    qos_rate = None if tally.qos_rate is None else round(tally.qos_rate, 6)
-    qps = round(tally.served / tally.window_ns * 1e9, 4) if tally.window_ns else 0.0
-    return TenantResult(tally.name, qps, qos_rate, p50_ms, p95_ms, p99_ms, mean_ms, tally.offered, tally.refused)
+    if len(outcome.latency_ns):
+        p50_ms, p95_ms, p99_ms = (np.percentile(outcome.latency_ns, [50, 95, 99]) / 1e6).round(4).tolist()
+        mean_ms = round(float(outcome.latency_ns.mean()) / 1e6, 4)
+    qos_rate = None if outcome.qos_rate is None else round(outcome.qos_rate, 6)
+    qps = round(outcome.served / outcome.window_ns * 1e9, 4) if outcome.window_ns else 0.0
+    return TenantSummary(outcome.name, qps, qos_rate, p50_ms, p95_ms, p99_ms, mean_ms, outcome.offered, outcome.refused)
 
 
 def print_results(
-    console: Console, results: Sequence[Result], tenants: Sequence[TenantLoad], machine: str, cores: int
+    console: Console, results: Sequence[PolicySummary], tenants: Sequence[TenantWorkload], machine: str, cores: int
 ) -> None:
-    """A line for each policy, then one for each tenant under each; what breaches a target is red, and nothing else."""
+    """Prints a line for each policy, then one for each tenant under each policy; only breached targets are red."""
     rate_heading = "peak\nQPS" if results[0].peak_qps is not None else "offered\nQPS"
     policies = _table(["\npolicy"], [rate_heading, "conflicts\n%", "core-ms\n/query"])
     by_tenant = _table(["\npolicy", "\ntenant"], ["\nQPS", "QoS rate\n%", "p50\nms", "p95\nms", "p99\nms"])

@@ -1,1 +1,5 @@
-"""veltair/simulate/machine_model"""
+"""Models of machines and of models on them: caches, memory bandwidth, tilings, counters, and code versions by Alg. 1.
+
+`data/machines` holds a file for each machine, `data/layers` one for each network. Only `veltair.simulate`,
+`veltair.commands` and `bench` import this package.
+"""

@@ -1,13 +1,14 @@
-"""Writes what the layers of real networks are.
+"""Writes the layers of real networks as shapes for the machine models.
 
     python -m veltair.simulate.machine_model.derive_layers MODEL.onnx… --out DIR
 
-Run it after a change of the compiler's lowering; a test derives one model anew and compares.
+Run it after a change of the compiler's lowering; a test derives one model again and compares.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -20,46 +21,39 @@ from veltair.profiles.artifact.artifact_folder import file_digest
 from veltair.simulate.machine_model.layer_shapes import LayerShape, ModelShape
 
 
-def derive(path: Path, model: str) -> ModelShape:
-    """The layers of a network as the compiler lowers it in fp32, at batch 1 of a dynamic batch."""
+def derive_model_shape(path: Path, model: str) -> ModelShape:
+    """Returns the layers of a network as the compiler lowers it in fp32, at batch 1 of a dynamic batch."""
     from veltair.compiler.onnx import onnx_model
     from veltair.compiler.pipeline import lower
 
     graph: LayerGraph = lower(onnx_model.load(path), "fp32")
-    return ModelShape(model, file_digest(path), tuple(map(shape, graph.layers)))
+    return ModelShape(model, file_digest(path), tuple(map(layer_shape, graph.layers)))
 
 
-def shape(spec: LayerSpec) -> LayerShape:
-    """One layer: a product where it has one, else a stream."""
+def layer_shape(spec: LayerSpec) -> LayerShape:
+    """Returns the shape of one layer: a matrix product where it has one, else a stream."""
     weights = sum(weight.size for weight in spec.weights.values())
     first, *others = map(_elements, spec.inputs)
     extra, outputs = sum(others), sum(map(_elements, spec.outputs))
+    stream = LayerShape(spec.name, spec.op, spec.flops, first, weights, outputs, extra)
     match spec.op:
         case "conv2d":
             _, channels, height, width = spec.outputs[0].shape
             _, depth, kh, kw = spec.weights["weight"].shape
-            return LayerShape(
-                spec.name, spec.op, spec.flops, first, weights, outputs, extra,
-                m=height * width, n=channels, k=depth * kh * kw, row=width,
-                reach=round((kh - 1) / spec.parameters_as(Conv2dParameters).strides[0], 3),
-            )  # fmt: skip
+            reach = round((kh - 1) / spec.parameters_as(Conv2dParameters).strides[0], 3)
+            return replace(stream, m=height * width, n=channels, k=depth * kh * kw, row=width, reach=reach)
         case "matmul":
             depth, width = spec.weights["weight"].shape
-            return LayerShape(
-                spec.name, spec.op, spec.flops, first, weights, outputs, extra,
-                m=abs(spec.outputs[0].shape[0]), n=width, k=depth,
-            )  # fmt: skip
+            return replace(stream, m=abs(spec.outputs[0].shape[0]), n=width, k=depth)
         case "attention":
             heads, width, tokens, keys = (spec.attributes[key] for key in ("heads", "width", "tokens", "keys"))
-            return LayerShape(
-                spec.name, spec.op, spec.flops, tokens * heads * width, weights, outputs, extra,
-                second=2 * keys * heads * width, m=tokens, n=keys, k=2 * width, groups=heads,
-            )  # fmt: skip
-        case "embedding" | "embedding_bag" | "lookups":  # of the tables only the rows that are asked for
+            queries = replace(stream, inputs=tokens * heads * width, second=2 * keys * heads * width)
+            return replace(queries, m=tokens, n=keys, k=2 * width, groups=heads)
+        case "embedding" | "embedding_bag" | "lookups":  # of the tables only the rows that are looked up
             rows = (first + extra) * int(spec.attributes.get("dim", spec.outputs[0].shape[-1]))
-            return LayerShape(spec.name, spec.op, spec.flops, first + extra, rows, outputs)
+            return replace(stream, inputs=first + extra, weights=rows, extra=0)
         case _:
-            return LayerShape(spec.name, spec.op, spec.flops, first, weights, outputs, extra)
+            return stream
 
 
 def _elements(tensor: Activation) -> int:
@@ -72,7 +66,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     arguments = parser.parse_args()
     for path in arguments.models:
-        data = msgspec.json.format(msgspec.json.encode(derive(path, path.stem)), indent=1)
+        data = msgspec.json.format(msgspec.json.encode(derive_model_shape(path, path.stem)), indent=1)
         (arguments.out / f"{path.stem}.json").write_bytes(data + b"\n")
 
 

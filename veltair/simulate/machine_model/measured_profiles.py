@@ -1,7 +1,7 @@
-"""Profiles measured on this machine: what an artifact says of its layers, as the simulator needs it.
+"""Measured profiles for the simulator: the layers of an artifact as work on a machine model.
 
-Times alone are the artifact's own. What a layer moves is its compulsory traffic, since the artifact knows no more: all
-of it passes the L2; of what passes the L3, the weights come from memory at each query, the rest when it is not kept.
+Times alone come from the artifact. The traffic of a layer is its compulsory traffic, because the artifact does not know
+more: all of it passes the L2; below the L3 the weights come from memory at each query, the rest where it is not kept.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import numpy as np
 from veltair.errors import ConfigError
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 from veltair.profiles.artifact.manifest import ITEM_BYTES, LayerEntry, Port
-from veltair.simulate.machine_model.machines import MachineModel
+from veltair.simulate.machine_model.machine_model import MachineModel
 from veltair.simulate.machine_model.roofline import ModelWork, Table, link_gb_s
 from veltair.types import ModelProfile
 
 
-def of_artifact(path: Path, machine: MachineModel, cores: int) -> list[tuple[ModelProfile, ModelWork]]:
-    """What the scheduler and what the machine knows, for each timed batch size, ascending. Raises ArtifactError, and
-    ConfigError where the artifact was timed on fewer cores.
+def load_measured_models(path: Path, machine: MachineModel, cores: int) -> list[tuple[ModelProfile, ModelWork]]:
+    """Returns the profile for the scheduler and the work for the machine, for each timed batch size, ascending.
+
+    Raises ArtifactError, and ConfigError where the artifact was timed on fewer cores.
     """
     artifact = load_artifact(path)
     known = artifact.profiles()
@@ -44,7 +45,7 @@ def _work(artifact: Artifact, batch: int, profile: ModelProfile, machine: Machin
     def everywhere(values: list[float]) -> Table:
         return np.full(shape, np.array(values)[:, None])
 
-    # Alone a layer takes what was measured, so it cannot have moved more than goes through in that time.
+    # Alone a layer takes the measured time, so it cannot have moved more than the links let through in that time.
     on = np.arange(1.0, cores + 1)[:, None, None]
     link = link_gb_s(on, -(-on // machine.domain_cores), 1.0, machine)
     finite = np.where(np.isinf(compute_ns), 0.0, compute_ns)
@@ -66,11 +67,11 @@ def _work(artifact: Artifact, batch: int, profile: ModelProfile, machine: Machin
 
 
 def _sent_bytes(ports: Sequence[Port], batch: int) -> float:
-    """Of a text as much as there is room for on average."""
+    """Bytes of the inputs or outputs of a query; a text counts with its greatest size."""
     return float(sum(prod(port.at(batch)) * ITEM_BYTES.get(port.dtype, port.max_bytes) for port in ports))
 
 
 def _weight_bytes(artifact: Artifact, entry: LayerEntry) -> int:
-    """Of the first version; others pack the same constants in another way."""
+    """Bytes of the weights in the first version; other versions pack the same constants in another way."""
     buffers = [artifact.manifest.buffers[index] for index in set(entry.versions[0].arguments)]
     return sum(prod(b.shape) * ITEM_BYTES[b.dtype] for b in buffers if b.kind == "weight")

@@ -1,11 +1,11 @@
-"""From the layers of a model to what the scheduler and the simulator know of it on a machine model.
+"""Modelled profiles: from the shapes of a model's layers to its profile and its work on a machine model.
 
-Code versions are chosen as the compiler chooses them (Alg. 1: those within the layer's share of the QoS, the frontier
-of block size and parallelism, V of it, pruned at ten levels), with the one that is best alone always among them.
+Code versions are chosen as the compiler chooses them (Alg. 1: candidates within the layer's share of the QoS, the
+frontier of block size and parallelism, V of them, pruned at ten levels); the one that is best alone is always kept.
 
-A pressure is what others hold of the L3 and of the memory bandwidth: ten, from none to nine tenths. Its interference
-level is how much it slows layers on average (section 4.3), over all layers of all models of a set and their versions
-that are best alone, so that a level means the same pressure in every profile of the set.
+A pressure is the share of the L3 and of the memory bandwidth that others hold: ten pressures, from none to nine tenths.
+Its interference level is how much it slows layers on average (section 4.3), over all layers of all models of a set in
+their versions that are best alone, so that a level means the same pressure in every profile of the set.
 """
 
 from __future__ import annotations
@@ -20,39 +20,46 @@ from numpy.typing import NDArray
 from veltair.compiler.tuning import frontier
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.errors import ConfigError
-from veltair.simulate.machine_model import layer_shapes
-from veltair.simulate.machine_model.batches import batched, sizes
-from veltair.simulate.machine_model.layer_shapes import LayerShape, ModelShape
-from veltair.simulate.machine_model.machines import MachineModel
-from veltair.simulate.machine_model.measured_profiles import of_artifact
-from veltair.simulate.machine_model.roofline import ModelWork, Table, under_pressure_ns
-from veltair.simulate.machine_model.tilings import Tilings, tilings
-from veltair.simulate.scenario import Scenario
+from veltair.simulate.machine_model.batched_shapes import batch_model, timed_batch_sizes
+from veltair.simulate.machine_model.layer_shapes import LayerShape, ModelShape, load_model_shape
+from veltair.simulate.machine_model.machine_model import MachineModel
+from veltair.simulate.machine_model.measured_profiles import load_measured_models
+from veltair.simulate.machine_model.roofline import ModelWork, Table, pressed_times_ns
+from veltair.simulate.machine_model.tilings import TilingCandidates, enumerate_tilings
+from veltair.simulate.simulation_scenario import SimulationScenario
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile, TensorSpec
 
 PRESSURES = tuple(i / 10 for i in range(10))
 
 
 @dataclass(frozen=True, slots=True)
-class Simulated:
-    """A model on a machine model: for the scheduler, and for the machine that it schedules."""
+class SimulatedModel:
+    """A model on a machine model: its profile for the scheduler, and its work for the simulated machine.
+
+    ::
+
+        models = model_profiles([load_model_shape("resnet50")], machine, {"resnet50": 15_000_000})
+        models["resnet50"].profile.versions[0]  # code versions of the first layer
+    """
 
     profile: ModelProfile
-    work: ModelWork  # its layers and versions are those of the profile
+    work: ModelWork  # with the layers and versions of the profile
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class _LayerCandidates:
     shape: LayerShape
-    candidates: Tilings
+    candidates: TilingCandidates
     times_ns: Table  # (candidates, pressures, cores)
 
 
-def subjects(
-    scenario: Scenario, machine: MachineModel, *, cores: int | None = None, versions: int = frontier.VERSIONS
-) -> dict[str, list[Simulated]]:
-    """The models of a scenario's tenants, by name and ascending by batch: artifacts as they were measured, models of
-    the zoo as `simulated` has them; of a model with several targets the tightest counts.
+def scenario_models(
+    scenario: SimulationScenario, machine: MachineModel, *, cores: int | None = None, versions: int = frontier.VERSIONS
+) -> dict[str, list[SimulatedModel]]:
+    """Returns the models of a scenario's tenants by name, ascending by batch.
+
+    Artifacts have their measured profiles, models of the zoo those of `model_profiles`. Where tenants give a model
+    several targets, the tightest counts.
     """
     qos_ns: dict[str, int] = {}
     most: dict[str, int] = {}
@@ -60,46 +67,52 @@ def subjects(
         qos_ns[tenant.model] = min(tenant.target_ns, qos_ns.get(tenant.model, tenant.target_ns))
         most[tenant.model] = max(tenant.max_batch, most.get(tenant.model, 1))
     count = len(machine.machine(cores).cores)
-    found: dict[str, list[Simulated]] = {}
+    found: dict[str, list[SimulatedModel]] = {}
     for model in qos_ns:
         if "/" in model:
-            known = of_artifact(Path(model), machine, count)
-            found[model] = [Simulated(replace(profile, model=model), work) for profile, work in known]
-    asked = {
-        (model, batch): batched(layer_shapes.load(model), batch)
+            known = load_measured_models(Path(model), machine, count)
+            found[model] = [SimulatedModel(replace(profile, model=model), work) for profile, work in known]
+    wanted = {
+        (model, batch): batch_model(load_model_shape(model), batch)
         for model in qos_ns
         if model not in found
-        for batch in sizes(most[model])
+        for batch in timed_batch_sizes(most[model])
     }
-    if asked:
-        targets = {shape.model: qos_ns[model] for (model, _), shape in asked.items()}
-        analytic = simulated(list(asked.values()), machine, targets, cores=cores, versions=versions)
-        for (model, batch), shape in asked.items():
+    if wanted:
+        targets = {shape.model: qos_ns[model] for (model, _), shape in wanted.items()}
+        analytic = model_profiles(list(wanted.values()), machine, targets, cores=cores, versions=versions)
+        for (model, batch), shape in wanted.items():
             each = analytic[shape.model]
             profile = replace(each.profile, model=model, batch=batch)
-            found.setdefault(model, []).append(Simulated(profile, replace(each.work, model=model)))
+            found.setdefault(model, []).append(SimulatedModel(profile, replace(each.work, model=model)))
     return found
 
 
-def simulated(
+def model_profiles(
     shapes: Sequence[ModelShape],
     machine: MachineModel,
     qos_ns: Mapping[str, int],
     *,
     cores: int | None = None,
     versions: int = frontier.VERSIONS,
-) -> dict[str, Simulated]:
-    """A set of models that share their interference levels, by name.
+) -> dict[str, SimulatedModel]:
+    """Returns models that share their interference levels, by name.
 
-    qos_ns: by model, of which Alg. 1 gives each layer its share. versions: at most so many for a layer; 1 is a
-    compiler without adaptive versions, and takes the one that is best alone over all core counts. ConfigError for
-    fewer, and for a core count that the machine does not have.
+    Args:
+        shapes: the layers of each model.
+        machine: the machine model.
+        qos_ns: the target of each model, of which Alg. 1 gives each layer its share.
+        cores: how many cores are in use, by default all.
+        versions: the most code versions of a layer. 1 is a compiler without adaptive versions, which keeps the version
+            that is best alone over all core counts.
+
+    Raises ConfigError for fewer than one version, and for a core count that the machine does not have.
     """
     if versions < 1:
         raise ConfigError(f"versions: expected at least 1, got {versions}")
     count = len(machine.machine(cores).cores)
-    known: dict[tuple[object, ...], _Layer] = {}
-    by_model = {s.model: [_layer(shape, machine, count, known) for shape in s.layers] for s in shapes}
+    known: dict[tuple[object, ...], _LayerCandidates] = {}
+    by_model = {s.model: [_candidates(shape, machine, count, known) for shape in s.layers] for s in shapes}
     levels = _levels([layer for of_model in by_model.values() for layer in of_model])
     return {
         shape.model: _simulate(shape, by_model[shape.model], levels, machine, qos_ns[shape.model], versions)
@@ -107,22 +120,24 @@ def simulated(
     }
 
 
-def _layer(shape: LayerShape, machine: MachineModel, cores: int, known: dict[tuple[object, ...], _Layer]) -> _Layer:
+def _candidates(
+    shape: LayerShape, machine: MachineModel, cores: int, known: dict[tuple[object, ...], _LayerCandidates]
+) -> _LayerCandidates:
     key = tuple(getattr(shape, field) for field in LayerShape.__dataclass_fields__ if field != "name")
     if key not in known:
-        candidates = tilings(shape, machine, cores)
-        known[key] = _Layer(shape, candidates, pressed_ns(shape, candidates, machine))
+        candidates = enumerate_tilings(shape, machine, cores)
+        known[key] = _LayerCandidates(shape, candidates, pressed_ns(shape, candidates, machine))
     return known[key]
 
 
-def pressed_ns(shape: LayerShape, candidates: Tilings, machine: MachineModel) -> Table:
-    """(candidates, pressures, cores): what a layer takes under each of PRESSURES."""
+def pressed_ns(shape: LayerShape, candidates: TilingCandidates, machine: MachineModel) -> Table:
+    """Returns times of a layer under each of PRESSURES as (candidates, pressures, cores)."""
     work = _work("", [(shape, candidates, range(len(candidates.points)))])
-    return np.stack([under_pressure_ns(work, pressure, machine)[:, 0] for pressure in PRESSURES]).transpose(2, 0, 1)
+    return np.stack([pressed_times_ns(work, pressure, machine)[:, 0] for pressure in PRESSURES]).transpose(2, 0, 1)
 
 
-def _work(model: str, chosen_of: Sequence[tuple[LayerShape, Tilings, Sequence[int]]]) -> ModelWork:
-    """Stacks the chosen candidates of each layer; missing versions take for ever."""
+def _work(model: str, chosen_of: Sequence[tuple[LayerShape, TilingCandidates, Sequence[int]]]) -> ModelWork:
+    """Stacks the chosen candidates of each layer; missing versions take infinitely long."""
     chosen = [(t, np.asarray(at)) for _, t, at in chosen_of]
     most = max(len(at) for _, at in chosen)
 
@@ -146,8 +161,8 @@ def _work(model: str, chosen_of: Sequence[tuple[LayerShape, Tilings, Sequence[in
     )
 
 
-def _levels(known: Sequence[_Layer]) -> tuple[float, ...]:
-    """The interference level of each pressure."""
+def _levels(known: Sequence[_LayerCandidates]) -> tuple[float, ...]:
+    """Returns the interference level of each pressure."""
     slowdowns = []
     for layer in known:
         alone = layer.times_ns[:, 0]
@@ -160,12 +175,12 @@ def _levels(known: Sequence[_Layer]) -> tuple[float, ...]:
 
 def _simulate(
     shape: ModelShape,
-    of_model: Sequence[_Layer],
+    of_model: Sequence[_LayerCandidates],
     levels: tuple[float, ...],
     machine: MachineModel,
     qos_ns: int,
     versions: int,
-) -> Simulated:
+) -> SimulatedModel:
     shares = frontier.layer_qos_ns([int(layer.times_ns[:, 0].min()) for layer in of_model], qos_ns)
     chosen = [_choose(layer, share, versions) for layer, share in zip(of_model, shares, strict=True)]
     works = [(s, layer.candidates, at) for s, layer, at in zip(shape.layers, of_model, chosen, strict=True)]
@@ -192,7 +207,9 @@ def _simulate(
     item = machine.element_bytes
     described = tuple(_described(index, s, item) for index, s in enumerate(shape.layers))
     environment = {"machine": machine.title, "source": "analytic", "cores": str(work.cores)}
-    return Simulated(ModelProfile(shape.model, 1, described, tuple(tables), environment, shape.source_digest), work)
+    return SimulatedModel(
+        ModelProfile(shape.model, 1, described, tuple(tables), environment, shape.source_digest), work
+    )
 
 
 def _described(index: int, shape: LayerShape, item: int) -> Layer:
@@ -204,11 +221,11 @@ def _described(index: int, shape: LayerShape, item: int) -> Layer:
     )
 
 
-def _choose(layer: _Layer, share_ns: float, versions: int) -> list[int]:
-    """Candidates that become code versions, by ascending block size."""
+def _choose(layer: _LayerCandidates, share_ns: float, versions: int) -> list[int]:
+    """Returns the candidates that become code versions, by ascending block size."""
     times = layer.times_ns
     alone = times[:, 0]
-    solo = int((alone / alone.min(axis=0)).max(axis=1).argmin())  # least behind on its worst core count
+    solo = int((alone / alone.min(axis=0)).max(axis=1).argmin())  # the least loss on its worst core count
     if versions == 1:
         return [solo]
     candidates = [

@@ -1,11 +1,11 @@
-"""How long a layer takes on a machine model: the slowest of its resources, as if all were used at once.
+"""The time of a layer on a machine model: that of its slowest resource, as if all were used at once.
 
     time = max(compute, L2 <-> L3 traffic / L3 bandwidth, traffic of the domains / their links, DRAM traffic / share)
            + launch
 
-Compute knows how parallel tasks come out on so many cores. What moves below the L3 follows from how much of it the
-layer can keep (`machine.cache_traffic`). Everything is an array over all layers and code versions of a model, so that
-one call costs microseconds; versions that a layer does not have take for ever.
+Compute time accounts for how parallel tasks divide among the cores. The traffic below the L3 follows from how much of
+the L3 the layer can keep (`machine.cache_traffic`). Everything is an array over all layers and versions of a model, so
+that one call costs microseconds; versions that a layer does not have take infinitely long.
 """
 
 from __future__ import annotations
@@ -15,24 +15,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.simulate.machine_model.machines import MachineModel
+from veltair.simulate.machine_model.machine_model import MachineModel
 
 Table = NDArray[np.float64]
-_EMPTY = 1e-6  # bytes: a level that needs no more than the one before is reached with it
+_EMPTY = 1e-6  # bytes: a level that needs no more than the one before is reached together with it
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """What one query of a model asks of a machine; axes (cores, layers, versions), index 0 of cores being one core."""
+    """The work of one query of a model; axes are (cores, layers, versions), and index 0 of cores is one core.
+
+    ::
+
+        work = model_profiles([shape], machine, {"resnet50": 15_000_000})["resnet50"].work
+        work.compute_ns[3]  # (layers, versions) on four cores
+    """
 
     model: str
-    compute_ns: Table  # and task overhead, as tasks come out on the cores
+    compute_ns: Table  # and task overhead, with the tasks divided among the cores
     l3_bytes: Table  # that pass between the cores' L2 and their L3
-    remote_bytes: Table  # of activations that lie in other domains' L3
-    need_bytes: Table  # (cores, levels, layers, versions): of all domains' L3 together, ascending with the levels
-    dram_bytes: Table  # likewise: what passes below the L3 when that much is kept
+    remote_bytes: Table  # of activations in the L3 of other domains
+    need_bytes: Table  # (cores, levels, layers, versions): L3 of all domains together, ascending with the levels
+    dram_bytes: Table  # the same axes: bytes that pass below the L3 when that much is kept
     flops: NDArray[np.float64]  # (layers)
-    in_bytes: float = 0.0  # of a query, as clients send it
+    in_bytes: float = 0.0  # of a query's inputs, as clients send them
     out_bytes: float = 0.0
 
     @property
@@ -41,7 +47,7 @@ class ModelWork:
 
 
 def kept_traffic(need: Table, moved: Table, kept: float | Table) -> Table:
-    """`cache_traffic.traffic_bytes` for arrays: axis 0 are the loop levels, `kept` bytes are held of each rest."""
+    """`cache_traffic.traffic_bytes` for arrays: axis 0 are the loop levels, of which `kept` bytes are held."""
     result: Table = moved[0].copy()
     for low, high, inner, outer in zip(need, need[1:], moved, moved[1:], strict=False):
         held = (kept - low + _EMPTY) / np.maximum(high - low, _EMPTY)
@@ -52,16 +58,16 @@ def kept_traffic(need: Table, moved: Table, kept: float | Table) -> Table:
 
 
 def sharing_cores(work: ModelWork, cores: int, domains: int, machine: MachineModel) -> int:
-    """On how many cores a layer moves what it moves below the L2 when it runs on so many that lie in `domains` domains.
+    """Returns the number of cores that cause the same traffic below the L2 as `cores` cores in `domains` domains.
 
-    Each domain reads what its cores share, so those that lie on more domains than they would fill move as much as if
-    they filled them.
+    Each domain reads what its cores share, so cores that lie on more domains than they would fill cause as much traffic
+    as if they filled these domains.
     """
     return cores if domains == machine.domains(cores) else min(domains * machine.domain_cores, work.cores)
 
 
 def dram_bytes(work: ModelWork, cores: int, l3_bytes: float | Table) -> Table:
-    """(layers, versions): bytes from and to DRAM when the layer keeps `l3_bytes` of its domains' L3, all together."""
+    """Returns bytes from and to DRAM as (layers, versions), where the layer keeps `l3_bytes` of its domains' L3."""
     return kept_traffic(work.need_bytes[cores - 1], work.dram_bytes[cores - 1], l3_bytes)
 
 
@@ -74,8 +80,11 @@ def layer_ns(
     latency: float,
     machine: MachineModel,
 ) -> Table:
-    """(layers, versions): time on so many cores in so many domains, while they keep `l3_bytes` of L3 and get
-    `dram_gb_s` of DRAM bandwidth, and memory takes `latency` times as long to answer as when it is idle."""
+    """Returns times in ns as (layers, versions) on this many cores in this many domains.
+
+    The layers keep `l3_bytes` of L3 and get `dram_gb_s` of DRAM bandwidth, and memory takes `latency` times as long to
+    answer as idle memory.
+    """
     row, sharing = cores - 1, sharing_cores(work, cores, domains, machine)
     moved, remote = dram_bytes(work, sharing, l3_bytes), work.remote_bytes[sharing - 1]
     count, link = np.array(float(cores)), link_gb_s(cores, domains, latency, machine)
@@ -83,14 +92,16 @@ def layer_ns(
 
 
 def link_gb_s(cores: int | Table, domains: int | Table, latency: float, machine: MachineModel) -> Table:
-    """What so many cores in so many domains can draw from outside of these. A core has only so many lines in flight, so
-    it draws the less the longer memory takes to answer."""
+    """Returns the bandwidth at which cores in a number of domains can draw data from outside of these domains.
+
+    A core has a limited number of lines in flight, so it draws the less the longer memory takes to answer.
+    """
     link: Table = np.minimum(cores * machine.core_gb_s / latency, domains * machine.domain_gb_s)
     return link
 
 
-def under_pressure_ns(work: ModelWork, pressure: float, machine: MachineModel) -> Table:
-    """(cores, layers, versions): time while others hold that share of the L3 and of the DRAM bandwidth."""
+def pressed_times_ns(work: ModelWork, pressure: float, machine: MachineModel) -> Table:
+    """Returns times in ns as (cores, layers, versions), while others hold this share of L3 and DRAM bandwidth."""
     count = np.arange(1.0, work.cores + 1)[:, None, None]
     kept = -(-count // machine.domain_cores) * machine.l3_bytes * (1 - pressure)
     moved = kept_traffic(np.moveaxis(work.need_bytes, 1, 0), np.moveaxis(work.dram_bytes, 1, 0), kept)
@@ -117,6 +128,6 @@ def _slowest(
 
 
 def footprint_bytes(work: ModelWork, cores: int) -> Table:
-    """(layers, versions): what it would keep of the L3 if it could, of all its domains together."""
+    """Returns the bytes of L3 that a layer would like to keep in all its domains together, as (layers, versions)."""
     wanted: Table = work.need_bytes[cores - 1, -1]
     return wanted

@@ -1,8 +1,8 @@
-"""The code that a compiler could make of a layer: tilings, and what each asks of a machine.
+"""The tilings that a compiler could choose for a layer, and the work of each on a machine.
 
 A product of M x K by K x N is cut into tasks of `rows` x `columns` outputs. A task goes through K in stretches of
-`depth`; within a stretch, panels of weights (depth x nr) pass over register tiles of mr x nr outputs. Tasks are dealt
-to the cores in contiguous runs, along M first or along N first. So five things may stay in a cache, from the least:
+`depth`; within a segment, panels of weights (depth x nr) pass over register tiles of mr x nr outputs. Tasks are dealt
+to the cores in contiguous runs, along M first or along N first. So five things may stay in a cache, in ascending size:
 
     nothing          inputs again for each panel of columns, weights again for each register tile
     the panel        weights once a task
@@ -26,20 +26,26 @@ from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Point
 from veltair.simulate.machine_model.layer_shapes import LayerShape
-from veltair.simulate.machine_model.machines import MachineModel
+from veltair.simulate.machine_model.machine_model import MachineModel
 from veltair.simulate.machine_model.roofline import Table, kept_traffic
 
 LEVELS = 6
 SUM_BYTES = 4  # partial sums are fp32
 TILE = 16  # rows and columns of a matrix tile; two by two of them are in registers
 DEPTH = 32  # bfloat16 values in a row of a matrix tile
-STREAM_GRAIN = 2048  # outputs that make a task worth its while
+STREAM_GRAIN = 2048  # outputs of the smallest worthwhile task
 _DEPTHS = (128, 512)
 
 
 @dataclass(frozen=True, slots=True)
-class Tilings:
-    """All candidates of one layer; axis 0 are the candidates. What the fields mean stands in `roofline.ModelWork`."""
+class TilingCandidates:
+    """All candidates of one layer; axis 0 are the candidates, the other fields are those of `roofline.ModelWork`.
+
+    ::
+
+        candidates = enumerate_tilings(load_model_shape("resnet50").layers[0], machine, cores=8)
+        candidates.compute_ns[:, 7]  # of each candidate on eight cores
+    """
 
     points: tuple[Point, ...]
     block_size: NDArray[np.int64]  # bytes of working set of one task
@@ -51,12 +57,12 @@ class Tilings:
     dram_bytes: Table
 
 
-def tilings(shape: LayerShape, machine: MachineModel, cores: int) -> Tilings:
-    """Every candidate of a layer on 1 … `cores` cores."""
+def enumerate_tilings(shape: LayerShape, machine: MachineModel, cores: int) -> TilingCandidates:
+    """Returns every candidate of a layer on 1 … `cores` cores."""
     return _product(shape, machine, cores) if shape.m else _stream(shape, machine, cores)
 
 
-def _product(shape: LayerShape, machine: MachineModel, cores: int) -> Tilings:
+def _product(shape: LayerShape, machine: MachineModel, cores: int) -> TilingCandidates:
     points = _points(shape, machine)
     rows, columns, depth = (np.array([p[key] for p in points], float) for key in ("rows", "columns", "depth"))
     along_m = np.array([p["order"] == "m" for p in points])
@@ -77,8 +83,9 @@ def _product(shape: LayerShape, machine: MachineModel, cores: int) -> Tilings:
     results = (shape.outputs + shape.extra) * item
 
     def level_bytes(t: Table, holders: Table, sharing: NDArray[np.int64], outside: bool) -> tuple[Table, Table, Table]:
-        """Needs and traffic (candidates, holders, levels) of caches that `sharing` cores share and that `t` tasks
-        each are dealt to, and the inputs that all of them take; `outside`: below them is memory, not more cache.
+        """Returns needs and traffic of caches as (candidates, holders, levels), and the inputs that all of them take.
+
+        `sharing` cores share a cache and get `t` tasks each; `outside`: below these caches is memory, not more cache.
         """
 
         def c(value: Table) -> Table:  # candidates down, holders across
@@ -120,7 +127,7 @@ def _product(shape: LayerShape, machine: MachineModel, cores: int) -> Tilings:
     need, moved, x_all = level_bytes(tasks[:, None] / domains, domains, sharing, outside=True)
     mean_ns = shape.flops / (rate * tasks)  # of one task
     full_ns = mean_ns * rows * columns * gm * gn / (shape.m * shape.n)
-    return Tilings(
+    return TilingCandidates(
         tuple(points),
         (x + w + sums).astype(np.int64),
         (tasks * mr * nr).astype(np.int64),
@@ -133,7 +140,7 @@ def _product(shape: LayerShape, machine: MachineModel, cores: int) -> Tilings:
 
 
 def _points(shape: LayerShape, machine: MachineModel) -> list[Point]:
-    """Even cuts of each dimension into 1, 2, 4, … parts."""
+    """Returns even cuts of each dimension into 1, 2, 4, … parts."""
     lanes = TILE if _in_tiles(shape, machine) else machine.vector_bits // 32
     heights = sorted({ceil(shape.m // shape.row / 2**i) for i in range(8)})
     vectors = ceil(shape.n / lanes)
@@ -150,7 +157,7 @@ def _in_tiles(shape: LayerShape, machine: MachineModel) -> bool:
 
 
 def _register_tile(shape: LayerShape, machine: MachineModel, point: Point) -> tuple[float, float, float]:
-    """Its rows, its columns, and the useful FLOPs per ns that a core reaches with the best one."""
+    """Returns rows and columns of the best register tile, and the useful FLOPs per ns that a core reaches with it."""
     rows, columns = int(point["rows"]), int(point["columns"])
     if _in_tiles(shape, machine):
         useful = 1.0
@@ -173,8 +180,8 @@ def _register_tile(shape: LayerShape, machine: MachineModel, point: Point) -> tu
     return best[0], best[1], machine.vector_flops * best[2] * machine.vector_efficiency
 
 
-def _stream(shape: LayerShape, machine: MachineModel, cores: int) -> Tilings:
-    """Each element passes once; coarse and fine tasks."""
+def _stream(shape: LayerShape, machine: MachineModel, cores: int) -> TilingCandidates:
+    """Returns coarse and fine tasks of a layer that reads each element once."""
     item = machine.element_bytes
     most = max(1, shape.outputs // STREAM_GRAIN)
     counts = sorted({min(most, 4**i) for i in range(1, 6)})
@@ -188,7 +195,7 @@ def _stream(shape: LayerShape, machine: MachineModel, cores: int) -> Tilings:
     domains = np.minimum(-(-on // machine.domain_cores), tasks)
     every = np.stack([0 * ones, *[(activations + weights) * ones] * (LEVELS - 1)], -1)
     moved = np.stack([(activations + weights) * ones, *[weights * ones] * (LEVELS - 1)], -1)
-    return Tilings(
+    return TilingCandidates(
         tuple({"tasks": count} for count in counts),
         np.array([(activations + weights) // count for count in counts], np.int64),
         np.array(counts, np.int64) * (machine.vector_bits // 32),

@@ -5,25 +5,26 @@ from pathlib import Path
 import pytest
 
 from veltair.errors import ConfigError
-from veltair.simulate.machine_model import machines
+from veltair.simulate.machine_model import machine_model
+from veltair.simulate.machine_model.machine_model import load_machine_model, machine_names, parse_machine_model
 
 PAPERS = "threadripper-3990x"
 
 
 def text() -> str:
-    folder = Path(machines.__file__).parent / "data" / "machines"
+    folder = Path(machine_model.__file__).parent / "data" / "machines"
     return (folder / f"{PAPERS}.toml").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", machines.names())
+@pytest.mark.parametrize("name", machine_names())
 def test_what_ships_can_be_loaded(name: str) -> None:
-    model = machines.load(name)
+    model = load_machine_model(name)
     assert model.name == name
     assert len(model.machine().cores) == model.cores
 
 
 def test_the_papers_machine_is_that_of_section_5() -> None:
-    model = machines.load(PAPERS)
+    model = load_machine_model(PAPERS)
     assert (model.cores, model.domain_cores, model.clock_ghz) == (64, 4, 2.9)
     assert model.domains(64) * model.l3_bytes == 256 * 2**20
     assert model.vector_flops == pytest.approx(2.9 * 32)  # two multiply-adds of eight floats a cycle
@@ -31,16 +32,16 @@ def test_the_papers_machine_is_that_of_section_5() -> None:
 
 
 def test_memory_answers_later_under_load_where_it_is_known() -> None:
-    assert [machines.load(PAPERS).memory_latency(used) for used in (0, 0.95, 1, 6)] == pytest.approx(
+    assert [load_machine_model(PAPERS).memory_latency(used) for used in (0, 0.95, 1, 6)] == pytest.approx(
         [1, (1.396 + 1.871) / 2, 1.871, 1.871]
     )
-    assert machines.load("xeon-2").memory_latency(1.0) == 1.0
+    assert load_machine_model("xeon-2").memory_latency(1.0) == 1.0
 
 
 def test_any_file_can_be_a_machine(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text().replace(f'name = "{PAPERS}"', 'name = "mine"'))
-    assert machines.load(str(path)).name == "mine"
+    assert load_machine_model(str(path)).name == "mine"
 
 
 @pytest.mark.parametrize(
@@ -58,22 +59,22 @@ def test_any_file_can_be_a_machine(tmp_path: Path) -> None:
 )
 def test_a_wrong_file_is_refused_with_the_place(before: str, after: str, said: str) -> None:
     with pytest.raises(ConfigError, match=r"^m\.toml: ") as caught:
-        machines.parse(text().replace(before, after, 1), "m.toml")
+        parse_machine_model(text().replace(before, after, 1), "m.toml")
     assert said in str(caught.value)
 
 
 def test_a_value_without_its_source_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cores: .*`source`"):
-        machines.parse("name = 'a'\ntitle = 'a'\n[cores]\nvalue = 1\n", "m.toml")
+        parse_machine_model("name = 'a'\ntitle = 'a'\n[cores]\nvalue = 1\n", "m.toml")
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.toml"])
 def test_an_unknown_machine_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="nothing"):
-        machines.load(name)
+        load_machine_model(name)
 
 
 @pytest.mark.parametrize("cores", [0, 65])
 def test_cores_that_a_machine_does_not_have(cores: int) -> None:
     with pytest.raises(ConfigError, match="expected 1 to 64 cores"):
-        machines.load(PAPERS).machine(cores)
+        load_machine_model(PAPERS).machine(cores)

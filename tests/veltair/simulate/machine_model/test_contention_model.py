@@ -6,22 +6,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_models import small_machine, small_model
 
-from veltair.simulate.machine_model.contention import Contention
-from veltair.simulate.machine_model.layer_speed import PRESSURES, Pace, pressure_level
+from veltair.simulate.machine_model.contention_model import ContentionModel
+from veltair.simulate.machine_model.execution_rate import PRESSURES, ExecutionRate, pressure_level
 from veltair.types import LayerBlock
 
 MB = 2**20
 
 
 @pytest.fixture
-def place(machine_model, simulated):
+def place():
     """A machine of four domains of four cores: `place(layers)` makes one with a model of such layers on it."""
 
     def make(layers, **other):
-        model = machine_model(16, **other)
-        known = simulated(model, layers)
-        surroundings = Contention(model, model.machine(), {("m", 1): Pace(known.work, model)}, np.random.default_rng(1))
+        model = small_machine(16, **other)
+        known = small_model(model, layers)
+        surroundings = ContentionModel(
+            model, model.machine(), {("m", 1): ExecutionRate(known.work, model)}, np.random.default_rng(1)
+        )
 
         def enter(query, cores, *, version=0, grown=False):
             block = LayerBlock(query, 0, len(layers), (version,) * len(layers), len(cores), 0)
@@ -33,7 +36,7 @@ def place(machine_model, simulated):
 
 
 def ends(surroundings):
-    return {query: course[-1] for query, course in surroundings.changed()}
+    return {query: timeline[-1] for query, timeline in surroundings.changed()}
 
 
 def test_a_block_alone_takes_the_slowest_of_its_resources(place):
@@ -120,17 +123,21 @@ def test_cores_apart_have_a_cache_and_a_link_each(place):
 
 
 @given(
-    st.text("cks", min_size=1, max_size=5), st.integers(1, 16), st.integers(0, 3), st.integers(0, 1),
-    st.integers(0, len(PRESSURES) - 2), st.integers(0, len(PRESSURES) - 1),
-)  # fmt: skip
-def test_more_pressure_never_helps(machine_model, simulated, layers, cores, apart, version, cache, memory):
-    model = machine_model(16, loaded_latency=(1.0, 1.2, 2.0))
+    layers=st.text("cks", min_size=1, max_size=5),
+    cores=st.integers(1, 16),
+    apart=st.integers(0, 3),
+    version=st.integers(0, 1),
+    cache=st.integers(0, len(PRESSURES) - 2),
+    memory=st.integers(0, len(PRESSURES) - 1),
+)
+def test_more_pressure_never_helps(layers, cores, apart, version, cache, memory):
+    model = small_machine(16, loaded_latency=(1.0, 1.2, 2.0))
     domains = max(model.domains(cores), min(apart, cores))
-    stretch = Pace(simulated(model, layers).work, model).stretch(0, (version,) * len(layers), cores, domains)
-    here = np.diff(stretch.course(cache, memory))
-    assert (np.diff(stretch.course(cache + 1, memory)) >= here - 1e-6).all()
-    assert (np.diff(stretch.course(memory, cache + 1)) >= np.diff(stretch.course(memory, cache)) - 1e-6).all()
-    assert stretch.demand(cache) <= model.dram_gb_s * 1e9
+    segment = ExecutionRate(small_model(model, layers).work, model).segment(0, (version,) * len(layers), cores, domains)
+    here = np.diff(segment.timeline(cache, memory))
+    assert (np.diff(segment.timeline(cache + 1, memory)) >= here - 1e-6).all()
+    assert (np.diff(segment.timeline(memory, cache + 1)) >= np.diff(segment.timeline(memory, cache)) - 1e-6).all()
+    assert segment.demand(cache) <= model.dram_gb_s * 1e9
 
 
 @given(st.floats(0, 20))

@@ -1,14 +1,14 @@
-"""How fast the layers of a model go on a machine model, by what the neighbours of their block ask for.
+"""How fast the layers of a model run on a machine model, by the pressure of the co-runners of their block.
 
-Neighbours press on a block in two ways, each a number relative to what there is: what they would keep of the L3
-domains that it runs on, and the memory bandwidth that they would use if nothing held them back. Both are taken to
-twelve levels, so that everything which follows from them is computed once.
+Co-runners press on a block in two ways, each a number relative to the machine's capacity: what they would keep of the
+L3 domains that the block runs on, and the memory bandwidth that they would use if nothing held them back. Both are
+rounded to twelve levels, so that everything that follows from them is computed once.
 
-- L3: a layer that wants w of its domains' C bytes keeps all of it while there is room for it and the pressure, and
-  C w / (w + pressure) where there is not: in proportion to what each wants.
-- Memory: a layer can draw at most what its cores and links let through, cores the less the more the neighbours use,
-  as memory then takes longer to answer. Together with the pressure that may be more than the memory gives; then it
-  gets the proportion that is its own.
+- L3: a layer that wants w of its domains' C bytes keeps all of it while there is room for w and the pressure, else
+  C w / (w + pressure), in proportion to what each wants.
+- Memory: a layer draws at most what its cores and links let through; cores draw the less the more the co-runners use,
+  because memory then takes longer to answer. Where demand and pressure together exceed the memory's bandwidth, the
+  layer gets its proportion.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from math import inf
 
 import numpy as np
 
-from veltair.simulate.machine_model.machines import MachineModel
+from veltair.simulate.machine_model.machine_model import MachineModel
 from veltair.simulate.machine_model.roofline import (
     ModelWork,
     Table,
@@ -35,62 +35,74 @@ from veltair.simulate.machine_model.roofline import (
 
 PRESSURES = (0.0, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BETWEEN = [(low + high) / 2 for low, high in pairwise(PRESSURES)]
-LEVEL_BOUNDS = (-inf, *_BETWEEN, inf)  # level i is nearest from the i-th up to the next
+LEVEL_BOUNDS = (-inf, *_BETWEEN, inf)  # level i is the nearest from the i-th bound up to the next
 
 
-# Index of the nearest of PRESSURES to a pressure.
+# pressure_level(pressure): the index of the nearest of PRESSURES.
 pressure_level: Callable[[float], int] = partial(bisect_right, _BETWEEN)
 
 
 @dataclass(slots=True, eq=False)
-class Stretch:
-    """Consecutive layers in given code versions on so many cores in so many L3 domains."""
+class Segment:
+    """Consecutive layers in given code versions on a number of cores in a number of L3 domains.
 
-    pace: Pace
+    ::
+
+        segment = rate.segment(start=0, versions=(0, 2, 1), cores=4, domains=1)
+        segment.timeline(cache=0, memory=0)  # alone: [0.0, end of layer 0, end of layer 1, end of layer 2]
+    """
+
+    rate: ExecutionRate  # of the model
     layers: slice
     versions: list[int]
     cores: int
     domains: int
-    want_bytes: float  # of L3, all domains together: mean over the time that its layers take alone
+    want_bytes: float  # of L3 in all domains together: the mean over the time that the layers take alone
     _demands: dict[int, int] = field(default_factory=dict)
-    _courses: dict[int, list[float]] = field(default_factory=dict)
+    _timelines: dict[int, list[float]] = field(default_factory=dict)
 
     def demand(self, cache: int) -> int:
-        """Bytes per s that it would draw from memory under this L3 pressure (a level) if no one else did."""
+        """Returns its demand on otherwise idle memory in bytes per s under this L3 pressure (a level)."""
         known = self._demands.get(cache)
         if known is None:
-            moved = self.pace.moved_bytes(self.cores, self.domains, cache)[self.layers]
-            took_ns = self.course(cache, 0)[-1]
-            known = self._demands[cache] = round(float(self._of_versions(moved).sum()) / took_ns * 1e9)
+            moved = self.rate.moved_bytes(self.cores, self.domains, cache)[self.layers]
+            took_ns = self.timeline(cache, 0)[-1]
+            known = self._demands[cache] = round(float(self._select_versions(moved).sum()) / took_ns * 1e9)
         return known
 
-    def course(self, cache: int, memory: int) -> list[float]:
-        """When its layers end, in ns since its begin, under these pressures (levels); 0 first."""
+    def timeline(self, cache: int, memory: int) -> list[float]:
+        """Returns when its layers end under these pressures (levels), in ns since its begin; the first item is 0."""
         key = cache * len(PRESSURES) + memory
-        known = self._courses.get(key)
+        known = self._timelines.get(key)
         if known is None:
-            times = self._of_versions(self.pace.times_ns(self.cores, self.domains, cache, memory)[self.layers])
-            known = self._courses[key] = [0.0, *np.cumsum(times).tolist()]
+            times = self._select_versions(self.rate.times_ns(self.cores, self.domains, cache, memory)[self.layers])
+            known = self._timelines[key] = [0.0, *np.cumsum(times).tolist()]
         return known
 
-    def _of_versions(self, table: Table) -> Table:
+    def _select_versions(self, table: Table) -> Table:
         return table[range(len(self.versions)), self.versions]
 
 
-class Pace:
-    """One model on one machine model. Only grows, so that runs may share it."""
+class ExecutionRate:
+    """Times of one model's layers on one machine model. What it computes is kept, so that runs share it.
+
+    ::
+
+        rate = ExecutionRate(work, machine)
+        rate.times_ns(cores=4, domains=1, cache=0, memory=0)  # (layers, versions), alone
+    """
 
     def __init__(self, work: ModelWork, machine: MachineModel) -> None:
         self.work, self.machine = work, machine
-        self._stretches: dict[tuple[int, tuple[int, ...], int, int], Stretch] = {}
+        self._stretches: dict[tuple[int, tuple[int, ...], int, int], Segment] = {}
         self._times: dict[tuple[int, int, int, int], Table] = {}
 
-    def stretch(self, start: int, versions: tuple[int, ...], cores: int, domains: int) -> Stretch:
-        """The layers from `start` on, `versions[0]` being the first one's."""
+    def segment(self, start: int, versions: tuple[int, ...], cores: int, domains: int) -> Segment:
+        """Returns the segment that begins at layer `start`, whose version is `versions[0]`."""
         key = start, versions, cores, domains
         known = self._stretches.get(key)
         if known is None:
-            known = Stretch(self, slice(start, start + len(versions)), list(versions), cores, domains, 0.0)
+            known = Segment(self, slice(start, start + len(versions)), list(versions), cores, domains, 0.0)
             rows = range(start, start + len(versions)), known.versions
             times, wants = self.times_ns(cores, domains, 0, 0)[rows], self._wants(cores, domains)[rows]
             capacity = domains * self.machine.l3_bytes
@@ -99,7 +111,7 @@ class Pace:
         return known
 
     def times_ns(self, cores: int, domains: int, cache: int, memory: int) -> Table:
-        """(layers, versions), under these pressures (levels)."""
+        """Returns times in ns as (layers, versions) under these pressures (levels)."""
         key = cores, domains, cache, memory
         known = self._times.get(key)
         if known is None:
@@ -109,7 +121,7 @@ class Pace:
         return known
 
     def moved_bytes(self, cores: int, domains: int, cache: int) -> Table:
-        """(layers, versions): from and to memory."""
+        """Returns the bytes from and to memory as (layers, versions)."""
         sharing = sharing_cores(self.work, cores, domains, self.machine)
         return dram_bytes(self.work, sharing, self._kept_bytes(cores, domains, cache))
 

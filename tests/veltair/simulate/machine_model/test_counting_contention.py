@@ -7,45 +7,48 @@ import json
 
 import numpy as np
 import pytest
+from small_models import small_machine, small_model
 
 from veltair.scheduler.interference import CounterModel
 from veltair.simulate.machine_model.calibration import calibrate
-from veltair.simulate.machine_model.layer_speed import Pace
-from veltair.simulate.machine_model.machines import MachineModel
-from veltair.simulate.machine_model.modelled_profiles import Simulated
-from veltair.simulate.machine_model.proxy_fit import Sample, fit
+from veltair.simulate.machine_model.counter_fit import SlowdownSample, fit_counters
+from veltair.simulate.machine_model.counting_contention import CountingContention, count_rates
+from veltair.simulate.machine_model.execution_rate import ExecutionRate
+from veltair.simulate.machine_model.machine_model import MachineModel
+from veltair.simulate.machine_model.modelled_profiles import SimulatedModel
 from veltair.simulate.machine_model.roofline import dram_bytes
-from veltair.simulate.machine_model.simulated_counters import CountedContention, rates
-from veltair.simulate.scenario import Load, Scenario, TenantLoad
 from veltair.simulate.simulation import Simulation
+from veltair.simulate.simulation_scenario import SimulationScenario, TenantWorkload, WorkloadShape
 from veltair.types import CounterSample, LayerBlock
 
 
-def block(known: Simulated, query: int = 0, cores: int = 4) -> LayerBlock:
+def block(known: SimulatedModel, query: int = 0, cores: int = 4) -> LayerBlock:
     layers = len(known.profile.layers)
     return LayerBlock(query, 0, layers, (0,) * layers, cores, 0)
 
 
 @pytest.fixture
-def machine(machine_model: type[MachineModel]) -> MachineModel:
-    return machine_model()
+def machine() -> MachineModel:
+    return small_machine()
 
 
 class Clock:
     now_ns = 0
 
 
-def contention(machine: MachineModel, models: list[Simulated], clock: Clock) -> CountedContention:
-    paces = {(known.profile.model, 1): Pace(known.work, machine) for known in models}
-    return CountedContention(machine, machine.machine(), paces, np.random.default_rng(0), lambda: clock.now_ns)
+def contention(machine: MachineModel, models: list[SimulatedModel], clock: Clock) -> CountingContention:
+    execution_rates = {(known.profile.model, 1): ExecutionRate(known.work, machine) for known in models}
+    return CountingContention(
+        machine, machine.machine(), execution_rates, np.random.default_rng(0), lambda: clock.now_ns
+    )
 
 
-def test_a_block_alone_counts_what_its_layers_move(machine: MachineModel, simulated) -> None:
-    known, clock = simulated(machine, "cks"), Clock()
+def test_a_block_alone_counts_what_its_layers_move(machine: MachineModel) -> None:
+    known, clock = small_model(machine, "cks"), Clock()
     running = contention(machine, [known], clock)
     running.enter(block(known), (0, 1, 2, 3), known.profile, grown=False)
-    ((_, course),) = running.changed()
-    clock.now_ns = round(course[-1])  # just when it ends
+    ((_, timeline),) = running.changed()
+    clock.now_ns = round(timeline[-1])  # just when it ends
     seen = running.read()
     assert seen.window_ns == clock.now_ns
     moved = dram_bytes(known.work, 4, machine.l3_bytes)[:, 0].sum()
@@ -56,8 +59,8 @@ def test_a_block_alone_counts_what_its_layers_move(machine: MachineModel, simula
     assert seen.level == 1.0
 
 
-def test_counting_stops_with_the_block(machine: MachineModel, simulated) -> None:
-    known, clock = simulated(machine, "cks"), Clock()
+def test_counting_stops_with_the_block(machine: MachineModel) -> None:
+    known, clock = small_model(machine, "cks"), Clock()
     running = contention(machine, [known], clock)
     running.enter(block(known), (0, 1, 2, 3), known.profile, grown=False)
     running.changed()
@@ -71,25 +74,25 @@ def test_counting_stops_with_the_block(machine: MachineModel, simulated) -> None
     assert (after.l3_accesses, after.flops, after.level, after.window_ns) == (0, 0, 1.0, 4000)
 
 
-def test_neighbours_show_in_the_level_and_in_the_rates(machine: MachineModel, simulated) -> None:
-    known, clock = simulated(machine, "sks"), Clock()
+def test_neighbours_show_in_the_level_and_in_the_rates(machine: MachineModel) -> None:
+    known, clock = small_model(machine, "sks"), Clock()
     running = contention(machine, [known], clock)
     for query, first in enumerate((0, 4, 8, 12)):
         running.enter(block(known, query), tuple(range(first, first + 4)), known.profile, grown=False)
     running.changed()
     clock.now_ns = 10_000
     together = running.read()
-    stretch = running.running[0].stretch
-    alone = rates(stretch, 0, 0)
+    segment = running.running[0].segment
+    alone = count_rates(segment, 0, 0)
     assert together.level > 1.0
     assert together.l3_accesses < 4 * alone[0] * 10_000  # slowed
     assert together.level == pytest.approx(
-        np.mean([rates(it.stretch, it.cache, it.memory)[5] for it in running.running.values()])
+        np.mean([count_rates(it.segment, it.cache, it.memory)[5] for it in running.running.values()])
     )
 
 
-def test_the_event_is_what_the_scheduler_understands(machine: MachineModel, simulated) -> None:
-    known, clock = simulated(machine, "cks"), Clock()
+def test_the_event_is_what_the_scheduler_understands(machine: MachineModel) -> None:
+    known, clock = small_model(machine, "cks"), Clock()
     running = contention(machine, [known], clock)
     running.enter(block(known), (0, 1, 2, 3), known.profile, grown=False)
     running.changed()
@@ -102,26 +105,26 @@ def test_the_event_is_what_the_scheduler_understands(machine: MachineModel, simu
     assert model.level == pytest.approx(1 + 2 * kept[0].l3_misses / kept[0].l3_accesses, rel=1e-2)
 
 
-def test_calibration_is_repeatable_and_presses(machine: MachineModel, simulated) -> None:
-    models = {name: simulated(machine, layers, name) for name, layers in (("a", "ks"), ("b", "cs"))}
+def test_calibration_is_repeatable_and_presses(machine: MachineModel) -> None:
+    models = {name: small_model(machine, layers, name) for name, layers in (("a", "ks"), ("b", "cs"))}
     profiles = {name: known.profile for name, known in models.items()}
-    paces = {(name, 1): Pace(known.work, machine) for name, known in models.items()}
-    samples = calibrate(machine, machine.machine(), profiles, paces)
-    assert samples == calibrate(machine, machine.machine(), profiles, paces)
+    execution_rates = {(name, 1): ExecutionRate(known.work, machine) for name, known in models.items()}
+    samples = calibrate(machine, machine.machine(), profiles, execution_rates)
+    assert samples == calibrate(machine, machine.machine(), profiles, execution_rates)
     levels = [sample.level for sample in samples]
     assert min(levels) < 1.1 < max(levels)
     assert all(sample.l3_misses <= sample.l3_accesses for sample in samples)
-    found = fit(samples)
+    found = fit_counters(samples)
     assert found.per_access_per_ns > 0 and found.r2 > 0.3
 
 
-def test_a_run_may_take_its_level_from_the_counters(machine: MachineModel, simulated) -> None:
-    models = {name: [simulated(machine, layers, name)] for name, layers in (("a", "kss"), ("b", "sks"))}
-    tenants = tuple(TenantLoad(name=name, model=name, qps=300.0, target_ms=20.0) for name in models)
-    simulation = Simulation(Scenario(tenants, Load(queries=200, proxy="counters")), machine, models)
+def test_a_run_may_take_its_level_from_the_counters(machine: MachineModel) -> None:
+    models = {name: [small_model(machine, layers, name)] for name, layers in (("a", "kss"), ("b", "sks"))}
+    tenants = tuple(TenantWorkload(name=name, model=name, qps=300.0, target_ms=20.0) for name in models)
+    simulation = Simulation(SimulationScenario(tenants, WorkloadShape(queries=200, proxy="counters")), machine, models)
     assert simulation.scheduler("veltair-full").level_source == "counters"
 
-    def once() -> tuple[str, list[Sample]]:
+    def once() -> tuple[str, list[SlowdownSample]]:
         log, samples = io.StringIO(), []
         simulation.run("veltair-full", 1, log=log, samples=samples)
         return log.getvalue(), samples

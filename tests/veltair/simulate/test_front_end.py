@@ -6,30 +6,31 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_models import small_machine, small_model
 
-from veltair.simulate.front_end import FrontCost, front_cost
+from veltair.simulate.front_end import FrontEndCost, front_end_cost
 from veltair.simulate.interference_model import FRONT
-from veltair.simulate.machine_model.contention import Contention
-from veltair.simulate.machine_model.layer_speed import Pace
-from veltair.simulate.scenario import Load, Scenario, TenantLoad
+from veltair.simulate.machine_model.contention_model import ContentionModel
+from veltair.simulate.machine_model.execution_rate import ExecutionRate
 from veltair.simulate.simulation import Simulation
+from veltair.simulate.simulation_scenario import SimulationScenario, TenantWorkload, WorkloadShape
 from veltair.types import LayerBlock
 
 LAYER_NS = 4001e3  # of kind c on one core: 4 ms, and its launch
 
 
 @pytest.fixture
-def world(machine_model, simulated, tmp_path):
+def world(tmp_path):
     """A model of two layers of 4 ms on one core; `world(cores, target_ms, arrivals_s, front…)` is a simulation."""
 
     def make(cores, target_ms, arrivals_s, policy="fcfs", **front):
-        model = machine_model(cores, **front)
+        model = small_machine(cores, **front)
         path = tmp_path / "arrivals.txt"
         path.write_text("\n".join(map(str, arrivals_s)) + "\n")
-        tenant = TenantLoad(name="m", qps=1, target_ms=target_ms, arrivals="file", file=str(path))
-        load = Load(duration_s=1.0, warmup=0.0)
-        simulation = Simulation(Scenario((tenant,), load), model, {"m": [simulated(model, "cc")]})
-        return simulation.run(policy, 1).tallies[0].latency_ns / 1e3
+        tenant = TenantWorkload(name="m", qps=1, target_ms=target_ms, arrivals="file", file=str(path))
+        load = WorkloadShape(duration_s=1.0, warmup=0.0)
+        simulation = Simulation(SimulationScenario((tenant,), load), model, {"m": [small_model(model, "cc")]})
+        return simulation.run(policy, 1).outcomes[0].latency_ns / 1e3
 
     return make
 
@@ -56,24 +57,26 @@ def test_front_end_and_block_share_a_core_where_all_are_held(world):
 
 
 @pytest.mark.parametrize(("held", "halved"), [([(0,)], {}), ([(0,), (1,)], 1), ([(0, 1)], 1)])
-def test_a_block_that_shares_its_core_goes_half_as_fast(machine_model, simulated, held, halved):
-    model = machine_model(2, domain_cores=1)
-    known = simulated(model, "c")
-    contention = Contention(model, model.machine(), {("m", 1): Pace(known.work, model)}, np.random.default_rng(3))
+def test_a_block_that_shares_its_core_goes_half_as_fast(held, halved):
+    model = small_machine(2, domain_cores=1)
+    known = small_model(model, "c")
+    contention = ContentionModel(
+        model, model.machine(), {("m", 1): ExecutionRate(known.work, model)}, np.random.default_rng(3)
+    )
     for query, cores in enumerate(held):
         contention.enter(LayerBlock(query, 0, 1, (0,), len(cores), 0), cores, known.profile, grown=False)
-    alone = {query: course[-1] for query, course in contention.changed()}
+    alone = {query: timeline[-1] for query, timeline in contention.changed()}
     contention.attend(1000.0)
-    shared = {query: course[-1] for query, course in contention.changed()}
+    shared = {query: timeline[-1] for query, timeline in contention.changed()}
     front_ns = shared.pop(FRONT)
     assert front_ns == (2000 if halved else 1000)
     assert len(shared) == (1 if halved else 0)
-    assert all(course == pytest.approx(2 * alone[query]) for query, course in shared.items())
+    assert all(timeline == pytest.approx(2 * alone[query]) for query, timeline in shared.items())
     contention.attend(0.0)
-    assert {query: course[-1] for query, course in contention.changed()} == {q: alone[q] for q in shared}
+    assert {query: timeline[-1] for query, timeline in contention.changed()} == {q: alone[q] for q in shared}
 
 
-def test_costs_follow_bytes(machine_model, simulated):
-    model = machine_model(2, front_ns=1000.0, front_in_ns=2.0, front_out_ns=3.0)
-    work = replace(simulated(model, "c").work, in_bytes=100.0, out_bytes=10.0)
-    assert front_cost(model, work) == FrontCost(before_ns=700.0, after_ns=530.0)
+def test_costs_follow_bytes():
+    model = small_machine(2, front_ns=1000.0, front_in_ns=2.0, front_out_ns=3.0)
+    work = replace(small_model(model, "c").work, in_bytes=100.0, out_bytes=10.0)
+    assert front_end_cost(model, work) == FrontEndCost(before_ns=700.0, after_ns=530.0)

@@ -1,7 +1,7 @@
-"""Machine models: what the simulator knows of a machine, read from data files.
+"""Models of machines: what the simulator knows about a machine, read from data files.
 
-Each value in a file stands beside its source: a data sheet, a published measurement, or a measurement of the machine
-itself (`bench/paper/machine_model.py` writes such a file). None is ever adjusted to what a simulation should give.
+A file names the source of each value: a data sheet, a published measurement, or a measurement of the machine itself
+(`bench.paper.machine_model` writes such a file). No value is ever adjusted to the outcome of a simulation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ _DATA = resources.files("veltair.simulate.machine_model") / "data" / "machines"
 
 @dataclass(frozen=True, slots=True)
 class MachineModel:
-    """One socket. Bandwidths are in GB/s = bytes per ns, read and write together, as reached by streaming code."""
+    """One socket. Bandwidths are in GB/s = bytes per ns, read and write together, as streaming code reaches them.
+
+    >>> load_machine_model("threadripper-3990x").machine(cores=6).domains
+    ((0, 1, 2, 3), (4, 5))
+    """
 
     name: str
     title: str
@@ -38,30 +42,33 @@ class MachineModel:
     fma_latency: int  # cycles
     loads: int  # vector loads that start in a cycle
     registers: int  # vector registers
-    matrix_flops: float  # of a core per cycle on bfloat16 tiles; 0: has none
-    vector_efficiency: float  # what good kernels reach of the tile's bound, out of L2
-    matrix_efficiency: float  # the same with tiles, of the peak
+    matrix_flops: float  # of a core per cycle on bfloat16 tiles; 0: there are no tiles
+    vector_efficiency: float  # share of the register tile's bound that good kernels reach, out of L2
+    matrix_efficiency: float  # the same with matrix tiles, of the peak
     l3_gb_s: float  # of a core
-    core_gb_s: float  # of a core, from memory that serves no one else
+    core_gb_s: float  # of a core, from otherwise idle memory
     domain_gb_s: float  # of a domain, from memory or other domains
     dram_gb_s: float  # of the machine
     launch_ns: float  # fork and join of one parallel layer
-    launch_core_ns: float  # on top for each core beyond the first
+    launch_core_ns: float  # more for each core beyond the first
     spawn_median_ns: float  # growth of a running block by more cores: log-normal
     spawn_mean_ns: float
-    dispatch_ns: float  # from the end of a block to the begin of the next on the same cores
-    front_ns: float  # of a core for each query, in client and front end, half of it before its first block
-    front_in_ns: float  # on top for each byte of its input, before
-    front_out_ns: float  # and for each byte of its output, after its last block
-    # How long memory takes to answer while evenly spaced parts of its bandwidth are used, from none to all, over none.
+    dispatch_ns: float  # from the end of a block to the start of the next on the same cores
+    front_ns: float  # core time of a query in client and front end, half of it before its first block
+    front_in_ns: float  # more for each byte of its input, before its first block
+    front_out_ns: float  # more for each byte of its output, after its last block
+    # Latency of memory over that of idle memory, at evenly spaced parts of its bandwidth in use, from none to all.
     loaded_latency: tuple[float, ...] = (1.0,)
 
     def domains(self, cores: int) -> int:
-        """L3 domains that so many cores touch when whole ones are handed out first."""
+        """Returns how many L3 domains this many cores take when whole domains are handed out first."""
         return -(-cores // self.domain_cores)
 
     def machine(self, cores: int | None = None) -> Machine:
-        """The first `cores` cores, by default all, as the scheduler sees them. ConfigError for a count that is not."""
+        """Returns the first `cores` cores, by default all, for the scheduler.
+
+        Raises ConfigError for a count that the machine does not have.
+        """
         count = self.cores if cores is None else cores
         if not 1 <= count <= self.cores:
             raise ConfigError(f"machine {self.name}: expected 1 to {self.cores} cores, got {count}")
@@ -69,55 +76,63 @@ class MachineModel:
         return Machine(tuple(tuple(range(i, min(i + self.domain_cores, count))) for i in starts))
 
     def memory_latency(self, used: float) -> float:
-        """While this part of the memory bandwidth is used, over that of idle memory."""
+        """Returns the latency over that of idle memory while this part of the memory bandwidth is used."""
         curve = self.loaded_latency
         return float(np.interp(used, np.linspace(0, 1, len(curve)), curve))
 
     @property
     def spawn_sigma(self) -> float:
-        """Of the logarithm of what a growth takes."""
+        """Standard deviation of the logarithm of the time of a growth."""
         return sqrt(2 * log(self.spawn_mean_ns / self.spawn_median_ns))
 
     @property
     def vector_flops(self) -> float:
-        """FLOPs of a core per ns in fp32, at best."""
+        """FLOPs of a core per ns in fp32, at the peak."""
         return self.clock_ghz * self.fma_units * self.vector_bits / 32 * 2
 
     @property
     def element_bytes(self) -> int:
-        """Of an activation or weight: bfloat16 where there are matrix tiles, else fp32."""
+        """Bytes of an activation or weight: bfloat16 where there are matrix tiles, else fp32."""
         return 2 if self.matrix_flops else 4
 
 
-def names() -> list[str]:
-    """Machines that ship."""
+def machine_names() -> list[str]:
+    """Returns the names of the machines that ship with the package."""
     return sorted(file.name.removesuffix(".toml") for file in _DATA.iterdir() if file.name.endswith(".toml"))
 
 
-def load(name: str) -> MachineModel:
-    """A machine that ships, by name, or any other by the path of its TOML file. ConfigError says what is wrong."""
-    if name in names():
-        return parse((_DATA / f"{name}.toml").read_text("utf-8"), name)
+def load_machine_model(name: str) -> MachineModel:
+    """Returns a machine that ships by its name, or another by the path of its TOML file; raises ConfigError."""
+    if name in machine_names():
+        return parse_machine_model((_DATA / f"{name}.toml").read_text("utf-8"), name)
     path = Path(name)
     if path.suffix != ".toml":
-        raise ConfigError(f"unknown machine {name!r}: expected {', '.join(names())} or a .toml file")
+        raise ConfigError(f"unknown machine {name!r}: expected {', '.join(machine_names())} or a .toml file")
     try:
-        return parse(path.read_text("utf-8"), name)
+        return parse_machine_model(path.read_text("utf-8"), name)
     except OSError as error:
         raise ConfigError(f"{name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name}: not UTF-8 at byte {error.start}") from None
 
 
-class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A parameter of many values."""
+class ParameterCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A parameter of a machine file with several values.
+
+    >>> ParameterCurve((1.0, 1.2, 1.9), "a measurement").value[-1]
+    1.9
+    """
 
     value: Annotated[tuple[Annotated[float, msgspec.Meta(ge=1)], ...], msgspec.Meta(min_length=1)]
     source: Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One parameter of a machine file."""
+class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A parameter of a machine file.
+
+    >>> Parameter(64.0, "data sheet").source
+    'data sheet'
+    """
 
     value: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
     source: Annotated[str, msgspec.Meta(min_length=1)]
@@ -126,22 +141,28 @@ class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _File = msgspec.defstruct(
     "_File",
     [
-        (name, str if name in ("name", "title") else Value)
+        (name, str if name in ("name", "title") else Parameter)
         for name in MachineModel.__dataclass_fields__  # the file's keys are the model's fields
         if name != "loaded_latency"
     ]
-    + [("loaded_latency", Curve | None, None)],
+    + [("loaded_latency", ParameterCurve | None, None)],
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
 )
 _MAY_BE_ZERO = {
-    "matrix_flops", "matrix_efficiency", "launch_core_ns", "dispatch_ns", "front_ns", "front_in_ns", "front_out_ns",
-}  # fmt: skip
+    "matrix_flops",
+    "matrix_efficiency",
+    "launch_core_ns",
+    "dispatch_ns",
+    "front_ns",
+    "front_in_ns",
+    "front_out_ns",
+}
 
 
-def parse(text: str, where: str) -> MachineModel:
-    """A machine file's content; `where` names it in messages."""
+def parse_machine_model(text: str, where: str) -> MachineModel:
+    """Reads the content of a machine file; `where` names the file in errors."""
     try:
         raw = msgspec.convert(tomllib.loads(text), _File)
     except tomllib.TOMLDecodeError as error:
@@ -154,7 +175,7 @@ def parse(text: str, where: str) -> MachineModel:
         entry = getattr(raw, key)
         if entry is None:
             continue
-        if not isinstance(entry, Value):
+        if not isinstance(entry, Parameter):
             values[key] = entry if isinstance(entry, str) else entry.value
             continue
         if entry.value == 0 and key not in _MAY_BE_ZERO:

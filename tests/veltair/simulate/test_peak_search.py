@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import pytest
+from small_models import small_machine, small_model
 
-from veltair.simulate.peak_search import find_peak, probe
-from veltair.simulate.scenario import Load, Scenario, TenantLoad
+from veltair.simulate.peak_search import find_peak, try_scale
 from veltair.simulate.simulation import Simulation
+from veltair.simulate.simulation_scenario import SimulationScenario, TenantWorkload, WorkloadShape
 
 
 @pytest.fixture
-def simulation(machine_model, simulated):
-    model = machine_model(4)
-    tenant = TenantLoad(name="m", model="m", qps=50, target_ms=40, arrivals="even")
-    return Simulation(Scenario((tenant,), Load(queries=300)), model, {"m": [simulated(model, "cc")]})
+def simulation():
+    model = small_machine(4)
+    tenant = TenantWorkload(name="m", model="m", qps=50, target_ms=40, arrivals="even")
+    return Simulation(
+        SimulationScenario((tenant,), WorkloadShape(queries=300)), model, {"m": [small_model(model, "cc")]}
+    )
 
 
 def test_the_peak_of_even_arrivals_is_what_the_machine_can_do(simulation):
@@ -26,12 +29,12 @@ def test_the_peak_of_even_arrivals_is_what_the_machine_can_do(simulation):
 
 def test_seeds_are_pooled_and_reported_in_steps(simulation):
     told = []
-    tried = probe(simulation, "fcfs", [1, 2, 3], 0.5, tick=told.append)
-    assert [tally.offered for tally in tried.tallies] == [sum(run.tallies[0].offered for run in tried.runs)]
+    tried = try_scale(simulation, "fcfs", [1, 2, 3], 0.5, report=told.append)
+    assert [outcome.offered for outcome in tried.outcomes] == [sum(run.outcomes[0].offered for run in tried.runs)]
     assert tried.offered_qps == tried.qps == 25
     assert told == sorted(told) and told[0] >= 0 and told[-1] <= 1
 
 
 def test_a_rate_that_is_lost_ends_with_the_run_that_shows_it(simulation):
-    tried = probe(simulation, "fcfs", [1, 2, 3], 40.0, give_up=True)
+    tried = try_scale(simulation, "fcfs", [1, 2, 3], 40.0, give_up=True)
     assert not tried.held and len(tried.runs) == 1

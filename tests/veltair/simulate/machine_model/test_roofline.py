@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veltair.machine.cache_traffic import LoopLevel, traffic_bytes
-from veltair.simulate.machine_model import layer_shapes, machines
-from veltair.simulate.machine_model.layer_shapes import LayerShape
-from veltair.simulate.machine_model.modelled_profiles import simulated
+from veltair.simulate.machine_model.layer_shapes import LayerShape, load_model_shape
+from veltair.simulate.machine_model.machine_model import MachineModel, load_machine_model, machine_names
+from veltair.simulate.machine_model.modelled_profiles import model_profiles
 from veltair.simulate.machine_model.roofline import dram_bytes, kept_traffic, sharing_cores
-from veltair.simulate.machine_model.tilings import Tilings, tilings
+from veltair.simulate.machine_model.tilings import TilingCandidates, enumerate_tilings
 
-MACHINES = [machines.load(name) for name in machines.names()]
-PAPERS = machines.load("threadripper-3990x")
-RESNET = layer_shapes.load("resnet50").layers
+MACHINES = [load_machine_model(name) for name in machine_names()]
+PAPERS = load_machine_model("threadripper-3990x")
+RESNET = load_model_shape("resnet50").layers
 CONV = next(
     s for s in RESNET if (s.m, s.n, s.k, s.inputs) == (196, 256, 2304, 14 * 14 * 256)
 )  # 256 to 256 channels, 3x3 at 14x14
@@ -31,10 +31,9 @@ def shapes(draw: st.DrawFn) -> LayerShape:
     m = row * rows
     weights = draw(st.sampled_from([0, groups * n * k]))
     second = 0 if weights else groups * n * k
-    return LayerShape(
-        "x", "conv2d", 2 * groups * m * n * k, m * k * groups, weights, m * n * groups, 0, second,
-        m=m, n=n, k=k, groups=groups, row=row, reach=reach,
-    )  # fmt: skip
+    flops, inputs, outputs = 2 * groups * m * n * k, m * k * groups, m * n * groups
+    product = LayerShape("x", "conv2d", flops, inputs, weights, outputs, 0, second, m=m, n=n, k=k)
+    return replace(product, groups=groups, row=row, reach=reach)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 1000)), min_size=1, max_size=6), st.integers(0, 400))
@@ -49,9 +48,9 @@ def test_kept_traffic_is_that_of_reuse(steps: list[tuple[int, int]], kept: int) 
 
 @settings(max_examples=30, deadline=None)
 @given(shapes(), st.sampled_from(MACHINES))
-def test_what_no_code_can_do(shape: LayerShape, machine: machines.MachineModel) -> None:
+def test_what_no_code_can_do(shape: LayerShape, machine: MachineModel) -> None:
     cores = min(machine.cores, 24)
-    found, item = tilings(shape, machine, cores), machine.element_bytes
+    found, item = enumerate_tilings(shape, machine, cores), machine.element_bytes
     on = np.arange(1, cores + 1)
     peak = max(machine.vector_flops, machine.clock_ghz * machine.matrix_flops)
     assert (found.compute_ns * on >= shape.flops / peak * 0.999).all()
@@ -67,14 +66,14 @@ def test_what_no_code_can_do(shape: LayerShape, machine: machines.MachineModel) 
 @settings(max_examples=20, deadline=None)
 @given(shapes())
 def test_more_cores_never_reduce_the_work(shape: LayerShape) -> None:
-    found = tilings(shape, PAPERS, 32)
+    found = enumerate_tilings(shape, PAPERS, 32)
     work = found.compute_ns * np.arange(1, 33)
     assert (work[:, 1:] >= work[:, :1] * (1 - 1e-9)).all()
 
 
 def test_one_task_knows_nothing_of_more_cores() -> None:
     """By hand: whole 14x14 outputs, all channels, all of the reduction at once."""
-    found = tilings(CONV, PAPERS, 8)
+    found = enumerate_tilings(CONV, PAPERS, 8)
     at = found.points.index({"rows": 196, "columns": 256, "depth": 2304, "order": "m"})
     assert (found.compute_ns[at] == found.compute_ns[at, 0]).all()
     weights, inputs, outputs = 2304 * 256 * 4 + 256 * 4, 14 * 14 * 256 * 4, 14 * 14 * 256 * 4
@@ -85,7 +84,7 @@ def test_one_task_knows_nothing_of_more_cores() -> None:
 
 def test_tasks_by_channels_read_the_weights_once_and_the_inputs_in_each_domain() -> None:
     """By hand: 16 tasks of 16 channels over all outputs, on 16 cores in 4 domains."""
-    found = tilings(CONV, PAPERS, 16)
+    found = enumerate_tilings(CONV, PAPERS, 16)
     at = found.points.index({"rows": 196, "columns": 16, "depth": 2304, "order": "m"})
     weights, inputs = 2304 * 256 * 4 + 256 * 4, 14 * 14 * 256 * 4
     assert found.dram_bytes[at, 15, -1] == pytest.approx(weights)
@@ -95,15 +94,15 @@ def test_tasks_by_channels_read_the_weights_once_and_the_inputs_in_each_domain()
 
 
 def test_tasks_by_rows_read_the_weights_in_each_domain() -> None:
-    found = tilings(CONV, PAPERS, 14)
+    found = enumerate_tilings(CONV, PAPERS, 14)
     at = found.points.index({"rows": 14, "columns": 256, "depth": 2304, "order": "n"})
     weights = 2304 * 256 * 4 + 256 * 4
     assert found.dram_bytes[at, 13, -1] == pytest.approx(4 * weights)  # 14 cores in 4 domains
 
 
 def test_cores_in_more_domains_than_they_fill_move_what_those_domains_read() -> None:
-    shape = replace(layer_shapes.load("resnet50"), layers=(CONV,))
-    work = simulated([shape], PAPERS, {"resnet50": 10**9}, versions=1)["resnet50"].work
+    shape = replace(load_model_shape("resnet50"), layers=(CONV,))
+    work = model_profiles([shape], PAPERS, {"resnet50": 10**9}, versions=1)["resnet50"].work
     assert [sharing_cores(work, 4, domains, PAPERS) for domains in (1, 2, 4)] == [4, 8, 16]
     assert sharing_cores(work, 6, 2, PAPERS) == 6
     assert sharing_cores(work, 64, 16, PAPERS) == 64
@@ -113,15 +112,15 @@ def test_cores_in_more_domains_than_they_fill_move_what_those_domains_read() -> 
 
 
 def test_matrix_tiles_are_filled_or_wasted() -> None:
-    server = machines.load("xeon-6972p")
+    server = load_machine_model("xeon-6972p")
     full = replace(CONV, m=32 * 32, row=32, n=64, k=64, flops=2 * 32 * 32 * 64 * 64)
     odd = replace(full, n=33, flops=2 * 32 * 32 * 33 * 64)  # a third tile for one channel
-    per_flop = [tilings(s, server, 1).compute_ns[:, 0].min() / s.flops for s in (full, odd)]
+    per_flop = [enumerate_tilings(s, server, 1).compute_ns[:, 0].min() / s.flops for s in (full, odd)]
     assert per_flop[1] / per_flop[0] == pytest.approx(48 / 33)
 
 
 def test_a_stream_moves_everything_or_what_is_cold() -> None:
     pool = next(s for s in RESNET if s.op == "pool2d")
-    found: Tilings = tilings(pool, PAPERS, 4)
+    found: TilingCandidates = enumerate_tilings(pool, PAPERS, 4)
     assert (found.dram_bytes[..., 0] == (pool.inputs + pool.outputs) * 4).all()
     assert (found.dram_bytes[..., -1] == 0).all()

@@ -11,12 +11,13 @@ import pytest
 from veltair.errors import ArtifactError, ConfigError
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 from veltair.profiles.artifact.manifest import Buffer, LayerEntry, Manifest, VersionEntry
-from veltair.simulate.machine_model import machines, measured_profiles
-from veltair.simulate.machine_model.modelled_profiles import subjects
+from veltair.simulate.machine_model import measured_profiles
+from veltair.simulate.machine_model.machine_model import load_machine_model
+from veltair.simulate.machine_model.modelled_profiles import scenario_models
 from veltair.simulate.machine_model.roofline import layer_ns
-from veltair.simulate.scenario import Load, Scenario, TenantLoad
+from veltair.simulate.simulation_scenario import SimulationScenario, TenantWorkload, WorkloadShape
 
-HERE = machines.load("xeon-2")
+HERE = load_machine_model("xeon-2")
 MB = 1 << 20
 
 
@@ -27,22 +28,40 @@ def artifact(monkeypatch: pytest.MonkeyPatch) -> Path:
     levels = ((900_000, 500_000), (1_200_000, 700_000))
     heavy = VersionEntry("a", (0, 1), 64, 8, {}, (levels, levels))
     quick = [VersionEntry(name, (0,), 64, 8, {}, (((t, t),) * 2,) * 2) for name, t in (("b", 40_000), ("c", 30_000))]
+    layers = (
+        LayerEntry("first", "matmul", (0,), (0,), (10**7, 2 * 10**7), (9 * MB, 10 * MB), (heavy,)),
+        LayerEntry("second", "pool2d", (0,), (0,), (10, 20), (MB, 2 * MB), tuple(quick)),
+    )
     manifest = Manifest(
-        schema=1, model="two", precision="fp32", tolerance=0.1, qos_ns=10_000_000, target={}, features=(), max_batch=2,
-        batches=(1, 2), levels=(1.0, 1.4), inputs=(), outputs=(), buffers=buffers, arena_bytes=0,
-        layers=(
-            LayerEntry("first", "matmul", (0,), (0,), (10**7, 2 * 10**7), (9 * MB, 10 * MB), (heavy,)),
-            LayerEntry("second", "pool2d", (0,), (0,), (10, 20), (MB, 2 * MB), tuple(quick)),
-        ),
-        environment={}, source_digest="", kernels_digest="", weights_digest="",
-    )  # fmt: skip
+        schema=1,
+        model="two",
+        precision="fp32",
+        tolerance=0.1,
+        qos_ns=10_000_000,
+        target={},
+        features=(),
+        max_batch=2,
+        batches=(1, 2),
+        levels=(1.0, 1.4),
+        inputs=(),
+        outputs=(),
+        buffers=buffers,
+        arena_bytes=0,
+        layers=layers,
+        environment={},
+        source_digest="",
+        kernels_digest="",
+        weights_digest="",
+    )
     known = Artifact(Path("folder/two"), manifest, "f" * 64)
-    monkeypatch.setattr(measured_profiles, "load", lambda path: known if path == known.path else load_artifact(path))
+    monkeypatch.setattr(
+        measured_profiles, "load_artifact", lambda path: known if path == known.path else load_artifact(path)
+    )
     return known.path
 
 
 def test_alone_is_what_was_measured(artifact: Path) -> None:
-    (one, work), (two, _) = measured_profiles.of_artifact(artifact, HERE, 2)
+    (one, work), (two, _) = measured_profiles.load_measured_models(artifact, HERE, 2)
     assert (one.batch, two.batch) == (1, 2)
     for cores in (1, 2):
         times = layer_ns(work, cores, 1, HERE.l3_bytes, HERE.dram_gb_s, 1.0, HERE)
@@ -53,7 +72,7 @@ def test_alone_is_what_was_measured(artifact: Path) -> None:
 
 
 def test_less_memory_costs_what_reads_weights(artifact: Path) -> None:
-    work = measured_profiles.of_artifact(artifact, HERE, 2)[0][1]
+    work = measured_profiles.load_measured_models(artifact, HERE, 2)[0][1]
     alone, pressed = (layer_ns(work, 2, 1, HERE.l3_bytes, share, 1.0, HERE) for share in (HERE.dram_gb_s, 5.0))
     assert pressed[0, 0] == pytest.approx(8 * MB / 5.0, rel=0.01)
     assert pressed[1, 0] == alone[1, 0]
@@ -63,8 +82,8 @@ def test_less_memory_costs_what_reads_weights(artifact: Path) -> None:
 
 
 def test_a_scenario_may_name_both_kinds(artifact: Path) -> None:
-    tenants = [TenantLoad(name=n, model=m, qps=1, target_ms=10) for n, m in (("a", str(artifact)), ("b", "dlrm"))]
-    found = subjects(Scenario(tuple(tenants), Load()), HERE)
+    tenants = [TenantWorkload(name=n, model=m, qps=1, target_ms=10) for n, m in (("a", str(artifact)), ("b", "dlrm"))]
+    found = scenario_models(SimulationScenario(tuple(tenants), WorkloadShape()), HERE)
     assert [known.profile.batch for known in found[str(artifact)]] == [1, 2]
     assert found[str(artifact)][0].profile.model == str(artifact)
     assert [known.profile.model for known in found["dlrm"]] == ["dlrm"]
@@ -72,6 +91,6 @@ def test_a_scenario_may_name_both_kinds(artifact: Path) -> None:
 
 def test_what_cannot_be_simulated(artifact: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was timed on 2 cores, and 4 of wide are in use"):
-        measured_profiles.of_artifact(artifact, replace(HERE, name="wide", cores=4), 4)
+        measured_profiles.load_measured_models(artifact, replace(HERE, name="wide", cores=4), 4)
     with pytest.raises(ArtifactError, match="no model artifact there"):
-        measured_profiles.of_artifact(tmp_path, HERE, 2)
+        measured_profiles.load_measured_models(tmp_path, HERE, 2)

@@ -5,20 +5,25 @@ from pathlib import Path
 import pytest
 
 from veltair.errors import ConfigError
-from veltair.simulate.scenario import read_scenario
+from veltair.simulate.simulation_scenario import read_simulation_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[3] / "scenarios"
 GOOD = '[[tenants]]\nname = "a"\nqps = 10\ntarget_ms = 5.0\n'
 QOS_MS = {
-    "resnet50": 15, "googlenet": 15, "efficientnet_b0": 10, "mobilenet_v2": 10, "ssd300": 100, "tiny_yolov2": 10,
+    "resnet50": 15,
+    "googlenet": 15,
+    "efficientnet_b0": 10,
+    "mobilenet_v2": 10,
+    "ssd300": 100,
+    "tiny_yolov2": 10,
     "bert_large": 130,
-}  # fmt: skip
+}
 
 
 def read(tmp_path, text):
     path = tmp_path / "s.toml"
     path.write_text(text)
-    return read_scenario(path)
+    return read_simulation_scenario(path)
 
 
 def test_what_is_not_said_has_defaults(tmp_path):
@@ -36,7 +41,7 @@ def test_paths_count_from_the_scenario(tmp_path):
 def test_a_folder_beside_the_scenario_is_no_model_of_the_zoo(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.toml").write_text(GOOD + 'model = "./a"\n')
-    assert read_scenario(Path("s.toml")).tenants[0].model == str(tmp_path / "a")
+    assert read_simulation_scenario(Path("s.toml")).tenants[0].model == str(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
@@ -77,6 +82,6 @@ def test_wrong_scenarios_are_refused_with_the_key(tmp_path, text, said):
     ],
 )
 def test_the_papers_workloads(name, models):
-    tenants = read_scenario(SCENARIOS / f"{name}.toml").tenants
+    tenants = read_simulation_scenario(SCENARIOS / f"{name}.toml").tenants
     assert {tenant.model: tenant.target_ms for tenant in tenants} == {model: QOS_MS[model] for model in models}
     assert len({round(tenant.qps * tenant.target_ms) for tenant in tenants}) == 1  # as often as 1 / QoS

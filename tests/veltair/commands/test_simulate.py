@@ -14,10 +14,10 @@ import pytest
 from veltair.cli import main
 from veltair.scheduler.event_log.replay import replay
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.simulate.machine_model import machines
-from veltair.simulate.machine_model.modelled_profiles import subjects
-from veltair.simulate.scenario import read_scenario
+from veltair.simulate.machine_model.machine_model import load_machine_model
+from veltair.simulate.machine_model.modelled_profiles import scenario_models
 from veltair.simulate.simulation import Simulation
+from veltair.simulate.simulation_scenario import read_simulation_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[3] / "scenarios"
 SMALL = """
@@ -78,8 +78,8 @@ def test_a_table_shows_every_tenant(capsys, scenario):
 def test_the_log_replays_to_the_same_decisions(capsys, scenario, tmp_path):
     log = tmp_path / "log.jsonl"
     assert simulate(capsys, scenario, "--cores", 8, "--seeds", 1, "--log", log)[0] == 0
-    read, model = read_scenario(scenario), machines.load("threadripper-3990x")
-    simulation = Simulation(read, model, subjects(read, model, cores=8), 8)
+    read, model = read_simulation_scenario(scenario), load_machine_model("threadripper-3990x")
+    simulation = Simulation(read, model, scenario_models(read, model, cores=8), 8)
     assert replay(simulation.scheduler("veltair"), log.read_text().splitlines()) > 60
 
 
@@ -88,13 +88,13 @@ import io, sys, zlib
 from pathlib import Path
 from random import Random
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.simulate.machine_model import machines
-from veltair.simulate.machine_model.modelled_profiles import subjects
+from veltair.simulate.machine_model.machine_model import load_machine_model
+from veltair.simulate.machine_model.modelled_profiles import scenario_models
 from veltair.simulate.simulation import Simulation
-from veltair.simulate.scenario import read_scenario
+from veltair.simulate.simulation_scenario import read_simulation_scenario
 
-scenario, model = read_scenario(Path(sys.argv[1])), machines.load("threadripper-3990x")
-simulation = Simulation(scenario, model, subjects(scenario, model, cores=8), 8)
+scenario, model = read_simulation_scenario(Path(sys.argv[1])), load_machine_model("threadripper-3990x")
+simulation = Simulation(scenario, model, scenario_models(scenario, model, cores=8), 8)
 for policy in POLICIES:
     holes = [bytes(size) for size in range(0, 480, 8) for _ in range(500)]
     Random(sys.argv[2]).shuffle(holes)  # what is made next lies where these lay, in an order of chance

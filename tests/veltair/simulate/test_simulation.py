@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_models import small_machine, small_model
 
 from veltair.errors import UserError
 from veltair.scheduler.event_log.replay import load_decision, load_event, replay
@@ -23,40 +24,42 @@ from veltair.scheduler.events import (
     StartBlock,
 )
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.simulate.arrivals import draw
-from veltair.simulate.scenario import Load, Scenario, TenantLoad
+from veltair.simulate.arrivals import draw_arrivals
 from veltair.simulate.simulation import Simulation
+from veltair.simulate.simulation_scenario import SimulationScenario, TenantWorkload, WorkloadShape
 
 IN_ORDER = {"fcfs", "layerwise", "block-6", "block-11", "veltair-ac", "veltair-full", "veltair-as"}
 
 
 @pytest.mark.parametrize(("aware", "second"), [(True, (4, 5, 6)), (False, (2, 3, 4))])
-def test_cores_are_handed_out_by_domain_or_by_number(machine_model, simulated, aware, second):
-    model, tenant = machine_model(16), TenantLoad(name="m", qps=1.0, target_ms=100.0)
-    scenario = Scenario((tenant,), Load(queries=1, domain_aware=aware))
-    pool = Simulation(scenario, model, {"m": [simulated(model, "c")]}).scheduler("fcfs").state.pool
+def test_cores_are_handed_out_by_domain_or_by_number(aware, second):
+    model, tenant = small_machine(16), TenantWorkload(name="m", qps=1.0, target_ms=100.0)
+    scenario = SimulationScenario((tenant,), WorkloadShape(queries=1, domain_aware=aware))
+    pool = Simulation(scenario, model, {"m": [small_model(model, "c")]}).scheduler("fcfs").state.pool
     assert [pool.take(2), pool.take(3)] == [(0, 1), second]
 
 
 @pytest.fixture(scope="session")
-def worlds(machine_model, simulated):
+def worlds():
     """Small simulations: one or two models, few or many cores, idle to overloaded."""
 
     @st.composite
     def build(draw_):
         cores = draw_(st.sampled_from((1, 3, 6, 16)))
-        model = machine_model(cores, domain_cores=draw_(st.sampled_from((1, 2, 4))))
+        model = small_machine(cores, domain_cores=draw_(st.sampled_from((1, 2, 4))))
         texts = draw_(st.lists(st.sampled_from(("c", "s", "ck", "ksc", "ccsck", "kkksssccc")), min_size=1, max_size=2))
-        models = {f"m{i}": [simulated(model, text, f"m{i}")] for i, text in enumerate(texts)}
+        models = {f"m{i}": [small_model(model, text, f"m{i}")] for i, text in enumerate(texts)}
         tenants = []
         for name, (known,) in models.items():
             one_core_ns = sum(versions[0].latency.at(1.0, 1) for versions in known.profile.versions)
             target_ms = one_core_ns / 1e6 * draw_(st.sampled_from((0.2, 0.7, 1.5, 4.0)))
             load = draw_(st.sampled_from((0.2, 0.8, 1.6)))
             qps = load * cores / one_core_ns * 1e9 / len(texts)
-            tenants.append(TenantLoad(name=name, model=name, qps=qps, target_ms=target_ms))
-        load = Load(queries=draw_(st.integers(1, 40)), warmup=0.2, workers=draw_(st.sampled_from((None, 1, 3))))
-        return Simulation(Scenario(tuple(tenants), load), model, models)
+            tenants.append(TenantWorkload(name=name, model=name, qps=qps, target_ms=target_ms))
+        load = WorkloadShape(
+            queries=draw_(st.integers(1, 40)), warmup=0.2, workers=draw_(st.sampled_from((None, 1, 3)))
+        )
+        return Simulation(SimulationScenario(tuple(tenants), load), model, models)
 
     return build()
 
@@ -123,8 +126,8 @@ def test_what_holds_in_every_run(worlds, policy, data):
     assert replay(simulation.scheduler(policy), lines) == sum(hasattr(entry, "time_ns") for entry in entries)
     again, same, _ = told(simulation, policy, seed)
     assert same == lines
-    assert [tally.latency_ns.tolist() for tally in again.tallies] == [
-        tally.latency_ns.tolist() for tally in run.tallies
+    assert [outcome.latency_ns.tolist() for outcome in again.outcomes] == [
+        outcome.latency_ns.tolist() for outcome in run.outcomes
     ]
 
     _agrees(simulation, run, entries, seed)
@@ -160,66 +163,74 @@ def _agrees(simulation, run, entries, seed):
                 refused.add(query)
     assert (run.blocks, run.conflicts) == (blocks, conflicts)
     assert isclose(run.core_ns, core_ns)
-    for tally, times in zip(run.tallies, draw(simulation.scenario, 1.0, seed, duration_ns), strict=True):
-        mine = {id for id, query in arrived.items() if query.tenant == tally.name}
+    for outcome, times in zip(run.outcomes, draw_arrivals(simulation.scenario, 1.0, seed, duration_ns), strict=True):
+        mine = {id for id, query in arrived.items() if query.tenant == outcome.name}
         assert sorted(arrived[id].arrival_ns for id in mine) == times.tolist()
         counted = {id for id in mine if arrived[id].arrival_ns >= warm_ns}
         latencies = sorted(done[id] - arrived[id].arrival_ns for id in counted & done.keys())
-        assert tally.latency_ns.tolist() == latencies
-        assert tally.offered == len(counted) and tally.refused == len(counted & refused) and tally.errors == 0
-        assert tally.served == sum(warm_ns <= done[id] < duration_ns for id in mine & done.keys())
-        assert tally.in_time == sum(ns <= tally.target_ns for ns in latencies)
+        assert outcome.latency_ns.tolist() == latencies
+        assert outcome.offered == len(counted) and outcome.refused == len(counted & refused) and outcome.errors == 0
+        assert outcome.served == sum(warm_ns <= done[id] < duration_ns for id in mine & done.keys())
+        assert outcome.in_time == sum(ns <= outcome.target_ns for ns in latencies)
 
 
-def test_alone_a_query_takes_what_its_profile_says(machine_model, simulated):
-    model = machine_model(4)
-    known = simulated(model, "cks", "m")
-    scenario = Scenario((TenantLoad(name="m", model="m", qps=0.1, target_ms=2.9, arrivals="even"),), Load(queries=20))
+def test_alone_a_query_takes_what_its_profile_says():
+    model = small_machine(4)
+    known = small_model(model, "cks", "m")
+    scenario = SimulationScenario(
+        (TenantWorkload(name="m", model="m", qps=0.1, target_ms=2.9, arrivals="even"),), WorkloadShape(queries=20)
+    )
     simulation = Simulation(scenario, model, {"m": [known]})
     run = simulation.run("fcfs", 1)
     alone = [sum(min(v.latency.latency_ns[0][c] for v in vs) for vs in known.profile.versions) for c in range(4)]
     in_time = next(ns for ns in alone if ns <= 2.9e6)
-    assert np.abs(run.tallies[0].latency_ns - in_time).max() <= 4  # profiles are rounded layer by layer
+    assert np.abs(run.outcomes[0].latency_ns - in_time).max() <= 4  # profiles are rounded layer by layer
     assert run.conflict_rate == 0.0
 
 
-def test_cores_in_use_are_a_part_of_the_machine(machine_model, simulated):
-    model = machine_model(16)
-    scenario = Scenario((TenantLoad(name="m", model="m", qps=50, target_ms=50),), Load(queries=10))
-    simulation = Simulation(scenario, model, {"m": [simulated(model, "cks")]}, cores=6)
+def test_cores_in_use_are_a_part_of_the_machine():
+    model = small_machine(16)
+    scenario = SimulationScenario(
+        (TenantWorkload(name="m", model="m", qps=50, target_ms=50),), WorkloadShape(queries=10)
+    )
+    simulation = Simulation(scenario, model, {"m": [small_model(model, "cks")]}, cores=6)
     assert simulation.machine.domains == ((0, 1, 2, 3), (4, 5))
     assert simulation.workers == 6
 
 
-def test_a_lost_run_is_given_up_and_a_held_one_is_not(machine_model, simulated):
-    model = machine_model(4)
-    scenario = Scenario((TenantLoad(name="m", model="m", qps=100, target_ms=20),), Load(queries=2000))
-    simulation = Simulation(scenario, model, {"m": [simulated(model, "cksccc")]})
+def test_a_lost_run_is_given_up_and_a_held_one_is_not():
+    model = small_machine(4)
+    scenario = SimulationScenario(
+        (TenantWorkload(name="m", model="m", qps=100, target_ms=20),), WorkloadShape(queries=2000)
+    )
+    simulation = Simulation(scenario, model, {"m": [small_model(model, "cksccc")]})
     held = simulation.run("veltair-full", 1, planned=1)
-    assert not held.abandoned and held.tallies[0].qos_held
+    assert not held.abandoned and held.outcomes[0].qos_held
     full = simulation.run("veltair-full", 1, scale=20.0)
     lost = simulation.run("veltair-full", 1, scale=20.0, planned=1)
-    assert not full.abandoned and not full.tallies[0].qos_held
+    assert not full.abandoned and not full.outcomes[0].qos_held
     assert lost.abandoned and lost.blocks < full.blocks / 2
     assert simulation.run("veltair-full", 1, planned=1, before=(full,)).abandoned  # nothing is left to miss
 
 
 @pytest.mark.parametrize("proxy", ["observed", "demand", "counters"])
-def test_every_source_of_the_level_is_there(machine_model, simulated, proxy):
-    model = machine_model(16)
-    scenario = Scenario((TenantLoad(name="m", model="m", qps=600, target_ms=30),), Load(queries=200, proxy=proxy))
-    simulation = Simulation(scenario, model, {"m": [simulated(model, "sksksk")]})
+def test_every_source_of_the_level_is_there(proxy):
+    model = small_machine(16)
+    scenario = SimulationScenario(
+        (TenantWorkload(name="m", model="m", qps=600, target_ms=30),), WorkloadShape(queries=200, proxy=proxy)
+    )
+    simulation = Simulation(scenario, model, {"m": [small_model(model, "sksksk")]})
     assert simulation.scheduler("veltair-full").level_source == proxy
     runs = [asdict(simulation.run("veltair-full", 1)) for _ in range(2)]
-    latencies = [run["tallies"][0]["latency_ns"].tolist() for run in runs]
+    latencies = [run["outcomes"][0]["latency_ns"].tolist() for run in runs]
     assert latencies[0] == latencies[1] and len(latencies[0]) > 150
 
 
-def test_a_profile_without_versions_is_refused(machine_model, simulated):
-    model = machine_model(4)
-    known = simulated(model, "cks")
+def test_a_profile_without_versions_is_refused():
+    model = small_machine(4)
+    known = small_model(model, "cks")
     versions = known.profile.versions[0], (), known.profile.versions[2]
     broken = replace(known, profile=replace(known.profile, versions=versions))
-    scenario = Scenario((TenantLoad(name="m", qps=10, target_ms=50),))
+    scenario = SimulationScenario((TenantWorkload(name="m", qps=10, target_ms=50),))
     with pytest.raises(UserError, match=r"m \(batch 1\): layer 1 has no code version"):
         Simulation(scenario, model, {"m": [broken]}).run("veltair", 1)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import pytest
 
-from veltair.simulate.machine_model.layer_speed import Pace
-from veltair.simulate.machine_model.machines import MachineModel
-from veltair.simulate.machine_model.modelled_profiles import Simulated
+from veltair.simulate.machine_model.execution_rate import ExecutionRate
+from veltair.simulate.machine_model.machine_model import MachineModel
+from veltair.simulate.machine_model.modelled_profiles import SimulatedModel
 from veltair.simulate.machine_model.roofline import ModelWork
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile
 
@@ -18,21 +17,22 @@ LEVELS = (1.0, 1.5, 3.0)
 UNDER = ((0, 0), (5, 3), (9, 8))  # the pressures (cache, memory) at which the levels' times are taken
 
 
-def _model(cores: int = 16, domain_cores: int = 4, **other: float) -> MachineModel:
-    values = {
-        "name": "small", "title": "Small", "cores": cores, "domain_cores": domain_cores, "l2_bytes": MB,
-        "l3_bytes": 16 * MB, "l3_gb_s": 300.0, "core_gb_s": 20.0, "domain_gb_s": 40.0, "dram_gb_s": 80.0,
-        "launch_ns": 1000.0, "launch_core_ns": 0.0, "spawn_median_ns": 100_000.0, "spawn_mean_ns": 220_000.0,
-        "dispatch_ns": 0.0, "front_ns": 0.0, "front_in_ns": 0.0, "front_out_ns": 0.0,
-    }  # fmt: skip
+def small_machine(cores: int = 16, domain_cores: int = 4, **other: float) -> MachineModel:
+    """A machine with small round numbers, some of which may be given."""
+    values: dict[str, float | str] = {"name": "small", "title": "Small", "cores": cores, "domain_cores": domain_cores}
+    values |= {"l2_bytes": MB, "l3_bytes": 16 * MB}
+    values |= {"l3_gb_s": 300.0, "core_gb_s": 20.0, "domain_gb_s": 40.0, "dram_gb_s": 80.0}
+    values |= {"launch_ns": 1000.0, "launch_core_ns": 0.0, "dispatch_ns": 0.0}
+    values |= {"spawn_median_ns": 100_000.0, "spawn_mean_ns": 220_000.0}
+    values |= {"front_ns": 0.0, "front_in_ns": 0.0, "front_out_ns": 0.0}
     fields = MachineModel.__dataclass_fields__
     return MachineModel(**{name: 1 for name in fields if name != "loaded_latency"} | values | other)
 
 
-def _work(model: MachineModel, layers: str, name: str = "m") -> ModelWork:
-    """A letter a layer: `c` computes, `k` keeps 12 MB or moves much, `s` streams; two versions of each.
+def small_work(model: MachineModel, layers: str, name: str = "m") -> ModelWork:
+    """Work of a model given as one letter per layer: `c` computes, `k` keeps 12 MB or moves much, `s` streams.
 
-    The second version keeps a quarter and computes a tenth longer.
+    Each layer has two versions; the second keeps a quarter and computes a tenth longer.
     """
     rows = {"c": (4e6, 2e5, 1e6, 2e6), "k": (2e6, 1e6, 12 * MB, 60e6), "s": (4e5, 40e6, 1e6, 40e6)}
     shape = model.cores, 2, len(layers), 2
@@ -51,13 +51,14 @@ def _work(model: MachineModel, layers: str, name: str = "m") -> ModelWork:
 
 
 @cache
-def _simulated(model: MachineModel, layers: str, name: str = "m") -> Simulated:
-    work = _work(model, layers, name)
-    pace = Pace(work, model)
+def small_model(model: MachineModel, layers: str, name: str = "m") -> SimulatedModel:
+    """A model of such layers with its profile."""
+    work = small_work(model, layers, name)
+    rate = ExecutionRate(work, model)
     cores = range(1, model.cores + 1)
 
     def table(layer: int, version: int) -> LatencyTable:
-        times = [[round(pace.times_ns(c, model.domains(c), *under)[layer, version]) for c in cores] for under in UNDER]
+        times = [[round(rate.times_ns(c, model.domains(c), *under)[layer, version]) for c in cores] for under in UNDER]
         return LatencyTable(LEVELS, tuple(map(tuple, times)))
 
     versions = tuple(
@@ -65,14 +66,4 @@ def _simulated(model: MachineModel, layers: str, name: str = "m") -> Simulated:
         for i in range(len(layers))
     )
     about = tuple(Layer(i, f"layer{i}", "conv2d", (), (), 10**6, 10**6) for i in range(len(layers)))
-    return Simulated(ModelProfile(name, 1, about, versions, {}, ""), work)
-
-
-@pytest.fixture(scope="session")
-def machine_model():
-    return _model
-
-
-@pytest.fixture(scope="session")
-def simulated():
-    return _simulated
+    return SimulatedModel(ModelProfile(name, 1, about, versions, {}, ""), work)

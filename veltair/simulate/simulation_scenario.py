@@ -1,4 +1,4 @@
-"""The scenario file of `veltair simulate`: which tenants ask, how often, and by when each answer is due."""
+"""The scenario file of `veltair simulate`: the tenants, their rates and their targets."""
 
 from __future__ import annotations
 
@@ -12,34 +12,46 @@ from msgspec import Meta
 
 from veltair.errors import ConfigError
 
-MOST_QUERIES = 10_000_000  # of one run: all are held in memory
+MOST_QUERIES = 10_000_000  # of one run, which holds them all in memory
 
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WorkloadShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[load]`: how long a run is, and what the scheduler knows and may do.
+
+    >>> WorkloadShape(queries=500).warmup
+    0.1
+    """
+
     queries: Annotated[int, Meta(ge=1, le=MOST_QUERIES)] | None = None  # of all tenants together, warm-up included
     duration_s: Positive | None = None  # instead of `queries`: arrivals stop then
-    warmup: Annotated[float, Meta(ge=0, lt=1)] = 0.1  # share of the run that is not counted
+    warmup: Annotated[float, Meta(ge=0, lt=1)] = 0.1  # share of the run at its begin that is not counted
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 1
     proxy: Literal["counters", "observed", "demand"] = "observed"  # where the interference level comes from
     workers: Annotated[int, Meta(ge=1)] | None = None  # queries in flight; default: one for each core
-    planned_share: Annotated[float, Meta(gt=0, le=1)] = 1.0  # of each target, what policies plan with
-    layer_qos: Literal["time", "ops"] = "time"  # what the paper's policies give layers their share of a target by
-    domain_aware: bool = True  # cores that share an L3 are handed out together; else those of the lowest numbers
-    grows_inside_layers: bool = False  # a block that lacked cores gets more at once, else between two of its layers
+    planned_share: Annotated[float, Meta(gt=0, le=1)] = 1.0  # of each target, that policies plan with
+    layer_qos: Literal["time", "ops"] = "time"  # by what the paper's policies divide a target among layers
+    domain_aware: bool = True  # cores that share an L3 are handed out together, else cores in order of their numbers
+    grows_inside_layers: bool = False  # a block that lacks cores gets more at once, else between two of its layers
 
 
-class TenantLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TenantWorkload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table `[[tenants]]`: one model, how often it is queried, and its target.
+
+    >>> TenantWorkload(name="resnet50", qps=100, target_ms=15.0).model
+    'resnet50'
+    """
+
     name: Annotated[str, Meta(min_length=1)]
     model: str = ""  # a model of the zoo, or an artifact's folder; default: the tenant's name
     qps: Positive
     target_ms: Annotated[float, Meta(gt=0, le=3_600_000)]  # arrival to answer
     percentile: Annotated[float, Meta(gt=0, le=1)] = 0.95  # share of the queries that must meet target_ms
     priority: Annotated[int, Meta(ge=1)] = 1
-    max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1  # so many waiting queries may run as one, where a policy batches
+    max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1  # waiting queries that a policy may run as one
     arrivals: Literal["poisson", "even", "file"] = "poisson"
-    file: str | None = None  # with `arrivals = "file"`: a time in seconds a line, ascending; `#` begins a comment
+    file: str | None = None  # with `arrivals = "file"`: times in seconds, one a line, ascending; `#` begins a comment
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -50,18 +62,28 @@ class TenantLoad(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return max(1, round(self.target_ms * 1e6))
 
 
-class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    tenants: Annotated[tuple[TenantLoad, ...], Meta(min_length=1)]
-    load: Load = Load()
+class SimulationScenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A scenario file.
+
+    >>> tenant = TenantWorkload(name="resnet50", qps=10.0, target_ms=15.0)
+    >>> SimulationScenario((tenant,)).qps
+    10.0
+    """
+
+    tenants: Annotated[tuple[TenantWorkload, ...], Meta(min_length=1)]
+    load: WorkloadShape = WorkloadShape()
 
     @property
     def qps(self) -> float:
-        """Of all tenants together."""
+        """The rate of all tenants together."""
         return sum(tenant.qps for tenant in self.tenants)
 
 
-def read_scenario(path: Path) -> Scenario:
-    """Paths in it count from its folder. Raises ConfigError, one line that names the file and the key."""
+def read_simulation_scenario(path: Path) -> SimulationScenario:
+    """Reads a scenario file; paths in it are relative to its folder.
+
+    Raises ConfigError, one line that names the file and the key.
+    """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -71,7 +93,7 @@ def read_scenario(path: Path) -> Scenario:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     try:
-        scenario = msgspec.convert(document, Scenario)
+        scenario = msgspec.convert(document, SimulationScenario)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_key_first(str(error))}") from None
     _check(scenario, path)
@@ -83,11 +105,11 @@ def read_scenario(path: Path) -> Scenario:
         )
         for tenant in scenario.tenants
     )
-    return Scenario(tuple(tenants), scenario.load)
+    return SimulationScenario(tuple(tenants), scenario.load)
 
 
-def _model(tenant: TenantLoad, path: Path) -> str:
-    """Absolute where it is a folder: what has no "/" is a model of the zoo."""
+def _model(tenant: TenantWorkload, path: Path) -> str:
+    """Returns the absolute path of an artifact, or a name without "/" of a model of the zoo."""
     return str((path.parent / tenant.model).absolute()) if "/" in tenant.model else tenant.model
 
 
@@ -97,8 +119,8 @@ def _key_first(text: str) -> str:
     return f"{key}: {message[0].lower()}{message[1:]}" if key else message
 
 
-def _check(scenario: Scenario, path: Path) -> None:
-    """What no single field can say."""
+def _check(scenario: SimulationScenario, path: Path) -> None:
+    """Checks what no single field can say."""
     load, names = scenario.load, set()
     if load.queries is not None and load.duration_s is not None:
         raise ConfigError(f"{path}: load: expected queries or duration_s, not both")
