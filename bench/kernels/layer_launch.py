@@ -207,7 +207,7 @@ def _chain(library: Path) -> _LoadedModel:
 
 
 def _model(path: Path) -> _LoadedModel:
-    from veltair.commands.engine_process import draw
+    from veltair.commands.engine_process import draw_input
     from veltair.profiles.artifact.artifact_folder import load_artifact
     from veltair.profiles.runtime.executor import Executor, empty
 
@@ -215,7 +215,7 @@ def _model(path: Path) -> _LoadedModel:
     manifest = executor.manifest
     inputs = []
     for port in manifest.inputs:
-        array = draw(port, 1)
+        array = draw_input(port, 1)
         inputs.append(empty(array.shape, str(array.dtype)))
         inputs[-1][...] = array
     outputs = [empty(tuple(-d if d < 0 else d for d in p.shape), p.dtype) for p in manifest.outputs]

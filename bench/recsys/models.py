@@ -29,7 +29,7 @@ from bench.paths import CLI, DEMO, RESULTS, ROOT
 from bench.recsys.ready_made import ready_made, with_lookups
 from bench.serving import mix
 from veltair.commands import engine_process
-from veltair.commands.alternate_runs import race
+from veltair.commands.alternate_runs import run_alternately
 from veltair.compiler.features.description_file import load_description
 from veltair.compiler.features.feature_description import FeatureDescription
 from veltair.machine.environment import describe_environment
@@ -170,7 +170,9 @@ def measure(files: Files, batch: int, rounds: int, tensorflow: str | None) -> li
         keys = ("engine", "precision", "threads", "batch", "only")
         rows += [
             {key: each[key] for key in keys if key in each} | {"median_ms": round(median, 4)}
-            for each, median in zip(tasks, race([*map(engine_command, tasks)], rounds, quiet=True), strict=True)
+            for each, median in zip(
+                tasks, run_alternately([*map(engine_command, tasks)], rounds, quiet=True), strict=True
+            )
         ]
     return rows
 

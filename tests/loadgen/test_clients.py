@@ -49,8 +49,8 @@ def outcomes(server: Any, scheme: str, model: str, times: int, timeout_s: float 
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_metadata(oracle, scheme):
-    meta = with_client(oracle, scheme, lambda client: client.describe("echo"))
+def test_metadata(fake_server, scheme):
+    meta = with_client(fake_server, scheme, lambda client: client.describe("echo"))
     assert meta == ModelMetadata(
         "echo",
         (TensorMetadata("x", "FP32", (-1, 4)), TensorMetadata("ids", "INT64", (-1, 3))),
@@ -60,16 +60,16 @@ def test_metadata(oracle, scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_tensors_arrive_as_the_metadata_wants_them(own_oracle, scheme):
-    answers = outcomes(own_oracle, scheme, "echo", 4)
+def test_the_tensors_arrive_as_the_metadata_wants_them(own_fake_server, scheme):
+    answers = outcomes(own_fake_server, scheme, "echo", 4)
     assert answers == [Response(Outcome.OK)] * 4
-    counts = own_oracle.stats("echo")
+    counts = own_fake_server.stats("echo")
     assert (counts["queries"], counts["samples"], counts["bad"]) == (4, 12, 0)
 
 
 @pytest.mark.parametrize("model", ["echo", "words"])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_tensors_in_shared_memory_arrive_and_leave_nothing_behind(own_oracle, scheme, model):
+def test_tensors_in_shared_memory_arrive_and_leave_nothing_behind(own_fake_server, scheme, model):
     async def play(client: Any) -> list[Response]:
         sharing = await SharedMemoryClient.register(client)
         meta = await sharing.describe(model)
@@ -81,34 +81,34 @@ def test_tensors_in_shared_memory_arrive_and_leave_nothing_behind(own_oracle, sc
         assert not list(FOLDER.glob(f"{sharing.region}*"))
         return answers
 
-    assert with_client(own_oracle, scheme, play) == [Response(Outcome.OK)] * DRAWN_BATCH_PAYLOADS
-    assert own_oracle.stats(model)["bad"] == 0
+    assert with_client(own_fake_server, scheme, play) == [Response(Outcome.OK)] * DRAWN_BATCH_PAYLOADS
+    assert own_fake_server.stats(model)["bad"] == 0
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_strings_arrive_as_the_configuration_wants_them(own_oracle, scheme):
-    assert outcomes(own_oracle, scheme, "words", 4) == [Response(Outcome.OK)] * 4
-    counts = own_oracle.stats("words")
+def test_strings_arrive_as_the_configuration_wants_them(own_fake_server, scheme):
+    assert outcomes(own_fake_server, scheme, "words", 4) == [Response(Outcome.OK)] * 4
+    counts = own_fake_server.stats("words")
     assert (counts["queries"], counts["samples"], counts["bad"]) == (4, 12, 0)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_fixed_batch(own_oracle, scheme):
+def test_a_fixed_batch(own_fake_server, scheme):
     async def play(client: InferenceClient) -> Response:
         return await client.send(await request(client, "fixed", None))
 
-    assert with_client(own_oracle, scheme, play).outcome is Outcome.OK
-    assert own_oracle.stats("fixed")["bad"] == 0
+    assert with_client(own_fake_server, scheme, play).outcome is Outcome.OK
+    assert own_fake_server.stats("fixed")["bad"] == 0
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_bad_request_is_an_error_with_the_servers_words(oracle, scheme):
+def test_a_bad_request_is_an_error_with_the_servers_words(fake_server, scheme):
     async def play(client: InferenceClient) -> Response:
         meta = await client.describe("echo")
         wrong = {"x": np.ones((1, 4), np.float32), "ids": np.full((1, 3), 99)}
         return await client.send(client.encode(meta, wrong))
 
-    answer = with_client(oracle, scheme, play)
+    answer = with_client(fake_server, scheme, play)
     assert answer.outcome is Outcome.ERROR
     assert "id out of range" in answer.detail
 
@@ -134,13 +134,13 @@ def test_a_bad_request_is_an_error_with_the_servers_words(oracle, scheme):
     ],
 )
 def test_whatever_the_server_does_is_one_outcome_and_the_next_query_is_not_harmed(
-    oracle, scheme, model, outcome, detail
+    fake_server, scheme, model, outcome, detail
 ):
     async def play(client: InferenceClient) -> list[Response]:
         bad, good = await request(client, model), await request(client, "echo")
         return [await client.send(data) for data in (bad, good, bad, bad, good)]
 
-    answers = with_client(oracle, scheme, play)
+    answers = with_client(fake_server, scheme, play)
     for answer in (answers[0], answers[2], answers[3]):
         assert answer.outcome is outcome
         assert detail in answer.detail
@@ -148,13 +148,13 @@ def test_whatever_the_server_does_is_one_outcome_and_the_next_query_is_not_harme
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_no_answer_in_time_is_an_error(oracle, scheme):
-    answers = outcomes(oracle, scheme, "hang", 2, timeout_s=0.3)
+def test_no_answer_in_time_is_an_error(fake_server, scheme):
+    answers = outcomes(fake_server, scheme, "hang", 2, timeout_s=0.3)
     assert answers == [Response(Outcome.ERROR, "no answer within 0.3 s")] * 2
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_late_answer_is_not_taken_for_the_next_querys(oracle, scheme):
+def test_a_late_answer_is_not_taken_for_the_next_querys(fake_server, scheme):
     async def play(client: Any) -> list[Response]:
         slow, good = await request(client, "hang"), await request(client, "refuse")
         client._timeout_s = 0.2
@@ -162,46 +162,46 @@ def test_a_late_answer_is_not_taken_for_the_next_querys(oracle, scheme):
         client._timeout_s = 10.0
         return [first, await client.send(good)]
 
-    first, second = with_client(oracle, scheme, play)
+    first, second = with_client(fake_server, scheme, play)
     assert first.outcome is Outcome.ERROR
     assert second.outcome is Outcome.REFUSED
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_server_that_is_killed_costs_errors_not_refusals(own_oracle, scheme):
+def test_a_server_that_is_killed_costs_errors_not_refusals(own_fake_server, scheme):
     async def play(client: InferenceClient) -> list[Response]:
         hang, good = await request(client, "hang"), await request(client, "echo")
         waiting = [asyncio.create_task(client.send(hang)) for _ in range(3)]
-        while await asyncio.to_thread(lambda: own_oracle.stats("hang")["queries"]) < 3:
+        while await asyncio.to_thread(lambda: own_fake_server.stats("hang")["queries"]) < 3:
             pass
-        own_oracle.process.kill()
+        own_fake_server.process.kill()
         answers = await asyncio.gather(*waiting)
         return [*answers, await client.send(good)]
 
-    for answer in with_client(own_oracle, scheme, play):
+    for answer in with_client(own_fake_server, scheme, play):
         assert answer.outcome is Outcome.ERROR
         assert answer.detail
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_many_at_once_need_not_wait_for_each_other(own_oracle, scheme):
+def test_many_at_once_need_not_wait_for_each_other(own_fake_server, scheme):
     async def play(client: InferenceClient) -> int:
         data = await request(client, "hang")
         waiting = [asyncio.create_task(client.send(data)) for _ in range(50)]
-        while (most := await asyncio.to_thread(lambda: own_oracle.stats("hang")["waiting_max"])) < 50:
+        while (most := await asyncio.to_thread(lambda: own_fake_server.stats("hang")["waiting_max"])) < 50:
             pass
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         return most
 
-    assert with_client(own_oracle, scheme, play) == 50
+    assert with_client(own_fake_server, scheme, play) == 50
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_an_unknown_model(oracle, scheme):
+def test_an_unknown_model(fake_server, scheme):
     with pytest.raises(ConfigError, match=r"model `nobody`: the server answered .* unknown model"):
-        with_client(oracle, scheme, lambda client: client.describe("nobody"))
+        with_client(fake_server, scheme, lambda client: client.describe("nobody"))
 
 
 @pytest.mark.parametrize("kind", [HttpClient, GrpcClient])
@@ -216,9 +216,9 @@ def test_nobody_listens(kind):
         runner.run(play())
 
 
-def test_the_other_protocols_port(oracle):
+def test_the_other_protocols_port(fake_server):
     async def http_to_grpc() -> None:
-        client = HttpClient("127.0.0.1", oracle.grpc, 10.0)
+        client = HttpClient("127.0.0.1", fake_server.grpc, 10.0)
         await client.open(1)
         try:
             await client.describe("echo")
@@ -229,4 +229,4 @@ def test_the_other_protocols_port(oracle):
         with pytest.raises(ConfigError, match=r"not HTTP|connection closed"):
             runner.run(http_to_grpc())
         with pytest.raises(ConfigError, match="cannot reach"):
-            runner.run(GrpcClient("127.0.0.1", oracle.http, 10.0).open(1))
+            runner.run(GrpcClient("127.0.0.1", fake_server.http, 10.0).open(1))

@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from fake_server_process import write_scenario
 
 from veltair.commands.load import add_arguments, run
 from veltair.errors import VeltairError
@@ -56,9 +57,9 @@ def test_a_broken_log():
         mlperf.read_detail(":::MLLOG {broken")
 
 
-def test_a_missing_extra_says_how_to_get_it(scenario_file, capsys, monkeypatch):
+def test_a_missing_extra_says_how_to_get_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlperf_loadgen", None)  # as if not installed
-    assert load(scenario_file("grpc://127.0.0.1:1", [("echo", 5.0, 5.0)]), "--engine", "mlperf") == 2
+    assert load(write_scenario(tmp_path, "grpc://127.0.0.1:1", [("echo", 5.0, 5.0)]), "--engine", "mlperf") == 2
     assert "pip install veltair[mlperf]" in capsys.readouterr().err
 
 
@@ -70,9 +71,9 @@ def installed():
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_the_real_thing(own_oracle, scenario_file, capsys, tmp_path, scheme):
+def test_the_real_thing(own_fake_server, capsys, tmp_path, scheme):
     tenants = [("echo", 100.0, 1_000.0), ("third", 100.0, 1_000.0)]
-    path = scenario_file(own_oracle.url(scheme), tenants, duration_s=1.0)
+    path = write_scenario(tmp_path, own_fake_server.url(scheme), tenants, duration_s=1.0)
     logs = tmp_path / "new" / "logs"
     assert load(path, "--engine", "mlperf", "--tenant", "echo", "--json", "--mlperf-logs", logs) == 0
     (row,) = json.loads(capsys.readouterr().out)["tenants"]
@@ -83,13 +84,13 @@ def test_the_real_thing(own_oracle, scenario_file, capsys, tmp_path, scheme):
     assert detail["effective_scenario"] == "Server"
     assert detail["effective_min_duration_ms"] == 1000
     assert detail["effective_schedule_rng_seed"] == 1
-    assert own_oracle.stats("echo")["queries"] > detail["result_query_count"]  # and the warm-up
+    assert own_fake_server.stats("echo")["queries"] > detail["result_query_count"]  # and the warm-up
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
-def test_refusals_count_as_over_latency_and_not_as_fast_answers(own_oracle, scenario_file, capsys):
-    path = scenario_file(own_oracle.url("http"), [("third", 100.0, 200.0)], duration_s=1.0)
+def test_refusals_count_as_over_latency_and_not_as_fast_answers(own_fake_server, tmp_path, capsys):
+    path = write_scenario(tmp_path, own_fake_server.url("http"), [("third", 100.0, 200.0)], duration_s=1.0)
     assert load(path, "--engine", "mlperf", "--json") == 0
     captured = capsys.readouterr()
     (row,) = json.loads(captured.out)["tenants"]
@@ -102,9 +103,9 @@ def test_refusals_count_as_over_latency_and_not_as_fast_answers(own_oracle, scen
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
-def test_a_server_that_never_answers_does_not_hang_mlperf(own_oracle, scenario_file, capsys):
-    path = scenario_file(
-        own_oracle.url("grpc"), [("later_hang", 20.0, 50.0)], duration_s=0.5, warmup_s=0.0, timeout_s=0.5
+def test_a_server_that_never_answers_does_not_hang_mlperf(own_fake_server, tmp_path, capsys):
+    path = write_scenario(
+        tmp_path, own_fake_server.url("grpc"), [("later_hang", 20.0, 50.0)], duration_s=0.5, warmup_s=0.0, timeout_s=0.5
     )
     assert load(path, "--engine", "mlperf", "--json") == 0
     (row,) = json.loads(capsys.readouterr().out)["tenants"]
@@ -113,8 +114,8 @@ def test_a_server_that_never_answers_does_not_hang_mlperf(own_oracle, scenario_f
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("installed")
-def test_what_fails_in_the_child_is_told_by_the_parent(own_oracle, scenario_file, capsys):
-    path = scenario_file(own_oracle.url("http"), [("nobody", 20.0, 50.0)])
+def test_what_fails_in_the_child_is_told_by_the_parent(own_fake_server, tmp_path, capsys):
+    path = write_scenario(tmp_path, own_fake_server.url("http"), [("nobody", 20.0, 50.0)])
     assert load(path, "--engine", "mlperf") == 2
     assert "unknown model `nobody`" in capsys.readouterr().err
 

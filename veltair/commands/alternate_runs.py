@@ -1,4 +1,4 @@
-"""Processes that are timed in turn, so that a noisy minute hits all of them."""
+"""Times several processes in turn, so that a slow minute of the machine hits all of them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,31 @@ from rich.progress import Progress, TimeRemainingColumn
 from veltair.errors import VeltairError
 
 
-def race(contestants: Sequence[tuple[str, Sequence[str]]], rounds: int, quiet: bool) -> list[float]:
-    """Milliseconds of each: the median over rounds of each turn's median.
+def run_alternately(processes: Sequence[tuple[str, Sequence[str]]], rounds: int, quiet: bool) -> list[float]:
+    """Milliseconds of each process: the median over rounds of the medians of its turns.
 
-    A contestant is what it is called, and a command that says "ready" and answers each line with a turn's median.
+    Args:
+        processes: the name of each, and a command that prints "ready" and answers each line that it reads with the
+            median of one turn in ms.
+        rounds: turns of each process.
+        quiet: no progress bar.
+
+    Raises VeltairError when a process does not start or dies.
     """
-    times: list[list[float]] = [[] for _ in contestants]
+    times: list[list[float]] = [[] for _ in processes]
     progress = Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), disable=quiet)
     with ExitStack() as stack:
         stack.enter_context(progress)
-        loaded = progress.track(contestants, description="loading")
-        processes = [stack.enter_context(_waiting(name, command)) for name, command in loaded]
+        loading = progress.track(processes, description="loading")
+        ready = [stack.enter_context(_start(name, command)) for name, command in loading]
         for _ in progress.track(range(rounds), description="timing"):
-            for process, found in zip(processes, times, strict=True):
-                found.append(float(_ask(process)))
-    return [statistics.median(found) for found in times]
+            for process, turns in zip(ready, times, strict=True):
+                turns.append(float(_time_turn(process)))
+    return [statistics.median(turns) for turns in times]
 
 
 @contextmanager
-def _waiting(name: str, command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def _start(name: str, command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """A process that is loaded and waits for its turn."""
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -50,7 +56,7 @@ def _waiting(name: str, command: Sequence[str]) -> Iterator[subprocess.Popen[str
             process.communicate()
 
 
-def _ask(process: subprocess.Popen[str]) -> str:
+def _time_turn(process: subprocess.Popen[str]) -> str:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write("turn\n")

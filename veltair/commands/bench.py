@@ -1,4 +1,4 @@
-"""`veltair bench`: an artifact beside ONNX Runtime and OpenVINO, in turn in one run, medians."""
+"""`veltair bench`: an artifact beside ONNX Runtime and OpenVINO, timed in turn in one run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from veltair.commands.alternate_runs import race
-from veltair.commands.engine_process import onnx_inputs
+from veltair.commands.alternate_runs import run_alternately
+from veltair.commands.engine_process import read_onnx_inputs
 from veltair.errors import ConfigError, ModelError
 from veltair.machine.environment import describe_environment
 from veltair.machine.topology import usable_machine
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", default="ort,openvino", help="engines, of ort and openvino (default: both)")
     parser.add_argument("--threads", default="1,2", help="thread counts (default: 1,2)")
     parser.add_argument("--batch", type=int, default=1, help="rows, for a model of dynamic batch (default: 1)")
-    parser.add_argument("--also", type=Path, action="append", default=[], metavar="DIR",
-                        help="a further artifact of the same model, of another precision; may be repeated")  # fmt: skip
+    further = "a further artifact of the same model, of another precision; may be repeated"
+    parser.add_argument("--also", type=Path, action="append", default=[], metavar="DIR", help=further)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each engine (default: {ROUNDS})")
     parser.add_argument("--json", action="store_true")
 
@@ -55,27 +55,22 @@ def run(args: argparse.Namespace) -> int:
     if not args.model.is_file():
         raise ModelError(f"{args.model}: no such file")
     known = {port.name for port in artifacts[0].manifest.inputs}
-    made = [name for name in onnx_inputs(args.model) if name not in known]  # from raw features, by the artifact
+    # Inputs that the artifact makes from raw features.
+    ready_made = [name for name in read_onnx_inputs(args.model) if name not in known]
     rows = []
-    for count in threads:  # a race each: large models would not fit into memory twice as often
+    for count in threads:  # one count after the other: large models would not fit into memory twice as often
         tasks = _tasks(artifacts, args.model, engines, count, args.batch)
-        contestants = [
-            (
-                f"{task['engine']} on {count} threads",
-                [sys.executable, "-m", "veltair.commands.engine_process", json.dumps(task)],
-            )
-            for task in tasks
-        ]
-        medians = race(contestants, args.rounds, quiet=args.json)
+        processes = [(f"{task['engine']} on {count} threads", [*ENGINE_PROCESS, json.dumps(task)]) for task in tasks]
+        medians = run_alternately(processes, args.rounds, quiet=args.json)
         rows += [
             {**{key: task[key] for key in ("engine", "precision", "threads")}, "median_ms": round(median, 4)}
             for task, median in zip(tasks, medians, strict=True)
         ]
     if args.json:
-        facts = {"model": artifacts[0].manifest.model, "batch": args.batch, "ready_made_for_peers": made, "rows": rows}
-        print(json.dumps(facts | {"environment": dataclasses.asdict(describe_environment())}))
+        facts = {"model": artifacts[0].manifest.model, "batch": args.batch, "ready_made_for_peers": ready_made}
+        print(json.dumps(facts | {"rows": rows, "environment": dataclasses.asdict(describe_environment())}))
     else:
-        note = f"; peers are given {', '.join(made)} ready made" if made and engines else ""
+        note = f"; peers are given {', '.join(ready_made)} ready made" if ready_made and engines else ""
         _show(artifacts[0].manifest.model + note, rows)
     return 0
 
@@ -94,16 +89,14 @@ def _threads(text: str) -> list[int]:
 def _tasks(
     artifacts: Sequence[Artifact], model: Path, engines: Sequence[str], threads: int, batch: int
 ) -> list[dict[str, Any]]:
-    """What each contestant is told."""
+    """The argument of each engine process."""
     ours = [("veltair", a.manifest.precision, str(a.path)) for a in artifacts]
     peers = [(*peer, str(artifacts[0].path)) for name in engines for peer in PEERS[name]]
     return [
-        {
-            "engine": engine, "precision": precision, "threads": threads, "batch": batch,
-            "artifact": artifact, "model": str(model),
-        }
+        {"engine": engine, "precision": precision, "artifact": artifact}
+        | {"threads": threads, "batch": batch, "model": str(model)}
         for engine, precision, artifact in (*ours, *peers)
-    ]  # fmt: skip
+    ]
 
 
 def _show(title: str, rows: list[dict[str, Any]]) -> None:

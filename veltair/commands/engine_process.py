@@ -1,9 +1,9 @@
-"""One engine of `veltair bench` in a process of its own: its threads and their cores are nobody else's business.
+"""One engine of `veltair bench` in a process of its own, so that engines do not share threads or settings.
 
     python -m veltair.commands.engine_process \\
         '{"engine": "veltair", "artifact": …, "model": …, "threads": 1, "batch": 1}'
 
-Says what it runs as a line of JSON, then times one turn for each line that it reads.
+It prints "ready" once the model is loaded, then the median of one turn in ms for each line that it reads.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ TURN_S = 0.4  # of timed runs in a turn
 Feeds = dict[str, NDArray[Any]]  # strings as objects
 
 
-def draw(port: Port, batch: int) -> NDArray[Any]:
-    """A seeded input."""
+def draw_input(port: Port, batch: int) -> NDArray[Any]:
+    """Random values of one input, of `port.at(batch)`'s shape; always the same ones."""
     random = np.random.default_rng(0)
     shape = port.at(batch)
     if port.dtype == "string":
@@ -48,8 +48,8 @@ def draw(port: Port, batch: int) -> NDArray[Any]:
     return random.standard_normal(shape).astype(port.dtype)
 
 
-def onnx_inputs(model: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """Of an ONNX file: dtype and shape by name, 0 where a dimension is dynamic. Raises ModelError."""
+def read_onnx_inputs(model: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Dtype and shape of the inputs of an ONNX file, by name; dynamic dimensions are 0. Raises ModelError."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -65,10 +65,10 @@ def onnx_inputs(model: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
     }
 
 
-def peers_feeds(model: Path, feeds: Feeds, batch: int) -> Feeds:
-    """The same values. An input that is made from raw features is random: the peer is spared making it."""
+def peer_feeds(model: Path, feeds: Feeds, batch: int) -> Feeds:
+    """Inputs of a peer: the same values, and random ones for inputs that we make from raw features."""
     found = {}
-    for name, (dtype, dims) in onnx_inputs(model).items():
+    for name, (dtype, dims) in read_onnx_inputs(model).items():
         shape = tuple(dim or batch for dim in dims)
         if name not in feeds:
             found[name] = np.random.default_rng(0).standard_normal(shape).astype(dtype)
@@ -79,12 +79,12 @@ def peers_feeds(model: Path, feeds: Feeds, batch: int) -> Feeds:
     return found
 
 
-def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Callable[[], object]:
-    """Each layer in the version that is fastest alone on that many cores, by the profile that serving plans with."""
+def load_veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Callable[[], object]:
+    """A run of the artifact, each layer in the version that is fastest alone on `threads` cores by its profile."""
     from veltair.profiles.runtime.executor import Executor, empty
 
     cores = usable_machine().cores
-    pool = pinned_threads.PinnedThreads(cores)  # kernels that are loaded from here on use it
+    pool = pinned_threads.PinnedThreads(cores)  # kernels that are loaded after this use it
     executor = Executor(artifact)
     manifest = artifact.manifest
     inputs = [empty(port.at(batch), port.dtype) for port in manifest.input_tensors]
@@ -93,17 +93,18 @@ def veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Calla
     outputs = [empty(port.at(batch), port.dtype) for port in manifest.outputs]
     run = executor.bind(batch, inputs, outputs)
     pool.move_to(cores[:threads])
-    return run.block(0, fastest(artifact.profiles(), batch, threads))
+    return run.block(0, fastest_versions(artifact.profiles(), batch, threads))
 
 
-def fastest(profiles: Sequence[ModelProfile], batch: int, cores: int) -> list[int]:
-    """For each layer the version that is fastest alone. Profiles ascend by batch, the last one's being no smaller."""
+def fastest_versions(profiles: Sequence[ModelProfile], batch: int, cores: int) -> list[int]:
+    """Index of each layer's fastest version alone. Profiles ascend by batch; the last one covers `batch`."""
     profile = next(each for each in interpolate_batches(profiles) if each.batch >= batch)
-    times = [[version.latency.latency_ns[0][cores - 1] for version in versions] for versions in profile.versions]
-    return [of_layer.index(min(of_layer)) for of_layer in times]
+    alone_ns = [[version.latency.latency_ns[0][cores - 1] for version in versions] for versions in profile.versions]
+    return [times.index(min(times)) for times in alone_ns]
 
 
-def onnxruntime(model: Path, feeds: Feeds, threads: int) -> Callable[[], object]:
+def load_onnxruntime(model: Path, feeds: Feeds, threads: int) -> Callable[[], object]:
+    """A run of the model by ONNX Runtime."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -113,7 +114,8 @@ def onnxruntime(model: Path, feeds: Feeds, threads: int) -> Callable[[], object]
     return lambda: session.run(None, feeds)
 
 
-def openvino(model: Path, feeds: Feeds, threads: int, precision: str) -> Callable[[], object]:
+def load_openvino(model: Path, feeds: Feeds, threads: int, precision: str) -> Callable[[], object]:
+    """A run of the model by OpenVINO. precision: "fp32", or "default", which may be bf16."""
     import openvino as ov
 
     settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
@@ -123,8 +125,8 @@ def openvino(model: Path, feeds: Feeds, threads: int, precision: str) -> Callabl
     return lambda: request.infer(feeds)
 
 
-def turn(run: Callable[[], object]) -> float:
-    """Median milliseconds of one turn; the first runs, in which others' threads may still spin, do not count."""
+def time_turn(run: Callable[[], object]) -> float:
+    """Median ms of one turn. The first quarter, in which threads of other processes may still spin, does not count."""
     end = time.perf_counter() + TURN_S / 4
     while time.perf_counter() < end:
         run()
@@ -137,24 +139,24 @@ def turn(run: Callable[[], object]) -> float:
     return statistics.median(taken) * 1e3
 
 
-def take_turns(run: Callable[[], object]) -> None:
-    """Answer each line that comes in with the time of a turn (see `race`)."""
+def serve_turns(run: Callable[[], object]) -> None:
+    """Answer each line of stdin with the time of a turn (see `alternate_runs.run_alternately`)."""
     print("ready", flush=True)
     for _ in sys.stdin:
-        print(turn(run), flush=True)
+        print(time_turn(run), flush=True)
 
 
 def main(task: dict[str, Any]) -> None:
     threads, batch = int(task["threads"]), int(task["batch"])
     artifact, model = load_artifact(Path(task["artifact"])), Path(task["model"])
-    feeds = {port.name: draw(port, batch) for port in artifact.manifest.inputs}
+    feeds = {port.name: draw_input(port, batch) for port in artifact.manifest.inputs}
     if task["engine"] == "veltair":
-        run = veltair(artifact, feeds, batch, threads)
+        run = load_veltair(artifact, feeds, batch, threads)
     elif task["engine"] == "onnxruntime":
-        run = onnxruntime(model, peers_feeds(model, feeds, batch), threads)
+        run = load_onnxruntime(model, peer_feeds(model, feeds, batch), threads)
     else:
-        run = openvino(model, peers_feeds(model, feeds, batch), threads, task["precision"])
-    take_turns(run)
+        run = load_openvino(model, peer_feeds(model, feeds, batch), threads, task["precision"])
+    serve_turns(run)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def within_model(paths: Sequence[Path], as_json: bool) -> int:
 
 def live(path: Path, quiet: bool) -> list[SlowdownSample]:
     """The artifact's model on half of the cores beside co-runners on the rest, graded from none to always."""
-    from veltair.commands.engine_process import draw, veltair
+    from veltair.commands.engine_process import draw_input, load_veltair
     from veltair.compiler.timing.co_runners import pressing
     from veltair.machine.topology import usable_machine
 
@@ -120,8 +120,8 @@ def live(path: Path, quiet: bool) -> list[SlowdownSample]:
             "model the interference level comes from observed slowdown"
         ) from None
     half = len(cores) // 2
-    feeds = {port.name: draw(port, 1) for port in known.manifest.inputs}
-    query = veltair(known, feeds, 1, half)
+    feeds = {port.name: draw_input(port, 1) for port in known.manifest.inputs}
+    query = load_veltair(known, feeds, 1, half)
     steps = track(GRADES, "co-runners", console=Console(stderr=True), transient=True, disable=quiet)
     try:
         return list(_measured(query, counters, steps, lambda grade: pressing(cores[half:], grade)))

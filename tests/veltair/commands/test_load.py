@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import pytest
+from fake_server_process import write_scenario
 
 from veltair.commands.load import add_arguments, run
 
@@ -27,9 +28,9 @@ def load(*arguments: object) -> int:
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
-def test_json(own_oracle, scenario_file, capsys, scheme):
+def test_json(own_fake_server, tmp_path, capsys, scheme):
     tenants = [("echo", 200.0, ENOUGH_MS), ("third", 90.0, ENOUGH_MS), ("later_internal", 60.0, ENOUGH_MS)]
-    path = scenario_file(own_oracle.url(scheme), tenants, duration_s=1.0, warmup_s=0.0)
+    path = write_scenario(tmp_path, own_fake_server.url(scheme), tenants, duration_s=1.0, warmup_s=0.0)
     assert load(path, "--json") == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert set(document) == {"tenants", "peak_qps", "environment", "max_lag_ms"}
@@ -38,8 +39,8 @@ def test_json(own_oracle, scenario_file, capsys, scheme):
     rows = {row["name"]: row for row in document["tenants"]}
     assert all(set(row) == TENANT_KEYS for row in rows.values())
 
-    sent = {name: own_oracle.stats(name)["queries"] - 1 for name in rows}  # less the one before the run
-    assert all(own_oracle.stats(name)["bad"] == 0 for name in rows)
+    sent = {name: own_fake_server.stats(name)["queries"] - 1 for name in rows}  # less the one before the run
+    assert all(own_fake_server.stats(name)["bad"] == 0 for name in rows)
     for name, row in rows.items():
         assert row["offered_qps"] == sent[name]  # in a window of 1 s
 
@@ -52,8 +53,8 @@ def test_json(own_oracle, scenario_file, capsys, scheme):
     assert broken["p50_ms"] is None
 
 
-def test_a_table_for_people(oracle, scenario_file, capsys):
-    path = scenario_file(oracle.url("http"), [("echo", 50.0, ENOUGH_MS), ("third", 50.0, ENOUGH_MS)])
+def test_a_table_for_people(fake_server, tmp_path, capsys):
+    path = write_scenario(tmp_path, fake_server.url("http"), [("echo", 50.0, ENOUGH_MS), ("third", 50.0, ENOUGH_MS)])
     assert load(path) == 0
     captured = capsys.readouterr()
     assert "echo" in captured.out and "QoS rate" in captured.out
@@ -61,10 +62,10 @@ def test_a_table_for_people(oracle, scenario_file, capsys):
     assert "503 queue full" in captured.err
 
 
-def test_the_same_seed_offers_the_same(oracle, scenario_file, capsys):
+def test_the_same_seed_offers_the_same(fake_server, tmp_path, capsys):
     offered = []
     for seed in (1, 1, 2):
-        path = scenario_file(oracle.url("http"), [("echo", 300.0, ENOUGH_MS)], seed=seed)
+        path = write_scenario(tmp_path, fake_server.url("http"), [("echo", 300.0, ENOUGH_MS)], seed=seed)
         assert load(path, "--json") == 0
         offered.append(json.loads(capsys.readouterr().out)["tenants"][0]["offered_qps"])
     assert offered[0] == offered[1] != offered[2]
@@ -74,11 +75,11 @@ def test_the_same_seed_offers_the_same(oracle, scenario_file, capsys):
     ("line", "key"),
     [("qps = 0", "tenants[0].qps"), ("speed = 3", "speed"), ("batch = 4", "tenants[0].batch"), ("qps = [", "TOML")],
 )
-def test_a_bad_scenario_is_one_line_and_exit_code_2(oracle, tmp_path, capsys, line, key):
+def test_a_bad_scenario_is_one_line_and_exit_code_2(fake_server, tmp_path, capsys, line, key):
     path = tmp_path / "bad.toml"
     model = "fixed" if "batch" in line else "echo"
     qps = "" if "qps" in line else "qps = 5\n"
-    head = f'[load]\ntarget = "{oracle.url("http")}"\n[[tenants]]\nname = "{model}"\n'
+    head = f'[load]\ntarget = "{fake_server.url("http")}"\n[[tenants]]\nname = "{model}"\n'
     path.write_text(f"{head}{qps}target_ms = 5\n{line}\n")
     assert load(path, "--json") == 2
     captured = capsys.readouterr()
@@ -96,8 +97,8 @@ def test_a_bad_scenario_is_one_line_and_exit_code_2(oracle, tmp_path, capsys, li
         ("refuse", "a first query failed: 503 queue full"),
     ],
 )
-def test_a_model_that_cannot_be_driven(oracle, scenario_file, capsys, model, expected):
-    assert load(scenario_file(oracle.url("http"), [(model, 5.0, 5.0)])) == 2
+def test_a_model_that_cannot_be_driven(fake_server, tmp_path, capsys, model, expected):
+    assert load(write_scenario(tmp_path, fake_server.url("http"), [(model, 5.0, 5.0)])) == 2
     assert expected in capsys.readouterr().err
 
 
@@ -110,22 +111,22 @@ def test_a_model_that_cannot_be_driven(oracle, scenario_file, capsys, model, exp
         (["--engine", "mlperf", "--tenant", "x"], "--tenant: expected one of echo, third, got x"),
     ],
 )
-def test_arguments_that_do_not_go_together(oracle, scenario_file, capsys, arguments, expected):
-    path = scenario_file(oracle.url("http"), [("echo", 5.0, 5.0), ("third", 5.0, 5.0)])
+def test_arguments_that_do_not_go_together(fake_server, tmp_path, capsys, arguments, expected):
+    path = write_scenario(tmp_path, fake_server.url("http"), [("echo", 5.0, 5.0), ("third", 5.0, 5.0)])
     assert load(path, *arguments) == 2
     assert expected in capsys.readouterr().err
 
 
-def test_nobody_listens(scenario_file, capsys):
-    assert load(scenario_file("grpc://127.0.0.1:1", [("echo", 5.0, 5.0)])) == 2
+def test_nobody_listens(tmp_path, capsys):
+    assert load(write_scenario(tmp_path, "grpc://127.0.0.1:1", [("echo", 5.0, 5.0)])) == 2
     assert "load.target: cannot reach grpc://127.0.0.1:1" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_the_peak_of_a_server_whose_capacity_is_known(own_oracle, scenario_file, capsys):
+def test_the_peak_of_a_server_whose_capacity_is_known(own_fake_server, tmp_path, capsys):
     """`serial` takes 5 ms a query, one at a time: it cannot serve 200 per second, and easily 40."""
     tenants = [("serial", 40.0, 100.0), ("echo", 10.0, ENOUGH_MS)]
-    path = scenario_file(own_oracle.url("grpc"), tenants, duration_s=1.0)
+    path = write_scenario(tmp_path, own_fake_server.url("grpc"), tenants, duration_s=1.0)
     assert load(path, "--find-peak", "--seeds", "2", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     probes = document["probes"]
@@ -142,11 +143,13 @@ def test_the_peak_of_a_server_whose_capacity_is_known(own_oracle, scenario_file,
 
 
 @pytest.mark.parametrize("arguments", [[], ["--find-peak"]])
-def test_sigint_prints_what_was_measured_so_far(own_oracle, scenario_file, arguments):
-    path = scenario_file(own_oracle.url("http"), [("echo", 100.0, 200.0)], duration_s=3_000.0, warmup_s=0.0)
+def test_sigint_prints_what_was_measured_so_far(own_fake_server, tmp_path, arguments):
+    path = write_scenario(
+        tmp_path, own_fake_server.url("http"), [("echo", 100.0, 200.0)], duration_s=3_000.0, warmup_s=0.0
+    )
     command = [sys.executable, "-m", "veltair.commands.load", str(path), "--json", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        while own_oracle.stats("echo")["queries"] < 20:
+        while own_fake_server.stats("echo")["queries"] < 20:
             assert process.poll() is None
         os.kill(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=60)

@@ -1,7 +1,7 @@
-"""A little inference server, written without the code under test, whose models behave as their names say.
+"""A small inference server, independent of the code under test, whose models behave as their names say.
 
-Run as a script: prints the HTTP and the gRPC port, then serves until it is killed. A model called `later_X` answers
-its first query well and behaves as `X` from then on. GET /v2/models/{m}/stats tells what arrived.
+Run as a script, it prints the HTTP and the gRPC port, then serves until it is killed. A model called `later_X` answers
+its first query correctly and behaves as `X` afterwards. GET /v2/models/{m}/stats returns what has arrived.
 """
 
 from __future__ import annotations

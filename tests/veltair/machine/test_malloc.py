@@ -1,3 +1,5 @@
+"""The C library keeps the memory of messages, when it is told to."""
+
 import subprocess
 import sys
 

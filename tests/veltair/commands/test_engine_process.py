@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from veltair.commands.engine_process import draw, fastest, onnx_inputs, peers_feeds
+from veltair.commands.engine_process import draw_input, fastest_versions, peer_feeds, read_onnx_inputs
 from veltair.errors import ModelError
 from veltair.profiles.artifact.manifest import PackedLocation, Port
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile
@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_raw_features_fit_their_room() -> None:
-    texts = draw(
+    texts = draw_input(
         Port(
             "s", "string", (-1, 1), locations=(PackedLocation(0, 0), PackedLocation(1, 0)), max_bytes=20, separator=";"
         ),
@@ -37,13 +37,13 @@ def test_raw_features_fit_their_room() -> None:
     )
     assert texts.shape == (100, 1)
     assert all(0 < len(text) <= 20 for text in texts.ravel()) and b";" in b"".join(texts.ravel())
-    assert len(np.unique(draw(Port("user", "int64", (-1, 2), locations=(PackedLocation(0, 0),)), 100))) == 200
-    assert not draw(Port("turns", "int64", (-1, 2)), 3).any()
+    assert len(np.unique(draw_input(Port("user", "int64", (-1, 2), locations=(PackedLocation(0, 0),)), 100))) == 200
+    assert not draw_input(Port("turns", "int64", (-1, 2)), 3).any()
 
 
 def test_peers_get_the_same_values_and_ready_made_ones_for_what_features_become(model: Path) -> None:
     ids, texts = np.arange(8).reshape(4, 2), np.array([[b"a"], [b"b;c"], [b""], [b"7"]], object)
-    feeds = peers_feeds(model, {"ids": ids, "s": texts, "user": ids}, 4)
+    feeds = peer_feeds(model, {"ids": ids, "s": texts, "user": ids}, 4)
     assert list(feeds) == ["x", "ids", "s"]
     assert feeds["ids"] is ids
     assert feeds["s"].tolist() == ["a", "b;c", "", "7"]
@@ -51,10 +51,10 @@ def test_peers_get_the_same_values_and_ready_made_ones_for_what_features_become(
 
 
 def test_only_onnx_has_inputs(model: Path) -> None:
-    assert onnx_inputs(model)["x"] == (np.dtype("float32"), (0, 3))
+    assert read_onnx_inputs(model)["x"] == (np.dtype("float32"), (0, 3))
     model.write_bytes(b"no model")
     with pytest.raises(ModelError, match="expected an ONNX file"):
-        onnx_inputs(model)
+        read_onnx_inputs(model)
 
 
 def test_the_version_that_is_fastest_at_the_size_not_at_the_next_one_that_was_timed() -> None:
@@ -65,5 +65,5 @@ def test_the_version_that_is_fastest_at_the_size_not_at_the_next_one_that_was_ti
         return ModelProfile("m", batch, (Layer(0, "l", "matmul", (), (), 1, 1),), (versions,), {}, "")
 
     profiles = [profile(32, (27, 17), (36, 35)), profile(256, (198, 99), (197, 93))]
-    assert [fastest(profiles, batch, 2) for batch in (1, 32, 64, 256)] == [[0], [0], [0], [1]]
-    assert [fastest(profiles, batch, 1) for batch in (64, 256)] == [[0], [1]]
+    assert [fastest_versions(profiles, batch, 2) for batch in (1, 32, 64, 256)] == [[0], [0], [0], [1]]
+    assert [fastest_versions(profiles, batch, 1) for batch in (64, 256)] == [[0], [1]]
