@@ -1,4 +1,4 @@
-"""Writes kernels and weights of an artifact and names every tensor that its kernels take."""
+"""Writes the kernels and weights of an artifact, and lists every tensor that its kernels take."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from veltair.profiles.artifact.manifest import Buffer, LayerEntry, VersionEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What the manifest says of the two other files."""
+class ArtifactParts:
+    """The contents of the two files beside the manifest, as the manifest describes them."""
 
     layers: tuple[LayerEntry, ...]
     buffers: tuple[Buffer, ...]
@@ -31,8 +31,8 @@ class Parts:
 
 
 @dataclass(slots=True)
-class _Buffers:
-    """Every tensor once, by what it is."""
+class _BufferIndex:
+    """Numbers the distinct tensors that kernels take."""
 
     index: dict[Buffer, int] = field(default_factory=dict)
 
@@ -47,10 +47,10 @@ def assemble(
     setting: Setting,
     folder: Path,
     progress: Progress,
-) -> Parts:
-    """Write `weights.bin` and `kernels.so` into the folder. One layer's packed weights are held at a time."""
+) -> ArtifactParts:
+    """Write `weights.bin` and `kernels.so` into the folder. Only one layer's packed weights are held at a time."""
     plan = arena.plan(graph)
-    buffers = _Buffers()
+    buffers = _BufferIndex()
     entries = []
     task = progress.add_task("pack weights", total=len(graph.layers))
     with WeightFile(folder / WEIGHTS) as file:
@@ -92,4 +92,4 @@ def assemble(
             progress.advance(task)
         digest = file.digest
     link(dict.fromkeys(v.object_file for group in versions.values() for v in group), folder / KERNELS)
-    return Parts(tuple(entries), tuple(buffers.index), plan.bytes, digest)
+    return ArtifactParts(tuple(entries), tuple(buffers.index), plan.bytes, digest)

@@ -1,34 +1,279 @@
-"""From ONNX nodes to the layer graph: patterns with their epilogues, layouts, and generated code for the rest.
+"""The phases of a compile, in order: from an ONNX file to a model artifact.
 
-Nodes are visited in topological order. A node that has a kernel of its own becomes a layer and swallows the
-element-wise nodes behind it; neighbouring nodes that have none are deferred (see `GraphBuilder`).
+`PHASES` is the whole list. Each phase is a function that reads and fills in the fields of a `Compilation`; the phases
+up to the layer graph need only its base class, `Lowering`. `veltair compile --dump DIR` writes what is known after each
+phase (`phase_dump`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from rich.progress import Progress
+
+from veltair.compiler.assemble import ArtifactParts, assemble
+from veltair.compiler.embedding.table_storage import TOLERANCE as TABLE_TOLERANCE
 from veltair.compiler.embedding.table_storage import TableStorage
+from veltair.compiler.features import feature_model
+from veltair.compiler.features.description_file import load_description
 from veltair.compiler.features.feature_model import FeatureModel
-from veltair.compiler.graph.completion import complete_graph, complete_outputs
+from veltair.compiler.graph import completion
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.kernels.spaces import SPACES
+from veltair.compiler.onnx import onnx_model
 from veltair.compiler.onnx.onnx_model import OnnxModel
-from veltair.compiler.patterns.by_operator import find_matches, lower_nodes
+from veltair.compiler.patterns import by_operator
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
+from veltair.compiler.timing.latency_tables import Tables
+from veltair.compiler.timing.measure import Bounds, Meter
+from veltair.compiler.timing.modelled_interference import this_memory
+from veltair.compiler.tuning import code_versions
+from veltair.compiler.tuning.code_versions import Version
+from veltair.compiler.tuning.frontier import Candidate
+from veltair.compiler.tuning.search import Setting, search
+from veltair.machine.environment import describe_environment
+from veltair.machine.isa import tvm_target
+from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, Artifact, file_digest, load_artifact
+from veltair.profiles.artifact.manifest import SCHEMA, LevelSource, Manifest
+from veltair.profiles.records.tuning_records import RecordStore
+from veltair.types import Environment
+
+# Of the whole model: error over the output's largest value. Layers are held to much less (see `tuning/correctness`),
+# but their roundings add up with depth: 3.5 % measured on ResNet-50 and MobileNet-V2 with random weights.
+TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}
+MAX_SIZES = 5  # batch sizes that are timed
+QOS_FACTOR = 3  # the default target: so many times what the model takes alone, rounded up to a millisecond
+
+
+@dataclass(kw_only=True)
+class Lowering:
+    """What the phases up to the layer graph work on. A field without a value is filled in by a phase."""
+
+    precision: str  # "fp32" or "bf16"
+    storage: TableStorage = field(default_factory=TableStorage)  # how rows of float tables are kept
+    model: OnnxModel = field(init=False)
+    features: FeatureModel | None = None  # the feature columns that give some of the model's inputs
+    view: ModelView = field(init=False)
+    builder: GraphBuilder = field(init=False)
+    graph: LayerGraph = field(init=False)
+
+
+@dataclass(kw_only=True)
+class Compilation(Lowering):
+    """What all phases work on: the options of a compile, and what the phases have made so far."""
+
+    onnx: Path
+    name: str
+    max_batch: int | None  # of a dynamic batch; None: as the file says
+    description: Path | None  # a feature description
+    qos_ns: int | None  # the latency target that was asked for
+    trials: int | None  # see `search`
+    level_source: LevelSource
+    isa: frozenset[str]  # instruction sets that the code may use
+    draft: Path  # the folder that becomes the artifact
+    scratch: Path  # a folder for object files
+    meter: Meter
+    store: RecordStore
+    progress: Progress
+    environment: Environment = field(init=False)
+    batches: tuple[int, ...] = field(init=False)  # sizes of a dynamic batch to time
+    setting: Setting = field(init=False)
+    candidates: Mapping[str, list[Candidate]] = field(init=False)  # by workload
+    latency_tables: Tables = field(init=False)
+    versions: Mapping[str, list[Version]] = field(init=False)  # by `LayerSpec.symbol`
+    parts: ArtifactParts = field(init=False)
+    artifact: Artifact = field(init=False)  # as it lies in the draft
+
+
+def import_model(compilation: Compilation) -> None:
+    """Read the ONNX file, check it, simplify it, and infer every shape."""
+    compilation.model = onnx_model.load(compilation.onnx, compilation.max_batch)
+
+
+def join_features(compilation: Compilation) -> None:
+    """Put the feature columns of a description, and of the file's own operators, in front of the model."""
+    description = load_description(compilation.description) if compilation.description else None
+    compilation.features = feature_model.join_features(compilation.model, description, compilation.storage)
+
+
+def find_patterns(lowering: Lowering) -> None:
+    """Find the groups of nodes that one layer computes."""
+    model = lowering.features.model if lowering.features else lowering.model
+    lowering.view = by_operator.find_matches(ModelView(model, lowering.precision))
+
+
+def begin_graph(lowering: Lowering) -> None:
+    """Begin the graph with the layers of feature columns, in the type in which they are read."""
+    lowering.builder = GraphBuilder(lowering.view, lowering.storage)
+    if lowering.features:
+        lowering.builder.begin(lowering.features.layers)
+    round_columns(lowering.view, lowering.builder)
+
+
+def lower_nodes(lowering: Lowering) -> None:
+    """Make a layer of each node that a pattern takes, with its epilogue; import the others as generated code."""
+    by_operator.lower_nodes(lowering.view, lowering.builder)
+    lowering.builder.import_deferred()
+
+
+def complete_outputs(lowering: Lowering) -> None:
+    """Make every output row-major, of its ONNX type, and in memory of its own."""
+    completion.complete_outputs(lowering.view, lowering.builder)
+
+
+def settle_halos(lowering: Lowering) -> None:
+    """Give every blocked tensor the halo that its readers asked for; this completes the layer graph."""
+    layout = lowering.features.layout if lowering.features else None
+    ports = (layout.inputs, layout.packed_buffers) if layout else ()
+    lowering.graph = completion.complete_graph(lowering.view, lowering.builder, *ports)
+
+
+def search_candidates(compilation: Compilation) -> None:
+    """Measure the design space of every workload that has no tuning records."""
+    c, graph = compilation, compilation.graph
+    c.batches, c.environment = batch_sizes(graph.max_batch), describe_environment()
+    c.setting = Setting(
+        target=tvm_target(c.isa),
+        features=c.isa,
+        cpu=c.environment.cpu,
+        precision=c.precision,
+        batch=c.batches[len(c.batches) // 2],
+        bounds=_id_bounds(graph, c.features),
+        spaces=SPACES,
+    )
+    c.candidates = search(graph.layers, c.store, c.meter, c.setting, c.trials, c.progress)
+
+
+def choose_versions(compilation: Compilation) -> None:
+    """Keep, check and time the candidates on the Pareto frontier that meet their layer's share of the target."""
+    c = compilation
+    alone_ns = sum(min(found.best_ns for found in c.candidates[layer.workload]) for layer in c.graph.layers)
+    stated_ns = c.qos_ns or _stated_qos_ns(c.model.metadata)
+    c.qos_ns = stated_ns or -(-QOS_FACTOR * alone_ns // 1_000_000) * 1_000_000
+    memory = this_memory(c.meter.cores) if c.level_source == "modelled" else None
+    c.latency_tables, c.versions = code_versions.choose_versions(
+        c.graph.layers, c.candidates, c.qos_ns, c.batches, c.meter, c.setting, c.scratch, c.progress, memory
+    )
+
+
+def assemble_files(compilation: Compilation) -> None:
+    """Place every tensor in the arena, pack the weights, and link the kernels."""
+    c = compilation
+    c.parts = assemble(c.graph, c.versions, c.batches, c.setting, c.draft, c.progress)
+
+
+def write_manifest(compilation: Compilation) -> None:
+    """Write the manifest, and read the artifact back as its users will."""
+    c, graph, parts = compilation, compilation.graph, compilation.parts
+    assert c.qos_ns is not None  # chosen by `choose_versions`
+    manifest = Manifest(
+        schema=SCHEMA,
+        model=c.name,
+        precision="bf16" if c.precision == "bf16" else "fp32",
+        tolerance=TOLERANCE[c.precision] + TABLE_TOLERANCE[c.storage.storage],
+        qos_ns=c.qos_ns,
+        target={k: v if isinstance(v, int | str) else ",".join(v) for k, v in c.setting.target.items()},
+        features=tuple(sorted(c.isa)),
+        max_batch=graph.max_batch,
+        batches=c.batches,
+        levels=c.latency_tables.levels,
+        level_sources=c.latency_tables.sources,
+        inputs=graph.inputs,
+        packed_buffers=graph.packed_buffers,
+        outputs=graph.outputs,
+        buffers=parts.buffers,
+        arena_bytes=parts.arena_bytes,
+        layers=parts.layers,
+        environment=_flatten(c.environment),
+        source_digest=file_digest(c.onnx),
+        kernels_digest=file_digest(c.draft / KERNELS),
+        weights_digest=parts.weights_digest,
+        tables=c.storage.storage,
+        tables_error=c.storage.error,
+    )
+    (c.draft / MANIFEST).write_bytes(msgspec.json.encode(manifest))
+    c.artifact = load_artifact(c.draft)  # an artifact that a reader would refuse is not published
+
+
+LoweringPhase: TypeAlias = Callable[[Lowering], None]
+Phase: TypeAlias = Callable[[Compilation], None]
+
+LOWERING_PHASES: tuple[LoweringPhase, ...] = (
+    find_patterns,
+    begin_graph,
+    lower_nodes,
+    complete_outputs,
+    settle_halos,
+)
+
+PHASES: tuple[Phase, ...] = (
+    import_model,
+    join_features,
+    *LOWERING_PHASES,
+    search_candidates,
+    choose_versions,
+    assemble_files,
+    write_manifest,
+)
 
 
 def lower(
-    model: OnnxModel, precision: str, front: FeatureModel | None = None, tables: TableStorage | None = None
+    model: OnnxModel, precision: str, features: FeatureModel | None = None, storage: TableStorage | None = None
 ) -> LayerGraph:
-    """Lower a loaded model. `precision` is "fp32" or "bf16". Raises ModelError naming what cannot be taken.
+    """The layer graph of a loaded model. Raises ModelError naming what cannot be compiled.
 
-    front: what gives some of its inputs. tables: how rows of its float tables are kept; as they come by default.
+    precision: "fp32" or "bf16".
+    features: the feature columns that give some of its inputs.
+    storage: how rows of its float tables are kept; as they are in the file by default.
     """
-    view = find_matches(ModelView(front.model if front else model, precision))
-    builder = GraphBuilder(view, tables or TableStorage())
-    if front:
-        builder.begin(front.layers)
-    round_columns(view, builder)
-    lower_nodes(view, builder)
-    complete_outputs(view, builder)
-    return complete_graph(view, builder, *((front.layout.inputs, front.layout.packed_buffers) if front else ()))
+    lowering = Lowering(precision=precision, storage=storage or TableStorage(), features=features)
+    lowering.model = model
+    for phase in LOWERING_PHASES:
+        phase(lowering)
+    return lowering.graph
+
+
+def batch_sizes(max_batch: int, limit: int = MAX_SIZES) -> tuple[int, ...]:
+    """Powers of two from 1 on, and max_batch itself: at most `limit` sizes, evenly spread.
+
+    >>> batch_sizes(32), batch_sizes(6)
+    ((1, 2, 4, 16, 32), (1, 2, 4, 6))
+    """
+    powers = [1]
+    while powers[-1] * 2 < max_batch:
+        powers.append(powers[-1] * 2)
+    sizes = [*powers, max_batch] if max_batch > 1 else powers
+    if len(sizes) <= limit:
+        return tuple(sizes)
+    return tuple(sizes[i] for i in np.linspace(0, len(sizes) - 1, limit).round().astype(int))
+
+
+def _id_bounds(graph: LayerGraph, features: FeatureModel | None) -> Bounds:
+    """The least and greatest id of each activation that holds ids, both inclusive."""
+    known = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
+    known |= features.bounds if features else {}
+    return known | {view: known[base] for view, base in graph.views.items() if base in known}
+
+
+def _stated_qos_ns(metadata: Mapping[str, str]) -> int:
+    """The target that the file states as `veltair.qos_ms`; 0 where it states nothing usable."""
+    try:
+        stated_ms = float(metadata.get("veltair.qos_ms", "0"))
+    except ValueError:
+        return 0
+    return round(stated_ms * 1e6) if 0 < stated_ms < 1e9 else 0
+
+
+def _flatten(environment: Environment) -> dict[str, str]:
+    """An environment as the manifest holds it: text by name."""
+    facts: dict[str, Any] = asdict(environment)
+    versions: dict[str, str] = facts.pop("versions")
+    flat = {k: " ".join(map(str, v)) if isinstance(v, tuple | list) else str(v) for k, v in facts.items()}
+    return flat | versions

@@ -67,7 +67,7 @@ def run(
     """Outputs of every layer's default version, and the layers' operators."""
     precision, mcpu, wanted = WAYS[way]
     need(wanted, f"{precision} in {'dot products' if mcpu else 'its best units'}")
-    graph = lower(load(path, max_batch), precision, tables=tables)
+    graph = lower(load(path, max_batch), precision, storage=tables)
     arena = plan(graph)
     used = LESSER.get(mcpu, cpu_features())
     kernels = [built(layer, SPACES[layer.op].points(layer, used)[0], mcpu) for layer in graph.layers]

@@ -19,10 +19,11 @@ from kernels import need
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.cli import main
-from veltair.compiler import build
-from veltair.compiler.build import batch_sizes, compile_model
+from veltair.compiler.build import compile_model
 from veltair.compiler.graph.layer_spec import Kernel
 from veltair.compiler.kernels.conv.conv2d import Conv2d
+from veltair.compiler.kernels.spaces import SPACES
+from veltair.compiler.pipeline import batch_sizes
 from veltair.compiler.shared_library import Source
 from veltair.compiler.timing import latency_tables
 from veltair.compiler.tuning import code_versions
@@ -359,7 +360,7 @@ def test_a_version_with_wrong_results_is_left_out(
             packed, bias = kernel.weights
             return Kernel(kernel.function, (packed, bias * 0), kernel.block_size, kernel.parallelism)
 
-    monkeypatch.setitem(build.SPACES, "conv2d", Faulty())
+    monkeypatch.setitem(SPACES, "conv2d", Faulty())
     made = compile_model(model, tmp_path / "out", trials=6, precision="fp32", store=records(folder))
     convolutions = [layer for layer in made.manifest.layers if layer.op == "conv2d"]
     assert len(convolutions) == 3

@@ -25,10 +25,10 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the artifact goes")
-    parser.add_argument("--name", help="of the model; default: the file's stem")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder of the artifact")
+    parser.add_argument("--name", help="name of the model; default: the file's stem")
     parser.add_argument(
-        "--qos-ms", type=float, help="latency target; default: the file's, or three times what it takes"
+        "--qos-ms", type=float, help="latency target; default: the file's, or three times what the model takes"
     )
     parser.add_argument(
         "--trials",
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="search every layer from nothing, whatever is recorded")
     parser.add_argument(
-        "--features", type=Path, metavar="FEATURES.toml", help="what inputs are made from (docs/features.md)"
+        "--features", type=Path, metavar="FEATURES.toml", help="raw features of the inputs (docs/features.md)"
     )
     parser.add_argument(
         "--tables",
@@ -51,12 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="fp32",
         help="rows of lookup tables; int8: with a scale and a bias each",
     )
-    parser.add_argument("--max-batch", type=int, help="of a dynamic batch")
+    parser.add_argument("--max-batch", type=int, help="the greatest of a dynamic batch")
     parser.add_argument(
         "--levels",
         choices=LEVELS,
         default="measured",
         help="interference levels: measured beside co-runners, or from a model where those cost nothing",
+    )
+    parser.add_argument(
+        "--dump", type=Path, metavar="DIR", help="write the graph after each phase there, as numbered text files"
     )
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
 
@@ -72,9 +75,12 @@ def run(args: argparse.Namespace) -> int:
 
     whole = Column(no_wrap=True)  # a narrow terminal wraps the words, never the numbers
     columns = (
-        TextColumn("{task.description}", table_column=Column()), BarColumn(20, table_column=whole),
-        MofNCompleteColumn(table_column=whole), TimeElapsedColumn(whole), TimeRemainingColumn(table_column=whole),
-    )  # fmt: skip
+        TextColumn("{task.description}", table_column=Column()),
+        BarColumn(20, table_column=whole),
+        MofNCompleteColumn(table_column=whole),
+        TimeElapsedColumn(whole),
+        TimeRemainingColumn(table_column=whole),
+    )
     begin = time.monotonic()
     try:
         console = Console(stderr=True)
@@ -94,9 +100,10 @@ def run(args: argparse.Namespace) -> int:
                 tables=args.tables,
                 levels=LEVELS[args.levels],
                 progress=progress,
+                dump=args.dump,
             )
     except KeyboardInterrupt:
-        print("interrupted: nothing was written but the measurements, from which the next run goes on", file=sys.stderr)
+        print("interrupted: only the measurements were written; the next run continues from them", file=sys.stderr)
         return INTERRUPTED
     facts = summary(artifact) | {"seconds": round(time.monotonic() - begin, 1)}
     if args.json:
@@ -112,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(artifact: Artifact) -> dict[str, str | int | float]:
-    """What a compile has made, in a few numbers."""
+    """The result of a compile in a few numbers."""
     manifest = artifact.manifest
     best_ns = sum(min(min(v.latency_ns[0][0]) for v in layer.versions) for layer in manifest.layers)
     return {
