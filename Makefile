@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types pytest figures lock clean
+.PHONY: demo test lint types docs pytest figures lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/veltair demo
 
-test: lint types pytest
+test: lint types docs pytest
 
 # The pinned requirements, then the project itself, without looking anything up again.
 $(VENV)/ready: requirements/dev.lock pyproject.toml $(wildcard profiles/runtime/*.[ch] server/protocol/*.c)
@@ -30,6 +30,10 @@ types: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target .build/typed .
 	cd .build/typed && ../../$(BIN)/mypy --config-file ../../pyproject.toml -p veltair
 
+# The site, from the installed tree of `types`; a broken link, or a link to a file that is gone, fails.
+docs: types
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 # In two processes: the compiler's tests keep a core busy, those of the server mostly wait for each other.
 pytest: $(VENV)/ready
 	mkdir -p .build
@@ -45,7 +49,7 @@ figures: $(VENV)/ready
 lock:
 	rm -rf .build/lock && $(PYTHON) -m venv .build/lock
 	.build/lock/bin/pip install --quiet setuptools==84.2.1
-	.build/lock/bin/pip install --quiet --no-build-isolation '.[bench,mlperf,dev]'
+	.build/lock/bin/pip install --quiet --no-build-isolation '.[bench,mlperf,docs,dev]'
 	.build/lock/bin/pip freeze --all --exclude veltair --exclude pip > requirements/dev.lock
 
 clean:
