@@ -17,7 +17,7 @@ import os
 import posixpath
 import re
 import tokenize
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -85,7 +85,13 @@ def struct_table(argument: str) -> str:
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    classes = {node.name: node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)}
+    tree = ast.parse(source)
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    aliases = {
+        target.id: _plain_type(node.value, {})
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name)
+    }
     if name not in classes:
         raise PluginError(f"{path} has no class {name}")
     rows = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
@@ -93,16 +99,19 @@ def struct_table(argument: str) -> str:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             default = "" if node.value is None else f"`{ast.unparse(node.value)}`"
             meaning = comments.get(node.end_lineno or node.lineno, "")
-            rows.append(f"| `{node.target.id}` | `{_plain_type(node.annotation)}` | {default} | {meaning} |".replace("||", "|"))
-    return "\n".join(row.replace(" | None`", " or None`") for row in rows)
+            kind = _plain_type(node.annotation, aliases).replace(" | ", " or ")
+            rows.append(f"| `{node.target.id}` | `{kind}` | {default} | {meaning} |")
+    return "\n".join(rows)
 
 
-def _plain_type(annotation: ast.expr) -> str:
-    """A type without what only msgspec reads: `Annotated[int, …]` is `int`."""
+def _plain_type(annotation: ast.expr, aliases: Mapping[str, str]) -> str:
+    """A type without what only msgspec reads: `Annotated[int, …]` is `int`, and an alias what it stands for."""
     if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
         inner = annotation.slice
-        return ast.unparse(inner.elts[0]) if isinstance(inner, ast.Tuple) else ast.unparse(inner)
-    return ast.unparse(annotation)
+        return ast.unparse(inner.elts[0] if isinstance(inner, ast.Tuple) else inner)
+    if isinstance(annotation, ast.BinOp):
+        return f"{_plain_type(annotation.left, aliases)} | {_plain_type(annotation.right, aliases)}"
+    return aliases.get(ast.unparse(annotation), ast.unparse(annotation))
 
 
 def included_file(argument: str) -> str:
