@@ -1,9 +1,13 @@
 """What `make docs` generates from the code, so that no page can drift from it.
 
-In Markdown: `[text](src:scheduler/state.py)` links to a page with that file's source; `<!-- cli -->` becomes the help of
-every command; `<!-- struct: veltair/config.py ServerConfig -->` becomes a table of a class's fields with their types,
-defaults and comments; `<!-- file: CHANGELOG.md -->` becomes that file, `<!-- errors -->` and
-`<!-- decisions -->` tables of the error classes and of the decision records. A name that does not exist fails the build.
+In Markdown, `[text](src:scheduler/state.py)` links to a page with that file's source. A comment becomes what it names:
+
+    <!-- cli -->                                       the help of every command
+    <!-- struct: veltair/config.py ServerConfig -->    a table of a class's fields: types, defaults, comments
+    <!-- file: CHANGELOG.md -->                        that file
+    <!-- errors -->, <!-- decisions -->                tables of the error classes, of the decision records
+
+A name that does not exist fails the build.
 """
 
 from __future__ import annotations
