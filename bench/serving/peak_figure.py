@@ -14,8 +14,8 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "bench" / "results"
+from bench.paths import RESULTS, ROOT
+
 TARGET = ROOT / "docs" / "images" / "qps-within-target.png"
 MIXES = {
     "mix-vision.json": "Three vision networks\nXeon with AMX, 2 cores",
@@ -25,13 +25,18 @@ MIXES = {
 OURS, PEERS = "#0072B2", "#9a9a9a"
 
 
-def peaks(path: Path, percentile: float = 0.95) -> dict[str, float]:
-    """Median peak in queries per second by stack: veltair, and the best setting of each peer."""
+def median_peaks(path: Path, percentile: float = 0.95) -> dict[str, float]:
+    """Median peak in queries per second by stack."""
     rounds: defaultdict[str, list[float]] = defaultdict(list)
     for search in json.loads(path.read_text("utf-8"))["searches"]:
         if search["percentile"] == percentile:
-            rounds[search["stack"]].append(search["peak_qps"])
-    medians = {stack: median(values) for stack, values in rounds.items()}
+            rounds[search["stack"]].append(search["peak_qps"] or 0.0)
+    return {stack: median(values) for stack, values in rounds.items()}
+
+
+def best_of_each(path: Path) -> dict[str, float]:
+    """The default policy's peak, and that of the best setting of each peer."""
+    medians = median_peaks(path)
     best = {"veltair": medians["veltair, veltair"]}
     for peer in ("OpenVINO", "ONNX Runtime"):
         best[peer] = max(qps for stack, qps in medians.items() if stack.startswith(peer))
@@ -61,7 +66,7 @@ def main() -> None:
     )
     panels = figure.subplots(1, len(MIXES))
     for axes, (name, title) in zip(panels, MIXES.items(), strict=True):
-        draw(axes, title, peaks(RESULTS / name))
+        draw(axes, title, best_of_each(RESULTS / name))
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(TARGET)
 

@@ -1,0 +1,90 @@
+"""Writes the README's table from the committed results: `python -m bench.readme_table`."""
+
+from __future__ import annotations
+
+import json
+from statistics import geometric_mean
+from typing import Any
+
+from bench.kernels.networks import KERNEL_RESULTS, NetworkTimes
+from bench.part_tables import markdown_table
+from bench.paths import RESULTS, ROOT
+from bench.serving.peak_figure import median_peaks
+
+README = ROOT / "README.md"
+BEGIN, END = "<!-- measured: python -m bench.readme_table -->", "<!-- end measured -->"
+
+
+def network_rows() -> list[list[str]]:
+    """ResNet-50, then all networks: times over the peers' on one thread / two."""
+    networks = [NetworkTimes(path) for path in sorted(KERNEL_RESULTS.glob("*.json")) if path.stem != "dlrm"]
+    (resnet,) = (times for times in networks if times.facts["model"] == "resnet50")
+
+    def ratios(precision: str, peer: tuple[str, str]) -> str:
+        means = (geometric_mean(times.ratio(precision, peer, threads) for times in networks) for threads in (1, 2))
+        return " / ".join(f"{mean:.2f}x" for mean in means) + " its time"
+
+    bf16, fp32 = ("openvino", "default"), ("onnxruntime", "fp32")
+    return [
+        [
+            "ResNet-50, bfloat16, 1 thread / 2",
+            " / ".join(f"{resnet.ours('bf16', threads):.1f}" for threads in (1, 2)) + " ms",
+            "OpenVINO's default " + " / ".join(f"{resnet.theirs(bf16, threads):.1f}" for threads in (1, 2)) + " ms",
+            " / ".join(f"{resnet.ratio('bf16', bf16, threads):.2f}x" for threads in (1, 2)) + " its time",
+        ],
+        [f"geometric mean of {len(networks)} networks, bfloat16", "", "OpenVINO's default", ratios("bf16", bf16)],
+        [f"geometric mean of {len(networks)} networks, fp32", "", "ONNX Runtime", ratios("fp32", fp32)],
+    ]
+
+
+def mix_row(title: str, name: str, percentile: float) -> list[str]:
+    """The greatest load of a mix at which every tenant's targets hold."""
+    peaks = median_peaks(RESULTS / name, percentile)
+    ours = peaks.pop("veltair, veltair")
+    peer = max((qps, stack) for stack, qps in peaks.items() if not stack.startswith("veltair"))
+    return [title, f"{ours:.0f} QPS", f"{peer[1].partition(',')[0]} {peer[0]:.0f} QPS", f"{ours / peer[0]:.1f}x"]
+
+
+def recom_row() -> list[str]:
+    """RECom's E from raw features to the score."""
+    rows = json.loads((RESULTS / "recsys.json").read_text("utf-8"))["models"]["recom_e"]["rows"]
+
+    def ms(engine: str, precision: str) -> float:
+        (found,) = (
+            row["median_ms"]
+            for row in rows
+            if (row["engine"], row["precision"], row["batch"], row["threads"]) == (engine, precision, 256, 2)
+            and "only" not in row
+        )
+        return float(found)
+
+    ours, theirs = ms("veltair", "bf16"), ms("onnxruntime", "fp32")
+    title = "RECom's E, 256 rows of 1,032 raw features, 2 threads"
+    return [title, f"{ours:.1f} ms", f"ONNX Runtime, fp32 {theirs:.1f} ms", f"{theirs / ours:.0f}x as fast"]
+
+
+def overhead_row() -> list[str]:
+    found: dict[str, Any] = json.loads((RESULTS / "overhead.json").read_text("utf-8"))
+    value = f"{found['overhead_p50_ms']:.2f} ms"
+    return ["what the daemon adds to a small query over gRPC, p50", value, f"bar {found['bar_p50_ms']} ms", ""]
+
+
+def table() -> str:
+    """The table as Markdown."""
+    mixes = [
+        mix_row("three vision networks, 95 % in target", "mix-vision.json", 0.95),
+        mix_row("three vision networks, 99 % in target", "mix-vision.json", 0.99),
+        mix_row("two vision and two recommendation, 95 %", "mix-recsys.json", 0.95),
+        mix_row("three vision networks, 95 %, EPYC", "epyc/mix-vision.json", 0.95),
+    ]
+    return markdown_table(["", "veltair", "best peer", ""], [*mixes, *network_rows(), recom_row(), overhead_row()])
+
+
+def readme() -> str:
+    """The README with the present table between its marks."""
+    before, rest = README.read_text("utf-8").split(BEGIN)
+    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    README.write_text(readme(), "utf-8")
