@@ -1,1 +1,15 @@
-"""The daemon: engine, workers, HTTP, gRPC, metrics, dashboard."""
+"""The daemon: one front process, one engine process and a pool of worker processes.
+
+The way of a query:
+
+1. `front/` accepts the HTTP or gRPC request. `protocol/` decodes and validates it; `front/admission.py` and the codecs
+   refuse what cannot be served.
+2. `front/engine_connection.py` copies the inputs into shared memory (`ipc/tensor_pool.py`) and sends `InferQuery` to
+   the engine process.
+3. `engine/` passes the query to `veltair.scheduler` and carries out its decisions: it gives the query a worker
+   process and orders one layer-block after the other.
+4. `worker/` runs each block on the cores that the engine wrote into `ipc/worker_cell.py`.
+5. `QueryEnded` returns to the front, which answers the client and updates `front/metrics.py`.
+
+`veltair.commands.serve` starts the front. Only `veltair/` and `bench/` may import this package.
+"""

@@ -39,7 +39,7 @@ from veltair.loadgen.scenario import read_scenario
 from veltair.machine.environment import describe_environment
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime.whole_model_timing import IN_MODEL
-from veltair.server.engine.tenancy import default_workers
+from veltair.server.engine.machine_limits import default_workers
 from veltair.simulate.machine_model import modelled_profiles
 from veltair.simulate.machine_model.machine_model import load_machine_model
 from veltair.simulate.peak_search import find_peak, try_scale

@@ -28,11 +28,12 @@ from veltair import config
 from veltair.errors import DeadlineError, OverloadedError
 from veltair.machine.malloc import reuse_message_memory
 from veltair.profiles.artifact.artifact_folder import load_artifact
-from veltair.server.front.engine_client import Snapshot, TenantInfo
-from veltair.server.front.engine_process import Answer
+from veltair.server.front.engine_connection import QueryResult
 from veltair.server.front.grpc_front import GrpcFront
-from veltair.server.front.inference_service import Service
+from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
+from veltair.server.front.served_tenant import ServedTenant
+from veltair.server.front.snapshot import Snapshot
 from veltair.types import QoSTarget
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -82,20 +83,20 @@ def openvino(model: Path, threads: int, hint: str) -> Infer:
 class PeerEngine:
     """A peer behind the interface of `veltair.server.front.engine_client.EngineClient`."""
 
-    tenants: Mapping[str, TenantInfo]
+    tenants: Mapping[str, ServedTenant]
     sessions: Mapping[str, Infer]
     pool: ThreadPoolExecutor  # first come, first served
     ready: bool = True
 
-    async def infer(self, tenant: str, inputs: Feeds, *, deadline_ns: int | None = None) -> Answer:
+    async def infer(self, tenant: str, inputs: Feeds, *, deadline_ns: int | None = None) -> QueryResult:
         arrival_ns = time.monotonic_ns()
 
-        def work() -> Answer:
+        def work() -> QueryResult:
             begin_ns = time.monotonic_ns()
             if deadline_ns is not None and begin_ns > deadline_ns:
                 raise DeadlineError("the deadline passed before the query began")
             outputs = self.sessions[tenant](inputs)
-            return Answer(outputs, begin_ns - arrival_ns, time.monotonic_ns() - begin_ns, ())
+            return QueryResult(outputs, begin_ns - arrival_ns, time.monotonic_ns() - begin_ns, ())
 
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
@@ -110,7 +111,7 @@ async def serve(args: argparse.Namespace) -> None:
         found = load_artifact(Path(entry.artifact))
         qos_ns = found.manifest.qos_ns if entry.qos_ms is None else round(entry.qos_ms * 1e6)
         qos = QoSTarget(qos_ns, entry.percentile)
-        tenants[entry.name] = TenantInfo(entry.name, found, qos, entry.priority, batching=False)
+        tenants[entry.name] = ServedTenant(entry.name, found, qos, entry.priority, batching=False)
         model = args.models / f"{found.manifest.model}.onnx"
         if args.engine == "onnxruntime":
             sessions[entry.name] = onnxruntime(model, args.threads)
@@ -123,7 +124,7 @@ async def serve(args: argparse.Namespace) -> None:
         engine = PeerEngine(tenants, sessions, pool)
         metrics = Metrics({name: (info.manifest.model, info.qos) for name, info in tenants.items()})
         limit_bytes = settings.server.body_limit_mb << 20
-        service = Service(engine, metrics, limit_bytes, shared_memory=settings.server.shared_memory)
+        service = InferenceService(engine, metrics, limit_bytes, shared_memory=settings.server.shared_memory)
         front = await GrpcFront.start(service, "127.0.0.1:0")
         print(json.dumps({"ready": True, "grpc": front.address}), flush=True)
         await stop.wait()

@@ -18,7 +18,7 @@ from veltair.scheduler.event_log.replay import dump_decision, dump_event
 from veltair.scheduler.events import Decision, Event
 from veltair.scheduler.interference import CounterModel
 from veltair.scheduler.scheduler import Scheduler
-from veltair.server.engine.tenancy import tenants_and_profiles
+from veltair.server.engine.tenants import tenants_and_profiles
 from veltair.server.ipc.messages import TenantSpec
 from veltair.types import Machine
 

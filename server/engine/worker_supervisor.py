@@ -1,96 +1,38 @@
-"""Worker processes: started, watched, replaced."""
+"""`WorkerSupervisor`: starts, watches and replaces the worker processes."""
 
 from __future__ import annotations
 
 import logging
-import os
 import select
 import signal
-import subprocess
-import sys
-import time
 from contextlib import suppress
-from typing import Literal
 
-from veltair.profiles.runtime.pinned_threads import kernel_environment
-from veltair.server.ipc import worker_cell as cells
-from veltair.server.ipc.channel import Channel, ClosedError, pair
-from veltair.server.ipc.messages import FromWorker, Load
-from veltair.server.ipc.worker_cell import Cell
-from veltair.types import CoreSet
+from veltair.server.engine.worker_process import WorkerProcess
+from veltair.server.ipc.messages import LoadModels
 
 logger = logging.getLogger("veltair.engine")
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 30.0  # before a worker that died while it started is tried again
 
 
-class WorkerProcess:
-    """One child. It is `starting` until it has loaded every model, then `idle` or `busy` with one query.
+class WorkerSupervisor:
+    """Keeps `target` worker processes alive and knows which are idle.
 
-    Raises OSError when the system has no room for another process.
+    The engine's loop asks it what is due; no method blocks::
+
+        supervisor.start_missing(time.monotonic_ns())
+        worker = supervisor.acquire(query)  # None when none is idle
+        supervisor.release(worker)
     """
 
-    def __init__(self, tensors: int, load: Load) -> None:
-        ours, theirs = pair()
-        fd = cells.create()
-        inherited = (theirs.fileno(), fd, tensors)
-        command = [sys.executable, "-P", "-m", "veltair.server.worker.worker", str(os.getpid()), *map(str, inherited)]
-        try:
-            self.process = subprocess.Popen(
-                command,
-                pass_fds=inherited,
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # the front's own output may be read by a program
-                env=os.environ | kernel_environment(),
-            )
-        except OSError:
-            ours.close()
-            os.close(fd)
-            raise
-        finally:
-            theirs.close()
-        self.pid = self.process.pid
-        self.pidfd = os.pidfd_open(self.pid)  # readable once every thread of the process is gone
-        self.cell = Cell(fd)
-        os.close(fd)
-        ours.setblocking(False)
-        self.channel: Channel[FromWorker] = Channel(ours, FromWorker)
-        self.state: Literal["starting", "idle", "busy"] = "starting"
-        self.query: int | None = None
-        self.alive = True
-        self._core = -1  # where it sleeps, if known
-        self.started_ns = time.monotonic_ns()
-        with suppress(ClosedError):  # its end is then seen through the pidfd
-            self.channel.send(load)
-
-    def stand_on(self, cores: CoreSet) -> None:
-        """Have it wake up on one of these cores. Where it slept last another block may run by now: it would wait there
-        for its turn, milliseconds at times, before it could move by itself.
-        """
-        if self._core not in cores:
-            self._core = cores[0]
-            with suppress(ProcessLookupError):  # its pidfd tells next
-                os.sched_setaffinity(self.pid, (self._core,))
-
-    def close(self) -> int:
-        """Reap it, killing it first if need be. Returns its exit code, negative for a signal."""
-        self.process.kill()
-        code = self.process.wait()
-        self.channel.close()
-        os.close(self.pidfd)
-        return code
-
-
-class Supervisor:
-    """Keeps `target` worker processes alive. What is due when is asked by the engine's loop; nothing blocks."""
-
-    def __init__(self, poll: select.epoll, target: int, tensors: int, load: Load) -> None:
+    def __init__(self, poll: select.epoll, target: int, tensors: int, load: LoadModels) -> None:
+        """Registers each worker's socket and pidfd in `poll`. `tensors`: the descriptor of the tensor pool."""
         self.workers: dict[int, WorkerProcess] = {}  # by the descriptors of their socket and their pidfd
         self.deaths = 0
         self._poll = poll
         self._target = target
         self._arguments = (tensors, load)
-        self._idle: list[WorkerProcess] = []  # the one used last comes first: its caches are warm
+        self._idle: list[WorkerProcess] = []  # the one used last is taken first: its caches are warm
         self._living = 0
         self.failed_starts = 0  # in a row
         self._next_start_ns = 0
@@ -101,10 +43,11 @@ class Supervisor:
 
     @property
     def loaded(self) -> int:
+        """Number of live workers that have loaded every model."""
         return sum(worker.alive and worker.state != "starting" for worker in self.all)
 
     def start_missing(self, now_ns: int) -> None:
-        """Start as many as are missing, unless starts have failed lately."""
+        """Start the workers that are missing, unless the last starts failed and the next try is not due."""
         while self._living < self._target and now_ns >= self._next_start_ns:
             try:
                 worker = WorkerProcess(*self._arguments)
@@ -116,18 +59,19 @@ class Supervisor:
                 self.workers[fd] = worker
                 self._poll.register(fd, select.EPOLLIN)
 
-    def wait_s(self, now_ns: int) -> float | None:
-        """Until a start is due; None when none is missing."""
+    def seconds_to_start(self, now_ns: int) -> float | None:
+        """Until a start is due; None when no worker is missing."""
         if self._living >= self._target:
             return None
         return max(0.0, (self._next_start_ns - now_ns) / 1e9)
 
-    def loaded_one(self, worker: WorkerProcess) -> None:
+    def models_loaded(self, worker: WorkerProcess) -> None:
+        """The worker can take its first query."""
         self.failed_starts = 0
         self.release(worker)
 
-    def take(self, query: int) -> WorkerProcess | None:
-        """An idle worker for this query to hold."""
+    def acquire(self, query: int) -> WorkerProcess | None:
+        """An idle worker, which now holds this query; None when none is idle."""
         if not self._idle:
             return None
         worker = self._idle.pop()
@@ -135,28 +79,29 @@ class Supervisor:
         return worker
 
     def release(self, worker: WorkerProcess) -> None:
+        """The worker holds no query any more."""
         worker.state, worker.query = "idle", None
         if worker.alive:
             self._idle.append(worker)
 
-    def condemn(self, worker: WorkerProcess) -> None:
-        """It is dead or soon will be; no query gets it any more."""
+    def mark_dead(self, worker: WorkerProcess) -> None:
+        """The worker is dead or soon will be: it gets no further query."""
         worker.alive = False
         if worker in self._idle:
             self._idle.remove(worker)
 
-    def hung_up(self, worker: WorkerProcess) -> None:
-        """It closed its socket: make sure that it dies; the pidfd then tells when all of it is gone."""
+    def kill_disconnected(self, worker: WorkerProcess) -> None:
+        """Kill a worker that closed its socket; its pidfd reports when the whole process is gone."""
         self._poll.unregister(worker.channel.fileno())
         del self.workers[worker.channel.fileno()]
         worker.process.kill()
 
-    def bury(self, worker: WorkerProcess, now_ns: int) -> str:
-        """Its process is gone. Returns how it ended, in words."""
+    def reap(self, worker: WorkerProcess, now_ns: int) -> str:
+        """Forget a worker whose process is gone. Returns how it ended, in words."""
         for fd in (worker.pidfd, worker.channel.fileno()):
             if self.workers.pop(fd, None) is not None:
                 self._poll.unregister(fd)
-        ending = _in_words(worker.close())
+        ending = _describe_exit(worker.close())
         self._living -= 1
         self.deaths += 1
         if worker.state != "starting":
@@ -172,14 +117,14 @@ class Supervisor:
         logger.error("%s; failed starts in a row: %d, next try in %.1f s", what, self.failed_starts, delay_s)
 
     def close(self) -> None:
-        """End all of them at once: they hold nothing that outlives a query."""
+        """End all workers at once: they hold nothing that outlives a query."""
         for worker in self.all:
             worker.close()
         self.workers.clear()
         self._idle.clear()
 
 
-def _in_words(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"exited with {code}"
     with suppress(ValueError):

@@ -1,4 +1,7 @@
-"""The dashboard: a static page, and what happens told once a second to whoever looks; nobody looks, no work."""
+"""`Dashboard`: static files, and a stream of events that shows each viewer the server once a second.
+
+Without viewers it does no work.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from importlib.resources import files
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from fastapi import Request, Response
@@ -17,17 +20,18 @@ from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from veltair.errors import OverloadedError, VeltairError
-from veltair.server.front.engine_client import Snapshot
+from veltair.server.front.inference_service import InferenceEngine
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.recent_window import SECOND_NS
-from veltair.server.ipc.messages import BlockRecord, RunningBlock, Status
+from veltair.server.front.snapshot import Snapshot
+from veltair.server.ipc.messages import BlockRecord, BlockStatus, EngineStatus
 from veltair.types import CoreSet, Machine
 
 PERIOD_S = 1.0
-RECENT_NS = 10 * SECOND_NS  # what the table's rates and quantiles look back on
-HISTORY_S = 60  # told once to a new viewer, so that its charts do not start empty
+RECENT_NS = 10 * SECOND_NS  # the span of the table's rates and quantiles
+HISTORY_S = 60  # sent once to a new viewer, so that its charts do not start empty
 BUSY_SPAN_NS = SECOND_NS
-BUSY_LAG_NS = SECOND_NS // 4  # blocks are told when their query ends: the busy second ends a little earlier
+BUSY_LAG_NS = SECOND_NS // 4  # blocks are known when their query ends: the busy second ends a little earlier
 MAX_BLOCKS = 1500  # in one event; the newest are kept
 MAX_VIEWERS = 32
 
@@ -37,34 +41,37 @@ _HEADERS = {
     "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # by ETag: a new version of the daemon is seen at once
+    "Cache-Control": "no-cache",  # by ETag: a browser loads a new version of the daemon at once
 }
 
 
-class Source(Protocol):
-    """Where the engine's part comes from: `EngineClient`."""
-
-    async def snapshot(self, since: int = 0) -> Snapshot: ...
-
-
 class Dashboard:
-    def __init__(self, source: Source, metrics: Metrics, machine: Machine, about: dict[str, Any]) -> None:
-        """`about` is told to the page once: version, policy and the like."""
-        self._source = source
+    """The routes below /admin. A task takes one snapshot a second for all viewers.
+
+    ::
+
+        dashboard = Dashboard(engine, metrics, machine, {"version": "0.1.0", "policy": "veltair"})
+        app.add_route("/admin", dashboard.page)
+        app.add_route("/admin/events", dashboard.events)
+    """
+
+    def __init__(self, engine: InferenceEngine, metrics: Metrics, machine: Machine, about: dict[str, Any]) -> None:
+        """`about` is sent to each viewer once: version, policy, layers of each tenant."""
+        self._engine = engine
         self._metrics = metrics
         self._machine = machine
         self._about = about
         self._files = _static_files()
         self._viewers: set[asyncio.Queue[bytes | None]] = set()
-        self._ticker: asyncio.Task[None] | None = None
-        self._cursor = 0  # blocks up to here were told
-        self._recent: list[BlockRecord] = []  # that ended within the last second
-        self._before: Status | None = None
+        self._sender: asyncio.Task[None] | None = None
+        self._cursor = 0  # blocks up to here were sent
+        self._recent: list[BlockRecord] = []  # blocks that ended within the last second
+        self._before: EngineStatus | None = None
 
     async def snapshot(self, since: int = 0) -> Snapshot | None:
-        """None while the engine cannot answer."""
+        """The server now; None while the engine cannot answer."""
         try:
-            return await self._source.snapshot(since)
+            return await self._engine.snapshot(since)
         except VeltairError:
             return None
 
@@ -84,7 +91,7 @@ class Dashboard:
         return Response(content, 200, headers, _TYPES[name.rpartition(".")[2]])
 
     async def events(self, request: Request) -> Response:
-        """Server-sent events; at most MAX_VIEWERS at once."""
+        """Server-sent events. Raises OverloadedError for more than MAX_VIEWERS at once."""
         if len(self._viewers) >= MAX_VIEWERS:
             raise OverloadedError(f"{MAX_VIEWERS} dashboards are open already")
         return StreamingResponse(
@@ -95,54 +102,56 @@ class Dashboard:
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=4)
         yield _event("hello", await self._hello())
         self._viewers.add(queue)
-        if self._ticker is None or self._ticker.done():
-            self._ticker = asyncio.create_task(self._tick())
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.create_task(self._send_frames())
         try:
             while (event := await queue.get()) is not None:
                 yield event
         finally:
             self._viewers.discard(queue)
 
-    async def _tick(self) -> None:
+    async def _send_frames(self) -> None:
         self._before, self._cursor, self._recent = None, 0, []
         while self._viewers:
             started = time.monotonic()
             snapshot = await self.snapshot(self._cursor)
             event = _event("frame", self._frame(time.monotonic_ns(), snapshot))
             for queue in tuple(self._viewers):
-                if queue.full():  # it reads slower than once a second: it misses this one
+                if queue.full():  # a viewer that reads slower than once a second misses this frame
                     continue
                 queue.put_nowait(event)
             await asyncio.sleep(max(0.0, PERIOD_S - (time.monotonic() - started)))
 
     async def close(self) -> None:
         """End every stream, so that the server can stop."""
-        if self._ticker is not None:
-            self._ticker.cancel()
+        if self._sender is not None:
+            self._sender.cancel()
         for queue in tuple(self._viewers):
             while queue.full():
                 queue.get_nowait()
             queue.put_nowait(None)
 
     async def _hello(self) -> dict[str, Any]:
+        """The first event of a stream: what stays as it is, and the charts of the last minute."""
         now = time.monotonic_ns()
         start = now // SECOND_NS - HISTORY_S
         tenants = []
-        for name, t in self._metrics.tenants.items():
-            await asyncio.sleep(0)  # a tenant's minute takes milliseconds when its ring is full: queries go between
-            seconds = [t.window.stats(s * SECOND_NS, (s + 1) * SECOND_NS) for s in range(start, start + HISTORY_S)]
+        for name, counts in self._metrics.tenants.items():
+            await asyncio.sleep(0)  # a minute takes milliseconds when the ring is full: serve queries in between
+            seconds = [counts.window.stats(s * SECOND_NS, (s + 1) * SECOND_NS) for s in range(start, start + HISTORY_S)]
             tenants.append(
                 {
                     "name": name,
-                    "model": t.model,
-                    "target_ms": t.target_ns / 1e6,
-                    "percentile": t.window.percentile,
+                    "model": counts.model,
+                    "target_ms": counts.target_ns / 1e6,
+                    "percentile": counts.window.percentile,
                     "history": {"qps": [s.qps for s in seconds], "tail_ms": [s.tail_ms for s in seconds]},
                 }
             )
         return {"about": self._about, "domains": self._machine.domains, "tenants": tenants}
 
     def _frame(self, now_ns: int, snapshot: Snapshot | None) -> dict[str, Any]:
+        """One event: every tenant, the engine, and the blocks that ended since the frame before."""
         status = snapshot.status if snapshot else None
         frame: dict[str, Any] = {
             "now_ms": now_ns / 1e6,
@@ -163,50 +172,43 @@ class Dashboard:
         frame["dropped"] = max(0, len(fresh) - MAX_BLOCKS)
         frame["running"] = [[b.tenant, b.query, b.start, b.stop, b.layer, b.cores] for b in status.running]
         frame["busy"] = busy_shares(self._recent, status.running, now_ns - BUSY_LAG_NS, self._machine.cores)
-        frame["engine"] = {**engine_facts(status, before), "held": snapshot.held, "draining": snapshot.draining}
+        frame["engine"] = {**engine_summary(status, before), "held": snapshot.held, "draining": snapshot.draining}
         return frame
 
-    def _tenant(self, name: str, now_ns: int, status: Status | None) -> dict[str, Any]:
-        t = self._metrics.tenants[name]
-        recent = t.window.stats(now_ns - RECENT_NS, now_ns + 1)
-        second = t.window.stats(now_ns - SECOND_NS, now_ns + 1)
-        count = status.tenants.get(name) if status else None
+    def _tenant(self, name: str, now_ns: int, status: EngineStatus | None) -> dict[str, Any]:
+        counts = self._metrics.tenants[name]
+        recent = counts.window.stats(now_ns - RECENT_NS, now_ns + 1)
+        second = counts.window.stats(now_ns - SECOND_NS, now_ns + 1)
+        tenant = status.tenants.get(name) if status else None
         return {
             **msgspec.to_builtins(recent),
             "second": {"qps": second.qps, "tail_ms": second.tail_ms},
-            "waiting": count.waiting if count else None,
-            "running": count.running if count else None,
+            "waiting": tenant.waiting if tenant else None,
+            "running": tenant.running if tenant else None,
             "cores": sum(len(b.cores) for b in status.running if b.tenant == name) if status else None,
-            "versions": {str(version): n for version, n in sorted(t.versions.items())},
-            "answered": t.outcomes["ok"],
+            "versions": {str(version): n for version, n in sorted(counts.versions.items())},
+            "answered": counts.outcomes["ok"],
         }
 
     def _block(self, b: BlockRecord) -> list[Any]:
-        """Compact: a frame holds hundreds. Times in ms of the monotonic clock."""
-        grown = [[g.time_ns / 1e6, g.cores] for g in b.grown]
-        ends = b.begin_ns / 1e6, b.end_ns / 1e6
-        return [
-            b.tenant,
-            b.query,
-            b.start,
-            b.stop,
-            *ends,
-            b.cores,
-            b.conflict,
-            b.level,
-            runs(b.versions),
-            grown,
-            b.queries,
-        ]
+        """Compact, as a frame holds hundreds. Times are ms of the monotonic clock."""
+        times = b.begin_ns / 1e6, b.end_ns / 1e6
+        core_changes = [[change.time_ns / 1e6, change.cores] for change in b.core_changes]
+        block = [b.tenant, b.query, b.start, b.stop, *times, b.cores]
+        return [*block, b.conflict, b.level, run_lengths(b.versions), core_changes, b.queries]
 
 
-def runs(versions: Sequence[int]) -> list[tuple[int, int]]:
-    """Run lengths of the versions of a block's layers: (version, layers)."""
+def run_lengths(versions: Sequence[int]) -> list[tuple[int, int]]:
+    """The versions of a block's layers as (version, layers).
+
+    >>> run_lengths((0, 0, 2))
+    [(0, 2), (2, 1)]
+    """
     return [(version, len(list(group))) for version, group in groupby(versions)]
 
 
-def engine_facts(status: Status, before: Status | None) -> dict[str, Any]:
-    """Levels of now, and rates since the frame before (None in the first)."""
+def engine_summary(status: EngineStatus, before: EngineStatus | None) -> dict[str, Any]:
+    """The engine's present levels, and its rates since the frame before (None in the first)."""
 
     def rate(value: int, earlier: int) -> float:
         return max(0, value - earlier) / (max(1, status.time_ns - before.time_ns) / SECOND_NS) if before else 0.0
@@ -226,9 +228,9 @@ def engine_facts(status: Status, before: Status | None) -> dict[str, Any]:
 
 
 def busy_shares(
-    ended: Iterable[BlockRecord], running: Iterable[RunningBlock], now_ns: int, cores: CoreSet
+    ended: Iterable[BlockRecord], running: Iterable[BlockStatus], now_ns: int, cores: CoreSet
 ) -> dict[str, dict[str, float]]:
-    """Share of the second up to `now_ns` that each core spent for each tenant: {core: {tenant: 0 … 1}}."""
+    """The share of the second up to `now_ns` that each core spent for each tenant: {core: {tenant: 0 … 1}}."""
     start_ns = now_ns - BUSY_SPAN_NS
     spent: dict[int, Counter[str]] = {core: Counter() for core in cores}
 
@@ -243,9 +245,9 @@ def busy_shares(
         if block.end_ns <= start_ns:
             continue
         begin_ns, on = block.begin_ns, block.cores
-        for growth in block.grown:
-            add(block.tenant, on, begin_ns, growth.time_ns)
-            begin_ns, on = growth.time_ns, growth.cores
+        for change in block.core_changes:
+            add(block.tenant, on, begin_ns, change.time_ns)
+            begin_ns, on = change.time_ns, change.cores
         add(block.tenant, on, begin_ns, block.end_ns)
     for live in running:
         add(live.tenant, live.cores, live.since_ns, now_ns)
@@ -257,7 +259,7 @@ def _event(kind: str, value: Any) -> bytes:
 
 
 def _static_files() -> dict[str, tuple[bytes, str]]:
-    """Content and ETag by name; read once."""
+    """Content and ETag of each file by its name."""
     found = {}
     for entry in files("veltair.server").joinpath("static").iterdir():
         if entry.name.rpartition(".")[2] in _TYPES:

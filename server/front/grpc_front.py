@@ -1,5 +1,5 @@
 # ruff: noqa: N802 (method names are the protocol's)
-"""Open Inference Protocol v2 over gRPC, on the messages that tritonclient ships."""
+"""The gRPC front: Open Inference Protocol v2 with the messages that tritonclient ships."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from veltair.config import split_address
 from veltair.errors import ConfigError, QueryError, RequestError, UnsupportedError
 from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
-from veltair.server.front.inference_service import TENANT_HEADER, Service
-from veltair.server.protocol import model_metadata
+from veltair.server.front import model_metadata
+from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
 from veltair.server.protocol.compressed_body import inflate
-from veltair.server.protocol.grpc_codec import Received, decode_request, encode_response, receive
-from veltair.server.protocol.requests import InferRequest
+from veltair.server.protocol.grpc_codec import GrpcRequest, decode_request, encode_response, parse_request
+from veltair.server.protocol.infer_request import InferRequest
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-STREAM_DEPTH = 32  # requests of one stream in flight; further ones are read when an answer went out
-MESSAGE_SLACK_BYTES = 1 << 20  # names and framing, on top of the tensors that the body limit is about
-FINAL_RESPONSE = "triton_final_response"  # how a streaming client that asks knows the last answer to a request
-_ASKS_FINAL = "triton_enable_empty_final_response"
+STREAM_DEPTH = 32  # requests of one stream in flight; further ones are read when a response was sent
+MESSAGE_SLACK_BYTES = 1 << 20  # names and framing, on top of the tensors that the body limit bounds
+FINAL_RESPONSE = "triton_final_response"  # marks the last response to a request, if the client wants that
+_WANTS_FINAL_MARK = "triton_enable_empty_final_response"
 
 _log = logging.getLogger(__name__)
 
 
-class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    def __init__(self, service: Service) -> None:
+class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """The methods of the inference service, by their names in the protocol."""
+
+    def __init__(self, service: InferenceService) -> None:
         self._service = service
 
     async def ServerLive(self, request: Any, context: Any) -> Any:
@@ -45,11 +47,11 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.ServerReadyResponse(ready=self._service.engine.ready)
 
     async def ModelReady(self, request: Any, context: Any) -> Any:
-        self._service.tenant_of(request.name, request.version)
+        self._service.resolve_tenant(request.name, request.version)
         return pb.ModelReadyResponse(ready=self._service.engine.ready)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
-        return pb.ServerMetadataResponse(**self._service.about())
+        return pb.ServerMetadataResponse(**self._service.server_metadata())
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
         return pb.ModelMetadataResponse(**self._service.model_metadata(request.name, request.version))
@@ -59,19 +61,19 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return json_format.ParseDict({"config": config}, pb.ModelConfigResponse())
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
-        counts = self._service.statistics(request.name, request.version)
-        return json_format.ParseDict(counts, pb.ModelStatisticsResponse())
+        statistics = self._service.statistics(request.name, request.version)
+        return json_format.ParseDict(statistics, pb.ModelStatisticsResponse())
 
-    async def ModelInfer(self, received: Received, context: Any) -> Any:
+    async def ModelInfer(self, grpc_request: GrpcRequest, context: Any) -> Any:
         arrival_ns = time.monotonic_ns()
-        message = received.message
+        message = grpc_request.message
         try:
-            request = decode_request(received)
+            request = decode_request(grpc_request)
         except RequestError:
-            self._service.metrics.malformed += 1
+            self._service.metrics.malformed_requests += 1
             raise
         left_s = context.time_remaining()
-        result = await self._service.infer(
+        inferred = await self._service.infer(
             message.model_name,
             message.model_version,
             request,
@@ -80,20 +82,25 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             deadline_ns=None if left_s is None else arrival_ns + int(left_s * 1e9),
         )
         response = encode_response(
-            message.model_name, model_metadata.VERSION, request.id, result.outputs, result.parameters, result.stored
+            message.model_name,
+            model_metadata.VERSION,
+            request.id,
+            inferred.outputs,
+            inferred.parameters,
+            inferred.stored,
         )
-        if _asks_final(request):
+        if _wants_final_mark(request):
             response.parameters[FINAL_RESPONSE].bool_param = True
         return response
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        """Requests run side by side, answers leave in the order of the requests. An error is an answer."""
+        """Requests run concurrently; responses are sent in the order of the requests. An error is a response."""
         answers: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(STREAM_DEPTH)
 
         async def read() -> None:
             try:
                 async for message in requests:
-                    await answers.put(asyncio.create_task(self._streamed(message, context)))
+                    await answers.put(asyncio.create_task(self._stream_response(message, context)))
             finally:
                 await answers.put(None)
 
@@ -108,9 +115,9 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
                 if left is not None:
                     left.cancel()
 
-    async def _streamed(self, received: Received, context: Any) -> Any:
+    async def _stream_response(self, grpc_request: GrpcRequest, context: Any) -> Any:
         try:
-            return pb.ModelStreamInferResponse(infer_response=await self.ModelInfer(received, context))
+            return pb.ModelStreamInferResponse(infer_response=await self.ModelInfer(grpc_request, context))
         except (RequestError, QueryError) as error:
             text = str(error)
         except Exception:
@@ -118,7 +125,9 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
             text = "internal error"
         return pb.ModelStreamInferResponse(
             error_message=text,
-            infer_response=pb.ModelInferResponse(model_name=received.message.model_name, id=received.message.id),
+            infer_response=pb.ModelInferResponse(
+                model_name=grpc_request.message.model_name, id=grpc_request.message.id
+            ),
         )
 
     async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
@@ -130,32 +139,32 @@ class Servicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
-        regions = self._service.regions.listed(request.name)
+        regions = self._service.regions.list_regions(request.name)
         return pb.SystemSharedMemoryStatusResponse(
             regions={
-                region.name: pb.SystemSharedMemoryStatusResponse.RegionStatus(**region.described())
+                region.name: pb.SystemSharedMemoryStatusResponse.RegionStatus(**region.description())
                 for region in regions
             }
         )
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        rows = [row for row in self._service.index() if not request.ready or row["state"] == "READY"]
+        rows = [row for row in self._service.repository_index() if not request.ready or row["state"] == "READY"]
         return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**row) for row in rows])
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
-        self._service.refuse_control(request.model_name)
+        self._service.refuse_model_control(request.model_name)
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
-        self._service.refuse_control(request.model_name)
+        self._service.refuse_model_control(request.model_name)
 
 
-async def _unsupported(self: Servicer, request: Any, context: Any) -> None:
+async def _unsupported(self: InferenceServicer, request: Any, context: Any) -> None:
     raise UnsupportedError("not supported: no CUDA memory, trace or logging control")
 
 
 for _method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods:
-    if _method.name not in Servicer.__dict__:
-        setattr(Servicer, _method.name, _unsupported)
+    if _method.name not in InferenceServicer.__dict__:
+        setattr(InferenceServicer, _method.name, _unsupported)
 
 
 def _metadata(context: Any, key: str) -> str:
@@ -165,12 +174,19 @@ def _metadata(context: Any, key: str) -> str:
     return ""
 
 
-def _asks_final(request: InferRequest) -> bool:
-    return request.parameters.get(_ASKS_FINAL) is True
+def _wants_final_mark(request: InferRequest) -> bool:
+    return request.parameters.get(_WANTS_FINAL_MARK) is True
 
 
 class GrpcFront:
-    """The listening server; `address` is what it is bound to."""
+    """The listening server; `address` is what it is bound to.
+
+    ::
+
+        front = await GrpcFront.start(service, "127.0.0.1:0")
+        await front.report_draining()  # health checks fail from here on
+        await front.stop(grace_s=2.0)
+    """
 
     def __init__(self, server: Server, address: str, checks: Any) -> None:
         self._server = server
@@ -178,17 +194,17 @@ class GrpcFront:
         self._checks = checks
 
     @classmethod
-    async def start(cls, service: Service, address: str) -> GrpcFront:
+    async def start(cls, service: InferenceService, address: str) -> GrpcFront:
         """Raises ConfigError when it cannot listen there."""
         checks = health.aio.HealthServicer()
         for name in ("", SERVICE):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
-        mirror = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
-        described = ((pb, Servicer(service)), (health_pb2, checks), (reflection_pb2, mirror))
+        reflector = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
+        services = ((pb, InferenceServicer(service)), (health_pb2, checks), (reflection_pb2, reflector))
         methods: dict[str, Method] = {}
-        for module, servicer in described:
+        for module, servicer in services:
             for descriptor in module.DESCRIPTOR.services_by_name.values():
-                methods |= methods_by_path(descriptor, servicer, {"ModelInferRequest": receive})
+                methods |= methods_by_path(descriptor, servicer, {"ModelInferRequest": parse_request})
         server = Server(methods, service.body_limit_bytes + MESSAGE_SLACK_BYTES, inflate)
         host, port = split_address(address)
         try:
@@ -197,8 +213,8 @@ class GrpcFront:
             raise ConfigError(f"server.grpc: cannot listen on {address}") from None
         return cls(server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", checks)
 
-    async def refuse(self) -> None:
-        """Tell health watchers; new queries are refused by the service."""
+    async def report_draining(self) -> None:
+        """Report to health watchers that the server is shutting down; the service refuses new queries."""
         await self._checks.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:

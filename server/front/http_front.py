@@ -1,6 +1,6 @@
-"""Open Inference Protocol v2 over HTTP, /metrics and the dashboard, as an ASGI application.
+"""The HTTP front: Open Inference Protocol v2, /metrics and the dashboard as an ASGI application.
 
-Every error is `{"error": "…"}` with the status of its class; what is not ours to explain is logged and says
+Every error is `{"error": "…"}` with the status of its class. An unexpected error is logged, and the client reads
 "internal error" alone.
 """
 
@@ -19,33 +19,32 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from veltair.errors import QueryError, RequestError, TooLargeError, UnsupportedError
-from veltair.server.front import metrics
+from veltair.server.front import metrics, model_metadata
 from veltair.server.front.dashboard import Dashboard
-from veltair.server.front.inference_service import TENANT_HEADER, Service
-from veltair.server.front.shared_memory_regions import Regions
-from veltair.server.protocol import model_metadata
-from veltair.server.protocol.compressed_body import answer_coding, deflate, inflate
-from veltair.server.protocol.http_codec import decode_request, encode_response
+from veltair.server.front.http_body import HEADER_LENGTH, read_body, read_infer_request
+from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
+from veltair.server.front.process_metrics import read_daemon_processes
+from veltair.server.front.shared_memory_regions import SharedMemoryRegions
+from veltair.server.protocol.compressed_body import deflate, response_coding
+from veltair.server.protocol.http_codec import encode_response
 from veltair.server.protocol.json_parser import INLINE_BYTES
-from veltair.server.protocol.requests import InferRequest
 
-HEADER_LENGTH = "Inference-Header-Content-Length"
 RETRY_AFTER_S = 1
-CLIENT_CLOSED = 499  # nobody reads it: the client is gone
+CLIENT_CLOSED = 499  # for the log alone: the client is gone
 
 _log = logging.getLogger(__name__)
 _UNSUPPORTED = ("cudasharedmemory", "trace", "logging")
 
 
-def application(service: Service, dashboard: Dashboard) -> FastAPI:
-    """The routes. The inference route stands first: routes are tried in their order."""
+def application(service: InferenceService, dashboard: Dashboard) -> FastAPI:
+    """All routes. The inference route comes first: routes are tried in their order."""
     app = FastAPI(title="veltair", docs_url=None, redoc_url=None, openapi_url=None)
-    _errors(app)
-    _inference(app, service)
-    _models(app, service)
-    _server(app, service)
-    _shared_memory(app, service.regions)
-    _pages(app, service, dashboard)
+    _add_error_handlers(app)
+    _add_inference(app, service)
+    _add_models(app, service)
+    _add_server(app, service)
+    _add_shared_memory(app, service.regions)
+    _add_pages(app, service, dashboard)
     return app
 
 
@@ -57,13 +56,13 @@ def _error(status: int, text: str, headers: dict[str, str] | None = None) -> Res
     return _json({"error": text}, status, headers)
 
 
-def _errors(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     async def refused(_: Request, error: Any) -> Response:
         headers = {}
         if error.http_status == 503:
             headers["Retry-After"] = str(RETRY_AFTER_S)
         if isinstance(error, TooLargeError):
-            headers["Connection"] = "close"  # the rest of the body is not waited for
+            headers["Connection"] = "close"  # the rest of the body is not read
         return _error(error.http_status, str(error), headers)
 
     async def no_route(request: Request, error: Any) -> Response:
@@ -89,53 +88,25 @@ def _errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, broken)
 
 
-async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """Raises TooLargeError from Content-Length before a byte is read, or as soon as a chunked body passes it."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit_bytes:
-        raise TooLargeError(f"the body has {declared[:20]} bytes, {limit_bytes} are allowed")
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit_bytes:
-            raise TooLargeError(f"the body has more than the allowed {limit_bytes} bytes")
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-async def _decoded(service: Service, request: Request) -> InferRequest:
-    body = await read_body(request, service.body_limit_bytes)
-    coding = request.headers.get("content-encoding", "")
-    if coding:  # unpacking releases the interpreter lock
-        body = await asyncio.to_thread(inflate, body, coding, service.body_limit_bytes)
-    length = request.headers.get(HEADER_LENGTH, "")
-    if length and not (length.isascii() and length.isdecimal() and len(length) < 20):
-        raise RequestError(f"{HEADER_LENGTH} is a count of bytes, got {length!r:.40}")
-    header_bytes = int(length) if length else None
-    if INLINE_BYTES < (len(body) if header_bytes is None else header_bytes) <= len(body):
-        return await service.parser.parse(body, header_bytes)
-    return decode_request(body, header_bytes)
-
-
-async def _until_disconnect(request: Request, task: asyncio.Task[Any]) -> None:
+async def _cancel_on_disconnect(request: Request, task: asyncio.Task[Any]) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     task.cancel()
 
 
-def _inference(app: FastAPI, service: Service) -> None:
+def _add_inference(app: FastAPI, service: InferenceService) -> None:
     async def infer(request: Request) -> Response:
         try:
-            decoded = await _decoded(service, request)
+            decoded = await read_infer_request(request, service.parser, service.body_limit_bytes)
         except RequestError:
-            service.metrics.malformed += 1
+            service.metrics.malformed_requests += 1
             raise
         task = asyncio.current_task()
         assert task is not None
-        watch = asyncio.create_task(_until_disconnect(request, task))
+        watch = asyncio.create_task(_cancel_on_disconnect(request, task))
         model, version = request.path_params["model"], request.path_params.get("version", "")
         try:
-            result = await service.infer(
+            response = await service.infer(
                 model,
                 version,
                 decoded,
@@ -149,30 +120,30 @@ def _inference(app: FastAPI, service: Service) -> None:
             return Response(status_code=CLIENT_CLOSED)
         finally:
             watch.cancel()
-        message = encode_response(
-            model, model_metadata.VERSION, decoded, result.outputs, result.parameters, result.stored
+        encoded = encode_response(
+            model, model_metadata.VERSION, decoded, response.outputs, response.parameters, response.stored
         )
         headers = {}
-        body = message.body
-        if message.header_bytes is not None:
-            headers[HEADER_LENGTH] = str(message.header_bytes)
-        coding = answer_coding(request.headers.get("accept-encoding", ""))
+        body = encoded.body
+        if encoded.header_bytes is not None:
+            headers[HEADER_LENGTH] = str(encoded.header_bytes)
+        coding = response_coding(request.headers.get("accept-encoding", ""))
         if coding:
             body = await asyncio.to_thread(deflate, body, coding)
             headers["Content-Encoding"] = coding
-        kind = "application/json" if message.header_bytes is None else "application/octet-stream"
+        kind = "application/json" if encoded.header_bytes is None else "application/octet-stream"
         return Response(body, 200, headers, kind)
 
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
         app.add_route(path, infer, methods=["POST"])
 
 
-def _models(app: FastAPI, service: Service) -> None:
+def _add_models(app: FastAPI, service: InferenceService) -> None:
     @app.get("/v2/models/stats")
     async def all_statistics() -> Response:
         return _json(service.statistics())
 
-    def each(suffix: str, answer: Callable[[str, str], Response]) -> None:
+    def add(suffix: str, answer: Callable[[str, str], Response]) -> None:
         async def latest(model: str) -> Response:
             return answer(model, "")
 
@@ -183,25 +154,25 @@ def _models(app: FastAPI, service: Service) -> None:
         app.add_api_route(f"/v2/models/{{model}}/versions/{{version}}{suffix}", versioned, methods=["GET"])
 
     def ready(model: str, version: str) -> Response:
-        service.tenant_of(model, version)
+        service.resolve_tenant(model, version)
         return _health(service)
 
-    each("/ready", ready)
-    each("/config", lambda model, version: _json(service.model_configuration(model, version)))
-    each("/stats", lambda model, version: _json(service.statistics(model, version)))
-    each("", lambda model, version: _json(service.model_metadata(model, version)))
+    add("/ready", ready)
+    add("/config", lambda model, version: _json(service.model_configuration(model, version)))
+    add("/stats", lambda model, version: _json(service.statistics(model, version)))
+    add("", lambda model, version: _json(service.model_metadata(model, version)))
 
 
-def _health(service: Service) -> Response:
+def _health(service: InferenceService) -> Response:
     if service.engine.ready:
         return Response(status_code=200)
     return _error(503, "the server is starting or shutting down", {"Retry-After": str(RETRY_AFTER_S)})
 
 
-def _server(app: FastAPI, service: Service) -> None:
+def _add_server(app: FastAPI, service: InferenceService) -> None:
     @app.get("/v2")
     async def server() -> Response:
-        return _json(service.about())
+        return _json(service.server_metadata())
 
     @app.get("/v2/health/live")
     async def live() -> Response:
@@ -218,14 +189,14 @@ def _server(app: FastAPI, service: Service) -> None:
             asked = msgspec.json.decode(body or b"{}", type=dict[str, Any])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(f"repository index: {error}") from None
-        rows = service.index()
+        rows = service.repository_index()
         return _json([row for row in rows if row["state"] == "READY"] if asked.get("ready") is True else rows)
 
     @app.post("/v2/repository/models/{model}/{action}")
     async def control(model: str, action: str) -> Response:
         if action not in ("load", "unload"):
             raise HTTPException(404)
-        service.refuse_control(model)
+        service.refuse_model_control(model)
 
     async def unsupported(request: Request) -> Response:
         raise UnsupportedError(f"{request.url.path} is not supported: no CUDA memory, trace or logging control")
@@ -235,21 +206,21 @@ def _server(app: FastAPI, service: Service) -> None:
         app.add_route(path + "/{rest:path}", unsupported, methods=["GET", "POST"])
 
 
-class _Registration(msgspec.Struct):
+class _RegionRegistration(msgspec.Struct):
     key: str
     byte_size: int
     offset: int = 0
 
 
-def _shared_memory(app: FastAPI, regions: Regions) -> None:
+def _add_shared_memory(app: FastAPI, regions: SharedMemoryRegions) -> None:
     async def status(request: Request) -> Response:
-        return _json([region.described() for region in regions.listed(request.path_params.get("region", ""))])
+        return _json([region.description() for region in regions.list_regions(request.path_params.get("region", ""))])
 
     async def register(request: Request) -> Response:
         regions.require_allowed()
         name = request.path_params["region"]
         try:
-            asked = msgspec.json.decode(await read_body(request, INLINE_BYTES), type=_Registration)
+            asked = msgspec.json.decode(await read_body(request, INLINE_BYTES), type=_RegionRegistration)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RequestError(f"region {name!r:.80}: {error}") from None
         regions.register(name, asked.key, asked.offset, asked.byte_size)
@@ -266,10 +237,12 @@ def _shared_memory(app: FastAPI, regions: Regions) -> None:
     app.add_route(memory + "/region/{region}/register", register, methods=["POST"])
 
 
-def _pages(app: FastAPI, service: Service, dashboard: Dashboard) -> None:
+def _add_pages(app: FastAPI, service: InferenceService, dashboard: Dashboard) -> None:
     @app.get("/metrics")
     async def scrape() -> Response:
-        page = service.metrics.page(await dashboard.snapshot())
+        snapshot = await dashboard.snapshot()
+        processes = await asyncio.to_thread(read_daemon_processes, snapshot)
+        page = service.metrics.page(snapshot, processes)
         return Response(page, headers={"Content-Type": metrics.CONTENT_TYPE})
 
     routes: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [

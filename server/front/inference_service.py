@@ -1,4 +1,4 @@
-"""An inference request on its way through the front: resolve, validate, infer, count. Shared by HTTP and gRPC."""
+"""`InferenceService`: an inference request on its way through the front. HTTP and gRPC share it."""
 
 from __future__ import annotations
 
@@ -10,95 +10,87 @@ from typing import Any, NoReturn, Protocol
 
 import msgspec
 
-from veltair.errors import DeadlineError, UnknownModelError, UnsupportedError
+from veltair.errors import UnknownModelError, UnsupportedError
 from veltair.profiles.artifact.manifest import Manifest
-from veltair.server.front.engine_client import Snapshot
-from veltair.server.front.metrics import Metrics, TenantMetrics
-from veltair.server.front.shared_memory_regions import Regions
-from veltair.server.ipc.messages import BlockRecord
-from veltair.server.ipc.tensor_pool import batch_of
-from veltair.server.protocol import model_metadata
+from veltair.server.front import model_metadata
+from veltair.server.front.admission import refuse_past_deadline, resolve_tenant
+from veltair.server.front.engine_connection import QueryResult
+from veltair.server.front.metrics import Metrics
+from veltair.server.front.request_counts import RequestCounts
+from veltair.server.front.served_tenant import ServedTenant
+from veltair.server.front.shared_memory_regions import SharedMemoryRegions
+from veltair.server.front.snapshot import Snapshot
+from veltair.server.protocol.datatypes import Array, Tensor
+from veltair.server.protocol.infer_request import InferRequest, Parameter, TensorLocation
 from veltair.server.protocol.json_parser import JsonParser
-from veltair.server.protocol.requests import Array, InferRequest, Parameter, Place, Tensor
-from veltair.server.protocol.validation import Inputs, checked_outputs, priority, text_parameter, timeout_ns
-from veltair.types import QoSTarget
+from veltair.server.protocol.validation import (
+    InputValidator,
+    batch_size,
+    check_priority,
+    text_parameter,
+    timeout_ns,
+    validate_outputs,
+)
 
 TENANT_HEADER = "veltair-tenant"  # HTTP header and gRPC metadata; the parameter `tenant` does the same
-TRACE_PARAMETER = "veltair_trace"  # true: the answer's parameters tell how it was served
+TRACE_PARAMETER = "veltair_trace"  # true: the response's parameters say how the query was served
 
 
-class TenantInfo(Protocol):
-    @property
-    def manifest(self) -> Manifest: ...
-    @property
-    def qos(self) -> QoSTarget: ...
+class InferenceEngine(Protocol):
+    """What runs the queries: `EngineClient`, or a peer's engine in `bench/`.
 
+    ::
 
-class Answer(Protocol):
-    @property
-    def outputs(self) -> Mapping[str, Array]: ...
-    @property
-    def queue_ns(self) -> int: ...
-    @property
-    def execute_ns(self) -> int: ...
-    @property
-    def blocks(self) -> tuple[BlockRecord, ...]: ...
-
-
-class Engine(Protocol):
-    """What the front ends need of `EngineClient`."""
+        result = await engine.infer("mlp", {"x": x}, deadline_ns=None)
+    """
 
     @property
-    def tenants(self) -> Mapping[str, TenantInfo]: ...
+    def tenants(self) -> Mapping[str, ServedTenant]: ...
 
     @property
     def ready(self) -> bool: ...
 
-    async def infer(self, tenant: str, inputs: Mapping[str, Tensor], *, deadline_ns: int | None = None) -> Answer: ...
+    async def infer(
+        self, tenant: str, inputs: Mapping[str, Tensor], *, deadline_ns: int | None = None
+    ) -> QueryResult: ...
 
     async def snapshot(self, since: int = 0) -> Snapshot: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class InferenceResponse:
+    """What the client gets, before it is encoded.
+
+    >>> InferenceResponse("mlp", outputs={}, stored={}, parameters={"queue_ns": 3000}).parameters
+    {'queue_ns': 3000}
+    """
+
     tenant: str
-    outputs: dict[str, Array]  # those asked for, in that order
-    stored: dict[str, Place]  # of them, what went to shared memory
+    outputs: dict[str, Array]  # the requested ones, in the requested order
+    stored: dict[str, TensorLocation]  # the outputs that were written to the client's shared memory
     parameters: dict[str, Parameter]
 
 
-class Service:
-    def __init__(self, engine: Engine, metrics: Metrics, body_limit_bytes: int, *, shared_memory: bool = False) -> None:
+class InferenceService:
+    """Finds the tenant of a request, validates its inputs, runs it and counts its end.
+
+    ::
+
+        service = InferenceService(engine, metrics, body_limit_bytes=64 << 20)
+        response = await service.infer("mlp", "", request, arrival_ns=time.monotonic_ns())
+    """
+
+    def __init__(
+        self, engine: InferenceEngine, metrics: Metrics, body_limit_bytes: int, *, shared_memory: bool = False
+    ) -> None:
+        """`shared_memory`: whether clients may name shared memory for their tensors."""
         self.engine = engine
         self.metrics = metrics
         self.body_limit_bytes = body_limit_bytes
-        self.regions = Regions(body_limit_bytes, allowed=shared_memory)
+        self.regions = SharedMemoryRegions(body_limit_bytes, allowed=shared_memory)
         self.parser = JsonParser()
         self.version = installed_version("veltair")
-        self._known: dict[str, tuple[Manifest, Inputs]] = {}
-
-    def tenant_of(self, model: str, version: str = "", tenant: str = "") -> str:
-        """The tenant that a request is for; `model` is a tenant's name, or that of the model it serves.
-
-        Raises UnknownModelError.
-        """
-        tenants = self.engine.tenants
-        if version not in ("", model_metadata.VERSION):
-            raise UnknownModelError(
-                f"model {model!r:.80} has no version {version!r:.20}; it has {model_metadata.VERSION}"
-            )
-        if tenant:
-            if tenant in tenants and model in (tenant, tenants[tenant].manifest.model):
-                return tenant
-            raise UnknownModelError(f"no tenant {tenant!r:.80} serves model {model!r:.80}")
-        if model in tenants:
-            return model
-        serving = [name for name, info in tenants.items() if info.manifest.model == model]
-        if len(serving) == 1:
-            return serving[0]
-        if serving:
-            raise UnknownModelError(f"model {model!r} is served for {', '.join(serving)}; name one as the tenant")
-        raise UnknownModelError(f"unknown model {model!r:.80}; served are {', '.join(tenants)}")
+        self._validators: dict[str, tuple[Manifest, InputValidator]] = {}
 
     async def infer(
         self,
@@ -109,86 +101,95 @@ class Service:
         arrival_ns: int,
         tenant: str = "",
         deadline_ns: int | None = None,
-    ) -> Result:
-        """Raises RequestError for the request's faults and QueryError for ours; each is counted once."""
+    ) -> InferenceResponse:
+        """Raises RequestError for the client's faults and QueryError for the server's; each is counted once."""
         try:
-            name = self.tenant_of(model, version, tenant or text_parameter(request.parameters, "tenant"))
+            name = self.resolve_tenant(model, version, tenant or text_parameter(request.parameters, "tenant"))
         except UnknownModelError:
-            self.metrics.strangers += 1
+            self.metrics.unknown_model_requests += 1
             raise
         counts = self.metrics.tenants[name]
         try:
             return await self._infer(name, counts, request, arrival_ns, deadline_ns)
         except BaseException as error:
-            counts.ended(error, time.monotonic_ns() - arrival_ns)
+            counts.count_error(error, time.monotonic_ns() - arrival_ns)
             raise
 
     async def _infer(
-        self, name: str, counts: TenantMetrics, request: InferRequest, arrival_ns: int, deadline_ns: int | None
-    ) -> Result:
+        self, name: str, counts: RequestCounts, request: InferRequest, arrival_ns: int, deadline_ns: int | None
+    ) -> InferenceResponse:
         manifest = self.engine.tenants[name].manifest
-        inputs = self._inputs(name, manifest).checked(self.regions.fetched(request.inputs))
-        wanted = checked_outputs(name, manifest.outputs, request.outputs)
-        places = {output.name: output.place for output in request.outputs if output.place is not None}
-        self.regions.check(places)
-        priority(request.parameters)
+        inputs = self._validator(name, manifest).validate(self.regions.read_inputs(request.inputs))
+        wanted = validate_outputs(name, manifest.outputs, request.outputs)
+        locations = {output.name: output.location for output in request.outputs if output.location is not None}
+        self.regions.check_outputs(locations)
+        check_priority(request.parameters)
         timeout = timeout_ns(request.parameters)
         if timeout is not None:
             deadline_ns = min(arrival_ns + timeout, deadline_ns or arrival_ns + timeout)
-        if deadline_ns is not None and deadline_ns <= time.monotonic_ns():
-            raise DeadlineError("the deadline had passed when the request was read")
-        answer = await self.engine.infer(name, inputs, deadline_ns=deadline_ns)
-        outputs = {output: answer.outputs[output] for output in wanted}
-        stored = self.regions.store(outputs, places)
-        batch = batch_of(manifest, inputs)
-        counts.answered(time.monotonic_ns() - arrival_ns, answer.queue_ns, answer.execute_ns, batch, answer.blocks)
+        refuse_past_deadline(deadline_ns, time.monotonic_ns(), "the request was read")
+        result = await self.engine.infer(name, inputs, deadline_ns=deadline_ns)
+        outputs = {output: result.outputs[output] for output in wanted}
+        stored = self.regions.write_outputs(outputs, locations)
+        batch = batch_size(manifest.inputs, inputs)
+        counts.count_answer(time.monotonic_ns() - arrival_ns, result.queue_ns, result.execute_ns, batch, result.blocks)
         traced = request.parameters.get(TRACE_PARAMETER) in (True, "true", 1)
-        return Result(name, outputs, stored, _trace(answer) if traced else {})
+        return InferenceResponse(name, outputs, stored, _trace(result) if traced else {})
 
-    def _inputs(self, name: str, manifest: Manifest) -> Inputs:
-        """What a tenant's queries bring, by the manifest that it has now."""
-        known, inputs = self._known.get(name, (None, None))
-        if inputs is None or known is not manifest:
-            inputs = Inputs(name, manifest.inputs, manifest.max_batch)
-            self._known[name] = (manifest, inputs)
-        return inputs
+    def _validator(self, name: str, manifest: Manifest) -> InputValidator:
+        """The validator of a tenant's inputs, for the manifest that it has now."""
+        known, validator = self._validators.get(name, (None, None))
+        if validator is None or known is not manifest:
+            validator = InputValidator(name, manifest.inputs, manifest.max_batch)
+            self._validators[name] = (manifest, validator)
+        return validator
 
-    def about(self) -> Mapping[str, Any]:
-        return model_metadata.server(self.version, shared_memory=self.regions.allowed)
+    def resolve_tenant(self, model: str, version: str = "", tenant: str = "") -> str:
+        """The name of the tenant that a request is for. Raises UnknownModelError."""
+        return resolve_tenant(self.engine.tenants, model, version, tenant)
+
+    def server_metadata(self) -> Mapping[str, Any]:
+        return model_metadata.server_metadata(self.version, shared_memory=self.regions.allowed)
 
     def model_metadata(self, model: str, version: str = "") -> dict[str, Any]:
-        name = self.tenant_of(model, version)
-        return model_metadata.metadata(name, self.engine.tenants[name].manifest)
+        name = self.resolve_tenant(model, version)
+        return model_metadata.model_metadata(name, self.engine.tenants[name].manifest)
 
     def model_configuration(self, model: str, version: str = "") -> dict[str, Any]:
-        info = self.engine.tenants[name := self.tenant_of(model, version)]
-        return model_metadata.configuration(name, info.manifest, info.qos)
+        tenant = self.engine.tenants[name := self.resolve_tenant(model, version)]
+        return model_metadata.model_configuration(name, tenant.manifest, tenant.qos)
 
     def statistics(self, model: str = "", version: str = "") -> dict[str, Any]:
-        """Of one model, or of all."""
-        names = [self.tenant_of(model, version)] if model else list(self.engine.tenants)
-        return {"model_stats": [model_metadata.statistics(name, self.metrics.tenants[name]) for name in names]}
+        """Statistics of one model, or of all."""
+        names = [self.resolve_tenant(model, version)] if model else list(self.engine.tenants)
+        return {"model_stats": [model_metadata.model_statistics(name, self.metrics.tenants[name]) for name in names]}
 
-    def index(self) -> list[dict[str, str]]:
-        return model_metadata.index(list(self.engine.tenants), self.engine.ready)
+    def repository_index(self) -> list[dict[str, str]]:
+        return model_metadata.repository_index(list(self.engine.tenants), self.engine.ready)
+
+    def refuse_model_control(self, model: str) -> NoReturn:
+        """Models are not loaded or unloaded at run time: the configuration alone says what is served."""
+        raise UnsupportedError(f"model repository control is off; {model!r:.80} is neither loaded nor unloaded")
 
     async def close(self) -> None:
         self.regions.close()
         await self.parser.close()
 
-    def refuse_control(self, model: str) -> NoReturn:
-        """Loading and unloading at run time: the configuration alone says what is served."""
-        raise UnsupportedError(f"model repository control is off; {model!r:.80} is neither loaded nor unloaded")
 
-
-def _trace(answer: Answer) -> dict[str, Parameter]:
+def _trace(result: QueryResult) -> dict[str, Parameter]:
     blocks = [
-        {"start": b.start, "stop": b.stop, "cores": len(b.cores), "versions": b.versions, "elapsed_ns": b.elapsed_ns,
-         "queries": b.queries}
-        for b in answer.blocks
-    ]  # fmt: skip
+        {
+            "start": block.start,
+            "stop": block.stop,
+            "cores": len(block.cores),
+            "versions": block.versions,
+            "elapsed_ns": block.elapsed_ns,
+            "queries": block.queries,
+        }
+        for block in result.blocks
+    ]
     return {
-        "queue_ns": answer.queue_ns,
-        "execute_ns": answer.execute_ns,
+        "queue_ns": result.queue_ns,
+        "execute_ns": result.execute_ns,
         "blocks": msgspec.json.encode(blocks).decode(),
     }

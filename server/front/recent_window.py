@@ -1,4 +1,4 @@
-"""The recent past of one tenant, for quantiles and charts: a ring of its last answers and refusals."""
+"""`RecentWindow`: the latest requests of one tenant, for quantiles and charts."""
 
 from __future__ import annotations
 
@@ -7,27 +7,41 @@ from dataclasses import dataclass
 import numpy as np
 
 SECOND_NS = 1_000_000_000
-CAPACITY = 1 << 14  # requests remembered for each tenant; at higher rates a window is cut to these
+CAPACITY = 1 << 14  # requests kept for each tenant; at higher rates a window is cut to these
 
-OK, REFUSED, FAILED = 0, 1, 2
+OK, REFUSED, FAILED = 0, 1, 2  # how a request ended
 
 
 @dataclass(frozen=True, slots=True)
 class WindowStats:
-    """Of one span of time. Quantiles are of answered requests, None without any."""
+    """One span of time. Quantiles are those of answered requests, None without any.
+
+    >>> RecentWindow(target_ns=10**7, percentile=0.95).stats(0, SECOND_NS).p95_ms is None
+    True
+    """
 
     offered_qps: float
     qps: float  # answered
     refused_qps: float
     failed_qps: float
-    qos_rate: float | None  # answered within the target, of all that were offered
+    qos_rate: float | None  # share of all offered requests that were answered within the target
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
     tail_ms: float | None  # at the tenant's own percentile: above the target exactly when the QoS is missed
 
 
-class Window:
+class RecentWindow:
+    """A ring of the last requests of one tenant: when each ended, its latency, and how it ended.
+
+    >>> window = RecentWindow(target_ns=10_000_000, percentile=0.95)
+    >>> window.add(end_ns=SECOND_NS, latency_ns=4_000_000, outcome=OK)
+    >>> window.add(end_ns=SECOND_NS, latency_ns=0, outcome=REFUSED)
+    >>> stats = window.stats(start_ns=0, stop_ns=2 * SECOND_NS)
+    >>> stats.qps, stats.qos_rate, stats.p50_ms
+    (0.5, 0.5, 4.0)
+    """
+
     def __init__(self, target_ns: int, percentile: float) -> None:
         self._target_ns = target_ns
         self.percentile = percentile
@@ -45,7 +59,7 @@ class Window:
         self._count += 1
 
     def stats(self, start_ns: int, stop_ns: int) -> WindowStats:
-        """Of requests that ended in [start, stop). A ring that turned within the span counts from its oldest."""
+        """Of requests that ended in [start, stop). If the ring has overwritten part of the span, from its oldest."""
         filled = min(self._count, CAPACITY)
         end = self._end[:filled]
         chosen = (end >= start_ns) & (end < stop_ns)

@@ -1,4 +1,4 @@
-"""One end of a packet socket that carries messages."""
+"""`Channel`: one end of a packet socket that carries messages."""
 
 from __future__ import annotations
 
@@ -10,27 +10,38 @@ import msgspec
 
 T = TypeVar("T")
 
-PACKET_BYTES = 1 << 20  # of the largest message; a Status of 1,000 workers has about 100 KB
+PACKET_BYTES = 1 << 20  # of the largest message; an EngineStatus of 1,000 workers has about 100 KB
 _encoder = msgspec.msgpack.Encoder()
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends with room for the largest message, as far as the system allows."""
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends with buffers for the largest message, as far as the system allows."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
     return ends
 
 
-class ClosedError(Exception):
+class ChannelClosedError(Exception):
     """The other end is gone."""
 
 
 class Channel(Generic[T]):
-    """Messages of union type T come in; any go out. On a socket that does not block, what the system will not
-    take now waits in `backlog` for `flush`."""
+    """Receives messages of union type T and sends any message.
+
+    On a non-blocking socket, packets that the system does not take now wait in `backlog` for `flush`.
+
+    >>> from veltair.server.ipc.messages import AbortQuery, ToEngine
+    >>> front, engine = (Channel(end, ToEngine) for end in socket_pair())
+    >>> front.send(AbortQuery(query=7))
+    >>> engine.receive()
+    AbortQuery(query=7)
+    >>> front.close(), engine.close()
+    (None, None)
+    """
 
     def __init__(self, sock: socket.socket, incoming: Any) -> None:
+        """`incoming` is T: a message type or a union of them."""
         self.socket = sock
         self.backlog: deque[bytes] = deque()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(incoming)
@@ -41,11 +52,12 @@ class Channel(Generic[T]):
         return self.socket.fileno()
 
     def send(self, message: msgspec.Struct) -> None:
-        """Raises ClosedError when the other end is gone."""
+        """Raises ChannelClosedError when the other end is gone."""
         self.backlog.append(_encoder.encode(message))
         self.flush()
 
     def flush(self) -> None:
+        """Send what waits in the backlog. Raises ChannelClosedError when the other end is gone."""
         backlog = self.backlog
         try:
             while backlog:
@@ -55,18 +67,18 @@ class Channel(Generic[T]):
             pass
         except (BrokenPipeError, ConnectionResetError):
             backlog.clear()
-            raise ClosedError from None
+            raise ChannelClosedError from None
 
     def receive(self) -> T | None:
-        """The next message; None when there is none now. Raises ClosedError when the other end is gone."""
+        """The next message; None when there is none now. Raises ChannelClosedError when the other end is gone."""
         try:
             size = self.socket.recv_into(self._buffer)
         except BlockingIOError:
             return None
         except ConnectionResetError:
-            raise ClosedError from None
+            raise ChannelClosedError from None
         if size == 0:
-            raise ClosedError
+            raise ChannelClosedError
         return self._decoder.decode(self._view[:size])
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""What front, engine and workers say to each other: msgpack, one message a packet, each tagged with its type.
+"""Messages between front, engine and workers: msgpack, one message a packet, each tagged with its type.
 
-Tensors never travel here, they stand in the tensor pool. All times are CLOCK_MONOTONIC, which the processes share.
+Tensors do not travel here; they lie in the tensor pool. All times are CLOCK_MONOTONIC, which the processes share.
 
-    front -> engine    Configure, Infer, Cancel, Ask, Shutdown
-    engine -> front    Ready, Refused, Ended, Status
-    engine -> worker   Load, Run
-    worker -> engine   Loaded, Refused, BlockDone, BlockBroke, Grown
+    front -> engine    ConfigureEngine, InferQuery, AbortQuery, GetStatus, Shutdown
+    engine -> front    EngineReady, StartFailed, QueryEnded, EngineStatus
+    engine -> worker   LoadModels, RunBlock
+    worker -> engine   ModelsLoaded, StartFailed, BlockDone, KernelFailed, CoresChanged
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from veltair.types import CoreSet
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, gc=False):
-    pass
+    """Base of all messages; its name is the tag on the wire.
+
+    >>> msgspec.json.encode(AbortQuery(query=7))
+    b'{"type":"AbortQuery","query":7}'
+    """
 
 
 class TenantSpec(msgspec.Struct, frozen=True):
@@ -34,8 +38,11 @@ class TenantSpec(msgspec.Struct, frozen=True):
     batching: bool
 
 
-class Configure(Message, frozen=True):
-    """The first message. `Ready` or `Refused` answers it."""
+# Front to engine
+
+
+class ConfigureEngine(Message, frozen=True):
+    """The first message. The engine answers with `EngineReady` or `StartFailed`."""
 
     tenants: tuple[TenantSpec, ...]
     policy: str
@@ -45,54 +52,66 @@ class Configure(Message, frozen=True):
     slots: int  # per tenant, in the tensor pool
     event_log: str | None
     counter_model: CounterCoefficients | None = None
-    planned_share: float = 1.0  # of each target and deadline, what policies plan with
+    planned_share: float = 1.0  # of each target and deadline; policies plan with this share
 
 
-class Infer(Message, frozen=True):
-    """A query whose inputs stand in its slot. Exactly one `Ended` answers it, which also gives the slot back."""
+class InferQuery(Message, frozen=True):
+    """Run a query whose inputs lie in its slot. The engine sends exactly one `QueryEnded`, which frees the slot."""
 
     query: int  # unique and ascending within an engine's life
-    tenant: int  # index into Configure.tenants
+    tenant: int  # index into ConfigureEngine.tenants
     slot: int
     batch: int
     arrival_ns: int
-    deadline_ns: int | None  # that the client set; None: only the tenant's target applies
+    deadline_ns: int | None  # set by the client; None: only the tenant's target applies
 
 
-class Cancel(Message, frozen=True):
+class AbortQuery(Message, frozen=True):
+    """Nobody waits for this query any more."""
+
     query: int
 
 
-class Ask(Message, frozen=True):
-    """Wants a `Status`."""
+class GetStatus(Message, frozen=True):
+    """The engine answers with an `EngineStatus`."""
 
 
 class Shutdown(Message, frozen=True):
-    """Leave at once; the front sends it when nothing is left to answer, or when it waits no longer."""
+    """Exit at once. The front sends it when every query is answered, or when it stops waiting for answers."""
 
 
-class Ready(Message, frozen=True):
+# Engine to front
+
+
+class EngineReady(Message, frozen=True):
     """Every worker has loaded every model."""
 
     workers: int
     cores: CoreSet
 
 
-class Refused(Message, frozen=True):
-    """Cannot start. `kind` is the class of the error in veltair.errors."""
+class StartFailed(Message, frozen=True):
+    """The engine or a worker cannot start. `kind` is the class of the error in veltair.errors."""
 
     kind: str
     reason: str
 
 
-class Growth(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class CoreChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A block in execution moved to other cores before `layer`."""
+
     layer: int
     cores: CoreSet
     time_ns: int
 
 
 class BlockRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A block as it ran: layers [start, stop) of a query of a tenant on `cores`, then on each growth's."""
+    """A block that has run: layers [start, stop) of a query, first on `cores`, then on those of each core change.
+
+    >>> record = BlockRecord(1, "mlp", 0, 3, (0, 2, 2), (0, 1), begin_ns=100, end_ns=350, conflict=False, level=1.0)
+    >>> record.elapsed_ns
+    250
+    """
 
     query: int
     tenant: str
@@ -103,9 +122,9 @@ class BlockRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     begin_ns: int
     end_ns: int
     conflict: bool  # it wanted more cores than were free
-    level: float  # interference level that the versions were picked for
-    grown: tuple[Growth, ...] = ()
-    queries: int = 1  # in the batch that it ran for, which bears the id of its first
+    level: float  # interference level that the versions were chosen for
+    core_changes: tuple[CoreChange, ...] = ()
+    queries: int = 1  # in the batch that it ran for; the batch has the id of its first query
 
     @property
     def elapsed_ns(self) -> int:
@@ -115,8 +134,8 @@ class BlockRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 Outcome: TypeAlias = Literal["done", "rejected", "cancelled", "failed", "worker_died"]
 
 
-class Ended(Message, frozen=True):
-    """The query's end. No process will touch its slot again."""
+class QueryEnded(Message, frozen=True):
+    """A query has ended. No process touches its slot any more."""
 
     query: int
     outcome: Outcome
@@ -124,23 +143,23 @@ class Ended(Message, frozen=True):
     blocks: tuple[BlockRecord, ...] = ()
 
 
-class TenantCount(msgspec.Struct, frozen=True):
-    """Since the engine's start."""
+class TenantStatus(msgspec.Struct, frozen=True):
+    """Counts of one tenant since the engine started."""
 
     arrived: int = 0
-    waiting: int = 0  # now: in the scheduler, never started
+    waiting: int = 0  # now: admitted by the scheduler, not started
     running: int = 0  # now: started, not ended
     done: int = 0
-    within_qos: int = 0  # of the done: arrival to end within the target
+    within_qos: int = 0  # done with arrival to end within the target
     rejected: int = 0
     cancelled: int = 0
     failed: int = 0
-    queue_ns: int = 0  # arrival to first block, summed over the done
-    execute_ns: int = 0  # in blocks, summed over the done
-    batches: dict[int, int] = {}  # started, by their number of queries
+    queue_ns: int = 0  # arrival to first block, summed over the done queries
+    execute_ns: int = 0  # in blocks, summed over the done queries
+    batches: dict[int, int] = {}  # batches started, by their number of queries
 
 
-class RunningBlock(msgspec.Struct, frozen=True):
+class BlockStatus(msgspec.Struct, frozen=True):
     """A block in execution now."""
 
     query: int
@@ -152,17 +171,19 @@ class RunningBlock(msgspec.Struct, frozen=True):
     versions: tuple[int, ...]
     cores: CoreSet
     conflict: bool
-    since_ns: int  # ordered by the scheduler
+    since_ns: int  # when the scheduler ordered it
 
 
-class WorkerState(msgspec.Struct, frozen=True):
+class WorkerStatus(msgspec.Struct, frozen=True):
+    """A worker process now."""
+
     pid: int
     state: Literal["starting", "idle", "busy"]
     query: int | None
     started_ns: int
 
 
-class Status(Message, frozen=True):
+class EngineStatus(Message, frozen=True):
     """The engine now. A gap is a worker's idle time between two blocks of one query started back to back."""
 
     time_ns: int
@@ -176,46 +197,52 @@ class Status(Message, frozen=True):
     gap_ns: int
     gaps: int
     worker_deaths: int
-    tenants: dict[str, TenantCount]
-    running: tuple[RunningBlock, ...]
-    workers: tuple[WorkerState, ...]
+    tenants: dict[str, TenantStatus]
+    running: tuple[BlockStatus, ...]
+    workers: tuple[WorkerStatus, ...]
 
 
-class Load(Message, frozen=True):
-    """A worker's first message: what to load before it says `Loaded` or `Refused`."""
+# Engine to worker
+
+
+class LoadModels(Message, frozen=True):
+    """A worker's first message. The worker answers with `ModelsLoaded` or `StartFailed`."""
 
     tenants: tuple[TenantSpec, ...]
     cores: CoreSet
     slots: int
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One query of a batch: where its tensors stand."""
+class BatchMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One query of a batch: the slot of its tensors and its number of samples."""
 
     slot: int
     samples: int
 
 
-class Run(Message, frozen=True):
-    """Run layers [start, start + len(versions)) of a query or a batch, on the cores that the cell names.
+class RunBlock(Message, frozen=True):
+    """Run layers [start, start + len(versions)) of a query or a batch, on the cores that the worker's cell holds.
 
-    `cores` is what it names at this moment: the worker reports when it finds others.
+    `cores` is what the cell holds when this is sent: the worker reports when it finds other cores there.
     """
 
     query: int  # the batch's first
     tenant: int
-    parts: tuple[Part, ...]
+    members: tuple[BatchMember, ...]
     start: int
     versions: tuple[int, ...]
     cores: CoreSet
 
 
-class Loaded(Message, frozen=True):
-    pass
+# Worker to engine
+
+
+class ModelsLoaded(Message, frozen=True):
+    """The worker is ready for blocks."""
 
 
 class BlockDone(Message, frozen=True):
-    """Reached layer `stop`: before the block's end when the cell said cancel."""
+    """The block reached layer `stop`, which lies before its end when the cell asked it to stop."""
 
     query: int
     stop: int
@@ -223,15 +250,15 @@ class BlockDone(Message, frozen=True):
     end_ns: int
 
 
-class BlockBroke(Message, frozen=True):
-    """A kernel raised; the worker lives."""
+class KernelFailed(Message, frozen=True):
+    """A kernel raised an error; the worker lives."""
 
     query: int
     reason: str
 
 
-class Grown(Message, frozen=True):
-    """The block took up a new core set, found in the cell, before `layer`."""
+class CoresChanged(Message, frozen=True):
+    """The worker found another core set in its cell before `layer`, and uses it from there on."""
 
     query: int
     layer: int
@@ -239,7 +266,7 @@ class Grown(Message, frozen=True):
     time_ns: int
 
 
-ToEngine: TypeAlias = Configure | Infer | Cancel | Ask | Shutdown
-ToFront: TypeAlias = Ready | Refused | Ended | Status
-ToWorker: TypeAlias = Load | Run
-FromWorker: TypeAlias = Loaded | Refused | BlockDone | BlockBroke | Grown
+ToEngine: TypeAlias = ConfigureEngine | InferQuery | AbortQuery | GetStatus | Shutdown
+ToFront: TypeAlias = EngineReady | StartFailed | QueryEnded | EngineStatus
+ToWorker: TypeAlias = LoadModels | RunBlock
+FromWorker: TypeAlias = ModelsLoaded | StartFailed | BlockDone | KernelFailed | CoresChanged

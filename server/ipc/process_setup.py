@@ -1,4 +1,4 @@
-"""What engine and workers do to themselves when they start: die with their parent, leave signals to the front."""
+"""What engine and workers do to themselves when they start: die with the parent, ignore signals, set priority."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from contextlib import suppress
 _PR_SET_PDEATHSIG = 1
 
 
-def tie_to_parent(parent: int) -> None:
-    """Be killed when the parent's spawning thread ends; exit now when `parent` is gone already."""
+def die_with_parent(parent: int) -> None:
+    """Have the system kill this process when the thread that started it ends; exit now if `parent` is gone already.
+
+    Raises OSError where the system refuses.
+    """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -19,13 +22,13 @@ def tie_to_parent(parent: int) -> None:
         raise SystemExit(1)
 
 
-def leave_signals_to_front() -> None:
-    """A terminal or service manager signals the whole group, but only the front decides when to end."""
+def ignore_termination_signals() -> None:
+    """A terminal or service manager signals the whole process group, but only the front decides when to end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def set_nice(nice: int) -> None:
-    """Where the system allows it."""
+    """Set this process's priority where the system allows it."""
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, nice)

@@ -1,8 +1,8 @@
-"""A worker's cell: a page of shared memory that the engine writes and the worker reads between layers.
+"""`WorkerCell`: a page of shared memory that the engine writes and one worker reads between layers.
 
-Words of 8 bytes: sequence, cancelled query, progress, unused, then the core set as 1,024 bits. The sequence is
-odd while the engine writes and even after, so a reader that finds it even and unchanged has read one state. Only
-the progress is the worker's. A message to the worker and a change of the cell need no order between them: the
+Words of 8 bytes: sequence, cancelled query, progress, unused, then the core set as 1,024 bits. The sequence is odd
+while the engine writes and even after, so a reader that finds it even and unchanged has read one state. Only the
+progress is written by the worker. A message to the worker and a change of the cell need no order between them: the
 cell always holds the present core set, and a cancellation names its query.
 """
 
@@ -19,30 +19,46 @@ _SEQUENCE, _CANCELLED, _PROGRESS = range(3)
 _MASK = slice(32, 32 + MAX_CORES // 8)
 
 
-class Cell:
-    """Map the page behind a file descriptor of `create`; the descriptor may be closed afterwards."""
+def create_worker_cell() -> int:
+    """A new page, all zero: no core, nothing cancelled (query ids start at 1). Returns its descriptor."""
+    fd = os.memfd_create("veltair-cell", os.MFD_CLOEXEC)
+    os.truncate(fd, mmap.PAGESIZE)
+    return fd
+
+
+class WorkerCell:
+    """Maps the page behind a descriptor of `create_worker_cell`; the descriptor may be closed afterwards.
+
+    >>> cell = WorkerCell(create_worker_cell())
+    >>> cell.set_cores((0, 5))
+    >>> cell.cancel(77)
+    >>> cell.read()
+    (4, (0, 5), 77)
+    """
 
     def __init__(self, fd: int) -> None:
         self._page = mmap.mmap(fd, mmap.PAGESIZE)
         self.words = memoryview(self._page).cast("Q")
 
-    # The engine's side.
+    # The engine's side
 
-    def order(self, cores: CoreSet) -> None:
+    def set_cores(self, cores: CoreSet) -> None:
+        """The worker moves to these cores before its next layer."""
         mask = sum(1 << core for core in cores)
         self.words[_SEQUENCE] += 1
         self._page[_MASK] = mask.to_bytes(MAX_CORES // 8, "little")
         self.words[_SEQUENCE] += 1
 
     def cancel(self, query: int) -> None:
+        """The worker stops this query before its next layer; 0 cancels none."""
         self.words[_SEQUENCE] += 1
         self.words[_CANCELLED] = query
         self.words[_SEQUENCE] += 1
 
-    # The worker's side.
+    # The worker's side
 
-    def addresses(self) -> tuple[int, int]:
-        """Of the words of sequence and progress, for native code; they hold as long as this cell."""
+    def word_addresses(self) -> tuple[int, int]:
+        """Addresses of the sequence and the progress, for native code; valid as long as this cell lives."""
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
         return base + 8 * _SEQUENCE, base + 8 * _PROGRESS
 
@@ -67,13 +83,6 @@ class Cell:
     @progress.setter
     def progress(self, layer: int) -> None:
         self.words[_PROGRESS] = layer
-
-
-def create() -> int:
-    """A new page, all zero: no core, nothing cancelled (query ids start at 1). Returns its descriptor."""
-    fd = os.memfd_create("veltair-cell", os.MFD_CLOEXEC)
-    os.truncate(fd, mmap.PAGESIZE)
-    return fd
 
 
 def _bits(mask: int) -> CoreSet:

@@ -1,1 +1,6 @@
-"""server/protocol"""
+"""Open Inference Protocol v2 as functions over bytes and values, without sockets, processes or state.
+
+`http_codec` and `grpc_codec` decode a request into an `InferRequest` (`infer_request`) and encode the response;
+`validation` turns the request's tensors into what the model takes, or raises RequestError. `json_parser` is the
+exception: it keeps a child process that parses large JSON bodies. `front/` imports this folder.
+"""

@@ -1,4 +1,4 @@
-"""Compressed bodies: gzip and deflate (zlib), never larger unpacked than allowed."""
+"""Compressed bodies: gzip and deflate (zlib), with a limit on the unpacked size."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 from veltair.errors import RequestError, TooLargeError, UnsupportedError
 
 _WINDOW_BITS = {"gzip": 31, "deflate": 15}  # zlib's code for the container
-FAST = 1  # compression level of answers: the cores are for the models
+FAST = 1  # compression level of responses: the cores are for the models
 
 
 def inflate(body: bytes, coding: str, limit_bytes: int) -> bytes:
-    """Unpack one complete stream. Raises TooLargeError as soon as it passes the limit."""
+    """Unpack one complete stream.
+
+    Raises TooLargeError as soon as it passes the limit, RequestError for invalid data, UnsupportedError for a coding
+    other than gzip and deflate.
+    """
     coding = coding.strip().lower()
     if coding in ("", "identity"):
         return body
@@ -31,12 +35,17 @@ def inflate(body: bytes, coding: str, limit_bytes: int) -> bytes:
 
 
 def deflate(body: bytes, coding: str) -> bytes:
+    """Pack a body as gzip or deflate.
+
+    >>> inflate(deflate(b"tensors", "gzip"), "gzip", limit_bytes=100)
+    b'tensors'
+    """
     stream = zlib.compressobj(FAST, zlib.DEFLATED, _WINDOW_BITS[coding])
     return stream.compress(body) + stream.flush()
 
 
-def answer_coding(accept_encoding: str) -> str | None:
-    """The coding of an answer: only for who asks for exactly one.
+def response_coding(accept_encoding: str) -> str | None:
+    """The coding of a response; None unless the client accepts exactly one.
 
     Browsers and HTTP libraries list several by default, without need; tritonclient names the one its user chose.
     """

@@ -1,4 +1,4 @@
-"""The gRPC form of inference: tritonclient's messages to and from `InferRequest`."""
+"""Inference requests and responses over gRPC: tritonclient's messages to and from `InferRequest`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from veltair.errors import RequestError
-from veltair.server.protocol.requests import (
-    BYTES,
-    Array,
+from veltair.server.protocol.datatypes import BYTES, Array, datatype_name, numpy_dtype
+from veltair.server.protocol.infer_request import (
     InferRequest,
     NamedTensor,
     Parameter,
-    Place,
     RequestedOutput,
-    datatype_of,
-    dtype_of,
-    place_of,
-    raw,
+    TensorLocation,
+    parse_tensor_location,
     refuse_unsupported,
 )
+from veltair.server.protocol.tensor_values import tensor_bytes
 
-# The field of InferTensorContents that holds a datatype. FP16 and BF16 have none: they come raw.
+# The field of InferTensorContents that holds a datatype. FP16 and BF16 have none: they are sent raw.
 _CONTENTS = {
     "BOOL": "bool_contents",
     "INT8": "int_contents",
@@ -41,31 +38,38 @@ _CONTENTS = {
     "BYTES": "bytes_contents",
 }
 
-_MOST_FIELDS = 64  # of a request whose raw contents are looked for: to find more takes longer than to copy, unless
-_FIELD_BYTES = 4096  # there are so many bytes for each
+# The raw contents of a request with more fields than these are not looked for: that takes longer than copying them.
+_MAX_FIELDS = 64
+_FIELD_BYTES = 4096  # unless the fields have this many bytes on average
 _LENGTH_DELIMITED = 2  # protobuf's wire type
-_LONGEST_VARINT = 10  # bytes
+_MAX_VARINT_BYTES = 10
 
 
-class Received(NamedTuple):
-    """A ModelInferRequest, but for its raw contents where those are not copied."""
+class GrpcRequest(NamedTuple):
+    """A ModelInferRequest whose raw contents may be views of the received bytes.
+
+    >>> data = pb.ModelInferRequest(model_name="mlp", raw_input_contents=[b"1234"]).SerializeToString()
+    >>> request = parse_request(memoryview(data))
+    >>> request.message.model_name, bytes(request.buffers[0])
+    ('mlp', b'1234')
+    """
 
     message: Any
-    buffers: Sequence[bytes | memoryview]
+    buffers: Sequence[bytes | memoryview]  # the raw contents
 
 
-def receive(data: memoryview) -> Received:
-    """Parse a ModelInferRequest. Protobuf would copy raw contents twice; they stay views of `data` where they are few.
+def parse_request(data: memoryview) -> GrpcRequest:
+    """Parse a ModelInferRequest. Protobuf would copy raw contents twice; here they stay views of `data` if few.
 
     Raises DecodeError.
     """
     rest: list[memoryview] = []
     buffers: list[memoryview] = []
     at = kept = 0
-    for _ in range(max(_MOST_FIELDS, len(data) // _FIELD_BYTES)):
+    for _ in range(max(_MAX_FIELDS, len(data) // _FIELD_BYTES)):
         if at == len(data):
             message = pb.ModelInferRequest.FromString(b"".join([*rest, data[kept:]]))
-            return Received(message, buffers)
+            return GrpcRequest(message, buffers)
         begin = at
         tag, at = _varint(data, at)
         if tag & 7 != _LENGTH_DELIMITED:  # this message has none; unknown ones are protobuf's
@@ -79,13 +83,13 @@ def receive(data: memoryview) -> Received:
             kept = at + size
         at += size
     message = pb.ModelInferRequest.FromString(bytes(data))
-    return Received(message, message.raw_input_contents)
+    return GrpcRequest(message, message.raw_input_contents)
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """The number there, and where it ends."""
+    """The number at `at`, and where it ends. Raises DecodeError."""
     value = shift = 0
-    for end, byte in enumerate(data[at : at + _LONGEST_VARINT], at + 1):
+    for end, byte in enumerate(data[at : at + _MAX_VARINT_BYTES], at + 1):
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, end
@@ -93,18 +97,18 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
     raise DecodeError("a number that is cut off")
 
 
-def decode_request(received: Received) -> InferRequest:
+def decode_request(request: GrpcRequest) -> InferRequest:
     """Raises RequestError."""
-    (message, buffers), taken = received, 0
+    (message, buffers), taken = request, 0
     inputs = []
     for tensor in message.inputs:
         where = f"input {tensor.name!r}"
-        data: Any = place_of(where, _parameters(tensor.parameters)) if tensor.parameters else None
+        data: Any = parse_tensor_location(where, _parameters(tensor.parameters)) if tensor.parameters else None
         if data is not None:
             if tensor.HasField("contents"):
                 raise RequestError(f"{where}: has both contents and a place in shared memory")
         elif not buffers:
-            data = _typed(where, tensor)
+            data = _typed_contents(where, tensor)
         elif tensor.HasField("contents"):
             raise RequestError(f"{where}: has both contents and raw_input_contents")
         else:
@@ -116,7 +120,7 @@ def decode_request(received: Received) -> InferRequest:
     parameters = _parameters(message.parameters) if message.parameters else {}
     refuse_unsupported("request", parameters)
     outputs = tuple(
-        RequestedOutput(o.name, True, place_of(f"output {o.name!r}", _parameters(o.parameters)))
+        RequestedOutput(o.name, True, parse_tensor_location(f"output {o.name!r}", _parameters(o.parameters)))
         for o in message.outputs
     )
     return InferRequest(message.id, parameters, tuple(inputs), outputs, True)
@@ -128,23 +132,24 @@ def encode_response(
     request_id: str,
     outputs: Mapping[str, Array],
     parameters: Mapping[str, Parameter],
-    stored: Mapping[str, Place],
+    stored: Mapping[str, TensorLocation],
 ) -> Any:
-    """A ModelInferResponse; every tensor raw, but for those that were stored in shared memory."""
+    """A ModelInferResponse; every tensor is raw, except those that were stored in shared memory."""
     response = pb.ModelInferResponse(model_name=model, model_version=version, id=request_id)
     for name, values in outputs.items():
-        entry = response.outputs.add(name=name, datatype=datatype_of(values.dtype), shape=values.shape)
-        place = stored.get(name)
-        for key, value in place.parameters.items() if place else ():
+        entry = response.outputs.add(name=name, datatype=datatype_name(values.dtype), shape=values.shape)
+        location = stored.get(name)
+        for key, value in location.parameters.items() if location else ():
             set_parameter(entry.parameters[key], value)
-        response.raw_output_contents.append(b"" if place else raw(values).tobytes())  # clients count on one an output
+        # Clients expect one entry for each output.
+        response.raw_output_contents.append(b"" if location else tensor_bytes(values).tobytes())
     for key, value in parameters.items():
         set_parameter(response.parameters[key], value)
     return response
 
 
 def set_parameter(field: Any, value: Parameter) -> None:
-    """Into an InferParameter."""
+    """Write a value into an InferParameter."""
     if isinstance(value, bool):
         field.bool_param = value
     elif isinstance(value, int):
@@ -164,11 +169,11 @@ def _parameters(entries: Mapping[str, Any]) -> dict[str, Parameter]:
     return values
 
 
-def _typed(where: str, tensor: Any) -> Array | Sequence[bytes]:
-    """Strings stay in the message until their shape is checked."""
+def _typed_contents(where: str, tensor: Any) -> Array | Sequence[bytes]:
+    """The numbers as a flat array; strings stay in the message until their shape is checked."""
     field = _CONTENTS.get(tensor.datatype)
     if field is None:
-        dtype_of(tensor.datatype)
+        numpy_dtype(tensor.datatype)
         raise RequestError(f"{where}: {tensor.datatype} has no typed contents; send it in raw_input_contents")
     contents = tensor.contents
     filled = [descriptor.name for descriptor, _ in contents.ListFields()]
@@ -177,7 +182,7 @@ def _typed(where: str, tensor: Any) -> Array | Sequence[bytes]:
     values: Sequence[Any] = getattr(contents, field)
     if tensor.datatype == BYTES:
         return values
-    dtype = dtype_of(tensor.datatype)
+    dtype = numpy_dtype(tensor.datatype)
     if dtype.kind == "f":  # packed little-endian on the wire, and the only field there: its tail is the array
         size = len(values) * dtype.itemsize
         return np.frombuffer(contents.SerializeToString()[-size:] if size else b"", dtype)

@@ -1,7 +1,7 @@
-"""The HTTP form of inference: JSON, and JSON followed by raw tensors (the binary extension).
+"""Inference requests and responses over HTTP: JSON, or JSON followed by raw tensors (the binary extension).
 
-Pure functions over bytes. A header of n bytes (`Inference-Header-Content-Length: n`) is JSON, what follows are
-the raw buffers of the inputs with `binary_data_size`, in their order.
+Pure functions over bytes. The first n bytes (`Inference-Header-Content-Length: n`) are JSON; the raw buffers of the
+inputs with `binary_data_size` follow in the order of those inputs.
 """
 
 from __future__ import annotations
@@ -17,21 +17,17 @@ import msgspec
 import numpy as np
 
 from veltair.errors import RequestError
-from veltair.server.protocol.requests import (
-    BYTES,
-    Array,
+from veltair.server.protocol.datatypes import BYTES, Array, datatype_name, numpy_dtype
+from veltair.server.protocol.infer_request import (
     InferRequest,
     NamedTensor,
     Parameter,
-    Place,
     RequestedOutput,
-    content,
-    datatype_of,
-    dtype_of,
-    place_of,
-    raw,
+    TensorLocation,
+    parse_tensor_location,
     refuse_unsupported,
 )
+from veltair.server.protocol.tensor_values import tensor_bytes, tensor_values
 
 MAX_RANK = 16  # of a tensor; deeper nesting is refused before it is parsed
 
@@ -62,34 +58,42 @@ _OPENING = re.compile(rb"[\s\[]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A body; `header_bytes` is the length of its JSON part, None when it is JSON alone."""
+class HttpBody:
+    """An encoded body.
+
+    >>> body = encode_request(InferRequest("7", {}, (NamedTensor("x", "INT8", (1,), bytes(1)),), ()))
+    >>> len(body.body) - body.header_bytes
+    1
+    """
 
     body: bytes
-    header_bytes: int | None
+    header_bytes: int | None  # length of the JSON part; None when the body is JSON alone
 
 
 def decode_request(body: bytes | memoryview, header_bytes: int | None = None) -> InferRequest:
-    """Raises RequestError (UnsupportedError for sequences) whatever the bytes are."""
+    """Decode a body whose first `header_bytes` are JSON, by default all of it.
+
+    Raises RequestError, or UnsupportedError for sequences, and nothing else whatever the bytes are.
+    """
     view = memoryview(body)
     if header_bytes is not None and not 0 <= header_bytes <= len(view):
         raise RequestError(f"Inference-Header-Content-Length is {header_bytes}, the body has {len(view)} bytes in all")
     header = view if header_bytes is None else view[:header_bytes]
     tail = view[len(header) :]
-    request = _json(_request_decoder, header, "request")
+    request = _parse_json(_request_decoder, header, "request")
     refuse_unsupported("request", request.parameters)
     inputs, at = [], 0
     for tensor in request.inputs:
-        size, place = tensor.parameters.get("binary_data_size"), None
+        size, location = tensor.parameters.get("binary_data_size"), None
         if len(tensor.parameters) > (size is not None):
-            place = place_of(f"input {tensor.name!r}", tensor.parameters)
-        data: memoryview | Array | list[bytes] | Place
-        if place is not None:
+            location = parse_tensor_location(f"input {tensor.name!r}", tensor.parameters)
+        data: memoryview | Array | list[bytes] | TensorLocation
+        if location is not None:
             if size is not None or bytes(tensor.data):
                 raise RequestError(f"input {tensor.name!r}: has both data and a place in shared memory")
-            data = place
+            data = location
         elif size is None:
-            data = _typed(tensor)
+            data = _typed_data(tensor)
         elif not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise RequestError(f"input {tensor.name!r}: binary_data_size must be a count of bytes, got {size!r:.40}")
         elif bytes(tensor.data):
@@ -107,30 +111,30 @@ def decode_request(body: bytes | memoryview, header_bytes: int | None = None) ->
     binary = bool(request.parameters.get("binary_data_output", False))
     outputs = []
     for output in request.outputs or ():
-        place = place_of(f"output {output.name!r}", output.parameters)
-        outputs.append(RequestedOutput(output.name, bool(output.parameters.get("binary_data", binary)), place))
+        location = parse_tensor_location(f"output {output.name!r}", output.parameters)
+        outputs.append(RequestedOutput(output.name, bool(output.parameters.get("binary_data", binary)), location))
     parameters = {key: value for key, value in request.parameters.items() if value is not None}
     return InferRequest(request.id, parameters, tuple(inputs), tuple(outputs), binary)
 
 
-def encode_request(request: InferRequest) -> Message:
-    """The same request with every tensor raw or in its place."""
+def encode_request(request: InferRequest) -> HttpBody:
+    """The same request with every tensor raw or named by its location."""
     inputs, buffers = [], []
     for tensor in request.inputs:
-        came = tensor.data
-        if isinstance(came, Place):
-            inputs.append(_entry(tensor.name, tensor.datatype, tensor.shape, came.parameters))
+        data = tensor.data
+        if isinstance(data, TensorLocation):
+            inputs.append(_entry(tensor.name, tensor.datatype, tensor.shape, data.parameters))
             continue
-        data = memoryview(came) if isinstance(came, (bytes, memoryview)) else raw(content(tensor))
-        buffers.append(data)
-        inputs.append(_entry(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(data)}))
+        raw = memoryview(data) if isinstance(data, (bytes, memoryview)) else tensor_bytes(tensor_values(tensor))
+        buffers.append(raw)
+        inputs.append(_entry(tensor.name, tensor.datatype, tensor.shape, {"binary_data_size": len(raw)}))
     parameters = {**request.parameters, "binary_data_output": request.binary_output}
     outputs = [
-        {"name": o.name, "parameters": o.place.parameters if o.place else {"binary_data": o.binary}}
+        {"name": o.name, "parameters": o.location.parameters if o.location else {"binary_data": o.binary}}
         for o in request.outputs
     ]
     header = {"id": request.id, "parameters": parameters, "inputs": inputs, "outputs": outputs}
-    return _message(header, buffers)
+    return _join(header, buffers)
 
 
 def encode_response(
@@ -139,50 +143,50 @@ def encode_response(
     request: InferRequest,
     outputs: Mapping[str, Array],
     parameters: Mapping[str, Parameter],
-    stored: Mapping[str, Place],
-) -> Message:
-    """Outputs in the order given; each raw, JSON or stored in shared memory as the request asked.
+    stored: Mapping[str, TensorLocation],
+) -> HttpBody:
+    """The outputs in their order; each raw, JSON or stored in shared memory as the request wants it.
 
-    A JSON number that is no number is null.
+    JSON has no NaN or infinity: they become null.
     """
-    asked = {output.name: output.binary for output in request.outputs}
+    binary = {output.name: output.binary for output in request.outputs}
     entries, buffers = [], []
     for name, values in outputs.items():
-        datatype = datatype_of(values.dtype)
+        datatype = datatype_name(values.dtype)
         if name in stored:
             entries.append(_entry(name, datatype, values.shape, stored[name].parameters))
-        elif asked.get(name, request.binary_output):
-            data = raw(values)
+        elif binary.get(name, request.binary_output):
+            data = tensor_bytes(values)
             buffers.append(data)
             entries.append(_entry(name, datatype, values.shape, {"binary_data_size": len(data)}))
         else:
-            entries.append({"name": name, "datatype": datatype, "shape": values.shape, "data": _plain(values)})
+            entries.append({"name": name, "datatype": datatype, "shape": values.shape, "data": _json_numbers(values)})
     header: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id:
         header["id"] = request.id
     if parameters:
         header["parameters"] = parameters
     header["outputs"] = entries
-    return _message(header, buffers)
+    return _join(header, buffers)
 
 
 def _entry(name: str, datatype: str, shape: Sequence[int], parameters: dict[str, Parameter]) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": shape, "parameters": parameters}
 
 
-def _message(header: dict[str, Any], buffers: list[memoryview]) -> Message:
+def _join(header: dict[str, Any], buffers: list[memoryview]) -> HttpBody:
     text = _encoder.encode(header)
-    return Message(b"".join([text, *buffers]), len(text) if buffers else None)
+    return HttpBody(b"".join([text, *buffers]), len(text) if buffers else None)
 
 
-def _plain(values: Array) -> list[Any]:
-    if values.dtype == dtype_of("BF16"):
+def _json_numbers(values: Array) -> list[Any]:
+    if values.dtype == numpy_dtype("BF16"):
         values = values.astype(np.float32)
     items: list[Any] = values.reshape(-1).tolist()
     return items
 
 
-def _json(decoder: msgspec.json.Decoder[Any], text: memoryview, where: str) -> Any:
+def _parse_json(decoder: msgspec.json.Decoder[Any], text: memoryview, where: str) -> Any:
     try:
         return decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -202,10 +206,10 @@ def _decoder(item: type, depth: int) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-def _typed(tensor: _Input) -> Array | list[bytes]:
-    """JSON data, flat or nested as the shape says, as a flat array of the declared datatype or a list of strings."""
+def _typed_data(tensor: _Input) -> Array | list[bytes]:
+    """JSON data, flat or nested like the shape, as a flat array of the declared datatype or a list of strings."""
     where = f"input {tensor.name!r}"
-    item = str if tensor.datatype == BYTES else _ITEM[dtype_of(tensor.datatype).kind]
+    item = str if tensor.datatype == BYTES else _ITEM[numpy_dtype(tensor.datatype).kind]
     text = memoryview(tensor.data)
     if not text:
         raise RequestError(f"{where}: has neither data nor binary_data_size")
@@ -213,10 +217,10 @@ def _typed(tensor: _Input) -> Array | list[bytes]:
     depth = max(1, brackets[0].count(b"[")) if brackets else 1
     if depth > MAX_RANK:
         raise RequestError(f"{where}: data is nested deeper than {MAX_RANK} dimensions")
-    items = _json(_decoder(item, depth), text, f"{where}: data")
+    items = _parse_json(_decoder(item, depth), text, f"{where}: data")
     if item is str:
         return _flat_strings(where, items, depth, tensor.shape)
-    dtype = dtype_of(tensor.datatype)
+    dtype = numpy_dtype(tensor.datatype)
     try:
         with np.errstate(over="raise"):
             wide = np.dtype(np.float64) if dtype.kind in "fV" else dtype  # narrowing a float then raises
@@ -242,6 +246,6 @@ def _flat_strings(where: str, items: list[Any], depth: int, shape: tuple[int, ..
 
 
 def _check_nesting(where: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Flat data takes any shape."""
+    """Raises RequestError. Flat data fits any shape."""
     if len(found) > 1 and found != shape:
         raise RequestError(f"{where}: data is nested as {list(found)}, shape says {list(shape)}")

@@ -1,13 +1,13 @@
-"""Parses large JSON bodies in a process of its own.
+"""`JsonParser`: parses large JSON bodies in a process of its own.
 
 JSON is parsed under the interpreter lock: a body of 10 MB holds it for some 50 ms, in which no other tenant's
-query moves, and a thread would hold the same lock. So bodies above `INLINE_BYTES` go to a child process, which
-answers with the same request in the binary form, and that decodes in microseconds. Only the length of the JSON
+query advances, and a thread would hold the same lock. Therefore bodies above `INLINE_BYTES` go to a child process,
+which returns the same request in the binary form, and that decodes in microseconds. Only the length of the JSON
 part counts: raw tensors cost nothing.
 
-The wire on the child's pipes: a frame is three u32, little-endian (status, header length, body length), then the
-body. A header length of all ones is none. A request has status 0; an answer has 0 with the body, or an HTTP status
-with the error's text.
+The format on the child's pipes: a frame is three u32, little-endian (status, header length, body length), then the
+body. A header length of all ones means no header. A request has status 0; a reply has 0 with the body,
+or an HTTP status with the error's text.
 """
 
 from __future__ import annotations
@@ -18,27 +18,34 @@ import sys
 from typing import IO
 
 from veltair.errors import QueryError, RequestError, TooLargeError, UnknownModelError, UnsupportedError
-from veltair.server.ipc.process_setup import leave_signals_to_front, set_nice
+from veltair.server.ipc.process_setup import ignore_termination_signals, set_nice
 from veltair.server.protocol.http_codec import decode_request, encode_request
-from veltair.server.protocol.requests import InferRequest
+from veltair.server.protocol.infer_request import InferRequest
 
 INLINE_BYTES = 256 * 1024  # about 1 ms of parsing
 _FRAME = struct.Struct("<III")
 _ERRORS = {error.http_status: error for error in (RequestError, UnknownModelError, UnsupportedError, TooLargeError)}
 _NO_HEADER = 0xFFFFFFFF
-_NICE = 5  # whoever sends megabytes of JSON waits behind the models
+_NICE = 5  # a client that sends megabytes of JSON waits behind the models
 
 
 class JsonParser:
-    """One child process, started with the first large body and again after it died. One body at a time."""
+    """One child process, started with the first large body and again after it died. It parses one body at a time.
+
+    ::
+
+        parser = JsonParser()
+        request = await parser.parse(body)
+        await parser.close()
+    """
 
     def __init__(self) -> None:
         self._child: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def parse(self, body: bytes, header_bytes: int | None = None) -> InferRequest:
         """Raises RequestError for a bad body, QueryError when the child died over it."""
-        async with self._turn:
+        async with self._lock:
             child = self._child
             if child is None or child.returncode is not None:
                 child = self._child = await _spawn()
@@ -54,7 +61,7 @@ class JsonParser:
             except (OSError, asyncio.IncompleteReadError):
                 raise QueryError("the parser of large JSON bodies died over this request") from None
             finally:
-                if not done:  # died, or the caller went away: what is in the pipes belongs to nobody
+                if not done:  # it died, or the caller was cancelled: nobody reads what is left in the pipes
                     await self.close()
         if status:
             raise _ERRORS.get(status, RequestError)(answer.decode())
@@ -71,22 +78,22 @@ class JsonParser:
 
 
 async def _spawn() -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "veltair.server.protocol.json_parser",
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=8 << 20,
-    )  # fmt: skip
+    command = (sys.executable, "-m", "veltair.server.protocol.json_parser")
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=8 << 20)
 
 
 def _read(source: IO[bytes], size: int) -> bytes:
     data = source.read(size)
-    if len(data) < size:  # the server closed the pipe: it ends, so do we
+    if len(data) < size:  # the server closed the pipe, so this process ends
         raise SystemExit(0)
     return data
 
 
 def main() -> None:
+    """Run the child process: parse bodies from standard input until it closes."""
     set_nice(_NICE)
-    leave_signals_to_front()
+    ignore_termination_signals()
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     while True:
         _, header_bytes, size = _FRAME.unpack(_read(source, _FRAME.size))

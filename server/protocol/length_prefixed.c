@@ -1,4 +1,4 @@
-/* Strings as the protocol sends them, each behind its length (u32, little-endian), and as Arrow has them.
+/* Converts strings between the protocol's form, each behind its length (u32, little-endian), and Arrow's form.
  *
  * Plain C without headers of Python or TVM: the front loads it, and loads no TVM. */
 #include <stdint.h>
@@ -7,9 +7,9 @@
 #define PREFIX ((int64_t)sizeof(uint32_t))
 #define EXPORT __attribute__((visibility("default")))
 
-/* The strings of source[0, size) one after the other into `letters` (room for `size` bytes), and where the first
- * `count` of them end into offsets[1 … count]; offsets[0] is 0. Returns how many there are, further ones included, or
- * -1 - p when the string at byte p, or its length, is not all there. */
+/* Writes the strings of source[0, size) one after the other into `letters` (`size` bytes), and where the first `count`
+ * of them end into offsets[1 … count]; offsets[0] is 0. Returns how many strings there are, further ones included, or
+ * -1 - p when the string at byte p, or its length, is incomplete. */
 EXPORT int64_t unprefix(const uint8_t *source, int64_t size, int64_t count, int32_t *offsets, uint8_t *letters) {
   int64_t found = 0, end = 0;
   offsets[0] = 0;
@@ -26,7 +26,7 @@ EXPORT int64_t unprefix(const uint8_t *source, int64_t size, int64_t count, int3
   return found;
 }
 
-/* The way back: `target` has room for all letters and `count` lengths. */
+/* The inverse: `target` holds all letters and `count` lengths. */
 EXPORT void prefix(const uint8_t *letters, const int32_t *offsets, int64_t count, uint8_t *target) {
   for (int64_t i = 0; i < count; i++) {
     const uint32_t length = (uint32_t)(offsets[i + 1] - offsets[i]);

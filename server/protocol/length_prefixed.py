@@ -1,4 +1,4 @@
-"""Strings as the protocol sends them, each behind its length in bytes (u32, little-endian)."""
+"""Length-prefixed strings: the protocol sends each behind its length in bytes (u32, little-endian)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PREFIX_BYTES = 4
 
 @cache
 def _library() -> ctypes.CDLL:
-    """Called without the interpreter's lock. Raises VeltairError where it was not built."""
+    """The C functions, which run without the interpreter lock. Raises VeltairError where they were not built."""
     spec = find_spec("veltair.server.protocol._length_prefixed")
     if spec is None or spec.origin is None:
         raise VeltairError("veltair's native part is missing: install the package with pip, which builds it with gcc")
@@ -30,23 +30,28 @@ def _library() -> ctypes.CDLL:
 
 
 def decode(where: str, data: bytes | memoryview, count: int) -> Strings:
-    """`count` strings in one pass over the bytes. Raises RequestError, which begins with `where`."""
+    """Decode `count` strings in one pass over the bytes. Raises RequestError, which begins with `where`.
+
+    >>> decode("input 'x'", b"\\1\\0\\0\\0a\\2\\0\\0\\0bc", count=2).tolist()
+    [b'a', b'bc']
+    """
     source = np.frombuffer(data, np.uint8)
     size = source.size
     if size > MOST_BYTES:
         raise TooLargeError(f"{where}: {size} bytes of strings; one tensor takes {MOST_BYTES}")
-    if size < PREFIX_BYTES * count:  # before memory is taken for a shape that somebody made up
+    if size < PREFIX_BYTES * count:  # before memory is allocated for an invented shape
         raise RequestError(f"{where}: {count} strings take at least {PREFIX_BYTES * count} bytes, got {size}")
     letters, offsets = np.empty(size, np.uint8), np.empty(count + 1, np.int32)
     found: int = _library().unprefix(_address(source), size, count, _address(offsets), _address(letters))
     if found < 0:
-        raise RequestError(f"{where}: {_fault(source, -1 - found)}")
+        raise RequestError(f"{where}: {_describe_fault(source, -1 - found)}")
     if found != count:
         raise RequestError(f"{where}: expected {count} strings, got {found}")
     return Strings(letters[: offsets[-1]], offsets)
 
 
 def encode(strings: Strings) -> memoryview:
+    """The strings, each behind its length."""
     offsets, letters = np.ascontiguousarray(strings.offsets), np.ascontiguousarray(strings.data)
     count = offsets.size - 1
     target = np.empty(int(offsets[-1]) + PREFIX_BYTES * count, np.uint8)
@@ -59,7 +64,7 @@ def _address(array: NDArray[Any]) -> int:
     return address
 
 
-def _fault(source: NDArray[np.uint8], at: int) -> str:
+def _describe_fault(source: NDArray[np.uint8], at: int) -> str:
     left = source.size - at
     if left < PREFIX_BYTES:
         return f"{left} bytes left where a {PREFIX_BYTES}-byte string length was expected"

@@ -1,4 +1,4 @@
-"""The one place where named tensors of a request become what a model takes, or a RequestError says why not."""
+"""`InputValidator`: the one place where a request's tensors become what a model takes, or raise RequestError."""
 
 from __future__ import annotations
 
@@ -11,61 +11,62 @@ import numpy as np
 from veltair.errors import RequestError
 from veltair.profiles.artifact.manifest import Port
 from veltair.profiles.artifact.strings import Strings
-from veltair.server.protocol.requests import (
-    BYTES,
-    DTYPES,
-    Array,
-    NamedTensor,
-    Parameter,
-    RequestedOutput,
-    Tensor,
-    content,
-    datatype_of,
-)
+from veltair.server.protocol.datatypes import BYTES, DTYPES, Array, Tensor, datatype_name
+from veltair.server.protocol.infer_request import NamedTensor, Parameter, RequestedOutput
+from veltair.server.protocol.tensor_values import tensor_values
 
 MICROSECOND_NS = 1000
 MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
-MOST_LISTED = 32  # names of inputs in an error
+MAX_LISTED = 32  # names of inputs in an error
 
 
-class _Expected(NamedTuple):
-    """What an input has to be, worked out once for all queries."""
+class _ExpectedInput(NamedTuple):
+    """What one input must be, computed once for all queries."""
 
     port: Port
     name: str
     datatype: str
-    dtype: np.dtype[Any] | None  # of numbers whose raw bytes are taken as they are
-    rest: tuple[int, ...]  # the shape behind the batch
+    dtype: np.dtype[Any] | None  # of numbers whose raw bytes are used unchanged
+    row_shape: tuple[int, ...]  # the shape behind the batch
     row_bytes: int  # 0 where there is no batch
     bounded: bool
 
 
-class Inputs:
-    """What a tenant's queries bring."""
+class InputValidator:
+    """Checks the inputs of one tenant's requests.
+
+    >>> validator = InputValidator("mlp", [Port("x", "float32", (-1, 2))], max_batch=8)
+    >>> validator.validate([NamedTensor("x", "FP32", (1, 2), bytes(8))])
+    {'x': array([[0., 0.]], dtype=float32)}
+    """
 
     def __init__(self, model: str, ports: Sequence[Port], max_batch: int) -> None:
+        """`model` is the name that errors begin with."""
         self.ports = tuple(ports)
         self._model, self._max_batch = model, max_batch
-        self._taken = {port.name for port in ports}
-        self._expected = tuple(map(_expected, ports))
+        self._names = {port.name for port in ports}
+        self._expected = tuple(map(_expected_input, ports))
 
-    def checked(self, tensors: Sequence[NamedTensor]) -> dict[str, Tensor]:
-        """By input name: the model's dtypes and shapes, one batch for all, every id within its range."""
-        model, given = self._model, {tensor.name: tensor for tensor in tensors}
-        self._refuse_strange(given, tensors)
-        checked: dict[str, Tensor] = {}
+    def validate(self, tensors: Sequence[NamedTensor]) -> dict[str, Tensor]:
+        """The values by input name: of the model's dtypes and shapes, of one batch, every id within its range.
+
+        Raises RequestError.
+        """
+        model, received = self._model, {tensor.name: tensor for tensor in tensors}
+        self._refuse_other_names(received, tensors)
+        validated: dict[str, Tensor] = {}
         batch, first = 0, ""  # and the input that set it
-        for port, name, datatype, dtype, rest, row_bytes, bounded in self._expected:
-            tensor = given.get(name)
+        for port, name, datatype, dtype, row_shape, row_bytes, bounded in self._expected:
+            tensor = received.get(name)
             if tensor is None:
-                raise RequestError(f"{model}: input {name!r} is missing; it takes {_names(self.ports)}")
+                raise RequestError(f"{model}: input {name!r} is missing; it takes {_list_names(self.ports)}")
             shape, data = tensor.shape, tensor.data
             if (  # nearly all of a thousand: numbers as raw bytes, of the batch that the first one had
                 dtype is not None
                 and batch
                 and tensor.datatype == datatype
                 and shape[:1] == (batch,)
-                and shape[1:] == rest
+                and shape[1:] == row_shape
                 and isinstance(data, (bytes, memoryview))
                 and len(data) == batch * row_bytes
             ):
@@ -78,33 +79,37 @@ class Inputs:
                     batch, first = (batch, first) if batch else (shape[0], name)
                     if shape[0] != batch:
                         raise RequestError(f"{model}: input {name!r} has batch {shape[0]}, {first!r} has {batch}")
-                values = content(tensor)
+                values = tensor_values(tensor)
             if bounded and not isinstance(values, Strings):
                 _check_range(model, port, values)
-            checked[name] = values
-        return checked
+            validated[name] = values
+        return validated
 
-    def _refuse_strange(self, given: Mapping[str, NamedTensor], tensors: Sequence[NamedTensor]) -> None:
-        if len(given) != len(tensors):
+    def _refuse_other_names(self, received: Mapping[str, NamedTensor], tensors: Sequence[NamedTensor]) -> None:
+        """Raises RequestError for a name that comes twice or that the model does not have."""
+        if len(received) != len(tensors):
             seen: set[str] = set()
-            twice = next(t.name for t in tensors if t.name in seen or seen.add(t.name))  # type: ignore[func-returns-value]
-            raise RequestError(f"{self._model}: input {twice!r:.80} is given twice")
-        if not given.keys() <= self._taken:
-            strange = next(name for name in given if name not in self._taken)
-            raise RequestError(f"{self._model}: no input {strange!r:.80}; it takes {_names(self.ports)}")
+            for tensor in tensors:
+                if tensor.name in seen:
+                    raise RequestError(f"{self._model}: input {tensor.name!r:.80} is given twice")
+                seen.add(tensor.name)
+        if not received.keys() <= self._names:
+            unknown = next(name for name in received if name not in self._names)
+            raise RequestError(f"{self._model}: no input {unknown!r:.80}; it takes {_list_names(self.ports)}")
 
 
-def _expected(port: Port) -> _Expected:
-    datatype, rest = datatype_of(port.dtype), port.shape[1:]
-    raw = datatype not in (BYTES, "BOOL") and port.shape[:1] == (-1,)  # the bytes of a BOOL are looked at
+def _expected_input(port: Port) -> _ExpectedInput:
+    datatype, row_shape = datatype_name(port.dtype), port.shape[1:]
+    raw = datatype not in (BYTES, "BOOL") and port.shape[:1] == (-1,)  # the bytes of a BOOL are checked
     dtype = DTYPES[datatype] if raw else None
-    row_bytes = math.prod(rest) * dtype.itemsize if dtype is not None else 0
-    return _Expected(port, port.name, datatype, dtype, rest, row_bytes, port.low is not None or port.high is not None)
+    row_bytes = math.prod(row_shape) * dtype.itemsize if dtype is not None else 0
+    bounded = port.low is not None or port.high is not None
+    return _ExpectedInput(port, port.name, datatype, dtype, row_shape, row_bytes, bounded)
 
 
-def _names(ports: Sequence[Port]) -> str:
-    listed = ", ".join(port.name for port in ports[:MOST_LISTED])
-    return listed if len(ports) <= MOST_LISTED else f"{listed}, … ({len(ports)} in all)"
+def _list_names(ports: Sequence[Port]) -> str:
+    listed = ", ".join(port.name for port in ports[:MAX_LISTED])
+    return listed if len(ports) <= MAX_LISTED else f"{listed}, … ({len(ports)} in all)"
 
 
 def _check_shape(model: str, port: Port, max_batch: int, shape: tuple[int, ...]) -> None:
@@ -121,7 +126,7 @@ def _check_range(model: str, port: Port, values: Array) -> None:
     low, high = port.low, port.high
     if (low is None and high is None) or not values.size:
         return
-    if low == 0 and high is not None and values.dtype.kind == "i":  # below zero is far above when read unsigned
+    if low == 0 and high is not None and values.dtype.kind == "i":  # read unsigned, a negative id is very large
         if int(values.view(f"u{values.itemsize}").max()) <= high:
             return
     elif (low is None or int(values.min()) >= low) and (high is None or int(values.max()) <= high):
@@ -138,8 +143,21 @@ def _check_range(model: str, port: Port, values: Array) -> None:
     )
 
 
-def checked_outputs(model: str, ports: Sequence[Port], requested: Sequence[RequestedOutput]) -> tuple[str, ...]:
-    """Names of the outputs to answer with, in the order asked for; all when none is named."""
+def batch_size(ports: Sequence[Port], inputs: Mapping[str, Tensor]) -> int:
+    """Rows of the first of a query's inputs that has a batch; 1 where every shape is fixed.
+
+    >>> batch_size([Port("x", "float32", (-1, 2))], {"x": np.zeros((3, 2), np.float32)})
+    3
+    """
+    for port in ports:
+        value = inputs.get(port.name)
+        if port.shape[:1] == (-1,) and value is not None:
+            return len(value) if isinstance(value, Strings) else value.shape[0] if value.shape else 1
+    return 1
+
+
+def validate_outputs(model: str, ports: Sequence[Port], requested: Sequence[RequestedOutput]) -> tuple[str, ...]:
+    """Names of the outputs to answer with, in the requested order; all when none is named. Raises RequestError."""
     if not requested:
         return tuple(port.name for port in ports)
     names = tuple(output.name for output in requested)
@@ -153,26 +171,27 @@ def checked_outputs(model: str, ports: Sequence[Port], requested: Sequence[Reque
 
 
 def timeout_ns(parameters: Mapping[str, Parameter]) -> int | None:
-    """The request's `timeout` (microseconds on the wire); None or 0 is none."""
-    value = _count(parameters, "timeout", "microseconds", MAX_TIMEOUT_US)
+    """The request's `timeout` (microseconds on the wire); None for none or 0. Raises RequestError."""
+    value = _integer_parameter(parameters, "timeout", "microseconds", MAX_TIMEOUT_US)
     return value * MICROSECOND_NS if value else None
 
 
-def priority(parameters: Mapping[str, Parameter]) -> int:
-    """Checked, and so far without effect: a tenant's priority is the configuration's."""
-    return _count(parameters, "priority", "a priority", 2**64 - 1)
+def check_priority(parameters: Mapping[str, Parameter]) -> int:
+    """The request's priority, which has no effect so far: a tenant's is the configuration's. Raises RequestError."""
+    return _integer_parameter(parameters, "priority", "a priority", 2**64 - 1)
 
 
-def _count(parameters: Mapping[str, Parameter], key: str, meaning: str, most: int) -> int:
+def _integer_parameter(parameters: Mapping[str, Parameter], key: str, meaning: str, most: int) -> int:
     value: Any = parameters.get(key, 0)
     if isinstance(value, str) and value.isdecimal() and len(value) < 21:
-        value = int(value)  # gRPC clients send it as they like
+        value = int(value)  # some gRPC clients send it as a string
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise RequestError(f"parameter {key!r} is {meaning}, an integer from 0 to {most}; got {value!r:.40}")
     return value
 
 
 def text_parameter(parameters: Mapping[str, Parameter], key: str) -> str:
+    """A parameter of text, empty without one. Raises RequestError."""
     value = parameters.get(key, "")
     if not isinstance(value, str):
         raise RequestError(f"parameter {key!r} is a string; got {value!r:.40}")

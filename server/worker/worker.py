@@ -1,6 +1,6 @@
-"""A worker process: holds every tenant's model and runs one query or batch at a time, block by block.
+"""`Worker`: holds every tenant's model and runs one query or batch at a time, block by block.
 
-Started by the engine as `python -m veltair.server.worker.worker PARENT SOCKET CELL POOL` (the last three are inherited
+The engine starts it as `python -m veltair.server.worker.worker PARENT SOCKET CELL POOL` (the last three are inherited
 descriptors). It ends when the engine's end of the socket closes, or with the engine.
 """
 
@@ -16,11 +16,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from veltair.errors import VeltairError
-from veltair.server.engine.tenancy import open_artifact
-from veltair.server.ipc.channel import Channel, ClosedError
-from veltair.server.ipc.messages import BlockBroke, BlockDone, Grown, Load, Loaded, Refused, Run, ToWorker
-from veltair.server.ipc.process_setup import leave_signals_to_front, set_nice, tie_to_parent
-from veltair.server.ipc.worker_cell import Cell
+from veltair.server.ipc.channel import Channel, ChannelClosedError
+from veltair.server.ipc.messages import (
+    BlockDone,
+    CoresChanged,
+    KernelFailed,
+    LoadModels,
+    ModelsLoaded,
+    RunBlock,
+    StartFailed,
+    ToWorker,
+)
+from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, set_nice
+from veltair.server.ipc.tenant_artifact import open_artifact
+from veltair.server.ipc.worker_cell import WorkerCell
 
 if TYPE_CHECKING:
     from veltair.profiles.artifact.artifact_folder import Artifact
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
     from veltair.profiles.runtime.block_runner import BoundBlock
     from veltair.profiles.runtime.pinned_threads import PinnedThreads
     from veltair.server.ipc.tensor_pool import TensorPool
-    from veltair.server.worker.batch import Batch
+    from veltair.server.worker.batch_buffers import BatchBuffers
     from veltair.types import CoreSet
 
 logger = logging.getLogger("veltair.worker")
@@ -37,21 +46,29 @@ MAX_BOUND = 512  # bindings kept: one per slot and number of samples that was se
 
 
 class Worker:
-    """Models loaded and warm, threads pinned. `channel` blocks."""
+    """Models loaded and warm, threads pinned.
 
-    def __init__(self, channel: Channel[ToWorker], cell: Cell, pool: TensorPool, cores: PinnedThreads) -> None:
+    ::
+
+        worker = Worker(channel, cell, pool, threads)
+        worker.load(artifacts)
+        worker.serve()  # until the engine closes its end of the channel
+    """
+
+    def __init__(self, channel: Channel[ToWorker], cell: WorkerCell, pool: TensorPool, threads: PinnedThreads) -> None:
+        """`channel` blocks. `threads` run the kernels, pinned to the cores that `cell` holds."""
         from veltair.profiles.runtime.block_runner import Watch
 
         self._channel = channel
         self._cell = cell
         self._pool = pool
-        self._cores = cores
+        self._threads = threads
         self._executors: list[executor.Executor] = []  # by tenant; tenants with the same artifact share one
         self._bound: dict[tuple[int, int | None, int], executor.ModelRun] = {}  # (tenant, slot, samples)
-        self._batches: dict[int, Batch] = {}  # by tenant; its bindings have no slot
-        self._watch = Watch(*cell.addresses())
+        self._batches: dict[int, BatchBuffers] = {}  # by tenant; a batch's bindings have no slot
+        self._watch = Watch(*cell.word_addresses())
         self._sequence = -1  # of the cell, as last read
-        self._told: CoreSet = ()  # the block's cores as the engine believes
+        self._reported_cores: CoreSet = ()  # the block's cores as the engine knows them
 
     def load(self, artifacts: Sequence[Artifact]) -> None:
         """Load every artifact and run it once. Raises ArtifactError."""
@@ -65,30 +82,30 @@ class Worker:
             self._executors.append(loaded[artifact.digest])
 
     def serve(self) -> None:
-        """Run blocks until the engine closes its end."""
+        """Run blocks. Raises ChannelClosedError when the engine closes its end."""
         while True:
             message = self._channel.receive()
-            if isinstance(message, Run):
+            if isinstance(message, RunBlock):
                 self._channel.send(self._run(message))
 
-    def _run(self, run: Run) -> BlockDone | BlockBroke:
+    def _run(self, message: RunBlock) -> BlockDone | KernelFailed:
         try:
-            batch = self._batch(run.tenant) if len(run.parts) > 1 else None
-            if batch and run.start == 0:
-                batch.gather(run.parts)
-            block = self._block(run, batch)
+            batch = self._batch(message.tenant) if len(message.members) > 1 else None
+            if batch and message.start == 0:
+                batch.gather(message.members)
+            block = self._bind(message, batch)
             begin_ns = time.monotonic_ns()
-            stop = self._layers(run, block)
+            stop = self._run_layers(message, block)
             end_ns = time.monotonic_ns()
-            if batch and stop == len(self._executors[run.tenant].manifest.layers):
-                batch.scatter(run.parts)
-            return BlockDone(run.query, stop, begin_ns, end_ns)
+            if batch and stop == len(self._executors[message.tenant].manifest.layers):
+                batch.scatter(message.members)
+            return BlockDone(message.query, stop, begin_ns, end_ns)
         except Exception as error:  # whatever a kernel raises costs this batch alone
-            return BlockBroke(run.query, f"{type(error).__name__}: {error}")
+            return KernelFailed(message.query, f"{type(error).__name__}: {error}")
 
-    def _block(self, run: Run, batch: Batch | None) -> BoundBlock:
-        tenant, slot = run.tenant, run.parts[0].slot
-        samples = sum([part.samples for part in run.parts])
+    def _bind(self, message: RunBlock, batch: BatchBuffers | None) -> BoundBlock:
+        tenant, slot = message.tenant, message.members[0].slot
+        samples = sum([member.samples for member in message.members])
         key = (tenant, None if batch else slot, samples)
         bound = self._bound.get(key)
         if bound is None:
@@ -99,44 +116,44 @@ class Worker:
             else:
                 inputs, outputs = self._pool.inputs(tenant, slot, samples), self._pool.outputs(tenant, slot, samples)
             bound = self._bound[key] = self._executors[tenant].bind(samples, inputs, outputs)
-        return bound.block(run.start, run.versions)
+        return bound.block(message.start, message.versions)
 
-    def _batch(self, tenant: int) -> Batch:
-        from veltair.server.worker.batch import Batch
+    def _batch(self, tenant: int) -> BatchBuffers:
+        from veltair.server.worker.batch_buffers import BatchBuffers
 
         if tenant not in self._batches:
-            self._batches[tenant] = Batch(self._pool, tenant, self._executors[tenant].manifest)
+            self._batches[tenant] = BatchBuffers(self._pool, tenant, self._executors[tenant].manifest)
         return self._batches[tenant]
 
-    def _layers(self, run: Run, block: BoundBlock) -> int:
-        """All layers of the block in one call, or in one more each time the cell has news."""
-        self._told = run.cores
+    def _run_layers(self, message: RunBlock, block: BoundBlock) -> int:
+        """All layers of the block in one call, or in one more each time the cell has changed. Returns the layer
+        reached."""
+        self._reported_cores = message.cores
         layer = block.start
         while (layer := block.run(layer, self._watch, self._sequence)) < block.stop:
-            if not self._obey(run, layer):
+            if not self._read_cell(message, layer):
                 break
         return layer
 
-    def _obey(self, run: Run, layer: int) -> bool:
-        """Take up what the cell says now; False when this query is cancelled."""
+    def _read_cell(self, message: RunBlock, layer: int) -> bool:
+        """Move to the cores that the cell holds now; returns False when this query is cancelled."""
         self._sequence, cores, cancelled = self._cell.read()
-        if cancelled == run.query:
+        if cancelled == message.query:
             return False
-        self._cores.move_to(cores)
-        if cores != self._told:
-            self._told = cores
-            self._channel.send(Grown(run.query, layer, cores, time.monotonic_ns()))
+        self._threads.move_to(cores)
+        if cores != self._reported_cores:
+            self._reported_cores = cores
+            self._channel.send(CoresChanged(message.query, layer, cores, time.monotonic_ns()))
         return True
 
 
 def warm_up(executor: executor.Executor) -> None:
-    """Every version of every layer once: page faults, lazy symbols and TVM's first launch happen here."""
+    """Run every version of every layer once: page faults, lazy symbols and TVM's first launch happen here."""
     from veltair.profiles.runtime.executor import empty
 
     manifest = executor.manifest
-    inputs, outputs = (
-        [empty(port.at(1), port.dtype) for port in side] for side in (manifest.input_tensors, manifest.outputs)
-    )
+    inputs = [empty(port.at(1), port.dtype) for port in manifest.input_tensors]
+    outputs = [empty(port.at(1), port.dtype) for port in manifest.outputs]
     for array, port in zip(inputs, manifest.input_tensors, strict=True):
         if port.low is not None and port.low > 0:
             array.fill(port.low)
@@ -147,32 +164,33 @@ def warm_up(executor: executor.Executor) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parent, sock, cell, pool_fd = map(int, arguments)
-    tie_to_parent(parent)
-    leave_signals_to_front()
+    """Run a worker process. Returns its exit code."""
+    parent, sock, cell, pool = map(int, arguments)
+    die_with_parent(parent)
+    ignore_termination_signals()
     set_nice(0)  # the engine's own is inherited
     channel: Channel[ToWorker] = Channel(socket.socket(fileno=sock), ToWorker)
     try:
         load = channel.receive()
-        if not isinstance(load, Load):
-            raise TypeError(f"expected Load first, got {load!r}")
+        if not isinstance(load, LoadModels):
+            raise TypeError(f"expected LoadModels first, got {load!r}")
         try:
-            worker = _ready(channel, Cell(cell), pool_fd, load)
+            worker = _load_worker(channel, WorkerCell(cell), pool, load)
         except VeltairError as error:
-            channel.send(Refused(type(error).__name__, str(error)))
+            channel.send(StartFailed(type(error).__name__, str(error)))
             return 1
         except Exception as error:  # a library that lacks a symbol, a kernel that rejects its arguments, …
             logger.exception("loading the models failed")
-            channel.send(Refused("ArtifactError", f"the models cannot be loaded: {type(error).__name__}: {error}"))
+            channel.send(StartFailed("ArtifactError", f"the models cannot be loaded: {type(error).__name__}: {error}"))
             return 1
-        channel.send(Loaded())
+        channel.send(ModelsLoaded())
         worker.serve()
-    except ClosedError:
+    except ChannelClosedError:
         return 0
     return 0
 
 
-def _ready(channel: Channel[ToWorker], cell: Cell, pool_fd: int, load: Load) -> Worker:
+def _load_worker(channel: Channel[ToWorker], cell: WorkerCell, pool_fd: int, load: LoadModels) -> Worker:
     # Imported here, at the worker's own priority: loading TVM takes a third of a second of a core.
     from veltair.profiles.runtime.pinned_threads import PinnedThreads
     from veltair.server.ipc.tensor_pool import TensorPool

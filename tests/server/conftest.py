@@ -20,7 +20,7 @@ import tritonclient.http as triton_http
 from veltair import config
 from veltair.config import ServeConfig
 from veltair.server.front.engine_client import EngineClient
-from veltair.server.ipc.messages import RunningBlock
+from veltair.server.ipc.messages import BlockStatus
 
 SPIN_LAYERS = 64
 LONG_TURNS = 1_000_000_000  # about 0.15 s a layer: far longer than any test looks on
@@ -74,7 +74,7 @@ async def serving(configuration: ServeConfig) -> AsyncIterator[EngineClient]:
     try:
         yield client
     finally:
-        await client.cut()
+        await client.shut_down()
 
 
 async def until(what: str, condition: Callable[[], Awaitable[Any]]) -> Any:
@@ -86,14 +86,14 @@ async def until(what: str, condition: Callable[[], Awaitable[Any]]) -> Any:
     return result
 
 
-async def block_under_way(client: EngineClient, tenant: str) -> RunningBlock:
+async def block_under_way(client: EngineClient, tenant: str) -> BlockStatus:
     """A block of the tenant that has layers both behind and before it."""
 
-    async def look() -> RunningBlock | None:
+    async def look() -> BlockStatus | None:
         blocks = (await client.snapshot()).status.running
         return next((b for b in blocks if b.tenant == tenant and b.start < b.layer < b.stop - 1), None)
 
-    found: RunningBlock = await until(f"a block of {tenant} under way", look)
+    found: BlockStatus = await until(f"a block of {tenant} under way", look)
     return found
 
 

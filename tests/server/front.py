@@ -5,19 +5,23 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 from msgspec.structs import replace
 
 from veltair.errors import OverloadedError
+from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.manifest import SCHEMA, Manifest, Port
 from veltair.server.front.dashboard import Dashboard
-from veltair.server.front.engine_client import Snapshot
+from veltair.server.front.engine_connection import QueryResult
 from veltair.server.front.http_front import application
-from veltair.server.front.inference_service import Service
+from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
-from veltair.server.ipc.messages import BlockRecord, RunningBlock, Status, TenantCount, WorkerState
+from veltair.server.front.served_tenant import ServedTenant
+from veltair.server.front.snapshot import Snapshot
+from veltair.server.ipc.messages import BlockRecord, BlockStatus, EngineStatus, TenantStatus, WorkerStatus
 from veltair.types import Machine, QoSTarget
 
 LIMIT = 4 << 20
@@ -30,25 +34,15 @@ MANIFEST = Manifest(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Tenant:
-    manifest: Manifest
-    qos: QoSTarget
-
-
-@dataclass(frozen=True)
-class Answer:
-    outputs: Mapping[str, Any]
-    queue_ns: int
-    execute_ns: int
-    blocks: tuple[BlockRecord, ...]
+def served(name: str, manifest: Manifest, qos: QoSTarget) -> ServedTenant:
+    return ServedTenant(name, Artifact(Path(), manifest, ""), qos, 1, batching=False)
 
 
 @dataclass
 class NumpyEngine:
     """Adds up. `failure` is raised instead, `gate` waited for first."""
 
-    tenants: Mapping[str, Tenant]
+    tenants: Mapping[str, ServedTenant]
     failure: BaseException | None = None
     gate: asyncio.Event | None = None
     ready: bool = True
@@ -56,7 +50,7 @@ class NumpyEngine:
     blocks: list[BlockRecord] = field(default_factory=list)
     cancelled: int = 0
 
-    async def infer(self, tenant: str, inputs: Mapping[str, Any], *, deadline_ns: int | None = None) -> Answer:
+    async def infer(self, tenant: str, inputs: Mapping[str, Any], *, deadline_ns: int | None = None) -> QueryResult:
         self.deadlines.append(deadline_ns)
         if self.gate is not None:
             try:
@@ -70,18 +64,18 @@ class NumpyEngine:
         block = BlockRecord(1, tenant, 0, 3, (0, 2, 2), (0, 1), now - 2 * MS, now, True, 1.25)
         self.blocks.append(block)
         sums = {name: inputs[name].sum(axis=1, keepdims=True) for name in ("x", "ids")}
-        return Answer({"sum": sums["x"], "ids_sum": sums["ids"]}, 3 * MS, 2 * MS, (block,))
+        return QueryResult({"sum": sums["x"], "ids_sum": sums["ids"]}, 3 * MS, 2 * MS, (block,))
 
     async def snapshot(self, since: int = 0) -> Snapshot:
         if not self.ready:
-            raise OverloadedError("the engine is starting anew")
+            raise OverloadedError("the engine is restarting")
         done = len(self.blocks)
-        status = Status(
+        status = EngineStatus(
             time_ns=time.monotonic_ns(), level=1.25, level_source="observed", conflicts=4, capped_blocks=1, blocks=9,
             scheduler_ns=9000, scheduler_events=3, gap_ns=500, gaps=1, worker_deaths=2,
-            tenants={"sums": TenantCount(arrived=done, waiting=5, running=1, batches={1: 7, 3: 2, 200: 1})},
-            running=(RunningBlock(7, "sums", 1, 0, 3, 1, (0, 0, 0), (0, 1), False, 0),),
-            workers=(WorkerState(1, "busy", 7, 0), WorkerState(2, "idle", None, 0)),
+            tenants={"sums": TenantStatus(arrived=done, waiting=5, running=1, batches={1: 7, 3: 2, 200: 1})},
+            running=(BlockStatus(7, "sums", 1, 0, 3, 1, (0, 0, 0), (0, 1), False, 0),),
+            workers=(WorkerStatus(1, "busy", 7, 0), WorkerStatus(2, "idle", None, 0)),
         )  # fmt: skip
         return Snapshot(status, "fcfs", (0, 1), 2, 1, 0, 0, 8, False, tuple(self.blocks[since:]), done)
 
@@ -89,13 +83,13 @@ class NumpyEngine:
 class Front:
     def __init__(self) -> None:
         tenants = {
-            "sums": Tenant(MANIFEST, QoSTarget(7 * MS)),
-            "one": Tenant(replace(MANIFEST, model="shared"), QoSTarget(9 * MS, 0.99)),
-            "two": Tenant(replace(MANIFEST, model="shared"), QoSTarget(9 * MS)),
+            "sums": served("sums", MANIFEST, QoSTarget(7 * MS)),
+            "one": served("one", replace(MANIFEST, model="shared"), QoSTarget(9 * MS, 0.99)),
+            "two": served("two", replace(MANIFEST, model="shared"), QoSTarget(9 * MS)),
         }
         self.engine = NumpyEngine(tenants)
         self.metrics = Metrics({name: (t.manifest.model, t.qos) for name, t in tenants.items()})
-        self.service = Service(self.engine, self.metrics, LIMIT)
+        self.service = InferenceService(self.engine, self.metrics, LIMIT)
         self.dashboard = Dashboard(self.engine, self.metrics, Machine(((0, 1),)), {"version": "0"})
         self.app = application(self.service, self.dashboard)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)

@@ -12,7 +12,8 @@ import pytest
 
 from veltair.config import ServeConfig
 from veltair.errors import DeadlineError, OverloadedError, RequestError, UnknownModelError
-from veltair.server.front.engine_client import Answer, EngineClient
+from veltair.server.front.engine_client import EngineClient
+from veltair.server.front.engine_connection import QueryResult
 
 from .conftest import (
     LONG_TURNS,
@@ -71,7 +72,7 @@ def test_the_default_policy_refuses_at_once_what_cannot_be_in_time(configure: Co
             assert all("cannot be in time" in str(error) for error in refused)
             for turns, answer in enumerate(answers, 1):
                 if not isinstance(answer, OverloadedError):
-                    assert isinstance(answer, Answer)
+                    assert isinstance(answer, QueryResult)
                     assert answer.outputs["state"].tolist() == [spin_state(turns, turns)]
                     covers_its_layers(answer, SPIN_LAYERS)
             await emptied(client)
@@ -79,7 +80,7 @@ def test_the_default_policy_refuses_at_once_what_cannot_be_in_time(configure: Co
     asyncio.run(scenario())
 
 
-def covers_its_layers(answer: Answer, layers: int) -> None:
+def covers_its_layers(answer: QueryResult, layers: int) -> None:
     stops = [0, *(block.stop for block in answer.blocks)]
     assert [block.start for block in answer.blocks] == stops[:-1]
     assert stops[-1] == layers

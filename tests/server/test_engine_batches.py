@@ -18,11 +18,11 @@ from veltair.errors import WorkerDiedError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.scheduler.event_log.replay import replay
 from veltair.server.engine.event_log import read_setup
-from veltair.server.front.engine_client import Answer, EngineClient
-from veltair.server.ipc import tensor_pool
-from veltair.server.ipc.messages import Part, TenantCount
-from veltair.server.ipc.tensor_pool import TensorPool
-from veltair.server.worker.batch import Batch
+from veltair.server.front.engine_client import EngineClient
+from veltair.server.front.engine_connection import QueryResult
+from veltair.server.ipc.messages import BatchMember, TenantStatus
+from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.worker.batch_buffers import BatchBuffers
 
 from .conftest import LONG_TURNS, SPIN_LAYERS, block_under_way, serving, spin_inputs, until
 from .conftest import mlp_outputs as expected
@@ -65,7 +65,7 @@ def patient(configure: Configure) -> Configure:
     return make
 
 
-async def counts(client: EngineClient, tenant: str) -> TenantCount:
+async def counts(client: EngineClient, tenant: str) -> TenantStatus:
     return (await client.snapshot()).status.tenants[tenant]
 
 
@@ -76,7 +76,7 @@ async def waiting(client: EngineClient, tenant: str, queries: int) -> None:
     await until(f"{queries} queries of {tenant} wait", look)
 
 
-def right(answer: Answer, x: np.ndarray) -> None:
+def right(answer: QueryResult, x: np.ndarray) -> None:
     np.testing.assert_allclose(answer.outputs["y"], expected(x), rtol=1e-4, atol=1e-4)
 
 
@@ -184,7 +184,7 @@ def test_one_cancelled_in_the_middle_leaves_the_others_their_answers(patient: Co
                 if index in gone:
                     assert isinstance(answer, asyncio.CancelledError)
                 else:
-                    assert isinstance(answer, Answer)
+                    assert isinstance(answer, QueryResult)
                     assert answer.outputs["state"].tolist() == [[state_after(turns, 1 + index)]]
             await emptied(client)
             tally = await counts(client, "spins")
@@ -211,11 +211,11 @@ def test_a_batch_that_nobody_waits_for_stops(patient: Configure) -> None:
 
 def test_gathering_refuses_what_does_not_fit(artifacts: Path) -> None:
     manifest = load_artifact(artifacts / "mlp").manifest
-    fd = tensor_pool.create([manifest], 2)
-    batch = Batch(TensorPool(fd, [manifest], 2), 0, manifest)
+    fd = create_tensor_pool([manifest], 2)
+    batch = BatchBuffers(TensorPool(fd, [manifest], 2), 0, manifest)
     os.close(fd)
-    for parts in ((Part(0, 5), Part(1, 4)), (Part(0, 0), Part(1, 1))):
+    for parts in ((BatchMember(0, 5), BatchMember(1, 4)), (BatchMember(0, 0), BatchMember(1, 1))):
         with pytest.raises(ValueError, match="at most 8 samples"):
             batch.gather(parts)
     with pytest.raises(IndexError):
-        batch.gather((Part(0, 1), Part(2, 1)))
+        batch.gather((BatchMember(0, 1), BatchMember(2, 1)))

@@ -20,7 +20,8 @@ from veltair.errors import ArtifactError, ConfigError, InvariantError, Overloade
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.scheduler.event_log.replay import replay
 from veltair.server.engine.event_log import read_setup, setup_path
-from veltair.server.front.engine_client import Answer, EngineClient
+from veltair.server.front.engine_client import EngineClient
+from veltair.server.front.engine_connection import QueryResult
 
 from .conftest import (
     LONG_TURNS,
@@ -55,7 +56,7 @@ async def replaced(client: EngineClient, dead: int) -> None:
     await until("another worker in the dead one's place", look)
 
 
-def right(answer: Answer) -> bool:
+def right(answer: QueryResult) -> bool:
     return bool(np.allclose(answer.outputs["y"], mlp_outputs(X), rtol=1e-4, atol=1e-4))
 
 
@@ -114,7 +115,7 @@ def test_a_crash_inside_a_kernel_is_one_typed_error(configure: Configure) -> Non
             )
             assert isinstance(results[0], WorkerDiedError)
             assert "SIGSEGV" in str(results[0])
-            assert all(isinstance(a, Answer) and right(a) for a in results[1:])
+            assert all(isinstance(a, QueryResult) and right(a) for a in results[1:])
 
     asyncio.run(scenario())
 
@@ -162,7 +163,7 @@ def test_a_second_call_cuts_the_drain_short(configure: Configure) -> None:
         await block_under_way(client, "spin")
         draining = asyncio.create_task(client.drain())
         await asyncio.sleep(0)
-        await client.cut()
+        await client.shut_down()
         await draining
         with pytest.raises(QueryError, match="shut down before"):
             await query
@@ -196,7 +197,7 @@ def test_a_killed_engine_fails_its_queries_takes_its_workers_along_and_comes_bac
             os.kill(before.engine_pid, signal.SIGKILL)
             with pytest.raises(WorkerDiedError, match="engine"):
                 await query
-            with pytest.raises(OverloadedError, match="starting anew"):
+            with pytest.raises(OverloadedError, match="restarting"):
                 await client.infer("mlp", {"x": X})
 
             async def back() -> bool:

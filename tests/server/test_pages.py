@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from veltair.errors import OverloadedError
 from veltair.server.front import dashboard
-from veltair.server.front.dashboard import busy_shares, runs
-from veltair.server.ipc.messages import BlockRecord, Growth, RunningBlock
+from veltair.server.front.dashboard import busy_shares, run_lengths
+from veltair.server.ipc.messages import BlockRecord, BlockStatus, CoreChange
 
 from .front import MS, Front, request, run
 
@@ -36,7 +37,7 @@ def test_metrics() -> None:
         await front.http.post("/v2/models/sums/infer", content=b"{")
         page = (await front.http.get("/metrics")).text
         assert "made-up-by-a-client" not in page
-        assert all(name.startswith("veltair_") for name in re.findall(r"^(\w+)[{ ]", page, re.MULTILINE))
+        assert all(name.startswith(("veltair_", "process_")) for name in re.findall(r"^(\w+)[{ ]", page, re.MULTILINE))
         found = samples(page)
         sums = {("tenant", "sums"), ("model", "sums")}
 
@@ -61,6 +62,11 @@ def test_metrics() -> None:
         assert value("veltair_conflicts_total") == 4
         assert value("veltair_scheduler_seconds_sum") == 9e-6
         assert value("veltair_workers", ("state", "busy")) == 1
+        this_process = {("role", "front"), ("pid", str(os.getpid()))}
+        assert value("process_resident_memory_bytes", *this_process) > 1 << 20
+        assert value("process_cpu_seconds_total", *this_process) > 0
+        assert value("process_threads", *this_process) >= 1
+        assert value("process_open_fds", *this_process) >= 3
         front.engine.ready = False
         assert "veltair_requests_total" in (await front.http.get("/metrics")).text
 
@@ -71,7 +77,7 @@ def test_the_qos_rate_read_from_the_histogram_is_exact() -> None:
     front = Front()
     counts = front.metrics.tenants["sums"]
     for duration_ns in (7 * MS - 1, 7 * MS, 7 * MS + 1, 90 * MS):
-        counts.answered(duration_ns, 0, 0, 1, ())
+        counts.count_answer(duration_ns, 0, 0, 1, ())
     found = samples(front.metrics.page(None).decode())
     key = {("tenant", "sums"), ("model", "sums")}
     assert found["veltair_request_duration_seconds_bucket", frozenset({*key, ("le", "0.007")})] == 2
@@ -145,11 +151,11 @@ def test_nobody_looks_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard, "PERIOD_S", 0.001)
 
     async def test(front: Front) -> None:
-        assert front.dashboard._ticker is None
+        assert front.dashboard._sender is None
         stream = front.dashboard._stream()
         await anext(stream)
         await anext(stream)
-        ticker = front.dashboard._ticker
+        ticker = front.dashboard._sender
         assert ticker is not None
         await stream.aclose()
         await asyncio.wait_for(ticker, 30)
@@ -159,10 +165,10 @@ def test_nobody_looks_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_busy_shares_follow_the_growth_of_a_block() -> None:
     second = 1_000_000_000
-    grown = BlockRecord(1, "a", 0, 4, (0,) * 4, (0,), 0, second // 2, True, 1.0, (Growth(2, (0, 1), second // 4),))
+    grown = BlockRecord(1, "a", 0, 4, (0,) * 4, (0,), 0, second // 2, True, 1.0, (CoreChange(2, (0, 1), second // 4),))
     old = BlockRecord(2, "b", 0, 1, (0,), (1,), -3 * second, -second, False, 1.0)
     across = BlockRecord(3, "b", 0, 1, (0,), (1,), 3 * second // 4, 9 * second, False, 1.0)
     assert busy_shares([grown, old, across], (), second, (0, 1)) == {"0": {"a": 0.5}, "1": {"a": 0.25, "b": 0.25}}
-    live = RunningBlock(4, "c", 1, 0, 3, 1, (0, 0, 0), (1,), False, 9 * second // 10)
+    live = BlockStatus(4, "c", 1, 0, 3, 1, (0, 0, 0), (1,), False, 9 * second // 10)
     assert busy_shares([old], [live], second, (0, 1)) == {"0": {}, "1": {"c": 0.1}}
-    assert runs((0, 0, 3, 0)) == [(0, 2), (3, 1), (0, 1)]
+    assert run_lengths((0, 0, 3, 0)) == [(0, 2), (3, 1), (0, 1)]

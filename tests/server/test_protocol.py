@@ -15,19 +15,11 @@ from tritonclient.utils import serialize_byte_tensor
 
 from veltair.errors import RequestError, TooLargeError, UnsupportedError
 from veltair.profiles.artifact.strings import Strings
-from veltair.server.protocol.compressed_body import answer_coding, deflate, inflate
+from veltair.server.protocol.compressed_body import deflate, inflate, response_coding
+from veltair.server.protocol.datatypes import BYTES, DTYPES, datatype_name
 from veltair.server.protocol.http_codec import decode_request, encode_request, encode_response
-from veltair.server.protocol.requests import (
-    BYTES,
-    DTYPES,
-    InferRequest,
-    NamedTensor,
-    Place,
-    RequestedOutput,
-    content,
-    datatype_of,
-    raw,
-)
+from veltair.server.protocol.infer_request import InferRequest, NamedTensor, RequestedOutput, TensorLocation
+from veltair.server.protocol.tensor_values import tensor_bytes, tensor_values
 
 
 def body(*inputs: dict[str, Any], **more: Any) -> bytes:
@@ -39,13 +31,13 @@ def fp32(data: Any, shape: Any = (1, 2)) -> dict[str, Any]:
 
 
 def one(text: bytes, header_bytes: int | None = None) -> np.ndarray[Any, Any]:
-    values = content(decode_request(text, header_bytes).inputs[0])
+    values = tensor_values(decode_request(text, header_bytes).inputs[0])
     assert isinstance(values, np.ndarray)
     return values
 
 
 def words(text: bytes, header_bytes: int | None = None) -> list[bytes]:
-    values = content(decode_request(text, header_bytes).inputs[0])
+    values = tensor_values(decode_request(text, header_bytes).inputs[0])
     assert isinstance(values, Strings)
     return values.tolist()
 
@@ -91,7 +83,7 @@ def test_every_datatype_survives_both_forms(datatype: str, data: st.DataObject) 
     message = encode_request(sent)
     back = one(message.body, message.header_bytes)
     assert back.shape == shape
-    assert raw(back) == sample  # bit by bit, NaNs included
+    assert tensor_bytes(back) == sample  # bit by bit, NaNs included
     with np.errstate(invalid="ignore"):  # a signalling NaN
         finite = bool(np.isfinite(values.astype(np.float64)).all())
     if values.size and finite:
@@ -245,7 +237,7 @@ def test_malformed(case: str) -> None:
     text, header_bytes, message = MALFORMED[case]
     with pytest.raises(RequestError, match=f"(?i){message}"):
         for tensor in decode_request(text, header_bytes).inputs:
-            content(tensor)
+            tensor_values(tensor)
 
 
 @pytest.mark.parametrize("key", ["sequence_id", "sequence_start", "classification"])
@@ -264,17 +256,17 @@ def touch(text: bytes, header_bytes: int | None) -> None:
     try:
         request = decode_request(text, header_bytes)
         for tensor in request.inputs:
-            if not isinstance(tensor.data, Place):
-                content(tensor)
+            if not isinstance(tensor.data, TensorLocation):
+                tensor_values(tensor)
     except RequestError:
         return
     message = encode_request(request)
     again = decode_request(message.body, message.header_bytes)
     for before, after in zip(request.inputs, again.inputs, strict=True):
-        if isinstance(before.data, Place):
+        if isinstance(before.data, TensorLocation):
             assert before == after
         else:
-            assert raw(content(before)) == raw(content(after))
+            assert tensor_bytes(tensor_values(before)) == tensor_bytes(tensor_values(after))
 
 
 def in_memory(**parameters: object) -> dict[str, object]:
@@ -287,12 +279,16 @@ def test_places_in_shared_memory_come_through() -> None:
         in_memory(**place), fp32([1, 2]), outputs=[{"name": "y", "parameters": place | {"shared_memory_offset": 4}}]
     )
     request = decode_request(sent)
-    assert request.inputs[0].data == Place("r", 0, 8) and not isinstance(request.inputs[1].data, Place)
-    assert request.outputs == (RequestedOutput("y", False, Place("r", 4, 8)),)
+    assert request.inputs[0].data == TensorLocation("r", 0, 8) and not isinstance(
+        request.inputs[1].data, TensorLocation
+    )
+    assert request.outputs == (RequestedOutput("y", False, TensorLocation("r", 4, 8)),)
     message = encode_request(request)
     again = decode_request(message.body, message.header_bytes)
     assert again.inputs[0] == request.inputs[0] and again.outputs == request.outputs
-    answer = encode_response("m", "1", request, {"y": np.ones((1, 2), np.float32)}, {}, {"y": Place("r", 4, 8)})
+    answer = encode_response(
+        "m", "1", request, {"y": np.ones((1, 2), np.float32)}, {}, {"y": TensorLocation("r", 4, 8)}
+    )
     assert answer.header_bytes is None
     assert json.loads(answer.body)["outputs"] == [
         {"name": "y", "datatype": "FP32", "shape": [1, 2], "parameters": place | {"shared_memory_offset": 4}}
@@ -369,9 +365,9 @@ def test_other_codings() -> None:
     assert inflate(b"abc", "identity", 3) == b"abc"
     with pytest.raises(UnsupportedError, match="br"):
         inflate(b"abc", "br", 3)
-    assert answer_coding("gzip") == "gzip"
-    assert answer_coding("gzip, deflate, br") is None  # what every library sends, unasked
+    assert response_coding("gzip") == "gzip"
+    assert response_coding("gzip, deflate, br") is None  # what every library sends, unasked
 
 
 def test_bfloat16_has_the_protocols_name() -> None:
-    assert datatype_of(np.dtype(ml_dtypes.bfloat16)) == "BF16"
+    assert datatype_name(np.dtype(ml_dtypes.bfloat16)) == "BF16"

@@ -11,12 +11,14 @@ from tritonclient.grpc import service_pb2 as pb
 
 from veltair.errors import RequestError, UnsupportedError
 from veltair.profiles.artifact.strings import Strings
-from veltair.server.protocol.grpc_codec import _CONTENTS, decode_request, encode_response, receive
-from veltair.server.protocol.requests import BYTES, DTYPES, InferRequest, Place, content, raw
+from veltair.server.protocol.datatypes import BYTES, DTYPES
+from veltair.server.protocol.grpc_codec import _CONTENTS, decode_request, encode_response, parse_request
+from veltair.server.protocol.infer_request import InferRequest, TensorLocation
+from veltair.server.protocol.tensor_values import tensor_bytes, tensor_values
 
 
 def decoded(request: Any) -> InferRequest:
-    return decode_request(receive(memoryview(request.SerializeToString())))
+    return decode_request(parse_request(memoryview(request.SerializeToString())))
 
 
 def message(datatype: str, shape: tuple[int, ...], **contents: Any) -> Any:
@@ -31,7 +33,7 @@ def message(datatype: str, shape: tuple[int, ...], **contents: Any) -> Any:
 def test_typed_contents(datatype: str) -> None:
     values = [True, False] if datatype == "BOOL" else [1, 0]
     request = decoded(message(datatype, (1, 2), **{_CONTENTS[datatype]: values}))
-    back = content(request.inputs[0])
+    back = tensor_values(request.inputs[0])
     assert isinstance(back, np.ndarray)
     assert back.dtype == DTYPES[datatype]
     assert back.tolist() == [values]
@@ -40,7 +42,7 @@ def test_typed_contents(datatype: str) -> None:
 @given(st.lists(st.floats(width=32), max_size=9))
 def test_typed_floats_are_exact(values: list[float]) -> None:
     request = decoded(message("FP32", (len(values),), fp32_contents=values))
-    np.testing.assert_array_equal(content(request.inputs[0]), np.array(values, np.float32))
+    np.testing.assert_array_equal(tensor_values(request.inputs[0]), np.array(values, np.float32))
 
 
 @given(st.lists(st.binary(max_size=9), max_size=9))
@@ -48,7 +50,7 @@ def test_strings_in_both_forms(values: list[bytes]) -> None:
     raw_form = message(BYTES, (len(values),))
     raw_form.raw_input_contents.append(b"".join(len(value).to_bytes(4, "little") + value for value in values))
     for sent in (message(BYTES, (len(values),), bytes_contents=values), raw_form):
-        back = content(decoded(sent).inputs[0])
+        back = tensor_values(decoded(sent).inputs[0])
         assert isinstance(back, Strings)
         assert back.tolist() == values
 
@@ -57,7 +59,7 @@ def test_raw_contents_are_not_copied() -> None:
     sample = np.arange(4, dtype="<f4").tobytes()
     request = message("FP32", (2, 2))
     request.raw_input_contents.append(sample)
-    back = content(decoded(request).inputs[0])
+    back = tensor_values(decoded(request).inputs[0])
     np.testing.assert_array_equal(back, np.arange(4, dtype=np.float32).reshape(2, 2))
     assert isinstance(back, np.ndarray) and not back.flags.owndata
 
@@ -69,8 +71,8 @@ def test_many_raw_contents_are_copied_only_where_they_are_small(inputs: int, val
         request.inputs.add(name=f"x{i}", datatype="FP32", shape=(values,))
         request.raw_input_contents.append(np.full(values, i, "<f4").tobytes())
     sent = np.frombuffer(request.SerializeToString(), np.uint8)
-    for i, tensor in enumerate(decode_request(receive(sent.data)).inputs):
-        back = content(tensor)
+    for i, tensor in enumerate(decode_request(parse_request(sent.data)).inputs):
+        back = tensor_values(tensor)
         assert isinstance(back, np.ndarray)
         assert (back == i).all() and back.shape == (values,)
         assert np.shares_memory(back, sent) == shared
@@ -94,9 +96,9 @@ def test_malformed() -> None:
     with pytest.raises(RequestError, match="unknown datatype"):
         decoded(message("F", (1,)))
     with pytest.raises(RequestError, match="expected 2 strings, got 1"):
-        content(decoded(message(BYTES, (2,), bytes_contents=[b"a"])).inputs[0])
+        tensor_values(decoded(message(BYTES, (2,), bytes_contents=[b"a"])).inputs[0])
     with pytest.raises(RequestError, match="takes 2 elements, got 0"):
-        content(decoded(message("FP32", (2,))).inputs[0])
+        tensor_values(decoded(message("FP32", (2,))).inputs[0])
     request = message("FP32", (1,), fp32_contents=[1])
     request.inputs[0].parameters["sequence_id"].int64_param = 7
     with pytest.raises(UnsupportedError, match="sequences"):
@@ -110,7 +112,7 @@ def test_places_in_shared_memory_stand_beside_raw_tensors() -> None:
     request.inputs.add(name="y", datatype="UINT8", shape=[1])
     request.raw_input_contents.append(b"\x07")
     placed, came = decoded(request).inputs
-    assert placed.data == Place("r", 0, 8) and came.data == b"\x07"
+    assert placed.data == TensorLocation("r", 0, 8) and came.data == b"\x07"
     request.raw_input_contents.append(b"\x08")
     with pytest.raises(RequestError, match="1 inputs come raw, but 2 raw_input_contents"):
         decoded(request)
@@ -121,7 +123,7 @@ def test_places_in_shared_memory_stand_beside_raw_tensors() -> None:
 
 def test_answers_say_what_went_to_shared_memory() -> None:
     outputs = {"a": np.ones(2, np.float32), "b": np.zeros(1, np.int8)}
-    response = encode_response("m", "1", "7", outputs, {}, {"a": Place("r", 16, 8)})
+    response = encode_response("m", "1", "7", outputs, {}, {"a": TensorLocation("r", 16, 8)})
     parameters = response.outputs[0].parameters
     assert parameters["shared_memory_region"].string_param == "r"
     assert [parameters[f"shared_memory_{key}"].int64_param for key in ("offset", "byte_size")] == [16, 8]
@@ -142,7 +144,7 @@ def test_answers_are_raw() -> None:
         ("b", "BOOL", [1]),
         ("c", "INT32", [2, 3]),
     ]
-    assert list(response.raw_output_contents) == [bytes(raw(values)) for values in outputs.values()]
+    assert list(response.raw_output_contents) == [bytes(tensor_bytes(values)) for values in outputs.values()]
     assert response.raw_output_contents[2] == np.arange(6, dtype=np.int32).tobytes()
     choices = {key: p.WhichOneof("parameter_choice") for key, p in response.parameters.items()}
     assert choices == {"i": "int64_param", "f": "double_param", "t": "bool_param", "s": "string_param"}

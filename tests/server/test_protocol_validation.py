@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from veltair.errors import RequestError
 from veltair.profiles.artifact.manifest import Port
-from veltair.server.protocol.requests import NamedTensor, RequestedOutput
-from veltair.server.protocol.validation import Inputs, checked_outputs, priority, timeout_ns
+from veltair.server.protocol.infer_request import NamedTensor, RequestedOutput
+from veltair.server.protocol.validation import InputValidator, check_priority, timeout_ns, validate_outputs
 
 DENSE = Port("dense", "float32", (-1, 3))
 IDS = Port("ids", "int64", (-1, 2), low=0, high=9)
@@ -29,12 +29,12 @@ def ids(values: Any, **change: Any) -> NamedTensor:
 
 
 def check(*tensors: NamedTensor, ports: tuple[Port, ...] = (DENSE, IDS)) -> dict[str, Any]:
-    return Inputs("dlrm", ports, 4).checked(tensors)
+    return InputValidator("dlrm", ports, 4).validate(tensors)
 
 
 def test_arrays_come_by_name_without_a_copy() -> None:
-    content = np.arange(6, dtype="<f4").tobytes()
-    inputs = check(ids([[0, 9], [3, 4]]), dense(2, 3, data=content))
+    tensor_values = np.arange(6, dtype="<f4").tobytes()
+    inputs = check(ids([[0, 9], [3, 4]]), dense(2, 3, data=tensor_values))
     assert list(inputs) == ["dense", "ids"]
     np.testing.assert_array_equal(inputs["dense"], np.arange(6, dtype=np.float32).reshape(2, 3))
     assert not inputs["dense"].flags.owndata and not inputs["dense"].flags.writeable
@@ -90,12 +90,12 @@ def test_a_fixed_shape_has_no_batch() -> None:
 
 def test_outputs() -> None:
     ports = (Port("a", "float32", (-1, 1)), Port("b", "float32", (-1, 1)))
-    assert checked_outputs("m", ports, ()) == ("a", "b")
-    assert checked_outputs("m", ports, (RequestedOutput("b", True), RequestedOutput("a", True))) == ("b", "a")
+    assert validate_outputs("m", ports, ()) == ("a", "b")
+    assert validate_outputs("m", ports, (RequestedOutput("b", True), RequestedOutput("a", True))) == ("b", "a")
     with pytest.raises(RequestError, match="no output 'c'; it gives a, b"):
-        checked_outputs("m", ports, (RequestedOutput("c", True),))
+        validate_outputs("m", ports, (RequestedOutput("c", True),))
     with pytest.raises(RequestError, match="twice"):
-        checked_outputs("m", ports, (RequestedOutput("a", True), RequestedOutput("a", False)))
+        validate_outputs("m", ports, (RequestedOutput("a", True), RequestedOutput("a", False)))
 
 
 def test_timeout_is_in_microseconds() -> None:
@@ -103,7 +103,7 @@ def test_timeout_is_in_microseconds() -> None:
     assert timeout_ns({"timeout": "1500"}) == 1_500_000
     assert timeout_ns({"timeout": 0}) is None
     assert timeout_ns({}) is None
-    assert priority({"priority": 2}) == 2
+    assert check_priority({"priority": 2}) == 2
 
 
 @pytest.mark.parametrize("value", [-1, True, 1.5, "soon", "-3", 2**70])
@@ -111,7 +111,7 @@ def test_odd_timeouts_and_priorities(value: Any) -> None:
     with pytest.raises(RequestError, match="timeout"):
         timeout_ns({"timeout": value})
     with pytest.raises(RequestError, match="priority"):
-        priority({"priority": value})
+        check_priority({"priority": value})
 
 
 def test_inputs_behind_the_first_are_checked_as_it_is() -> None:

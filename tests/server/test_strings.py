@@ -21,11 +21,10 @@ from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.front.engine_client import EngineClient
-from veltair.server.ipc import tensor_pool
-from veltair.server.ipc.messages import Part
-from veltair.server.ipc.tensor_pool import TensorPool
+from veltair.server.ipc.messages import BatchMember
+from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.protocol import length_prefixed
-from veltair.server.worker.batch import Batch
+from veltair.server.worker.batch_buffers import BatchBuffers
 
 from .conftest import LONG_TURNS, block_under_way, digests, serving, spin_inputs, until
 
@@ -78,7 +77,7 @@ def test_large_ones() -> None:
 
 def pool_of(folder: Path, slots: int) -> tuple[TensorPool, Manifest]:
     manifest = load_artifact(folder / "words").manifest
-    fd = tensor_pool.create([manifest], slots)
+    fd = create_tensor_pool([manifest], slots)
     pool = TensorPool(fd, [manifest], slots)
     os.close(fd)
     return pool, manifest
@@ -87,7 +86,7 @@ def pool_of(folder: Path, slots: int) -> tuple[TensorPool, Manifest]:
 @pytest.mark.slow
 def test_a_batch_gathers_what_each_slot_was_last_given(artifacts: Path) -> None:
     pool, manifest = pool_of(artifacts, 3)
-    batch = Batch(pool, 0, manifest)
+    batch = BatchBuffers(pool, 0, manifest)
     for sizes in ((1, 2, 1), (1, 1, 1), (2, 1, 1)):
         queries = [drawn(slot, rows) for slot, rows in enumerate(sizes)]
         for slot in range(3):
@@ -95,7 +94,7 @@ def test_a_batch_gathers_what_each_slot_was_last_given(artifacts: Path) -> None:
             InputLayout.of(manifest).fill(pool.inputs(0, slot, 4), inputs(before), 4)
         for slot, (query, rows) in enumerate(zip(queries, sizes, strict=True)):
             InputLayout.of(manifest).fill(pool.inputs(0, slot, rows), inputs(query), rows)
-        batch.gather([Part(slot, rows) for slot, rows in enumerate(sizes)])
+        batch.gather([BatchMember(slot, rows) for slot, rows in enumerate(sizes)])
         names, texts, ids = InputLayout.of(manifest).slots(batch.inputs(sum(sizes)), sum(sizes))
         assert names.strings().tolist() == [name for query in queries for name in query[0]]
         assert texts.strings().tolist() == [text for query in queries for text in query[1]]

@@ -17,22 +17,21 @@ import pytest
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.artifact.manifest import SLACK_BYTES
-from veltair.server.engine.worker_supervisor import WorkerProcess
-from veltair.server.ipc import tensor_pool
-from veltair.server.ipc.channel import ClosedError
+from veltair.server.engine.worker_process import WorkerProcess
+from veltair.server.ipc.channel import ChannelClosedError
 from veltair.server.ipc.messages import (
-    BlockBroke,
+    BatchMember,
     BlockDone,
+    CoresChanged,
     FromWorker,
-    Grown,
-    Load,
-    Loaded,
-    Part,
-    Refused,
-    Run,
+    KernelFailed,
+    LoadModels,
+    ModelsLoaded,
+    RunBlock,
+    StartFailed,
     TenantSpec,
 )
-from veltair.server.ipc.tensor_pool import TensorPool
+from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 
 from .conftest import LONG_TURNS, SPIN_LAYERS, WAIT_S, living, spin_state
 
@@ -48,9 +47,9 @@ class Driven:
     def __init__(self, artifacts: Path, digest: str | None = None, name: str = "spin") -> None:
         loaded = load_artifact(artifacts / name)
         spec = TenantSpec(name, str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1, False)
-        fd = tensor_pool.create([loaded.manifest], 2)
+        fd = create_tensor_pool([loaded.manifest], 2)
         self.pool = TensorPool(fd, [loaded.manifest], 2)
-        self.process = WorkerProcess(fd, Load((spec,), CORES, 2))
+        self.process = WorkerProcess(fd, LoadModels((spec,), CORES, 2))
         os.close(fd)
         self.cell = self.process.cell
 
@@ -65,8 +64,8 @@ class Driven:
     ) -> None:
         for view, value in zip(self.pool.inputs(0, 1, 1), (turns, 5), strict=True):
             view[:] = value
-        self.cell.order(cores)
-        self.process.channel.send(Run(query, 0, (Part(1, 1),), start, versions, cores))
+        self.cell.set_cores(cores)
+        self.process.channel.send(RunBlock(query, 0, (BatchMember(1, 1),), start, versions, cores))
 
     def reach(self, layer: int) -> None:
         """Until that layer is in execution; the worker says so in its cell."""
@@ -80,7 +79,7 @@ class Driven:
 @pytest.fixture
 def worker(artifacts: Path) -> Iterator[Driven]:
     driven = Driven(artifacts)
-    assert driven.next() == Loaded()
+    assert driven.next() == ModelsLoaded()
     yield driven
     driven.process.close()
 
@@ -121,15 +120,15 @@ def test_it_takes_up_a_new_core_set_between_two_layers_and_reports_it(worker: Dr
     worker.run(1, LONG_TURNS, CORES[1:2])
     worker.reach(1)
     assert worker.pinned()[0] == {CORES[1]}
-    worker.cell.order(CORES[:2])
+    worker.cell.set_cores(CORES[:2])
     grown = worker.next()
-    assert isinstance(grown, Grown)
+    assert isinstance(grown, CoresChanged)
     assert (grown.query, grown.cores) == (1, CORES[:2])
     assert 1 < grown.layer < SPIN_LAYERS
     assert {core for affinity in worker.pinned() for core in affinity} >= set(CORES[:2])
-    worker.cell.order(CORES[:1])  # it may shrink as well
+    worker.cell.set_cores(CORES[:1])  # it may shrink as well
     shrunk = worker.next()
-    assert isinstance(shrunk, Grown)
+    assert isinstance(shrunk, CoresChanged)
     assert shrunk.cores == CORES[:1]
     assert worker.pinned()[0] == {CORES[0]}
     worker.cell.cancel(1)
@@ -139,7 +138,7 @@ def test_it_takes_up_a_new_core_set_between_two_layers_and_reports_it(worker: Dr
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_an_idle_worker_is_moved_before_it_is_woken_and_only_where_it_must(worker: Driven) -> None:
     for cores, core in ((CORES[1:2], 1), (CORES[:2], 1), (CORES[:1], 0), (CORES[:2], 0)):
-        worker.process.stand_on(cores)
+        worker.process.pin_main_thread(cores)
         assert os.sched_getaffinity(worker.process.pid) == {CORES[core]}  # its first thread, which launches
         worker.run(1, 3, cores)
         assert isinstance(worker.next(), BlockDone)
@@ -149,17 +148,17 @@ def test_an_idle_worker_is_moved_before_it_is_woken_and_only_where_it_must(worke
 def test_a_worker_that_is_gone_cannot_be_moved_and_need_not(worker: Driven) -> None:
     worker.process.process.kill()
     worker.process.process.wait()
-    worker.process.stand_on(CORES[:1])
+    worker.process.pin_main_thread(CORES[:1])
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_a_core_set_that_changed_before_the_block_began_is_reported_too(worker: Driven) -> None:
     for view, value in zip(worker.pool.inputs(0, 1, 1), (3, 5), strict=True):
         view[:] = value
-    worker.cell.order(CORES[:2])
-    worker.process.channel.send(Run(1, 0, (Part(1, 1),), 0, ALL, CORES[:1]))
+    worker.cell.set_cores(CORES[:2])
+    worker.process.channel.send(RunBlock(1, 0, (BatchMember(1, 1),), 0, ALL, CORES[:1]))
     grown = worker.next()
-    assert isinstance(grown, Grown)
+    assert isinstance(grown, CoresChanged)
     assert (grown.layer, grown.cores) == (0, CORES[:2])
     assert isinstance(worker.next(), BlockDone)
 
@@ -167,7 +166,7 @@ def test_a_core_set_that_changed_before_the_block_began_is_reported_too(worker: 
 def test_what_a_kernel_raises_costs_the_block_and_not_the_worker(worker: Driven) -> None:
     worker.run(1, 3, CORES, versions=(0, 99))
     broke = worker.next()
-    assert isinstance(broke, BlockBroke)
+    assert isinstance(broke, KernelFailed)
     assert broke.query == 1
     assert "IndexError" in broke.reason
     worker.run(2, 3, CORES)
@@ -183,11 +182,11 @@ def test_it_refuses_an_artifact_that_is_not_the_one_it_was_told(artifacts: Path)
     driven = Driven(artifacts, digest="0" * 64)
     try:
         refusal = driven.next()
-        assert isinstance(refusal, Refused)
+        assert isinstance(refusal, StartFailed)
         assert refusal.kind == "ArtifactError"
         assert "replaced since" in refusal.reason
         assert driven.process.process.wait(WAIT_S) == 1
-        with pytest.raises(ClosedError):
+        with pytest.raises(ChannelClosedError):
             driven.process.channel.receive()
     finally:
         driven.process.close()
@@ -195,7 +194,7 @@ def test_it_refuses_an_artifact_that_is_not_the_one_it_was_told(artifacts: Path)
 
 def test_slots_are_aligned_and_never_overlap(artifacts: Path) -> None:
     manifests = [load_artifact(artifacts / name).manifest for name in ("mlp", "spin")]
-    fd = tensor_pool.create(manifests, 3)
+    fd = create_tensor_pool(manifests, 3)
     pool = TensorPool(fd, manifests, 3)
     os.close(fd)
     spans = []
@@ -229,7 +228,7 @@ def fd_of(pool: TensorPool) -> int:
 
 def test_a_sealed_pool_keeps_its_bytes_when_written_through_another_mapping(artifacts: Path) -> None:
     manifest = load_artifact(artifacts / "mlp").manifest
-    fd = tensor_pool.create([manifest], 2)
+    fd = create_tensor_pool([manifest], 2)
     ours, theirs = TensorPool(fd, [manifest], 2), TensorPool(fd, [manifest], 2)
     os.close(fd)
     ours.inputs(0, 1, 2)[0][:] = np.arange(32, dtype=np.float32).reshape(2, 16)
@@ -250,8 +249,8 @@ def test_the_worker_has_the_runtime_alone_and_the_other_processes_no_tvm(worker:
 
 TIED = """
 import os, signal
-from veltair.server.ipc.process_setup import tie_to_parent
-tie_to_parent(os.getppid())
+from veltair.server.ipc.process_setup import die_with_parent
+die_with_parent(os.getppid())
 print(os.getpid(), flush=True)
 signal.pause()
 """
@@ -273,5 +272,5 @@ def test_a_tied_process_dies_with_its_parent_even_while_it_waits_for_something_e
 
 
 def test_a_process_whose_parent_died_before_it_was_tied_leaves() -> None:
-    program = "from veltair.server.ipc.process_setup import tie_to_parent; tie_to_parent(1 << 30)"
+    program = "from veltair.server.ipc.process_setup import die_with_parent; die_with_parent(1 << 30)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1

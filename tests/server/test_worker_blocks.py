@@ -20,7 +20,7 @@ from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime.block_runner import Watch
 from veltair.profiles.runtime.executor import Executor, ModelRun, aligned, empty
 from veltair.profiles.runtime.pinned_threads import PinnedThreads
-from veltair.server.ipc.messages import BlockBroke, BlockDone, Loaded
+from veltair.server.ipc.messages import BlockDone, KernelFailed, ModelsLoaded
 
 from .conftest import SPIN_LAYERS as LAYERS
 from .conftest import WAIT_S, spin_state
@@ -138,10 +138,10 @@ def test_a_kernel_that_fails_in_any_thread_ends_its_block_with_its_own_words(
 def test_a_worker_reports_the_failure_and_serves_the_next_query(artifacts: Path) -> None:
     worker = Driven(artifacts, name="brittle")
     try:
-        assert worker.next() == Loaded()
+        assert worker.next() == ModelsLoaded()
         worker.run(1, 30, CORES)
         broke = worker.next()
-        assert isinstance(broke, BlockBroke)
+        assert isinstance(broke, KernelFailed)
         assert "too much for a brittle layer" in broke.reason
         assert worker.cell.progress == 11
         worker.run(2, 0, CORES)

@@ -16,16 +16,14 @@ from hypothesis import strategies as st
 from veltair.machine import hardware_counters
 from veltair.machine.hardware_counters import CountersMissingError, L3Counters
 from veltair.machine.topology import usable_machine
-from veltair.server.ipc import channel
-from veltair.server.ipc import worker_cell as cells
-from veltair.server.ipc.channel import Channel, ClosedError
-from veltair.server.ipc.messages import BlockDone, Cancel, FromWorker, Loaded, ToEngine
-from veltair.server.ipc.worker_cell import MAX_CORES, Cell
+from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
+from veltair.server.ipc.messages import AbortQuery, BlockDone, FromWorker, ModelsLoaded, ToEngine
+from veltair.server.ipc.worker_cell import MAX_CORES, WorkerCell, create_worker_cell
 
 
-def both_sides() -> tuple[Cell, Cell]:
-    fd = cells.create()
-    pair = Cell(fd), Cell(fd)
+def both_sides() -> tuple[WorkerCell, WorkerCell]:
+    fd = create_worker_cell()
+    pair = WorkerCell(fd), WorkerCell(fd)
     os.close(fd)
     return pair
 
@@ -33,15 +31,15 @@ def both_sides() -> tuple[Cell, Cell]:
 @given(st.sets(st.integers(0, MAX_CORES - 1)))
 def test_any_core_set_crosses_the_cell(cores: set[int]) -> None:
     engine, worker = both_sides()
-    engine.order((0, 5, MAX_CORES - 1))
-    engine.order(tuple(sorted(cores)))
+    engine.set_cores((0, 5, MAX_CORES - 1))
+    engine.set_cores(tuple(sorted(cores)))
     assert worker.read() == (4, tuple(sorted(cores)), 0)
 
 
 def test_a_cell_tells_that_it_changed_and_what() -> None:
     engine, worker = both_sides()
     assert worker.read() == (0, (), 0)
-    engine.order((1, 2))
+    engine.set_cores((1, 2))
     assert worker.sequence == 2
     engine.cancel(77)
     assert worker.read() == (4, (1, 2), 77)
@@ -52,7 +50,7 @@ def test_a_cell_tells_that_it_changed_and_what() -> None:
 
 def test_native_code_finds_the_words_of_a_cell() -> None:
     engine, worker = both_sides()
-    sequence, progress = map(ctypes.c_uint64.from_address, worker.addresses())
+    sequence, progress = map(ctypes.c_uint64.from_address, worker.word_addresses())
     engine.cancel(77)
     assert sequence.value == 2
     progress.value = 12
@@ -61,7 +59,7 @@ def test_native_code_finds_the_words_of_a_cell() -> None:
 
 
 def channels() -> tuple[Channel[FromWorker], Channel[ToEngine]]:
-    ours, theirs = channel.pair()
+    ours, theirs = socket_pair()
     for end in (ours, theirs):
         end.setblocking(False)
     return Channel(ours, FromWorker), Channel(theirs, ToEngine)
@@ -69,15 +67,15 @@ def channels() -> tuple[Channel[FromWorker], Channel[ToEngine]]:
 
 def test_messages_arrive_whole_in_order_and_typed() -> None:
     engine, worker = channels()
-    worker.send(Loaded())
+    worker.send(ModelsLoaded())
     worker.send(BlockDone(3, 4, 5, 1 << 62))
-    assert engine.receive() == Loaded()
+    assert engine.receive() == ModelsLoaded()
     assert engine.receive() == BlockDone(3, 4, 5, 1 << 62)
     assert engine.receive() is None
-    engine.send(Cancel(9))
-    assert worker.receive() == Cancel(9)
+    engine.send(AbortQuery(9))
+    assert worker.receive() == AbortQuery(9)
     with pytest.raises(msgspec.ValidationError):
-        worker.send(Cancel(1))  # nothing that a worker says
+        worker.send(AbortQuery(1))  # nothing that a worker says
         engine.receive()
     engine.close()
     worker.close()
@@ -103,13 +101,13 @@ def test_what_the_system_does_not_take_waits_and_keeps_its_order() -> None:
 
 def test_the_last_words_are_read_before_the_end_is_seen() -> None:
     engine, worker = channels()
-    worker.send(Loaded())
+    worker.send(ModelsLoaded())
     worker.close()
-    assert engine.receive() == Loaded()
-    with pytest.raises(ClosedError):
+    assert engine.receive() == ModelsLoaded()
+    with pytest.raises(ChannelClosedError):
         engine.receive()
-    with pytest.raises(ClosedError):
-        engine.send(Cancel(1))
+    with pytest.raises(ChannelClosedError):
+        engine.send(AbortQuery(1))
     engine.close()
 
 

@@ -1,4 +1,4 @@
-"""`veltair serve CONFIG.toml`: the front process, from start to drain."""
+"""`veltair serve CONFIG.toml`: runs the front process, which starts the engine; from start to drain."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from rich.console import Console
 from veltair.config import ServeConfig, load, split_address
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.machine.malloc import reuse_message_memory
-from veltair.server.engine.tenancy import limit_machine
+from veltair.server.engine.machine_limits import limit_machine
 from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.grpc_front import GrpcFront
 from veltair.server.front.http_front import application
-from veltair.server.front.inference_service import Service
+from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
 from veltair.server.ipc.process_setup import set_nice
 
-FLUSH_S = 2.0  # for answers on their way when everything else has ended
+FLUSH_S = 2.0  # for responses still being sent when everything else has ended
 KEEP_ALIVE_S = 75
-NICE = -5  # where allowed: above the workers, since a request or answer that waits for a core is lost time
+NICE = -5  # where allowed: above the workers, since a request or response that waits for a core is lost time
 
 _log = logging.getLogger("veltair.server")
 
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _Http(uvicorn.Server):
-    """Leaves the signals to `serve`."""
+class _HttpServer(uvicorn.Server):
+    """Does not handle signals: `serve` does."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -69,70 +69,83 @@ class _Http(uvicorn.Server):
 
 
 async def serve(config: ServeConfig, *, as_json: bool) -> None:
-    """Everything of the front process in one event loop."""
+    """Run the front process in one event loop until a signal. Raises ConfigError or ArtifactError.
+
+    The first SIGTERM or SIGINT drains, the second ends at once.
+    """
     set_nice(NICE)
-    stop, cut = asyncio.Event(), asyncio.Event()
+    stop, stop_now = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: cut.set() if stop.is_set() else stop.set())
+        loop.add_signal_handler(number, lambda: stop_now.set() if stop.is_set() else stop.set())
     listener = _listen(config.server.http)
     started = time.monotonic()
     with contextlib.closing(listener):
         starting = asyncio.create_task(EngineClient.start(config))
-        if not await _unless(stop, starting):
+        if not await _ended_before(stop, starting):
             starting.cancel()
             await asyncio.wait([starting])
             if not starting.cancelled() and starting.exception() is None:
-                await starting.result().cut()
+                await starting.result().shut_down()
             return
         client = starting.result()
-        service: Service | None = None
+        service: InferenceService | None = None
         try:
             metrics = Metrics({n: (t.manifest.model, t.qos) for n, t in client.tenants.items()})
             limit_bytes = config.server.body_limit_mb << 20
-            service = Service(client, metrics, limit_bytes, shared_memory=config.server.shared_memory)
-            layers = {name: len(info.manifest.layers) for name, info in client.tenants.items()}
+            service = InferenceService(client, metrics, limit_bytes, shared_memory=config.server.shared_memory)
+            layers = {name: len(tenant.manifest.layers) for name, tenant in client.tenants.items()}
             about = {"version": service.version, "policy": config.server.policy, "layers": layers}
             dashboard = Dashboard(client, metrics, limit_machine(config.server.cores), about)
             grpc_front = await GrpcFront.start(service, config.server.grpc)
-            http = _Http(
-                uvicorn.Config(
-                    application(service, dashboard),
-                    loop="none", http="httptools", ws="none", lifespan="off", server_header=False,
-                    log_config=None, log_level="warning", access_log=False,
-                    timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=int(FLUSH_S),
-                )
-            )  # fmt: skip
+            http = _http_server(service, dashboard)
             http_task = asyncio.create_task(http.serve(sockets=[listener]))
             gc.collect()
-            gc.freeze()  # what stands now stands for good: later collections need not look at it
+            gc.freeze()  # what exists now stays: later collections skip it
             _announce(config, _address(listener), grpc_front.address, time.monotonic() - started, as_json)
-            await _unless(stop, http_task)
-            await _drain(client, grpc_front, cut)
+            await _ended_before(stop, http_task)
+            await _drain(client, grpc_front, stop_now)
             await dashboard.close()
             http.should_exit = True
             await asyncio.gather(http_task, grpc_front.stop(FLUSH_S))
         finally:
-            await client.cut()
+            await client.shut_down()
             if service is not None:
                 await service.close()
 
 
-async def _unless(stop: asyncio.Event, task: asyncio.Task[Any]) -> bool:
-    """Wait for either; whether the task has ended."""
+def _http_server(service: InferenceService, dashboard: Dashboard) -> _HttpServer:
+    config = uvicorn.Config(
+        application(service, dashboard),
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(FLUSH_S),
+    )
+    return _HttpServer(config)
+
+
+async def _ended_before(stop: asyncio.Event, task: asyncio.Task[Any]) -> bool:
+    """Wait for either. Returns whether the task has ended."""
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([stopped, task], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     return task.done()
 
 
-async def _drain(client: EngineClient, grpc_front: GrpcFront, cut: asyncio.Event) -> None:
-    """Answer what was accepted; a second signal ends the wait."""
+async def _drain(client: EngineClient, grpc_front: GrpcFront, stop_now: asyncio.Event) -> None:
+    """Answer the accepted queries; a second signal ends the wait."""
     _log.info("draining: accepted queries are answered, new ones refused; a second signal ends at once")
-    await grpc_front.refuse()
+    await grpc_front.report_draining()
     draining = asyncio.create_task(client.drain())
-    if not await _unless(cut, draining):
-        await client.cut()
+    if not await _ended_before(stop_now, draining):
+        await client.shut_down()
     await draining
 
 

@@ -1,0 +1,50 @@
+"""Collects the engine's present state and totals for metrics and dashboard."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from veltair.scheduler.stats import SchedulerStats
+from veltair.server.engine.in_flight_queries import InFlightQueries
+from veltair.server.engine.worker_supervisor import WorkerSupervisor
+from veltair.server.ipc.messages import EngineStatus, WorkerStatus
+
+
+@dataclass(slots=True)
+class Timings:
+    """Sums over the engine's life.
+
+    >>> Timings(scheduler_ns=9000, scheduler_events=3).gaps
+    0
+    """
+
+    scheduler_ns: int = 0  # in Scheduler.handle
+    scheduler_events: int = 0
+    gap_ns: int = 0  # of a worker between two blocks of a query that follow at once
+    gaps: int = 0
+
+
+def collect_status(
+    stats: SchedulerStats, queries: InFlightQueries, supervisor: WorkerSupervisor, timings: Timings
+) -> EngineStatus:
+    """The engine now. `stats` are the scheduler's own."""
+    running = dict.fromkeys(queries.counters, 0)
+    for batch in queries.batches():
+        running[batch.tenant] += len(batch.queries)
+    return EngineStatus(
+        time_ns=time.monotonic_ns(),
+        level=stats.level,
+        level_source=stats.level_source,
+        conflicts=stats.conflicts,
+        capped_blocks=stats.capped_blocks,
+        blocks=stats.blocks_started,
+        scheduler_ns=timings.scheduler_ns,
+        scheduler_events=timings.scheduler_events,
+        gap_ns=timings.gap_ns,
+        gaps=timings.gaps,
+        worker_deaths=supervisor.deaths,
+        tenants={name: each.status(stats.waiting[name], running[name]) for name, each in queries.counters.items()},
+        running=tuple(batch.block_status(batch.order) for batch in queries.batches() if batch.order),
+        workers=tuple(WorkerStatus(w.pid, w.state, w.query, w.started_ns) for w in supervisor.all),
+    )

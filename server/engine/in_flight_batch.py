@@ -1,0 +1,90 @@
+"""`InFlightBatch`: queries that run together on one worker, block by block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from veltair.scheduler.events import StartBlock
+from veltair.server.engine.pending_query import PendingQuery
+from veltair.server.engine.worker_process import WorkerProcess
+from veltair.server.ipc.messages import BatchMember, BlockDone, BlockRecord, BlockStatus, CoreChange
+
+
+@dataclass(slots=True)
+class InFlightBatch:
+    """A batch, mostly of one query, from its first block to its end. It has the id of its first query.
+
+    ::
+
+        batch = InFlightBatch([first, second], worker)
+        batch.order = start_block  # a decision of the scheduler, sent to the worker as RunBlock
+        batch.complete_block(start_block, block_done)
+    """
+
+    queries: list[PendingQuery]
+    worker: WorkerProcess
+    members: tuple[BatchMember, ...] = field(init=False)
+    order: StartBlock | None = None  # the block in execution
+    ordered_ns: int = 0  # when
+    core_changes: list[CoreChange] = field(default_factory=list)  # of the block in execution
+    blocks: list[BlockRecord] = field(default_factory=list)
+    idle_since_ns: int = 0  # the end of the last block, while the next follows at once; else 0
+
+    def __post_init__(self) -> None:
+        self.members = tuple([BatchMember(query.message.slot, query.message.batch) for query in self.queries])
+        for query in self.queries:
+            query.batch = self
+
+    @property
+    def id(self) -> int:
+        return self.queries[0].message.query
+
+    @property
+    def tenant(self) -> str:
+        return self.queries[0].tenant
+
+    @property
+    def running(self) -> bool:
+        return self.order is not None
+
+    @property
+    def fully_cancelled(self) -> bool:
+        """Whether nobody waits for any of its queries."""
+        return all(query.cancelled for query in self.queries)
+
+    def complete_block(self, order: StartBlock, done: BlockDone) -> None:
+        """Record the block in execution, which has ended."""
+        block = order.block
+        record = BlockRecord(
+            query=block.query,
+            tenant=self.tenant,
+            start=block.start,
+            stop=done.stop,
+            versions=block.versions[: done.stop - block.start],
+            cores=order.core_set,
+            begin_ns=done.begin_ns,
+            end_ns=done.end_ns,
+            conflict=order.conflict,
+            level=order.level,
+            core_changes=tuple(self.core_changes),
+            queries=len(self.queries),
+        )
+        self.blocks.append(record)
+        self.order = None
+        self.core_changes.clear()
+
+    def block_status(self, order: StartBlock) -> BlockStatus:
+        """The block in execution, as of now."""
+        block = order.block
+        return BlockStatus(
+            query=block.query,
+            tenant=self.tenant,
+            worker=self.worker.pid,
+            start=block.start,
+            stop=block.stop,
+            layer=min(max(self.worker.cell.progress, block.start), block.stop - 1),
+            versions=block.versions,
+            cores=self.core_changes[-1].cores if self.core_changes else order.core_set,
+            conflict=order.conflict,
+            since_ns=self.ordered_ns,
+        )

@@ -1,0 +1,121 @@
+"""`InFlightQueries`: every query in the engine, and what the scheduler's decisions do to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+from veltair.errors import InvariantError
+from veltair.scheduler.events import CancelQuery, Decision, FinishQuery, GrowBlock, RejectQuery, StartBlock, StopBlock
+from veltair.server.engine.in_flight_batch import InFlightBatch
+from veltair.server.engine.pending_query import PendingQuery
+from veltair.server.engine.tenant_counters import TenantCounters
+from veltair.server.engine.worker_supervisor import WorkerSupervisor
+from veltair.server.ipc import messages as m
+from veltair.server.ipc.channel import Channel, ChannelClosedError
+
+
+class InFlightQueries:
+    """Holds the queries from their InferQuery to their QueryEnded, and carries out the scheduler's decisions on them.
+
+    Invariants: every InferQuery gets exactly one QueryEnded; a worker holds one batch at most; nobody touches a
+    query's slot when its QueryEnded goes out, since the batch's worker has answered or is gone. For that reason a
+    cancelled query of a batch ends with the batch.
+
+    ::
+
+        queries.add(infer_query)
+        for decision in scheduler.handle(event):
+            queries.carry_out(decision)
+    """
+
+    def __init__(
+        self, front: Channel[m.ToEngine], tenants: Sequence[m.TenantSpec], supervisor: WorkerSupervisor
+    ) -> None:
+        self._front, self._tenants, self._supervisor = front, tenants, supervisor
+        self._queries: dict[int, PendingQuery] = {}  # by id
+        self._batches: dict[int, InFlightBatch] = {}  # by id, which is that of its first query
+        self.counters = {spec.name: TenantCounters(spec.qos_ns) for spec in tenants}
+
+    def batch(self, query: int) -> InFlightBatch:
+        """The batch with the id of this query. Raises KeyError when there is none."""
+        return self._batches[query]
+
+    def batches(self) -> Collection[InFlightBatch]:
+        return self._batches.values()
+
+    def add(self, message: m.InferQuery) -> PendingQuery:
+        """Take in a query that has arrived."""
+        query = self._queries[message.query] = PendingQuery(message, self._tenants[message.tenant].name)
+        self.counters[query.tenant].arrived += 1
+        return query
+
+    def cancel(self, query_id: int) -> bool:
+        """Returns whether the scheduler must know: not so if the query has ended or is cancelled already."""
+        query = self._queries.get(query_id)
+        if query is None or query.cancelled:
+            return False
+        query.cancelled = True
+        if (batch := query.batch) is None:
+            self._end(query, "cancelled")
+        elif batch.fully_cancelled and batch.order is None:
+            self.complete(batch, "cancelled")
+        return True
+
+    def carry_out(self, decision: Decision) -> None:
+        """Do what the scheduler decided."""
+        match decision:
+            case StartBlock():
+                self._start_block(decision)
+            case GrowBlock(query=query, core_set=core_set):
+                self._batches[query].worker.cell.set_cores(core_set)
+            case CancelQuery(query=query) | StopBlock(query=query):
+                self._batches[query].worker.cell.cancel(query)
+            case FinishQuery(query=query):
+                self._end_as_decided(query, "done")
+            case RejectQuery(query=query, reason=reason):
+                self._end_as_decided(query, "rejected", reason)
+
+    def complete(self, batch: InFlightBatch, outcome: m.Outcome, reason: str = "") -> None:
+        """Answer all queries of the batch, and free its worker before the scheduler can want it for another."""
+        del self._batches[batch.id]
+        batch.order = None
+        self._supervisor.release(batch.worker)
+        for query in batch.queries:
+            self._end(query, "cancelled" if query.cancelled else outcome, reason)
+
+    def _start_block(self, order: StartBlock) -> None:
+        block = order.block
+        batch = self._batches.get(block.query)
+        if batch is None:
+            worker = self._supervisor.acquire(block.query)
+            if worker is None:
+                raise InvariantError(f"query {block.query} is to start, but no worker is idle")
+            batch = InFlightBatch([self._queries[query] for query in (block.query, *order.members)], worker)
+            self._batches[block.query] = batch
+            self.counters[batch.tenant].batches[len(batch.queries)] += 1
+        batch.order, batch.ordered_ns = order, time.monotonic_ns()
+        worker = batch.worker
+        worker.pin_main_thread(order.core_set)
+        worker.cell.cancel(0)  # the block before this one may have been stopped
+        worker.cell.set_cores(order.core_set)
+        tenant = batch.queries[0].message.tenant
+        message = m.RunBlock(block.query, tenant, batch.members, block.start, block.versions, order.core_set)
+        with suppress(ChannelClosedError):  # it has just died: its pidfd reports that next
+            worker.channel.send(message)
+
+    def _end_as_decided(self, query_id: int, outcome: m.Outcome, reason: str = "") -> None:
+        """End a query, or its whole batch with the first of its queries that the scheduler names."""
+        query = self._queries.get(query_id)
+        if query is not None and query.batch is not None:
+            self.complete(query.batch, outcome, reason)
+        elif query is not None:
+            self._end(query, outcome, reason)
+
+    def _end(self, query: PendingQuery, outcome: m.Outcome, reason: str = "") -> None:
+        query_id = query.message.query
+        del self._queries[query_id]
+        self.counters[query.tenant].count_end(query, outcome, time.monotonic_ns())
+        blocks = tuple(query.batch.blocks) if query.batch else ()
+        self._front.send(m.QueryEnded(query_id, outcome, reason, blocks))

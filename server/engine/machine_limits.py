@@ -1,0 +1,40 @@
+"""The cores that the daemon uses and how many workers it starts, where the configuration leaves them open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from veltair.errors import ConfigError
+from veltair.machine.memory import memory_bytes
+from veltair.machine.topology import usable_machine
+from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.server.ipc.worker_cell import MAX_CORES
+from veltair.types import Machine
+
+WORKER_BYTES = 160 << 20  # interpreter, numpy, TVM runtime and code of the kernels; models come on top
+
+
+def limit_machine(cores: int | None) -> Machine:
+    """The first `cores` of those that this process may use, whole L3 domains first; all by default.
+
+    Raises ConfigError for more cores than there are, or a core number that the worker's cell cannot hold.
+    """
+    whole = usable_machine()
+    wanted = len(whole.cores) if cores is None else cores
+    if wanted > len(whole.cores):
+        raise ConfigError(f"server.cores: {wanted} asked for, {len(whole.cores)} usable (affinity mask and quota)")
+    domains = []
+    for domain in whole.domains:
+        domains.append(domain[:wanted])
+        wanted -= len(domains[-1])
+    limited = Machine(tuple(domain for domain in domains if domain))
+    if max(limited.cores) >= MAX_CORES:
+        raise ConfigError(f"core {max(limited.cores)} is usable, but only cores below {MAX_CORES} are supported")
+    return limited
+
+
+def default_workers(cores: int, artifacts: Sequence[Artifact]) -> int:
+    """Twice the cores, within half the memory: each worker has an arena for every model. Weights are shared."""
+    arenas = {artifact.digest: artifact.manifest.arena_bytes for artifact in artifacts}
+    fitting = memory_bytes() // 2 // (WORKER_BYTES + sum(arenas.values()))
+    return max(2, min(2 * cores, fitting))

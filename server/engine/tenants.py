@@ -1,0 +1,42 @@
+"""The configured tenants and their profiles, as the scheduler takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.artifact.manifest import Manifest
+from veltair.server.ipc.messages import TenantSpec
+from veltair.types import ModelProfile, QoSTarget, Tenant
+
+
+def tenants_and_profiles(
+    specs: Sequence[TenantSpec], artifacts: Sequence[Artifact]
+) -> tuple[tuple[Tenant, ...], dict[str, tuple[ModelProfile, ...]]]:
+    """The scheduler's tenants, and the profiles by model. `artifacts` has one for each tenant, in order."""
+    digests: dict[str, set[str]] = {}  # by model
+    for artifact in artifacts:
+        digests.setdefault(artifact.manifest.model, set()).add(artifact.digest)
+
+    def model_key(artifact: Artifact) -> str:
+        """The model's name, with the digest where two artifacts have the same name."""
+        model = artifact.manifest.model
+        return model if len(digests[model]) == 1 else f"{model}@{artifact.digest[:12]}"
+
+    tenants = tuple(
+        Tenant(
+            name=spec.name,
+            model=model_key(artifact),
+            qos=QoSTarget(spec.qos_ns, spec.percentile),
+            priority=spec.priority,
+            batching=spec.batching and can_batch(artifact.manifest),
+        )
+        for spec, artifact in zip(specs, artifacts, strict=True)
+    )
+    return tenants, {model_key(artifact): artifact.profiles() for artifact in artifacts}
+
+
+def can_batch(manifest: Manifest) -> bool:
+    """Whether several queries can share one batch: each input and output has a row for every sample."""
+    ports = (*manifest.inputs, *manifest.outputs)
+    return manifest.max_batch > 1 and all(port.shape[:1] == (-1,) for port in ports)

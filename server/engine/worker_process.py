@@ -1,0 +1,80 @@
+"""`WorkerProcess`: one child process of the engine, with its channel and its cell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Literal
+
+from veltair.profiles.runtime.pinned_threads import kernel_environment
+from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
+from veltair.server.ipc.messages import FromWorker, LoadModels
+from veltair.server.ipc.worker_cell import WorkerCell, create_worker_cell
+from veltair.types import CoreSet
+
+
+class WorkerProcess:
+    """A child that is `starting` until it has loaded every model, then `idle` or `busy` with one query.
+
+    ::
+
+        worker = WorkerProcess(tensors=pool_fd, load=LoadModels(tenants, cores, slots))
+        worker.channel.receive()  # ModelsLoaded or StartFailed
+        worker.channel.send(RunBlock(…))
+    """
+
+    def __init__(self, tensors: int, load: LoadModels) -> None:
+        """`tensors` is the pool's descriptor. Raises OSError when the system cannot start another process."""
+        ours, theirs = socket_pair()
+        fd = create_worker_cell()
+        inherited = (theirs.fileno(), fd, tensors)
+        command = [sys.executable, "-P", "-m", "veltair.server.worker.worker", str(os.getpid()), *map(str, inherited)]
+        try:
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # the front's own output may be read by a program
+                env=os.environ | kernel_environment(),
+            )
+        except OSError:
+            ours.close()
+            os.close(fd)
+            raise
+        finally:
+            theirs.close()
+        self.pid = self.process.pid
+        self.pidfd = os.pidfd_open(self.pid)  # readable once every thread of the process is gone
+        self.cell = WorkerCell(fd)
+        os.close(fd)
+        ours.setblocking(False)
+        self.channel: Channel[FromWorker] = Channel(ours, FromWorker)
+        self.state: Literal["starting", "idle", "busy"] = "starting"
+        self.query: int | None = None
+        self.alive = True
+        self._main_core = -1  # where its main thread is pinned, if known
+        self.started_ns = time.monotonic_ns()
+        with suppress(ChannelClosedError):  # the pidfd reports its end
+            self.channel.send(load)
+
+    def pin_main_thread(self, cores: CoreSet) -> None:
+        """Have the worker's main thread wake up on one of these cores.
+
+        Another block may run by now where it slept last: it would wait there for its turn, for milliseconds at times,
+        before it could pin itself.
+        """
+        if self._main_core not in cores:
+            self._main_core = cores[0]
+            with suppress(ProcessLookupError):  # its pidfd reports that next
+                os.sched_setaffinity(self.pid, (self._main_core,))
+
+    def close(self) -> int:
+        """Kill the process if it still runs, and reap it. Returns its exit code, negative for a signal."""
+        self.process.kill()
+        code = self.process.wait()
+        self.channel.close()
+        os.close(self.pidfd)
+        return code

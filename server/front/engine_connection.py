@@ -1,0 +1,256 @@
+"""`EngineConnection`: starts one engine process and exchanges queries with it over a socket and a tensor pool.
+
+A tensor pool belongs to one engine process. When that dies its workers are killed with it, but not at the same
+instant, so their memory is never used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from veltair import errors
+from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestError, VeltairError, WorkerDiedError
+from veltair.profiles.artifact.input_layout import InputLayout
+from veltair.profiles.artifact.manifest import Manifest
+from veltair.server.front.admission import FreeSlots
+from veltair.server.ipc import messages as m
+from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
+from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.protocol.datatypes import Tensor
+from veltair.server.protocol.validation import batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """What a query gave, and how it was served.
+
+    >>> QueryResult({}, queue_ns=3_000, execute_ns=2_000, blocks=()).queue_ns
+    3000
+    """
+
+    outputs: Mapping[str, NDArray[Any]]
+    queue_ns: int  # arrival to first block
+    execute_ns: int  # in blocks
+    blocks: tuple[m.BlockRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldQuery:
+    """A query that holds a slot; `result` may be set before the slot is free."""
+
+    result: asyncio.Future[QueryResult]
+    tenant: int
+    slot: int
+    batch: int
+    arrival_ns: int
+
+
+class EngineConnection:
+    """One engine process, started by the constructor. `ready` and `exited` are futures of the running event loop.
+
+    ::
+
+        engine = EngineConnection(configure, manifests, on_end=remember)
+        await engine.ready
+        result = await engine.send_query(1, tenant, inputs, arrival_ns, deadline_ns)
+    """
+
+    def __init__(
+        self, configure: m.ConfigureEngine, manifests: Sequence[Manifest], on_end: Callable[[m.QueryEnded], None]
+    ) -> None:
+        """`manifests`: one for each tenant. `on_end` is called with the end of every query."""
+        self._loop = asyncio.get_running_loop()
+        self._on_end = on_end
+        self.ready: asyncio.Future[m.EngineReady] = self._loop.create_future()
+        self.exited: asyncio.Future[int] = self._loop.create_future()  # exit code
+        self.held: dict[int, HeldQuery] = {}
+        self._status_requests: list[asyncio.Future[m.EngineStatus]] = []
+        self._all_ended: asyncio.Future[None] | None = None
+        self._manifests = manifests
+        self._slots = FreeSlots(len(manifests), configure.slots)
+        tensors = create_tensor_pool(manifests, configure.slots)
+        self._pool = TensorPool(tensors, manifests, configure.slots)
+        ours, theirs = socket_pair()
+        inherited = (theirs.fileno(), tensors)
+        command = [sys.executable, "-P", "-m", "veltair.server.engine.engine", str(os.getpid()), *map(str, inherited)]
+        try:
+            self._process = subprocess.Popen(
+                command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=2, env=engine_environment()
+            )
+        finally:
+            theirs.close()
+            os.close(tensors)
+        self.pid = self._process.pid
+        ours.setblocking(False)
+        self._channel: Channel[m.ToFront] = Channel(ours, m.ToFront)
+        self._pidfd = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+        self._loop.add_reader(ours.fileno(), self._read)
+        self.send(configure)
+
+    def send_query(
+        self, query: int, tenant: int, inputs: Mapping[str, Tensor], arrival_ns: int, deadline_ns: int | None
+    ) -> asyncio.Future[QueryResult]:
+        """Copy the inputs into a slot and send the query.
+
+        Raises OverloadedError when no slot is free, RequestError for arrays that do not fit one.
+        """
+        slot = self._slots.take(tenant)
+        try:
+            batch = self._write_inputs(tenant, slot, inputs)
+        except BaseException:
+            self._slots.give_back(tenant, slot)
+            raise
+        held = self.held[query] = HeldQuery(self._loop.create_future(), tenant, slot, batch, arrival_ns)
+        self.send(m.InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns))
+        return held.result
+
+    def abort(self, query: int) -> None:
+        """Nobody waits any more. The slot is free once the engine says that no worker uses it."""
+        if query in self.held:
+            self.send(m.AbortQuery(query))
+
+    async def status(self) -> m.EngineStatus:
+        """Raises OverloadedError when the engine process ends before it answers."""
+        future: asyncio.Future[m.EngineStatus] = self._loop.create_future()
+        self._status_requests.append(future)
+        self.send(m.GetStatus())
+        return await future
+
+    async def wait_until_idle(self) -> None:
+        """Return when every query has ended."""
+        if self.held:
+            self._all_ended = self._loop.create_future()
+            await self._all_ended
+
+    def send(self, message: m.Message) -> None:
+        """Does nothing when the process is gone."""
+        if self.exited.done():
+            return
+        with suppress(ChannelClosedError):  # `_reap` settles everything
+            self._channel.send(message)
+        self._watch_backlog()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def fail_all(self, make_error: Callable[[], QueryError]) -> None:
+        """Every query that is still waited for fails with an error of its own."""
+        for held in self.held.values():
+            if not held.result.done():
+                held.result.set_exception(make_error())
+
+    # Tensors
+
+    def _write_inputs(self, tenant: int, slot: int, inputs: Mapping[str, Tensor]) -> int:
+        """Copy the inputs into the slot. Returns the batch."""
+        manifest = self._manifests[tenant]
+        batch = batch_size(manifest.inputs, inputs)
+        if not 1 <= batch <= manifest.max_batch:
+            raise RequestError(f"expected a batch of 1 to {manifest.max_batch}, got {batch}")
+        InputLayout.of(manifest).fill(self._pool.inputs(tenant, slot, batch), inputs, batch)
+        return batch
+
+    def _read_result(self, held: HeldQuery, blocks: tuple[m.BlockRecord, ...]) -> QueryResult:
+        fields = self._pool.regions[held.tenant].outputs
+        views = self._pool.outputs(held.tenant, held.slot, held.batch)
+        outputs = {field.name: view.copy() for field, view in zip(fields, views, strict=True)}
+        execute_ns = sum(block.elapsed_ns for block in blocks)
+        return QueryResult(outputs, blocks[0].begin_ns - held.arrival_ns, execute_ns, blocks)
+
+    # The socket
+
+    def _watch_backlog(self) -> None:
+        if self._channel.backlog:
+            self._loop.add_writer(self._channel.fileno(), self._flush)
+        else:
+            self._loop.remove_writer(self._channel.fileno())
+
+    def _flush(self) -> None:
+        with suppress(ChannelClosedError):  # `_reap` settles everything
+            self._channel.flush()
+        self._watch_backlog()
+
+    def _read(self) -> None:
+        try:
+            while (message := self._channel.receive()) is not None:
+                self._handle(message)
+        except ChannelClosedError:
+            self._loop.remove_reader(self._channel.fileno())
+
+    def _handle(self, message: m.ToFront) -> None:
+        match message:
+            case m.QueryEnded():
+                self._query_ended(message)
+            case m.EngineStatus():
+                request = self._status_requests.pop(0)
+                if not request.done():
+                    request.set_result(message)
+            case m.EngineReady():
+                if not self.ready.done():
+                    self.ready.set_result(message)
+            case m.StartFailed(kind=kind, reason=reason):
+                if not self.ready.done():
+                    self.ready.set_exception(_error_of_kind(kind, reason))
+
+    def _query_ended(self, ended: m.QueryEnded) -> None:
+        held = self.held.pop(ended.query)
+        if not held.result.done():
+            match ended.outcome:
+                case "done":
+                    held.result.set_result(self._read_result(held, ended.blocks))
+                case "rejected":
+                    held.result.set_exception(OverloadedError(ended.reason))
+                case "worker_died":
+                    held.result.set_exception(WorkerDiedError(ended.reason))
+                case "failed":
+                    held.result.set_exception(QueryError(ended.reason))
+                case "cancelled":
+                    held.result.set_exception(DeadlineError("cancelled"))
+        self._slots.give_back(held.tenant, held.slot)
+        self._on_end(ended)
+        self._settle_all_ended()
+
+    def _settle_all_ended(self) -> None:
+        if self._all_ended is not None and not self.held and not self._all_ended.done():
+            self._all_ended.set_result(None)
+
+    def _reap(self) -> None:
+        """The process is gone: everyone who waits for it gets an error, once."""
+        self._read()  # its last messages
+        self._loop.remove_reader(self._pidfd)
+        self._loop.remove_reader(self._channel.fileno())
+        self._loop.remove_writer(self._channel.fileno())
+        code = self._process.wait()
+        os.close(self._pidfd)
+        self._channel.close()
+        self.fail_all(lambda: WorkerDiedError(f"the engine process ended (code {code}) and took the query along"))
+        self.held.clear()
+        self._settle_all_ended()
+        for request in self._status_requests:
+            if not request.done():
+                request.set_exception(OverloadedError("the engine process ended"))
+        if not self.ready.done():
+            self.ready.set_exception(QueryError(f"the engine process ended (code {code}) before it was ready"))
+        self.exited.set_result(code)
+
+
+def engine_environment() -> dict[str, str]:
+    """The engine computes nothing with numpy; its threads would only take memory and cores."""
+    return os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def _error_of_kind(kind: str, reason: str) -> VeltairError:
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, VeltairError):
+        return found(reason)
+    return VeltairError(f"{kind}: {reason}")

@@ -1,0 +1,117 @@
+"""The protocol's descriptions of a model: metadata, Triton's configuration, statistics, repository index.
+
+They are JSON values; gRPC makes its messages from the same ones, so the two never differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from veltair.profiles.artifact.manifest import Manifest, Port
+from veltair.server.front.request_counts import RequestCounts
+from veltair.server.protocol.datatypes import datatype_name
+from veltair.types import QoSTarget
+
+VERSION = "1"  # of every model: a daemon serves the artifact that its configuration names
+PLATFORM = "veltair"
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
+SHARED_MEMORY = "system_shared_memory"
+
+_TRITON_TYPES = {"BYTES": "TYPE_STRING"}  # the others are TYPE_<datatype>
+
+
+def model_metadata(name: str, manifest: Manifest) -> dict[str, Any]:
+    return {
+        "name": name,
+        "versions": [VERSION],
+        "platform": PLATFORM,
+        "inputs": [_port_metadata(port) for port in manifest.inputs],
+        "outputs": [_port_metadata(port) for port in manifest.outputs],
+    }
+
+
+def _port_metadata(port: Port) -> dict[str, Any]:
+    return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": list(port.shape)}
+
+
+def model_configuration(name: str, manifest: Manifest, qos: QoSTarget) -> dict[str, Any]:
+    """Triton's ModelConfig. Where every tensor has a batch dimension, `dims` omit it, as Triton does."""
+    ports = (*manifest.inputs, *manifest.outputs)
+    batched = all(port.shape[:1] == (-1,) for port in ports)
+    ranges = {p.name: [p.low, p.high] for p in manifest.inputs if p.low is not None or p.high is not None}
+    features = {port.name: _feature_text(port) for port in manifest.inputs if port.locations}
+    parameters = {
+        "features": msgspec.json.encode(features).decode(),  # raw features; for strings: size and separator
+        "id_range": msgspec.json.encode(ranges).decode(),  # by input, both ends inclusive
+        "max_batch": str(manifest.max_batch),
+        "precision": manifest.precision,
+        "qos_ms": repr(qos.latency_ns / 1e6),
+        "qos_percentile": repr(qos.percentile),
+    }
+    return {
+        "name": name,
+        "platform": PLATFORM,
+        "backend": PLATFORM,
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": manifest.max_batch if batched else 0,
+        "input": [_port_configuration(port, batched) for port in manifest.inputs],
+        "output": [_port_configuration(port, batched) for port in manifest.outputs],
+        "parameters": {key: {"string_value": value} for key, value in parameters.items()},
+    }
+
+
+def _feature_text(port: Port) -> dict[str, Any]:
+    entries = {"max_bytes": port.max_bytes, "separator": port.separator}
+    return {key: value for key, value in entries.items() if value}
+
+
+def _port_configuration(port: Port, batched: bool) -> dict[str, Any]:
+    datatype = datatype_name(port.dtype)
+    return {
+        "name": port.name,
+        "data_type": _TRITON_TYPES.get(datatype, f"TYPE_{datatype}"),
+        "dims": list(port.shape[1:] if batched else port.shape),
+    }
+
+
+def model_statistics(name: str, counts: RequestCounts) -> dict[str, Any]:
+    """Counts since the daemon started; durations in ns. Copying inputs and outputs is not timed."""
+    answered = counts.duration.count
+    failed = counts.outcomes.total() - answered
+
+    def duration(count: int, ns: int) -> dict[str, int]:
+        return {"count": count, "ns": ns}
+
+    return {
+        "name": name,
+        "version": VERSION,
+        "last_inference": counts.last_ms,
+        "inference_count": counts.inferences,
+        "execution_count": answered,
+        "inference_stats": {
+            "success": duration(answered, counts.duration.sum_ns),
+            "fail": duration(failed, counts.failed_ns),
+            "queue": duration(answered, counts.queue.sum_ns),
+            "compute_input": duration(answered, 0),
+            "compute_infer": duration(answered, counts.execution.sum_ns),
+            "compute_output": duration(answered, 0),
+            "cache_hit": duration(0, 0),
+            "cache_miss": duration(0, 0),
+        },
+        "batch_stats": [],
+        "memory_usage": [],
+        "response_stats": {},
+    }
+
+
+def repository_index(names: Sequence[str], ready: bool) -> list[dict[str, str]]:
+    state, reason = ("READY", "") if ready else ("UNAVAILABLE", "starting or shutting down")
+    return [{"name": name, "version": VERSION, "state": state, "reason": reason} for name in names]
+
+
+def server_metadata(version: str, *, shared_memory: bool) -> Mapping[str, Any]:
+    extensions = [*EXTENSIONS, SHARED_MEMORY] if shared_memory else list(EXTENSIONS)
+    return {"name": "veltair", "version": version, "extensions": extensions}

@@ -1,0 +1,116 @@
+"""`RequestCounts`: what the front counts for one tenant, request by request."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+
+from veltair.errors import DeadlineError, OverloadedError, RequestError
+from veltair.server.front.recent_window import FAILED, OK, REFUSED, SECOND_NS, RecentWindow
+from veltair.server.ipc.messages import BlockRecord
+from veltair.types import QoSTarget
+
+OUTCOMES = ("ok", "invalid", "overloaded", "deadline", "cancelled", "failed")
+
+_EDGES_NS = tuple(step * 10**power for power in range(5, 10) for step in (1, 2, 5))  # 100 us … 5 s
+
+
+def outcome_of_error(error: BaseException) -> str:
+    """The one of OUTCOMES that a request with this error is counted as."""
+    if isinstance(error, RequestError):
+        return "invalid"
+    if isinstance(error, OverloadedError):
+        return "overloaded"
+    if isinstance(error, DeadlineError):
+        return "deadline"
+    return "failed" if isinstance(error, Exception) else "cancelled"
+
+
+class DurationHistogram:
+    """Counts of durations, integers of nanoseconds, by upper edge (inclusive).
+
+    >>> histogram = DurationHistogram()
+    >>> histogram.add(150_000)
+    >>> histogram.buckets()[:2]
+    [('0.0001', 0.0), ('0.0002', 1.0)]
+    """
+
+    __slots__ = ("_counts", "_edges_ns", "_sum_ns")
+
+    def __init__(self, *extra_edges_ns: int) -> None:
+        """`extra_edges_ns` are added to the edges from 100 us to 5 s."""
+        self._edges_ns = sorted({*_EDGES_NS, *extra_edges_ns})
+        self._counts = [0] * (len(self._edges_ns) + 1)
+        self._sum_ns = 0
+
+    def add(self, duration_ns: int) -> None:
+        self._counts[bisect_left(self._edges_ns, duration_ns)] += 1
+        self._sum_ns += duration_ns
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    @property
+    def sum_ns(self) -> int:
+        return self._sum_ns
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative, as (le in seconds, count)."""
+        total, rows = 0, []
+        for edge, count in zip([*self._edges_ns, None], self._counts, strict=True):
+            total += count
+            rows.append(("+Inf" if edge is None else repr(edge / SECOND_NS), float(total)))
+        return rows
+
+
+class RequestCounts:
+    """Counts of one tenant's requests since the front started.
+
+    >>> counts = RequestCounts("mlp", QoSTarget(10_000_000))
+    >>> counts.count_answer(4_000_000, queue_ns=1_000_000, execute_ns=3_000_000, batch=2, blocks=())
+    >>> counts.outcomes["ok"], counts.qos_met, counts.inferences
+    (1, 1, 2)
+    """
+
+    def __init__(self, model: str, qos: QoSTarget) -> None:
+        self.model = model
+        self.target_ns = qos.latency_ns
+        self.duration = DurationHistogram(qos.latency_ns)  # arrival to answer; an edge at the target makes QoS exact
+        self.queue = DurationHistogram()
+        self.execution = DurationHistogram()
+        self.window = RecentWindow(qos.latency_ns, qos.percentile)
+        self.outcomes: Counter[str] = Counter()  # requests by OUTCOMES
+        self.versions: Counter[int] = Counter()  # layers run in each code version
+        self.qos_met = 0
+        self.inferences = 0  # batch elements
+        self.last_ms = 0  # of the last answer, wall clock since 1970
+        self.failed_ns = 0  # arrival to refusal or failure, summed
+
+    def count_answer(
+        self, duration_ns: int, queue_ns: int, execute_ns: int, batch: int, blocks: Iterable[BlockRecord]
+    ) -> None:
+        """Count a request that was answered."""
+        self.outcomes["ok"] += 1
+        self.qos_met += duration_ns <= self.target_ns
+        self.inferences += batch
+        self.duration.add(duration_ns)
+        self.queue.add(queue_ns)
+        self.execution.add(execute_ns)
+        self.window.add(time.monotonic_ns(), duration_ns, OK)
+        self.last_ms = time.time_ns() // 1_000_000
+        for block in blocks:
+            for version in block.versions:
+                self.versions[version] += 1
+
+    def count_error(self, error: BaseException, duration_ns: int) -> None:
+        """Count a request that got an error or whose client left. A client's own faults do not lower the QoS rate."""
+        outcome = outcome_of_error(error)
+        self.outcomes[outcome] += 1
+        self.failed_ns += duration_ns
+        if outcome in ("overloaded", "deadline"):
+            self.window.add(time.monotonic_ns(), duration_ns, REFUSED)
+        elif outcome == "failed":
+            self.window.add(time.monotonic_ns(), duration_ns, FAILED)

@@ -1,0 +1,31 @@
+"""`Snapshot`: the server at one moment, for metrics and dashboard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from veltair.server.ipc.messages import BlockRecord, EngineStatus
+from veltair.types import CoreSet
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The server now. Counts restart from zero when the engine process is restarted.
+
+    ::
+
+        first = await client.snapshot()
+        later = await client.snapshot(since=first.cursor)  # later.blocks ended in between
+    """
+
+    status: EngineStatus
+    policy: str
+    cores: CoreSet
+    worker_target: int
+    engine_pid: int
+    engine_restarts: int
+    held: int  # queries that hold a slot
+    slots: int
+    draining: bool
+    blocks: tuple[BlockRecord, ...]  # of ended queries, oldest first
+    cursor: int  # pass it as `since` to get the blocks that follow
