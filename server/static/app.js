@@ -1,4 +1,4 @@
-// Listens while the page is looked at; a hidden tab closes its stream, and the daemon then does no work for it.
+// Receives events while the page is visible; a hidden tab closes its stream, and the daemon then does no work for it.
 
 import { Charts } from "/admin/charts.js";
 import { showCores } from "/admin/cores.js";
@@ -17,14 +17,14 @@ open();
 function open() {
   if (stream || document.hidden) return;
   stream = new EventSource("/admin/events");
-  stream.addEventListener("hello", (event) => greet(JSON.parse(event.data)));
+  stream.addEventListener("hello", (event) => start(JSON.parse(event.data)));
   stream.addEventListener("frame", (event) => {
     frame = JSON.parse(event.data);
     charts.add(frame.tenants);
     timeline.add(frame.now_ms, frame.blocks, frame.dropped);
     show();
   });
-  stream.addEventListener("error", () => link("lost", "no connection"));
+  stream.addEventListener("error", () => showConnection("lost", "no connection"));
 }
 
 function close() {
@@ -32,40 +32,40 @@ function close() {
   stream = null;
 }
 
-/** A stream's first event. A page that comes back, or whose daemon was started anew, begins afresh. */
-function greet(told) {
-  const same = hello && JSON.stringify(shape(hello)) === JSON.stringify(shape(told));
+/** A stream's first event. The page is reloaded if the daemon was restarted with another configuration. */
+function start(first) {
+  const same = hello && JSON.stringify(identity(hello)) === JSON.stringify(identity(first));
   if (hello && !same) return location.reload();
-  hello = told;
+  hello = first;
   byId("about").textContent = `${hello.about.version} · policy ${hello.about.policy}`;
   charts ??= new Charts(hello.tenants);
   timeline ??= new Timeline(hello.domains, hello.tenants, hello.about.layers ?? {});
 }
 
-const shape = (told) => [told.about, told.domains, told.tenants.map(({ name, target_ms }) => [name, target_ms])];
+const identity = (first) => [first.about, first.domains, first.tenants.map(({ name, target_ms }) => [name, target_ms])];
 
-function link(state, text) {
-  byId("link").dataset.state = state;
-  byId("link").textContent = text;
+function showConnection(state, text) {
+  byId("connection").dataset.state = state;
+  byId("connection").textContent = text;
 }
 
 function show() {
   const { engine, tenants } = frame;
-  link(engine ? "live" : "lost", !engine ? "the engine is starting anew" : engine.draining ? "draining" : "live");
-  strip(engine, tenants);
+  showConnection(engine ? "live" : "lost", !engine ? "the engine is restarting" : engine.draining ? "draining" : "live");
+  showTiles(engine, tenants);
   showTenants(hello.tenants, tenants, frame.busy);
   showCores(hello.domains, hello.tenants, frame.busy);
 }
 
-function strip(engine, tenants) {
-  const sum = (of) => tenants.reduce((total, tenant) => total + of(tenant), 0);
+function showTiles(engine, tenants) {
+  const sum = (value) => tenants.reduce((total, tenant) => total + value(tenant), 0);
   put("qps", count(sum((t) => t.second.qps)), "/s");
   note("qps", `${count(sum((t) => t.offered_qps))} /s offered, 10 s`);
-  // The lowest by its distance to what its own percentile asks for.
-  const judged = tenants.map((tenant, i) => ({ rate: tenant.qos_rate, ...hello.tenants[i] })).filter(({ rate }) => rate != null);
-  const worst = judged.sort((a, b) => a.rate - a.percentile - (b.rate - b.percentile))[0];
-  put("worst", percent(worst?.rate).replace(" %", ""), worst ? "%" : "", worst && worst.rate < worst.percentile);
-  note("worst", worst ? `${worst.name}, of ${+(worst.percentile * 100).toFixed(2)} %` : "no queries in 10 s");
+  // The lowest relative to its own percentile.
+  const rated = tenants.map((tenant, i) => ({ rate: tenant.qos_rate, ...hello.tenants[i] })).filter(({ rate }) => rate != null);
+  const lowest = rated.sort((a, b) => a.rate - a.percentile - (b.rate - b.percentile))[0];
+  put("lowest", percent(lowest?.rate).replace(" %", ""), lowest ? "%" : "", lowest && lowest.rate < lowest.percentile);
+  note("lowest", lowest ? `${lowest.name}, of ${+(lowest.percentile * 100).toFixed(2)} %` : "no queries in 10 s");
   const all = hello.domains.flat().length;
   const busy = Object.values(frame.busy).flatMap((shares) => Object.values(shares)).reduce((a, b) => a + b, 0);
   put("cores", busy.toFixed(1), `of ${all}`);

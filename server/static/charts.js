@@ -1,5 +1,5 @@
 // Two charts over the last two minutes: queries per second, and tail latency in % of the target (logarithmic, so that
-// one second gone wrong does not flatten all others).
+// one bad second does not flatten all others).
 
 import { byId, count, dot, make, ms } from "/admin/text.js";
 import { colour, css, onTheme } from "/admin/theme.js";
@@ -30,7 +30,7 @@ export class Charts {
     this.right.setData([this.time, ...this.tail]);
   }
 
-  /** Made anew for a theme: uPlot takes its colours once. */
+  /** Called again for another theme: uPlot reads its colours once. */
   draw() {
     this.left?.destroy();
     this.right?.destroy();
@@ -47,14 +47,14 @@ export class Charts {
     const box = byId(`${id}-chart`), readout = byId(`${id}-readout`);
     const grid = { stroke: css("--line"), width: 1 };
     const axis = { stroke: css("--dim"), font: "11px system-ui, sans-serif", grid, ticks: { show: false } };
-    const say = (plot) => {
+    const showReadout = (plot) => {
       const at = plot.cursor.idx ?? plot.data[0].length - 1;
       readout.replaceChildren(...this.tenants.map((tenant, i) => {
         const value = plot.data[i + 1][at];
         return make("span", "", dot(colour(i)), value == null ? tenant.name : `${tenant.name} ${text(value, i)}`);
       }));
     };
-    const target = (plot) => {
+    const drawTarget = (plot) => {
       if (line == null) return;
       const y = Math.round(plot.valToPos(line, "y", true));
       const { ctx, bbox } = plot;
@@ -85,7 +85,7 @@ export class Charts {
       series: [{}, ...this.tenants.map((tenant, i) => ({
         label: tenant.name, stroke: colour(i), width: 2, points: { size: 4, fill: colour(i) },
       }))],
-      hooks: { draw: [target], setCursor: [say], setData: [say], ready: [say] },
+      hooks: { draw: [drawTarget], setCursor: [showReadout], setData: [showReadout], ready: [showReadout] },
     }, [this.time, ...lists], box);
   }
 }

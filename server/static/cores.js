@@ -1,10 +1,10 @@
-// The map: each core filled from below by the tenants that had it in the last second. Cores of one L3 stand together.
+// The map of cores: each is filled by the tenants that ran on it in the last second. Cores that share an L3 are grouped.
 
 import { byId, make } from "/admin/text.js";
 import { colour } from "/admin/theme.js";
 
 export function showCores(domains, tenants, busy) {
-  const map = byId("map");
+  const map = byId("core-map");
   const all = domains.flat().length;
   map.className = all > 32 ? "many" : all > 8 ? "" : "few";
   map.replaceChildren(...domains.map((domain) => make("div", "domain", ...domain.map((core) => tile(core, tenants, busy[core] ?? {})))));
@@ -21,7 +21,7 @@ function tile(core, tenants, shares) {
     part.style.background = colour(i);
     element.append(part);
   });
-  const told = Object.entries(shares).map(([name, share]) => `${name} ${(100 * share).toFixed(1)} %`);
-  element.title = `core ${core}: ${told.join(", ") || "idle"}`;
+  const listed = Object.entries(shares).map(([name, share]) => `${name} ${(100 * share).toFixed(1)} %`);
+  element.title = `core ${core}: ${listed.join(", ") || "idle"}`;
   return element;
 }

@@ -3,7 +3,7 @@
 import { byId, count, dot, make, ms, percent } from "/admin/text.js";
 import { colour, inkOn } from "/admin/theme.js";
 
-const END = 1.25; // of the track, in targets; what lies further out is cut, and the cut is shown
+const END = 1.25; // of the track, in targets; a longer bar is cut, and the cut is shown
 
 export function showTenants(tenants, rows, busy) {
   byId("tenants").replaceChildren(...tenants.map((tenant, index) => {
@@ -17,7 +17,7 @@ function row(tenant, now, cores, hue) {
   const late = (value) => (value != null && value > tenant.target_ms ? "n breach" : "n");
   const model = tenant.model === tenant.name ? "" : tenant.model;
   const name = make("div", "tenant", dot(hue), make("span", "", tenant.name), make("span", "model", model));
-  // p50 may not pass the target, nor what the percentile says; a p99 past it is no breach of a p95 target.
+  // A quantile up to the tenant's percentile must be within the target; a p99 above it does not miss a p95 target.
   const judged = (share, value) => (share <= tenant.percentile ? late(value) : "n");
   return make("tr", "",
     cell("name", "Tenant", name),
@@ -41,7 +41,7 @@ function cell(className, label, ...content) {
   return element;
 }
 
-/** The span from p50 to p99 on a track, the target a mark at the same place in every row. */
+/** A bar from p50 to p99; the target is a mark at the same position in every row. */
 function range(tenant, now, hue) {
   const end = tenant.target_ms * END;
   const track = make("div", "range", make("i", "rail"));

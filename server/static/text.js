@@ -1,4 +1,4 @@
-// Numbers as people read them, and elements in one call.
+// Formats numbers, and creates elements.
 
 export const count = (value) => value == null ? "–" : value >= 1000 ? Math.round(value).toLocaleString("en") : value >= 100 ? value.toFixed(0) : value.toFixed(1);
 export const ms = (value) => value == null ? "–" : value >= 1000 ? `${(value / 1000).toFixed(2)} s` : value >= 100 ? `${value.toFixed(0)} ms` : value >= 10 ? `${value.toFixed(1)} ms` : value >= 1 ? `${value.toFixed(2)} ms` : `${(value * 1000).toFixed(0)} µs`;

@@ -1,4 +1,4 @@
-// Light and dark, and one colour for each tenant. The colours are told apart by the colour-blind, and none is red.
+// Light and dark, and one colour for each tenant. Colour-blind readers can tell the colours apart, and none is red.
 
 const PALETTE = {
   light: ["#0b6fb8", "#d08a00", "#00876c", "#7b5cc4", "#4aa3d8", "#b3579b", "#7d7a1a", "#5d6b7a"],
@@ -13,7 +13,7 @@ export const onTheme = (listener) => listeners.push(listener);
 export const colour = (index) => PALETTE[theme()][index % PALETTE.light.length];
 export const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
-/** Black or white, whichever is read better on a "#rrggbb". */
+/** Black or white, whichever is easier to read on a "#rrggbb". */
 export function inkOn(hex) {
   const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255);
   return 0.299 * r + 0.587 * g + 0.114 * b > 0.58 ? "#10151b" : "#ffffff";
@@ -30,7 +30,7 @@ function apply() {
 
 export function toggle() {
   const next = theme() === "dark" ? "light" : "dark";
-  try { localStorage.setItem("theme", next); } catch { /* then it lasts until the page is left */ }
+  try { localStorage.setItem("theme", next); } catch { /* without storage it lasts until the page is closed */ }
   root.dataset.theme = next;
   listeners.forEach((listener) => listener());
 }

@@ -1,10 +1,10 @@
-// The blocks: lanes are cores, a segment is layers x cores x time, its foot the code versions of its layers.
+// The timeline of blocks: a lane is a core, a segment is a block; the strip at its bottom shows its code versions.
 
 import { byId, dot, make, ms } from "/admin/text.js";
 import { colour, css, inkOn, onTheme } from "/admin/theme.js";
 
 const KEPT_MS = 10_000;
-const LAG_MS = 250; // blocks are told when their query ends: the newest stretch would look idle
+const LAG_MS = 250; // blocks are known when their query ends: the newest 250 ms would look idle
 const AXIS = 20, GUTTER = 34;
 
 export class Timeline {
@@ -36,8 +36,8 @@ export class Timeline {
 
   add(now, rows, dropped) {
     this.now = now;
-    for (const [tenant, query, start, stop, begin, end, cores, conflict, level, versions, grown, queries] of rows)
-      this.blocks.push({ tenant, query, start, stop, begin, end, cores, conflict, level, versions, grown, queries });
+    for (const [tenant, query, start, stop, begin, end, cores, conflict, level, versions, coreChanges, queries] of rows)
+      this.blocks.push({ tenant, query, start, stop, begin, end, cores, conflict, level, versions, coreChanges, queries });
     const oldest = (this.end ?? now) - KEPT_MS;
     this.blocks = this.blocks.filter((block) => block.end > oldest);
     this.dropped = dropped;
@@ -81,7 +81,7 @@ export class Timeline {
     const hit = this.hits.findLast(({ x, y, w, h }) => event.offsetX >= x - 1 && event.offsetX <= x + w + 1 && event.offsetY >= y && event.offsetY <= y + h);
     const tip = byId("tip");
     tip.hidden = !hit;
-    if (hit) tell(tip, hit.block, this, event);
+    if (hit) describe(tip, hit.block, this, event);
   }
 
   draw() {
@@ -107,7 +107,7 @@ export class Timeline {
       shown += 1;
       conflicts += block.conflict;
       let from = block.begin, cores = block.cores;
-      for (const [time, more] of [...block.grown, [block.end, null]]) {
+      for (const [time, more] of [...block.coreChanges, [block.end, null]]) {
         for (const [first, last] of this.groups(cores)) this.segment(ctx, block, x(from), x(time), first, last);
         from = time;
         cores = more;
@@ -141,7 +141,7 @@ export class Timeline {
     }
   }
 
-  /** Runs of neighbouring lanes: [[first, last], …]. */
+  /** Adjacent lanes together: [[first, last], …]. */
   groups(cores) {
     const lanes = cores.map((core) => this.lane.get(core)).filter((lane) => lane !== undefined).sort((a, b) => a - b);
     const runs = [];
@@ -173,14 +173,14 @@ export class Timeline {
       ctx.stroke();
       ctx.restore();
     }
-    const foot = Math.min(6, h / 4), total = block.stop - block.start;
+    const strip = Math.min(6, h / 4), total = block.stop - block.start;
     if (w > 14 && h > 11) {
       let at = px;
       ctx.fillStyle = ink;
       for (const [version, layers] of block.versions) {
         const part = (w * layers) / total;
         ctx.globalAlpha = 0.1 + 0.15 * Math.min(version, 4);
-        ctx.fillRect(at, y + h - foot, part, foot);
+        ctx.fillRect(at, y + h - strip, part, strip);
         at += part;
       }
       ctx.globalAlpha = 1;
@@ -189,11 +189,11 @@ export class Timeline {
     if (h > 16 && ctx.measureText(label).width + 8 < w) {
       if (block.conflict) {
         ctx.fillStyle = hue;
-        ctx.fillRect(px + w / 2 - ctx.measureText(label).width / 2 - 3, y + (h - foot) / 2 - 7, ctx.measureText(label).width + 6, 14);
+        ctx.fillRect(px + w / 2 - ctx.measureText(label).width / 2 - 3, y + (h - strip) / 2 - 7, ctx.measureText(label).width + 6, 14);
       }
       ctx.fillStyle = ink;
       ctx.textAlign = "center";
-      ctx.fillText(label, px + w / 2, y + (h - foot) / 2 + 0.5);
+      ctx.fillText(label, px + w / 2, y + (h - strip) / 2 + 0.5);
     }
   }
 }
@@ -208,13 +208,13 @@ function ranges(cores) {
   return runs.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
 }
 
-function tell(tip, block, { index, layers }, event) {
+function describe(tip, block, { index, layers }, event) {
   const of = layers[block.tenant] ? ` of ${layers[block.tenant]}` : "";
   const versions = block.versions.map(([version, n]) => (n > 1 ? `v${version}×${n}` : `v${version}`));
   const shown = versions.length > 12 ? [...versions.slice(0, 12), "…"] : versions;
   const lines = [
     `layers ${block.start}–${block.stop - 1}${of} in ${ms(block.end - block.begin)}`,
-    `core${block.cores.length > 1 ? "s" : ""} ${ranges(block.cores)}${block.grown.map(([, cores]) => `, then ${ranges(cores)}`).join("")}`,
+    `core${block.cores.length > 1 ? "s" : ""} ${ranges(block.cores)}${block.coreChanges.map(([, cores]) => `, then ${ranges(cores)}`).join("")}`,
     `versions ${shown.join(" ")}`,
     `interference level ${block.level.toFixed(2)}`,
   ];

@@ -105,7 +105,7 @@ def test_starts_that_fail_are_tried_again_ever_more_rarely(monkeypatch: pytest.M
     for _ in range(12):
         supervisor.start_missing(now_ns)
         assert not supervisor.all
-        wait_s = supervisor.wait_s(now_ns)
+        wait_s = supervisor.seconds_to_start(now_ns)
         assert wait_s is not None
         failed = supervisor.failed_starts
         supervisor.start_missing(now_ns + round(wait_s * 1e9) - 1)
