@@ -1,4 +1,4 @@
-"""Which design space serves which kind of anchor."""
+"""Which design space serves which kind of layer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from veltair.compiler.kernels.conv.conv2d_bf16 import Conv2dBf16
 from veltair.compiler.kernels.conv.depthwise import DepthwiseConv2d
 from veltair.compiler.kernels.feature_maps.channel_norms import L2Normalize, Lrn
 from veltair.compiler.kernels.feature_maps.concat import Concat
+from veltair.compiler.kernels.feature_maps.elementwise import Elementwise
 from veltair.compiler.kernels.feature_maps.layout_transform import ChannelsLast, Copy, ToBlocked, ToPlain
 from veltair.compiler.kernels.feature_maps.pool import GlobalAveragePool, Pool2d
-from veltair.compiler.kernels.feature_maps.spatial import Elementwise
 from veltair.compiler.kernels.feature_maps.squeeze_excite import SqueezeExcite
 from veltair.compiler.kernels.generic.generic import Generic
 from veltair.compiler.kernels.matmul.batched_matmul import BatchedMatmul

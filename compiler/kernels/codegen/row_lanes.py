@@ -1,7 +1,7 @@
-"""Rows of a batch in the lanes of vectors: 16 rows turned to lines, one vector a column, and back.
+"""Rows of a batch in the lanes of vectors: 16 rows become lines, one vector for each column, and back.
 
-Rows are turned 16 by 16 in registers. What lies behind the last row of the batch is the last row again on its way in,
-and is not stored on its way out.
+Rows are transposed 16 by 16 in registers. Lanes behind the last row of the batch hold the last row again, and are not
+stored.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from veltair.compiler.kernels.codegen.transpose import transpose_16x16
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr
 
 Columns = Callable[[Expr], None]
-Line = tuple[int, Expr]  # of a buffer (tiles, lines, 16)
+Line = tuple[int, Expr]  # tile and line in a buffer (tiles, lines, 16)
 
 
 def flatten_to_rows(buffer: Any, width: int) -> Any:
-    """A tensor's memory in rows of `width`."""
+    """A view of a tensor's memory as rows of `width` elements."""
     return T.decl_buffer([prod(buffer.shape) // width, width], buffer.dtype, data=buffer.data)
 
 
 def load_transposed(source: Any, first: Expr, row: Expr, rows: Expr, lines: Any, line: Line, width: int) -> None:
-    """`width` columns of 16 rows from `row` on, of `rows` that begin at row `first` of the source, to lines."""
+    """Load `width` columns of 16 rows and store them as lines from `line` on.
+
+    The rows are those from `row` on of the `rows` that begin at row `first` of the source.
+    """
     tile, start = line
 
     def place(lane: Expr | int) -> Expr:
@@ -46,7 +49,7 @@ def load_transposed(source: Any, first: Expr, row: Expr, rows: Expr, lines: Any,
 
 
 def store_transposed(lines: Any, line: Line, target: Any, first: Expr, row: Expr, rows: Expr, width: int) -> None:
-    """The other way round."""
+    """Load lines from `line` on and store them as 16 rows of the target: the reverse of `load_transposed`."""
     tile, start = line
 
     def block(column: Expr) -> None:
@@ -63,7 +66,7 @@ def store_transposed(lines: Any, line: Line, target: Any, first: Expr, row: Expr
 
 
 def _by_16(width: int, block: Columns, single: Columns) -> None:
-    """Blocks of 16 columns, the last of which may overlap the one before it; one by one where there are fewer."""
+    """Blocks of 16 columns, the last of which may overlap the one before it; single columns where there are fewer."""
     if width < LANES:
         with T.serial(0, width) as column:
             single(column)

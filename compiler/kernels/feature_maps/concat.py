@@ -10,21 +10,27 @@ from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vectors import Expr, ramp
-from veltair.compiler.kernels.feature_maps.spatial import inside, row_bytes, rows_of_a_task
+from veltair.compiler.kernels.feature_maps.blocked_planes import blocked_index, row_bytes, row_points
 
 
 class Concat:
-    """inputs: any number, in blocks. A block of the result is put together in a register from all that fall into it."""
+    """The design space of "concat", on any number of blocked inputs.
+
+    A block of the result is put together in a register from all input blocks that fall into it::
+
+        for point in Concat().points(spec, features):
+            kernel = Concat().build(spec, point, features)
+    """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return rows_of_a_task(spec.outputs[0].shape[2])
+        return row_points(spec.outputs[0].shape[2])
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         y = spec.outputs[0]
         _, channels, height, width = y.shape
         block, rows = y.block, int(point["rows"])
         blocks, chunks = -(-channels // block), -(-height // rows)
-        sources = [(i, c) for i, x in enumerate(spec.inputs) for c in range(x.shape[1])]  # of each channel
+        sources = [(i, c) for i, x in enumerate(spec.inputs) for c in range(x.shape[1])]  # (input, channel) of each
 
         def body(*buffers: Any) -> None:
             Y = buffers[-1]
@@ -38,15 +44,15 @@ class Concat:
                         T.serial(0, T.min(rows, height - first)) as r,
                         T.serial(0, width) as column,
                     ):
-                        value = _gathered(spec, buffers, taken, image, first + r, column)
-                        *where, _ = inside(y, image, b, first + r, column, 0)
+                        value = _gather_block(spec, buffers, taken, image, first + r, column)
+                        *where, _ = blocked_index(y, image, b, first + r, column, 0)
                         T.buffer_store(Y, value, [*where, ramp(0, block)])
 
         function = build_prim_func([*spec.inputs, y], body)
         return Kernel(function, (), 2 * rows * row_bytes(y), blocks * chunks)
 
 
-def _gathered(
+def _gather_block(
     spec: LayerSpec, buffers: tuple[Any, ...], taken: list[tuple[int, int]], image: Expr, row: Expr, column: Expr
 ) -> Expr:
     """One block of the result: lane i from (input, channel) `taken[i]`, zero behind the last."""
@@ -54,7 +60,7 @@ def _gathered(
     kind = f"{spec.outputs[0].dtype}x{block}"
     value = T.broadcast(T.float32(0) if kind.startswith("float32") else T.uint16(0), block)
     for source in dict.fromkeys((i, c // block) for i, c in taken):
-        *where, _ = inside(spec.inputs[source[0]], image, source[1], row, column, 0)
+        *where, _ = blocked_index(spec.inputs[source[0]], image, source[1], row, column, 0)
         found = buffers[source[0]][(*where, ramp(0, block))]
         order = list(range(block))
         for lane, (i, c) in enumerate(taken):

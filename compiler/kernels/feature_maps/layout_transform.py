@@ -1,7 +1,7 @@
 """Kernels that only change a tensor's layout: row-major fp32 (N, C, H, W) or (N, H, W, C), and channel blocks.
 
-16 channels of 16 pixels are turned in registers. A plane without halo is taken as one long row, so that small planes
-too have 16 neighbours; the last tile of a row overlaps the one before it.
+16 channels of 16 pixels are transposed in registers. A plane without halo is taken as one long row, so that small
+planes too have 16 neighbours; the last tile of a row overlaps the one before it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,20 @@ from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.transpose import interleave_channels, transpose_16x16
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
-from veltair.compiler.kernels.feature_maps.spatial import inside, row_bytes, rows_of_a_task
+from veltair.compiler.kernels.feature_maps.blocked_planes import blocked_index, row_bytes, row_points
 
 
 class ToBlocked:
-    """Row-major fp32 (N, C, H, W) to blocks; channels that fill up the last block are zero."""
+    """The design space of "to_blocked", from row-major fp32 (N, C, H, W) to channel blocks.
+
+    Channels that fill up the last block are zero::
+
+        for point in ToBlocked().points(spec, features):
+            kernel = ToBlocked().build(spec, point, features)
+    """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return rows_of_a_task(_plane(spec.outputs[0])[0])
+        return row_points(_plane_rows(spec.outputs[0])[0])
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
@@ -36,25 +42,29 @@ class ToBlocked:
             if size == 1:
                 for c in range(block):
                     value = X[image, b * block + c, row, column] if c < count else T.float32(0)
-                    vector_store(Y, value, *inside(y, image, b, row, column, c), count=1)
+                    vector_store(Y, value, *blocked_index(y, image, b, row, column, c), count=1)
                 return
             taken = [T.bind(vector_load(X, image, b * block + c, row, column)) for c in range(count)]
             taken += [broadcast(0.0)] * (block - count)
             if block < LANES:  # the pixels' few channels side by side
                 for j, value in enumerate(interleave_channels(taken)):
-                    vector_store(Y, value, *inside(y, image, b, row, column, j * LANES))
+                    vector_store(Y, value, *blocked_index(y, image, b, row, column, j * LANES))
             for first in range(0, block - block % LANES, LANES):
                 for pixel, value in enumerate(transpose_16x16(taken[first : first + LANES])):
-                    vector_store(Y, value, *inside(y, image, b, row, column + pixel, first))
+                    vector_store(Y, value, *blocked_index(y, image, b, row, column + pixel, first))
 
-        return _by_tiles(x, y, y, int(point["rows"]), tile)
+        return _build_by_tiles(x, y, y, int(point["rows"]), tile)
 
 
 class ToPlain:
-    """Blocks to row-major fp32 (N, C, H, W)."""
+    """The design space of "to_plain", from channel blocks to row-major fp32 (N, C, H, W)::
+
+    for point in ToPlain().points(spec, features):
+        kernel = ToPlain().build(spec, point, features)
+    """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return rows_of_a_task(_plane(spec.inputs[0])[0])
+        return row_points(_plane_rows(spec.inputs[0])[0])
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
@@ -62,9 +72,8 @@ class ToPlain:
 
         def tile(X: Any, Y: Any, image: Expr, b: Expr, count: int, row: Expr, column: Expr, size: int) -> None:
             for first in range(0, count, LANES):
-                pixels = [
-                    T.bind(vector_load(X, *inside(x, image, b, row, column + i, first))) for i in range(size)
-                ]  # fmt: skip
+                where = [blocked_index(x, image, b, row, column + i, first) for i in range(size)]
+                pixels = [T.bind(vector_load(X, *index)) for index in where]
                 here = min(LANES, count - first)
                 if size == 1:
                     for c in range(here):
@@ -74,14 +83,20 @@ class ToPlain:
                 for c, value in enumerate(transpose_16x16(pixels)[:here]):
                     vector_store(Y, value, image, b * block + first + c, row, column)
 
-        return _by_tiles(x, y, x, int(point["rows"]), tile)
+        return _build_by_tiles(x, y, x, int(point["rows"]), tile)
 
 
 class ChannelsLast:
-    """Blocks to row-major fp32 (N, H, W, C): what detection heads give, whose last axis is a box's numbers."""
+    """The design space of "channels_last", from channel blocks to row-major fp32 (N, H, W, C).
+
+    Detection heads end with it: their last axis is a box's numbers::
+
+        for point in ChannelsLast().points(spec, features):
+            kernel = ChannelsLast().build(spec, point, features)
+    """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return rows_of_a_task(spec.inputs[0].shape[2])
+        return row_points(spec.inputs[0].shape[2])
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
@@ -92,15 +107,15 @@ class ChannelsLast:
         each = x.block // LANES  # vectors of a block
 
         def body(X: Any, Y: Any) -> None:
-            with _tasks(X, 1, chunks, rows, height) as (image, _, row), T.serial(0, width) as column:
+            with _row_tasks(X, 1, chunks, rows, height) as (image, _, row), T.serial(0, width) as column:
 
-                def found(vector: Expr) -> Expr:
-                    return vector_load(X, *inside(x, image, vector // each, row, column, vector % each * LANES))
+                def load_vector(vector: Expr) -> Expr:
+                    return vector_load(X, *blocked_index(x, image, vector // each, row, column, vector % each * LANES))
 
                 with T.serial(0, vectors) as v:
-                    vector_store(Y, found(v), image, row, column, v * LANES)
+                    vector_store(Y, load_vector(v), image, row, column, v * LANES)
                 if rest:
-                    value = T.bind(found(vectors))
+                    value = T.bind(load_vector(vectors))
                     for lane in range(rest):
                         one = T.Shuffle([value], [T.int32(lane)])
                         T.buffer_store(Y, one, [image, row, column, vectors * LANES + lane])
@@ -110,7 +125,11 @@ class ChannelsLast:
 
 
 class Copy:
-    """A row-major tensor as it is."""
+    """The design space of "copy", of a row-major tensor as it is::
+
+    for point in Copy().points(spec, features):
+        kernel = Copy().build(spec, point, features)
+    """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         return [{}]
@@ -124,32 +143,32 @@ class Copy:
         return Kernel(build_prim_func([*spec.inputs, *spec.outputs], body), (), 0, 1)
 
 
-def _plane(blocked: Activation) -> tuple[int, int]:
+def _plane_rows(blocked: Activation) -> tuple[int, int]:
     """Rows and columns; one long row where no halo lies between the rows."""
     _, _, height, width = blocked.shape
     return (1, height * width) if blocked.halo == Halo() and width % LANES else (height, width)
 
 
-def _by_tiles(x: Activation, y: Activation, blocked: Activation, rows: int, tile: Callable[..., None]) -> Kernel:
-    """Calls `tile(X, Y, image, block, channels, row, column, pixels)` for all of `blocked`, which is x or y; a task
-    takes up to `rows` rows of a block.
+def _build_by_tiles(x: Activation, y: Activation, blocked: Activation, rows: int, tile: Callable[..., None]) -> Kernel:
+    """A kernel that calls `tile(X, Y, image, block, channels, row, column, pixels)` for all of `blocked`, which is x or
+    y. A task takes up to `rows` rows of a block.
     """
     channels, block = blocked.shape[1], blocked.block
-    height, width = _plane(blocked)
+    height, width = _plane_rows(blocked)
     rows = min(rows, height)
     chunks, blocks = -(-height // rows), -(-channels // block)
 
     def body(X: Any, Y: Any) -> None:
-        with _tasks(X, blocks, chunks, rows, height) as (image, b, row):
-            for count, whole in _fillings(channels, block):
+        with _row_tasks(X, blocks, chunks, rows, height) as (image, b, row):
+            for count, whole in _block_fillings(channels, block):
                 with when(b < channels // block if whole else b == channels // block):
-                    _pixels(width, lambda *at, n=count: tile(X, Y, image, b, n, row, *at))
+                    _loop_over_pixels(width, lambda *at, n=count: tile(X, Y, image, b, n, row, *at))
 
     return Kernel(build_prim_func([x, y], body), (), 2 * rows * row_bytes(blocked), blocks * chunks)
 
 
 @contextmanager
-def _tasks(X: Any, blocks: int, chunks: int, rows: int, height: int) -> Iterator[tuple[Expr, Expr, Expr]]:
+def _row_tasks(X: Any, blocks: int, chunks: int, rows: int, height: int) -> Iterator[tuple[Expr, Expr, Expr]]:
     """Image, block and row of each step of all tasks."""
     with T.parallel(0, X.shape[0] * blocks * chunks) as task:
         image, block = T.bind(task // (blocks * chunks)), T.bind(task // chunks % blocks)
@@ -158,12 +177,12 @@ def _tasks(X: Any, blocks: int, chunks: int, rows: int, height: int) -> Iterator
             yield image, block, T.bind(first + r)
 
 
-def _fillings(channels: int, block: int) -> list[tuple[int, bool]]:
+def _block_fillings(channels: int, block: int) -> list[tuple[int, bool]]:
     """How many channels blocks hold: the whole ones, and the last where it is not."""
     return [(block, True)] * (channels >= block) + [(channels % block, False)] * (channels % block > 0)
 
 
-def _pixels(width: int, tile: Callable[[Expr, int], None]) -> None:
+def _loop_over_pixels(width: int, tile: Callable[[Expr, int], None]) -> None:
     """A row in tiles of 16 pixels, or one by one where there are no 16."""
     if width < LANES:
         with T.serial(0, width) as column:

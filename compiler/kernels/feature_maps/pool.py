@@ -12,20 +12,23 @@ from veltair.compiler.graph.parameters.vision import Pool2dParameters, PoolKind
 from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
-from veltair.compiler.kernels.feature_maps.spatial import inside, means_of_planes, row_bytes, rows_of_a_task
+from veltair.compiler.kernels.feature_maps.blocked_planes import blocked_index, emit_plane_means, row_bytes, row_points
 
-REGISTERS = {True: 24, False: 6}  # for sums, with AVX-512 and without
+SUM_REGISTERS_AVX512, SUM_REGISTERS_AVX2 = 24, 6
 
 
 class Pool2d:
-    """Maximum or average over windows; padding never counts as a value.
+    """The design space of "pool2d", the maximum or average over windows; padding never counts as a value.
 
     Columns are reduced first, which neighbouring windows share. Windows that leave the image at the left or the right
-    are cut one by one; all others run in one loop, uncut.
+    are cut one by one; all others run in one loop, uncut. Parameters: `Pool2dParameters`::
+
+        for point in Pool2d().points(spec, features):
+            kernel = Pool2d().build(spec, point, features)
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        return rows_of_a_task(spec.outputs[0].shape[2])
+        return row_points(spec.outputs[0].shape[2])
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
@@ -39,14 +42,17 @@ class Pool2d:
         blocks = -(-x.shape[1] // x.block)
         maximum = pool.kind == PoolKind.MAXIMUM
         count_pad = bool(pool.count_include_pad)
-        values = _Bits() if maximum and x.dtype == "uint16" else _Floats(maximum)
-        pixels = max(1, (REGISTERS["avx512" in features] - kw) // sw + 1)  # neighbours that are computed at once
+        values = _Bf16Maximum() if maximum and x.dtype == "uint16" else _FloatReduction(maximum)
+        registers = SUM_REGISTERS_AVX512 if "avx512" in features else SUM_REGISTERS_AVX2
+        pixels = max(1, (registers - kw) // sw + 1)  # neighbours that are computed at once
         uncut = [c for c in range(ow) if c * sw >= left and c * sw - left + kw <= width]
         inner = (uncut[0], uncut[-1] + 1) if uncut else (0, 0)
         pixels = min(pixels, 8, max(inner[1] - inner[0], 1))
 
         def body(X: Any, Y: Any) -> None:
-            def tile(sums: Any, image: Expr, block: Expr, lane: int, row: Expr, column: Expr, count: int) -> None:
+            def emit_windows(
+                sums: Any, image: Expr, block: Expr, lane: int, row: Expr, column: Expr, count: int
+            ) -> None:
                 """`count` outputs from (row, column) on; more than one only where no window is cut."""
                 cut = isinstance(column, int)
                 near, far = (max(column * sw - left, 0), min(column * sw - left + kw, width)) if cut else (0, kw)
@@ -55,10 +61,10 @@ class Pool2d:
                 windows = [range(near + p * sw, far + p * sw) for p in range(count)]
                 columns = {c: i for i, c in enumerate(sorted({c for window in windows for c in window}))}
                 for i in columns.values():
-                    T.buffer_store(sums, values.least(), [i])
+                    T.buffer_store(sums, values.identity(), [i])
                 with T.serial(0, low - up) as u:
                     for c, i in columns.items():
-                        value = values.load(X, *inside(x, image, block, up + u, start + c, lane))
+                        value = values.load(X, *blocked_index(x, image, block, up + u, start + c, lane))
                         T.buffer_store(sums, values.combine(sums[i], value), [i])
                 taps: Expr = (low - up) * (far - near)
                 if count_pad:  # cut only where the window leaves the padded image
@@ -70,7 +76,7 @@ class Pool2d:
                         result = values.combine(result, sums[columns[c]])
                     if not maximum:
                         result = T.Div(result, T.broadcast(T.cast(T.max(taps, 1), "float32"), LANES))
-                    values.store(Y, result, *inside(y, image, block, row, column + p, lane))
+                    values.store(Y, result, *blocked_index(y, image, block, row, column + p, lane))
 
             with T.parallel(0, X.shape[0] * blocks * chunks) as task:
                 sums = T.alloc_buffer(((pixels - 1) * sw + kw,), values.kind, scope="local")
@@ -80,27 +86,27 @@ class Pool2d:
                     row = T.bind(first + r)
                     for lane in range(0, x.block, values.lanes):
                         for column in (*range(inner[0]), *range(inner[1], ow)):
-                            tile(sums, image, block, lane, row, column, 1)
+                            emit_windows(sums, image, block, lane, row, column, 1)
                         steps, rest = divmod(inner[1] - inner[0], pixels)
                         with T.serial(0, steps) as t:
-                            tile(sums, image, block, lane, row, inner[0] + t * pixels, pixels)
+                            emit_windows(sums, image, block, lane, row, inner[0] + t * pixels, pixels)
                         if rest:
                             last = T.bind(T.int32(inner[1] - rest))
-                            tile(sums, image, block, lane, row, last, rest)
+                            emit_windows(sums, image, block, lane, row, last, rest)
 
         block_size = (rows * sh + kh) * row_bytes(x) + rows * row_bytes(y)
         return Kernel(build_prim_func([x, y], body), (), block_size, blocks * chunks)
 
 
 @dataclass(frozen=True, slots=True)
-class _Floats:
-    """16 channels as floats."""
+class _FloatReduction:
+    """16 channels as floats: their maximum or sum."""
 
     maximum: bool
     kind: str = "float32x16"
     lanes: int = LANES
 
-    def least(self) -> Expr:
+    def identity(self) -> Expr:
         return broadcast(-3.4028234663852886e38 if self.maximum else 0.0)
 
     def load(self, buffer: Any, *index: Expr) -> Expr:
@@ -114,39 +120,43 @@ class _Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bits:
-    """The 32 channels of a block of bfloat16 as integers in the same order: a maximum needs no arithmetic."""
+class _Bf16Maximum:
+    """The maximum of the 32 channels of a block of bfloat16, as integers in the same order, without arithmetic."""
 
     kind: str = "int16x32"
     lanes: int = 32
 
-    def least(self) -> Expr:
-        return _shorts(-32640)  # the lowest finite bfloat16
+    def identity(self) -> Expr:
+        return _broadcast_int16(-32640)  # the lowest finite bfloat16
 
     def load(self, buffer: Any, *index: Expr) -> Expr:
-        return _ordered(T.reinterpret(self.kind, buffer[(*index[:-1], ramp(index[-1], self.lanes))]))
+        return _to_ordered_integers(T.reinterpret(self.kind, buffer[(*index[:-1], ramp(index[-1], self.lanes))]))
 
     def combine(self, a: Expr, b: Expr) -> Expr:
         return T.max(a, b)
 
     def store(self, buffer: Any, value: Expr, *index: Expr) -> None:
-        bits = T.reinterpret("uint16x32", _ordered(value))
+        bits = T.reinterpret("uint16x32", _to_ordered_integers(value))
         T.buffer_store(buffer, bits, [*index[:-1], ramp(index[-1], self.lanes)])
 
 
-def _ordered(bits: Expr) -> Expr:
+def _to_ordered_integers(bits: Expr) -> Expr:
     """Bits of bfloat16 <-> integers in their order: where the sign is set, the others are inverted."""
     bits = T.bind(bits)
-    negative = T.shift_right(bits, _shorts(15))
-    return T.bind(T.bitwise_xor(bits, T.bitwise_and(negative, _shorts(0x7FFF))))
+    negative = T.shift_right(bits, _broadcast_int16(15))
+    return T.bind(T.bitwise_xor(bits, T.bitwise_and(negative, _broadcast_int16(0x7FFF))))
 
 
-def _shorts(value: int) -> Expr:
+def _broadcast_int16(value: int) -> Expr:
     return T.broadcast(T.int16(value), 32)
 
 
 class GlobalAveragePool:
-    """(N, C/b, H, W, b) to row-major (N, C, 1, 1)."""
+    """The design space of "global_average_pool", from (N, C/b, H, W, b) to row-major (N, C, 1, 1)::
+
+    for point in GlobalAveragePool().points(spec, features):
+        kernel = GlobalAveragePool().build(spec, point, features)
+    """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         return [{}]
@@ -160,7 +170,7 @@ class GlobalAveragePool:
             with T.parallel(0, X.shape[0] * blocks) as task:
                 means = T.alloc_buffer((x.block,), "float32", scope="local")
                 image, block = T.bind(task // blocks), T.bind(task % blocks)
-                means_of_planes(x, X, image, block, means)
+                emit_plane_means(x, X, image, block, means)
                 with T.serial(0, T.min(x.block, channels - block * x.block)) as lane:
                     T.buffer_store(Y, means[lane], [image, block * x.block + lane, 0, 0])
 

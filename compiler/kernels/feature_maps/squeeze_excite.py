@@ -1,4 +1,4 @@
-"""Squeeze-and-excite (Hu et al. 2018) as one layer: each channel is scaled by what all channels' means say of it.
+"""Squeeze-and-excite (Hu et al. 2018) as one layer: each channel is scaled by a function of all channels' means.
 
 Two passes over the tensor, each in parallel: the first takes the mean of a block of channels and that block's part of
 the hidden layer; the second adds the parts up, makes the gates of its own channels and scales them, which are in the
@@ -20,14 +20,17 @@ from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.kernels.codegen.weight_packing import pad_axis
-from veltair.compiler.kernels.feature_maps.spatial import inside, means_of_planes, row_bytes
+from veltair.compiler.kernels.feature_maps.blocked_planes import blocked_index, emit_plane_means, row_bytes
 
 
 class SqueezeExcite:
-    """inputs: x (N, C/b, H, W, b); weights: squeeze (S, C), squeeze_bias (S), excite (C, S), excite_bias (C), in
-    memory of x's type.
+    """The design space of "squeeze_excite": y = activation(x * gate(excite @ hidden(squeeze @ mean(x)))).
 
-    y = activation(x * gate(excite @ hidden(squeeze @ mean(x)))), the attributes being activation functions.
+    inputs: x (N, C/b, H, W, b); weights: squeeze (S, C), squeeze_bias (S), excite (C, S), excite_bias (C), stored in
+    x's type. Parameters: `SqueezeExciteParameters`::
+
+        for point in SqueezeExcite().points(spec, features):
+            kernel = SqueezeExcite().build(spec, point, features)
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
@@ -42,22 +45,22 @@ class SqueezeExcite:
         vectors = x.block // LANES  # of a block
         each = -(-blocks // groups)
         squeeze = pad_axis(pad_axis(spec.weights["squeeze"].T, 0, x.block), 1, LANES)  # (C, S)
-        hidden, narrow = squeeze.shape[1], len(spec.weights["squeeze"])
-        excite = pad_axis(spec.weights["excite"], 0, x.block).reshape(blocks, x.block, narrow).transpose(0, 2, 1)
-        stored = array_to_bf16 if x.dtype == "uint16" else np.ascontiguousarray
-        weights = (
-            stored(squeeze), pad_axis(spec.weights["squeeze_bias"], 0, LANES),
-            stored(excite), pad_axis(spec.weights["excite_bias"], 0, x.block),
-        )  # fmt: skip
+        hidden, squeezed = squeeze.shape[1], len(spec.weights["squeeze"])  # with and without what fills up vectors
+        excite = pad_axis(spec.weights["excite"], 0, x.block).reshape(blocks, x.block, squeezed).transpose(0, 2, 1)
+        to_storage = array_to_bf16 if x.dtype == "uint16" else np.ascontiguousarray
+        squeeze_bias = pad_axis(spec.weights["squeeze_bias"], 0, LANES)
+        excite_bias = pad_axis(spec.weights["excite_bias"], 0, x.block)
+        weights = (to_storage(squeeze), squeeze_bias, to_storage(excite), excite_bias)
         functions = spec.parameters_as(SqueezeExciteParameters)
 
         def body(X: Any, W1: Any, B1: Any, W2: Any, B2: Any, Y: Any) -> None:
             n = X.shape[0]
             parts = T.alloc_buffer((n, blocks, hidden), "float32", scope="global")
 
-            def squeezed(image: Expr, block: Expr) -> None:
+            def emit_squeeze(image: Expr, block: Expr) -> None:
+                """The means of a block of channels and their part of the hidden layer."""
                 means = T.alloc_buffer((x.block,), "float32", scope="local")
-                means_of_planes(x, X, image, block, means)
+                emit_plane_means(x, X, image, block, means)
                 sums = T.alloc_buffer((hidden // LANES,), "float32x16", scope="local")
                 for h in range(0, hidden, LANES):
                     T.buffer_store(sums, broadcast(0.0), [h // LANES])
@@ -69,23 +72,24 @@ class SqueezeExcite:
                 for h in range(0, hidden, LANES):
                     vector_store(parts, sums[h // LANES], image, block, h)
 
-            def excited(image: Expr, block: Expr, middle: Any) -> None:
+            def emit_excite(image: Expr, block: Expr, middle: Any) -> None:
+                """The gates of a block of channels from the hidden layer, and their products."""
                 gates = T.alloc_buffer((vectors,), "float32x16", scope="local")
                 for v in range(vectors):
                     T.buffer_store(gates, vector_load(B2, (block * vectors + v) * LANES), [v])
-                with T.serial(0, narrow) as k:
+                with T.serial(0, squeezed) as k:
                     value = T.bind(T.broadcast(middle[k], LANES))
                     for v in range(vectors):
                         T.buffer_store(gates, gates[v] + value * vector_load(W2, block, k, v * LANES), [v])
                 bound = [T.bind(apply_activation(gates[v], functions.gate)) for v in range(vectors)]
                 with T.grid(height, width) as (row, column):
                     for v, gate in enumerate(bound):
-                        value = vector_load(X, *inside(x, image, block, row, column, v * LANES)) * gate
-                        where = inside(y, image, block, row, column, v * LANES)
+                        value = vector_load(X, *blocked_index(x, image, block, row, column, v * LANES)) * gate
+                        where = blocked_index(y, image, block, row, column, v * LANES)
                         vector_store(Y, apply_activation(value, functions.activation), *where)
 
             with T.parallel(0, n * blocks) as task:
-                squeezed(T.bind(task // blocks), T.bind(task % blocks))
+                emit_squeeze(T.bind(task // blocks), T.bind(task % blocks))
             with T.parallel(0, n * groups) as task:
                 image, first = T.bind(task // groups), T.bind(task % groups * each)
                 middle = T.alloc_buffer((hidden,), "float32", scope="local")
@@ -98,7 +102,7 @@ class SqueezeExcite:
                 for h in range(0, hidden, LANES):
                     vector_store(middle, apply_activation(sums[h // LANES], functions.hidden), h)
                 with T.serial(0, T.max(T.min(each, blocks - first), 0)) as b:
-                    excited(image, first + b, middle)
+                    emit_excite(image, first + b, middle)
 
         block_size = each * (height * row_bytes(x) + height * row_bytes(y) + vectors * hidden * LANES * 4)
         return Kernel(build_prim_func([x, *weights, y], body), weights, block_size, groups)
