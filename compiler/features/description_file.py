@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from veltair.compiler.features.feature_description import (
-    INDICES,
+    INDEX_STEPS,
     STEPS,
     STEPS_OF_KIND,
     ColumnInput,
@@ -79,8 +79,8 @@ def parse_description(raw: dict[str, Any], path: Path) -> FeatureDescription:
     of = {c.name: c for c in read}
     for joined in inputs:
         members = [of[name] for name in joined.columns]
-        number = next((c for c in members if not c.ids and not c.counts), None)
-        if number is not None and (ids := next((c for c in members if c.ids), None)) is not None:
+        number = next((c for c in members if not c.gives_ids and not c.gives_counts), None)
+        if number is not None and (ids := next((c for c in members if c.gives_ids), None)) is not None:
             what = f"column {ids.name!r} gives ids (it has no table), {number.name!r} numbers"
             raise ModelError(f"{path}: input {joined.name!r}: {what}")
     if idle := sorted(named - joined_names):
@@ -148,13 +148,13 @@ def _check_column(column: FeatureColumn, feature: Feature, table: FeatureTable |
         expected = ", ".join(key for key in allowed if key != "copy") or "no step"
         got = "none" if step == "copy" else step
         raise ModelError(f"{where}: a {feature.kind} feature goes through {expected}; got {got}")
-    if table is not None and step not in INDICES:
+    if table is not None and step not in INDEX_STEPS:
         raise ModelError(f"{where}: table: {step} reads none")
-    if column.guards and step not in INDICES:
+    if column.guards and step not in INDEX_STEPS:
         raise ModelError(f"{where}: guards: only an index has them")
     if column.empty_row is not None and table is None:
         raise ModelError(f"{where}: empty_row: only rows of a table have one")
-    if (column.pad or column.first_id) and not column.ids:
+    if (column.pad or column.first_id) and not column.gives_ids:
         raise ModelError(f"{where}: pad, first_id: only ids have them, which columns without a table give")
     if table is not None and column.empty_row is not None and column.empty_row >= table.rows:
         raise ModelError(f"{where}: empty_row: table {table.name!r} has {table.rows} rows, got {column.empty_row}")
@@ -184,22 +184,22 @@ def _check_column(column: FeatureColumn, feature: Feature, table: FeatureTable |
 
 
 def _check_combiner(column: FeatureColumn, feature: Feature, where: str) -> None:
-    many, given = feature.values is None or feature.values > 1, column.combiner
-    if given == "sequence" and column.step not in INDICES:
+    many, given = feature.most_values is None or feature.most_values > 1, column.combiner
+    if given == "sequence" and column.step not in INDEX_STEPS:
         raise ModelError(f"{where}: combiner: only rows and ids make a sequence")
-    if (given == "sequence" or column.step == "mask") and feature.values is None:
+    if (given == "sequence" or column.step == "mask") and feature.most_values is None:
         raise ModelError(f"{where}: feature {feature.name!r} needs truncate: the length of a sequence")
-    if column.ids and many and given != "sequence":
+    if column.gives_ids and many and given != "sequence":
         raise ModelError(f'{where}: combiner: several ids a row are passed on as a "sequence"; or table is missing')
     if given == "none" and many and column.step != "copy":
         raise ModelError(f"{where}: combiner: several values a row need sum, mean, sqrtn or sequence")
-    if given not in (None, "none", "sequence") and (column.step == "copy" or column.ids or column.counts):
+    if given not in (None, "none", "sequence") and (column.step == "copy" or column.gives_ids or column.gives_counts):
         raise ModelError(f"{where}: combiner: values that are passed on have none")
 
 
 def _check_parts(column: FeatureColumn, features: Mapping[str, Feature], where: str) -> None:
     own = features[column.feature]
-    if column.parts and (column.step != "vocabulary" or column.oov or not own.textual):
+    if column.parts and (column.step != "vocabulary" or column.oov or not own.is_text):
         raise ModelError(f"{where}: parts: only text with a vocabulary, and no oov buckets, has parts")
     for place, part in enumerate(column.parts):
         key = f"{where}: parts[{place}]"

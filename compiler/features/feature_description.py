@@ -1,11 +1,12 @@
 """The feature description: what ONNX cannot say of a recommendation model's inputs, as TOML (docs/features.md).
 
-The semantics are TensorFlow's (tf.feature_column, tf.strings); where they leave a choice, it is documented there.
+The semantics are TensorFlow's (tf.feature_column, tf.strings); docs/features.md says where they leave a choice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,22 +15,41 @@ import msgspec
 from veltair.compiler.features.feature_tables import Count, FeatureTable, Name, Small
 
 Interval = tuple[int, int]  # [low, high)
-DEFAULT_TEXT_BYTES = 256  # room for a row's text where nothing is said
+DEFAULT_TEXT_BYTES = 256  # room for a row's text where the description does not say it
 
-INDICES = ("hash", "boundaries", "vocabulary", "identity")  # steps that give the index of a row, or an id
-STEPS = (*INDICES, "number", "length", "mask")
-# What each kind of feature may go through; a float or dense feature without a step is passed on as it is.
+
+class ColumnStep(StrEnum):
+    """How a column turns values into an index or into numbers; the first seven are keys of a column's TOML table."""
+
+    HASH = "hash"  # the bucket of a value's fingerprint
+    BOUNDARIES = "boundaries"  # the interval that a number falls into
+    VOCABULARY = "vocabulary"  # the place of a key in a list
+    IDENTITY = "identity"  # the id itself
+    NUMBER = "number"  # the number that a text spells
+    LENGTH = "length"  # how many values a row has
+    MASK = "mask"  # 1 for each value, 0 for each that may follow
+    COPY = "copy"  # no step: floats are passed on
+    PARTS = "parts"  # inside the kernel: a vocabulary that is asked for several texts together
+
+
+INDEX_STEPS = (ColumnStep.HASH, ColumnStep.BOUNDARIES, ColumnStep.VOCABULARY, ColumnStep.IDENTITY)  # to a row or an id
+STEPS = (*INDEX_STEPS, ColumnStep.NUMBER, ColumnStep.LENGTH, ColumnStep.MASK)
+# The steps of each kind of feature; a float or dense feature without a step is passed on as it is.
 STEPS_OF_KIND = {
-    "int": ("hash", "boundaries", "vocabulary", "identity", "length", "mask"),
-    "float": ("boundaries", "copy"),
-    "string": ("hash", "vocabulary", "number"),
-    "tokens": ("hash", "vocabulary", "number", "length", "mask"),
-    "dense": ("copy",),
+    "int": (*INDEX_STEPS, ColumnStep.LENGTH, ColumnStep.MASK),
+    "float": (ColumnStep.BOUNDARIES, ColumnStep.COPY),
+    "string": (ColumnStep.HASH, ColumnStep.VOCABULARY, ColumnStep.NUMBER),
+    "tokens": (ColumnStep.HASH, ColumnStep.VOCABULARY, ColumnStep.NUMBER, ColumnStep.LENGTH, ColumnStep.MASK),
+    "dense": (ColumnStep.COPY,),
 }
 
 
 class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One raw input. Shapes: int (B, width) int64; float (B,), dense (B, width) float32; string, tokens B strings."""
+    """One raw input. Shapes: int (B, width) int64; float (B,), dense (B, width) float32; string, tokens B strings.
+
+    >>> Feature(name="history", kind="tokens", truncate=50).most_values
+    50
+    """
 
     name: Name
     kind: Literal["int", "float", "string", "tokens", "dense"]
@@ -43,17 +63,21 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     )
 
     @property
-    def textual(self) -> bool:
+    def is_text(self) -> bool:
         return self.kind in ("string", "tokens")
 
     @property
-    def values(self) -> int | None:
-        """The most values of a row; None where there is no bound."""
+    def most_values(self) -> int | None:
+        """Values that a row has at most; None where there is no bound."""
         return self.truncate if self.kind == "tokens" else self.width
 
 
 class IndexGuard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happens to an index outside of an interval: it is replaced by `value`, or removed."""
+    """What happens to an index outside of an interval: it is replaced by `value`, or removed.
+
+    >>> IndexGuard(remove=(0, 10)).interval
+    (0, 10)
+    """
 
     replace: Interval | None = None
     value: int = 0
@@ -67,68 +91,83 @@ class IndexGuard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class TextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A stretch of the text that a vocabulary is asked for: a feature's, or always the same."""
+    """A part of the text that a vocabulary is asked for: the text of a feature, or a constant.
 
-    feature: Name | None = None  # a string; of tokens, the column's own alone
+    >>> TextPart(feature="city", case="lower").text is None
+    True
+    """
+
+    feature: Name | None = None  # a string feature; where the column reads tokens, only its own feature
     text: str | None = None
-    case: Literal["lower", "upper"] | None = None  # ASCII letters change to
-    unicode: bool = False  # letters that become ASCII ones as well: the signs of kelvin, İ; ı, ſ
+    case: Literal["lower", "upper"] | None = None  # ASCII letters change to this case
+    unicode: bool = False  # so do the letters that become ASCII ones: the kelvin sign, İ; ı, ſ
 
 
 class FeatureColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One feature's way to its numbers: a step to an index, guards, and the rows of a table combined."""
+    """One feature's way to its numbers: a step to an index, guards, and the rows of a table combined.
+
+    >>> FeatureColumn(feature="user", hash=1000, table="users").step
+    <ColumnStep.HASH: 'hash'>
+    """
 
     feature: Name
     name: str = ""  # default: the feature's
     hash: Count | None = None  # buckets
     boundaries: tuple[float, ...] | None = None
     vocabulary: tuple[str | int, ...] | None = None
-    vocabulary_file: str | None = None  # a key a line
-    oov: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0  # buckets behind the vocabulary for what is not in it
-    parts: tuple[TextPart, ...] = ()  # vocabulary: looked up is what these make together; default: the feature's text
+    vocabulary_file: str | None = None  # one key on each line
+    oov: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0  # buckets for unknown keys, behind the vocabulary
+    parts: tuple[TextPart, ...] = ()  # vocabulary: the texts whose concatenation is the key; default: the feature's
     identity: Count | None = None  # ids below this
     number: Literal[True] | None = None
     length: Literal[True] | None = None  # how many values a row has
     mask: Literal[True] | None = None  # 1 for each of them, 0 for each that may follow
-    default: Annotated[int, msgspec.Meta(ge=-(1 << 30), lt=(1 << 31) - 1)] = -1  # for any other key
+    default: Annotated[int, msgspec.Meta(ge=-(1 << 30), lt=(1 << 31) - 1)] = -1  # index of any other key
     guards: tuple[IndexGuard, ...] = ()
-    table: str | None = None  # none: the index itself is passed on, as an id
-    first_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 30)] = 0  # what is added to it
-    pad: Annotated[int, msgspec.Meta(ge=-(1 << 30), lt=1 << 31)] = 0  # the id where there is no value, or no index
+    table: str | None = None  # None: the index itself is passed on, as an id
+    first_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 30)] = 0  # added to every id
+    pad: Annotated[int, msgspec.Meta(ge=-(1 << 30), lt=1 << 31)] = 0  # the id where a value or its index is missing
     combiner: Literal["none", "sum", "mean", "sqrtn", "sequence"] | None = None
-    empty_row: Annotated[int, msgspec.Meta(ge=0)] | None = None  # stands in where nothing is left; default: zeros
+    empty_row: Annotated[int, msgspec.Meta(ge=0)] | None = None  # result where no value is left; default: zeros
 
     @property
-    def step(self) -> str:
-        """One of STEPS, or "copy"."""
-        return next((step for step in STEPS if getattr(self, step) is not None), "copy")
+    def step(self) -> ColumnStep:
+        """One of STEPS, or COPY."""
+        return next((step for step in STEPS if getattr(self, step) is not None), ColumnStep.COPY)
 
     @property
-    def ids(self) -> bool:
-        """Whether it gives whole numbers, for a model that has the tables itself."""
-        return self.table is None and self.step in INDICES
+    def gives_ids(self) -> bool:
+        """Whether the column gives ids, for a model that has the tables itself."""
+        return self.table is None and self.step in INDEX_STEPS
 
     @property
-    def counts(self) -> bool:
-        """Whether it gives small numbers, of any type."""
-        return self.step in ("length", "mask")
+    def gives_counts(self) -> bool:
+        """Whether the column gives small whole numbers, which any type holds."""
+        return self.step in (ColumnStep.LENGTH, ColumnStep.MASK)
 
 
 def features_read(column: FeatureColumn) -> tuple[str, ...]:
-    """The features that a column is made from, its own first."""
+    """Names of the features that a column reads, its own first."""
     return (column.feature, *(part.feature for part in column.parts if part.feature is not None))
 
 
 class ColumnInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An input of the ONNX model, (B, sum of widths), or in other dimensions: the outputs of these columns side by
-    side."""
+    """An input of the ONNX model that columns give: their outputs side by side, (B, sum of widths) or in other
+    dimensions.
+
+    >>> ColumnInput(name="x", columns=("age", "user")).columns
+    ('age', 'user')
+    """
 
     name: Name
     columns: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 
 class FeatureDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A checked description: every name that it uses is there, every step fits its feature."""
+    """A checked description: every name that it uses is defined, every step fits its feature.
+
+    `description_file.load_description` reads one from TOML.
+    """
 
     features: tuple[Feature, ...]
     columns: tuple[FeatureColumn, ...]
@@ -136,25 +175,25 @@ class FeatureDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     tables: tuple[FeatureTable, ...] = ()
     path: Path = Path("features.toml")
 
-    def feature(self, column: FeatureColumn) -> Feature:
+    def feature_of(self, column: FeatureColumn) -> Feature:
         return next(f for f in self.features if f.name == column.feature)
 
-    def reads(self, names: Iterable[str] | None = None) -> set[str]:
-        """The features that columns, all by default, read."""
+    def features_read_by(self, names: Iterable[str] | None = None) -> set[str]:
+        """Names of the features that these columns, by default all, read."""
         chosen = set(names) if names is not None else {column.name for column in self.columns}
         return {f for column in self.columns if column.name in chosen for f in features_read(column)}
 
-    def table(self, column: FeatureColumn) -> FeatureTable | None:
+    def table_of(self, column: FeatureColumn) -> FeatureTable | None:
         return next((t for t in self.tables if t.name == column.table), None)
 
-    def width(self, column: FeatureColumn) -> int:
-        """Numbers that a column puts into its input for each row."""
-        table, feature = self.table(column), self.feature(column)
-        steps = (feature.values or 1) if column.combiner == "sequence" or column.step == "mask" else 1
+    def width_of(self, column: FeatureColumn) -> int:
+        """Numbers that a column puts into its input for each row of the batch."""
+        table, feature = self.table_of(column), self.feature_of(column)
+        steps = (feature.most_values or 1) if column.combiner == "sequence" or column.step is ColumnStep.MASK else 1
         if table is not None:
             return steps * table.dim
-        return feature.width if column.step == "copy" else steps
+        return feature.width if column.step is ColumnStep.COPY else steps
 
     def gives_ids(self, joined: ColumnInput) -> bool:
-        """Whether an input is of whole numbers: where all its columns can be."""
-        return all(column.ids or column.counts for column in self.columns if column.name in joined.columns)
+        """Whether an input holds ids: all its columns give whole numbers."""
+        return all(column.gives_ids or column.gives_counts for column in self.columns if column.name in joined.columns)

@@ -10,10 +10,10 @@ import msgspec
 from numpy.typing import NDArray
 
 from veltair.compiler.embedding.table_storage import TableStorage
+from veltair.compiler.features.column_ranges import id_range
 from veltair.compiler.features.feature_description import ColumnInput, FeatureDescription
 from veltair.compiler.features.feature_layout import FeatureLayout
 from veltair.compiler.features.index_ranges import IndexRange
-from veltair.compiler.features.kernel.column_table import id_range
 from veltair.compiler.features.kernel.columns_kernel import columns_layer
 from veltair.compiler.features.table_store import TableStore
 from veltair.compiler.graph.layer_spec import LayerSpec
@@ -53,9 +53,9 @@ def join_features(
         where = f"{description.path}: input {joined.name!r}"
         if joined.name not in known:
             raise ModelError(f"{where}: the model {model.path} takes {', '.join(known)}")
-        width, port = sum(description.width(by_name[name]) for name in joined.columns), known[joined.name]
+        width, port = sum(description.width_of(by_name[name]) for name in joined.columns), known[joined.name]
         gives = ("int64", "int32") if description.gives_ids(joined) else ("float32",)
-        if all(by_name[name].counts for name in joined.columns):
+        if all(by_name[name].gives_counts for name in joined.columns):
             gives = (*gives, "float32")
         if port.dtype not in gives or port.shape[:1] != (-1,) or times(port.shape[1:]) != width:
             raise ModelError(
@@ -87,7 +87,7 @@ def _id_bounds(
     joined: ColumnInput, description: FeatureDescription, model: OnnxModel, where: str
 ) -> dict[str, tuple[int, int]]:
     """The least and greatest id of an input of ids. Raises ModelError where the model has no rows for some."""
-    ids = [column for column in description.columns if column.name in joined.columns and column.ids]
+    ids = [column for column in description.columns if column.name in joined.columns and column.gives_ids]
     if not ids:
         return {}
     ranges = [id_range(column) for column in ids]

@@ -51,7 +51,7 @@ def reference_inputs(
     for column in description.columns:
         table = rows[column.table] if column.table is not None else None
         values = {name: v.tolist() if isinstance(v := raw[name], Strings) else v for name in features_read(column)}
-        found[column.name] = _compute_column(column, description.feature(column), table, values)
+        found[column.name] = _compute_column(column, description.feature_of(column), table, values)
     return {
         joined.name: np.concatenate([found[name] for name in joined.columns], 1).astype(
             np.int64 if description.gives_ids(joined) else np.float32
@@ -73,10 +73,10 @@ def reference_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[
     used = [column for column in description.columns if column.name in joined.columns]
     raw: dict[str, RawValues] = {}
     for feature in place.features:
-        if feature.name not in description.reads(joined.columns):
+        if feature.name not in description.features_read_by(joined.columns):
             continue
         kind, (first, *letters) = buffers_of(feature)[0], (start * batch for start in place.starts[feature.name])
-        if feature.textual:
+        if feature.is_text:
             ends = [0, *banks["ends"][first : first + batch].tolist()]
             text = banks["bytes"][letters[0] : letters[0] + feature.max_bytes * batch].tobytes()
             raw[feature.name] = [text[a:b] if 0 <= a <= b <= len(text) else b"" for a, b in pairwise(ends)]
@@ -94,9 +94,9 @@ def _compute_column(
     raw = values[column.feature]
     if column.step == "copy":
         return np.asarray(raw, np.float32).reshape(len(raw), feature.width)
-    if column.counts:
+    if column.gives_counts:
         many = np.array([len(present_values(feature, row)) for row in raw])[:, None]
-        return many if column.step == "length" else (np.arange(feature.values or 0) < many).astype(np.int64)
+        return many if column.step == "length" else (np.arange(feature.most_values or 0) < many).astype(np.int64)
     if column.step == "number":
         spelled = [[float(v) for v in present_values(feature, row) if NUMBER_PATTERN.fullmatch(v)] for row in raw]
         return np.array([[_combiner_scale(column, len(row)) * sum(row)] for row in spelled], np.float32).reshape(-1, 1)
@@ -115,7 +115,7 @@ def _compute_column(
         found = [known[value] for value in flat]
     guarded = {index: _apply_guards(column, index) for index in dict.fromkeys(found)}
     index, rows = np.array([guarded[i] for i in found], np.int64), np.array(place, np.int64)
-    if column.ids or column.combiner == "sequence":
+    if column.gives_ids or column.combiner == "sequence":
         return _keep_order(column, feature, table, index, rows, len(raw))
     assert table is not None  # nothing else is added up
     kept = (index >= 0) & (index < len(table))
@@ -150,7 +150,7 @@ def _keep_order(
     batch: int,
 ) -> NDArray[Any]:
     """Each value in its place: ids, or rows side by side; what is no index stands for nothing."""
-    steps = feature.values or 1
+    steps = feature.most_values or 1
     place = np.arange(len(rows)) - np.searchsorted(rows, rows)  # among those of its row
     if table is None:
         ids = np.full((batch, steps), column.pad)

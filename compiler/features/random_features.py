@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.features.feature_description import (
-    INDICES,
+    INDEX_STEPS,
+    ColumnStep,
     Feature,
     FeatureColumn,
     FeatureDescription,
@@ -35,7 +36,7 @@ def draw_features(description: FeatureDescription, batch: int, chance: np.random
     found: dict[str, RawValues] = {}
     for feature in FeatureLayout.from_description(description).features:
         readers = [column for column in description.columns if feature.name in features_read(column)]
-        if feature.textual:
+        if feature.is_text:
             found[feature.name] = _draw_texts(feature, readers, batch, chance)
         elif feature.kind == "int":
             found[feature.name] = _draw_ints(feature, readers, (batch, feature.width), chance)
@@ -63,7 +64,7 @@ def draw_buffers(
 def _draw_ints(
     feature: Feature, readers: Sequence[FeatureColumn], shape: tuple[int, ...], chance: np.random.Generator
 ) -> NDArray[np.int64]:
-    column = next((c for c in readers if c.step in INDICES and c.step != "hash"), readers[0])
+    column = next((c for c in readers if c.step in INDEX_STEPS and c.step is not ColumnStep.HASH), readers[0])
     if column.identity is not None:
         values = chance.integers(0, column.identity, shape)
     elif column.vocabulary is not None:

@@ -18,7 +18,7 @@ MOST_SLOTS_PER_KEY = 64  # slots for each key, whatever the probes: keys may hav
 class Vocabularies:
     """All vocabularies of a plan, one after the other."""
 
-    first: Mapping[str, tuple[int, int, int, int]]  # by column: first slot, slots, first key, keys
+    spans_of: Mapping[str, tuple[int, int, int, int]]  # by column: first slot, slots, first key, keys
     slots: NDArray[np.int32]  # place of a key among its vocabulary's, or -1
     keys: NDArray[np.int64]  # the number itself, or the text's fingerprint
     spans: NDArray[np.int32]  # (keys + 1): where each text begins in `letters`

@@ -20,7 +20,12 @@ from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
 
 @dataclass(frozen=True, slots=True)
 class ColumnsParameters(LayerParameters):
-    """The columns of one input of the model, and the computed tensors that the layer copies beside them."""
+    """The columns of one input of the model, and the computed tensors that the layer copies beside them.
+
+    `columns_layer` and `concatenated_layer` make them; for any layer of columns::
+
+        spec.parameters_as(ColumnsParameters).table.width
+    """
 
     plan: str  # digest of `table`: all that code and time depend on
     table: ColumnTable = field(metadata=OUTSIDE_WORKLOAD)  # what the kernel reads
@@ -40,7 +45,7 @@ class ColumnsParameters(LayerParameters):
     def buffers(self) -> tuple[str, ...]:
         """Packed buffers of raw features that the columns read: the first inputs of the layer."""
         return FeatureLayout.from_description(self.description).buffers_read(
-            self.description.reads(self.joined.columns)
+            self.description.features_read_by(self.joined.columns)
         )
 
     def draw_inputs(self, batch: int, rng: np.random.Generator) -> list[NDArray[Any]]:

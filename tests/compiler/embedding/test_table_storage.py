@@ -132,7 +132,7 @@ def test_numbers_that_rows_cannot_hold_are_refused(storage: Storage, worst: floa
     table = normal(ROWS, 8)
     table[31, 5] = worst
     with pytest.raises(ModelError, match=f"table 'items': row 31 holds .*; rows of {storage} hold numbers up to"):
-        TableStorage(storage).of("items", table)
+        TableStorage(storage).encode("items", table)
 
 
 def test_large_tables_go_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +140,8 @@ def test_large_tables_go_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("veltair.compiler.embedding.table_storage.NUMBERS_AT_ONCE", 100)  # numbers at once
     table, kept = normal(300, 9), TableStorage("int8", tmp_path)
     rows = kept.encode("a", table)
-    assert isinstance(rows, np.memmap) and kept.encode("a", table) is rows and kept.of("b", table) is not rows
-    np.testing.assert_array_equal(decode_rows(rows), decode_rows(TableStorage("int8").of("a", table)))
+    assert isinstance(rows, np.memmap) and kept.encode("a", table) is rows and kept.encode("b", table) is not rows
+    np.testing.assert_array_equal(decode_rows(rows), decode_rows(TableStorage("int8").encode("a", table)))
 
 
 def test_an_artifact_says_how_its_tables_are_kept_and_what_that_cost(

@@ -15,7 +15,7 @@ from veltair.compiler.embedding.row_storage import STORAGES
 from veltair.compiler.features.feature_description import FeatureDescription
 from veltair.compiler.features.feature_reference import reference_inputs
 from veltair.compiler.features.kernel.columns_kernel import concatenated_layer
-from veltair.compiler.features.kernel.text import BLOCK, NOTED
+from veltair.compiler.features.text_code.tokens import BLOCK, NOTED
 from veltair.compiler.features.vocabularies import LONGEST_PROBE, MOST_SLOTS_PER_KEY, Vocabularies, fill_slots
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec, Point
 from veltair.compiler.kernels.spaces import SPACES

@@ -9,7 +9,7 @@ import pytest
 
 from veltair.compiler.features.description_file import load_description
 from veltair.compiler.features.feature_reference import reference_inputs
-from veltair.compiler.features.kernel.column_table import Field, build_column_table
+from veltair.compiler.features.kernel.column_table import build_column_table
 from veltair.compiler.features.table_store import TableStore
 from veltair.errors import ModelError
 
@@ -69,9 +69,9 @@ def test_tables_come_from_files_and_proved_columns_are_not_checked(folder: Path)
     expected = [[0, 1, 2, 3], [2, 3, 0, 0], [4, 5, 6, 7]]  # Bonn is in the only bucket behind the vocabulary
     np.testing.assert_array_equal(reference_inputs(description, raw)["x"], expected)
     found = build_column_table(description, description.inputs[0], TableStore.load(description))
-    checked = dict(zip([g.road for g in found.groups], found.columns[:, Field.CHECKED], strict=True))
+    checked = dict(zip([str(g.path) for g in found.groups], found.rows["bounds_checked"], strict=True))
     assert checked == {"float.boundaries": 0, "string.vocabulary": 1}  # an empty city is absent
-    assert not found.columns[:, Field.GUARDS].any()
+    assert not found.rows["guard_count"].any()
 
 
 WRONG = [

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from veltair.compiler.features.feature_description import Feature
-from veltair.compiler.features.kernel.symbolic_shapes import Extent, MergedBuffer, Symbols, one_value
+from veltair.compiler.features.symbolic_shapes import Extent, MergedBuffer, Symbols, has_one_value
 from veltair.errors import InvariantError
 
-BATCH, BYTES = Extent.from_value("batch"), Extent.from_value("bytes")
+BATCH = Extent.from_value("batch")
 
 
 def test_upper_bounds_follow_bounds_and_equalities() -> None:
@@ -26,7 +26,7 @@ def test_upper_bounds_follow_bounds_and_equalities() -> None:
 
 def test_features_of_one_value_need_no_reduction() -> None:
     def one(**keys: object) -> bool:
-        return one_value(Feature(name="f", **keys), Symbols(), BATCH, BYTES)  # type: ignore[arg-type]
+        return has_one_value(Feature(name="f", **keys))  # type: ignore[arg-type]
 
     assert one(kind="string") and one(kind="int") and one(kind="tokens", truncate=1)
     assert not one(kind="int", width=2) and not one(kind="tokens") and not one(kind="tokens", truncate=2)

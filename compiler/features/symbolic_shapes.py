@@ -117,7 +117,7 @@ def _symbol(extent: Extent) -> str | None:
     return None
 
 
-def values_of(feature: Feature, symbols: Symbols, batch: Extent, text_bytes: Extent) -> tuple[Extent, Extent]:
+def count_values(feature: Feature, symbols: Symbols, batch: Extent, text_bytes: Extent) -> tuple[Extent, Extent]:
     """How many values a feature has in a batch, and how many rows they belong to.
 
     A token is a byte at least, its separator; `truncate` bounds a row's.
@@ -128,9 +128,10 @@ def values_of(feature: Feature, symbols: Symbols, batch: Extent, text_bytes: Ext
     return symbols.new(f"{feature.name}.values", upper), batch
 
 
-def one_value(feature: Feature, symbols: Symbols, batch: Extent, text_bytes: Extent) -> bool:
-    """Whether no row can have two, so that there is nothing to reduce (RECom 5.2)."""
-    values, rows = values_of(feature, symbols, batch, text_bytes)
+def has_one_value(feature: Feature) -> bool:
+    """Whether no row can have two values, so that there is nothing to reduce (RECom 5.2)."""
+    symbols = Symbols()
+    values, rows = count_values(feature, symbols, Extent.from_value("batch"), Extent.from_value("bytes"))
     return symbols.upper(values) == rows
 
 

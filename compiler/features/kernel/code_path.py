@@ -1,0 +1,75 @@
+"""Code paths: columns that agree in theirs run through the same code of the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from veltair.compiler.features.feature_description import ColumnStep, Feature, FeatureColumn
+from veltair.compiler.features.symbolic_shapes import has_one_value
+
+ROW_STEPS = (
+    ColumnStep.HASH,
+    ColumnStep.BOUNDARIES,
+    ColumnStep.VOCABULARY,
+    ColumnStep.IDENTITY,
+    ColumnStep.PARTS,
+)  # what gives the index of a row
+
+
+class ValueKind(StrEnum):
+    """What a column reads; dense features are floats."""
+
+    INT = "int"
+    FLOAT = "float"
+    STRING = "string"
+    TOKENS = "tokens"
+
+
+class Combination(StrEnum):
+    """What becomes of the values of one row of the batch."""
+
+    ONE = ""  # there is one at most: looked up without a reduction (RECom 5.2), or passed on
+    MANY = "many"  # their rows, or the numbers that they spell, are added up
+    ROWS = "rows"  # their rows stay apart, in order
+    IDS = "ids"  # their indices stay apart, in order; no table
+
+
+@dataclass(frozen=True, slots=True)
+class CodePath:
+    """The code that a column needs.
+
+    >>> str(CodePath(ValueKind.TOKENS, ColumnStep.HASH, Combination.MANY))
+    'tokens.hash.many'
+    """
+
+    kind: ValueKind
+    step: ColumnStep
+    combination: Combination = Combination.ONE
+
+    def __str__(self) -> str:
+        """Columns are sorted by it, and the digest of a column table holds it: it stays as it is."""
+        return ".".join(filter(None, (self.kind, self.step, self.combination)))
+
+    @property
+    def copies_rows(self) -> bool:
+        """Whether each row of the batch takes one row of a table, and nothing is added up."""
+        return self.combination is Combination.ONE and self.step in ROW_STEPS
+
+    @property
+    def label(self) -> str:
+        """For people, in the layer's note."""
+        combination = "" if self.combination is Combination.MANY else self.combination
+        return " by ".join(filter(None, (self.kind, self.step, combination)))
+
+
+def code_path(column: FeatureColumn, feature: Feature) -> CodePath:
+    """The path of a column. Where a row has one value at most, its combiner does not matter."""
+    kind = ValueKind.FLOAT if feature.kind == "dense" else ValueKind(feature.kind)
+    step = ColumnStep.PARTS if column.parts else column.step
+    if column.gives_ids:
+        return CodePath(kind, step, Combination.IDS)
+    if column.combiner == "sequence":
+        return CodePath(kind, step, Combination.ROWS)
+    passed_on = step is ColumnStep.COPY or column.gives_counts
+    return CodePath(kind, step, Combination.ONE if passed_on or has_one_value(feature) else Combination.MANY)

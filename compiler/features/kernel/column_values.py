@@ -1,0 +1,74 @@
+"""Generated code that finds the values of a column among the raw features: numbers, texts, tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.features.kernel.code_path import ValueKind
+from veltair.compiler.features.kernel.column_slots import slot_of
+from veltair.compiler.features.kernel.column_task import ColumnTask
+from veltair.compiler.features.text_code.tokens import for_each_token
+from veltair.compiler.features.text_code.word_arithmetic import in_register
+from veltair.compiler.kernels.codegen.control_flow import when
+from veltair.compiler.kernels.codegen.vectors import Expr
+
+
+class ColumnValues:
+    """Emits reads of a column's slots and values. To be made inside the task that runs it.
+
+    `column`, here and in the classes that build on it, is the column's row in the column table.
+    """
+
+    def __init__(self, task: ColumnTask) -> None:
+        self.task = task
+
+    def slot(self, column: Expr, field: str, dtype: str = "int32") -> Expr:
+        """A number of the column's row, by the name of its field in `COLUMN_DTYPE`."""
+        return in_register(T.cast(self.task.buffers["columns"][column, slot_of(field)], dtype))
+
+    def is_missing(self, column: Expr, value: Expr) -> Expr:
+        return T.And(self.slot(column, "drops_missing") == 1, value == self.slot(column, "missing_id", "int64"))
+
+    def place_of(self, column: Expr, row: Expr, value: Expr | int = 0) -> Expr:
+        """Where a number stands in its packed buffer."""
+        source, width = self.slot(column, "source_start", "int64"), self.slot(column, "values_per_row", "int64")
+        of_row = source * T.cast(self.task.batch, "int64") + T.cast(row, "int64") * width
+        return in_register(of_row + T.cast(value, "int64"))
+
+    def text(self, column: Expr, row: Expr) -> tuple[Expr, Expr]:
+        """Begin and size of a row's text in "bytes".
+
+        A text whose ends fall, or pass the room of its feature, is empty: ends come from outside, and nothing but the
+        feature's own bytes is read.
+        """
+        ends, batch = self.task.buffers["ends"], self.task.batch
+        at = in_register(self.slot(column, "source_start") * batch + row)
+        begin = in_register(T.Select(row > 0, ends[T.max(at - 1, 0)], T.int32(0)))
+        end = in_register(ends[at])
+        room = self.slot(column, "bytes_room") * batch
+        unsigned = [T.cast(value, "uint32") for value in (begin, end, room)]
+        right = T.bind(T.And(unsigned[0] <= unsigned[1], unsigned[1] <= unsigned[2]))
+        first = in_register(self.slot(column, "bytes_start") * batch)
+        start = in_register(first + T.Select(right, begin, T.int32(0)))
+        return start, in_register(T.Select(right, end - begin, T.int32(0)))
+
+    @contextmanager
+    def for_each_text(self, column: Expr, kind: ValueKind, row: Expr) -> Iterator[tuple[Expr, Expr]]:
+        """Code for each text, or token, of a row that is not missing: begin and size."""
+        begin, size = self.text(column, row)
+        kept = T.alloc_buffer((1,), "int32", scope="global")
+        drops = T.bind(self.slot(column, "drops_missing") == 1)
+        if kind is ValueKind.STRING:
+            with when(T.Or(T.Not(drops), size > 0)):
+                yield begin, size
+            return
+        separator = self.slot(column, "separator", "uint8")
+        T.buffer_store(kept, T.int32(0), [0])
+        left = self.slot(column, "token_limit") - kept[0]
+        tokens = for_each_token(self.task.buffers["bytes"], begin, begin + size, separator, left)
+        with tokens as (start, length), when(T.Or(T.Not(drops), length > 0)):
+            T.buffer_store(kept, kept[0] + 1, [0])
+            yield start, length

@@ -1,0 +1,50 @@
+"""Vector code of each operator of the stitching language, on 16 floats. What is true is 1, what is false 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.kernels.codegen import vector_math as vm
+from veltair.compiler.kernels.codegen.vectors import Expr, broadcast
+
+# Reductions: the value to start from, two values into one, and the 16 lanes of a value into one number.
+NEUTRAL = {"reduce_sum": 0.0, "reduce_max": float("-inf"), "reduce_min": float("inf")}
+COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {
+    "reduce_sum": lambda a, b: a + b,
+    "reduce_max": lambda a, b: T.max(a, b),
+    "reduce_min": lambda a, b: T.min(a, b),
+}
+FOLD: Mapping[str, Callable[[Expr], Expr]] = {
+    "reduce_sum": vm.sum_lanes,
+    "reduce_max": vm.max_lanes,
+    "reduce_min": vm.min_lanes,
+}
+
+
+def _truth(condition: Expr) -> Expr:
+    return T.Select(condition, broadcast(1.0), broadcast(0.0))
+
+
+ELEMENTWISE: Mapping[str, Callable[..., Expr]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: T.Div(a, b),
+    "min": lambda a, b: T.min(b, a),
+    "max": lambda a, b: T.max(b, a),
+    "neg": lambda a: broadcast(0.0) - a,
+    "abs": lambda a: T.max(a, broadcast(0.0) - a),
+    "exp": vm.exp,
+    "log": vm.log,
+    "erf": vm.erf,
+    "tanh": vm.tanh,
+    "sigmoid": vm.sigmoid,
+    "sqrt": lambda a: T.sqrt(a),
+    "reciprocal": lambda a: T.Div(broadcast(1.0), a),
+    "less": lambda a, b: _truth(a < b),
+    "less_equal": lambda a, b: _truth(a <= b),
+    "equal": lambda a, b: _truth(T.EQ(a, b)),
+    "where": lambda c, a, b: T.Select(c > broadcast(0.5), a, b),
+}
