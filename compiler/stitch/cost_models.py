@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from math import ceil, inf, prod
-from typing import TYPE_CHECKING
 
 from veltair.compiler.stitch.iteration_space import IterationSpace, iteration_space
+from veltair.compiler.stitch.kernel_schedule import KernelSchedule
 from veltair.compiler.stitch.stitch_program import REDUCTIONS, StitchOp, StitchProgram, count_elements
 from veltair.machine.topology import cache_bytes, usable_machine
-
-if TYPE_CHECKING:
-    from veltair.compiler.stitch.stitched_kernel import KernelSchedule
 
 LANES = 16
 FLOAT_BYTES = 4
@@ -104,8 +101,6 @@ def latency_ns(space: IterationSpace, setting: KernelSchedule, cores: int = 0) -
 
 def plan_ns(patterns: Sequence[StitchProgram]) -> float:
     """A plan's kernels one after the other, each at the scheme and split that suit it best."""
-    from veltair.compiler.stitch.stitched_kernel import KernelSchedule
-
     total = 0.0
     for pattern in patterns:
         space = iteration_space(pattern)

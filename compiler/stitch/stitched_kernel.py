@@ -104,9 +104,7 @@ class StitchedKernel:
             rest = rest if last else T.bind(rest // self._extents[axis])
         if self.space.across:
             for columns, first in self._steps(chunk):
-                vectors = [
-                    RowVector([*index[:-1], first + k * LANES], lanes, k, {}) for k, lanes in enumerate(columns)
-                ]
+                vectors = [RowVector([*index[:-1], first + k * LANES], lanes, k, {}) for k, lanes in enumerate(columns)]
                 for phase in range(self.space.phases):
                     self._emit_phase(phase, vectors, chunk)
                 self._write_rows(vectors)

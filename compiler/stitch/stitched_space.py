@@ -8,7 +8,8 @@ from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.codegen.prim_func import Operand
 from veltair.compiler.stitch.cost_models import latency_ns, scratch_bytes, units_of
 from veltair.compiler.stitch.iteration_space import SCHEMES
-from veltair.compiler.stitch.stitched_kernel import KernelSchedule, stitched_function
+from veltair.compiler.stitch.kernel_schedule import KernelSchedule
+from veltair.compiler.stitch.stitched_kernel import stitched_function
 from veltair.compiler.stitch.stitched_parameters import StitchedParameters
 
 ROWS = (1, 4, 16, 64)

@@ -83,9 +83,7 @@ class ValueEmitter:
         inside = 1
         for axis in self.space.inner:
             inside *= self.space.extents[axis]
-        self._buffers = {
-            name: T.alloc_buffer((inside * self._step,), "float32", scope="global") for name in self.kept
-        }
+        self._buffers = {name: T.alloc_buffer((inside * self._step,), "float32", scope="global") for name in self.kept}
 
     def value(self, name: str, vector: RowVector, phase: int) -> Expr:
         """A value of one vector: bound before, of the row, kept, read, or computed now."""
