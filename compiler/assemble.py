@@ -14,7 +14,7 @@ from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.locality.traffic import compulsory_bytes
 from veltair.compiler.shared_library import link
 from veltair.compiler.tuning.code_versions import Version
-from veltair.compiler.tuning.search import Setting
+from veltair.compiler.tuning.setting import Setting
 from veltair.compiler.weight_file import WeightFile
 from veltair.profiles.artifact.artifact_folder import KERNELS, WEIGHTS
 from veltair.profiles.artifact.manifest import Buffer, LayerEntry, VersionEntry

@@ -37,7 +37,8 @@ from veltair.compiler.timing.modelled_interference import this_memory
 from veltair.compiler.tuning import code_versions
 from veltair.compiler.tuning.code_versions import Version
 from veltair.compiler.tuning.frontier import Candidate
-from veltair.compiler.tuning.search import Setting, search
+from veltair.compiler.tuning.search import search
+from veltair.compiler.tuning.setting import Setting
 from veltair.machine.environment import describe_environment
 from veltair.machine.isa import tvm_target
 from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, Artifact, file_digest, load_artifact

@@ -22,7 +22,7 @@ from veltair.compiler.timing.modelled_interference import Memory
 from veltair.compiler.tuning import frontier
 from veltair.compiler.tuning.correctness import Check
 from veltair.compiler.tuning.frontier import Candidate
-from veltair.compiler.tuning.search import Setting
+from veltair.compiler.tuning.setting import Setting
 from veltair.errors import VeltairError
 from veltair.machine.cache_traffic import Reuse
 

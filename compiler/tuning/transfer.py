@@ -1,7 +1,6 @@
-"""Where to look first in the design space of a workload that was never measured: at the best points of its nearest
-recorded neighbour. Pure; no TVM.
+"""Transfer of points between workloads: a search begins at the best points of the most similar recorded workload.
 
-Distances are ours: the paper searches every layer from nothing.
+Pure; needs no TVM. The distances are not the paper's, which searches every layer from nothing.
 """
 
 from __future__ import annotations
