@@ -23,6 +23,7 @@ from veltair.compiler.features.feature_model import FeatureModel, join_features
 from veltair.compiler.features.feature_reference import reference_inputs as columns_of
 from veltair.compiler.features.random_features import draw_features
 from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters
 from veltair.compiler.onnx.logits import Squash, squashed
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.onnx.onnx_model import load as load_onnx
@@ -227,7 +228,9 @@ def _rows(report: VerificationReport, found: Artifact, wide: Sequence[LayerSpec]
     """Layers that look rows up, against the tables as they were before they were stored in fewer bytes."""
     storage = found.manifest.tables
     for index, (layer, spec) in enumerate(zip(found.manifest.layers, wide, strict=True)):
-        if spec.op not in LOOKUPS or spec.attributes.get("family") == "messages":  # of these, rows weigh each other
+        parameters = spec.parameters
+        messages = isinstance(parameters, LookupParameters) and parameters.family is LookupFamily.MESSAGE_PASSING
+        if spec.op not in LOOKUPS or messages:  # in messages, rows weigh each other
             continue
         wanted = reference(spec, [bound.buffer(b) for b in layer.inputs])
         bound.layer(index, 0)

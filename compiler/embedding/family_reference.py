@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.embedding.row_storage import decode_rows
+from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters, Reduction
 
 Array = NDArray[Any]
 
@@ -58,14 +59,14 @@ def block_gather(ids: Array, table: Array) -> Array:
     return pick_rows(ids, table)
 
 
-def reference_lookups(attributes: Mapping[str, Any], inputs: Sequence[Array], tables: Sequence[Array]) -> Array:
+def reference_lookups(parameters: LookupParameters, inputs: Sequence[Array], tables: Sequence[Array]) -> Array:
     """Of a layer "lookups" (`kernels.lookups`)."""
     ids, *others = inputs
-    match attributes["family"]:
-        case "weighted":
-            return sls(ids, tables[0], None, others[0], attributes["reduce"] == "mean")
-        case "messages":
+    match parameters.family:
+        case LookupFamily.WEIGHTED_SUM:
+            return sls(ids, tables[0], None, others[0], parameters.reduce is Reduction.MEAN)
+        case LookupFamily.MESSAGE_PASSING:
             return message_passing(ids.reshape(-1), tables[0], np.arange(len(ids) + 1) * ids.shape[1], others[0])
-        case _:
+        case LookupFamily.KNOWLEDGE_GRAPH:
             kinds, tails = others
-            return knowledge_graph(ids, kinds, tails, tables[0], tables[1], attributes["norm"])
+            return knowledge_graph(ids, kinds, tails, tables[0], tables[1], parameters.norm or 1)

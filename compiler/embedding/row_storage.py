@@ -6,7 +6,7 @@ bias as float32; number = byte * scale + bias.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -45,13 +45,6 @@ def decode_rows(table: NDArray[Any]) -> NDArray[np.float32]:
 
 def storage_of(table: NDArray[Any]) -> Storage:
     return next(storage for storage, dtype in DTYPES.items() if dtype == table.dtype)
-
-
-def storage_attributes(tables: Collection[NDArray[Any]]) -> dict[str, str]:
-    """Attributes of a layer whose rows are not in fp32: how they are stored, and the note of it."""
-    storage = storage_of(next(iter(tables)))
-    size = sum(table.nbytes for table in tables) / 1e6
-    return {} if storage == "fp32" else {"storage": storage, "_note": f"tables of {size:.1f} MB in {storage}"}
 
 
 def row_items(dim: Expr, dtype: str) -> Expr:

@@ -27,7 +27,7 @@ from veltair.compiler.kernels.rows.embedding_bag import EmbeddingBag
 from veltair.compiler.kernels.rows.layer_norm import LayerNorm
 from veltair.compiler.kernels.rows.lookups import Lookups
 from veltair.compiler.kernels.rows.one_hot_sum import OneHotSum
-from veltair.compiler.kernels.rows.token_embedding import Embedding
+from veltair.compiler.kernels.rows.token_embedding import TokenEmbedding
 from veltair.compiler.stitch.stitched_space import StitchedSpace
 
 SPACES: dict[str, Space] = {
@@ -40,7 +40,7 @@ SPACES: dict[str, Space] = {
     "batched_matmul_bf16": BatchedMatmulBf16(),
     "attention": Attention(),
     "layer_norm": LayerNorm(),
-    "embedding": Embedding(),
+    "embedding": TokenEmbedding(),
     "cast": Cast(),
     "embedding_bag": EmbeddingBag(),
     "lookups": Lookups(),

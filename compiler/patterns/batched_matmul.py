@@ -13,6 +13,7 @@ from veltair.compiler.graph.epilogue import Epilogue
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
+from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
 from veltair.compiler.onnx.node_attributes import attribute, times
 from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
 
@@ -77,18 +78,15 @@ def batched_matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
         else:
             inputs.append(builder.rows(name) if narrow else builder.plain(name))
     weights["bias"] = np.broadcast_to(np.asarray(bias, np.float32), shape[-1:]).copy()
-    attributes = {
-        "left_order": found.left_order, "right_order": found.right_order,
-        "constant": ",".join(side for side in ("left", "right") if side in weights),
-        "scale": scale, "activation": epilogue.activation,
-    }  # fmt: skip
+    constant = ",".join(side for side in ("left", "right") if side in weights)
+    parameters = BatchedMatmulParameters(found.left_order, found.right_order, constant, scale, epilogue.activation)
     halved = narrow_rows(times(out[:-1]), view) and read_by_products(epilogue.output, view)
     dtype = "uint16" if halved else "float32"
     y = Activation(epilogue.output if shape == out else f"{epilogue.output}/row", dtype, shape)
     source = view.shape_of(found.left)
     flops = 2 * int(np.prod(np.abs(out))) * abs(source[found.left_order[-1]])
     op = "batched_matmul_bf16" if narrow else "batched_matmul"
-    builder.emit(node.name, op, inputs, [y], attributes, weights, flops)
+    builder.emit(node.name, op, inputs, [y], parameters, weights, flops)
     if shape != out:
         builder.alias(Activation(epilogue.output, dtype, out), y.name)
     return True

@@ -8,6 +8,7 @@ import onnx
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.graph.parameters.sequence import LayerNormParameters
 from veltair.compiler.onnx.node_attributes import attribute, times
 from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
 
@@ -32,8 +33,8 @@ def layer_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> 
         return False
     narrow = narrow_rows(rows, view) and read_by_products(node.output[0], view)
     y = Activation(f"{node.output[0]}/rows", "uint16" if narrow else "float32", (rows, width))
-    attributes = {"epsilon": float(attribute(node, "epsilon", 1e-5))}
+    parameters = LayerNormParameters(float(attribute(node, "epsilon", 1e-5)))
     inputs = [builder.reshaped(x, (rows, width))]
-    builder.emit(node.name, "layer_norm", inputs, [y], attributes, weights, 8 * abs(rows) * width)
+    builder.emit(node.name, "layer_norm", inputs, [y], parameters, weights, 8 * abs(rows) * width)
     builder.alias(Activation(node.output[0], y.dtype, shape), y.name)
     return True

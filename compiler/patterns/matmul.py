@@ -12,6 +12,7 @@ from veltair.compiler.graph.epilogue import Epilogue
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
 from veltair.compiler.onnx.node_attributes import attribute, times
 from veltair.compiler.patterns.batch_norm import Normed
 from veltair.profiles.artifact.manifest import shape_at
@@ -81,20 +82,17 @@ def dense(
     depth = weight.shape[0]
     weights = {"weight": np.ascontiguousarray(weight, np.float32), "bias": bias.astype(np.float32)}
     flops = 2 * abs(rows) * int(np.prod(weight.shape))
-    attributes: dict[str, Any] = {"activation": activation}
     if narrow_rows(rows, view):
         inputs = [builder.reshaped(builder.narrowed(builder.rows(x)), (rows, depth))]
-        kind = "matmul_bf16"
+        kind, storage = "matmul_bf16", None
     else:
         inputs = [builder.reshaped(builder.plain(x), (rows, depth))]
         few = view.dtype == "uint16" and 0 < rows <= FEW_ROWS
-        kind = "matmul"
-        attributes["storage"] = "bf16" if few else "fp32"
+        kind, storage = "matmul", WeightStorage.BF16 if few else WeightStorage.FP32
         gate, residual = (builder.plain(side.name) if side else None for side in (gate, residual))
     inputs += [builder.reshaped(side, y.shape) for side in (gate, residual) if side is not None]
-    if gate is not None:  # named where it is so: the records of others know no such attribute
-        attributes["gated"] = True
-    builder.emit(name, kind, inputs, [y], attributes, weights, flops)
+    parameters = MatmulParameters(activation, storage, gated=gate is not None)
+    builder.emit(name, kind, inputs, [y], parameters, weights, flops)
 
 
 def narrow_rows(rows: int, view: ModelView) -> bool:

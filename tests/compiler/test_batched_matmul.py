@@ -13,6 +13,7 @@ from nets import Net, normal, run
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
@@ -104,10 +105,8 @@ def product(
     """Sides as they lie in memory and their orders."""
     a, b, y = (Activation(*t) for t in zip("aby", dtypes, (left[0], right[0], output), strict=True))
     op = "batched_matmul_bf16" if max_batch > 1 or "uint16" in dtypes else "batched_matmul"
-    attributes = {
-        "left_order": left[1], "right_order": right[1], "constant": "", "scale": 0.25, "activation": "none",
-    }  # fmt: skip
-    return LayerSpec("product", op, (a, b), (y,), attributes, {"bias": normal(output[-1])}, 0, max_batch)
+    parameters = BatchedMatmulParameters(left[1], right[1], "", 0.25, "none")
+    return LayerSpec("product", op, (a, b), (y,), {}, {"bias": normal(output[-1])}, 0, max_batch, parameters)
 
 
 def values_of(spec: LayerSpec, batch: int = 1) -> list[NDArray[np.float32]]:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from kernels import LESSER, ahead, call, need, untouched_halo, worst_error
 
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
+from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
+from veltair.compiler.graph.parameters.recommendation import EmbeddingBagParameters, Reduction
 from veltair.compiler.graph.parameters.vision import Conv2dParameters, ElementwiseParameters, Pool2dParameters, PoolKind
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import cpu_features
@@ -141,7 +143,7 @@ def test_elementwise_concat_pool_and_layouts(precision: tuple[str, int, float]) 
 def test_matmul_at_any_batch(batch: int, depth: int, width: int, storage: str) -> None:
     x, y = Activation("x", "float32", (-1, depth)), Activation("y", "float32", (-1, width))
     weights = {"weight": normal(depth, width), "bias": normal(width)}
-    spec = LayerSpec("m", "matmul", (x,), (y,), {"activation": "relu", "storage": storage}, weights, 0, max_batch=64)
+    spec = LayerSpec("m", "matmul", (x,), (y,), {}, weights, 0, 64, MatmulParameters("relu", WeightStorage(storage)))
     points = SPACES["matmul"].points(spec, cpu_features())
     for point in ahead(spec, points[:: max(1, len(points) // 4)]):
         error, _ = worst_error(spec, point, [normal(batch, depth)], batch)
@@ -155,7 +157,8 @@ def test_bags_of_tables_of_different_length(width: int, reduce: str) -> None:
     ids = tuple(Activation(f"i{i}", "int64" if width == 32 else "int32", (-1, 9)) for i in range(3))
     outs = tuple(Activation(f"o{i}", "float32", (-1, width)) for i in range(3))
     weights = {f"table{i}": normal(r, width) for i, r in enumerate(rows)}
-    spec = LayerSpec("b", "embedding_bag", ids, outs, {"reduce": reduce}, weights, 0, max_batch=16)
+    parameters = EmbeddingBagParameters(reduce=Reduction(reduce))
+    spec = LayerSpec("b", "embedding_bag", ids, outs, {}, weights, 0, 16, parameters)
     values = [random.integers(0, r, (6, 9)).astype(ids[0].dtype) for r in rows]
     for point in ahead(spec, SPACES["embedding_bag"].points(spec, cpu_features())[::3]):
         assert worst_error(spec, point, values, 6)[0] < 1e-6
@@ -165,9 +168,16 @@ def test_bags_of_tables_of_different_length(width: int, reduce: str) -> None:
 def test_an_id_outside_the_table_reads_the_first_row(bad: int) -> None:
     """Ids are checked before they come here; a kernel still never reads outside."""
     spec = LayerSpec(
-        "b", "embedding_bag", (Activation("i", "int64", (-1, 4)),), (Activation("o", "float32", (-1, 16)),),
-        {"reduce": "sum"}, {"table0": normal(100, 16)}, 0, max_batch=2,
-    )  # fmt: skip
+        "b",
+        "embedding_bag",
+        (Activation("i", "int64", (-1, 4)),),
+        (Activation("o", "float32", (-1, 16)),),
+        {},
+        {"table0": normal(100, 16)},
+        0,
+        max_batch=2,
+        parameters=EmbeddingBagParameters(reduce=Reduction.SUM),
+    )
     ids = np.array([[bad, 3, bad, 5]])
     for point in ahead(spec, SPACES["embedding_bag"].points(spec, cpu_features())):
         (found,) = call(spec, point, [aligned(ids)])
@@ -199,8 +209,8 @@ def test_code_for_lesser_instruction_sets(mcpu: str) -> None:
     parameters = Conv2dParameters((3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "relu")
     weights = {"weight": normal(40, 20, 3, 3), "bias": normal(40)}
     rows, out = Activation("a", "float32", (9, 30)), Activation("b", "float32", (9, 50))
-    kind = {"activation": "none", "storage": "fp32"}
-    dense = LayerSpec("d", "matmul", (rows,), (out,), kind, {"weight": normal(30, 50), "bias": normal(50)}, 0)
+    dense_weights, matmul = {"weight": normal(30, 50), "bias": normal(50)}, MatmulParameters("none", WeightStorage.FP32)
+    dense = LayerSpec("d", "matmul", (rows,), (out,), {}, dense_weights, 0, parameters=matmul)
     convolution = LayerSpec("c", "conv2d", (x,), (y,), {}, weights, 0, parameters=parameters)
     for spec in (convolution, dense):
         for point in ahead(spec, SPACES[spec.op].points(spec, LESSER[mcpu])[:4], mcpu):

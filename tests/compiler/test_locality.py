@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec, Point
+from veltair.compiler.graph.parameters.products import BatchedMatmulParameters, MatmulParameters, WeightStorage
+from veltair.compiler.graph.parameters.sequence import AttentionParameters, LayerNormParameters
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vectors import ramp
@@ -126,22 +128,22 @@ def conv(
 def dense(op: str, dtype: str, rows: int, depth: int, width: int) -> LayerSpec:
     weights = {"weight": np.zeros((depth, width), np.float32), "bias": np.zeros(width, np.float32)}
     x, y = Activation("x", dtype, (rows, depth)), Activation("y", dtype, (rows, width))
-    return LayerSpec("d", op, (x,), (y,), {"activation": "none", "storage": "fp32"}, weights, 0, max_batch=4)
+    return LayerSpec("d", op, (x,), (y,), {}, weights, 0, 4, MatmulParameters("none", WeightStorage.FP32))
 
 
 def attention(dtype: str) -> LayerSpec:
-    a = {"heads": 4, "width": 64, "tokens": 96, "keys": 96, "places": ((0, 0), (0, 256), (0, 512))}
-    a |= {"scale": 0.125, "masked": False}
+    parameters = AttentionParameters(4, 64, 96, 96, 0.125, ((0, 0), (0, 256), (0, 512)), masked=False)
     x, y = Activation("x", dtype, (96, 768)), Activation("y", dtype, (96, 256))
-    return LayerSpec("a", "attention", (x,), (y,), a, {}, 0)
+    return LayerSpec("a", "attention", (x,), (y,), {}, {}, 0, parameters=parameters)
 
 
 def products(rows: int, depth: int, width: int) -> LayerSpec:
     """Of two computed sides, the right one turned."""
-    a = {"left_order": (0, 1, 2), "right_order": (0, 2, 1), "scale": 1.0, "activation": "none"}
+    parameters = BatchedMatmulParameters((0, 1, 2), (0, 2, 1), "", 1.0, "none")
     sides = (Activation("a", "uint16", (-3, rows, depth)), Activation("b", "float32", (-3, width, depth)))
     y = Activation("y", "float32", (-3, rows, width))
-    return LayerSpec("p", "batched_matmul_bf16", sides, (y,), a, {"bias": np.zeros(width, np.float32)}, 0, max_batch=4)
+    weights = {"bias": np.zeros(width, np.float32)}
+    return LayerSpec("p", "batched_matmul_bf16", sides, (y,), {}, weights, 0, 4, parameters)
 
 
 def grouped(shuffled: bool) -> LayerSpec:
@@ -222,7 +224,7 @@ def test_look_ups_count_the_rows_that_are_picked() -> None:
     weights = {"table0": np.zeros((1000, 32), np.float32), "positions": np.zeros((9, 32), np.float32)}
     weights |= {"scale": np.ones(32, np.float32), "shift": np.zeros(32, np.float32)}
     y = Activation("y", "float32", (-9, 32))
-    spec = LayerSpec("e", "embedding", ids, (y,), {"epsilon": 1e-5}, weights, 0, max_batch=2)
+    spec = LayerSpec("e", "embedding", ids, (y,), {}, weights, 0, 2, LayerNormParameters(1e-5))
     kernel = SPACES["embedding"].build(spec, {"rows": 8}, ISAS["avx512"])
     expected = 2 * 9 * (8 + 128 + 128) + 9 * 128 + 256
     (only,) = kernel_reuse(spec, kernel, 2)

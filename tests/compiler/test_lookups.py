@@ -11,8 +11,14 @@ from kernels import ahead, worst_error
 from nets import Arrays
 from test_sums import ROWS, drawn, operators
 
-from veltair.compiler.embedding.row_storage import STORAGES, encode_rows, storage_attributes
+from veltair.compiler.embedding.row_storage import STORAGES, encode_rows, storage_of
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.compiler.graph.parameters.recommendation import (
+    EmbeddingBagParameters,
+    LookupFamily,
+    LookupParameters,
+    Reduction,
+)
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import cpu_features
 
@@ -78,7 +84,7 @@ def test_every_version_equals_numpy(family: str, mcpu: str) -> None:
     far = np.array([-1, 40, 2**31, 2**40, -(2**63), 2**63 - 1, 3])
     inputs, values = [Activation("ids", "int64", (-1, 5))], [random.integers(0, 40, (ROWS, 5))]
     values[0][:, 2] = far
-    attributes: dict[str, Any] = {"family": family, "dim": 37, "reduce": "mean", "norm": 1}
+    parameters = LookupParameters(family=LookupFamily(family), dim=37, reduce=Reduction.MEAN, norm=1)
     weights = {"table0": drawn(40, 37)}
     if family == "weighted":
         inputs.append(Activation("w", "float32", (-1, 5)))
@@ -91,7 +97,7 @@ def test_every_version_equals_numpy(family: str, mcpu: str) -> None:
         values = [far, random.integers(0, 5, ROWS), far[::-1].copy()]
         weights["table1"] = drawn(5, 37)
     y = Activation("y", "float32", (-1,) if family == "triples" else (-1, 37))
-    spec = LayerSpec("l", "lookups", tuple(inputs), (y,), attributes, weights, 1, max_batch=64)
+    spec = LayerSpec("l", "lookups", tuple(inputs), (y,), {}, weights, 1, 64, parameters)
     for point in ahead(spec, SPACES["lookups"].points(spec, cpu_features())[:6], mcpu):
         error, _ = worst_error(spec, point, values, ROWS, mcpu)
         assert error < 1e-5, point
@@ -99,6 +105,10 @@ def test_every_version_equals_numpy(family: str, mcpu: str) -> None:
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_inspect_says_how_rows_are_stored(storage: str) -> None:
-    attributes = storage_attributes([encode_rows(drawn(4000, 32), storage), encode_rows(drawn(1000, 32), storage)])
-    notes = {"fp16": "tables of 0.3 MB in fp16", "int8": "tables of 0.2 MB in int8"}
-    assert attributes == ({} if storage == "fp32" else {"storage": storage, "_note": notes[storage]})
+    """In the note of the layer, which is no term of its workload; rows in fp32 are not mentioned in either."""
+    tables = [encode_rows(drawn(rows, 32), storage) for rows in (4000, 1000)]
+    size = sum(table.nbytes for table in tables)
+    parameters = EmbeddingBagParameters(reduce=Reduction.SUM, storage=storage_of(tables[0]), table_bytes=size)
+    notes = {"fp32": "", "fp16": "tables of 0.3 MB in fp16", "int8": "tables of 0.2 MB in int8"}
+    assert parameters.note == notes[storage]
+    assert parameters.terms() == {"reduce": "sum"} | ({} if storage == "fp32" else {"storage": storage})

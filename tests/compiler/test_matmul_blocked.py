@@ -9,20 +9,21 @@ import pytest
 from kernels import LESSER, worst_error
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec, Point
+from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import ISAS
 
 MOST = 80  # rows
 
 
-def layer(depth: int, width: int, inputs: int = 1, **attributes: object) -> LayerSpec:
+def layer(depth: int, width: int, inputs: int = 1, activation: str = "relu", gated: bool = False) -> LayerSpec:
     random = np.random.default_rng(depth)
     weights = {"weight": random.standard_normal((depth, width), np.float32) / np.float32(depth**0.5)}
     weights["bias"] = random.standard_normal(width, np.float32)
     x, y = Activation("x", "float32", (-1, depth)), Activation("y", "float32", (-1, width))
     sides = tuple(Activation(f"side{i}", "float32", (-1, width)) for i in range(inputs - 1))
-    kind = {"activation": "relu", "storage": "fp32", **attributes}
-    return LayerSpec("m", "matmul", (x, *sides), (y,), kind, weights, 0, max_batch=MOST)
+    parameters = MatmulParameters(activation, WeightStorage.FP32, gated)
+    return LayerSpec("m", "matmul", (x, *sides), (y,), {}, weights, 0, MOST, parameters)
 
 
 def error(spec: LayerSpec, point: Point, rows: int, mcpu: str = "") -> float:
@@ -41,7 +42,7 @@ def test_rows_columns_and_depth_end_anywhere(rows: int, depth: int, width: int) 
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_gate_and_residual_come_after_the_last_stretch(gated: bool) -> None:
-    spec = layer(100, 40, 2 + gated, activation="none", **({"gated": True} if gated else {}))
+    spec = layer(100, 40, 2 + gated, activation="none", gated=gated)
     assert error(spec, {"columns": 2, "rows": 4, "tall": 3, "panels": 1, "stretch": 48}, 29) < 1e-5
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.compiler.graph.parameters.sequence import RecurrentParameters, ResetPosition, SequenceOrder
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
@@ -23,6 +24,7 @@ from veltair.machine.isa import cpu_features
 from veltair.zoo.recommendation.augru import augru
 
 FLOAT = TensorProto.FLOAT
+STEPS_FIRST, AFTER_PRODUCT = SequenceOrder.STEPS_FIRST, ResetPosition.AFTER_PRODUCT
 random = np.random.default_rng(11)
 
 
@@ -32,9 +34,9 @@ def drawn(*shape: int) -> NDArray[np.float32]:
 
 def unit(
     steps: int, inputs: int, hidden: int, reads: tuple[str, ...] = ("x",), writes: tuple[str, ...] = ("states",),
-    order: str = "rows", reset: str = "before",
+    order: SequenceOrder = SequenceOrder.ROWS_FIRST, reset: ResetPosition = ResetPosition.BEFORE_PRODUCT,
 ) -> LayerSpec:  # fmt: skip
-    rows = order == "rows"
+    rows = order is SequenceOrder.ROWS_FIRST
     shapes: dict[str, tuple[int, ...]] = {
         "x": (-1, steps, inputs) if rows else (steps, -1, inputs), "scores": (-1, steps) if rows else (steps, -1),
         "initial": (-1, hidden), "lengths": (-1,), "last": (-1, hidden),
@@ -45,9 +47,9 @@ def unit(
         "bias": drawn(3 * hidden), "candidate_bias": drawn(hidden),
     }  # fmt: skip
     types = {"lengths": "int32"}
-    attributes = {"reads": reads, "writes": writes, "x_order": order, "y_order": order, "reset": reset}
+    parameters = RecurrentParameters(reads, writes, order, order, reset)
     tensors = [tuple(Activation(n, types.get(n, "float32"), shapes[n]) for n in names) for names in (reads, writes)]
-    return LayerSpec("unit", "recurrent", tensors[0], tensors[1], attributes, weights, 1, max_batch=64)
+    return LayerSpec("unit", "recurrent", tensors[0], tensors[1], {}, weights, 1, 64, parameters)
 
 
 @pytest.mark.parametrize("mcpu", ["", "haswell"])
@@ -56,7 +58,7 @@ def unit(
     [
         unit(9, 8, 8, writes=("states", "last")),
         unit(5, 3, 17, reads=("x", "scores", "initial")),
-        unit(6, 9, 13, ("x", "scores", "lengths"), ("states", "last"), "steps", "after"),
+        unit(6, 9, 13, ("x", "scores", "lengths"), ("states", "last"), STEPS_FIRST, AFTER_PRODUCT),
         unit(1, 1, 1, writes=("last",)),
     ],
     ids=["plain", "scores", "lengths", "one"],

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.compiler.graph.parameters.recommendation import ConcatSumParameters, OneHotSumParameters
 from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import cpu_features
 
@@ -122,8 +123,9 @@ def test_every_version_equals_numpy(op: str, mcpu: str) -> None:
     widths = (9, 3) if counts else (36, 12, 84)
     inputs = tuple(Activation(f"x{i}", "int64" if counts else "float32", (-1, w)) for i, w in enumerate(widths))
     width = 22 if counts else 12
-    attributes = {"depths": (5, 17), "scales": (1.0, 0.5)} if counts else {"scale": 0.5}
-    spec = LayerSpec(op, op, inputs, (Activation("y", "float32", (-1, width)),), attributes, {}, 1, max_batch=64)
+    parameters = OneHotSumParameters((5, 17), (1.0, 0.5)) if counts else ConcatSumParameters(0.5)
+    y = Activation("y", "float32", (-1, width))
+    spec = LayerSpec(op, op, inputs, (y,), {}, {}, 1, max_batch=64, parameters=parameters)
     values = [ids(w, 8) if counts else drawn(ROWS, w) for w in widths]
     for point in ahead(spec, SPACES[op].points(spec, cpu_features()), mcpu):
         error, _ = worst_error(spec, point, values, ROWS, mcpu)

@@ -1,19 +1,20 @@
 """Attention of all heads in one layer: scores, softmax and their product with V for a few rows at a time.
 
-A task takes one head of one image and a share of its queries. The scores of a few rows stay in L1, K transposed and V
-in L2. Sums are fp32; the greatest score of each row is subtracted before exp, so no finite score overflows.
+A task takes one head of one image and a share of its queries. The scores of a few rows stay in L1, the transposed K and
+V in L2. Sums are fp32; the maximum of the scores of each row is subtracted before exp, so no finite score overflows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.attention.attention_bf16 import attention_bf16
-from veltair.compiler.kernels.attention.softmax import mask_index, softmax_row
+from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.sequence import AttentionParameters
+from veltair.compiler.kernels.attention.attention_bf16 import Bf16Attention
+from veltair.compiler.kernels.attention.softmax import RowSoftmax
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
@@ -22,99 +23,127 @@ from veltair.compiler.kernels.matmul.matrix_unit import MatrixUnit
 
 
 class Attention:
-    """inputs: rows of heads side by side (images * tokens, …), Q, K and V each at a `place` (input, column) in them[,
-    mask, which broadcasts to (images, heads, tokens, keys)]; weights: mask, if it is constant; output (images * tokens,
-    heads * width) in the inputs' type, fp32 or bfloat16.
+    """inputs: rows of heads side by side (images * tokens, …), which hold Q, K and V at their places[, mask, which
+    broadcasts to (images, heads, tokens, keys)]; weights: mask, if it is constant; output (images * tokens, heads *
+    width) in the inputs' type, fp32 or bfloat16. Parameters: `AttentionParameters`.
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        tokens = int(spec.attributes["tokens"])
+        tokens = spec.parameters_as(AttentionParameters).tokens
         chunks = [c for c in (1, 2, 3, 4) if c == 1 or tokens // c >= 32]
         if spec.inputs[0].dtype == "uint16":
             return [{"unit": MatrixUnit.of_cpu(features).value, "chunks": c} for c in chunks]
         tiles = ((6, 4), (12, 2), (8, 3)) if "avx512" in features else ((6, 1), (4, 1), (2, 2))
-        return [{"unit": "vector", "chunks": c, "rows": r, "columns": v} for c in chunks for r, v in tiles]
+        unit = MatrixUnit.VECTOR.value
+        return [{"unit": unit, "chunks": c, "rows": r, "columns": v} for c in chunks for r, v in tiles]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        return _vectors(spec, point) if point["unit"] == "vector" else attention_bf16(spec, point)
+        if MatrixUnit(str(point["unit"])) is MatrixUnit.VECTOR:
+            return _VectorAttention(spec, point).build()
+        return Bf16Attention(spec, point).build()
 
 
-def _vectors(spec: LayerSpec, point: Point) -> Kernel:
-    a, y = spec.attributes, spec.outputs[0]
-    heads, width, tokens, keys = (int(a[k]) for k in ("heads", "width", "tokens", "keys"))
-    places: Any = a["places"]
-    count, rows, columns = int(point["chunks"]), int(point["rows"]), int(point["columns"])
-    panel = columns * LANES
-    padded = -(-keys // panel) * panel
-    vectors = width // LANES
-    side = max(c for c in range(1, vectors + 1) if vectors % c == 0 and (c <= columns or c == 1))  # of a tile of V
-    each = -(-tokens // count)
-    operands: list[Activation | NDArray[Any]] = [*spec.inputs, *spec.weights.values(), y]
+class _VectorAttention:
+    """Code of one layer in fp32 vectors."""
 
-    def body(*buffers: Any) -> None:
-        sides = [buffers[i] for i, _ in places]
-        mask = buffers[-2] if a["masked"] else None
-        Y = buffers[-1]
-        images = T.floordiv(Y.shape[0], tokens)
-        with T.parallel(0, images * heads * count) as task:
-            turned = T.alloc_buffer((width, padded), "float32", scope="global")
-            scores = T.alloc_buffer((rows, padded), "float32", scope="global")
-            acc = T.alloc_buffer((rows * max(columns, side),), "float32x16", scope="local")
-            inverse = T.alloc_buffer((rows,), "float32", scope="global")
-            image, head = T.bind(task // (heads * count)), T.bind(task // count % heads)
-            first = T.bind(task % count * each)
-            at = [T.bind(column + head * width) for _, column in places]
-            with T.serial(0, width) as d, T.serial(0, padded) as key:
-                with when(key < keys):
-                    T.buffer_store(turned, vector_load(sides[1], image * keys + key, at[1] + d, count=1), [d, key])
-                with when(key >= keys):
-                    T.buffer_store(turned, T.float32(0), [d, key])
+    def __init__(self, spec: LayerSpec, point: Point) -> None:
+        self.spec, self.parameters = spec, spec.parameters_as(AttentionParameters)
+        self.chunks, self.rows, self.columns = (int(point[name]) for name in ("chunks", "rows", "columns"))
+        self.panel = self.columns * LANES
+        self.padded_keys = -(-self.parameters.keys // self.panel) * self.panel
+        self.vectors = self.parameters.width // LANES
+        widths = range(1, self.vectors + 1)  # of a tile of V, in vectors
+        self.v_columns = max(c for c in widths if self.vectors % c == 0 and (c <= self.columns or c == 1))
+        self.queries_of_task = -(-self.parameters.tokens // self.chunks)
 
-            def block(row: Expr, taken: int) -> None:
-                """So many rows from token `row` on."""
-                with T.serial(0, padded // panel) as group:
-                    for i in range(taken * columns):
-                        T.buffer_store(acc, broadcast(0.0), [i])
-                    with T.serial(0, width) as d:
-                        taps = [T.bind(vector_load(turned, d, group * panel + c * LANES)) for c in range(columns)]
-                        for r in range(taken):
-                            value = T.bind(
-                                broadcast(vector_load(sides[0], image * tokens + row + r, at[0] + d, count=1))
-                            )
-                            for c in range(columns):
-                                T.buffer_store(acc, acc[r * columns + c] + value * taps[c], [r * columns + c])
-                    for r in range(taken):
-                        for c in range(columns):
-                            T.buffer_store(scores, acc[r * columns + c], [r, ramp(group * panel + c * LANES)])
-                with T.serial(0, taken) as r:
-                    where = mask_index(mask, image, head, row + r)
-                    total = softmax_row(scores, scores, r, keys, float(a["scale"]), mask, where)
-                    T.buffer_store(inverse, T.float32(1) / total, [r])
-                with T.serial(0, vectors // side) as part:
-                    for i in range(taken * side):
-                        T.buffer_store(acc, broadcast(0.0), [i])
-                    with T.serial(0, keys) as key:
-                        column = at[2] + part * (side * LANES)
-                        taps = [
-                            T.bind(vector_load(sides[2], image * keys + key, column + c * LANES)) for c in range(side)
-                        ]
-                        for r in range(taken):
-                            value = T.bind(T.broadcast(scores[r, key], LANES))
-                            for c in range(side):
-                                T.buffer_store(acc, acc[r * side + c] + value * taps[c], [r * side + c])
-                    for r in range(taken):
-                        scale = T.bind(T.broadcast(inverse[r], LANES))
-                        for c in range(side):
-                            column = head * width + part * (side * LANES) + c * LANES
-                            vector_store(Y, T.bind(acc[r * side + c] * scale), image * tokens + row + r, column)
+    def build(self) -> Kernel:
+        spec, parameters = self.spec, self.parameters
+        weights = tuple(spec.weights.values())
+        function = build_prim_func([*spec.inputs, *weights, spec.outputs[0]], self._emit)
+        block_size = self.padded_keys * (parameters.width * 8 + self.rows * 4)
+        parallelism = parameters.heads * self.chunks * self.rows * self.columns
+        return Kernel(function, weights, block_size, parallelism)
 
-            mine = T.bind(T.max(T.min(each, tokens - first), 0))
-            with T.serial(0, mine // rows) as t:
-                block(first + t * rows, rows)
-            if each % rows or tokens % each:
-                with T.serial(0, mine % rows) as r:
-                    block(first + mine // rows * rows + r, 1)
+    def _emit(self, *buffers: Any) -> None:
+        parameters, padded, width = self.parameters, self.padded_keys, self.parameters.width
+        heads, tokens, share = parameters.heads, parameters.tokens, self.queries_of_task
+        self.Q, self.K, self.V = (buffers[i] for i, _ in parameters.places)
+        self.output = buffers[-1]
+        mask = buffers[-2] if parameters.masked else None
+        images = T.floordiv(self.output.shape[0], tokens)
+        with T.parallel(0, images * heads * self.chunks) as task:
+            self.transposed_k = T.alloc_buffer((width, padded), "float32", scope="global")
+            self.scores = T.alloc_buffer((self.rows, padded), "float32", scope="global")
+            self.softmax = RowSoftmax(self.scores, self.scores, parameters.keys, parameters.scale, mask)
+            largest_tile = self.rows * max(self.columns, self.v_columns)
+            self.sums = T.alloc_buffer((largest_tile,), "float32x16", scope="local")
+            self.inverse = T.alloc_buffer((self.rows,), "float32", scope="global")
+            self.image = T.bind(task // (heads * self.chunks))
+            self.head = T.bind(task // self.chunks % heads)
+            first = T.bind(task % self.chunks * share)
+            starts = [T.bind(column + self.head * width) for _, column in parameters.places]
+            self._transpose_k(starts[1])
+            count = T.bind(T.max(T.min(share, tokens - first), 0))
+            with T.serial(0, count // self.rows) as t:
+                self._emit_rows(first + t * self.rows, self.rows, starts)
+            if share % self.rows or tokens % share:
+                with T.serial(0, count % self.rows) as r:
+                    self._emit_rows(first + count // self.rows * self.rows + r, 1, starts)
 
-    function = build_prim_func(operands, body)
-    block_size = padded * (width * 8 + rows * 4)
-    return Kernel(function, tuple(spec.weights.values()), block_size, heads * count * rows * columns)
+    def _transpose_k(self, start: Expr) -> None:
+        """K of the head as (width, keys), with zeros behind the last key."""
+        keys = self.parameters.keys
+        with T.serial(0, self.parameters.width) as d, T.serial(0, self.padded_keys) as key:
+            with when(key < keys):
+                value = vector_load(self.K, self.image * keys + key, start + d, count=1)
+                T.buffer_store(self.transposed_k, value, [d, key])
+            with when(key >= keys):
+                T.buffer_store(self.transposed_k, T.float32(0), [d, key])
+
+    def _emit_rows(self, token: Expr, count: int, starts: Sequence[Expr]) -> None:
+        """`count` queries from `token` on. starts: the head's first columns in Q, K and V."""
+        self._compute_scores(token, count, starts[0])
+        with T.serial(0, count) as r:
+            mask_index = self.softmax.mask_index(self.image, self.head, token + r)
+            total = self.softmax.emit(r, mask_index)
+            T.buffer_store(self.inverse, T.float32(1) / total, [r])
+        self._mix_values(token, count, starts[2])
+
+    def _compute_scores(self, token: Expr, count: int, start: Expr) -> None:
+        """Q K^T of some queries, a panel of keys at a time."""
+        sums, columns = self.sums, self.columns
+        with T.serial(0, self.padded_keys // self.panel) as group:
+            for i in range(count * columns):
+                T.buffer_store(sums, broadcast(0.0), [i])
+            with T.serial(0, self.parameters.width) as d:
+                keys = [
+                    T.bind(vector_load(self.transposed_k, d, group * self.panel + c * LANES)) for c in range(columns)
+                ]
+                for r in range(count):
+                    row = self.image * self.parameters.tokens + token + r
+                    value = T.bind(broadcast(vector_load(self.Q, row, start + d, count=1)))
+                    for c in range(columns):
+                        T.buffer_store(sums, sums[r * columns + c] + value * keys[c], [r * columns + c])
+            for r in range(count):
+                for c in range(columns):
+                    T.buffer_store(self.scores, sums[r * columns + c], [r, ramp(group * self.panel + c * LANES)])
+
+    def _mix_values(self, token: Expr, count: int, start: Expr) -> None:
+        """The softmax times V, some vectors of its columns at a time, divided by the sums and stored."""
+        sums, columns, parameters = self.sums, self.v_columns, self.parameters
+        with T.serial(0, self.vectors // columns) as part:
+            for i in range(count * columns):
+                T.buffer_store(sums, broadcast(0.0), [i])
+            with T.serial(0, parameters.keys) as key:
+                first, row = start + part * (columns * LANES), self.image * parameters.keys + key
+                values = [T.bind(vector_load(self.V, row, first + c * LANES)) for c in range(columns)]
+                for r in range(count):
+                    weight = T.bind(T.broadcast(self.scores[r, key], LANES))
+                    for c in range(columns):
+                        T.buffer_store(sums, sums[r * columns + c] + weight * values[c], [r * columns + c])
+            for r in range(count):
+                scale = T.bind(T.broadcast(self.inverse[r], LANES))
+                for c in range(columns):
+                    column = self.head * parameters.width + part * (columns * LANES) + c * LANES
+                    value = T.bind(sums[r * columns + c] * scale)
+                    vector_store(self.output, value, self.image * parameters.tokens + token + r, column)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
@@ -11,76 +12,98 @@ from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
 from veltair.compiler.kernels.codegen.vector_math import LOG2_E, exp, max_lanes, sum_lanes
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
 
-UNROLLED = 4  # vectors whose greatest and sums are apart: those of one wait for each other
+UNROLLED = 4  # vectors whose maxima and sums are separate: those of one wait for each other
 LOWEST = -1.0e38  # stands behind the last key; finite when scaled for exp2
 # 2**f on [0, 1] to 8e-5, which is more than bfloat16 keeps; highest power first.
 EXP2 = (0.0780226977, 0.2260685630, 0.6958336429, 0.9999251397)
 
 
-def mask_index(mask: Any, image: Expr, head: Expr, row: Expr) -> tuple[Expr, ...]:
-    """Where a row of scores finds its mask, which broadcasts to (images, heads, tokens, keys)."""
-    if mask is None:
-        return ()
-    spread = zip(mask.shape[:3], (image, head, row), strict=True)
-    return tuple(at if not _is_one(extent) else 0 for extent, at in spread)
+@dataclass(frozen=True, slots=True)
+class RowSoftmax:
+    """Emits the softmax of rows of `scores` to the same rows of `out`; the buffers may be one.
 
+    ::
 
-def softmax_row(scores: Any, out: Any, row: Expr, keys: int, scale: float, mask: Any, where: tuple[Expr, ...]) -> Expr:
-    """exp(s * scale + mask - greatest) of a row of `scores` to the same row of `out`; returns the sum of what stands
-    there. Rows are padded to whole vectors; `out` gets zeros behind the last key.
+        softmax = RowSoftmax(scores, scores, keys, scale, mask)
+        total = softmax.emit(row, softmax.mask_index(image, head, token))
     """
-    vectors, rest = divmod(keys, LANES)
-    extent = int(scores.shape[1])
-    inside = T.ramp(0, 1, LANES) < T.broadcast(T.int32(rest), LANES)
-    greatests = T.alloc_buffer((UNROLLED,), "float32x16", scope="local")
-    totals = T.alloc_buffer((UNROLLED,), "float32x16", scope="local")
-    narrow = out.dtype == "uint16"
-    factor = LOG2_E if narrow else 1.0  # powers of two are cheaper
 
-    def score(column: Expr, last: bool) -> Expr:
-        value = vector_load(scores, row, column) * broadcast(scale * factor)
-        if mask is not None:
-            added = vector_load(mask, *where, column)
-            value = value + (added * broadcast(factor) if narrow else added)
+    scores: Any  # buffer (rows, keys padded to whole vectors)
+    out: Any  # likewise; fp32 or bfloat16
+    keys: int
+    scale: float
+    mask: Any | None  # buffer that broadcasts to (images, heads, tokens, keys)
+
+    def mask_index(self, image: Expr, head: Expr, token: Expr) -> tuple[Expr, ...]:
+        """Where a row of scores finds its mask; () without a mask."""
+        if self.mask is None:
+            return ()
+        axes = zip(self.mask.shape[:3], (image, head, token), strict=True)
+        return tuple(at if not _is_one(extent) else 0 for extent, at in axes)
+
+    def emit(self, row: Expr, mask_index: tuple[Expr, ...]) -> Expr:
+        """Store exp(score * scale + mask - maximum) for each key, and zeros behind the last key.
+
+        Returns the sum of what was stored.
+        """
+        maxima = T.alloc_buffer((UNROLLED,), "float32x16", scope="local")
+        totals = T.alloc_buffer((UNROLLED,), "float32x16", scope="local")
+
+        def update_maximum(column: Expr, i: int, last: bool) -> None:
+            value = T.bind(self._score(row, column, mask_index, last))
+            if self.mask is not None:
+                T.buffer_store(self.scores, value, [row, ramp(column)])
+            T.buffer_store(maxima, T.max(maxima[i], value), [i])
+
+        def store_exponential(column: Expr, i: int, last: bool) -> None:
+            masked = self.mask is not None  # then the first pass has stored the final scores
+            value = vector_load(self.scores, row, column) if masked else self._score(row, column, (), last)
+            below = T.bind(value - maximum)
+            likely = T.bind(approximate_exp2(below) if self._narrow else exp(below))
+            T.buffer_store(totals, totals[i] + likely, [i])
+            vector_store(self.out, likely, row, column)
+
+        for i in range(UNROLLED):
+            T.buffer_store(maxima, broadcast(LOWEST), [i])
+            T.buffer_store(totals, broadcast(0.0), [i])
+        self._for_each_vector(update_maximum)
+        among = T.bind(T.max(T.max(maxima[0], maxima[1]), T.max(maxima[2], maxima[3])))
+        maximum = T.bind(T.broadcast(max_lanes(among), LANES))
+        self._for_each_vector(store_exponential)
+        for vector in range(-(-self.keys // LANES), int(self.scores.shape[1]) // LANES):  # fewer than the next step
+            vector_store(self.out, broadcast(0.0), row, vector * LANES)
+        return T.bind(sum_lanes(totals[0] + totals[1] + (totals[2] + totals[3])))
+
+    @property
+    def _narrow(self) -> bool:
+        """Whether the result is bfloat16, for which powers of two are computed, which are cheaper."""
+        return str(self.out.dtype) == "uint16"
+
+    def _score(self, row: Expr, column: Expr, mask_index: tuple[Expr, ...], last: bool) -> Expr:
+        """16 scores, scaled and masked, times log2(e) for powers of two."""
+        factor = LOG2_E if self._narrow else 1.0
+        value = vector_load(self.scores, row, column) * broadcast(self.scale * factor)
+        if self.mask is not None:
+            added = vector_load(self.mask, *mask_index, column)
+            value = value + (added * broadcast(factor) if self._narrow else added)
+        inside = T.ramp(0, 1, LANES) < T.broadcast(T.int32(self.keys % LANES), LANES)
         return T.Select(inside, value, broadcast(LOWEST)) if last else value
 
-    def passed(one: Callable[[Expr, int, bool], None]) -> None:
-        """`one(column, i, last)` for each vector, of which i take turns."""
+    def _for_each_vector(self, emit: Callable[[Expr, int, bool], None]) -> None:
+        """Call `emit(column, i, last)` for each vector of a row. i counts to UNROLLED in turn; `last` is true for a
+        vector that the keys do not fill."""
+        vectors, rest = divmod(self.keys, LANES)
         with T.serial(0, vectors // UNROLLED) as step:
             for i in range(UNROLLED):
-                one(T.bind((step * UNROLLED + i) * LANES), i, False)
+                emit(T.bind((step * UNROLLED + i) * LANES), i, False)
         for i in range(vectors % UNROLLED):
-            one((vectors // UNROLLED * UNROLLED + i) * LANES, i, False)
+            emit((vectors // UNROLLED * UNROLLED + i) * LANES, i, False)
         if rest:
-            one(vectors * LANES, vectors % UNROLLED, True)
-
-    def keep(column: Expr, i: int, last: bool) -> None:
-        value = T.bind(score(column, last))
-        if mask is not None:
-            T.buffer_store(scores, value, [row, ramp(column)])
-        T.buffer_store(greatests, T.max(greatests[i], value), [i])
-
-    def put(column: Expr, i: int, last: bool) -> None:
-        value = vector_load(scores, row, column) if mask is not None else score(column, last)
-        below = T.bind(value - greatest)
-        likely = T.bind(exp2_coarse(below) if narrow else exp(below))
-        T.buffer_store(totals, totals[i] + likely, [i])
-        vector_store(out, likely, row, column)
-
-    for i in range(UNROLLED):
-        T.buffer_store(greatests, broadcast(LOWEST), [i])
-        T.buffer_store(totals, broadcast(0.0), [i])
-    passed(keep)
-    among = T.bind(T.max(T.max(greatests[0], greatests[1]), T.max(greatests[2], greatests[3])))
-    greatest = T.bind(T.broadcast(max_lanes(among), LANES))
-    passed(put)
-    for v in range(vectors + bool(rest), extent // LANES):  # fewer than a step of the product that follows
-        vector_store(out, broadcast(0.0), row, v * LANES)
-    return T.bind(sum_lanes(totals[0] + totals[1] + (totals[2] + totals[3])))
+            emit(vectors * LANES, vectors % UNROLLED, True)
 
 
-def exp2_coarse(x: Expr) -> Expr:
-    """2**x to 8e-5 of it, 2**-125 far below; AVX-512."""
+def approximate_exp2(x: Expr) -> Expr:
+    """2**x with a relative error of 8e-5, and 2**-125 far below. Needs AVX-512."""
     x = T.bind(T.max(broadcast(-125.0), x))  # infinity has no fraction, and a subnormal result costs 150 cycles
     name = "llvm.x86.avx512.mask.{}.ps.512"
     rest = (broadcast(0.0), T.uint16(0xFFFF), T.int32(4))  # no lane is masked, the rounding is the current one

@@ -14,6 +14,7 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
 from veltair.compiler.kernels.codegen.activation import apply_activation
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import masked_store, vector_load, vector_store
@@ -77,17 +78,17 @@ class BatchedMatmul:
 
 class _BatchedMatmulCode:
     def __init__(self, spec: LayerSpec, point: Point, buffers: Sequence[Any]) -> None:
-        attributes = spec.attributes
+        parameters = spec.parameters_as(BatchedMatmulParameters)
         self.columns, self.rows, self.chunks = (int(point[name]) for name in ("columns", "rows", "chunks"))
         self.panel, self.width = self.columns * LANES, spec.outputs[0].shape[-1]
         self.groups = -(-self.width // self.panel)
         self.depth = operand_shapes(spec)[0][-1]
-        self.activation, self.scale = str(attributes["activation"]), float(attributes["scale"])
+        self.activation, self.scale = parameters.activation, parameters.scale
         self.left, self.right = operand_buffers(spec, buffers)
         self.bias, self.output = buffers[-2:]
-        self.left_index = operand_index(self.left, attributes["left_order"])
-        self.right_index = operand_index(self.right, attributes["right_order"])
-        self.right_order = MatrixOrder.of_axes(attributes["right_order"])
+        self.left_index = operand_index(self.left, parameters.left_order)
+        self.right_index = operand_index(self.right, parameters.right_order)
+        self.right_order = MatrixOrder.of_axes(parameters.right_order)
 
     def emit(self) -> None:
         *outer, total, _ = self.output.shape
@@ -99,7 +100,7 @@ class _BatchedMatmulCode:
             self.packed = T.alloc_buffer((self.depth, self.panel), "float32", scope="global")
             self.sums = T.alloc_buffer((self.rows * self.columns,), "float32x16", scope="local")
             chunk, self.group = T.bind(task % self.chunks), T.bind(task // self.chunks % self.groups)
-            self.image = unravel(task // (self.chunks * self.groups), outer)
+            self.image = unravel(T.bind(task // (self.chunks * self.groups)), outer)
             self._pack_right()
             count = T.max(T.min(tiles, T.ceildiv(total, self.rows) - chunk * tiles), 0)
             with T.serial(0, count) as t:

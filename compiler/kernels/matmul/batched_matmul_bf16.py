@@ -16,6 +16,7 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
 from veltair.compiler.kernels.codegen.activation import apply_activation
 from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
 from veltair.compiler.kernels.codegen.control_flow import when
@@ -67,8 +68,8 @@ class BatchedMatmulBf16:
 def _block_points(spec: LayerSpec, features: frozenset[str]) -> list[Point]:
     """No point where neither the rows nor the columns of an operand are contiguous."""
     left, right = operand_shapes(spec)
-    orders = (MatrixOrder.of_axes(spec.attributes[name]) for name in ("left_order", "right_order"))
-    if MatrixOrder.STRIDED in orders:
+    parameters = spec.parameters_as(BatchedMatmulParameters)
+    if MatrixOrder.STRIDED in map(MatrixOrder.of_axes, (parameters.left_order, parameters.right_order)):
         return []
     depth, width, height = left[-1], right[-1], max_matrix_rows(spec)
     steps, panels_in_all = -(-depth // STEP), -(-width // (_tiles(width) * TILE))
@@ -102,8 +103,9 @@ class _BlockedCode:
         self.panel = self.column_tiles * TILE
         self.panels_in_all = -(-self.width // self.panel)
         self.groups = -(-self.panels_in_all // self.panels)
-        self.activation, self.scale = str(spec.attributes["activation"]), float(spec.attributes["scale"])
-        self.left_axes, self.right_axes = spec.attributes["left_order"], spec.attributes["right_order"]
+        parameters = spec.parameters_as(BatchedMatmulParameters)
+        self.activation, self.scale = parameters.activation, parameters.scale
+        self.left_axes, self.right_axes = parameters.left_order, parameters.right_order
         self.left_order, self.right_order = map(MatrixOrder.of_axes, (self.left_axes, self.right_axes))
 
     def build(self) -> Kernel:
@@ -137,7 +139,7 @@ class _BlockedCode:
                 open_microkernel(self.unit, T.bind(self.height)) as multiply,
                 T.serial(0, T.min(self.together, products - begin)) as nth,
             ):
-                self.image = unravel(begin + nth, outer)
+                self.image = unravel(T.bind(begin + nth), outer)
                 self._emit_product(chunk, multiply)
 
     def _allocate(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
 from veltair.compiler.kernels.codegen.vectors import Expr
 
 OperandIndex: TypeAlias = Callable[[Sequence[Expr], Expr, Expr], tuple[Expr, ...]]  # of (image, row, column)
@@ -36,8 +37,8 @@ def operand_shapes(spec: LayerSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of both operands, transposed: (…, M, K) and (…, K, N)."""
     inputs = [tensor.shape for tensor in spec.inputs]
     left, right = (spec.weights[s].shape if s in spec.weights else inputs.pop(0) for s in ("left", "right"))
-    orders = spec.attributes["left_order"], spec.attributes["right_order"]
-    return tuple(left[i] for i in orders[0]), tuple(right[i] for i in orders[1])
+    parameters = spec.parameters_as(BatchedMatmulParameters)
+    return tuple(left[i] for i in parameters.left_order), tuple(right[i] for i in parameters.right_order)
 
 
 def operand_buffers(spec: LayerSpec, buffers: Sequence[Any]) -> tuple[Any, Any]:
@@ -69,7 +70,7 @@ def operand_index(buffer: Any, order: Sequence[int]) -> OperandIndex:
 def unravel(number: Expr, extents: Sequence[Expr]) -> list[Expr]:
     """The index, one entry an extent, of the nth element in row-major order."""
     index: list[Expr] = []
-    rest = T.bind(number)
+    rest = number
     for extent in reversed(extents):
         index.insert(0, T.bind(rest % extent))
         rest = T.bind(rest // extent)

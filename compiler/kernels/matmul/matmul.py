@@ -13,6 +13,7 @@ import numpy as np
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.memory import vector_load
 from veltair.compiler.kernels.codegen.multiply_add import (
@@ -46,8 +47,9 @@ class Matmul:
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         rows_in = max_rows(spec)
         vectors = -(-spec.outputs[0].shape[1] // LANES)
-        many = rows_in >= MANY_ROWS and spec.attributes.get("storage") != "bf16"
-        found = blocked_points(spec, features) if many else []
+        storage = spec.parameters_as(MatmulParameters).storage
+        blocked = rows_in >= MANY_ROWS and storage is not WeightStorage.BF16
+        found = blocked_points(spec, features) if blocked else []
         for columns, rows in AVX512_TILES if "avx512" in features else AVX2_TILES:
             if rows > max(rows_in, 1) or columns > vectors:
                 continue

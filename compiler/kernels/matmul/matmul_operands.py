@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
 from veltair.compiler.kernels.codegen.activation import apply_activation
 from veltair.compiler.kernels.codegen.bf16 import array_to_bf16, float32_pair_to_bf16
 from veltair.compiler.kernels.codegen.control_flow import when
@@ -28,7 +29,8 @@ def pack_panels(spec: LayerSpec, panel: int) -> NDArray[Any]:
     packed = np.ascontiguousarray(weight.reshape(len(weight), -1, panel).transpose(1, 0, 2))
     if VALUES_PER_STEP[spec.inputs[0].dtype] > 1:
         return pack_bf16_pairs(packed, 1)
-    return array_to_bf16(packed) if spec.attributes["storage"] == "bf16" else packed
+    narrow = spec.parameters_as(MatmulParameters).storage is WeightStorage.BF16
+    return array_to_bf16(packed) if narrow else packed
 
 
 def max_rows(spec: LayerSpec) -> int:
@@ -56,9 +58,10 @@ class MatmulEpilogue:
     def of_layer(cls, spec: LayerSpec, buffers: Sequence[Any]) -> MatmulEpilogue:
         """The epilogue of a layer. `buffers` are those behind x: [gate,] [residual,] weights, output."""
         operands = list(buffers[: len(spec.inputs) - 1])
-        gate = operands.pop(0) if spec.attributes.get("gated") else None
+        parameters = spec.parameters_as(MatmulParameters)
+        gate = operands.pop(0) if parameters.gated else None
         residual = operands[0] if operands else None
-        return cls(buffers[-1], gate, residual, str(spec.attributes["activation"]), spec.outputs[0].shape[1])
+        return cls(buffers[-1], gate, residual, parameters.activation, spec.outputs[0].shape[1])
 
     def store(self, value: Expr, row: Expr, column: Expr) -> None:
         """Finish and store 16 outputs. The first of them must lie below column N; those behind N are not written."""

@@ -9,11 +9,12 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.codegen.memory import masked_store, vector_load
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr
+from veltair.compiler.kernels.codegen.vectors import LANES
+from veltair.compiler.kernels.matmul.batched_operands import unravel
 
 
 class Cast:
-    """inputs: x of any shape; output the same in the other type. A vector is one of 16 elements of the last axis."""
+    """inputs: x of any shape; output: the same in the other type. Vectors hold 16 elements of the last axis."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         return [{}]
@@ -24,14 +25,10 @@ class Cast:
 
         def body(X: Any, Y: Any) -> None:
             rows = 1
-            for dim in X.shape[:-1]:
-                rows = rows * dim
+            for extent in X.shape[:-1]:
+                rows = rows * extent
             with T.parallel(0, rows) as row:
-                index: list[Expr] = []
-                left = row
-                for dim in reversed(X.shape[:-1]):
-                    index.insert(0, T.bind(left % dim))
-                    left = T.bind(left // dim)
+                index = unravel(row, X.shape[:-1])
                 with T.serial(0, -(-width // LANES)) as vector:
                     column = T.bind(vector * LANES)
                     masked_store(Y, T.bind(vector_load(X, *index, column)), *index, column, width=width)

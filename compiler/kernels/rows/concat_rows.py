@@ -1,7 +1,7 @@
-"""Rows side by side: what stands before the first dense layer of a recommendation model, its embeddings joined.
+"""Rows side by side, as before the first dense layer of a recommendation model, which reads its embeddings joined.
 
-As a general operator, one loop over the whole row asks for each element which tensor it comes from. Here each tensor
-has a loop of its own, and the result may be rounded for products in bfloat16 on the way.
+A general operator has one loop over the whole row, which asks for each element which tensor it comes from. Here each
+tensor has a loop of its own, and the result may be rounded to bfloat16 on the way, for the products that read it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr
 
 
 class ConcatRows:
-    """inputs: any number, x (M, W); output (M, sum of W); each float32 or bfloat16. M may depend on the batch."""
+    """inputs: any number of x (M, W); output (M, sum of W); each float32 or bfloat16. M may depend on the batch."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         rows = spec.most(spec.outputs[0].shape[0])
@@ -37,15 +37,15 @@ class ConcatRows:
                     start += tensor.shape[1]
 
         function = build_prim_func([*spec.inputs, *spec.outputs], body)
-        row_bytes = sum(
-            tensor.shape[1] * (2 if tensor.dtype == "uint16" else 4) for tensor in (*spec.inputs, *spec.outputs)
-        )
+        item_bytes = {"uint16": 2}
+        row_bytes = sum(t.shape[1] * item_bytes.get(t.dtype, 4) for t in (*spec.inputs, *spec.outputs))
         tasks = -(-spec.most(spec.outputs[0].shape[0]) // rows)
         return Kernel(function, (), rows * row_bytes, tasks)
 
 
-def copy_row(X: Any, Y: Any, row: Any, start: int, width: int) -> None:
-    """One row of X to column `start` of Y. A row of a vector and more ends in one that laps over the one before."""
+def copy_row(X: Any, Y: Any, row: Expr, start: int, width: int) -> None:
+    """Copy a row of X, of `width` columns, to the same row of Y from column `start` on. If it is longer than a vector,
+    its last vector overlaps the one before."""
     row = T.bind(row)
     if width >= LANES:
         with T.serial(0, width // LANES) as vector:

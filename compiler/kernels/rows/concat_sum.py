@@ -1,94 +1,108 @@
-"""The sum of tensors that ONNX puts side by side first: each is read where it lies, fp32 or bfloat16.
+"""The sum of tensors that ONNX concatenates first: each is read where it lies, fp32 or bfloat16.
 
-Every width is taken: what fills no vector of 16 is a shorter vector.
+Every width is supported: what fills no vector of 16 is a shorter vector.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen import vector_math as vm
+from veltair.compiler.graph.parameters.recommendation import ConcatSumParameters
 from veltair.compiler.kernels.codegen.control_flow import loop_over_columns
 from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vector_math import sum_lanes
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
+
+SUMS = 4  # accumulators: an addition takes four cycles
 
 
 class ConcatSum:
-    """inputs (rows, c * D), c being whatever the input's width says; output (rows, D): the sum of all, times `scale`.
+    """inputs: any number of (rows, c * D), where c may differ; output (rows, D): the sum of all, times `scale`.
 
-    What concatenation and a sum over the same axis give (AtRec III-B2). Where D divides 16, vectors run along a row,
-    whatever lies in it, and are folded at its end; else they run along D.
+    This is what a concatenation and a sum over the same axis give (AtRec III-B2). Where D divides 16, vectors run along
+    a row, whatever lies in it, and are folded at its end; else they run along D. Parameters: `ConcatSumParameters`.
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         return [{"rows": rows} for rows in (16, 4, 64) if rows == 4 or rows <= spec.most(spec.outputs[0].shape[0])]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        each, width = int(point["rows"]), spec.outputs[0].shape[1]
-        along = width < LANES and LANES % width == 0
+        rows_of_task, width = int(point["rows"]), spec.outputs[0].shape[1]
 
         def body(*buffers: Any) -> None:
-            *pieces, Y = buffers
-            rows = Y.shape[0]
-            with T.parallel(0, T.ceildiv(rows, each)) as task:
-                sums = T.alloc_buffer((SUMS, LANES), "float32", scope="local")
-                with T.serial(0, T.min(each, rows - task * each)) as r:
-                    row = T.bind(task * each + r)
-                    widths = [tensor.shape[1] for tensor in spec.inputs]
-                    add = _along if along else _across
-                    add(pieces, widths, width, Y, row, sums, float(spec.attributes["scale"]))
+            rows = buffers[-1].shape[0]
+            with T.parallel(0, T.ceildiv(rows, rows_of_task)) as task:
+                code = _ConcatSumCode(spec, buffers)
+                with T.serial(0, T.min(rows_of_task, rows - task * rows_of_task)) as r:
+                    code.emit_row(T.bind(task * rows_of_task + r))
 
         function = build_prim_func([*spec.inputs, *spec.outputs], body)
-        taken = sum(tensor.shape[1] for tensor in spec.inputs) + width
-        return Kernel(function, (), 4 * each * taken, -(-spec.most(spec.outputs[0].shape[0]) // each) * SUMS)
+        columns = sum(tensor.shape[1] for tensor in spec.inputs) + width
+        tasks = -(-spec.most(spec.outputs[0].shape[0]) // rows_of_task)
+        return Kernel(function, (), 4 * rows_of_task * columns, tasks * SUMS)
 
 
-SUMS = 4  # accumulators: an addition takes four cycles
+class _ConcatSumCode:
+    """Code of a task; made in the task, whose memory it takes."""
 
+    def __init__(self, spec: LayerSpec, buffers: Sequence[Any]) -> None:
+        *pieces, self.output = buffers
+        self.pieces = [(piece, tensor.shape[1]) for piece, tensor in zip(pieces, spec.inputs, strict=True)]
+        self.width = spec.outputs[0].shape[1]
+        self.scale = spec.parameters_as(ConcatSumParameters).scale
+        self.sums = T.alloc_buffer((SUMS, LANES), "float32", scope="local")
 
-def _across(pieces: list[Any], widths: list[int], width: int, Y: Any, row: Expr, sums: Any, scale: float) -> None:
-    for first, count in loop_over_columns(width):
+    def emit_row(self, row: Expr) -> None:
+        if self.width < LANES and LANES % self.width == 0:
+            self._sum_along_row(row)
+        else:
+            self._sum_columns(row)
+
+    def _sum_columns(self, row: Expr) -> None:
+        """Vectors run along D; each accumulator takes every fourth piece."""
+        for first, count in loop_over_columns(self.width):
+            for at in range(SUMS):
+                vector_store(self.sums, broadcast(0.0, count), at, 0, count=count)
+            for number, (piece, extent) in enumerate(self.pieces):
+                with T.serial(0, extent // self.width) as c:
+                    self._add(number % SUMS, piece, row, c * self.width + first, count)
+            parts = [vector_load(self.sums, at, 0, count=count) for at in range(SUMS)]
+            total = (parts[0] + parts[1]) + (parts[2] + parts[3])
+            vector_store(self.output, total * broadcast(self.scale, count), row, first, count=count)
+
+    def _sum_along_row(self, row: Expr) -> None:
+        """Vectors run along the row, four accumulators in turn."""
         for at in range(SUMS):
-            vector_store(sums, broadcast(0.0, count), at, 0, count=count)
-        for turn, (piece, wide) in enumerate(zip(pieces, widths, strict=True)):
-            at = turn % SUMS
-            with T.serial(0, wide // width) as c:
-                value = vector_load(piece, row, c * width + first, count=count)
-                vector_store(sums, vector_load(sums, at, 0, count=count) + value, at, 0, count=count)
-        parts = [vector_load(sums, at, 0, count=count) for at in range(SUMS)]
-        total = (parts[0] + parts[1]) + (parts[2] + parts[3])
-        vector_store(Y, total * broadcast(scale, count), row, first, count=count)
-
-
-def _along(pieces: list[Any], widths: list[int], width: int, Y: Any, row: Expr, sums: Any, scale: float) -> None:
-    for at in range(SUMS):
-        vector_store(sums, broadcast(0.0), at, 0)
-
-    def add(at: int, piece: Any, first: Expr, count: int) -> None:
-        value = vector_load(piece, row, first, count=count)
-        vector_store(sums, vector_load(sums, at, 0, count=count) + value, at, 0, count=count)
-
-    for turn, (piece, total) in enumerate(zip(pieces, widths, strict=True)):
+            vector_store(self.sums, broadcast(0.0), at, 0)
         step = SUMS * LANES
-        if total >= step:
-            with T.serial(0, total // step) as vector:
-                for at in range(SUMS):
-                    add(at, piece, vector * step + at * LANES, LANES)
-        for first in range(total - total % step, total, LANES):
-            count = min(LANES, total - first)
-            add((turn + first // LANES) % SUMS, piece, T.int32(first), count)
-    value = T.bind(
-        (vector_load(sums, 0, 0) + vector_load(sums, 1, 0)) + (vector_load(sums, 2, 0) + vector_load(sums, 3, 0))
-    )
-    if width == 1:
-        vector_store(Y, vm.sum_lanes(value) * T.float32(scale), row, T.int32(0), count=1)
-        return
-    half = LANES // 2
-    while half >= width:
-        low, high = (T.Shuffle([value], [T.int32(first + i) for i in range(half)]) for first in (0, half))
-        value, half = T.bind(low + high), half // 2
-    vector_store(Y, value * broadcast(scale, width), row, T.int32(0), count=width)
+        for number, (piece, extent) in enumerate(self.pieces):
+            if extent >= step:
+                with T.serial(0, extent // step) as vector:
+                    for at in range(SUMS):
+                        self._add(at, piece, row, vector * step + at * LANES, LANES)
+            for first in range(extent - extent % step, extent, LANES):
+                count = min(LANES, extent - first)
+                self._add((number + first // LANES) % SUMS, piece, row, T.int32(first), count)
+        parts = [vector_load(self.sums, at, 0) for at in range(SUMS)]
+        self._fold(T.bind((parts[0] + parts[1]) + (parts[2] + parts[3])), row)
+
+    def _add(self, at: int, piece: Any, row: Expr, first: Expr, count: int) -> None:
+        """Add `count` columns of a piece to an accumulator."""
+        value = vector_load(piece, row, first, count=count)
+        vector_store(self.sums, vector_load(self.sums, at, 0, count=count) + value, at, 0, count=count)
+
+    def _fold(self, value: Expr, row: Expr) -> None:
+        """Add halves of a vector to halves until D lanes are left, and store them."""
+        if self.width == 1:
+            vector_store(self.output, sum_lanes(value) * T.float32(self.scale), row, T.int32(0), count=1)
+            return
+        half = LANES // 2
+        while half >= self.width:
+            low, high = (T.Shuffle([value], [T.int32(first + i) for i in range(half)]) for first in (0, half))
+            value, half = T.bind(low + high), half // 2
+        vector_store(self.output, value * broadcast(self.scale, self.width), row, T.int32(0), count=self.width)

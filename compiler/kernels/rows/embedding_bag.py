@@ -1,11 +1,13 @@
 """Sums of table rows picked by ids: many bags of one shape in one kernel (RECom 4.3, Ember's SLS family).
 
 The code of a table is that of `veltair.compiler.embedding` at emb-opt3. An id is compared with the number of rows
-before it is used, whatever was checked before: one that no row has reads row 0.
+before it is used, whatever was checked before: an id that is no row reads row 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import StrEnum
 from math import prod
 from typing import Any
 
@@ -17,66 +19,70 @@ from veltair.compiler.embedding.embedding_kernel import flat_memory
 from veltair.compiler.embedding.families import sls
 from veltair.compiler.embedding.passes import optimise
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.recommendation import EmbeddingBagParameters
 from veltair.compiler.kernels.codegen.control_flow import when
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
+from veltair.compiler.kernels.codegen.vectors import Expr
 
 BAGS = (16, 4, 1, 64)  # of a table in a task
 
 
-class EmbeddingBag:
-    """inputs: ids (B, L) int64 or int32 a table; weights: table0, table1, … of R rows, as `rows.stored` keeps them;
-    outputs: (B, D) a table.
+class TaskScope(StrEnum):
+    """What a parallel task covers. The values stand in points as "along"."""
 
-    Attribute `reduce` is "sum" or "mean"; `storage`, if the rows are not fp32, how they are stored.
+    ONE_TABLE = "tables"
+    ALL_TABLES = "bags"
+
+
+class EmbeddingBag:
+    """inputs: ids (B, L) int64 or int32 for each table; weights: table0, table1, … of R rows, as
+    `row_storage.encode_rows` keeps them; outputs: (B, D) for each table. Parameters: `EmbeddingBagParameters`.
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        """Memory-level parallelism against cache footprint: `ahead` rows are on their way at once. Tasks are `bags` of
-        one table, or, `along` the bags, of all tables."""
+        """Memory-level parallelism against cache footprint: `ahead` rows are fetched at once. A task takes `bags` bags
+        of one table or of all tables."""
         lookups = spec.inputs[0].shape[1]
-        found: list[Point] = []
-        for bags in BAGS:
-            for along in ("tables", "bags") if len(spec.inputs) > 1 else ("tables",):
-                for ahead in (16, 8, 32, 4, 0):
-                    if ahead < max(bags * lookups, 2) and bags <= max(spec.max_batch, 4):
-                        found.append({"ahead": ahead, "bags": bags, "along": along})
-        return found
+        scopes = (TaskScope.ONE_TABLE, TaskScope.ALL_TABLES) if len(spec.inputs) > 1 else (TaskScope.ONE_TABLE,)
+        return [
+            {"ahead": ahead, "bags": bags, "along": scope.value}
+            for bags in BAGS
+            for scope in scopes
+            for ahead in (16, 8, 32, 4, 0)
+            if ahead < max(bags * lookups, 2) and bags <= max(spec.max_batch, 4)
+        ]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         tables = [spec.weights[f"table{i}"] for i in range(len(spec.inputs))]
-        ahead, bags, along = int(point["ahead"]), int(point["bags"]), point.get("along", "tables")
+        ahead, bags = int(point["ahead"]), int(point["bags"])
+        scope = TaskScope(str(point.get("along", TaskScope.ONE_TABLE)))
         assert ahead in DISTANCES
         lookups, width = spec.inputs[0].shape[1], spec.outputs[0].shape[1]
-        reduce, ids = str(spec.attributes["reduce"]), spec.inputs[0].dtype
-        programs = [
-            decouple(optimise(sls(Activation("table", str(t.dtype), t.shape), width, ids, lookups, reduce), 3))
-            for t in tables
-        ]
+        ids, reduce = spec.inputs[0].dtype, spec.parameters_as(EmbeddingBagParameters).reduce
+        named = [Activation("table", str(table.dtype), table.shape) for table in tables]
+        programs = [decouple(optimise(sls(table, width, ids, lookups, reduce), 3)) for table in named]
 
         def body(*buffers: Any) -> None:
-            count = len(tables)
-            batch = buffers[0].shape[0]
-            chunks = T.ceildiv(batch, bags)
-
-            def some(i: int, chunk: Any) -> None:
-                memories = {
-                    name: flat_memory(buffers[i + place * count]) for place, name in enumerate(("ids", "table", "out"))
-                }
-                first = T.bind(chunk * bags)
-                code = AccessEmitter(programs[i], memories, prod(buffers[i].shape), ahead)
-                code.tile(first, T.min(bags, batch - first))
-
-            with T.parallel(0, chunks if along == "bags" else count * chunks) as task:
-                which, chunk = T.bind(task // chunks), T.bind(task % chunks)
-                for i in range(count):
-                    if along == "bags":
-                        some(i, task)
+            chunks = T.ceildiv(buffers[0].shape[0], bags)
+            with T.parallel(0, chunks if scope is TaskScope.ALL_TABLES else len(tables) * chunks) as task:
+                table, chunk = T.bind(task // chunks), T.bind(task % chunks)
+                for i in range(len(tables)):
+                    if scope is TaskScope.ALL_TABLES:
+                        emit_bags(i, task, buffers)
                     else:
-                        with when(which == i):
-                            some(i, chunk)
+                        with when(table == i):
+                            emit_bags(i, chunk, buffers)
+
+        def emit_bags(i: int, chunk: Expr, buffers: Sequence[Any]) -> None:
+            """A chunk of the bags of the ith table."""
+            operands = {name: buffers[i + nth * len(tables)] for nth, name in enumerate(("ids", "table", "out"))}
+            memories = {name: flat_memory(buffer) for name, buffer in operands.items()}
+            first = T.bind(chunk * bags)
+            emitter = AccessEmitter(programs[i], memories, prod(operands["ids"].shape), ahead)
+            emitter.tile(first, T.min(bags, buffers[0].shape[0] - first))
 
         function = build_prim_func([*spec.inputs, *tables, *spec.outputs], body)
         bag_bytes = lookups * (tables[0][0].nbytes + 8) + width * 4
-        each = len(tables) if along == "bags" else 1
-        tasks = len(tables) // each * -(-spec.max_batch // bags)
-        return Kernel(function, tuple(tables), each * bags * bag_bytes, tasks * max(ahead, 1))
+        tables_in_task = len(tables) if scope is TaskScope.ALL_TABLES else 1
+        tasks = len(tables) // tables_in_task * -(-spec.max_batch // bags)
+        return Kernel(function, tuple(tables), tables_in_task * bags * bag_bytes, tasks * max(ahead, 1))

@@ -1,72 +1,92 @@
-"""Layer normalisation of rows: mean and deviation in two passes over a row that stays in L1, then scale and shift."""
+"""Layer normalisation of rows: mean and variance in two passes over a row that stays in L1, then scale and shift."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.sequence import LayerNormParameters
 from veltair.compiler.kernels.codegen.memory import masked_store, vector_load
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vector_math import sum_lanes
 from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 
-SUMS = 4  # independent sums of a pass: additions of one wait for each other
+SUMS = 4  # independent sums of a pass: additions to one sum wait for each other
 
 
 class LayerNorm:
-    """inputs: x (rows, N); weights: scale (N), shift (N); output (rows, N). Each fp32 or bfloat16, sums fp32."""
+    """inputs: x (rows, N); weights: scale (N), shift (N); output (rows, N). Each is fp32 or bfloat16, sums are fp32.
+
+    Parameters: `LayerNormParameters`.
+    """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         return [{"rows": rows} for rows in (32, 8, 96)]
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         x, y = spec.inputs[0], spec.outputs[0]
-        width, each = y.shape[1], int(point["rows"])
+        width, rows_of_task = y.shape[1], int(point["rows"])
         scale, shift = (pad_axis(spec.weights[k], 0, LANES) for k in ("scale", "shift"))
+        epsilon = spec.parameters_as(LayerNormParameters).epsilon
 
         def body(X: Any, S: Any, B: Any, Y: Any) -> None:
             rows = X.shape[0]
-            with T.parallel(0, T.ceildiv(rows, each)) as task:
-                sums = T.alloc_buffer((SUMS,), "float32x16", scope="local")
-                with T.serial(0, T.min(each, rows - task * each)) as r:
-                    row = T.bind(task * each + r)
-                    normalise(X, row, S, B, Y, row, width, spec.attributes["epsilon"], sums)
+            with T.parallel(0, T.ceildiv(rows, rows_of_task)) as task:
+                code = RowNormalisation(S, B, Y, width, epsilon)
+                with T.serial(0, T.min(rows_of_task, rows - task * rows_of_task)) as r:
+                    row = T.bind(task * rows_of_task + r)
+                    code.emit(X, row, row)
 
         function = build_prim_func([x, scale, shift, y], body)
-        return Kernel(function, (scale, shift), each * width * 6, 1)
+        return Kernel(function, (scale, shift), rows_of_task * width * 6, 1)
 
 
-def normalise(X: Any, source: Expr, S: Any, B: Any, Y: Any, row: Expr, width: int, epsilon: float, sums: Any) -> None:
-    """Row `source` of X to row `row` of Y. `sums` holds SUMS vectors."""
-    mean = T.bind(_total(lambda column: vector_load(X, source, column), width, sums) * T.float32(1 / width))
-    centre = T.bind(T.broadcast(mean, LANES))
+class RowNormalisation:
+    """Code of a task that normalises rows; made in the task, whose registers it takes.
 
-    def square(column: Expr) -> Expr:
-        centred = T.bind(vector_load(X, source, column) - centre)
-        return centred * centred
+    ::
 
-    variance = T.bind(_total(square, width, sums) * T.float32(1 / width))
-    inverse = T.bind(T.broadcast(T.float32(1) / T.sqrt(variance + T.float32(epsilon)), LANES))
-    with T.serial(0, -(-width // LANES)) as vector:
-        column = T.bind(vector * LANES)
-        value = (vector_load(X, source, column) - centre) * inverse * vector_load(S, column) + vector_load(B, column)
-        masked_store(Y, T.bind(value), row, column, width=width)
+        code = RowNormalisation(scale, shift, output, width, epsilon=1e-5)
+        code.emit(x, row, row)
+    """
 
+    def __init__(self, scale: Any, shift: Any, output: Any, width: int, epsilon: float) -> None:
+        """scale, shift: buffers (N padded to whole vectors). output: buffer (rows, N). width: N."""
+        self.scale, self.shift, self.output, self.width, self.epsilon = scale, shift, output, width, epsilon
+        self._sums = T.alloc_buffer((SUMS,), "float32x16", scope="local")
 
-def _total(term: Any, width: int, sums: Any) -> Expr:
-    """The sum of a term over a row."""
-    vectors = width // LANES
-    for i in range(SUMS):
-        T.buffer_store(sums, broadcast(0.0), [i])
-    with T.serial(0, vectors // SUMS) as step:
+    def emit(self, source: Any, source_row: Expr, row: Expr) -> None:
+        """Normalise a row of a buffer to a row of the output."""
+        mean = T.bind(self._total(lambda column: vector_load(source, source_row, column)) * T.float32(1 / self.width))
+        centre = T.bind(T.broadcast(mean, LANES))
+
+        def square(column: Expr) -> Expr:
+            centred = T.bind(vector_load(source, source_row, column) - centre)
+            return centred * centred
+
+        variance = T.bind(self._total(square) * T.float32(1 / self.width))
+        inverse = T.bind(T.broadcast(T.float32(1) / T.sqrt(variance + T.float32(self.epsilon)), LANES))
+        with T.serial(0, -(-self.width // LANES)) as vector:
+            column = T.bind(vector * LANES)
+            value = (vector_load(source, source_row, column) - centre) * inverse
+            value = value * vector_load(self.scale, column) + vector_load(self.shift, column)
+            masked_store(self.output, T.bind(value), row, column, width=self.width)
+
+    def _total(self, term: Callable[[Expr], Expr]) -> Expr:
+        """The sum of a term, a function of the first of 16 columns, over a row."""
+        sums, vectors = self._sums, self.width // LANES
         for i in range(SUMS):
-            T.buffer_store(sums, sums[i] + term((step * SUMS + i) * LANES), [i])
-    for vector in range(vectors // SUMS * SUMS, vectors):
-        T.buffer_store(sums, sums[0] + term(vector * LANES), [0])
-    if width % LANES:
-        inside = T.ramp(0, 1, LANES) < T.broadcast(T.int32(width % LANES), LANES)
-        T.buffer_store(sums, sums[0] + T.Select(inside, term(vectors * LANES), broadcast(0.0)), [0])
-    return sum_lanes(sums[0] + sums[1] + (sums[2] + sums[3]))
+            T.buffer_store(sums, broadcast(0.0), [i])
+        with T.serial(0, vectors // SUMS) as step:
+            for i in range(SUMS):
+                T.buffer_store(sums, sums[i] + term((step * SUMS + i) * LANES), [i])
+        for vector in range(vectors // SUMS * SUMS, vectors):
+            T.buffer_store(sums, sums[0] + term(vector * LANES), [0])
+        if self.width % LANES:
+            inside = T.ramp(0, 1, LANES) < T.broadcast(T.int32(self.width % LANES), LANES)
+            T.buffer_store(sums, sums[0] + T.Select(inside, term(vectors * LANES), broadcast(0.0)), [0])
+        return sum_lanes(sums[0] + sums[1] + (sums[2] + sums[3]))

@@ -1,4 +1,4 @@
-"""Weighted sums of rows, messages of neighbours, scores of triples: any program of look-ups at emb-opt3 as a layer."""
+"""Weighted sums of rows, messages of neighbours, scores of triples: any program of lookups at emb-opt3 as a layer."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from veltair.compiler.embedding.embedding_kernel import embedding_function
 from veltair.compiler.embedding.families import knowledge_graph, message_passing, sls
 from veltair.compiler.embedding.slc import EmbeddingProgram
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters, Reduction
 
 SEGMENTS = (16, 4, 1, 64)  # of a task
 
 
 class Lookups:
-    """Attribute `family` is one of these; output (B, D), (B,) of triples. Weights: table0 (R, D), table1 of relations,
-    as `rows.stored` keeps them.
+    """output (B, D), or (B,) for triples. Weights: table0 (R, D), and table1 of relations, as `row_storage.encode_rows`
+    keeps them. Parameters: `LookupParameters`, whose family says what the inputs are:
 
-        weighted   inputs: ids (B, L), weights (B, L) float32; attribute `reduce`, "sum" or "mean"
-        messages   inputs: ids (B, L) of neighbours, ids (B,) of those they are neighbours of
-        triples    inputs: ids (B,) of heads, relations and tails; attribute `norm`, 1 or 2
+        weighted   ids (B, L), weights (B, L) float32
+        messages   ids (B, L) of neighbours, ids (B,) of the rows whose neighbours they are
+        triples    ids (B,) of heads, relations and tails
 
     An id that is no row of its table reads row 0.
     """
@@ -30,18 +31,21 @@ class Lookups:
         tables = [spec.weights[f"table{i}"] for i in range(len(spec.weights))]
         ids = spec.inputs[0].shape
         rows = ids[1] if len(ids) == 2 else len(spec.inputs)
-        block = bags * (rows * (tables[0][0].nbytes + 8) + int(spec.attributes["dim"]) * 4)
+        dim = spec.parameters_as(LookupParameters).dim
+        block_size = bags * (rows * (tables[0][0].nbytes + 8) + dim * 4)
         tasks = -(-spec.max_batch // bags)
-        return Kernel(embedding_function(_program(spec), 3, ahead, bags), tuple(tables), block, tasks * max(ahead, 1))
+        function = embedding_function(_program(spec), 3, ahead, bags)
+        return Kernel(function, tuple(tables), block_size, tasks * max(ahead, 1))
 
 
 def _program(spec: LayerSpec) -> EmbeddingProgram:
+    parameters = spec.parameters_as(LookupParameters)
     tables = [Activation(name, str(table.dtype), table.shape) for name, table in spec.weights.items()]
-    dim, ids, shape = int(spec.attributes["dim"]), spec.inputs[0].dtype, spec.inputs[0].shape
-    match spec.attributes["family"]:
-        case "weighted":
-            return sls(tables[0], dim, ids, shape[1], str(spec.attributes["reduce"]), weighted=True)
-        case "messages":
+    dim, ids, shape = parameters.dim, spec.inputs[0].dtype, spec.inputs[0].shape
+    match parameters.family:
+        case LookupFamily.WEIGHTED_SUM:
+            return sls(tables[0], dim, ids, shape[1], parameters.reduce or Reduction.SUM, weighted=True)
+        case LookupFamily.MESSAGE_PASSING:
             return message_passing(tables[0], dim, ids, shape[1])
-        case _:
-            return knowledge_graph(tables[0], tables[1], dim, int(spec.attributes["norm"]), ids)
+        case LookupFamily.KNOWLEDGE_GRAPH:
+            return knowledge_graph(tables[0], tables[1], dim, parameters.norm or 1, ids)

@@ -9,16 +9,17 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.embedding.row_storage import storage_attributes
+from veltair.compiler.embedding.row_storage import storage_of
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.graph.parameters.recommendation import EmbeddingBagParameters, Reduction
 from veltair.compiler.onnx.node_attributes import attribute, reduced, times
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.types import TensorSpec
 
 OnlyUser = Callable[[str], onnx.NodeProto | None]  # the one node that reads a tensor
-REDUCTIONS = {"ReduceSum": "sum", "ReduceMean": "mean"}
+REDUCTIONS = {"ReduceSum": Reduction.SUM, "ReduceMean": Reduction.MEAN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class Bag:
         return bags, lookups
 
     @property
-    def reduce(self) -> str:
-        return REDUCTIONS[self.reduction.op_type] if self.reduction is not None else "sum"
+    def reduce(self) -> Reduction:
+        return REDUCTIONS[self.reduction.op_type] if self.reduction is not None else Reduction.SUM
 
     @property
     def output(self) -> str:
@@ -92,9 +93,13 @@ def bags(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     outputs = [Activation(bag.output if flat else f"{bag.output}/rows", "float32", (count, width)) for bag in bags]
     inputs = [builder.reshaped(builder.plain(bag.ids.name), bag.shape) for bag in bags]
     weights = {f"table{i}": builder.tables.encode(bag.gather.input[0], bag.table) for i, bag in enumerate(bags)}
-    attributes = {"reduce": bags[0].reduce} | storage_attributes(weights.values())
+    parameters = EmbeddingBagParameters(
+        reduce=bags[0].reduce,
+        storage=storage_of(weights["table0"]),
+        table_bytes=sum(table.nbytes for table in weights.values()),
+    )
     flops = abs(count) * lookups * width * len(bags)
-    builder.emit(node.name, "embedding_bag", inputs, outputs, attributes, weights, flops)
+    builder.emit(node.name, "embedding_bag", inputs, outputs, parameters, weights, flops)
     for bag, output in zip(bags, outputs, strict=True):
         builder.take(node for node in (bag.gather, bag.reduction) if node is not None)
         if not flat:

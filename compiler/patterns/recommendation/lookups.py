@@ -10,16 +10,15 @@ ids, weights (B, L), or (B, L, 1) of weights; selves, and ids of triples, (B,). 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from onnx import NodeProto
 
-from veltair.compiler.embedding.row_storage import storage_attributes
+from veltair.compiler.embedding.row_storage import storage_of
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
+from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters, Reduction
 from veltair.compiler.onnx.node_attributes import attribute, reduced
 from veltair.compiler.patterns.recommendation.embedding_bags import REDUCTIONS
 
@@ -28,8 +27,10 @@ from veltair.compiler.patterns.recommendation.embedding_bags import REDUCTIONS
 class Found:
     inputs: tuple[str, ...]  # ids, and what goes with them
     tables: tuple[str, ...]
-    attributes: Mapping[str, Any]
+    family: LookupFamily
     inner: tuple[NodeProto, ...]  # all nodes but the last
+    reduce: Reduction | None = None  # of a weighted sum
+    norm: int | None = None  # of triples
 
 
 def find_lookups(view: ModelView) -> Matches:
@@ -58,10 +59,17 @@ def lookups(node: NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     tables = view.constants
     weights = {f"table{i}": builder.tables.encode(name, tables[name]) for i, name in enumerate(found.tables)}
     dim = view.shape_of(found.tables[0])[1]
-    attributes = dict(found.attributes) | {"dim": dim} | storage_attributes(weights.values())
+    parameters = LookupParameters(
+        family=found.family,
+        dim=dim,
+        reduce=found.reduce,
+        norm=found.norm,
+        storage=storage_of(weights["table0"]),
+        table_bytes=sum(table.nbytes for table in weights.values()),
+    )
     y = Activation(node.output[0], "float32", view.shape_of(node.output[0]))
     flops = 2 * dim * abs(ids.shape[0]) * (ids.shape[1] if len(ids.shape) == 2 else 1)
-    builder.emit(node.name, "lookups", inputs, [y], attributes, weights, flops)
+    builder.emit(node.name, "lookups", inputs, [y], parameters, weights, flops)
     return True
 
 
@@ -75,8 +83,8 @@ def _weighted(node: NodeProto, view: ModelView) -> Found | None:
             continue
         ids = view.values[gather.input[1]]
         if len(ids.shape) == 2 and _is_float(weights, (*ids.shape, 1), view):
-            attributes = {"family": "weighted", "reduce": REDUCTIONS[node.op_type]}
-            return Found((ids.name, weights), (gather.input[0],), attributes, (gather, product))
+            family, reduce = LookupFamily.WEIGHTED_SUM, REDUCTIONS[node.op_type]
+            return Found((ids.name, weights), (gather.input[0],), family, (gather, product), reduce=reduce)
     return None
 
 
@@ -103,8 +111,8 @@ def _messages(node: NodeProto, view: ModelView) -> Found | None:
         ids, selves = (view.values[each.input[1]] for each in (near, gather))
         one = selves.shape in ((ids.shape[0],), (ids.shape[0], 1))
         if len(ids.shape) == 2 and one and selves.dtype == ids.dtype:
-            found = (ids.name, selves.name), (near.input[0],), {"family": "messages"}
-            return Found(*found, (*inner, gather))
+            inputs, tables = (ids.name, selves.name), (near.input[0],)
+            return Found(inputs, tables, LookupFamily.MESSAGE_PASSING, (*inner, gather))
     return None
 
 
@@ -135,9 +143,8 @@ def _triples(node: NodeProto, view: ModelView) -> Found | None:
     if head.input[0] != tail.input[0] or not alike or len(kinds) > 1:
         return None
     heads, relations, tails = (each.name for each in ids)
-    attributes = {"family": "triples", "norm": norm}
-    tables = (head.input[0], kind.input[0])
-    return Found((heads, relations, tails), tables, attributes, (*inner, minus, plus, head, kind, tail))
+    tables, nodes = (head.input[0], kind.input[0]), (*inner, minus, plus, head, kind, tail)
+    return Found((heads, relations, tails), tables, LookupFamily.KNOWLEDGE_GRAPH, nodes, norm=norm)
 
 
 def _only(name: str, kind: str, view: ModelView) -> NodeProto | None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
+from veltair.compiler.graph.parameters.recommendation import ConcatSumParameters, OneHotSumParameters
 from veltair.compiler.onnx.node_attributes import attribute, reduced, times
 from veltair.compiler.patterns.matmul import dense_constants
 
@@ -79,14 +80,14 @@ def _counted(node: onnx.NodeProto, found: Counted, view: ModelView, builder: Gra
     for name in found.ids:
         ids = builder.plain(name)
         inputs.append(builder.reshaped(ids, (rows, times(ids.shape[1:]))))
-    attributes = {"depths": found.depths, "scales": found.scales}
+    parameters = OneHotSumParameters(found.depths, found.scales)
     lookups = sum(tensor.shape[1] for tensor in inputs)
     weights: dict[str, NDArray[Any]] = {}
     if found.table is not None and found.bias is not None:
         weights = {"table": np.ascontiguousarray(found.table, np.float32), "bias": found.bias.astype(np.float32)}
     y = Activation(f"{found.output}/sums", "float32", (rows, times(shape[1:])))
     flops = abs(rows) * lookups * (y.shape[1] if weights else 1)
-    builder.emit(node.name, "one_hot_sum", inputs, [y], attributes, weights, flops)
+    builder.emit(node.name, "one_hot_sum", inputs, [y], parameters, weights, flops)
     builder.alias(Activation(found.output, y.dtype, shape), y.name)
     return True
 
@@ -100,7 +101,7 @@ def _joined(node: onnx.NodeProto, found: Joined, view: ModelView, builder: Graph
     width = times(view.shape_of(found.pieces[0])[found.axis + 1 :])
     y = Activation(f"{node.output[0]}/sums", "float32", (inputs[0].shape[0], width))
     flops = sum(abs(times(tensor.shape)) for tensor in inputs)
-    builder.emit(node.name, "concat_sum", inputs, [y], {"scale": found.scale}, {}, flops)
+    builder.emit(node.name, "concat_sum", inputs, [y], ConcatSumParameters(found.scale), {}, flops)
     builder.alias(Activation(node.output[0], y.dtype, shape), y.name)
     return True
 

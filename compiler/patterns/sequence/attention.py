@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
+from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.onnx.node_attributes import attribute, times
 
 SPLIT, SPLIT_TRANSPOSED = [0, 2, 1, 3], [0, 2, 3, 1]  # (image, token, head, d) to heads first
@@ -105,14 +106,19 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         weights["mask"] = np.asarray(mask, np.float32).reshape((1,) * (4 - mask.ndim) + mask.shape)
     elif found.mask:
         inputs.append(builder.plain(found.mask))
-    attributes = {
-        "heads": heads, "width": width // heads, "tokens": tokens, "keys": keys, "scale": found.scale,
-        "places": places, "masked": bool(found.mask),
-    }  # fmt: skip
+    parameters = AttentionParameters(
+        heads=heads,
+        width=width // heads,
+        tokens=tokens,
+        keys=keys,
+        scale=found.scale,
+        places=places,
+        masked=bool(found.mask),
+    )
     rows = images * tokens
     y = Activation(f"{found.output}/rows", inputs[0].dtype, (rows, width))
     flops = 4 * abs(rows) * keys * width
-    builder.emit(node.name, "attention", inputs, [y], attributes, weights, flops)
+    builder.emit(node.name, "attention", inputs, [y], parameters, weights, flops)
     builder.alias(Activation(found.output, y.dtype, view.shape_of(found.output)), y.name)
     return True
 

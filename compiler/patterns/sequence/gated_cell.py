@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.graph.parameters.sequence import ResetPosition
 from veltair.compiler.patterns.sequence.cell_algebra import ONE, Array, Body, Key, Product, Sum, add, same
 
 
@@ -24,7 +25,7 @@ class Cell:
 
     x: str  # name of the scan input with the step's inputs
     score: str | None  # of the one that weakens the update gate, of width 1
-    reset: str  # "before" or "after" the product with the state
+    reset: ResetPosition
     weights: Mapping[str, NDArray[np.float32]]
     states: tuple[str, ...]  # the body's outputs that are the new state
 
@@ -70,7 +71,7 @@ def _is_update(new: Sum, state: str, update: str, candidate: str, score: str | N
 
 def _weights(
     body: Body, state: str, given: Sequence[str], update: str, candidate: str, sign: float
-) -> tuple[Mapping[str, NDArray[np.float32]], str, str]:
+) -> tuple[Mapping[str, NDArray[np.float32]], ResetPosition, str]:
     """The gates' terms told apart: weights, where the reset stands, and which scan input is x."""
     argument = body.functions[candidate][1]
     gates = {atom for outer, inner in argument.terms for atom in (*outer, *(inner or ())) if atom in body.functions}
@@ -112,4 +113,4 @@ def _weights(
                 raise LookupError("its gates read something else than the state and the step's inputs")
     weights = {name: array.astype(np.float32) for name, array in found.items()}
     weights |= {name: weights[name][0] for name in ("bias", "candidate_bias")}
-    return weights, "after" if after else "before", x
+    return weights, ResetPosition.AFTER_PRODUCT if after else ResetPosition.BEFORE_PRODUCT, x

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
+from veltair.compiler.graph.parameters.sequence import RecurrentParameters, ResetPosition, SequenceOrder
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.patterns.sequence.gated_cell import read_cell
 from veltair.errors import ModelError
@@ -23,8 +24,8 @@ ONNX_ORDER = (1, 0, 2)  # ONNX has update, reset, candidate; we have the reset f
 @dataclass(frozen=True, slots=True)
 class Recurrence:
     x: str
-    order: str  # of x: "rows" or "steps", whichever comes first
-    reset: str  # "before" or "after" the product with the state
+    order: SequenceOrder  # of x
+    reset: ResetPosition
     weights: Mapping[str, NDArray[np.float32]]
     scores: str = ""
     initial: str = ""  # "" where it is zero
@@ -60,7 +61,7 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         return False
     x = builder.plain(found.x)
     first, second, width = x.shape
-    rows, steps = (first, second) if found.order == "rows" else (second, first)
+    rows, steps = (first, second) if found.order is SequenceOrder.ROWS_FIRST else (second, first)
     hidden = found.weights["recurrent"].shape[0]
     reads = {"x": x}
     others: tuple[tuple[str, str, tuple[int, ...]], ...] = (
@@ -74,18 +75,17 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     if len(found.states) == 1:
         axes, end, inner = _turned(end, axes, view)
     builder.take(inner)
-    order = "rows" if axes.index("rows") < axes.index("steps") else "steps"
+    rows_first = axes.index("rows") < axes.index("steps")
+    order = SequenceOrder.ROWS_FIRST if rows_first else SequenceOrder.STEPS_FIRST
     writes = {}
     if end:
-        shape = (rows, steps, hidden) if order == "rows" else (steps, rows, hidden)
+        shape = (rows, steps, hidden) if rows_first else (steps, rows, hidden)
         writes["states"] = Activation(f"{end}/states", "float32", shape)
     if found.last:
         writes["last"] = Activation(f"{found.last}/last", "float32", (rows, hidden))
-    attributes = {
-        "reads": tuple(reads), "writes": tuple(writes), "x_order": found.order, "y_order": order, "reset": found.reset
-    }  # fmt: skip
+    parameters = RecurrentParameters(tuple(reads), tuple(writes), found.order, order, found.reset)
     flops = 2 * abs(rows) * steps * (width + hidden) * 3 * hidden
-    builder.emit(node.name, "recurrent", list(reads.values()), list(writes.values()), attributes, found.weights, flops)
+    builder.emit(node.name, "recurrent", list(reads.values()), list(writes.values()), parameters, found.weights, flops)
     for key, names in (("states", (end, *found.states[1:])), ("last", (found.last,))):
         for name in names:
             if key in writes and name:
@@ -124,15 +124,23 @@ def _gru(node: onnx.NodeProto, view: ModelView) -> Recurrence:
         if np.any(constants[lengths] != steps):
             raise ModelError(f"{where} has constant sequence lengths other than its {steps} steps")
         lengths = ""
-    maker, order, swallowed = view.makers.get(x), "steps", []
+    maker, order, swallowed = view.makers.get(x), SequenceOrder.STEPS_FIRST, []
     if maker is not None and maker.op_type == "Transpose" and attribute(maker, "perm", []) == [1, 0, 2]:
         swallowed = [maker] if view.only_user(x) is node else []
-        x, order = maker.input[0], "rows"
+        x, order = maker.input[0], SequenceOrder.ROWS_FIRST
     y, last = (name if _is_read(name, view) else "" for name in [*node.output, "", ""][:2])
     return Recurrence(
-        x, order, "after" if after else "before", weights, "", _initial(initial, view, where), lengths,
-        (y,) if y else (), last, ("steps", "one", "rows", "hidden"), tuple(swallowed),
-    )  # fmt: skip
+        x,
+        order,
+        ResetPosition.AFTER_PRODUCT if after else ResetPosition.BEFORE_PRODUCT,
+        weights,
+        initial=_initial(initial, view, where),
+        lengths=lengths,
+        states=(y,) if y else (),
+        last=last,
+        states_order=("steps", "one", "rows", "hidden"),
+        inner=tuple(swallowed),
+    )
 
 
 def _ordered(columns: NDArray[Any], hidden: int) -> NDArray[np.float32]:
@@ -171,10 +179,16 @@ def _scan(node: onnx.NodeProto, view: ModelView) -> Recurrence:
         raise ModelError(f"{where} is not supported: its outputs are not all the states of the unit along one axis")
     order = ("rows", "steps") if not read or read[0][1] else ("steps", "rows")
     return Recurrence(
-        outside[cell.x], "rows" if axes == {1} else "steps", cell.reset, cell.weights,
-        outside[cell.score] if cell.score else "", _initial(node.input[0], view, where), "",
-        tuple(name for name, _ in read), last if _is_read(last, view) else "", (*order, "hidden"),
-    )  # fmt: skip
+        outside[cell.x],
+        SequenceOrder.ROWS_FIRST if axes == {1} else SequenceOrder.STEPS_FIRST,
+        cell.reset,
+        cell.weights,
+        scores=outside[cell.score] if cell.score else "",
+        initial=_initial(node.input[0], view, where),
+        states=tuple(name for name, _ in read),
+        last=last if _is_read(last, view) else "",
+        states_order=(*order, "hidden"),
+    )
 
 
 def _is_read(name: str, view: ModelView) -> bool:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
+from veltair.compiler.graph.parameters.sequence import LayerNormParameters
 from veltair.compiler.onnx.node_attributes import attribute, times
 from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
 
@@ -56,9 +57,9 @@ def embedding(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     }
     narrow = narrow_rows(rows, view) and read_by_products(node.output[0], view)
     y = Activation(f"{node.output[0]}/rows", "uint16" if narrow else "float32", (rows, width))
-    attributes = {"epsilon": float(attribute(node, "epsilon", 1e-5))}
+    parameters = LayerNormParameters(float(attribute(node, "epsilon", 1e-5)))
     inputs = [builder.plain(name) for name in found.ids]
-    builder.emit(node.name, "embedding", inputs, [y], attributes, weights, 8 * abs(rows) * width)
+    builder.emit(node.name, "embedding", inputs, [y], parameters, weights, 8 * abs(rows) * width)
     builder.alias(Activation(node.output[0], y.dtype, shape), y.name)
     return True
 

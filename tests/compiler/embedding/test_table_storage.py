@@ -19,6 +19,7 @@ from veltair.cli import main
 from veltair.compiler.build import compile_model
 from veltair.compiler.embedding.row_storage import STORAGES, decode_rows
 from veltair.compiler.embedding.table_storage import LAYER_TOLERANCE, TableStorage
+from veltair.compiler.graph.parameters.recommendation import EmbeddingBagParameters
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
@@ -80,7 +81,7 @@ def test_tables_that_a_file_keeps_narrow_stay_so(build: Callable[[Net], str], st
     net = bags(Net(), **({"id": ["n"]} if build is scales_of_rows else {"ids": ["n", 5]}))
     path = net.save(tmp_path / "m.onnx", build(net))
     (spec,) = lower(load(path, 4), "fp32").layers
-    assert (spec.op, spec.attributes["storage"]) == ("embedding_bag", storage)
+    assert (spec.op, spec.parameters_as(EmbeddingBagParameters).storage) == ("embedding_bag", storage)
     assert spec.weights["table0"].dtype == {"fp16": np.float16, "int8": np.uint8}[storage]
     for batch in (1, 3):
         shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim[1:]] for i in net.inputs}

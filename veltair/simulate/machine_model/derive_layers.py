@@ -16,6 +16,8 @@ import msgspec
 
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.compiler.graph.parameters.recommendation import LookupParameters
+from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.profiles.artifact.artifact_folder import file_digest
 from veltair.simulate.machine_model.layer_shapes import LayerShape, ModelShape
@@ -46,11 +48,14 @@ def layer_shape(spec: LayerSpec) -> LayerShape:
             depth, width = spec.weights["weight"].shape
             return replace(stream, m=abs(spec.outputs[0].shape[0]), n=width, k=depth)
         case "attention":
-            heads, width, tokens, keys = (spec.attributes[key] for key in ("heads", "width", "tokens", "keys"))
+            attention = spec.parameters_as(AttentionParameters)
+            heads, width, tokens, keys = attention.heads, attention.width, attention.tokens, attention.keys
             queries = replace(stream, inputs=tokens * heads * width, second=2 * keys * heads * width)
             return replace(queries, m=tokens, n=keys, k=2 * width, groups=heads)
         case "embedding" | "embedding_bag" | "lookups":  # of the tables only the rows that are looked up
-            rows = (first + extra) * int(spec.attributes.get("dim", spec.outputs[0].shape[-1]))
+            lookups = isinstance(spec.parameters, LookupParameters)
+            dim = spec.parameters_as(LookupParameters).dim if lookups else spec.outputs[0].shape[-1]
+            rows = (first + extra) * dim
             return replace(stream, inputs=first + extra, weights=rows, extra=0)
         case _:
             return stream

@@ -1,0 +1,115 @@
+"""Products of the gates of a recurrent unit: sums in registers for a block of units and all tiles of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm.script.ir_builder import tirx as T
+
+from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
+from veltair.compiler.kernels.codegen.vectors import LANES, Expr
+from veltair.compiler.kernels.recurrent.gate_weights import GateGroup, GateWeights
+
+
+class GateProducts:
+    """Emits the sums of the gates; made in the task, whose memory it takes. The sums of one block are there at a time.
+
+    ::
+
+        products = GateProducts(weights, buffers, x, tiles=2, hoisted=True)
+        with products.loop_over_blocks() as (block, unit):
+            products.start(GateGroup.GATES, step, block)
+            products.add_state(GateGroup.GATES, states, first_line, block, gates=(RESET, UPDATE))
+    """
+
+    def __init__(
+        self, weights: GateWeights, buffers: Mapping[str, Any], x: Any, steps: int, tiles: int, hoisted: bool
+    ) -> None:
+        """x: the transposed inputs, (tiles, steps * I, 16). hoisted: products with them come before all steps."""
+        self.weights, self.buffers, self.x, self.tiles, self.hoisted = weights, buffers, x, tiles, hoisted
+        self.units, self.steps = weights.units, steps
+        self.inputs = int(x.shape[1]) // steps
+        self.accumulators = T.alloc_buffer((tiles * self.units * 4,), "float32x16", scope="local")
+        lines = steps * len(weights.first_units) * self.units
+        self.ready = {
+            group: T.alloc_buffer((tiles, lines * weights.input_gates(group), LANES), "float32", scope="global")
+            for group in weights.groups
+            if hoisted
+        }
+
+    @contextmanager
+    def loop_over_blocks(self) -> Iterator[tuple[Expr, Expr]]:
+        """For each block of units: its number and its first unit."""
+        blocks = len(self.weights.first_units)
+        if blocks == 1:
+            yield T.int32(0), T.int32(0)
+            return
+        with T.serial(0, blocks) as block:
+            yield block, T.bind(T.min(block * self.units, self.weights.hidden - self.units))
+
+    def hoist(self) -> None:
+        """Compute the products with the inputs of all steps."""
+        with T.serial(0, self.steps) as step:
+            for group in self.weights.groups:
+                with self.loop_over_blocks() as (block, _):
+                    gates = self.weights.input_gates(group)
+                    self._start_from_inputs(group, gates, step, block)
+                    first = T.bind(self._first_ready(group, step, block))
+                    for at in range(gates * self.units):
+                        for tile in range(self.tiles):
+                            value = self.accumulators[at * self.tiles + tile]
+                            vector_store(self.ready[group], value, tile, first + at, 0)
+
+    def start(self, group: GateGroup, step: Expr, block: Expr) -> None:
+        """Set the sums to the biases and the products with the inputs."""
+        sums = self.weights.sums(group)
+        if not self.hoisted:
+            self._start_from_inputs(group, sums, step, block)
+            return
+        made = self.weights.input_gates(group) * self.units
+        first = T.bind(self._first_ready(group, step, block))
+        for at in range(sums * self.units):
+            for tile in range(self.tiles):
+                ready = vector_load(self.ready[group], tile, first + at, 0) if at < made else None
+                value = ready if ready is not None else self._bias(group, block, at)
+                T.buffer_store(self.accumulators, value, [at * self.tiles + tile])
+
+    def add_state(self, group: GateGroup, lines: Any, first: Expr, block: Expr, gates: Sequence[int]) -> None:
+        """Add the products with the state, which lies in `lines` from line `first` on, to the sums of some gates."""
+        self._multiply(group, lines, first, self.weights.hidden, block, self.inputs, gates)
+
+    def sum(self, gate: int, unit: int, tile: int) -> Expr:
+        """The sum of a gate of a unit of the block; gates count from the first of their group."""
+        return self.accumulators[(gate * self.units + unit) * self.tiles + tile]
+
+    def _first_ready(self, group: GateGroup, step: Expr, block: Expr) -> Expr:
+        count = self.weights.input_gates(group) * self.units
+        return (step * len(self.weights.first_units) + block) * count
+
+    def _start_from_inputs(self, group: GateGroup, sums: int, step: Expr, block: Expr) -> None:
+        for at in range(sums * self.units):
+            value = T.bind(self._bias(group, block, at))
+            for tile in range(self.tiles):
+                T.buffer_store(self.accumulators, value, [at * self.tiles + tile])
+        gates = range(self.weights.input_gates(group))
+        self._multiply(group, self.x, step * self.inputs, self.inputs, block, 0, gates)
+
+    def _bias(self, group: GateGroup, block: Expr, at: int) -> Expr:
+        return T.broadcast(self.buffers[f"{group}_bias"][block, at], LANES)
+
+    def _multiply(
+        self, group: GateGroup, lines: Any, first: Expr, depth: int, block: Expr, row: int, gates: Sequence[int]
+    ) -> None:
+        """Add `depth` lines times rows of weights from `row` on to the sums of the gates."""
+        weight, units = self.buffers[group], self.units
+        with T.serial(0, depth) as k:
+            values = [T.bind(vector_load(lines, tile, first + k, 0)) for tile in range(self.tiles)]
+            for column, gate in enumerate(gates):
+                for u in range(units):
+                    factor = T.broadcast(weight[block, row + k, column * units + u], LANES)
+                    factor = T.bind(factor) if self.tiles > 1 else factor
+                    for tile, value in enumerate(values):
+                        at = (gate * units + u) * self.tiles + tile
+                        T.buffer_store(self.accumulators, self.accumulators[at] + value * factor, [at])

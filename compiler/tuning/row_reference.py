@@ -1,0 +1,162 @@
+"""References of the layers on rows in numpy: matrix products, attention, recurrent units, lookups and their sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.embedding import family_reference as embedding
+from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.compiler.graph.parameters.products import BatchedMatmulParameters, MatmulParameters, WeightStorage
+from veltair.compiler.graph.parameters.recommendation import (
+    ConcatSumParameters,
+    EmbeddingBagParameters,
+    LookupParameters,
+    OneHotSumParameters,
+    Reduction,
+)
+from veltair.compiler.graph.parameters.sequence import (
+    AttentionParameters,
+    LayerNormParameters,
+    RecurrentParameters,
+    ResetPosition,
+    SequenceOrder,
+)
+from veltair.compiler.tuning.reference_arithmetic import apply_activation, bf16_to_float32, float32_to_bf16
+
+Array = NDArray[Any]
+
+
+def reference_matmul(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    """activation((x @ weight + bias) [* gate] [+ residual]), with the weights as the kernel holds them."""
+    parameters, weight = spec.parameters_as(MatmulParameters), np.ascontiguousarray(spec.weights["weight"], np.float32)
+    if spec.op == "matmul_bf16" or parameters.storage is WeightStorage.BF16:
+        weight = bf16_to_float32(float32_to_bf16(weight))
+    rows, *sides = x
+    product = rows.astype(np.float64) @ weight + spec.weights["bias"]
+    if parameters.gated:
+        product = product * sides.pop(0)
+    if sides:
+        product = product + sides[0]
+    return [apply_activation(product.astype(np.float32), parameters.activation)]
+
+
+def reference_batched_matmul(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    """activation(scale * left @ right + bias)."""
+    parameters, computed = spec.parameters_as(BatchedMatmulParameters), iter(x)
+    left, right = (
+        (spec.weights[side] if side in spec.weights else next(computed)).transpose(order)
+        for side, order in (("left", parameters.left_order), ("right", parameters.right_order))
+    )
+    product = left.astype(np.float64) @ right.astype(np.float64) * parameters.scale + spec.weights["bias"]
+    return [apply_activation(product.astype(np.float32), parameters.activation)]
+
+
+def reference_attention(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    """softmax(Q K^T * scale + mask) V of every image and head, merged into rows."""
+    parameters, (rows, total) = spec.parameters_as(AttentionParameters), (x[0].shape[0], spec.outputs[0].shape[1])
+
+    def split_heads(place: tuple[int, int], tokens: int) -> Array:
+        side = x[place[0]][:, place[1] : place[1] + total].astype(np.float64)
+        split = side.reshape(len(side) // tokens, tokens, parameters.heads, parameters.width)
+        return split.transpose(0, 2, 1, 3)
+
+    counts = (parameters.tokens, parameters.keys, parameters.keys)
+    q, k, v = (split_heads(place, count) for place, count in zip(parameters.places, counts, strict=True))
+    scores = q @ k.transpose(0, 1, 3, 2) * parameters.scale
+    if parameters.masked:
+        scores = scores + (spec.weights["mask"] if "mask" in spec.weights else x[-1])
+    likely = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = likely / likely.sum(-1, keepdims=True) @ v
+    return [mixed.transpose(0, 2, 1, 3).reshape(rows, total)]
+
+
+def reference_recurrent(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    """A gated recurrent unit, with its gates in the order reset, update, candidate."""
+    parameters = spec.parameters_as(RecurrentParameters)
+    tensors = dict(zip(parameters.reads, x, strict=True))
+    weights = {name: array.astype(np.float64) for name, array in spec.weights.items()}
+    rows_first = parameters.x_order is SequenceOrder.ROWS_FIRST
+    inputs = tensors["x"] if rows_first else tensors["x"].transpose(1, 0, 2)
+    rows, steps, _ = inputs.shape
+    hidden = len(weights["recurrent"])
+    h = tensors.get("initial", np.zeros((rows, hidden))).astype(np.float64)
+    states = np.zeros((rows, steps, hidden))
+    for step in range(steps):
+        inner, outer = (inputs[:, step] @ weights["input"] + weights["bias"]), h @ weights["recurrent"]
+        r, u = np.split(1 / (1 + np.exp(-inner - outer))[:, : 2 * hidden], 2, axis=1)
+        if parameters.reset is ResetPosition.AFTER_PRODUCT:
+            mixed = r * (outer[:, 2 * hidden :] + weights["candidate_bias"])
+        else:
+            mixed = (r * h) @ weights["recurrent"][:, 2 * hidden :]
+        c = np.tanh(inner[:, 2 * hidden :] + mixed)
+        if "scores" in tensors:
+            scores = tensors["scores"] if rows_first else tensors["scores"].T
+            u = u * (1 - scores[:, step : step + 1])
+        runs = (step < tensors["lengths"])[:, None] if "lengths" in tensors else np.ones((rows, 1), bool)
+        h = np.where(runs, u * h + (1 - u) * c, h)
+        states[:, step] = np.where(runs, h, 0)
+    outputs = {"states": states, "last": h}
+    if parameters.y_order is SequenceOrder.STEPS_FIRST:
+        outputs["states"] = states.transpose(1, 0, 2)
+    return [outputs[name] for name in parameters.writes]
+
+
+def reference_layer_norm(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    return [_normalise(spec, x[0].astype(np.float64))]
+
+
+def reference_token_embedding(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    rows = sum(spec.weights[f"table{i}"][ids].astype(np.float64) for i, ids in enumerate(x))
+    return [_normalise(spec, (rows + spec.weights["positions"]).reshape(-1, spec.outputs[0].shape[1]))]
+
+
+def reference_embedding_bag(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    mean = spec.parameters_as(EmbeddingBagParameters).reduce is Reduction.MEAN
+    return [embedding.sls(ids, spec.weights[f"table{i}"], None, mean=mean) for i, ids in enumerate(x)]
+
+
+def reference_lookups(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    return [embedding.reference_lookups(spec.parameters_as(LookupParameters), x, list(spec.weights.values()))]
+
+
+def reference_one_hot_sum(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    parameters, parts = spec.parameters_as(OneHotSumParameters), []
+    for ids, depth, scale in zip(x, parameters.depths, parameters.scales, strict=True):
+        places = np.where(ids < 0, ids + depth, ids)
+        parts.append((places[:, :, None] == np.arange(depth)).sum(1) * np.float64(scale))
+    counts = np.concatenate(parts, axis=1)
+    return [counts @ spec.weights["table"] + spec.weights["bias"] if "table" in spec.weights else counts]
+
+
+def reference_concat_sum(spec: LayerSpec, x: list[Array]) -> list[Array]:
+    width = spec.outputs[0].shape[1]
+    parts = [piece.reshape(len(piece), -1, width).sum(1, dtype=np.float64) for piece in x]
+    return [np.sum(parts, axis=0) * spec.parameters_as(ConcatSumParameters).scale]
+
+
+def _normalise(spec: LayerSpec, x: Array) -> Array:
+    centred = x - x.mean(-1, keepdims=True)
+    epsilon = spec.parameters_as(LayerNormParameters).epsilon
+    deviation = np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon)
+    return np.asarray(centred / deviation * spec.weights["scale"] + spec.weights["shift"])
+
+
+# By the operation of a layer.
+ROW_REFERENCES: Mapping[str, Callable[[LayerSpec, list[Array]], list[Array]]] = {
+    "matmul": reference_matmul,
+    "matmul_bf16": reference_matmul,
+    "batched_matmul": reference_batched_matmul,
+    "batched_matmul_bf16": reference_batched_matmul,
+    "attention": reference_attention,
+    "recurrent": reference_recurrent,
+    "layer_norm": reference_layer_norm,
+    "embedding": reference_token_embedding,
+    "embedding_bag": reference_embedding_bag,
+    "lookups": reference_lookups,
+    "one_hot_sum": reference_one_hot_sum,
+    "concat_sum": reference_concat_sum,
+}
