@@ -71,6 +71,7 @@ def prepare(folder: Path) -> None:
     from veltair.compiler.embedding.family_reference import sls
     from veltair.compiler.embedding.row_storage import DTYPES, STORAGES, encode_rows, row_items
     from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+    from veltair.compiler.graph.parameters.recommendation import EmbeddingBagParameters, Reduction
     from veltair.compiler.kernels.rows.embedding_bag import EmbeddingBag
     from veltair.machine.isa import cpu_features, tvm_target
 
@@ -101,7 +102,8 @@ def prepare(folder: Path) -> None:
         outputs = tuple(Activation(f"o{t}", "float32", (-1, dim)) for t in range(tables))
         row = np.zeros(row_items(dim, DTYPES[storage]), DTYPES[storage])
         weights = {f"table{t}": np.broadcast_to(row, (rows, len(row))) for t in range(tables)}
-        spec = LayerSpec("sums", "embedding_bag", inputs, outputs, {"reduce": "sum"}, weights, 0, max_batch=batch)
+        parameters = EmbeddingBagParameters(reduce=Reduction.SUM)
+        spec = LayerSpec("sums", "embedding_bag", inputs, outputs, {}, weights, 0, batch, parameters)
         for place, point in enumerate(points):
             library(EmbeddingBag().build(spec, point, cpu_features()).function, f"{name}-{place}")
 
