@@ -26,24 +26,17 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-import tvm
-import tvm_ffi
 from numpy.typing import NDArray
 
+from bench.kernels.compiled_graph import CompiledGraph
 from bench.paths import RESULTS
 from bench.recsys.atrec_subgraphs import SUBGRAPHS, Subgraph
-from veltair.compiler.arena import plan
-from veltair.compiler.graph.layer_graph import LayerGraph
-from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.patterns import by_operator
 from veltair.compiler.pipeline import lower
 from veltair.compiler.stitch.fusion_explorer import FusionExplorer
 from veltair.machine.environment import describe_environment
-from veltair.machine.isa import cpu_features, tvm_target
 from veltair.machine.topology import usable_machine
-from veltair.profiles.runtime.executor import aligned, empty
 from veltair.profiles.runtime.pinned_threads import PinnedThreads
 
 THREADS = 2
@@ -62,50 +55,6 @@ def without_fusions() -> Iterator[None]:
         yield
     finally:
         by_operator.FINDERS, FusionExplorer.packed = finders, packed
-
-
-class CompiledGraph:
-    """A graph ready to run: its layers in order in an arena, each in one of its versions."""
-
-    def __init__(self, graph: LayerGraph, feeds: Mapping[str, NDArray[Any]], chosen: int = 0) -> None:
-        self.layers = len(graph.layers)
-        batch, features = len(next(iter(feeds.values()))), cpu_features()
-        functions, kernels = {}, []
-        for layer in graph.layers:
-            points = SPACES[layer.op].points(layer, features)
-            kernels.append(SPACES[layer.op].build(layer, points[min(chosen, len(points) - 1)], features))
-            functions[layer.symbol] = kernels[-1].function.with_attr("global_symbol", layer.symbol)
-        library = tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(tvm_target()))
-        arena = plan(graph)
-        memory = empty((arena.bytes,), "uint8")
-
-        inputs = [aligned(feeds[port.name]) for port in graph.inputs]
-        self.outputs = [empty(port.at(batch), port.dtype) for port in graph.outputs]
-
-        def view(tensor: Activation) -> Any:
-            place, shape = arena.places[tensor.name], tensor.at(batch)
-            if place.kind != "arena":
-                return tvm_ffi.from_dlpack(
-                    (inputs if place.kind == "input" else self.outputs)[place.offset].reshape(shape)
-                )
-            size = int(np.prod(shape)) * np.dtype(tensor.dtype).itemsize
-            return tvm_ffi.from_dlpack(memory[place.offset : place.offset + size].view(tensor.dtype).reshape(shape))
-
-        self.calls = [
-            (
-                library[layer.symbol],
-                [
-                    *map(view, layer.inputs),
-                    *(tvm_ffi.from_dlpack(aligned(w)) for w in kernel.weights),
-                    *map(view, layer.outputs),
-                ],
-            )
-            for layer, kernel in zip(graph.layers, kernels, strict=True)
-        ]
-
-    def __call__(self) -> None:
-        for function, operands in self.calls:
-            function(*operands)
 
 
 def compile_ways(case: Subgraph, expected: Sequence[NDArray[Any]], folder: Path) -> dict[str, CompiledGraph]:

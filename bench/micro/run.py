@@ -1,0 +1,39 @@
+"""Runs every micro bench and compares it with the committed result.
+
+    python -m bench.micro.run [--save] [PYPERF OPTION …]
+
+The results go to `.build/micro`, or with `--save` to `bench/results/micro`, where they are committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+from bench.paths import RESULTS, ROOT
+
+BENCHES = ("decisions", "headers", "kernels", "messages", "requests")
+COMMITTED = RESULTS / "micro"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--save", action="store_true", help="replace the committed results")
+    args, options = parser.parse_known_args()
+    folder = COMMITTED if args.save else ROOT / ".build" / "micro"
+    folder.mkdir(parents=True, exist_ok=True)
+    for bench in BENCHES:
+        result, committed = folder / f"{bench}.json", COMMITTED / f"{bench}.json"
+        result.unlink(missing_ok=True)  # pyperf writes to no file that exists
+        print(f"== {bench}", flush=True)
+        command = [sys.executable, "-m", f"bench.micro.{bench}", "-o", str(result), *options]
+        subprocess.run(command, check=True, cwd=ROOT)
+        if committed != result and committed.exists():
+            compare = [sys.executable, "-m", "pyperf", "compare_to", "--table", str(committed), str(result)]
+            subprocess.run(compare, check=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
