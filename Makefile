@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types docs pytest figures lock clean
+.PHONY: demo test lint types docs pytest figures measurements micro lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/veltair demo
@@ -41,9 +41,17 @@ pytest: $(VENV)/ready
 	$(BIN)/pytest --ignore=tests/compiler; rest=$$?; \
 	wait $$compiler; compiler=$$?; cat .build/compiler-tests.txt; exit $$((rest + compiler))
 
-# The paper's figures from the simulator, and docs/results.md; a quarter of an hour to an hour on 2 cores; it goes on where it was interrupted.
+# The paper's figures from the simulator, and docs/results.md; a quarter of an hour to an hour on 2 cores; a run that was interrupted continues.
 figures: $(VENV)/ready
 	$(BIN)/python -m bench.paper.figures
+
+# docs/measurements.md from the committed results.
+measurements: $(VENV)/ready
+	$(BIN)/python -m bench.tables
+
+# The micro benches under pyperf, each compared with its committed result; on a machine that does nothing else.
+micro: $(VENV)/ready
+	$(BIN)/python -m bench.micro.run
 
 # After a change of the dependencies in pyproject.toml: what a fresh environment resolves to, pinned.
 lock:

@@ -2,6 +2,6 @@
 
     python -m bench.micro.decisions -o FILE.json
 
-Each module is a pyperf script with pyperf's own options (`--fast`, `--rigorous`, `--debug-single-value`, …). `make micro`
-runs them all and compares them with the committed results in `bench/results/micro`.
+Each module is a pyperf script with pyperf's own options (`--fast`, `--rigorous`, `--debug-single-value`, …). `make
+micro` runs them all and compares them with the committed results in `bench/results/micro`.
 """

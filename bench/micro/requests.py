@@ -5,8 +5,6 @@ python -m bench.micro.requests -o FILE.json
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
@@ -26,15 +24,22 @@ def main() -> None:
     grpc = pb.ModelInferRequest(model_name="model", id="1", raw_input_contents=[image.tobytes()])
     grpc.inputs.add(name="x", datatype="FP32", shape=IMAGE)
     data = memoryview(grpc.SerializeToString())
-    answer = ("model", "1", request, {"y": logits}, {}, {})
+    outputs = {"y": logits}
 
     def decode_grpc() -> InferRequest:
         return grpc_codec.decode_request(grpc_codec.parse_request(data))
 
+    def encode_http() -> bytes:
+        return http_codec.encode_response("model", "1", request, outputs, {}, {}).body
+
+    def encode_grpc() -> bytes:
+        found: bytes = grpc_codec.encode_response("model", "1", request.id, outputs, {}, {}).SerializeToString()
+        return found
+
     runner.bench_func("decode request, HTTP", http_codec.decode_request, http.body, http.header_bytes)
     runner.bench_func("decode request, gRPC", decode_grpc)
-    runner.bench_func("encode answer, HTTP", partial(http_codec.encode_response, *answer))
-    runner.bench_func("encode answer, gRPC", partial(grpc_codec.encode_response, *answer))
+    runner.bench_func("encode answer, HTTP", encode_http)
+    runner.bench_func("encode answer, gRPC", encode_grpc)
 
 
 if __name__ == "__main__":
