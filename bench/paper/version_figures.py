@@ -55,7 +55,7 @@ class _SampledLayer:
         alone = sample["run_ns"][CORES - 1]
         reuse = [LoopLevel(*level) for level in sample["reuse"]]
         # The layer by itself: what it touches stays in the cache between two queries as far as there is room.
-        resident = max(level.need(1) for level in reuse) + reuse[-1].traffic_bytes
+        resident = max(level.working_set_bytes(1) for level in reuse) + reuse[-1].traffic_bytes
         return [alone * slowdown(alone, reuse, CORES, share, memory, resident) for share in SHARES]
 
     def loss(self, kept: Sequence[int]) -> NDArray[np.float64]:

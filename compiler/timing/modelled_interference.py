@@ -54,7 +54,7 @@ def data_ns(reuse: Reuse, cores: int, share: float, memory: Memory, resident_byt
     resident_bytes: what the whole model touches; in a cache that holds it, nothing comes from memory.
     """
     below_l2 = traffic_bytes(reuse, 1, memory.l2_bytes)
-    kept = [*reuse, LoopLevel(0, resident_bytes, 0)] if resident_bytes > reuse[-1].need(cores) else reuse
+    kept = [*reuse, LoopLevel(0, resident_bytes, 0)] if resident_bytes > reuse[-1].working_set_bytes(cores) else reuse
     below_llc = traffic_bytes(kept, cores, share * memory.llc_bytes)
     rates = (memory.llc_bytes_per_ns, memory.dram_bytes_per_ns)
     return max(moved / (share * cores * rate) for moved, rate in zip((below_l2, below_llc), rates, strict=True))

@@ -95,17 +95,17 @@ def test_a_nest_counted_by_hand() -> None:
         (2 * panel + CHUNKS * ROWS * row, sum(LINES.values())),
     ]
     found = product()
-    assert [(level.need(1) // 64, level.traffic_bytes // 64) for level in found] == expected
+    assert [(level.working_set_bytes(1) // 64, level.traffic_bytes // 64) for level in found] == expected
     assert [bool(level.shared_bytes) for level in found] == [False, False, True]
 
 
 def test_a_simulated_cache_moves_as_much() -> None:
     reuse = product()
     for level, next_one in zip(reuse, [*reuse[1:], None], strict=True):
-        room = level.need(1) // 64 + 8  # some lines more: what streams past needs room too
-        assert missed(room, lru=True) == pytest.approx(traffic_bytes(reuse, 1, level.need(1)), rel=0.1)
-        if next_one and next_one.need(1) > 1.5 * level.need(1):
-            between = (level.need(1) + next_one.need(1)) // 2
+        room = level.working_set_bytes(1) // 64 + 8  # some lines more: what streams past needs room too
+        assert missed(room, lru=True) == pytest.approx(traffic_bytes(reuse, 1, level.working_set_bytes(1)), rel=0.1)
+        if next_one and next_one.working_set_bytes(1) > 1.5 * level.working_set_bytes(1):
+            between = (level.working_set_bytes(1) + next_one.working_set_bytes(1)) // 2
             by_age, by_chance = missed(between // 64, lru=True), missed(between // 64, lru=False)
             assert next_one.traffic_bytes <= by_age <= level.traffic_bytes
             assert 0.5 < by_chance / traffic_bytes(reuse, 1, between) < 2  # which keeps no row whole
@@ -195,7 +195,7 @@ def test_every_point_moves_less_with_more_cache_and_each_tensor_at_least_once(na
         assert len(reuse) > 1 or spec.op == "depthwise_conv2d", point
         moved = [level.traffic_bytes for level in reuse]
         assert moved == sorted(moved, reverse=True), point
-        needs = [level.need(1) for level in reuse]
+        needs = [level.working_set_bytes(1) for level in reuse]
         assert needs == sorted(needs), point
         assert moved[-1] == pytest.approx(touched(spec, kernel.weights, batch), rel=0.05), point
 

@@ -163,6 +163,6 @@ def test_samples_are_differences_scaled_for_shared_counters(monkeypatch: pytest.
 
 
 def test_the_attribute_is_laid_out_as_the_kernel_wants_it() -> None:
-    raw = hardware_counters.attribute(0x10002)  # last-level cache, read, miss
+    raw = hardware_counters.encode_event_attribute(0x10002)  # last-level cache, read, miss
     assert len(raw) == 128
     assert struct.unpack_from("=IIQQQQQ", raw) == (3, 128, 0x10002, 0, 0, 3, 0)

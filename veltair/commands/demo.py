@@ -1,4 +1,4 @@
-"""`veltair demo`: everything from nothing: three models built, compiled, served together, loaded, shown."""
+"""`veltair demo`: builds and compiles three models, serves them together, loads them and shows the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`veltair doctor`: what this machine offers, and what the daemon makes of it."""
+"""`veltair doctor`: what this machine offers, and what the daemon uses of it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from veltair.profiles.runtime.huge_pages import has_huge_pages
 from veltair.scheduler.interference import ObservedSlowdown
 from veltair.types import CoreSet
 
-_FOLDERS = (Path(tempfile.gettempdir()), Path("/dev/shm"))  # tried for large pages: a file system, and tmpfs
-_STIR_BYTES = 64 << 20  # touched so that working counters must have something to count
+_FOLDERS = (Path(tempfile.gettempdir()), Path("/dev/shm"))  # tested for huge pages: a file system, and tmpfs
+_TOUCHED_BYTES = 64 << 20  # written, so that counters that work must count something
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report() -> dict[str, Any]:
-    """Facts of this process's machine, ready for JSON. Sizes in bytes; `quota_cpus` is None when nothing limits."""
+    """Facts of the machine as this process may use it, ready for JSON. Sizes in bytes; no quota is None."""
     usable = usable_machine()
     environment = asdict(describe_environment())
     counters = probe_counters(usable.cores)
@@ -71,14 +71,14 @@ def report() -> dict[str, Any]:
 
 
 def probe_counters(cores: CoreSet) -> dict[str, Any]:
-    """`{"available", "events", "reason"}`: the L3 counters opened as the engine opens them, and seen to count."""
+    """`{"available", "events", "reason"}` of the L3 counters, opened as the engine does, and tried."""
     try:
         counters = L3Counters(cores)
     except CountersMissingError as error:
-        return {"available": False, "events": [], "reason": _explained(error)}
+        return {"available": False, "events": [], "reason": _explain(error)}
     try:
         counters.sample(time.monotonic_ns())
-        bytearray(os.urandom(1)) * _STIR_BYTES
+        bytearray(os.urandom(1)) * _TOUCHED_BYTES
         sample = counters.sample(time.monotonic_ns())
     finally:
         counters.close()
@@ -88,7 +88,7 @@ def probe_counters(cores: CoreSet) -> dict[str, Any]:
 
 
 def interference(counters: dict[str, Any]) -> dict[str, str]:
-    """The source that the engine's scheduler takes the interference level from, and why."""
+    """The source of the interference level in the engine's scheduler, and the reason."""
     cause = (
         "the L3 counters work, but a level needs a model of them: veltair profile --fit-proxy, server.counter_model"
         if counters["available"]
@@ -98,7 +98,7 @@ def interference(counters: dict[str, Any]) -> dict[str, str]:
     return {"source": ObservedSlowdown.name, "why": why}
 
 
-def _explained(error: CountersMissingError) -> str:
+def _explain(error: CountersMissingError) -> str:
     reasons = {
         "ENOENT": "this processor shows no L3 events (usual in a virtual machine)",
         "EACCES": "the kernel keeps them back: needs kernel.perf_event_paranoid <= 0 or CAP_PERFMON",
@@ -109,7 +109,7 @@ def _explained(error: CountersMissingError) -> str:
 
 
 def show(found: dict[str, Any], console: Console) -> None:
-    """The report for people."""
+    """Print the report for people."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""`veltair inspect`: what an artifact holds."""
+"""`veltair inspect`: the layers and code versions of an artifact."""
 
 from __future__ import annotations
 
@@ -116,5 +116,5 @@ def _print(found: Artifact) -> None:
 
 
 def _shown(cores: int) -> list[int]:
-    """Core counts that a line has room for: the powers of two and the last."""
+    """Core counts that fit into a line: the powers of two and the last."""
     return sorted({*(1 << i for i in range(cores.bit_length()) if 1 << i <= cores), cores} - {0})

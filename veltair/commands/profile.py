@@ -1,7 +1,7 @@
-"""`veltair profile`: what is measured of a machine and of models on it, after they are compiled.
+"""`veltair profile`: measurements of compiled models and of the machine.
 
 `--fit-proxy` fits the interference proxy to hardware counters (VELTAIR sec. 4.3, Fig. 11); `--within-model` times whole
-models, and has the layers' times in their artifacts add up to that.
+models, and scales the layers' times in their artifacts so that they add up to that.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,31 +17,24 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from veltair.errors import ConfigError, VeltairError
-from veltair.machine.hardware_counters import CountersMissingError, L3Counters
+from veltair.commands.slowdown_samples import measure_samples, simulate_samples
+from veltair.errors import ConfigError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime import pinned_threads, whole_model_timing
 from veltair.simulate.machine_model.counter_fit import (
     CounterFit,
-    SlowdownSample,
     encode_samples,
     fit_counters,
     read_samples,
 )
-from veltair.simulate.machine_model.machine_model import load_machine_model, machine_names
-
-GRADES = tuple(i / 8 for i in range(9))  # of co-runners: the share of the time in which they stream
-WINDOWS = 6  # at each
-WINDOW_NS = 100_000_000
+from veltair.simulate.machine_model.machine_model import machine_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--fit-proxy", action="store_true", help="fit the interference level to L3 counters")
-    what.add_argument(
-        "--within-model", type=Path, nargs="+", metavar="ARTIFACT",
-        help="time whole models, and scale the times of their layers to it",
-    )  # fmt: skip
+    scale = "time whole models, and scale the times of their layers to it"
+    what.add_argument("--within-model", type=Path, nargs="+", metavar="ARTIFACT", help=scale)
     source = parser.add_mutually_exclusive_group()
     source.add_argument("samples", nargs="?", type=Path, metavar="SAMPLES.json", help="counters and measured levels")
     source.add_argument("--live", type=Path, metavar="ARTIFACT", help="measure them here, beside co-runners")
@@ -60,13 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0: done. Raises UserError for bad samples and artifacts, VeltairError where there are no counters."""
     if args.within_model is not None:
-        return within_model(args.within_model, args.json)
+        return _scale_to_whole_models(args.within_model, args.json)
     if args.live is args.simulated is args.samples is None:
         raise ConfigError("--fit-proxy: expected SAMPLES.json, --live ARTIFACT or --simulated SCENARIO.toml")
     if args.live is not None:
-        samples, where = live(args.live, args.json), f"--live {args.live}"
+        samples, where = measure_samples(args.live, args.json), f"--live {args.live}"
     elif args.simulated is not None:
-        samples, where = simulated(args.simulated, args.machine), f"--simulated {args.simulated}"
+        samples, where = simulate_samples(args.simulated, args.machine), f"--simulated {args.simulated}"
     else:
         samples, where = read_samples(args.samples), str(args.samples)
     if args.save_samples is not None:
@@ -78,12 +68,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(content.decode())
     else:
-        _print(found)
+        _show(found)
     return 0
 
 
-def within_model(paths: Sequence[Path], as_json: bool) -> int:
-    """Shows each model's time by core count, at its smallest batch, before and after."""
+def _scale_to_whole_models(paths: Sequence[Path], as_json: bool) -> int:
+    """Scale each artifact, and show its model's time by core count at its smallest batch, before and after."""
     os.environ.update(pinned_threads.kernel_environment())  # before TVM is loaded
     rows = []
     for path in track(paths, "models", console=Console(stderr=True), transient=True, disable=as_json):
@@ -102,81 +92,6 @@ def within_model(paths: Sequence[Path], as_json: bool) -> int:
     return 0
 
 
-def live(path: Path, quiet: bool) -> list[SlowdownSample]:
-    """The artifact's model on half of the cores beside co-runners on the rest, graded from none to always."""
-    from veltair.commands.engine_process import draw_input, load_veltair
-    from veltair.compiler.timing.co_runners import pressing
-    from veltair.machine.topology import usable_machine
-
-    cores = usable_machine().cores
-    if len(cores) < 2:
-        raise ConfigError("--live: expected two cores or more, one for the model and one for a co-runner")
-    known = load_artifact(path)
-    try:
-        counters = L3Counters(cores)
-    except CountersMissingError as error:
-        raise VeltairError(
-            f"no L3 counters here: {error.strerror}. Fit to samples of a machine that has them; without a counter "
-            "model the interference level comes from observed slowdown"
-        ) from None
-    half = len(cores) // 2
-    feeds = {port.name: draw_input(port, 1) for port in known.manifest.inputs}
-    query = load_veltair(known, feeds, 1, half)
-    steps = track(GRADES, "co-runners", console=Console(stderr=True), transient=True, disable=quiet)
-    try:
-        return list(_measured(query, counters, steps, lambda grade: pressing(cores[half:], grade)))
-    finally:
-        counters.close()
-
-
-def _measured(
-    query: Callable[[], object],
-    counters: L3Counters,
-    grades: Iterable[float],
-    pressed: Callable[[float], AbstractContextManager[None]],
-) -> Iterator[SlowdownSample]:
-    """A sample a window; its level is the query's median time over that of all windows with no co-runner at work."""
-    alone_ns = 0.0
-    for grade in grades:
-        windows = []
-        with pressed(grade):
-            query()
-            for _ in range(WINDOWS):
-                counters.sample(time.monotonic_ns())
-                took_ns = _timed(query, WINDOW_NS)
-                windows.append((took_ns, counters.sample(time.monotonic_ns())))
-        if grade == 0:
-            alone_ns = statistics.median(took_ns for took_ns, _ in windows)
-        for took_ns, seen in windows:
-            level = max(1.0, took_ns / alone_ns)
-            yield SlowdownSample(
-                window_ns=seen.window_ns, l3_accesses=seen.l3_accesses, l3_misses=seen.l3_misses, level=level
-            )
-
-
-def _timed(query: Callable[[], object], window_ns: int) -> float:
-    """Median time of the queries that begin within a window."""
-    times: list[int] = []
-    end_ns = time.monotonic_ns() + window_ns
-    while (begin_ns := time.monotonic_ns()) < end_ns:
-        query()
-        times.append(time.monotonic_ns() - begin_ns)
-    return statistics.median(times)
-
-
-def simulated(path: Path, name: str) -> list[SlowdownSample]:
-    """The scenario's models on a machine model, beside co-runners as `live` has them."""
-    from veltair.simulate.machine_model.calibration import calibrate
-    from veltair.simulate.machine_model.modelled_profiles import scenario_models
-    from veltair.simulate.simulation import Simulation
-    from veltair.simulate.simulation_scenario import read_simulation_scenario
-
-    model, scenario = load_machine_model(name), read_simulation_scenario(path)
-    known = Simulation(scenario, model, scenario_models(scenario, model))
-    profiles = {name: by_batch[0] for name, by_batch in known.profiles.items()}
-    return calibrate(model, known.machine, profiles, known.execution_rates)
-
-
 def _write(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
@@ -184,7 +99,7 @@ def _write(path: Path, content: bytes) -> None:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
 
-def _print(found: CounterFit) -> None:
+def _show(found: CounterFit) -> None:
     console = Console(highlight=False)
     console.print(
         f"level = {found.constant:.4g} + {found.per_miss_rate:.4g} x L3 miss rate "

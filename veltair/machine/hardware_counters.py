@@ -1,4 +1,4 @@
-"""L3 accesses and misses of whole cores by `perf_event_open`, where the hardware and the kernel offer them."""
+"""L3 accesses and misses of whole cores, by `perf_event_open`, where hardware and kernel offer them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,26 @@ _PERF_TYPE_HW_CACHE = 3
 _LL, _READ = 2, 0  # PERF_COUNT_HW_CACHE_LL, PERF_COUNT_HW_CACHE_OP_READ
 _ACCESS, _MISS = 0, 1  # PERF_COUNT_HW_CACHE_RESULT_*
 _ATTRIBUTE_BYTES = 128
-_READ_FORMAT = 1 | 2  # PERF_FORMAT_TOTAL_TIME_ENABLED | …_RUNNING: to scale when counters are shared in turn
+_READ_FORMAT = 1 | 2  # PERF_FORMAT_TOTAL_TIME_ENABLED | …_RUNNING: scales counts when events share a counter
 
 SOURCE = "perf:LL-cache"
 
 
 class CountersMissingError(OSError):
-    """The text says what is missing."""
+    """There are no usable counters; the text says why."""
 
 
 class L3Counters:
-    """Counts on every core of a set, whichever process runs there.
+    """Counters of every core of a set, whichever process runs there.
 
-    Raises CountersMissingError: ENOENT is a machine without such counters (most virtual ones), EACCES a kernel that
-    keeps them to itself (perf_event_paranoid above 0, no CAP_PERFMON).
+    ::
+
+        counters = L3Counters((0, 1))
+        counters.sample(time.monotonic_ns())
+        sample = counters.sample(time.monotonic_ns())  # of the time between the two calls
+
+    Raises CountersMissingError: ENOENT on a machine without such counters (most virtual machines), EACCES where the
+    kernel denies them (perf_event_paranoid above 0, no CAP_PERFMON).
     """
 
     def __init__(self, cores: CoreSet) -> None:
@@ -46,12 +52,12 @@ class L3Counters:
         self._before = {_ACCESS: 0, _MISS: 0}
 
     def sample(self, now_ns: int) -> CounterSample:
-        """What was counted since the last call; the first one counts from nothing over a window of 0."""
+        """Counts since the last call; those of the first call cover a window of 0 ns."""
         total = {result: sum(map(_read, fds)) for result, fds in self._fds.items()}
-        since_ns = now_ns if self._before_ns is None else self._before_ns
-        grown = {result: max(0, total[result] - self._before[result]) for result in total}
+        begin_ns = now_ns if self._before_ns is None else self._before_ns
+        counts = {result: max(0, total[result] - self._before[result]) for result in total}
         self._before, self._before_ns = total, now_ns
-        return CounterSample(now_ns, now_ns - since_ns, grown[_ACCESS], grown[_MISS], SOURCE)
+        return CounterSample(now_ns, now_ns - begin_ns, counts[_ACCESS], counts[_MISS], SOURCE)
 
     def close(self) -> None:
         for fds in self._fds.values():
@@ -60,7 +66,7 @@ class L3Counters:
 
 
 def open_counters(cores: CoreSet) -> L3Counters | None:
-    """The counters, or None and a line in the log that says why there are none."""
+    """The counters; None, and the reason in the log, where there are none."""
     try:
         return L3Counters(cores)
     except CountersMissingError as error:
@@ -68,8 +74,8 @@ def open_counters(cores: CoreSet) -> L3Counters | None:
         return None
 
 
-def attribute(config: int) -> bytes:
-    """`struct perf_event_attr` for one last-level cache event that counts from now on."""
+def encode_event_attribute(config: int) -> bytes:
+    """`struct perf_event_attr` of one last-level cache event that counts at once."""
     head = struct.pack("=IIQQQQQ", _PERF_TYPE_HW_CACHE, _ATTRIBUTE_BYTES, config, 0, 0, _READ_FORMAT, 0)
     return head.ljust(_ATTRIBUTE_BYTES, b"\0")
 
@@ -78,13 +84,10 @@ def _open(config: int, core: int) -> int:
     number = _SYS_PERF_EVENT_OPEN.get(os.uname().machine)
     if number is None:
         raise CountersMissingError(errno.ENOSYS, f"perf_event_open on {os.uname().machine} is not known here")
-    raw = ctypes.create_string_buffer(attribute(config), _ATTRIBUTE_BYTES)
+    raw = ctypes.create_string_buffer(encode_event_attribute(config), _ATTRIBUTE_BYTES)
     syscall = ctypes.CDLL(None, use_errno=True).syscall
-    everyone, no_group, close_on_exec = -1, -1, 8
-    fd: int = syscall(
-        ctypes.c_long(number), raw, ctypes.c_int(everyone), ctypes.c_int(core), ctypes.c_int(no_group),
-        ctypes.c_ulong(close_on_exec),
-    )  # fmt: skip
+    every_process, no_group, close_on_exec = ctypes.c_int(-1), ctypes.c_int(-1), ctypes.c_ulong(8)
+    fd: int = syscall(ctypes.c_long(number), raw, every_process, ctypes.c_int(core), no_group, close_on_exec)
     if fd < 0:
         code = ctypes.get_errno()
         raise CountersMissingError(

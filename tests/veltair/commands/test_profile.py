@@ -1,4 +1,4 @@
-"""`veltair profile`: where samples come from, what is written, and what is said where there are no counters."""
+"""`veltair profile`: sources of samples, the files it writes, and its errors without counters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from veltair import cli, config
-from veltair.commands import profile
+from veltair.commands import slowdown_samples
 from veltair.machine.hardware_counters import CountersMissingError
 from veltair.simulate.machine_model.counter_fit import SlowdownSample, encode_samples
-from veltair.types import CounterSample
+from veltair.types import CounterSample, Machine
 
 
 @pytest.fixture
@@ -66,14 +66,14 @@ def test_without_counters_it_says_so_and_ends_with_1(
     def missing(cores: object) -> object:
         raise CountersMissingError(errno.ENOENT, "perf_event_open on core 0: No such file or directory (ENOENT)")
 
-    monkeypatch.setattr(profile, "L3Counters", missing)
-    monkeypatch.setattr(profile, "load_artifact", lambda path: None)
-    monkeypatch.setattr("veltair.machine.topology.usable_machine", lambda: type("M", (), {"cores": (0, 1)})())
+    monkeypatch.setattr(slowdown_samples, "L3Counters", missing)
+    monkeypatch.setattr(slowdown_samples, "load_artifact", lambda path: None)
+    monkeypatch.setattr(slowdown_samples, "usable_machine", lambda: Machine(((0, 1),)))
     assert cli.main(["profile", "--fit-proxy", "--live", str(tmp_path)]) == 1
     assert "no L3 counters here: perf_event_open on core 0" in capsys.readouterr().err
 
 
-def test_live_levels_are_slowdowns_against_the_first_grade(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_levels_are_slowdowns_against_idle_co_runners(monkeypatch: pytest.MonkeyPatch) -> None:
     """Co-runners that take half of the time make a query of two thirds wait twice as long."""
     now_ns, slow = [0], [1.0]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns[0])
@@ -89,12 +89,12 @@ def test_live_levels_are_slowdowns_against_the_first_grade(monkeypatch: pytest.M
             return CounterSample(at, window, window // 10, window // 20, "fake")
 
     @contextmanager
-    def pressed(grade: float) -> Iterator[None]:
-        slow[0] = 1 + 2 * grade
+    def start_co_runners(load: float) -> Iterator[None]:
+        slow[0] = 1 + 2 * load
         yield
 
-    found = list(profile._measured(query, Counters(), [0.0, 0.5, 1.0], pressed))  # type: ignore[arg-type]
-    assert [round(sample.level, 3) for sample in found[:: profile.WINDOWS]] == [1.0, 2.0, 3.0]
-    assert len(found) == 3 * profile.WINDOWS
+    found = list(slowdown_samples.sample_slowdowns(query, Counters(), [0.0, 0.5, 1.0], start_co_runners))  # type: ignore[arg-type]
+    assert [round(sample.level, 3) for sample in found[:: slowdown_samples.WINDOWS]] == [1.0, 2.0, 3.0]
+    assert len(found) == 3 * slowdown_samples.WINDOWS
     assert all(sample.l3_misses / sample.l3_accesses == pytest.approx(0.5, rel=1e-3) for sample in found)
-    assert all(sample.window_ns >= profile.WINDOW_NS for sample in found)
+    assert all(sample.window_ns >= slowdown_samples.WINDOW_NS for sample in found)
