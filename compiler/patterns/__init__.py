@@ -1,1 +1,7 @@
-"""Which ONNX nodes become layers of our own: each module takes nodes of one kind, or leaves them to the region."""
+"""Patterns: which ONNX nodes become layers of our own, with which parameters.
+
+A pattern is a function named after the layer that it emits. It reads the model through a `ModelView`, emits layers
+through the `GraphBuilder` and returns True, or it returns False and leaves the node to the next pattern. `by_operator`
+lists the patterns of each ONNX operator. Nodes that no pattern takes are imported by TVM. `compiler/pipeline.py`,
+`compiler/graph/epilogue.py` (activation functions) and tests import the folder.
+"""

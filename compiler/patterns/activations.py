@@ -1,4 +1,4 @@
-"""Activation functions as ONNX nodes spell them: one node, or a few around their common input."""
+"""Recognition of activation functions: one ONNX node, or a few around their common input."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ Constants = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Activated:
-    activation: str  # as `emit.activate` names it
+class ActivationMatch:
+    """The nodes that compute an activation function.
+
+    >>> ActivationMatch("relu", "y", (onnx.helper.make_node("Relu", ["x"], ["y"]),)).output
+    'y'
+    """
+
+    activation: str  # as `codegen.activation.apply_activation` names it
     output: str  # name of the tensor that comes out
     nodes: tuple[onnx.NodeProto, ...]
 
 
-def activation_behind(name: str, view: ModelView) -> Activated | None:
-    """The activation function that all users of a tensor make up, if they do."""
+def activation_behind(name: str, view: ModelView) -> ActivationMatch | None:
+    """The activation function that all users of a tensor compute together, if they do."""
     users = view.users_of(name)
     if name in view.output_names:
         return None
     if len(users) == 1:
         activation = activation_of(users[0], view.constants)
-        return Activated(activation, users[0].output[0], (users[0],)) if activation else None
-    gated = _gated(name, users, view) if len(users) == 2 else None
-    return gated or _spelled_out(name, view)
+        return ActivationMatch(activation, users[0].output[0], (users[0],)) if activation else None
+    gated = _match_gated(name, users, view) if len(users) == 2 else None
+    return gated or _match_formula(name, view)
 
 
 def activation_of(node: onnx.NodeProto, constants: Constants) -> str | None:
@@ -64,7 +70,7 @@ def activation_of(node: onnx.NodeProto, constants: Constants) -> str | None:
     )
 
 
-def _gated(name: str, users: Sequence[onnx.NodeProto], view: ModelView) -> Activated | None:
+def _match_gated(name: str, users: Sequence[onnx.NodeProto], view: ModelView) -> ActivationMatch | None:
     """x * gate(x): SiLU and hard swish."""
     gates = [node for node in users if node.op_type in ("Sigmoid", "HardSigmoid")]
     products = [node for node in users if node.op_type == "Mul"]
@@ -76,29 +82,34 @@ def _gated(name: str, users: Sequence[onnx.NodeProto], view: ModelView) -> Activ
         return None
     if sorted(product.input) != sorted((name, gate.output[0])):
         return None
-    return Activated(f"gated-{activation_of(gate, view.constants)}", product.output[0], (gate, product))
+    return ActivationMatch(f"gated-{activation_of(gate, view.constants)}", product.output[0], (gate, product))
 
 
-# Functions that exporters write as a few nodes, in this order or that; a fit at GRID tells them.
+# Functions that exporters write as a few nodes in any order. They are recognised by their values at the points of GRID.
 GRID = np.linspace(-10, 10, 401)
 _ERF = np.array([math.erf(x) for x in GRID / math.sqrt(2)])
 FORMULAS = {
     "gelu": GRID * (1 + _ERF) / 2,
     "gelu-tanh": GRID * (1 + np.tanh(math.sqrt(2 / math.pi) * (GRID + 0.044715 * GRID**3))) / 2,
 }
-MOST_NODES = 9  # of a formula
-FIT = 1e-5  # the two kinds of GELU are 5e-4 apart
+MAX_FORMULA_NODES = 9
+TOLERANCE = 1e-5  # the two kinds of GELU are 5e-4 apart
 OPERATORS: Mapping[str, Callable[..., NDArray[np.float64]]] = {
-    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Pow": np.power, "Tanh": np.tanh,
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Pow": np.power,
+    "Tanh": np.tanh,
     "Erf": np.vectorize(math.erf, otypes=[float]),
-}  # fmt: skip
+}
 
 
-def _spelled_out(name: str, view: ModelView) -> Activated | None:
-    """One of FORMULAS, if the nodes around a tensor compute it and nothing else reads what lies between."""
+def _match_formula(name: str, view: ModelView) -> ActivationMatch | None:
+    """One of FORMULAS, if the nodes around a tensor compute it and nothing else reads the tensors between them."""
     values = {name: GRID}  # of each tensor of the formula so far
     nodes: list[onnx.NodeProto] = []
-    while len(nodes) < MOST_NODES and not values.keys() & view.output_names:
+    while len(nodes) < MAX_FORMULA_NODES and not values.keys() & view.output_names:
         inside = set(map(id, nodes))
         for node in (user for t in values for user in view.users_of(t) if id(user) not in inside):
             operands = [values[i] if i in values else _number(i, view.constants) for i in node.input]
@@ -114,8 +125,8 @@ def _spelled_out(name: str, view: ModelView) -> Activated | None:
         open_ends = {t for t in values for user in view.users_of(t) if id(user) not in inside}
         if open_ends <= {node.output[0]}:
             for activation, expected in FORMULAS.items():
-                if np.allclose(values[node.output[0]], expected, rtol=FIT, atol=FIT):
-                    return Activated(activation, node.output[0], tuple(nodes))
+                if np.allclose(values[node.output[0]], expected, rtol=TOLERANCE, atol=TOLERANCE):
+                    return ActivationMatch(activation, node.output[0], tuple(nodes))
     return None
 
 

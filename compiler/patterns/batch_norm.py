@@ -1,4 +1,4 @@
-"""Batch norms of rows: what stands before a dense layer becomes part of its weights."""
+"""Batch norms of rows before a dense layer, which become part of its weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Normed:
-    """A batch norm that its one reader, a dense layer, takes over: source * scale + shift."""
+class FoldedBatchNorm:
+    """A batch norm that its only reader, a dense layer, takes over: source * scale + shift.
+
+    >>> FoldedBatchNorm("x", np.ones(2, np.float32), np.zeros(2, np.float32)).source
+    'x'
+    """
 
     source: str
     scale: Floats
@@ -26,7 +30,7 @@ class Normed:
 
 
 def scale_and_shift(node: onnx.NodeProto, constants: Mapping[str, NDArray[Any]]) -> tuple[Floats, Floats] | None:
-    """What a batch norm multiplies each channel by, and then adds to it."""
+    """The factor and then the summand of each channel of a batch norm; None where they are no constants."""
     gamma, beta, mean, variance = (constants.get(name) for name in node.input[1:5])
     if gamma is None or beta is None or mean is None or variance is None:
         return None
@@ -34,7 +38,7 @@ def scale_and_shift(node: onnx.NodeProto, constants: Mapping[str, NDArray[Any]])
     return scale, beta - mean * scale
 
 
-def find_norms(view: ModelView) -> Matches:
+def find_batch_norms(view: ModelView) -> Matches:
     """Mark the batch norms of rows (n, channels) that one dense layer reads."""
     matches = Matches()
     for node in view.nodes:
@@ -48,5 +52,5 @@ def find_norms(view: ModelView) -> Matches:
             continue
         if user.op_type == "Gemm" and len(user.input) > 2 and user.input[2] not in ("", *view.constants):
             continue
-        matches.add(node, Normed(node.input[0], *found), [node])
+        matches.add(node, FoldedBatchNorm(node.input[0], *found), [node])
     return matches

@@ -10,7 +10,7 @@ import onnx
 
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.model_view import Matches, ModelView
-from veltair.compiler.patterns.batch_norm import find_norms
+from veltair.compiler.patterns.batch_norm import find_batch_norms
 from veltair.compiler.patterns.batched_matmul import batched_matmul, find_products
 from veltair.compiler.patterns.concat import concat
 from veltair.compiler.patterns.elementwise import elementwise
@@ -70,7 +70,7 @@ FINDERS: tuple[Finder, ...] = (
     find_sums,
     find_lookups,
     find_embeddings,
-    find_norms,
+    find_batch_norms,
     find_attention,
     find_products,
 )

@@ -1,5 +1,8 @@
-"""Concatenation: at batch 1 every producer writes straight into its slice of the whole, and no layer is left; rows of
-a batch are copied side by side, by the columns' layer where one makes some of them."""
+"""Concatenation.
+
+At batch 1 every producer writes straight into its slice of the whole, and no layer is left. Rows of a batch are copied
+side by side, by the layer of feature columns where it makes some of them.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,20 @@ from veltair.profiles.artifact.manifest import ALIGNMENT
 
 
 def concat(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """Concat on channels of blocked tensors, or on any axis of row-major ones."""
     rank = len(view.shape_of(node.output[0]))
-    if _side_by_side(node, attribute(node, "axis", 0) % rank, view, builder):
+    if _concat_batch_rows(node, attribute(node, "axis", 0) % rank, view, builder):
         return True
     if attribute(node, "axis", 0) % rank != 1 or not all(map(builder.is_made, node.input)):
         return False
     pieces = [builder.tensors[name] for name in node.input]
     if rank == 4 and any(piece.block for piece in pieces):
-        return _channels(node, view, builder)
-    return _rows(node, view, builder, pieces)
+        return _concat_channels(node, view, builder)
+    return _place_rows(node, view, builder, pieces)
 
 
-def _side_by_side(node: onnx.NodeProto, axis: int, view: ModelView, builder: GraphBuilder) -> bool:
-    """Row-major numbers of a batch, in bfloat16 where that is how they are read."""
+def _concat_batch_rows(node: onnx.NodeProto, axis: int, view: ModelView, builder: GraphBuilder) -> bool:
+    """Copies rows of a batch side by side, in bfloat16 where the readers want that."""
     output = node.output[0]
     shape = view.shape_of(output)
     rows, width = times(shape[:axis]), times(shape[axis:])
@@ -52,33 +56,38 @@ def _side_by_side(node: onnx.NodeProto, axis: int, view: ModelView, builder: Gra
     return True
 
 
-def _channels(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    """In blocks. What cannot be made in place (its channels begin within a block, or its memory is another's) is moved
-    by a layer for each run of such pieces."""
+def _concat_channels(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """Concatenates blocked tensors.
+
+    A piece that cannot be made in place (its channels begin within a block, or it lies in another tensor's memory) is
+    copied, by one layer for each run of such pieces.
+    """
     pieces = [builder.blocked(name) for name in node.input]
     if any(piece.block != view.block for piece in pieces):
         return False
     shape = view.shape_of(node.output[0])
     whole = Activation(node.output[0], view.dtype, shape, view.block)
-    moved: list[Activation] = []
-    start = first = 0  # channels before the piece, and before the pieces in `moved`
+    copied: list[Activation] = []
+    start = first = 0  # channels before the piece, and before the pieces in `copied`
     for i, piece in enumerate(pieces):
         fits = start % view.block == 0 and (piece.shape[1] % view.block == 0 or i == len(pieces) - 1)
         where = Slice(whole.name, start // view.block)
-        if moved or shape[0] != 1 or not fits or not builder.place(piece.name, where):
-            moved.append(piece)
+        if copied or shape[0] != 1 or not fits or not builder.place(piece.name, where):
+            copied.append(piece)
         start += piece.shape[1]
-        if moved and (i == len(pieces) - 1 or (start % view.block == 0 and shape[0] == 1)):
-            _move(node, builder, moved, whole, first)
-            moved = []
-        if not moved:
+        if copied and (i == len(pieces) - 1 or (start % view.block == 0 and shape[0] == 1)):
+            _copy_pieces(node, builder, copied, whole, first)
+            copied = []
+        if not copied:
             first = start
     builder.add_whole(whole)
     return True
 
 
-def _move(node: onnx.NodeProto, builder: GraphBuilder, pieces: list[Activation], whole: Activation, first: int) -> None:
-    """A layer that copies the pieces into the whole, `first` channels from its beginning."""
+def _copy_pieces(
+    node: onnx.NodeProto, builder: GraphBuilder, pieces: list[Activation], whole: Activation, first: int
+) -> None:
+    """Emits a layer that copies the pieces into the whole, from its channel `first` on."""
     channels = sum(piece.shape[1] for piece in pieces)
     target = whole
     if channels != whole.shape[1]:
@@ -88,8 +97,8 @@ def _move(node: onnx.NodeProto, builder: GraphBuilder, pieces: list[Activation],
     builder.emit(f"{node.name}/{first}", "concat", pieces, [target])
 
 
-def _rows(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder, pieces: list[Activation]) -> bool:
-    """Row-major, where every piece can be made in place."""
+def _place_rows(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder, pieces: list[Activation]) -> bool:
+    """Row-major tensors at batch 1, if every piece can be made in place."""
     shape = view.shape_of(node.output[0])
     bases = [builder.views.get(piece.name, piece.name) for piece in pieces]
     alike = not any(piece.block for piece in pieces) and len({piece.dtype for piece in pieces}) == 1
@@ -98,7 +107,8 @@ def _rows(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder, pieces: 
     row_bytes = int(np.prod(shape[2:])) * np.dtype(pieces[0].dtype).itemsize
     starts = np.cumsum([0, *(piece.shape[1] for piece in pieces)])[:-1].tolist()
     if not all(
-        start * row_bytes % ALIGNMENT == 0 or _loose(b, view, builder) for start, b in zip(starts, bases, strict=True)
+        start * row_bytes % ALIGNMENT == 0 or _may_be_unaligned(b, view, builder)
+        for start, b in zip(starts, bases, strict=True)
     ):
         return False
     for piece, start in zip(pieces, starts, strict=True):
@@ -107,8 +117,8 @@ def _rows(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder, pieces: 
     return True
 
 
-def _loose(name: str, view: ModelView, builder: GraphBuilder) -> bool:
-    """Whether a tensor may begin anywhere: its kernel writes it so, and nothing but the concatenation reads it."""
+def _may_be_unaligned(name: str, view: ModelView, builder: GraphBuilder) -> bool:
+    """Whether a tensor may begin at any element: its kernel allows it, and only the concatenation reads it."""
     maker = next(layer for layer in builder.layers if any(tensor.name == name for tensor in layer.outputs))
     names = {name, *(alias for alias, base in builder.views.items() if base == name)}
     alone = all(len(view.users_of(n)) <= 1 for n in names) and not names & view.output_names

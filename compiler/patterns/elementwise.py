@@ -16,16 +16,19 @@ from veltair.compiler.graph.parameters.vision import ElementwiseParameters
 from veltair.compiler.patterns.activations import activation_behind, activation_of
 from veltair.compiler.patterns.batch_norm import scale_and_shift
 
-Found: TypeAlias = tuple[tuple[str, ...], dict[str, NDArray[Any]], tuple[onnx.NodeProto, ...]]  # steps, weights, nodes
+Chain: TypeAlias = tuple[tuple[str, ...], dict[str, NDArray[Any]], tuple[onnx.NodeProto, ...]]  # steps, weights, nodes
 
 
 def elementwise(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    """On its own, where its inputs are in blocks already: behind no anchor, or between two consumers."""
+    """A layer of its own for element-wise nodes whose inputs are in blocks already.
+
+    These are nodes that no epilogue takes: they follow no layer of ours, or their input has other readers.
+    """
     tensors = [name for name in node.input if name and name not in view.constants]
     in_blocks = (builder.is_made(n) and builder.tensors[n].block == view.block for n in tensors)
     if not tensors or not all(in_blocks):
         return False
-    found = _combined(node, tensors, view) or _activated(node, view) or _affine(node, view)
+    found = _match_sum_or_product(node, tensors, view) or _match_activation(node, view) or _match_affine(node, view)
     if found is None:
         return False
     steps, weights, nodes = found
@@ -40,22 +43,22 @@ def elementwise(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
     return True
 
 
-def _combined(node: onnx.NodeProto, tensors: list[str], view: ModelView) -> Found | None:
-    """Tensors of one shape, added or multiplied."""
+def _match_sum_or_product(node: onnx.NodeProto, tensors: list[str], view: ModelView) -> Chain | None:
+    """A sum or a product of tensors of one shape."""
     step = {"Add": "add", "Sum": "add", "Mul": "mul"}.get(node.op_type)
     if not step or len(tensors) != len(node.input) or len({view.shape_of(name) for name in tensors}) > 1:
         return None
     return tuple(f"{step}:{i}" for i in range(1, len(tensors))), {}, (node,)
 
 
-def _affine(node: onnx.NodeProto, view: ModelView) -> Found | None:
-    """A scale and a shift for each channel; several in a row are one."""
+def _match_affine(node: onnx.NodeProto, view: ModelView) -> Chain | None:
+    """A scale and a shift for each channel; several such nodes in a row become one step."""
     channels = view.shape_of(node.output[0])[1]
     scale, shift = np.ones(channels, np.float32), np.zeros(channels, np.float32)
     nodes: list[onnx.NodeProto] = []
     user: onnx.NodeProto | None = node
     while user is not None:
-        step = _scale_and_shift(user, channels, view)
+        step = _channel_scale_and_shift(user, channels, view)
         if step is None:
             break
         scale, shift = scale * step[0], shift * step[0] + step[1]
@@ -65,10 +68,10 @@ def _affine(node: onnx.NodeProto, view: ModelView) -> Found | None:
     return (("affine",), weights, tuple(nodes)) if nodes else None
 
 
-def _scale_and_shift(
+def _channel_scale_and_shift(
     node: onnx.NodeProto, channels: int, view: ModelView
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """What a node of one computed input multiplies its channels by, and then adds to them."""
+    """The factors and then the summands of the channels of a node with one computed input."""
     one, zero = np.ones(channels, np.float32), np.zeros(channels, np.float32)
     if node.op_type == "BatchNormalization":
         return scale_and_shift(node, view.constants)
@@ -87,7 +90,7 @@ def _scale_and_shift(
     return value if node.op_type == "Mul" else one / value, zero
 
 
-def _activated(node: onnx.NodeProto, view: ModelView) -> Found | None:
+def _match_activation(node: onnx.NodeProto, view: ModelView) -> Chain | None:
     """An activation function, which may take all users of the node's input."""
     whole = activation_behind(node.input[0], view)
     if whole is not None:

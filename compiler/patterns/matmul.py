@@ -14,7 +14,7 @@ from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
 from veltair.compiler.onnx.node_attributes import attribute, times
-from veltair.compiler.patterns.batch_norm import Normed
+from veltair.compiler.patterns.batch_norm import FoldedBatchNorm
 from veltair.profiles.artifact.manifest import shape_at
 
 FEW_ROWS = 4  # up to so many, a dense layer is bound by reading its weights, and half of the bytes is half of the time
@@ -28,7 +28,7 @@ def matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool
         return False
     weight, bias = constants
     maker = view.makers.get(node.input[0])
-    normed = view.matches.at(maker, Normed) if maker is not None else None
+    normed = view.matches.at(maker, FoldedBatchNorm) if maker is not None else None
     source = node.input[0]
     if normed is not None:
         source, bias = normed.source, bias + normed.shift @ weight
@@ -111,7 +111,7 @@ def read_by_products(name: str, view: ModelView) -> bool:
             if node.op_type == "Reshape" and node.output[0] not in view.output_names:
                 inside = view.matches.is_inner(node)  # of an attention
                 found.extend(["product"] if inside else readers(node.output[0]))
-            elif view.matches.at(node, Normed) or _is_dense(node, view):
+            elif view.matches.at(node, FoldedBatchNorm) or _is_dense(node, view):
                 found.append("product")
             else:
                 gates = node.op_type == "Mul" and any(

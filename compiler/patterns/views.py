@@ -1,4 +1,4 @@
-"""Nodes that only rename memory."""
+"""Nodes that only give a tensor another shape or name: their output is a view of the same memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from veltair.compiler.graph.model_view import ModelView
 
 
 def alias(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    """A node that only renames memory."""
+    """Emits no layer: the output becomes a view of the input, row-major."""
     source = node.input[0]
     if source in view.constants or any(name in builder.deferred_outputs for name in node.input):
         return False
@@ -18,7 +18,7 @@ def alias(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
         return False
     shape = view.shape_of(node.output[0])
     if node.output[0] in view.output_names and source in {p.name for p in view.inputs}:
-        return False  # an input handed through is copied by the region's identity
+        return False  # an input that is also an output: the imported identity copies it
     tensor = builder.rows(source)
     builder.alias(Activation(node.output[0], tensor.dtype, shape), tensor.name)
     return True

@@ -1,1 +1,4 @@
-"""compiler/patterns/vision"""
+"""Patterns of image models: convolutions, pools, normalisations over channels, and changes of layout.
+
+`patterns/by_operator.py` and tests import them.
+"""

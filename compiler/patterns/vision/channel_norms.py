@@ -1,4 +1,4 @@
-"""Normalisation over the channels of tensors that are in blocks."""
+"""Normalisations over the channels of blocked tensors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from veltair.compiler.onnx.node_attributes import attribute, reduced
 
 
 def lrn(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """Local response normalisation with an exponent of 0.75."""
     shape = view.shape_of(node.input[0])
     size = attribute(node, "size", 1)
     if len(shape) != 4 or size > 2 * LANES + 1 or attribute(node, "beta", 0.75) != 0.75:  # no net has another

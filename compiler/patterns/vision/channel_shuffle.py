@@ -1,4 +1,4 @@
-"""Channel shuffles (ShuffleNet): a permutation that the convolution before it gives away for nothing."""
+"""Channel shuffles (ShuffleNet): permutations that the convolution before them makes for free."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ from veltair.compiler.onnx.node_attributes import attribute
 
 
 @dataclass(frozen=True, slots=True)
-class Shuffle:
-    output: str
-    order: NDArray[Any]  # channel of the input that each channel of the output is
-    groups: int  # whose first channels come first, then the second ones
+class ChannelShuffle:
+    """The nodes of a channel shuffle.
+
+    >>> ChannelShuffle("y", np.array([0, 2, 1, 3]), 2, ()).groups
+    2
+    """
+
+    output: str  # name of the tensor that comes out
+    order: NDArray[Any]  # for each output channel, the input channel that it is
+    groups: int  # their first channels come first, then their second ones, …
     nodes: tuple[onnx.NodeProto, ...]
 
 
-def shuffle_behind(name: str, view: ModelView) -> Shuffle | None:
+def shuffle_behind(name: str, view: ModelView) -> ChannelShuffle | None:
     """Reshape (N, C, H, W) to (N, G, C / G, H, W), exchange the two, and back, if that is all that reads a tensor."""
     nodes: list[onnx.NodeProto] = []
     output = name
@@ -36,4 +42,4 @@ def shuffle_behind(name: str, view: ModelView) -> Shuffle | None:
         return None
     if list(attribute(nodes[1], "perm", [])) != [0, 2, 1, 3, 4] or view.shape_of(output) != shape:
         return None
-    return Shuffle(output, np.arange(shape[1]).reshape(apart[1:3]).T.ravel(), apart[1], tuple(nodes))
+    return ChannelShuffle(output, np.arange(shape[1]).reshape(apart[1:3]).T.ravel(), apart[1], tuple(nodes))

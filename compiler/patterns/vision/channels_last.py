@@ -1,4 +1,4 @@
-"""The heads of detectors: channels that move behind the pixels."""
+"""The heads of detectors: their channels become the last axis."""
 
 from __future__ import annotations
 

@@ -17,14 +17,15 @@ from veltair.compiler.kernels.codegen.bf16_rounding import round_filters
 from veltair.compiler.onnx.node_attributes import attribute, padding
 from veltair.compiler.patterns.vision.channel_shuffle import shuffle_behind
 
-FOLDED = 4  # up to so many input channels (an image), a convolution takes them as one innermost block
-# So many groups are computed as one convolution with zeros between them, if a shuffle comes with it that is not made
-# when their outputs are stored: in bfloat16, or of other groups.
-DENSE_GROUPS = 8
-POOLED_BYTES = 2 << 20  # of an image's outputs; smaller ones are still in L2 when a pool of its own reads them
+MAX_FOLDED_CHANNELS = 4  # up to this many input channels (an image), a convolution takes them as one innermost block
+# Up to this many groups are computed as one convolution with zeros between them, if a channel shuffle comes behind that
+# cannot be made when the outputs are stored: in bfloat16, or of other groups.
+MAX_DENSE_GROUPS = 8
+MIN_POOLED_BYTES = 2 << 20  # of an image's outputs; smaller ones are still in L2 when a pool of its own reads them
 
 
 def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """A convolution with its epilogue, and a channel shuffle or a pool over 2 x 2 behind it where that pays."""
     shape, weight = view.shape_of(node.input[0]), view.constants.get(node.input[1])
     bias = view.constants.get(node.input[2]) if len(node.input) > 2 else None
     if len(shape) != 4 or weight is None or (len(node.input) > 2 and bias is None):
@@ -38,7 +39,7 @@ def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     pads = padding(node, shape[2:], out[2:], kernel, strides, dilations)
     if min(pads) < 0:
         return False
-    x = builder.blocked(node.input[0], shape[1] if shape[1] <= FOLDED and not depthwise else None)
+    x = builder.blocked(node.input[0], shape[1] if shape[1] <= MAX_FOLDED_CHANNELS and not depthwise else None)
     epilogue = Epilogue.behind(node, view, builder)
     output, swallowed = epilogue.output, epilogue.swallowed
     mixable = epilogue.residual is None and not depthwise
@@ -46,8 +47,8 @@ def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     shuffled = shuffle is not None and shuffle.groups == group > 1 and view.dtype == "float32"
     if shuffle is not None and shuffled:
         output, swallowed = shuffle.output, (*swallowed, *shuffle.nodes)
-    elif shuffle is not None and group <= DENSE_GROUPS:
-        weight, group = _dense(weight, group), 1
+    elif shuffle is not None and group <= MAX_DENSE_GROUPS:
+        weight, group = _as_one_group(weight, group), 1
         weight, bias = weight[shuffle.order], None if bias is None else bias[shuffle.order]
         output, swallowed = shuffle.output, (*swallowed, *shuffle.nodes)
     right = pads[3]
@@ -82,23 +83,23 @@ def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
 
 
 def _pool_behind(name: str, epilogue: Epilogue, view: ModelView) -> onnx.NodeProto | None:
-    """A maximum over 2 x 2 neighbours that may be taken of a convolution's sums, where what it gives would leave L2."""
+    """The maximum pool over 2 x 2 that may be taken of the sums, if the outputs before it would not stay in L2."""
     user = view.only_user(name)
     if user is None or user.op_type != "MaxPool" or len(user.output) > 1 or epilogue.residual is not None:
         return None
     kind, *numbers = epilogue.activation.split(":")
-    rising = kind in ("none", "relu", "clip") or (kind == "leaky" and float(numbers[0]) >= 0)
+    monotonic = kind in ("none", "relu", "clip") or (kind == "leaky" and float(numbers[0]) >= 0)
     (_, channels, *size), out = view.shape_of(name), view.shape_of(user.output[0])
     square = all(list(attribute(user, key, [1, 1])) == [2, 2] for key in ("kernel_shape", "strides"))
-    if not rising or not square or list(attribute(user, "dilations", [1, 1])) != [1, 1]:
+    if not monotonic or not square or list(attribute(user, "dilations", [1, 1])) != [1, 1]:
         return None
     if any(padding(user, tuple(size), out[2:], (2, 2), (2, 2), (1, 1))[:2]):
         return None
-    large = channels * int(np.prod(size)) * 2 >= POOLED_BYTES
+    large = channels * int(np.prod(size)) * 2 >= MIN_POOLED_BYTES
     return user if large else None
 
 
-def _dense(weight: NDArray[Any], group: int) -> NDArray[Any]:
+def _as_one_group(weight: NDArray[Any], group: int) -> NDArray[Any]:
     """A grouped convolution's weights (OC, IC / group, KH, KW) as those of one group, zero outside the diagonal.
 
     Costs up to `group` times the products, and its output channels may come in any order.

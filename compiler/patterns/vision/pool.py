@@ -1,4 +1,4 @@
-"""Pooling on blocked activations."""
+"""Pools on blocked activations."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from veltair.compiler.onnx.node_attributes import attribute, padding, reduced
 
 
 def pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """A maximum or average pool without dilations."""
     shape, out = view.shape_of(node.input[0]), view.shape_of(node.output[0])
     dilations = attribute(node, "dilations", [1, 1])
     if len(shape) != 4 or list(dilations) != [1, 1] or len(node.output) > 1:

@@ -14,7 +14,7 @@ from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.vision import SqueezeExciteParameters
 from veltair.compiler.onnx.node_attributes import attribute
-from veltair.compiler.patterns.activations import Activated, activation_behind
+from veltair.compiler.patterns.activations import ActivationMatch, activation_behind
 
 
 def squeeze_excite(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
@@ -24,7 +24,7 @@ def squeeze_excite(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
     weights: dict[str, NDArray[Any]] = {}
     functions: dict[str, str] = {}
     for role, function in (("squeeze", "hidden"), ("excite", "gate")):
-        found = _dense(pooled, view)
+        found = _pointwise_behind(pooled, view)
         if found is None:
             return False
         dense, weight, bias, activated = found
@@ -49,9 +49,9 @@ def squeeze_excite(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
     return True
 
 
-def _dense(
+def _pointwise_behind(
     name: str, view: ModelView
-) -> tuple[onnx.NodeProto, NDArray[np.float32], NDArray[np.float32], Activated] | None:
+) -> tuple[onnx.NodeProto, NDArray[np.float32], NDArray[np.float32], ActivationMatch] | None:
     """The 1x1 convolution that alone reads a tensor, with its weights (OC, IC), bias and activation."""
     node = view.only_user(name)
     if node is None or node.op_type != "Conv" or node.input[0] != name:
