@@ -22,6 +22,7 @@ COMMANDS = {
     "doctor": ("veltair.commands.doctor", "say what this machine offers"),
     "zoo": ("veltair.commands.zoo", "write a model of the zoo as ONNX"),
     "simulate": ("veltair.commands.simulate", "run a scenario in virtual time on a machine that is not here"),
+    "replay": ("veltair.commands.replay", "replay an event log and compare the decisions"),
     "demo": ("veltair.commands.demo", "build, compile, serve and load the three demo models"),
 }
 

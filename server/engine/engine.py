@@ -19,6 +19,7 @@ from veltair.errors import InvariantError, VeltairError
 from veltair.machine.hardware_counters import L3Counters, open_counters
 from veltair.profiles.runtime.huge_pages import move_to_huge_pages
 from veltair.profiles.runtime.locked_memory import locked_in_memory
+from veltair.scheduler.event_log.header import SchedulerSettings
 from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
@@ -30,10 +31,11 @@ from veltair.scheduler.events import (
     WorkersChanged,
 )
 from veltair.server.engine.engine_status import Timings, collect_status
-from veltair.server.engine.event_log import EventLog, Setup
+from veltair.server.engine.event_log import EventLog, interference_settings, make_daemon_header
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
 from veltair.server.engine.machine_limits import default_workers, limit_machine
+from veltair.server.engine.tenants import tenants_and_profiles
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
@@ -71,10 +73,20 @@ class Engine:
         fitted = configure.counter_model if self._counters else None
         if configure.counter_model and not self._counters:
             logger.warning("counter_model is not used: no L3 counters; the level comes from observed slowdown")
-        share = configure.planned_share
-        setup = Setup(machine, configure.tenants, configure.policy, self._workers, fitted, share)
-        self._scheduler = setup.scheduler(artifacts)
-        self._log = EventLog(Path(configure.event_log), setup) if configure.event_log else None
+        tenants, profiles = tenants_and_profiles(configure.tenants, artifacts)
+        settings = SchedulerSettings(
+            policy=configure.policy,
+            machine=machine,
+            workers=self._workers,
+            planned_share=configure.planned_share,
+            tenants=tenants,
+            interference=interference_settings(fitted),
+        )
+        self._scheduler = settings.make_scheduler(profiles)
+        self._log: EventLog | None = None
+        if configure.event_log:
+            header = make_daemon_header(settings, tenants, profiles, configure.tenants)
+            self._log = EventLog(Path(configure.event_log), header)
         self._cores = cores
         self._front = front
         self._next_sample_ns = 0

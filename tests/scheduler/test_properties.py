@@ -13,7 +13,8 @@ from scheduler_builders import make_machine, make_profile, make_query, make_tena
 
 from veltair.scheduler.blocks import threshold
 from veltair.scheduler.costs.level_grid import SOLO
-from veltair.scheduler.event_log.replay import dump_decision, dump_event, load_event, replay
+from veltair.scheduler.event_log.records import dump_decision, dump_event, load_event
+from veltair.scheduler.event_log.replay import replay
 from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,

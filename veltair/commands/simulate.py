@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 
 from veltair.errors import ConfigError
+from veltair.scheduler.event_log.header import dump_header
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.simulate.machine_model.machine_model import load_machine_model, machine_names
 from veltair.simulate.machine_model.modelled_profiles import scenario_models
 from veltair.simulate.peak_search import WIDTH, RateTrial, find_peak, try_scale
+from veltair.simulate.recorded_run import make_simulation_header
 from veltair.simulate.report import PolicySummary, print_results, summarize
 from veltair.simulate.simulation import Simulation
 from veltair.simulate.simulation_scenario import MOST_QUERIES, SimulationScenario, read_simulation_scenario
@@ -85,6 +87,8 @@ class _Session:
         def report(share: float) -> None:
             self._bar.update(self._task, completed=number + share, description=policy)
 
+        if log is not None:
+            log.write(dump_header(make_simulation_header(self._simulation, policy)) + "\n")
         return summarize(policy, try_scale(self._simulation, policy, self._seeds, log=log, report=report), None)
 
     def _peak(self, number: int, policy: str) -> PolicySummary:

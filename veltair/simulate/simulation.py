@@ -11,8 +11,10 @@ import numpy as np
 from veltair.loadgen.arrivals import Times
 from veltair.loadgen.tenant_results import TenantOutcomes
 from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
-from veltair.scheduler.event_log.replay import dump_decision, dump_event
+from veltair.scheduler.event_log.header import InterferenceSettings, SchedulerSettings
+from veltair.scheduler.event_log.records import dump_decision, dump_event
 from veltair.scheduler.interference import CounterModel, InterferenceProxy, ObservedSlowdown, PredictedDemand
+from veltair.scheduler.running_block import BlockGrowth
 from veltair.scheduler.scheduler import Scheduler
 from veltair.simulate.arrivals import draw_arrivals
 from veltair.simulate.front_end import FrontEnd, front_end_cost
@@ -51,11 +53,11 @@ class Simulation:
         cores: int | None = None,
     ) -> None:
         """`models`: by name, ascending by batch. `cores`: how many cores of the machine are in use, by default all."""
-        self.scenario, self.model = scenario, model
+        self.scenario, self.model, self.cores = scenario, model, cores
         self.machine: Machine = model.machine(cores)
         self.profiles = {name: [known.profile for known in by_batch] for name, by_batch in models.items()}
         by_ops = scenario.load.layer_qos == "ops"
-        self._catalogue = ProfileCatalogue(self.profiles, len(self.machine.cores), split_by_ops=by_ops)
+        self.catalogue = ProfileCatalogue(self.profiles, len(self.machine.cores), split_by_ops=by_ops)
         self.execution_rates = {
             (name, batch): ExecutionRate(work, model)
             for name, by_batch in models.items()
@@ -72,17 +74,24 @@ class Simulation:
 
     def scheduler(self, policy: str) -> Scheduler:
         """Returns a new scheduler; the log of a run replays through it."""
-        load = self.scenario.load
-        return Scheduler(
-            self.machine if load.domain_aware else Machine((self.machine.cores,)),
-            self.tenants,
-            self._catalogue,
+        return self.scheduler_settings(policy).make_scheduler(self.catalogue, self.growth)
+
+    def scheduler_settings(self, policy: str) -> SchedulerSettings:
+        """Returns what the scheduler of a run is made of, without the profiles; its log begins with that."""
+        load, proxy = self.scenario.load, self._proxy()
+        return SchedulerSettings(
             policy,
+            self.machine if load.domain_aware else Machine((self.machine.cores,)),
             self.workers,
-            proxy=self._proxy(),
-            planned_share=load.planned_share,
-            growth=GrowthInsideLayers() if load.grows_inside_layers else None,
+            load.planned_share,
+            tuple(self.tenants),
+            InterferenceSettings(proxy.name, proxy.settings),
         )
+
+    @property
+    def growth(self) -> BlockGrowth:
+        """How blocks of this machine take up cores while they run."""
+        return GrowthInsideLayers() if self.scenario.load.grows_inside_layers else BlockGrowth()
 
     def duration_ns(self, scale: float = 1.0) -> int:
         """Returns how long queries arrive at `scale` times the scenario's rates."""

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from small_models import small_machine, small_model
 
 from veltair.errors import UserError
-from veltair.scheduler.event_log.replay import load_decision, load_event, replay
+from veltair.scheduler.event_log.records import load_decision, load_event
+from veltair.scheduler.event_log.replay import replay
 from veltair.scheduler.events import (
     BlockFinished,
     BlockGrown,

@@ -119,6 +119,22 @@ def test_on_an_idle_machine_even_a_late_one_is_served(build):
     assert started(scheduler.handle(QueryArrived(250, Query(1, "a", 0)))) == [1]
 
 
+def test_a_deadline_of_its_own_counts_even_where_it_is_the_end_of_the_target(build):
+    scheduler = build(("a", 300, 1, 1))
+    (refused,) = scheduler.handle(QueryArrived(250, Query(1, "a", 0, deadline_ns=300)))
+    assert refused == RejectQuery(1, "cannot be in time: needs 0.0001 ms, 5e-05 ms are left")
+
+
+def test_a_deadline_after_the_target_reaches_the_policy(build):
+    scheduler = build(("hopeless", 50, 1, 1))
+    assert started(arrives(scheduler, 1, 0, "hopeless")) == [1]
+    assert arrives(scheduler, 2, 0, "hopeless", deadline_ns=150) == []  # late, but 150 ns would do
+    assert scheduler.handle(BlockFinished(100, 1, 1, 100)) == [
+        FinishQuery(1),
+        RejectQuery(2, "cannot be in time: its deadline cannot be met any more"),
+    ]
+
+
 def test_a_late_query_that_has_begun_is_put_last_and_given_up_with_its_own_deadline(build):
     scheduler = build(("a", 1000, 1, 3))
     assert started(arrives(scheduler, 1, 0, "a", deadline_ns=1400)) == [1]

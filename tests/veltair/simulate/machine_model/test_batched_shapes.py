@@ -7,7 +7,7 @@ import pytest
 from small_models import small_machine, small_model
 
 from veltair.scheduler.costs.batch_interpolation import interpolate_batches
-from veltair.scheduler.event_log.replay import load_decision
+from veltair.scheduler.event_log.records import load_decision
 from veltair.simulate.machine_model.batched_shapes import batch_model, interpolate_work, timed_batch_sizes
 from veltair.simulate.machine_model.layer_shapes import load_model_shape
 from veltair.simulate.machine_model.machine_model import load_machine_model

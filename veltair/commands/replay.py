@@ -1,0 +1,84 @@
+"""`veltair replay`: an event log through a fresh scheduler; are its decisions the recorded ones?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from veltair.errors import ConfigError, InvariantError
+from veltair.profiles.artifact.artifact_folder import load_artifact
+from veltair.scheduler.event_log.header import LogHeader, load_header
+from veltair.scheduler.event_log.replay import replay
+from veltair.scheduler.scheduler import Scheduler
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "log", type=Path, metavar="LOG", help="of the daemon (server.event_log) or of `veltair simulate --log`"
+    )
+    parser.add_argument(
+        "--artifact",
+        action="append",
+        default=[],
+        metavar="MODEL=DIR",
+        help="where a model's artifact is now (default: where it was when the daemon recorded the log)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: identical. 1: a decision differs; the first difference is shown. Raises UserError for a bad log."""
+    lines = read_log(args.log)
+    header = load_header(lines[0])
+    scheduler = rebuild_scheduler(header, _parse_folders(args.artifact))
+    try:
+        events = replay(scheduler, lines)
+    except InvariantError as error:
+        print(f"{args.log}: the decisions differ: {error}")
+        return 1
+    print(f"{args.log}: {events} events, {len(lines) - 1 - events} decisions: identical ({header.scheduler.policy})")
+    return 0
+
+
+def read_log(path: Path) -> list[str]:
+    """The lines of a log, all of them whole. Raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: expected JSON lines in UTF-8") from None
+    lines = text.splitlines()
+    if not lines:
+        raise ConfigError(f"{path}: the log is empty")
+    if not text.endswith("\n"):
+        raise ConfigError(f"{path}: line {len(lines)} is torn: its writer was stopped; remove it to replay the rest")
+    return lines
+
+
+def rebuild_scheduler(header: LogHeader, folders: Mapping[str, Path]) -> Scheduler:
+    """A fresh scheduler as it was when the log began. `folders`: artifacts that are not where they were, by model."""
+    match header.origin:
+        case {"kind": "simulation"}:
+            from veltair.simulate import recorded_run
+
+            return recorded_run.rebuild_scheduler(header)
+        case {"kind": "daemon", "artifacts": dict(recorded)}:
+            profiles = {
+                model: load_artifact(folders.get(model, Path(recorded[model]))).profiles()
+                for model in header.profiles
+                if model in recorded or model in folders
+            }
+            header.check_profiles(profiles)
+            return header.scheduler.make_scheduler(profiles)
+    raise ConfigError(f"scheduler log: expected a daemon or a simulation as its origin, got {header.origin}")
+
+
+def _parse_folders(options: list[str]) -> dict[str, Path]:
+    folders = {}
+    for option in options:
+        model, found, folder = option.partition("=")
+        if not found:
+            raise ConfigError(f"--artifact {option}: expected MODEL=DIR")
+        folders[model] = Path(folder)
+    return folders
