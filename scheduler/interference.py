@@ -6,7 +6,7 @@ each takes from what the scheduler observes the kind that it understands and ign
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -142,7 +142,11 @@ class PredictedDemand:
             self.level = _clamp(observation.bytes_per_ns / self._memory_bytes_per_ns)
 
 
-PROXIES = {"counters": CounterModel, "observed": ObservedSlowdown, "demand": PredictedDemand}
+PROXIES: dict[str, Callable[..., InterferenceProxy]] = {
+    "counters": CounterModel,
+    "observed": ObservedSlowdown,
+    "demand": PredictedDemand,
+}
 
 
 class SteadyLevel:
