@@ -1,12 +1,12 @@
-"""The whole suite shares one process with both halves of TVM: the compiler is loaded first.
+"""Settings of the whole suite, which runs in one process with both halves of TVM: the compiler is loaded first.
 
-Hypothesis draws new examples at a developer's desk and the same ones every time in CI; no test is timed.
+Hypothesis draws new examples on a developer's machine and the same ones every time in CI; no test has a time limit.
 """
 
 import os
 import signal
 
-import tvm  # noqa: F401  what serves asks for the runtime library alone, which would hide the compiler from the rest
+import tvm  # noqa: F401  the server loads the runtime library alone, which would hide the compiler from other tests
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -14,5 +14,5 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-# A shell's background jobs ignore interrupts, and so would every process that a test starts and interrupts.
+# Background jobs of a shell ignore interrupts, and so would the processes that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""`veltair`: one command for each thing a user does. What a command needs is imported when it is called."""
+"""The command line: `veltair COMMAND …`. A command's module is imported only when it is called."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. 0 success, 1 a check failed, 2 a bad input, 130 interrupted."""
+    """Run one command. Returns the exit code: 0 success, 1 a check failed, 2 a bad input, 130 interrupted."""
     arguments = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="veltair", description="Multi-tenant inference on one CPU machine.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    asked = next((a for a in arguments if not a.startswith("-")), None)
+    called = next((a for a in arguments if not a.startswith("-")), None)
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        if name == asked:
+        if name == called:
             loaded = importlib.import_module(module)
             loaded.add_arguments(command)
             command.set_defaults(run=loaded.run)

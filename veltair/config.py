@@ -1,4 +1,4 @@
-"""The configuration file of `veltair serve`."""
+"""The configuration file of `veltair serve`: its keys, and how it is read and checked."""
 
 from __future__ import annotations
 
@@ -16,47 +16,63 @@ PositiveReal = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[server]` table.
+
+    >>> ServerConfig(cores=2).queue_slots
+    256
+    """
+
     http: str = "127.0.0.1:8000"  # host:port; port 0 takes any free one
     grpc: str = "127.0.0.1:8001"
-    policy: str = "veltair"  # docs/policies.md names them all
-    planned_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9  # of each target; the rest is the network's
+    policy: str = "veltair"  # see docs/policies.md
+    planned_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9  # of each target; the rest is for the network
     cores: Positive | None = None  # default: all that the affinity mask and the cgroup quota allow
     workers: Positive | None = None  # queries in flight; default: twice the cores, as memory allows
-    spare_workers: Annotated[int, msgspec.Meta(ge=0)] = 1  # loaded and idle, to stand in for one that dies
-    queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] = 256  # queries held at once, waiting included
+    spare_workers: Annotated[int, msgspec.Meta(ge=0)] = 1  # loaded and idle, to replace one that dies
+    queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] = 256  # queries held at once, including waiting ones
     body_limit_mb: Positive = 64
-    shared_memory: bool = False  # clients may put tensors where this user has shared memory
+    shared_memory: bool = False  # clients may pass tensors in shared memory of this user
     drain_timeout_s: PositiveReal = 30.0
-    counter_model: str | None = None  # coefficients by `veltair profile --fit-proxy`, used where there are L3 counters
+    counter_model: str | None = None  # file of `veltair profile --fit-proxy`, used where there are L3 counters
     event_log: str | None = None  # JSON lines of every event and decision, for scheduler/replay.py
 
 
 class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `[[tenants]]` table.
+
+    >>> TenantConfig(name="resnet50", artifact="artifacts/resnet50").percentile
+    0.95
+    """
+
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
     artifact: str
     qos_ms: PositiveReal | None = None  # default: the artifact's
     percentile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
     priority: Positive = 1
-    batching: bool = True  # queries that wait may run as one batch; off for models whose samples affect each other
+    batching: bool = True  # waiting queries may run as one batch; off for models whose samples affect each other
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Paths are absolute: relative ones in the file count from the file's folder."""
+    """A whole file. Paths are absolute here; relative ones in the file start at the file's folder."""
 
     server: ServerConfig = ServerConfig()
     tenants: Annotated[tuple[TenantConfig, ...], msgspec.Meta(min_length=1)]
 
 
 class CounterCoefficients(msgspec.Struct, frozen=True):
-    """Of `scheduler.proxy.CounterModel`; whatever else stands in the file is about the fit."""
+    """Coefficients of `scheduler.interference.CounterModel`. The file's other keys describe the fit.
+
+    >>> CounterCoefficients(0.9, 0.5, 0.02).per_miss_rate
+    0.5
+    """
 
     constant: float
     per_miss_rate: float
     per_access_per_ns: float
 
 
-def counter_coefficients(path: Path) -> CounterCoefficients:
-    """Reads what `veltair profile --fit-proxy` wrote. Raises ConfigError."""
+def read_counter_coefficients(path: Path) -> CounterCoefficients:
+    """Read a file of `veltair profile --fit-proxy`. Raises ConfigError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=CounterCoefficients)
     except OSError as error:
@@ -65,8 +81,8 @@ def counter_coefficients(path: Path) -> CounterCoefficients:
         raise ConfigError(f"{path}: expected coefficients by `veltair profile --fit-proxy`: {error}") from None
 
 
-def load(path: Path) -> ServeConfig:
-    """Read a configuration file. Raises ConfigError naming the key, what was expected and what stands there."""
+def read_config(path: Path) -> ServeConfig:
+    """Read a configuration file. Raises ConfigError with the key, the expected value and the value found."""
     try:
         text = path.read_text("utf-8")
     except OSError as error:
@@ -77,20 +93,20 @@ def load(path: Path) -> ServeConfig:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return parse(raw, path)
+    return parse_config(raw, path)
 
 
-def parse(raw: dict[str, Any], path: Path) -> ServeConfig:
-    """The same for content that was read already; `path` names it in messages and anchors relative paths."""
+def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:
+    """Check the content of a configuration file. `path` is its place in messages, and the base of relative paths."""
     try:
         config = msgspec.convert(raw, ServeConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_sentence(str(error), raw)}") from None
-    seen: set[str] = set()
+        raise ConfigError(f"{path}: {_with_key_first(str(error), raw)}") from None
+    names: set[str] = set()
     for tenant in config.tenants:
-        if tenant.name in seen:
+        if tenant.name in names:
             raise ConfigError(f"{path}: tenants: the name {tenant.name!r} stands twice")
-        seen.add(tenant.name)
+        names.add(tenant.name)
     for key in ("http", "grpc"):
         try:
             split_address(getattr(config.server, key))
@@ -101,7 +117,7 @@ def parse(raw: dict[str, Any], path: Path) -> ServeConfig:
     absolute = {key: None if file is None else str(base / file) for key, file in files.items()}
     if absolute["counter_model"] is not None:
         try:
-            counter_coefficients(Path(absolute["counter_model"]))
+            read_counter_coefficients(Path(absolute["counter_model"]))
         except ConfigError as error:
             raise ConfigError(f"{path}: server.counter_model: {error}") from None
     return ServeConfig(
@@ -111,14 +127,18 @@ def parse(raw: dict[str, Any], path: Path) -> ServeConfig:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[ipv6]:port` in two."""
+    """Host and port of `host:port` or `[ipv6]:port`. Raises ConfigError.
+
+    >>> split_address("[::1]:8000")
+    ('::1', 8000)
+    """
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+):(\d{1,5})", address)
     if match is None or int(match[2]) > 65535:
         raise ConfigError(f"expected host:port, got {address!r}")
     return match[1].strip("[]"), int(match[2])
 
 
-def _sentence(message: str, raw: dict[str, Any]) -> str:
+def _with_key_first(message: str, raw: dict[str, Any]) -> str:
     """msgspec's "<what> - at `$.tenants[0].qos_ms`" as "tenants[0].qos_ms (tenant 'x'): <what>"."""
     what, _, where = message.partition(" - at `$")
     place = where.rstrip("`").lstrip(".")

@@ -105,7 +105,7 @@ class PeerEngine:
 
 
 async def serve(args: argparse.Namespace) -> None:
-    settings = config.load(args.config)
+    settings = config.read_config(args.config)
     tenants, sessions = {}, {}
     for entry in settings.tenants:
         found = load_artifact(Path(entry.artifact))

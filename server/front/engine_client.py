@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from veltair.config import ServeConfig, counter_coefficients
+from veltair.config import ServeConfig, read_counter_coefficients
 from veltair.errors import DeadlineError, OverloadedError, QueryError, UnknownModelError, VeltairError
 from veltair.server.front.admission import refuse_past_deadline, refuse_while_draining
 from veltair.server.front.engine_connection import EngineConnection, QueryResult
@@ -164,7 +164,7 @@ class EngineClient:
             spare_workers=server.spare_workers,
             slots=server.queue_slots,
             event_log=server.event_log,
-            counter_model=None if model is None else counter_coefficients(Path(model)),
+            counter_model=None if model is None else read_counter_coefficients(Path(model)),
             planned_share=server.planned_share,
         )
         engine = EngineConnection(configure, self._manifests, self._keep_blocks)

@@ -9,11 +9,13 @@ from veltair.loadgen.model_config import build_metadata, parse_id_ranges
 INPUTS = (TensorMetadata("s", "BYTES", (-1, 1)),)
 
 
-def test_what_a_server_tells():
+def test_parameters_become_metadata():
     parameters = {
-        "id_range": '{"user": [0, 9]}', "features": '{"s":{"max_bytes":64,"separator":";"},"user":{}}',
-        "max_batch": "128", "qos_ms": "20.0",
-    }  # fmt: skip
+        "id_range": '{"user": [0, 9]}',
+        "features": '{"s":{"max_bytes":64,"separator":";"},"user":{}}',
+        "max_batch": "128",
+        "qos_ms": "20.0",
+    }
     features = {"s": RawFeature(64, ";"), "user": RawFeature()}
     assert build_metadata("m", INPUTS, parameters) == ModelMetadata("m", INPUTS, {"user": (0, 9)}, features, 128)
     assert build_metadata("m", INPUTS, {}) == ModelMetadata("m", INPUTS)
@@ -22,10 +24,14 @@ def test_what_a_server_tells():
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("features", "[]"), ("features", '{"s":{"max_bytes":0}}'), ("features", '{"s":{"separator":"ab"}}'),
-        ("features", "{"), ("max_batch", "many"), ("max_batch", ""),
+        ("features", "[]"),
+        ("features", '{"s":{"max_bytes":0}}'),
+        ("features", '{"s":{"separator":"ab"}}'),
+        ("features", "{"),
+        ("max_batch", "many"),
+        ("max_batch", ""),
     ],
-)  # fmt: skip
+)
 def test_broken_parameters(key, text):
     with pytest.raises(ConfigError, match=f"the server's {key}"):
         build_metadata("m", INPUTS, {key: text})

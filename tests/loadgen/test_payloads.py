@@ -83,11 +83,12 @@ def test_what_cannot_be_drawn(meta, batch, expected):
 RAW = ModelMetadata(
     "ranker",
     (
-        TensorMetadata("history", "BYTES", (-1, 1)), TensorMetadata("name", "BYTES", (-1, 1)),
+        TensorMetadata("history", "BYTES", (-1, 1)),
+        TensorMetadata("name", "BYTES", (-1, 1)),
         TensorMetadata("user", "INT64", (-1, 2)),
     ),
     features={"history": RawFeature(40, ";"), "name": RawFeature(8), "user": RawFeature()},
-)  # fmt: skip
+)
 
 
 def test_raw_features_are_texts_that_fit_and_any_integers():

@@ -45,7 +45,7 @@ def configure(artifacts: Path, tmp_path: Path) -> Callable[..., ServeConfig]:
             "server": {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "workers": 2, "policy": "veltair-full"} | server,
             "tenants": [{"name": name, "artifact": str(folder / name)} for name in names],
         }
-        return config.parse(raw, tmp_path / "serve.toml")
+        return config.parse_config(raw, tmp_path / "serve.toml")
 
     return make
 

@@ -20,7 +20,7 @@ import uvicorn
 import uvloop
 from rich.console import Console
 
-from veltair.config import ServeConfig, load, split_address
+from veltair.config import ServeConfig, read_config, split_address
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.machine.malloc import reuse_message_memory
 from veltair.server.engine.machine_limits import limit_machine
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     reuse_message_memory()
     try:
-        config = load(args.config)
+        config = read_config(args.config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(config, as_json=args.json))
     except VeltairError as error:

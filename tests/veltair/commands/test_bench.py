@@ -43,8 +43,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_every_engine_is_timed_on_every_thread_count(compiled: tuple[Path, Path]) -> None:
     artifact, model = compiled
-    done = run("bench", artifact, model, "--also", artifact, "--against", "ort", "--threads", "1,1", "--rounds", 1,
-               "--json")  # fmt: skip
+    options = ("--also", artifact, "--against", "ort", "--threads", "1,1", "--rounds", 1, "--json")
+    done = run("bench", artifact, model, *options)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     entries = [(row["engine"], row["precision"], row["threads"]) for row in facts["rows"]]

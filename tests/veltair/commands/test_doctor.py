@@ -58,10 +58,15 @@ def test_the_source_named_is_the_one_that_the_scheduler_uses() -> None:
     assert doctor.interference({"available": False, "reason": "none"})["source"] == scheduler.level_source
 
 
-@pytest.mark.parametrize(("code", "words"), [
-    (errno.ENOENT, "virtual machine"), (errno.EACCES, "perf_event_paranoid"), (errno.EPERM, "CAP_PERFMON"),
-    (errno.ENOSYS, "ENOSYS"),
-])  # fmt: skip
+EXPLANATIONS = {
+    errno.ENOENT: "virtual machine",
+    errno.EACCES: "perf_event_paranoid",
+    errno.EPERM: "CAP_PERFMON",
+    errno.ENOSYS: "ENOSYS",
+}
+
+
+@pytest.mark.parametrize(("code", "words"), EXPLANATIONS.items())
 def test_missing_counters_are_explained(monkeypatch: pytest.MonkeyPatch, code: int, words: str) -> None:
     def refused(cores: CoreSet) -> L3Counters:
         raise CountersMissingError(code, f"perf_event_open: {os.strerror(code)} ({errno.errorcode[code]})")

@@ -1,4 +1,4 @@
-"""What the engines of `veltair bench` are given."""
+"""Inputs and versions of the engines of `veltair bench`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile
 def model(tmp_path: Path) -> Path:
     kinds = [("x", TensorProto.FLOAT, ["n", 3]), ("ids", TensorProto.INT64, ["n", 2]), ("s", TensorProto.STRING, ["n"])]
     graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])], "three",
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "three",
         [helper.make_tensor_value_info(*kind) for kind in kinds],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
-    )  # fmt: skip
+    )
     path = tmp_path / "three.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path

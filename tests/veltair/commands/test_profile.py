@@ -41,7 +41,7 @@ def test_what_is_written_configures_the_daemon(
     out = tmp_path / "proxy.json"
     assert cli.main(["profile", "--fit-proxy", str(samples), "--out", str(out), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    found = config.counter_coefficients(out)
+    found = config.read_counter_coefficients(out)
     assert printed["per_miss_rate"] == found.per_miss_rate == pytest.approx(1.0, abs=0.3)
     assert printed["samples"] == 40 and printed["r2_cross_validated"] > 0.9
 
