@@ -86,7 +86,7 @@ def assemble(
                     flops=tuple(spec.flops * batch for batch in batches),
                     bytes=tuple(compulsory_bytes(spec, batch) for batch in batches),
                     versions=tuple(packed),
-                    note=spec.parameters.note or str(spec.attributes.get("_note", "")),
+                    note=spec.parameters.note,
                 )
             )
             progress.advance(task)

@@ -103,7 +103,7 @@ def prepare(folder: Path) -> None:
         row = np.zeros(row_items(dim, DTYPES[storage]), DTYPES[storage])
         weights = {f"table{t}": np.broadcast_to(row, (rows, len(row))) for t in range(tables)}
         parameters = EmbeddingBagParameters(reduce=Reduction.SUM)
-        spec = LayerSpec("sums", "embedding_bag", inputs, outputs, {}, weights, 0, batch, parameters)
+        spec = LayerSpec("sums", "embedding_bag", inputs, outputs, weights, 0, batch, parameters)
         for place, point in enumerate(points):
             library(EmbeddingBag().build(spec, point, cpu_features()).function, f"{name}-{place}")
 

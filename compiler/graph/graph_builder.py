@@ -23,6 +23,8 @@ from veltair.compiler.graph.parameters import LayerParameters
 from veltair.compiler.stitch.regions import import_region
 from veltair.errors import ModelError
 
+NO_PARAMETERS = LayerParameters()
+
 
 class GraphBuilder:
     """Emits, replaces, aliases and places the tensors and layers of one model."""
@@ -150,16 +152,14 @@ class GraphBuilder:
         op: str,
         inputs: Sequence[Activation],
         outputs: Sequence[Activation],
-        parameters: Mapping[str, Any] | LayerParameters = LayerParameters(),  # noqa: B008 (frozen)
+        parameters: LayerParameters = NO_PARAMETERS,
         weights: Mapping[str, NDArray[Any]] = MappingProxyType({}),
         flops: int = 0,
     ) -> None:
         """Append a layer, behind those of the deferred nodes. `flops` are those at batch 1 of a dynamic batch."""
-        typed, untyped = (
-            (parameters, {}) if isinstance(parameters, LayerParameters) else (LayerParameters(), parameters)
+        self.append(
+            LayerSpec(name, op, tuple(inputs), tuple(outputs), weights, flops, self._view.max_batch, parameters)
         )
-        most = self._view.max_batch
-        self.append(LayerSpec(name, op, tuple(inputs), tuple(outputs), untyped, weights, flops, most, typed))
 
     def append(self, spec: LayerSpec) -> None:
         """Append a layer that is complete already."""

@@ -71,7 +71,6 @@ class LayerSpec:
     op: str
     inputs: tuple[Activation, ...]
     outputs: tuple[Activation, ...]
-    attributes: Mapping[str, Any]
     weights: Mapping[str, NDArray[Any]]
     flops: int  # at batch 1 of a dynamic batch: scales with it
     max_batch: int = 1
@@ -91,7 +90,7 @@ class LayerSpec:
     def workload(self) -> str:
         """What a tuning record is filed under: everything that the time depends on; no names, halos, weights."""
         tensors = [f"{t.dtype}{list(t.shape)}/{t.block}" for t in (*self.inputs, *self.outputs)]
-        terms = {k: v for k, v in self.attributes.items() if not k.startswith("_")} | self.parameters.terms()
+        terms = self.parameters.terms()
         return " ".join([self.op, *tensors, *(f"{k}={terms[k]}" for k in sorted(terms))]).replace(", ", ",")
 
     @property

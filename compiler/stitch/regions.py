@@ -158,7 +158,6 @@ class _RegionBuilder:
             op="stitched",
             inputs=tuple(inputs),
             outputs=tuple(self._activation(name) for name in results),
-            attributes={},
             weights=weights,
             flops=sum(count_elements(op.shape) for p in group for op in p.ops),
             max_batch=self.max_batch,

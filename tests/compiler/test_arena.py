@@ -18,7 +18,7 @@ BATCHES = st.sampled_from((1, 3))
 
 
 def layer(name: str, inputs: list[Activation], outputs: list[Activation]) -> LayerSpec:
-    return LayerSpec(name, "op", tuple(inputs), tuple(outputs), {}, {}, 0)
+    return LayerSpec(name, "op", tuple(inputs), tuple(outputs), {}, 0)
 
 
 def port(tensor: Activation) -> Port:

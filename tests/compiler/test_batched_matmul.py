@@ -106,7 +106,7 @@ def product(
     a, b, y = (Activation(*t) for t in zip("aby", dtypes, (left[0], right[0], output), strict=True))
     op = "batched_matmul_bf16" if max_batch > 1 or "uint16" in dtypes else "batched_matmul"
     parameters = BatchedMatmulParameters(left[1], right[1], "", 0.25, "none")
-    return LayerSpec("product", op, (a, b), (y,), {}, {"bias": normal(output[-1])}, 0, max_batch, parameters)
+    return LayerSpec("product", op, (a, b), (y,), {"bias": normal(output[-1])}, 0, max_batch, parameters)
 
 
 def values_of(spec: LayerSpec, batch: int = 1) -> list[NDArray[np.float32]]:

@@ -39,7 +39,7 @@ def convolution(
     activation = "relu" if residual else "none"
     parameters = Conv2dParameters((kernel,) * 2, (stride,) * 2, (dilation,) * 2, pads, activation)
     weights = {"weight": normal(oc, ic, kernel, kernel) / np.float32(kernel * ic**0.5), "bias": normal(oc)}
-    return LayerSpec("c", "conv2d", (x, r) if residual else (x,), (y,), {}, weights, 0, parameters=parameters)
+    return LayerSpec("c", "conv2d", (x, r) if residual else (x,), (y,), weights, 0, parameters=parameters)
 
 
 def check(spec: LayerSpec, every: int, mcpu: str = "") -> set[str]:

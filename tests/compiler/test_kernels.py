@@ -64,7 +64,6 @@ def convolutions(draw, dtype: str, block: int, depthwise: bool = False) -> Layer
         kind,
         inputs,
         (y,),
-        {},
         {"weight": weight.astype(np.float32), "bias": normal(out)},
         0,
         parameters=Conv2dParameters(kernel, strides, dilations, pads, draw(st.sampled_from(ACTIVATIONS))),
@@ -101,7 +100,7 @@ def test_pool_equals_onnx_runtime(
     shape = (2, 40, (13 + pads[0] + pads[2] - 3) // 2 + 1, (11 + pads[1] + pads[3] - 3) // 2 + 1)
     y = Activation("y", dtype, shape, block, Halo(1, 1, 1, 1))
     parameters = Pool2dParameters((3, 3), (2, 2), pads, PoolKind(kind), count)
-    spec = LayerSpec("pool", "pool2d", (x,), (y,), {}, {}, 0, parameters=parameters)
+    spec = LayerSpec("pool", "pool2d", (x,), (y,), {}, 0, parameters=parameters)
     for point in ahead(spec, SPACES["pool2d"].points(spec, cpu_features())):
         error, (output,) = worst_error(spec, point, [normal(*x.shape) - 3])  # padding must not win a maximum
         assert error < tolerance
@@ -118,15 +117,13 @@ def test_elementwise_concat_pool_and_layouts(precision: tuple[str, int, float]) 
     keeping_zeros = ElementwiseParameters(("add:1", "affine", "relu"))
     filling_zeros = ElementwiseParameters(("mul:1", "sigmoid"))
     specs = [
-        LayerSpec("e", "elementwise", (x, x), (x,), {}, weights, 0, parameters=keeping_zeros),
-        LayerSpec("m", "elementwise", (x, x), (x,), {}, {}, 0, parameters=filling_zeros),
-        LayerSpec(
-            "c", "concat", (wide, x), (Activation("y", dtype, (2, 2 * block + 40, 7, 9), block, x.halo),), {}, {}, 0
-        ),
-        LayerSpec("g", "global_average_pool", (x,), (Activation("y", "float32", (2, 40, 1, 1)),), {}, {}, 0),
-        LayerSpec("b", "to_blocked", (plain,), (x,), {}, {}, 0),
-        LayerSpec("u", "to_plain", (x,), (plain,), {}, {}, 0),
-        LayerSpec("k", "copy", (plain,), (Activation("q", "float32", plain.shape),), {}, {}, 0),
+        LayerSpec("e", "elementwise", (x, x), (x,), weights, 0, parameters=keeping_zeros),
+        LayerSpec("m", "elementwise", (x, x), (x,), {}, 0, parameters=filling_zeros),
+        LayerSpec("c", "concat", (wide, x), (Activation("y", dtype, (2, 2 * block + 40, 7, 9), block, x.halo),), {}, 0),
+        LayerSpec("g", "global_average_pool", (x,), (Activation("y", "float32", (2, 40, 1, 1)),), {}, 0),
+        LayerSpec("b", "to_blocked", (plain,), (x,), {}, 0),
+        LayerSpec("u", "to_plain", (x,), (plain,), {}, 0),
+        LayerSpec("k", "copy", (plain,), (Activation("q", "float32", plain.shape),), {}, 0),
     ]
     for spec in specs:
         values = [normal(*t.shape) for t in spec.inputs]
@@ -143,7 +140,7 @@ def test_elementwise_concat_pool_and_layouts(precision: tuple[str, int, float]) 
 def test_matmul_at_any_batch(batch: int, depth: int, width: int, storage: str) -> None:
     x, y = Activation("x", "float32", (-1, depth)), Activation("y", "float32", (-1, width))
     weights = {"weight": normal(depth, width), "bias": normal(width)}
-    spec = LayerSpec("m", "matmul", (x,), (y,), {}, weights, 0, 64, MatmulParameters("relu", WeightStorage(storage)))
+    spec = LayerSpec("m", "matmul", (x,), (y,), weights, 0, 64, MatmulParameters("relu", WeightStorage(storage)))
     points = SPACES["matmul"].points(spec, cpu_features())
     for point in ahead(spec, points[:: max(1, len(points) // 4)]):
         error, _ = worst_error(spec, point, [normal(batch, depth)], batch)
@@ -158,7 +155,7 @@ def test_bags_of_tables_of_different_length(width: int, reduce: str) -> None:
     outs = tuple(Activation(f"o{i}", "float32", (-1, width)) for i in range(3))
     weights = {f"table{i}": normal(r, width) for i, r in enumerate(rows)}
     parameters = EmbeddingBagParameters(reduce=Reduction(reduce))
-    spec = LayerSpec("b", "embedding_bag", ids, outs, {}, weights, 0, 16, parameters)
+    spec = LayerSpec("b", "embedding_bag", ids, outs, weights, 0, 16, parameters)
     values = [random.integers(0, r, (6, 9)).astype(ids[0].dtype) for r in rows]
     for point in ahead(spec, SPACES["embedding_bag"].points(spec, cpu_features())[::3]):
         assert worst_error(spec, point, values, 6)[0] < 1e-6
@@ -172,7 +169,6 @@ def test_an_id_outside_the_table_reads_the_first_row(bad: int) -> None:
         "embedding_bag",
         (Activation("i", "int64", (-1, 4)),),
         (Activation("o", "float32", (-1, 16)),),
-        {},
         {"table0": normal(100, 16)},
         0,
         max_batch=2,
@@ -193,7 +189,7 @@ def test_every_space_offers_points_and_the_first_is_no_search_away() -> None:
             y = Activation("y", dtype, (1, 64, hw, hw), block)
             parameters = Conv2dParameters((1, 1), (1, 1), (1, 1), (0, 0, 0, 0), "none")
             weights = {"weight": normal(64, c, 1, 1), "bias": normal(64)}
-            spec = LayerSpec("c", op, (x,), (y,), {}, weights, 0, parameters=parameters)
+            spec = LayerSpec("c", op, (x,), (y,), weights, 0, parameters=parameters)
             points = SPACES[op].points(spec, cpu_features())
             assert points
             assert len({tuple(p.items()) for p in points}) == len(points)
@@ -210,8 +206,8 @@ def test_code_for_lesser_instruction_sets(mcpu: str) -> None:
     weights = {"weight": normal(40, 20, 3, 3), "bias": normal(40)}
     rows, out = Activation("a", "float32", (9, 30)), Activation("b", "float32", (9, 50))
     dense_weights, matmul = {"weight": normal(30, 50), "bias": normal(50)}, MatmulParameters("none", WeightStorage.FP32)
-    dense = LayerSpec("d", "matmul", (rows,), (out,), {}, dense_weights, 0, parameters=matmul)
-    convolution = LayerSpec("c", "conv2d", (x,), (y,), {}, weights, 0, parameters=parameters)
+    dense = LayerSpec("d", "matmul", (rows,), (out,), dense_weights, 0, parameters=matmul)
+    convolution = LayerSpec("c", "conv2d", (x,), (y,), weights, 0, parameters=parameters)
     for spec in (convolution, dense):
         for point in ahead(spec, SPACES[spec.op].points(spec, LESSER[mcpu])[:4], mcpu):
             assert worst_error(spec, point, [normal(*t.shape) for t in spec.inputs], mcpu=mcpu)[0] < 1e-5

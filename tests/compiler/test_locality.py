@@ -122,19 +122,19 @@ def conv(
     parameters = Conv2dParameters((kernel, kernel), (stride, stride), (1, 1), (pad,) * 4, "relu")
     shape = (channels[1], 1 if op == "depthwise_conv2d" else channels[0], kernel, kernel)
     weights = {"weight": np.zeros(shape, np.float32), "bias": np.zeros(channels[1], np.float32)}
-    return LayerSpec("c", op, (x,), (y,), {}, weights, 0, parameters=parameters)
+    return LayerSpec("c", op, (x,), (y,), weights, 0, parameters=parameters)
 
 
 def dense(op: str, dtype: str, rows: int, depth: int, width: int) -> LayerSpec:
     weights = {"weight": np.zeros((depth, width), np.float32), "bias": np.zeros(width, np.float32)}
     x, y = Activation("x", dtype, (rows, depth)), Activation("y", dtype, (rows, width))
-    return LayerSpec("d", op, (x,), (y,), {}, weights, 0, 4, MatmulParameters("none", WeightStorage.FP32))
+    return LayerSpec("d", op, (x,), (y,), weights, 0, 4, MatmulParameters("none", WeightStorage.FP32))
 
 
 def attention(dtype: str) -> LayerSpec:
     parameters = AttentionParameters(4, 64, 96, 96, 0.125, ((0, 0), (0, 256), (0, 512)), masked=False)
     x, y = Activation("x", dtype, (96, 768)), Activation("y", dtype, (96, 256))
-    return LayerSpec("a", "attention", (x,), (y,), {}, {}, 0, parameters=parameters)
+    return LayerSpec("a", "attention", (x,), (y,), {}, 0, parameters=parameters)
 
 
 def products(rows: int, depth: int, width: int) -> LayerSpec:
@@ -143,7 +143,7 @@ def products(rows: int, depth: int, width: int) -> LayerSpec:
     sides = (Activation("a", "uint16", (-3, rows, depth)), Activation("b", "float32", (-3, width, depth)))
     y = Activation("y", "float32", (-3, rows, width))
     weights = {"bias": np.zeros(width, np.float32)}
-    return LayerSpec("p", "batched_matmul_bf16", sides, (y,), {}, weights, 0, 4, parameters)
+    return LayerSpec("p", "batched_matmul_bf16", sides, (y,), weights, 0, 4, parameters)
 
 
 def grouped(shuffled: bool) -> LayerSpec:
@@ -224,7 +224,7 @@ def test_look_ups_count_the_rows_that_are_picked() -> None:
     weights = {"table0": np.zeros((1000, 32), np.float32), "positions": np.zeros((9, 32), np.float32)}
     weights |= {"scale": np.ones(32, np.float32), "shift": np.zeros(32, np.float32)}
     y = Activation("y", "float32", (-9, 32))
-    spec = LayerSpec("e", "embedding", ids, (y,), {}, weights, 0, 2, LayerNormParameters(1e-5))
+    spec = LayerSpec("e", "embedding", ids, (y,), weights, 0, 2, LayerNormParameters(1e-5))
     kernel = SPACES["embedding"].build(spec, {"rows": 8}, ISAS["avx512"])
     expected = 2 * 9 * (8 + 128 + 128) + 9 * 128 + 256
     (only,) = kernel_reuse(spec, kernel, 2)

@@ -97,7 +97,7 @@ def test_every_version_equals_numpy(family: str, mcpu: str) -> None:
         values = [far, random.integers(0, 5, ROWS), far[::-1].copy()]
         weights["table1"] = drawn(5, 37)
     y = Activation("y", "float32", (-1,) if family == "triples" else (-1, 37))
-    spec = LayerSpec("l", "lookups", tuple(inputs), (y,), {}, weights, 1, 64, parameters)
+    spec = LayerSpec("l", "lookups", tuple(inputs), (y,), weights, 1, 64, parameters)
     for point in ahead(spec, SPACES["lookups"].points(spec, cpu_features())[:6], mcpu):
         error, _ = worst_error(spec, point, values, ROWS, mcpu)
         assert error < 1e-5, point

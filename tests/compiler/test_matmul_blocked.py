@@ -23,7 +23,7 @@ def layer(depth: int, width: int, inputs: int = 1, activation: str = "relu", gat
     x, y = Activation("x", "float32", (-1, depth)), Activation("y", "float32", (-1, width))
     sides = tuple(Activation(f"side{i}", "float32", (-1, width)) for i in range(inputs - 1))
     parameters = MatmulParameters(activation, WeightStorage.FP32, gated)
-    return LayerSpec("m", "matmul", (x, *sides), (y,), {}, weights, 0, MOST, parameters)
+    return LayerSpec("m", "matmul", (x, *sides), (y,), weights, 0, MOST, parameters)
 
 
 def error(spec: LayerSpec, point: Point, rows: int, mcpu: str = "") -> float:

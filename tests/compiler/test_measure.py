@@ -156,7 +156,7 @@ def test_inputs_are_random_inside_the_halo_and_ids_in_their_bounds() -> None:
     ids, loose = Activation("ids", "int64", (-1, 7)), Activation("loose", "int64", (-1, 7))
     assert blocked.at(2) == (2, 2, 9, 12, 16)
     assert interior(blocked, 2) == (slice(0, 2), slice(0, 2), slice(1, 6), slice(2, 8), slice(0, 16))
-    spec = LayerSpec("l", "op", (blocked, ids, loose), (), {}, {}, 0, max_batch=4)
+    spec = LayerSpec("l", "op", (blocked, ids, loose), (), {}, 0, max_batch=4)
     first, second, third = input_operands(spec, 2, {"ids": (3, 9)})
     assert first == Random("float32", (2, 2, 9, 12, 16), ((0, 2), (0, 2), (1, 6), (2, 8), (0, 16)))
     assert second == Random("int64", (2, 7), ((0, 2), (0, 7)), 3, 9)

@@ -49,7 +49,7 @@ def unit(
     types = {"lengths": "int32"}
     parameters = RecurrentParameters(reads, writes, order, order, reset)
     tensors = [tuple(Activation(n, types.get(n, "float32"), shapes[n]) for n in names) for names in (reads, writes)]
-    return LayerSpec("unit", "recurrent", tensors[0], tensors[1], {}, weights, 1, 64, parameters)
+    return LayerSpec("unit", "recurrent", tensors[0], tensors[1], weights, 1, 64, parameters)
 
 
 @pytest.mark.parametrize("mcpu", ["", "haswell"])

@@ -93,7 +93,7 @@ def test_as_many_as_asked_for_none_twice(length: int, trials: int, chunk: int, h
 
 def layer(name: str = "l", rows: int = 64) -> LayerSpec:
     x = Activation(f"{name}.x", "float32", (rows, 8))
-    return LayerSpec(name, "copy", (x,), (Activation(f"{name}.y", "float32", (rows, 8)),), {}, {}, 0)
+    return LayerSpec(name, "copy", (x,), (Activation(f"{name}.y", "float32", (rows, 8)),), {}, 0)
 
 
 @dataclass
@@ -270,7 +270,7 @@ def test_ids_stay_inside_their_bounds(tmp_path: Path, meter: Meter) -> None:
             return Kernel(build_prim_func([*spec.inputs, *spec.outputs], body), (), 1, 1)
 
     ids = Activation("ids", "int64", (64,))
-    spec = LayerSpec("l", "trap", (ids,), (Activation("y", "int64", (64,)),), {}, {}, 0)
+    spec = LayerSpec("l", "trap", (ids,), (Activation("y", "int64", (64,)),), {}, 0)
     inside = Setting(tvm_target(), cpu_features(), "a cpu", "fp32", 1, {"ids": (5, 6)}, {"trap": Trap()})
     assert search([spec], store(tmp_path / "inside"), meter, inside, 1, QUIET)
     outside = Setting(tvm_target(), cpu_features(), "a cpu", "fp32", 1, {"ids": (5, 7)}, {"trap": Trap()})

@@ -37,7 +37,7 @@ def layer(
     parameters: LayerParameters | None = None,
     weights: Mapping[str, NDArray[Any]] | None = None,
 ) -> LayerSpec:
-    return LayerSpec(op, op, inputs, (output,), {}, weights or {}, 0, parameters=parameters or LayerParameters())
+    return LayerSpec(op, op, inputs, (output,), weights or {}, 0, parameters=parameters or LayerParameters())
 
 
 def check(spec: LayerSpec, tolerance: float, shift: float = 0.0, mcpu: str = "") -> None:

@@ -125,7 +125,7 @@ def test_every_version_equals_numpy(op: str, mcpu: str) -> None:
     width = 22 if counts else 12
     parameters = OneHotSumParameters((5, 17), (1.0, 0.5)) if counts else ConcatSumParameters(0.5)
     y = Activation("y", "float32", (-1, width))
-    spec = LayerSpec(op, op, inputs, (y,), {}, {}, 1, max_batch=64, parameters=parameters)
+    spec = LayerSpec(op, op, inputs, (y,), {}, 1, max_batch=64, parameters=parameters)
     values = [ids(w, 8) if counts else drawn(ROWS, w) for w in widths]
     for point in ahead(spec, SPACES[op].points(spec, cpu_features()), mcpu):
         error, _ = worst_error(spec, point, values, ROWS, mcpu)

@@ -1,13 +1,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec, Point
+from veltair.compiler.graph.parameters import LayerParameters
 from veltair.compiler.tuning.transfer import distance, nearest_point, parse, transfer
 from veltair.profiles.records.tuning_records import TuningRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedParameters(LayerParameters):
+    """Terms that records of convolutions have."""
+
+    activation: str
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
 
 
 def conv(
@@ -22,8 +33,8 @@ def conv(
 ) -> str:
     x = Activation("x", dtype, (1, channels, size, size), 16)
     y = Activation("y", dtype, (1, channels, size // stride, size // stride), 16)
-    attributes = {"activation": activation, "kernel": (kernel, kernel), "strides": (stride, stride)}
-    return LayerSpec("l", op, (x, y) if residual else (x,), (y,), attributes, {}, 0).workload
+    parameters = RecordedParameters(activation, (kernel, kernel), (stride, stride))
+    return LayerSpec("l", op, (x, y) if residual else (x,), (y,), {}, 0, parameters=parameters).workload
 
 
 def records(

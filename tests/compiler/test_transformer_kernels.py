@@ -70,7 +70,7 @@ def test_dense_layer(dtype: str, mcpu: str, rows: int, depth: int, width: int, a
     parameters = MatmulParameters(activation, WeightStorage.FP32 if kind == "matmul" else None)
     for out in {dtype, "float32"}:
         y = Activation("y", out, (rows, width))
-        check(LayerSpec("dense", kind, tuple(inputs), (y,), {}, weights, 0, 3, parameters), mcpu, batch=3)
+        check(LayerSpec("dense", kind, tuple(inputs), (y,), weights, 0, 3, parameters), mcpu, batch=3)
 
 
 @needs_amx
@@ -78,7 +78,7 @@ def test_rows_that_are_fetched_ahead() -> None:
     """More than L2 holds of a sweep, whose next one begins behind the last row."""
     weights = {"weight": normal(3100, 40) / np.float32(55), "bias": normal(40)}
     x, y = Activation("x", "uint16", (-1, 3100)), Activation("y", "float32", (-1, 40))
-    spec = LayerSpec("dense", "matmul_bf16", (x,), (y,), {}, weights, 0, 530, MatmulParameters("relu"))
+    spec = LayerSpec("dense", "matmul_bf16", (x,), (y,), weights, 0, 530, MatmulParameters("relu"))
     for batch in (530, 3):
         check(spec, "", batch)
 
@@ -97,7 +97,7 @@ def attention(
         inputs.append(Activation("mask", "float32", mask))
     parameters = AttentionParameters(heads, width, tokens, keys, width**-0.5, places, bool(mask))
     y = Activation("y", dtype, (images * tokens, total))
-    return LayerSpec("attention", "attention", tuple(inputs), (y,), {}, {}, 0, 3, parameters)
+    return LayerSpec("attention", "attention", tuple(inputs), (y,), {}, 0, 3, parameters)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_layer_norm(dtype: str, mcpu: str, rows: int, width: int) -> None:
     inputs = (Activation("x", "float32", (rows, width)),)
     weights = {"scale": normal(width), "shift": normal(width)}
     y = Activation("y", dtype, (rows, width))
-    spec = LayerSpec("norm", "layer_norm", inputs, (y,), {}, weights, 0, 3, LayerNormParameters(1e-12))
+    spec = LayerSpec("norm", "layer_norm", inputs, (y,), weights, 0, 3, LayerNormParameters(1e-12))
     check(spec, mcpu, batch=3)
 
 
@@ -148,7 +148,7 @@ def test_embedding(dtype: str, mcpu: str) -> None:
     weights = {"table0": normal(50, 40), "table1": normal(2, 40), "positions": normal(9, 40)}
     weights |= {"scale": normal(40), "shift": normal(40)}
     y = Activation("y", dtype, (-9, 40))
-    spec = LayerSpec("embedding", "embedding", ids, (y,), {}, weights, 0, 3, LayerNormParameters(1e-5))
+    spec = LayerSpec("embedding", "embedding", ids, (y,), weights, 0, 3, LayerNormParameters(1e-5))
     values = [random.integers(0, 50, (3, 9)), random.integers(0, 2, (3, 9))]
     check(spec, mcpu, batch=3, values=values)
 
@@ -158,7 +158,7 @@ def test_an_id_that_no_row_has_reads_row_0() -> None:
     weights = {"table0": normal(5, 16), "positions": np.zeros((3, 16), np.float32)}
     weights |= {"scale": np.ones(16, np.float32), "shift": np.zeros(16, np.float32)}
     y = Activation("y", "float32", (3, 16))
-    spec = LayerSpec("embedding", "embedding", ids, (y,), {}, weights, 0, parameters=LayerNormParameters(1e-5))
+    spec = LayerSpec("embedding", "embedding", ids, (y,), weights, 0, parameters=LayerNormParameters(1e-5))
     point = SPACES["embedding"].points(spec, HERE)[0]
     (wild,) = call(spec, point, [np.array([[2**40, -1, 5]])])
     (first,) = call(spec, point, [np.zeros((1, 3), np.int64)])
@@ -171,6 +171,6 @@ def test_an_id_that_no_row_has_reads_row_0() -> None:
 def test_cast(source: str, width: int) -> None:
     other = {"float32": "uint16", "uint16": "float32"}[source]
     x, y = (Activation(name, dtype, (-2, 3, width)) for name, dtype in (("x", source), ("y", other)))
-    spec = LayerSpec("cast", "cast", (x,), (y,), {}, {}, 0, max_batch=3)
+    spec = LayerSpec("cast", "cast", (x,), (y,), {}, 0, max_batch=3)
     error, _ = worst_error(spec, {}, [normal(6, 3, width)], batch=3)
     assert error == 0

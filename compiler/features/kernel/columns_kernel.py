@@ -67,7 +67,6 @@ def columns_layer(
         op="columns",
         inputs=tuple(map(layout.activation, layout.buffers_read(description.features_read_by(joined.columns)))),
         outputs=(Activation(joined.name, dtype, (-1, table.width)),),
-        attributes={},
         weights={"tables": table.tables},
         flops=table.width,
         max_batch=max_batch,

@@ -146,7 +146,6 @@ class RelaxReader:
                 op="generic",
                 inputs=tuple(arguments[i] for i in places),
                 outputs=tuple(outputs),
-                attributes={},
                 weights={f"constant{i}": np.asarray(arguments[i]) for i in constants},
                 flops=elements,
                 max_batch=self.max_batch,

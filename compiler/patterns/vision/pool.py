@@ -48,7 +48,7 @@ def global_pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
     out = view.shape_of(node.output[0])
     if len(out) == 2:
         y = replace(y, name=f"{y.name}/1x1")
-    builder.emit(node.name, "global_average_pool", [x], [y], {}, {}, int(np.prod(np.abs(shape))))
+    builder.emit(node.name, "global_average_pool", [x], [y], flops=int(np.prod(np.abs(shape))))
     if len(out) == 2:
         builder.alias(Activation(node.output[0], "float32", out), y.name)
     return True
