@@ -1,4 +1,4 @@
-"""Reading a feature description: TOML, checked until every name is there and every step fits its feature."""
+"""Reads feature descriptions from TOML, and checks that every name is defined and every step fits its feature."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from veltair.compiler.features.feature_description import (
     STEPS,
     STEPS_OF_KIND,
     ColumnInput,
+    ColumnStep,
     Feature,
     FeatureColumn,
     FeatureDescription,
@@ -24,7 +25,10 @@ from veltair.errors import ModelError
 
 
 def load_description(path: Path) -> FeatureDescription:
-    """Raises ModelError that names the file, the feature (table, column, input) and the key."""
+    """The description in a TOML file.
+
+    Raises ModelError that names the file, the feature (table, column, input) and the key.
+    """
     try:
         raw = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -37,7 +41,7 @@ def load_description(path: Path) -> FeatureDescription:
 
 
 def parse_description(raw: dict[str, Any], path: Path) -> FeatureDescription:
-    """The same for content that was read already; `path` names it in messages and anchors relative paths."""
+    """The description in parsed TOML; `path` names it in messages, and relative paths begin at its folder."""
     if unknown := sorted(set(raw) - {"features", "tables", "columns", "inputs"}):
         raise ModelError(f"{path}: unknown key {unknown[0]!r}; expected features, tables, columns, inputs")
     features = _convert_entries(raw, "features", Feature, path)
@@ -50,11 +54,14 @@ def parse_description(raw: dict[str, Any], path: Path) -> FeatureDescription:
     for key, entries in (("features", features), ("columns", columns), ("inputs", inputs)):
         if not entries:
             raise ModelError(f"{path}: {key}: expected at least one [[{key}]]")
-    for key, names in (
-        ("features", [f.name for f in features]), ("tables", [t.name for t in tables]),
-        ("columns", [c.name for c in columns]), ("inputs", [i.name for i in inputs]),
-        ("inputs.columns", [name for joined in inputs for name in joined.columns]),
-    ):  # fmt: skip
+    named = {
+        "features": [f.name for f in features],
+        "tables": [t.name for t in tables],
+        "columns": [c.name for c in columns],
+        "inputs": [i.name for i in inputs],
+        "inputs.columns": [name for joined in inputs for name in joined.columns],
+    }
+    for key, names in named.items():
         _check_unique(names, key, path)
     known = {f.name: f for f in features}
     by_name = {t.name: t for t in tables}
@@ -72,18 +79,18 @@ def parse_description(raw: dict[str, Any], path: Path) -> FeatureDescription:
         where = f"{path}: column {column.name!r} (feature {column.feature!r})"
         _check_column(column, known[column.feature], by_name.get(column.table or ""), where)
         _check_parts(column, known, where)
-    named = {c.name for c in read}
+    defined = {c.name for c in read}
     joined_names = {name for joined in inputs for name in joined.columns}
-    if strange := sorted(joined_names - named):
+    if strange := sorted(joined_names - defined):
         raise ModelError(f"{path}: inputs: columns: there is no column {strange[0]!r}")
-    of = {c.name: c for c in read}
+    by_column = {c.name: c for c in read}
     for joined in inputs:
-        members = [of[name] for name in joined.columns]
+        members = [by_column[name] for name in joined.columns]
         number = next((c for c in members if not c.gives_ids and not c.gives_counts), None)
         if number is not None and (ids := next((c for c in members if c.gives_ids), None)) is not None:
             what = f"column {ids.name!r} gives ids (it has no table), {number.name!r} numbers"
             raise ModelError(f"{path}: input {joined.name!r}: {what}")
-    if idle := sorted(named - joined_names):
+    if idle := sorted(defined - joined_names):
         raise ModelError(f"{path}: column {idle[0]!r}: no input joins it")
     return FeatureDescription(features=features, tables=tables, columns=read, inputs=inputs, path=path)
 
@@ -145,8 +152,8 @@ def _check_column(column: FeatureColumn, feature: Feature, table: FeatureTable |
         raise ModelError(f"{where}: expected one of {', '.join(STEPS)}, got {' and '.join(given)}")
     step, allowed = column.step, STEPS_OF_KIND[feature.kind]
     if step not in allowed:
-        expected = ", ".join(key for key in allowed if key != "copy") or "no step"
-        got = "none" if step == "copy" else step
+        expected = ", ".join(key for key in allowed if key is not ColumnStep.COPY) or "no step"
+        got = "none" if step is ColumnStep.COPY else step
         raise ModelError(f"{where}: a {feature.kind} feature goes through {expected}; got {got}")
     if table is not None and step not in INDEX_STEPS:
         raise ModelError(f"{where}: table: {step} reads none")
@@ -158,13 +165,13 @@ def _check_column(column: FeatureColumn, feature: Feature, table: FeatureTable |
         raise ModelError(f"{where}: pad, first_id: only ids have them, which columns without a table give")
     if table is not None and column.empty_row is not None and column.empty_row >= table.rows:
         raise ModelError(f"{where}: empty_row: table {table.name!r} has {table.rows} rows, got {column.empty_row}")
-    if (column.oov and step != "vocabulary") or (column.oov and column.default != -1):
+    if (column.oov and step is not ColumnStep.VOCABULARY) or (column.oov and column.default != -1):
         raise ModelError(f"{where}: oov: only a vocabulary without a default has such buckets")
-    if column.default != -1 and step not in ("vocabulary", "identity", "boundaries"):
+    if column.default != -1 and step not in (ColumnStep.VOCABULARY, ColumnStep.IDENTITY, ColumnStep.BOUNDARIES):
         raise ModelError(f"{where}: default: only vocabulary, identity and boundaries have one")
-    if step == "boundaries":
+    if step is ColumnStep.BOUNDARIES:
         _check_boundaries(column, feature, where)
-    if step == "vocabulary":
+    if step is ColumnStep.VOCABULARY:
         assert column.vocabulary is not None
         keys, wanted = column.vocabulary, int if feature.kind == "int" else str
         if not keys or not all(type(key) is wanted for key in keys):
@@ -187,19 +194,21 @@ def _check_combiner(column: FeatureColumn, feature: Feature, where: str) -> None
     many, given = feature.most_values is None or feature.most_values > 1, column.combiner
     if given == "sequence" and column.step not in INDEX_STEPS:
         raise ModelError(f"{where}: combiner: only rows and ids make a sequence")
-    if (given == "sequence" or column.step == "mask") and feature.most_values is None:
+    if (given == "sequence" or column.step is ColumnStep.MASK) and feature.most_values is None:
         raise ModelError(f"{where}: feature {feature.name!r} needs truncate: the length of a sequence")
     if column.gives_ids and many and given != "sequence":
         raise ModelError(f'{where}: combiner: several ids a row are passed on as a "sequence"; or table is missing')
     if given == "none" and many and column.step != "copy":
         raise ModelError(f"{where}: combiner: several values a row need sum, mean, sqrtn or sequence")
-    if given not in (None, "none", "sequence") and (column.step == "copy" or column.gives_ids or column.gives_counts):
+    if given not in (None, "none", "sequence") and (
+        column.step is ColumnStep.COPY or column.gives_ids or column.gives_counts
+    ):
         raise ModelError(f"{where}: combiner: values that are passed on have none")
 
 
 def _check_parts(column: FeatureColumn, features: Mapping[str, Feature], where: str) -> None:
     own = features[column.feature]
-    if column.parts and (column.step != "vocabulary" or column.oov or not own.is_text):
+    if column.parts and (column.step is not ColumnStep.VOCABULARY or column.oov or not own.is_text):
         raise ModelError(f"{where}: parts: only text with a vocabulary, and no oov buckets, has parts")
     for place, part in enumerate(column.parts):
         key = f"{where}: parts[{place}]"

@@ -1,4 +1,4 @@
-"""A feature description and an ONNX model as one: the columns' layers give some of the model's inputs."""
+"""Joins a feature description and an ONNX model: layers of columns give some of the model's inputs."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ from veltair.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class FeatureModel:
-    """What comes before a model, and what is left of it."""
+    """An ONNX model, and the layers of columns that stand before it; `join_features` makes one."""
 
     model: OnnxModel  # without the inputs that columns give
     description: FeatureDescription
     layout: FeatureLayout
-    tables: Mapping[str, NDArray[Any]]  # of the description, as they are stored
+    tables: Mapping[str, NDArray[Any]]  # rows of the description's tables, as they are stored
     layers: tuple[LayerSpec, ...]
-    bounds: Mapping[str, tuple[int, int]]  # of the ids that they give, both inclusive
+    bounds: Mapping[str, tuple[int, int]]  # by tensor: the least and the greatest id that the layers give
 
 
 def join_features(
-    model: OnnxModel, given: FeatureDescription | None, kept: TableStorage | None = None
+    model: OnnxModel, given: FeatureDescription | None, storage: TableStorage | None = None
 ) -> FeatureModel | None:
-    """What a description and the file's own operators put in front of the model, if anything.
+    """The model with the columns of a description and of the file's own operators; None where there are none.
 
-    `kept`: how rows of tables are stored. Raises ModelError where the description's inputs are not the model's.
+    `storage`: how rows of tables are stored, float32 by default. Raises ModelError where the description's inputs are
+    not the model's.
     """
     own = model.columns
     description = _merge_descriptions(own.description, given) if own and given else own.description if own else given
@@ -69,7 +70,7 @@ def join_features(
         raise ModelError(
             f"{description.path}: feature {min(twice)!r}: the model {model.path} has an input of that name"
         )
-    store = TableStore.load(description, own.tables if own else None, kept)
+    store = TableStore.load(description, own.tables if own else None, storage)
     layers = []
     for joined in description.inputs:
         port = known[joined.name]
@@ -86,7 +87,7 @@ def join_features(
 def _id_bounds(
     joined: ColumnInput, description: FeatureDescription, model: OnnxModel, where: str
 ) -> dict[str, tuple[int, int]]:
-    """The least and greatest id of an input of ids. Raises ModelError where the model has no rows for some."""
+    """The least and the greatest id of an input of ids. Raises ModelError where a table of the model is too short."""
     ids = [column for column in description.columns if column.name in joined.columns and column.gives_ids]
     if not ids:
         return {}
@@ -104,7 +105,7 @@ def _id_bounds(
 
 
 def _merge_descriptions(one: FeatureDescription, other: FeatureDescription) -> FeatureDescription:
-    """The columns of both. Raises ModelError where they call two things by one name."""
+    """One description of the columns of both. Raises ModelError where both use a name."""
     parts = ("features", "columns", "inputs", "tables")
     for part in parts:
         names = {entry.name for entry in getattr(one, part)}

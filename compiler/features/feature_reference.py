@@ -1,4 +1,4 @@
-"""What every column gives, in plain Python: slow, exact, and what the kernels are compared with.
+"""Computes columns in plain Python: slow and exact. The kernels are compared with it.
 
 TensorFlow's semantics: tf.strings.to_hash_bucket_fast, Bucketize, tf.strings.split, safe_embedding_lookup_sparse.
 """
@@ -16,7 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.embedding.row_storage import decode_rows
-from veltair.compiler.features.feature_description import Feature, FeatureColumn, FeatureDescription, features_read
+from veltair.compiler.features.feature_description import (
+    ColumnStep,
+    Feature,
+    FeatureColumn,
+    FeatureDescription,
+    features_read,
+)
 from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of, buffers_of
 from veltair.compiler.features.feature_tables import load_rows
 from veltair.compiler.features.fingerprint import fingerprint64
@@ -40,9 +46,11 @@ REMOVED = -(1 << 62)  # an index that was removed
 def reference_inputs(
     description: FeatureDescription, raw: Mapping[str, RawValues], tables: Mapping[str, NDArray[Any]] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """The model's inputs (B, width) by name, of float32 or, of ids, int64.
+    """The model's inputs (B, width) by name, float32, or int64 for ids.
 
-    `tables` by name, as `rows.stored` keeps them; default: those of the description in float32.
+    Args:
+        raw: the values of each feature by name.
+        tables: rows by name, as `row_storage.encode_rows` stores them; default: those of the description in float32.
     """
     names = {column.table for column in description.columns}
     known = {t.name: t for t in description.tables if t.name in names}
@@ -61,27 +69,29 @@ def reference_inputs(
 
 
 def reference_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """What `kernel.layer` gives for its banks, and `kernel.beside` for them and the tensors that it copies; texts whose
-    ends fall or pass their room are empty."""
+    """The output of a layer of columns for its inputs: packed buffers, and behind them the tensors that it copies.
+
+    A text whose ends fall, or pass the room of its feature, is empty.
+    """
     parameters = spec.parameters_as(ColumnsParameters)
     description, joined = parameters.description, parameters.joined
-    place = FeatureLayout.from_description(description)
+    layout = FeatureLayout.from_description(description)
     places = parameters.places or (0,)
     read = len(arrays) - len(parameters.copied)
-    banks = {buffer_of(tensor.name): array for tensor, array in zip(spec.inputs[:read], arrays[:read], strict=True)}
-    batch = next(len(array) // place.widths[bank] for bank, array in banks.items())
+    packed = {buffer_of(tensor.name): array for tensor, array in zip(spec.inputs[:read], arrays[:read], strict=True)}
+    batch = next(len(array) // layout.widths[buffer] for buffer, array in packed.items())
     used = [column for column in description.columns if column.name in joined.columns]
     raw: dict[str, RawValues] = {}
-    for feature in place.features:
+    for feature in layout.features:
         if feature.name not in description.features_read_by(joined.columns):
             continue
-        kind, (first, *letters) = buffers_of(feature)[0], (start * batch for start in place.starts[feature.name])
+        kind, (first, *letters) = buffers_of(feature)[0], (start * batch for start in layout.starts[feature.name])
         if feature.is_text:
-            ends = [0, *banks["ends"][first : first + batch].tolist()]
-            text = banks["bytes"][letters[0] : letters[0] + feature.max_bytes * batch].tobytes()
+            ends = [0, *packed["ends"][first : first + batch].tolist()]
+            text = packed["bytes"][letters[0] : letters[0] + feature.max_bytes * batch].tobytes()
             raw[feature.name] = [text[a:b] if 0 <= a <= b <= len(text) else b"" for a, b in pairwise(ends)]
         else:
-            raw[feature.name] = banks[kind][first : first + batch * feature.width].reshape(batch, feature.width)
+            raw[feature.name] = packed[kind][first : first + batch * feature.width].reshape(batch, feature.width)
     part = msgspec.structs.replace(description, columns=tuple(used), inputs=(joined,))
     pieces = [reference_inputs(part, raw, parameters.rows_by_table)[joined.name], *arrays[read:]]
     return np.concatenate([pieces[i] for i in np.argsort(places)], axis=1)
@@ -90,14 +100,16 @@ def reference_layer(spec: LayerSpec, arrays: Sequence[NDArray[Any]]) -> NDArray[
 def _compute_column(
     column: FeatureColumn, feature: Feature, table: NDArray[Any] | None, values: Mapping[str, Any]
 ) -> NDArray[Any]:
-    """`values`: of each feature that it reads, rows of numbers or a list of texts."""
+    """The output (B, width) of one column. `values`: by feature, rows of numbers or a list of texts."""
     raw = values[column.feature]
-    if column.step == "copy":
+    if column.step is ColumnStep.COPY:
         return np.asarray(raw, np.float32).reshape(len(raw), feature.width)
     if column.gives_counts:
         many = np.array([len(present_values(feature, row)) for row in raw])[:, None]
-        return many if column.step == "length" else (np.arange(feature.most_values or 0) < many).astype(np.int64)
-    if column.step == "number":
+        if column.step is ColumnStep.LENGTH:
+            return many
+        return (np.arange(feature.most_values or 0) < many).astype(np.int64)
+    if column.step is ColumnStep.NUMBER:
         spelled = [[float(v) for v in present_values(feature, row) if NUMBER_PATTERN.fullmatch(v)] for row in raw]
         return np.array([[_combiner_scale(column, len(row)) * sum(row)] for row in spelled], np.float32).reshape(-1, 1)
     if column.boundaries is not None:  # Bucketize: what is below no boundary, NaN as well, goes to the last bucket
@@ -133,7 +145,7 @@ def _compute_column(
 
 
 def present_values(feature: Feature, value: Any) -> list[Any]:
-    """The values of one row that are there: none of those that count as missing, no more than truncate."""
+    """The values of one row without those that count as missing, at most `truncate` of them."""
     if feature.kind == "int":
         ids = np.ravel(value).tolist()
         return ids if feature.missing is False else [v for v in ids if v != feature.missing]
@@ -149,7 +161,7 @@ def _keep_order(
     rows: NDArray[np.int64],
     batch: int,
 ) -> NDArray[Any]:
-    """Each value in its place: ids, or rows side by side; what is no index stands for nothing."""
+    """Ids, or rows side by side, in the order of the values; an index that no row has becomes the pad or fill row."""
     steps = feature.most_values or 1
     place = np.arange(len(rows)) - np.searchsorted(rows, rows)  # among those of its row
     if table is None:
@@ -166,7 +178,7 @@ def _keep_order(
 
 
 def _join_parts(column: FeatureColumn, values: Mapping[str, Any], row: int, own: Any) -> Any:
-    """What a vocabulary is asked for: the value itself, or the parts' texts one after the other."""
+    """The key that a vocabulary is asked for: the value itself, or the concatenation of the parts' texts."""
     texts = []
     for part in column.parts:
         text = (part.text or "").encode() if part.feature is None else values[part.feature][row]
@@ -186,7 +198,7 @@ def _apply_guards(column: FeatureColumn, index: int) -> int:
 
 
 def _map_to_index(column: FeatureColumn, words: Mapping[bytes, int], value: Any) -> int:
-    """The default -1, TensorFlow's too, is an index that no table has: guards see it, the lookup drops it."""
+    """The index of a value. The default -1, as in TensorFlow, is in no table: guards see it, the lookup drops it."""
     if column.identity is not None:
         return int(value) if 0 <= value < column.identity else column.default
     text = value if isinstance(value, bytes) else str(value).encode()

@@ -1,4 +1,4 @@
-"""Embedding tables of a feature description, and where their files may lie."""
+"""Embedding tables of a feature description: where their rows come from, and how they are read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from veltair.errors import ModelError
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f]{1,128}$")]
 Count = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
-NUMBERS_AT_ONCE = 1 << 22  # numbers that are copied at once
+NUMBERS_AT_ONCE = 1 << 22  # copied numbers
 Small = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
 
 class FeatureTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rows of an embedding: from a file, or seeded. `file` is .npy, or raw little-endian from byte `offset` on."""
+    """Rows of an embedding, from a file or random from a seed. `file` is .npy, or raw little-endian from `offset` on.
+
+    >>> FeatureTable(name="users", rows=10, dim=4, seed=1).dtype
+    'float32'
+    """
 
     name: Name
     rows: Count
@@ -31,7 +35,7 @@ class FeatureTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def resolve_in_folder(path: Path, name: str, where: str) -> Path:
-    """A file in or below the folder of the description. Raises ModelError for any other."""
+    """The path of a file in or below the description's folder. Raises ModelError for any other."""
     base = path.absolute().parent.resolve()
     found = (base / name).resolve()
     if not found.is_relative_to(base):
@@ -40,7 +44,7 @@ def resolve_in_folder(path: Path, name: str, where: str) -> Path:
 
 
 def load_rows(table: FeatureTable, path: Path) -> NDArray[np.float32]:
-    """(rows, dim) float32. Raises ModelError."""
+    """All rows of a table, (rows, dim). Raises ModelError for a file that cannot be read."""
     rows, step, part = np.empty((table.rows, table.dim), np.float32), *read_parts(table, path)
     for first in range(0, table.rows, step):
         rows[first : first + step] = part(first)
@@ -48,14 +52,16 @@ def load_rows(table: FeatureTable, path: Path) -> NDArray[np.float32]:
 
 
 def read_parts(table: FeatureTable, path: Path) -> tuple[int, Callable[[int], NDArray[Any]]]:
-    """How many rows to take at once, and those from a row on, which must be asked for in their order. Raises
-    ModelError."""
+    """How many rows to read at once, and a function that gives so many from a row on.
+
+    Rows are asked for in their order, since random ones are drawn. Raises ModelError for a file that cannot be read.
+    """
     step = max(NUMBERS_AT_ONCE // table.dim, 1)
     if table.file is not None:
         source = _map_file(table, path)
         return step, lambda first: source[first : first + step]
-    chance = np.random.default_rng(table.seed)
-    return step, lambda first: chance.random((min(step, table.rows - first), table.dim), np.float32) - np.float32(0.5)
+    rng = np.random.default_rng(table.seed)
+    return step, lambda first: rng.random((min(step, table.rows - first), table.dim), np.float32) - np.float32(0.5)
 
 
 def _map_file(table: FeatureTable, path: Path) -> NDArray[Any]:

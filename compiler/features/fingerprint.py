@@ -1,4 +1,4 @@
-"""FarmHash's Fingerprint64, as tf.strings.to_hash_bucket_fast takes it: slow and exact, one string at a time."""
+"""FarmHash's Fingerprint64, which tf.strings.to_hash_bucket_fast uses, in plain Python: one string at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ WORD = (1 << 64) - 1
 
 
 def fingerprint64(text: bytes) -> int:
-    """farmhashna::Hash64: one formula for each class of lengths (up to 3, 7, 16, 32, 64 bytes, and above)."""
+    """farmhashna::Hash64: one formula for each class of lengths (up to 3, 7, 16, 32, 64 bytes, and above).
+
+    >>> fingerprint64(b"") == K2
+    True
+    """
     size = len(text)
     if size > 64:
         return _long(text)

@@ -1,7 +1,7 @@
-"""Range propagation: which values an index can have after each step, and which safety steps that makes needless.
+"""Range propagation: the values that an index can have after each step, and the safety steps that are needless.
 
-RECom 5.1 and appendix D: an operator maps indices into a range, keeps it, replaces what is outside of an interval, or
-removes it. A replacement or removal goes only where the range before it lies within its interval.
+RECom 5.1 and appendix D: an operator maps indices into a range, keeps them, replaces those outside of an interval, or
+removes these. A replacement or removal is needless where the range before it lies within its interval.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ INFINITE = 1 << 200
 
 @dataclass(frozen=True, slots=True)
 class IndexRange:
-    """Whole numbers in [low, high); by default any at all."""
+    """Whole numbers in [low, high); by default all.
+
+    >>> IndexRange(0, 5).hull(IndexRange(8, 9))
+    IndexRange(low=0, high=9)
+    """
 
     low: int = -INFINITE
     high: int = INFINITE
@@ -38,7 +42,7 @@ class IndexRange:
 
 @dataclass(frozen=True, slots=True)
 class MapInto:
-    """Every index becomes one of `into`, whatever it was: a hash, buckets, a vocabulary."""
+    """Every index becomes one of `into`: a hash, boundaries, a vocabulary."""
 
     into: IndexRange
 
@@ -48,7 +52,7 @@ class MapInto:
 
 @dataclass(frozen=True, slots=True)
 class KeepAll:
-    """Reshapes and the like: the values stay."""
+    """The values stay, as in a reshape."""
 
     def after(self, before: IndexRange) -> IndexRange:
         return before
@@ -69,7 +73,7 @@ class ReplaceOutside:
 
 @dataclass(frozen=True, slots=True)
 class RemoveOutside:
-    """An index outside of `inside` goes."""
+    """An index outside of `inside` is removed."""
 
     inside: IndexRange
 
@@ -89,7 +93,7 @@ def propagate_range(steps: Sequence[IndexStep], before: IndexRange | None = None
 
 
 def simplify_steps(steps: Sequence[IndexStep], before: IndexRange | None = None) -> tuple[IndexStep, ...]:
-    """The same indices from fewer steps: proved replacements and removals are dropped, successive ones merged."""
+    """Fewer steps to the same indices: needless replacements and removals are dropped, successive ones merged."""
     kept: list[IndexStep] = []
     for step, known in zip(steps, propagate_range(steps, before), strict=False):
         last = kept[-1] if kept else None
@@ -107,5 +111,5 @@ def simplify_steps(steps: Sequence[IndexStep], before: IndexRange | None = None)
 
 
 def proves_in_bounds(steps: Sequence[IndexStep], table_rows: int, before: IndexRange | None = None) -> bool:
-    """Whether every index that is left reads a row of the table, so that the lookup needs no check."""
+    """Whether every index that is left is a row of the table, so that the lookup needs no check."""
     return propagate_range(steps, before)[-1].is_within(IndexRange(0, table_rows))

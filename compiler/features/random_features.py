@@ -1,4 +1,4 @@
-"""Random raw features of a description's kinds and sizes: what columns are checked and measured with.
+"""Draws random raw features that fit a description; columns are checked and measured with them.
 
 Ids hit rows, numbers fall among the boundaries, most words are of the vocabulary, texts fill half of their room.
 One value in sixteen is odd: missing, unknown, NaN, empty or no number where that is not a value like others.
@@ -31,22 +31,22 @@ WORDS = 1 << 14  # distinct ones of a feature without a vocabulary
 WORD_BYTES = 12  # with its separator, or a little less
 
 
-def draw_features(description: FeatureDescription, batch: int, chance: np.random.Generator) -> dict[str, RawValues]:
-    """By name, as `InputLayout.fill` takes them."""
+def draw_features(description: FeatureDescription, batch: int, rng: np.random.Generator) -> dict[str, RawValues]:
+    """Random values of all features by name, as `InputLayout.fill` takes them."""
     found: dict[str, RawValues] = {}
     for feature in FeatureLayout.from_description(description).features:
         readers = [column for column in description.columns if feature.name in features_read(column)]
         if feature.is_text:
-            found[feature.name] = _draw_texts(feature, readers, batch, chance)
+            found[feature.name] = _draw_texts(feature, readers, batch, rng)
         elif feature.kind == "int":
-            found[feature.name] = _draw_ints(feature, readers, (batch, feature.width), chance)
+            found[feature.name] = _draw_ints(feature, readers, (batch, feature.width), rng)
         else:
-            found[feature.name] = _draw_floats(readers, (batch, feature.width), chance)
+            found[feature.name] = _draw_floats(readers, (batch, feature.width), rng)
     return found
 
 
 def pack_features(description: FeatureDescription, raw: Mapping[str, RawValues], batch: int) -> dict[str, NDArray[Any]]:
-    """Raw features where a query has them, by packed buffer. Raises RequestError."""
+    """Raw features as a query has them, by packed buffer. Raises RequestError for values that do not fit."""
     layout = FeatureLayout.from_description(description)
     arrays = [np.zeros(-port.shape[0] * batch, port.dtype) for port in layout.packed_buffers]
     InputLayout.of(layout).fill(arrays, raw, batch)
@@ -54,55 +54,55 @@ def pack_features(description: FeatureDescription, raw: Mapping[str, RawValues],
 
 
 def draw_buffers(
-    description: FeatureDescription, wanted: Sequence[str], batch: int, chance: np.random.Generator
+    description: FeatureDescription, wanted: Sequence[str], batch: int, rng: np.random.Generator
 ) -> list[NDArray[Any]]:
-    """These packed buffers, filled at random."""
-    found = pack_features(description, draw_features(description, batch, chance), batch)
+    """These packed buffers, filled with random features."""
+    found = pack_features(description, draw_features(description, batch, rng), batch)
     return [found[bank] for bank in wanted]
 
 
 def _draw_ints(
-    feature: Feature, readers: Sequence[FeatureColumn], shape: tuple[int, ...], chance: np.random.Generator
+    feature: Feature, readers: Sequence[FeatureColumn], shape: tuple[int, ...], rng: np.random.Generator
 ) -> NDArray[np.int64]:
     column = next((c for c in readers if c.step in INDEX_STEPS and c.step is not ColumnStep.HASH), readers[0])
     if column.identity is not None:
-        values = chance.integers(0, column.identity, shape)
+        values = rng.integers(0, column.identity, shape)
     elif column.vocabulary is not None:
-        values = chance.choice(np.array(column.vocabulary, np.int64), shape)
+        values = rng.choice(np.array(column.vocabulary, np.int64), shape)
     elif column.boundaries is not None:
         edges = np.clip(np.array(column.boundaries), -(2.0**40), 2.0**40)
-        values = chance.integers(int(edges[0]) - 2, int(edges[-1]) + 3, shape)
+        values = rng.integers(int(edges[0]) - 2, int(edges[-1]) + 3, shape)
     else:
-        values = chance.integers(0, 1 << 40, shape)
-    odd = chance.random(shape)
-    values[odd < ODD_SHARE / 2] = chance.integers(-(1 << 63), (1 << 63) - 1)
+        values = rng.integers(0, 1 << 40, shape)
+    odd = rng.random(shape)
+    values[odd < ODD_SHARE / 2] = rng.integers(-(1 << 63), (1 << 63) - 1)
     if feature.missing is not False:
         values[odd > 1 - ODD_SHARE / 2] = feature.missing
     return values
 
 
 def _draw_floats(
-    readers: Sequence[FeatureColumn], shape: tuple[int, ...], chance: np.random.Generator
+    readers: Sequence[FeatureColumn], shape: tuple[int, ...], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    values = chance.standard_normal(shape).astype(np.float32)
+    values = rng.standard_normal(shape).astype(np.float32)
     edges = next((c.boundaries for c in readers if c.boundaries is not None), None)
     if edges is not None:
         low, high = edges[0], edges[-1]
         values = np.asarray(values * ((high - low) / 3 or 1.0) + (low + high) / 2, np.float32)
-        values[chance.random(shape) < ODD_SHARE / 4] = np.nan
+        values[rng.random(shape) < ODD_SHARE / 4] = np.nan
     return values
 
 
-def _draw_texts(feature: Feature, readers: Sequence[FeatureColumn], batch: int, chance: np.random.Generator) -> Strings:
-    words = _draw_words(feature, readers, chance)
+def _draw_texts(feature: Feature, readers: Sequence[FeatureColumn], batch: int, rng: np.random.Generator) -> Strings:
+    words = _draw_words(feature, readers, rng)
     if feature.kind == "string":
-        picked = chance.integers(len(words), size=batch)
+        picked = rng.integers(len(words), size=batch)
         return Strings.of([words[i][: feature.max_bytes] for i in picked.tolist()])
     most = max(feature.max_bytes // WORD_BYTES, 1)
-    counts = chance.integers(1, min(most, 2 * (feature.truncate or most)) + 1, batch)
+    counts = rng.integers(1, min(most, 2 * (feature.truncate or most)) + 1, batch)
     if feature.empty == "drop":
-        counts[chance.random(batch) < ODD_SHARE] = 0
-    separator, picked = feature.separator.encode(), chance.integers(len(words), size=int(counts.sum())).tolist()
+        counts[rng.random(batch) < ODD_SHARE] = 0
+    separator, picked = feature.separator.encode(), rng.integers(len(words), size=int(counts.sum())).tolist()
     rows, first = [], 0
     for count in counts.tolist():
         rows.append(separator.join([words[i] for i in picked[first : first + count]])[: feature.max_bytes])
@@ -110,18 +110,18 @@ def _draw_texts(feature: Feature, readers: Sequence[FeatureColumn], batch: int, 
     return Strings.of(rows)
 
 
-def _draw_words(feature: Feature, readers: Sequence[FeatureColumn], chance: np.random.Generator) -> list[bytes]:
-    if any(column.step == "number" for column in readers):
+def _draw_words(feature: Feature, readers: Sequence[FeatureColumn], rng: np.random.Generator) -> list[bytes]:
+    if any(column.step is ColumnStep.NUMBER for column in readers):
         strange = [b"", b"none"] if feature.empty == "drop" else []
-        return [*strange, *(b"%.4g" % number for number in chance.standard_normal(int(2 / ODD_SHARE)).tolist())]
-    numbers = chance.integers(0, 1 << 30, WORDS).tolist()
+        return [*strange, *(b"%.4g" % number for number in rng.standard_normal(int(2 / ODD_SHARE)).tolist())]
+    numbers = rng.integers(0, 1 << 30, WORDS).tolist()
     known = [text.encode() for column in readers for text in _known_words(column, feature)]
     strange = [b"", *(b"w%d" % number for number in numbers)]
     return known + strange[: int(len(known) * ODD_SHARE) + 1] if known else strange
 
 
 def _known_words(column: FeatureColumn, feature: Feature) -> list[str]:
-    """What a feature says of a vocabulary's keys: all, or its part of them."""
+    """The texts of a feature that lead to keys of a vocabulary: the keys, or the feature's part of them."""
     keys = [str(key) for key in column.vocabulary or ()]
     if not column.parts:
         return keys

@@ -1,4 +1,4 @@
-"""All rows of all tables of a description in one array, mapped from a file where they are many."""
+"""All rows of all tables of a description in one array, which a file backs where they are many."""
 
 from __future__ import annotations
 
@@ -19,27 +19,36 @@ LINE = 64  # bytes; tables begin at a cache line
 
 @dataclass(frozen=True, slots=True)
 class TableStore:
-    """Each table once, followed by the rows that its columns read where nothing is left."""
+    """Each table once, followed by the fill rows that its columns read where no value is left.
 
-    rows: NDArray[Any]  # flat; of float32, float16 or, with a scale and a bias in each row, uint8
+    Use::
+
+        store = TableStore.load(description)
+        first_item, rows, fill_row = store.location_of(description.columns[0])
+    """
+
+    rows: NDArray[Any]  # flat: float32, float16, or uint8 with a scale and a bias in each row
     tables: Mapping[str, NDArray[Any]]  # each table's rows as they are stored, views of `rows`
     first: Mapping[str, int]  # where each table begins
-    fills: Mapping[str, tuple[int | None, ...]]  # of each table: the row that is repeated; None for zeros
+    fills: Mapping[str, tuple[int | None, ...]]  # by table: the row that is copied as a fill row; None for zeros
 
     @classmethod
     def load(
         cls,
         description: FeatureDescription,
         given: Mapping[str, NDArray[np.float32]] | None = None,
-        kept: TableStorage | None = None,
+        storage: TableStorage | None = None,
     ) -> TableStore:
-        """`given`: rows of tables by name; of others, and by default, those that the description names. `kept`: how
-        rows are stored, float32 by default.
+        """Reads and stores the tables of all columns.
+
+        Args:
+            given: rows of tables by name, in place of those that the description names.
+            storage: how rows are stored, float32 by default.
 
         Raises ModelError for a table that cannot be read or stored.
         """
-        kept = kept or TableStorage()
-        dtype = np.dtype(DTYPES[kept.storage])
+        storage = storage or TableStorage()
+        dtype = np.dtype(DTYPES[storage.storage])
         fills: dict[str, tuple[int | None, ...]] = {}
         for column in description.columns:
             if column.table is not None:
@@ -49,24 +58,24 @@ class TableStore:
         for table in wanted:
             first[table.name] = size
             size += -(-(table.rows + len(fills[table.name])) * row_items(table.dim, dtype.name) // line) * line
-        rows = kept.allocate((max(size, line),))
+        rows = storage.allocate((max(size, line),))
         tables = {}
         for table in wanted:
             begin, items = first[table.name], row_items(table.dim, dtype.name)
             end = begin + table.rows * items
             found = tables[table.name] = rows[begin:end].reshape(table.rows, items)
             if given is not None and table.name in given:
-                kept.write_rows(table.name, given[table.name], found)
+                storage.write_rows(table.name, given[table.name], found)
             else:
                 step, part = read_parts(table, description.path)
-                kept.write_parts(table.name, part, step, found)
+                storage.write_parts(table.name, part, step, found)
             for place, row in enumerate(fills[table.name]):
                 if row is not None:
                     rows[end + place * items :][:items] = found[row]
         return cls(rows, tables, first, fills)
 
     def location_of(self, column: FeatureColumn) -> tuple[int, int, int]:
-        """First item, rows, the row that stands in for nothing."""
+        """The first item of the column's table, the number of its rows, and the index of the column's fill row."""
         assert column.table is not None
         rows = len(self.tables[column.table])
         return self.first[column.table], rows, rows + self.fills[column.table].index(column.empty_row)

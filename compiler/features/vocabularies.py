@@ -10,23 +10,27 @@ from numpy.typing import NDArray
 
 from veltair.compiler.features.fingerprint import fingerprint64
 
-LONGEST_PROBE = 16  # slots looked at for a key, known or not
-MOST_SLOTS_PER_KEY = 64  # slots for each key, whatever the probes: keys may have been chosen to collide
+LONGEST_PROBE = 16  # slots that are read for a key, known or not
+MOST_SLOTS_PER_KEY = 64  # even where probes are longer: keys may have been chosen to collide
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabularies:
-    """All vocabularies of a plan, one after the other."""
+    """All vocabularies of a column table, one after the other.
+
+    >>> Vocabularies.build({"city": ["Rome", "Oslo"]}).longest
+    4
+    """
 
     spans_of: Mapping[str, tuple[int, int, int, int]]  # by column: first slot, slots, first key, keys
-    slots: NDArray[np.int32]  # place of a key among its vocabulary's, or -1
+    slots: NDArray[np.int32]  # place of a key in its vocabulary; -1: the slot is empty
     keys: NDArray[np.int64]  # the number itself, or the text's fingerprint
     spans: NDArray[np.int32]  # (keys + 1): where each text begins in `letters`
     letters: NDArray[np.uint8]
 
     @property
     def longest(self) -> int:
-        """Bytes of a key."""
+        """Bytes of the longest key."""
         return int(np.diff(self.spans).max(initial=0))
 
     @classmethod
@@ -54,7 +58,7 @@ class Vocabularies:
 
 
 def fill_slots(prints: Sequence[int]) -> NDArray[np.int32]:
-    """At least half empty, and doubled while there is a run of full slots longer than LONGEST_PROBE."""
+    """A table that is at least half empty, doubled while a run of full slots is longer than LONGEST_PROBE."""
     size = 1 << (2 * len(prints)).bit_length()
     while True:
         table = np.full(size, -1, np.int32)

@@ -1,4 +1,4 @@
-"""ONNX's way to say Bucketize: a number compared with many boundaries, and the comparisons that hold counted."""
+"""Recognises Bucketize in ONNX: a number compared with many boundaries, and the comparisons that hold counted."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ SUMS = (TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT)
 
 @dataclass(frozen=True, slots=True)
 class BucketizePattern:
+    """A sum that is a bucket.
+
+    >>> BucketizePattern(KeySource("age", "float"), (18.0, 65.0), np.array([0, 1, 2]), nan=0).edges
+    (18.0, 65.0)
+    """
+
     source: KeySource
     edges: tuple[float, ...]  # float32, rising
     counts: NDArray[np.generic]  # the sum in each bucket: below the first edge, …, from the last one on
@@ -26,7 +32,7 @@ class BucketizePattern:
 
 
 def find_bucketize(graph: OnnxGraphIndex, numeric: tuple[str, ...]) -> dict[str, BucketizePattern]:
-    """By the node of each sum. Only those of inputs that nothing else reads, and that only lookups depend on.
+    """The buckets by the name of each sum's node, of inputs that nothing else reads, for lookups alone.
 
     numeric: operators that may stand between sum and lookup.
     """
@@ -65,7 +71,7 @@ def _match_bucketize(node: onnx.NodeProto, graph: OnnxGraphIndex) -> BucketizePa
 
 
 def _match_input(name: str, graph: OnnxGraphIndex) -> KeySource | None:
-    """The input that a column (batch, 1) of float32 is."""
+    """The input that a tensor (batch, 1) of float32 is, by way of Cast and Unsqueeze."""
     whole = raised = False
     while name in graph.producer:
         node = graph.producer[name]
@@ -88,7 +94,7 @@ def _axes(node: onnx.NodeProto, graph: OnnxGraphIndex) -> list[int]:
 
 
 def _only_looked_up(name: str, graph: OnnxGraphIndex, numeric: tuple[str, ...]) -> bool:
-    """Whether rows of constant tables are all that comes of a tensor."""
+    """Whether a tensor only picks rows of constant tables."""
     users = graph.users(name)
     for user in users:
         if user.op_type == "Gather" and list(user.input).index(name) == 1:

@@ -1,7 +1,7 @@
-"""ONNX's own way to say columns: text or numbers through a label encoder to rows of a table, read as a description.
+"""Columns that ONNX operators spell out: text or numbers through a label encoder to rows of a table, as a description.
 
-RECom's Algorithm 1 finds the operators that belong to one table alone. Those between encoder and lookup work on
-numbers that are known, so they are carried out here, safety steps and all, and what is left is a vocabulary.
+RECom's Algorithm 1 finds the operators that belong to one table alone. The operators between encoder and lookup work on
+numbers that are known, so they are carried out when the model is compiled, and a vocabulary is left.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from veltair.compiler.features.feature_description import DEFAULT_TEXT_BYTES, Feature, FeatureColumn, FeatureDescription
 from veltair.compiler.features.feature_tables import FeatureTable
 from veltair.compiler.features.from_onnx.bucketize_pattern import BucketizePattern, find_bucketize
 from veltair.compiler.features.from_onnx.graph_rewriter import ColumnTensor, GraphRewriter
+from veltair.compiler.features.from_onnx.id_operators import NUMERIC, apply_operators, find_encoder
 from veltair.compiler.features.from_onnx.identify_columns import LOOKUPS, gathered_tables, identify_columns
 from veltair.compiler.features.from_onnx.key_sources import KeySource, find_key_source
 from veltair.compiler.features.from_onnx.label_encoders import ENCODERS, KeyEncoding, read_encoding
@@ -30,8 +30,6 @@ from veltair.compiler.onnx.node_attributes import attribute
 from veltair.errors import ModelError
 
 TEXTUAL = (*ENCODERS, "StringSplit", "StringNormalizer", "StringConcat", "RegexFullMatch")
-NUMERIC = ("Add", "Sub", "Mul", "Mod", "Abs", "Neg", "Clip", "Max", "Min", "Where", "Cast", "And", "Or", "Not",
-           "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")  # fmt: skip
 WAYS = (
     "text goes through StringConcat, StringNormalizer, StringSplit, LabelEncoder or CategoryMapper to a Gather of a "
     "constant table, or is cast"
@@ -40,14 +38,14 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class ExtractedColumns:
-    """Columns of an ONNX model, whose operators were taken out of it."""
+    """Columns that were taken out of an ONNX model; `extract_columns` makes them."""
 
     description: FeatureDescription
-    tables: Mapping[str, NDArray[np.float32]]
+    tables: Mapping[str, NDArray[np.float32]]  # rows by the name of the table
 
 
 def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | None:
-    """Replace columns by inputs that they give, in place; None where there are none. Nodes have names.
+    """Replaces columns by the inputs that they give, in place; None where there are none. Every node has a name.
 
     Raises ModelError that names the node which cannot be taken.
     """
@@ -56,7 +54,7 @@ def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | No
     if not textual and not find_bucketize(OnnxGraphIndex(proto, path), NUMERIC):
         return None
     drop_proved_steps(proto.graph)
-    reader = ColumnReader(proto, path)
+    reader = _ColumnReader(proto, path)
     reader.read()
     if not reader.columns:
         raise ModelError(f"{path}: no column begins at its strings; {WAYS}")
@@ -76,8 +74,11 @@ def extract_columns(proto: onnx.ModelProto, path: Path) -> ExtractedColumns | No
     return ExtractedColumns(description, reader.tables)
 
 
-class ColumnReader:
-    """`columns` and `origin`, the lookup or encoder behind each, by the tensor that a column gives."""
+class _ColumnReader:
+    """Reads the columns of a graph: `columns`, their `features` and `tables`.
+
+    `columns`, `tables` and `origin`, the lookup or encoder that a column comes from, are by the tensor that it gives.
+    """
 
     def __init__(self, proto: onnx.ModelProto, path: Path) -> None:
         self.graph, self._proto = OnnxGraphIndex(proto, path), proto.graph
@@ -85,6 +86,8 @@ class ColumnReader:
             "veltair.max_bytes", str(DEFAULT_TEXT_BYTES)
         )
         self._buckets = find_bucketize(self.graph, NUMERIC)
+        encoders = [node.name for node in self.graph.nodes if node.op_type in ENCODERS]
+        self._encoders = (*encoders, *self._buckets)
         self.features: dict[str, Feature] = {}
         self.columns: dict[str, FeatureColumn] = {}
         self.origin: dict[str, onnx.NodeProto] = {}
@@ -105,13 +108,13 @@ class ColumnReader:
                 self._number(node)
 
     def _lookup(self, lookup: onnx.NodeProto) -> None:
-        encoder, between = self._encoder(lookup)
+        encoder, between = find_encoder(lookup, self.graph, self._encoders)
         buckets = self._buckets.get(encoder.name)
         if buckets is not None:
-            self._bucketized(lookup, between, encoder.output[0], buckets)
+            self._bucketized(lookup, between, encoder, buckets)
             return
         found, source = self._encoding(encoder), find_key_source(encoder, self.graph)
-        rows = self._rows(lookup, self._carried_out(between, encoder.output[0], lookup.input[1], found.values))
+        rows = self._rows(lookup, self._ids(lookup, between, encoder, found.values))
         out, combiner = lookup.output[0], None
         if source.split is not None:
             if rows[found.keys.index("") if "" in found.keys else -1].any():
@@ -121,8 +124,14 @@ class ColumnReader:
             out, combiner = self._reduced(lookup, source.split)
         self._add(out, lookup, source, found.keys, rows, combiner)
 
+    def _ids(
+        self, lookup: onnx.NodeProto, between: Sequence[onnx.NodeProto], encoder: onnx.NodeProto, ids: NDArray[Any]
+    ) -> NDArray[np.int64]:
+        """What becomes of an encoder's ids on their way to the lookup."""
+        return apply_operators(between, encoder.output[0], lookup.input[1], ids, self.graph)
+
     def _rows(self, lookup: onnx.NodeProto, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """What a lookup gives for ids: zeros for those that no row has."""
+        """What a lookup gives for ids: a row of zeros for an id that is no row."""
         table = np.asarray(self.graph.constant(lookup.input[0]), np.float32)
         ids = np.where(ids < 0, ids + len(table), ids)  # ONNX counts from the end
         rows = np.zeros((len(ids), table.shape[1]), np.float32)
@@ -131,11 +140,15 @@ class ColumnReader:
         return rows
 
     def _bucketized(
-        self, lookup: onnx.NodeProto, between: Sequence[onnx.NodeProto], given: str, buckets: BucketizePattern
+        self,
+        lookup: onnx.NodeProto,
+        between: Sequence[onnx.NodeProto],
+        encoder: onnx.NodeProto,
+        buckets: BucketizePattern,
     ) -> None:
         out, source = lookup.output[0], buckets.source
         self._feature(source, lookup)
-        self.tables[out] = self._rows(lookup, self._carried_out(between, given, lookup.input[1], buckets.counts))
+        self.tables[out] = self._rows(lookup, self._ids(lookup, between, encoder, buckets.counts))
         self.origin[out] = lookup
         self.columns[out] = FeatureColumn(
             feature=source.name, name=out, boundaries=buckets.edges, default=buckets.nan, table=out
@@ -156,10 +169,15 @@ class ColumnReader:
         self.columns[out], self.origin[out] = FeatureColumn(feature=source.name, name=out, number=True), cast
 
     def _add(
-        self, out: str, origin: onnx.NodeProto, source: KeySource, keys: tuple[str | int, ...],
-        rows: NDArray[np.float32], combiner: Literal["sum", "mean"] | None,
-    ) -> None:  # fmt: skip
-        """Keys lead to the first rows, in their order, all others to the last."""
+        self,
+        out: str,
+        origin: onnx.NodeProto,
+        source: KeySource,
+        keys: tuple[str | int, ...],
+        rows: NDArray[np.float32],
+        combiner: Literal["sum", "mean"] | None,
+    ) -> None:
+        """A column whose keys lead to the first rows, in their order; any other key leads to the last row."""
         self._feature(source, origin)
         for part in source.parts:
             if part.feature not in (None, source.name):
@@ -170,9 +188,14 @@ class ColumnReader:
             raise self.graph.error(origin, "keys are numbers, what is encoded is text")
         self.tables[out], self.origin[out] = rows, origin
         self.columns[out] = FeatureColumn(
-            feature=source.name, name=out, vocabulary=keys, default=len(keys), table=out, combiner=combiner,
+            feature=source.name,
+            name=out,
+            vocabulary=keys,
+            default=len(keys),
+            table=out,
+            combiner=combiner,
             parts=source.parts,
-        )  # fmt: skip
+        )
 
     def _feature(self, source: KeySource, node: onnx.NodeProto) -> None:
         if not self._room.isdecimal() or not 1 <= int(self._room) <= 1 << 24:
@@ -180,45 +203,27 @@ class ColumnReader:
                 f"{self.graph.path}: metadata veltair.max_bytes is {self._room!r}; expected 1 to {1 << 24}"
             )
         feature = Feature(
-            name=source.name, kind=source.kind, missing=False, empty="keep", separator=source.separator,
+            name=source.name,
+            kind=source.kind,
+            missing=False,
+            empty="keep",
+            separator=source.separator,
             max_bytes=int(self._room),
-        )  # fmt: skip
+        )
         if self.features.setdefault(source.name, feature) != feature:
             raise self.graph.error(node, f"input {source.name!r} is read whole and split, or split in two ways")
 
-    # Operators before and behind the lookup.
-
-    def _encoder(self, lookup: onnx.NodeProto) -> tuple[onnx.NodeProto, list[onnx.NodeProto]]:
-        """The encoder that a lookup's ids come from, and the operators on numbers between."""
-        between: dict[str, onnx.NodeProto] = {}
-        encoders: dict[str, onnx.NodeProto] = {}
-        names = [lookup.input[1]]
-        while names:
-            name = names.pop()
-            node = self.graph.producer.get(name)
-            if node is None or node.op_type == "Constant":
-                if name and self.graph.constant(name) is None:
-                    raise self.graph.error(lookup, f"ids depend on {name!r} beside encoded keys")
-            elif node.op_type in ENCODERS or node.name in self._buckets:
-                encoders[node.name] = node
-            elif node.op_type not in (*NUMERIC, *VIEWS):
-                raise self.graph.error(node, f"stands between an encoder and the lookup {lookup.name!r}")
-            elif node.name not in between:
-                between[node.name] = node
-                names += node.input[:1] if node.op_type in VIEWS else node.input
-        if len(encoders) != 1:
-            raise self.graph.error(lookup, f"ids come from {len(encoders)} encoders; expected one")
-        return next(iter(encoders.values())), [node for node in self.graph.nodes if node.name in between]
+    # Operators behind the lookup, and small questions.
 
     def _reduced(self, lookup: onnx.NodeProto, split: onnx.NodeProto) -> tuple[str, Literal["sum", "mean"]]:
-        """What the rows of a text's tokens are summed to, and how."""
+        """The tensor that the rows of a text's tokens are reduced to, and the combiner."""
         user = self.graph.only_user(lookup.output[0])
         if user is None or user.op_type != "ReduceSum":
             what = f"{user.op_type} {user.name!r}" if user else "several operators"
-            raise self.graph.error(
-                lookup, f"rows of tokens go to {what}; expected ReduceSum, and behind it, for the mean, Div by the "
-                "counts of StringSplit (ReduceMean counts the padding)",
-            )  # fmt: skip
+            expected = (
+                "ReduceSum, and behind it, for the mean, Div by the counts of StringSplit (ReduceMean counts the "
+            )
+            raise self.graph.error(lookup, f"rows of tokens go to {what}; expected {expected}padding)")
         axes = self.graph.constant(user.input[1]) if len(user.input) > 1 else None
         if axes is None or axes.reshape(-1).tolist() not in ([1], [-2]) or attribute(user, "keepdims", 1):
             raise self.graph.error(user, "expected a sum over axis 1, without keepdims")
@@ -232,44 +237,6 @@ class ColumnReader:
                 return user.output[0], "sum"
             name = node.input[0]
         return divide.output[0], "mean"
-
-    def _carried_out(
-        self, nodes: Sequence[onnx.NodeProto], given: str, wanted: str, ids: NDArray[Any]
-    ) -> NDArray[np.int64]:
-        """What becomes of ids on their way to the lookup. Views change no value, constants hold for all ids."""
-        behind, chosen, constants = {given: given}, [], {}
-        for node in nodes:
-            if node.op_type in VIEWS:
-                behind[node.output[0]] = behind.get(node.input[0], node.input[0])
-                continue
-            copy = onnx.NodeProto()
-            copy.CopyFrom(node)
-            copy.input[:] = [behind.get(name, name) for name in node.input]
-            chosen.append(copy)
-            for name in filter(None, copy.input):
-                value = self.graph.constant(name)
-                if value is not None and value.size != 1:
-                    raise self.graph.error(node, f"{name!r} has {value.size} values; expected one for all ids")
-                if value is not None:
-                    constants[name] = numpy_helper.from_array(value.reshape(()), name)
-        if not chosen:
-            return ids.astype(np.int64)
-        last = behind.get(wanted, wanted)
-        kind = helper.np_dtype_to_tensor_dtype(ids.dtype)
-        graph = helper.make_graph(
-            chosen, "ids", [helper.make_tensor_value_info(given, kind, [len(ids)])],
-            [helper.make_value_info(last, onnx.TypeProto())], list(constants.values()),
-        )  # fmt: skip
-        model = helper.make_model(graph, opset_imports=self.graph.opsets, ir_version=8)
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        try:
-            session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-            return np.asarray(session.run(None, {given: ids})[0]).astype(np.int64)
-        except Exception as error:  # ONNX Runtime raises its own types
-            raise self.graph.error(
-                chosen[0], f"cannot be carried out on ids: {' '.join(str(error).split())[:200]}"
-            ) from None
 
     def _is_text(self, name: str) -> bool:
         node = self.graph.producer.get(name)

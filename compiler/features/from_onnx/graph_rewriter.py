@@ -1,4 +1,4 @@
-"""An ONNX graph whose columns become inputs: side by side where a concatenation wants them so."""
+"""Rewrites an ONNX graph so that its columns become inputs, side by side where a concatenation reads them so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ VIEWS = ("Reshape", "Squeeze", "Flatten")
 
 @dataclass(frozen=True, slots=True)
 class ColumnTensor:
-    """A tensor that a column gives."""
+    """A tensor that a column gives.
+
+    >>> ColumnTensor("rows", 8, onnx.NodeProto()).width
+    8
+    """
 
     out: str
     width: int  # numbers a row
@@ -29,6 +33,13 @@ class ColumnTensor:
 
 
 class GraphRewriter:
+    """Rewrites one graph, in place.
+
+    Use::
+
+        GraphRewriter(proto, path, columns).rewrite()
+    """
+
     def __init__(self, proto: onnx.ModelProto, path: Path, columns: Sequence[ColumnTensor]) -> None:
         self._graph, self._path, self._columns = proto.graph, path, columns
         self._shapes = infer_shapes(proto)
@@ -39,7 +50,7 @@ class GraphRewriter:
         self._outputs = {output.name for output in proto.graph.output}
 
     def rewrite(self) -> tuple[ColumnInput, ...]:
-        """Rewrite the graph; its new inputs and the columns that give each, by the tensors' first names."""
+        """Rewrites the graph. Returns its new inputs and the columns that give each, named by their tensors."""
         graph = self._graph
         plain = {self._rows_of(column): column for column in self._columns}  # by tensors (batch, width)
         left, found = dict(plain), list[tuple[str, list[ColumnTensor]]]()
@@ -66,7 +77,7 @@ class GraphRewriter:
         return tuple(ColumnInput(name=name, columns=tuple(c.out for c in members)) for name, members in found)
 
     def _rows_of(self, column: ColumnTensor) -> str:
-        """The tensor (batch, width): the column's own, or what a view behind makes of it."""
+        """The tensor (batch, width) of a column: its own, or what a view behind it makes of it."""
         shape = self._shape(column.out)
         if len(shape) == 2 and shape[1] == column.width:
             return column.out
@@ -90,7 +101,7 @@ class GraphRewriter:
         return helper.make_node("Reshape", [rows, shape], [column.out], shape)
 
     def _replace_inputs(self, widths: Mapping[str, int]) -> None:
-        """New inputs (batch, width); those that columns alone have read are gone."""
+        """Adds inputs (batch, width) and drops the inputs that only columns read."""
         graph = self._graph
         read = {name for node in graph.node for name in node.input} | self._outputs
         kept = [value for value in graph.input if value.name in read or value.name not in self._users]
@@ -100,12 +111,12 @@ class GraphRewriter:
             graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]))
 
     def _shape(self, name: str) -> list[int]:
-        """Extents, 0 for what is not known; empty where nothing is."""
+        """Extents, 0 for one that is not known; empty where the rank is not known either."""
         return self._shapes.get(name, [])
 
 
 def infer_shapes(proto: onnx.ModelProto) -> dict[str, list[int]]:
-    """What ONNX can tell without large constants."""
+    """Shapes that ONNX infers without looking at large constants."""
     graph, inputs = proto.graph, list(proto.graph.input)
     small = [tensor for tensor in graph.initializer if tensor.ByteSize() <= SMALL]
     listed = {value.name for value in (*inputs, *small)}

@@ -1,4 +1,4 @@
-"""Which operators of a graph belong to which embedding column (RECom 3.1.2 and appendix B, Algorithm 1)."""
+"""Finds the operators of a graph that belong to each embedding column (RECom 3.1.2 and appendix B, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ REALS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorPro
 
 @dataclass(frozen=True, slots=True)
 class ColumnSubgraph:
-    """An embedding column: a table and the operators that lead to and from its lookup alone, in graph order."""
+    """An embedding column: a table and the operators that lead to and from its lookup alone, in graph order.
+
+    >>> ColumnSubgraph("items", ("hash", "lookup")).table
+    'items'
+    """
 
     table: str
     operators: tuple[str, ...]  # names of nodes
 
 
 def gathered_tables(graph: onnx.GraphProto) -> list[str]:
-    """Weights whose rows are gathered: matrices of real numbers that a lookup along axis 0 reads."""
+    """Names of the weights whose rows are gathered: matrices of real numbers that a lookup along axis 0 reads."""
     matrices = {w.name for w in graph.initializer if len(w.dims) == 2 and w.data_type in REALS}
     read = [
         node.input[0]
@@ -35,7 +39,7 @@ def gathered_tables(graph: onnx.GraphProto) -> list[str]:
 
 
 def identify_columns(nodes: Sequence[onnx.NodeProto], embedding_tables: Iterable[str]) -> list[ColumnSubgraph]:
-    """A subgraph for each table. Operators that precede lookups of several tables are in each one's subgraph.
+    """The subgraph of each table. Operators that precede lookups of several tables are in the subgraph of each.
 
     `nodes` are named and in an order in which each stands behind what it reads.
     """

@@ -1,4 +1,4 @@
-"""Where an encoder's keys come from in an ONNX graph: inputs, split into tokens, joined, in another case."""
+"""Finds where the keys of an encoder come from in an ONNX graph: inputs, split, joined, or in another letter case."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ ASCII_LOCALES, UNICODE_LOCALES = ("C", "POSIX"), ("en_US", "en_US.UTF-8", "C.UTF
 
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Where a column's values come from: an input of the model, split into tokens or not."""
+    """Where a column's values come from: an input of the model, split into tokens or not.
+
+    >>> KeySource("age", "int").parts
+    ()
+    """
 
     name: str
     kind: Literal["int", "float", "string", "tokens"]
@@ -29,7 +33,7 @@ class KeySource:
 
 
 def find_key_source(node: onnx.NodeProto, graph: OnnxGraphIndex) -> KeySource:
-    """Where an encoder's keys come from."""
+    """The source of an encoder's keys. Raises ModelError for operators that are not known."""
     split = _find_split(node.input[0], graph)
     if split is None:
         parts = _find_parts(node.input[0], node, TextPart(), graph)
@@ -68,7 +72,7 @@ def _find_split(name: str, graph: OnnxGraphIndex) -> onnx.NodeProto | None:
 
 
 def _find_parts(name: str, user: onnx.NodeProto, part: TextPart, graph: OnnxGraphIndex) -> tuple[TextPart, ...]:
-    """Texts that one is made of, from inputs and constants on. `part`: what becomes of them behind."""
+    """The texts that one tensor of texts is made of, back to inputs and constants. `part`: the case they get behind."""
     constant, node = graph.text(name), graph.producer.get(name)
     if constant is not None:
         if part.unicode and not constant.isascii():
@@ -86,10 +90,8 @@ def _find_parts(name: str, user: onnx.NodeProto, part: TextPart, graph: OnnxGrap
             raise graph.error(node, "the case is changed twice")
         return _find_parts(node.input[0], node, part if inner.case is None else inner, graph)
     if node is not None:
-        raise graph.error(
-            node, f"stands before {user.op_type} {user.name!r}; expected StringSplit, StringConcat and "
-            "StringNormalizer at most",
-        )  # fmt: skip
+        expected = "StringSplit, StringConcat and StringNormalizer at most"
+        raise graph.error(node, f"stands before {user.op_type} {user.name!r}; expected {expected}")
     if name not in graph.inputs:
         raise graph.error(user, f"reads {name!r}, which is no input of the model")
     if graph.rows(name) is None:

@@ -1,4 +1,4 @@
-"""ONNX's label encoders: which keys lead to which values."""
+"""Reads ONNX's label encoders: which keys lead to which values."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ ENCODERS = ("LabelEncoder", "CategoryMapper")
 
 @dataclass(frozen=True, slots=True)
 class KeyEncoding:
+    """The table of an encoder.
+
+    >>> KeyEncoding(("a", "b"), np.array([0, 1, -1])).keys
+    ('a', 'b')
+    """
+
     keys: tuple[str | int, ...]
-    values: NDArray[Any]  # int64 or float32; of each key, and last of what is no key
+    values: NDArray[Any]  # int64 or float32: one for each key, and the last for any other
 
 
 def read_encoding(node: onnx.NodeProto) -> KeyEncoding:
-    """Raises ValueError that says what is not expected of the node."""
+    """The table of a LabelEncoder or CategoryMapper. Raises ValueError that says what is not supported."""
     if node.op_type == "CategoryMapper":
         texts, numbers = attribute(node, "cats_strings", []), attribute(node, "cats_int64s", [])
         return _checked_encoding(

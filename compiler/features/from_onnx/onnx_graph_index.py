@@ -1,4 +1,4 @@
-"""An ONNX graph as the readers of columns ask it: who makes a tensor, who reads it, which are constant."""
+"""An index of an ONNX graph: the node that makes a tensor, the nodes that read it, the constants."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 
 
 class OnnxGraphIndex:
+    """The nodes of a model by the tensors that they make and read.
+
+    Use::
+
+        graph = OnnxGraphIndex(proto, path)
+        graph.only_user(graph.nodes[0].output[0])
+    """
+
     def __init__(self, proto: onnx.ModelProto, path: Path) -> None:
         self.nodes, self.path = list(proto.graph.node), path
         self.opsets = proto.opset_import
@@ -30,6 +38,7 @@ class OnnxGraphIndex:
                 self._users.setdefault(name, []).append(node)
 
     def users(self, name: str) -> list[onnx.NodeProto]:
+        """The nodes that read a tensor, in graph order."""
         return self._users.get(name, [])
 
     def is_output(self, name: str) -> bool:
@@ -41,12 +50,12 @@ class OnnxGraphIndex:
         return users[0] if len(users) == 1 and name not in self._outputs else None
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        """Values of a constant that is no text. Raises ModelError for one that cannot be read."""
+        """Values of a constant of numbers, None for other tensors. Raises ModelError for one that cannot be read."""
         tensor = self._tensor(name)
         return table_of(tensor, self.path) if tensor is not None else None
 
     def text(self, name: str) -> str | None:
-        """A constant of one string. Raises ModelError for one that is no UTF-8."""
+        """The text of a constant of one string, None for other tensors. Raises ModelError where it is not UTF-8."""
         tensor = self._tensor(name)
         if tensor is None or tensor.data_type != TensorProto.STRING or len(tensor.string_data) != 1:
             return None
@@ -56,17 +65,18 @@ class OnnxGraphIndex:
             raise ModelError(f"{self.path}: tensor {tensor.name!r}: not UTF-8 at byte {error.start}") from None
 
     def rows(self, name: str) -> int | None:
-        """Dimensions of an input of one value a row and a symbolic batch; None for any other."""
+        """Rank of an input that has one value a row and a symbolic batch; None for any other input."""
         dims = self.inputs[name].type.tensor_type.shape.dim
         if not dims or dims[0].HasField("dim_value") or any(dim.dim_value != 1 for dim in dims[1:]):
             return None
         return len(dims)
 
     def type_of(self, name: str) -> int:
-        """Of an input's elements."""
+        """ONNX's type of an input's elements."""
         return int(self.inputs[name].type.tensor_type.elem_type)
 
     def error(self, node: onnx.NodeProto, what: str) -> ModelError:
+        """An error that names the file, the node and its operator."""
         return ModelError(f"{self.path}: node {node.name!r}: operator {node.op_type}: {what}")
 
     def _tensor(self, name: str) -> TensorProto | None:

@@ -1,8 +1,8 @@
-"""Safety steps of an ONNX graph's lookups that do nothing: dropped where range propagation proves it (RECom 5.1)."""
+"""Drops the safety steps of an ONNX graph's lookups that range propagation proves needless (RECom 5.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,23 @@ KEEPS_VALUES = (
     "Expand",
     "Split",
 )
-COMPARES = ("GreaterOrEqual", "Greater", "Less", "LessOrEqual")
+INSIDE_OF_COMPARISON: Mapping[str, Callable[[int], IndexRange]] = {
+    "GreaterOrEqual": lambda limit: IndexRange(low=limit),
+    "Greater": lambda limit: IndexRange(low=limit + 1),
+    "Less": lambda limit: IndexRange(high=limit),
+    "LessOrEqual": lambda limit: IndexRange(high=limit + 1),
+}  # the values that a comparison with a number holds for
 INTEGER_BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32, "int64": 64, "uint64": 64}
 MOST_ELEMENTS = 4096  # elements of a constant that are looked at, but for a vocabulary's values
 
 
 class TensorRanges:
-    """Ranges of a graph's integer tensors, asked for by name. Everything unknown may be anything."""
+    """Ranges of a graph's integer tensors. What is not known may be any number.
+
+    `drop_proved_steps` uses one::
+
+        TensorRanges(graph, {"ids": IndexRange(0, 100)}).range_of("row")
+    """
 
     def __init__(self, graph: onnx.GraphProto, inputs: Mapping[str, IndexRange] | None = None) -> None:
         self.producer = {output: node for node in graph.node for output in node.output if output}
@@ -67,7 +77,7 @@ class TensorRanges:
         return int(value.item()) if value is not None and value.size == 1 and value.dtype.kind in "iu" else None
 
     def same_shape(self, node: onnx.NodeProto) -> bool:
-        """Whether what a guard gives has the shape of what it guards, where it changes no value."""
+        """Whether a guard that changes no value gives the shape of what it guards."""
         if node.op_type == "Compress":  # it flattens
             return self.ranks.get(node.input[0]) == 1
         scalars = [name for name in node.input if name in self.weights or name in self.producer]
@@ -82,7 +92,7 @@ class TensorRanges:
         return not any(sizes)
 
     def _range_after(self, node: onnx.NodeProto) -> IndexRange:
-        """Map, keep, replace, remove (RECom fig. 20)."""
+        """The range of a node's output: its operator maps, keeps, replaces or removes (RECom fig. 20)."""
         kind, given = node.op_type, list(node.input)
         if kind in KEEPS_VALUES and given:
             return self.range_of(given[0])
@@ -106,7 +116,10 @@ class TensorRanges:
         return IndexRange()
 
     def guard(self, node: onnx.NodeProto) -> tuple[str | None, IndexRange, IndexRange | None]:
-        """A safety step: the tensor it guards, the interval inside of which nothing changes, what comes instead."""
+        """A safety step: the tensor that it guards, the interval that it leaves as it is, what it puts for the rest.
+
+        None for a node that is no safety step, and for the rest where it is removed.
+        """
         given, kind = list(node.input), node.op_type
         if kind == "Where":
             inside = self._condition(given[0], given[1])
@@ -135,22 +148,19 @@ class TensorRanges:
         return None, IndexRange(), None
 
     def _condition(self, condition: str, tensor: str) -> IndexRange | None:
-        """Where `tensor` is for the condition to hold; None if it is no comparison of it with a number."""
+        """The values of `tensor` that a condition holds for; None if it does not compare the tensor with numbers."""
         node = self.producer.get(condition)
         if node is None:
             return None
         if node.op_type == "And":
             sides = [self._condition(name, tensor) for name in node.input]
             return None if None in sides else sides[0].intersection(sides[1])  # type: ignore[union-attr, arg-type]
-        if node.op_type not in COMPARES or node.input[0] != tensor:
+        if node.op_type not in INSIDE_OF_COMPARISON or node.input[0] != tensor:
             return None
         limit = self.number(node.input[1])
         if limit is None:
             return None
-        return {
-            "GreaterOrEqual": IndexRange(low=limit), "Greater": IndexRange(low=limit + 1),
-            "Less": IndexRange(high=limit), "LessOrEqual": IndexRange(high=limit + 1),
-        }[node.op_type]  # fmt: skip
+        return INSIDE_OF_COMPARISON[node.op_type](limit)
 
     def _cast(self, node: onnx.NodeProto) -> IndexRange:
         before = self.range_of(node.input[0])
@@ -161,11 +171,11 @@ class TensorRanges:
         return before if before.is_within(IndexRange(int(info.min), int(info.max) + 1)) else IndexRange()
 
     def _counted(self, node: onnx.NodeProto) -> IndexRange:
-        """The sum of a comparison with n boundaries is in [0, n]: ONNX's way to say Bucketize."""
+        """The sum of a comparison with n boundaries, which is how ONNX spells Bucketize, is in [0, n]."""
         cast = self.producer.get(node.input[0])
         compare = self.producer.get(cast.input[0]) if cast is not None and cast.op_type == "Cast" else None
         axes = self.constant(node.input[1]) if len(node.input) > 1 else None
-        if compare is None or compare.op_type not in COMPARES or axes is None or axes.size != 1:
+        if compare is None or compare.op_type not in INSIDE_OF_COMPARISON or axes is None or axes.size != 1:
             return IndexRange()
         edges = self.constant(compare.input[1])
         last = edges is not None and edges.ndim == 1 and int(axes.item()) in (-1, 1)
@@ -177,9 +187,9 @@ class TensorRanges:
 
 
 def drop_proved_steps(graph: onnx.GraphProto, inputs: Mapping[str, IndexRange] | None = None) -> list[str]:
-    """Takes proved safety steps out of the graph, in place; gives their names.
+    """Takes safety steps that are proved needless out of the graph, in place, and returns their names.
 
-    inputs: what is known of the graph's own inputs, e.g. ids that are checked before.
+    inputs: ranges of the graph's own inputs, for instance of ids that are checked before.
     """
     ranges = TensorRanges(graph, inputs)
     outputs = {output.name for output in graph.output}
@@ -202,7 +212,7 @@ def drop_proved_steps(graph: onnx.GraphProto, inputs: Mapping[str, IndexRange] |
 
 
 def nodes_needed(nodes: list[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
-    """Nodes that some output depends on."""
+    """The nodes that some output depends on, in their order."""
     needed, found = set(outputs), []
     for node in reversed(nodes):
         if needed & set(node.output):

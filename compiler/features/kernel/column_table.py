@@ -32,6 +32,7 @@ TOKEN_BYTES = 8  # of a token with its separator, roughly
 class ColumnGroup:
     """Neighbouring columns [first, first + count) of one code path and row width.
 
+    >>> from veltair.compiler.features.kernel.code_path import ColumnStep, ValueKind
     >>> ColumnGroup(CodePath(ValueKind.STRING, ColumnStep.HASH), dim=16, first=0, count=3)
     Group(road='string.hash', dim=16, first=0, count=3)
     """
