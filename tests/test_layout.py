@@ -34,6 +34,7 @@ MAY_NOT_LOAD = {
     "veltair.profiles": {"tvm.relax", "tvm.tirx", "tvm.s_tir", "tvm.script", "onnx", "onnxruntime", "pickle"},
     "veltair.scheduler": {"tvm", "asyncio", "time", "random", "datetime", "os", "pickle"},
     "veltair.loadgen": {"tvm", "pickle"},
+    "veltair.grpc.http2": {"asyncio", "socket", "grpc"},
 }
 
 

@@ -172,7 +172,7 @@ class Connection(FrameReader):
         self.streams[stream.number] = stream
 
     def _half_closed(self, stream: Stream) -> None:
-        """One side has ended: with both ended the stream is over; a client that goes on sending is told to stop."""
+        """One side has ended. After both the stream is over; a client that still sends gets a reset."""
         if not stream.closed and not stream.local_open:
             self._resets = max(self._resets - 1, 0)
             if not stream.remote_open:

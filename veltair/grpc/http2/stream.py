@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Stream(ABC):
-    """One stream of a connection; subclasses say what becomes of what it receives.
+    """One stream of a connection; subclasses handle what it receives.
 
     ::
 

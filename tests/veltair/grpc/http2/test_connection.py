@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from echo_server import Service, run_with_server
 
 from veltair.grpc.http2 import frames, hpack
-from veltair.grpc.http2.connection import MAX_RESETS
+from veltair.grpc.http2.connection import MAX_RESETS, Connection
+from veltair.grpc.http2.stream import Stream
 from veltair.grpc.server import Server
 
 HEAD = [(":method", "POST"), (":scheme", "http"), (":path", "/t/echo"), ("content-type", "application/grpc")]
@@ -27,7 +29,7 @@ PADDED = frames.PADDED | frames.END_STREAM
 BODY = frames.message_prefix(3) + b"abc"
 
 
-def whole(data: bytes) -> list[tuple[int, int, int, bytes]]:
+def parse_frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
     """Frames as (kind, flags, stream, payload)."""
     replies = []
     while len(data) >= 9:
@@ -37,8 +39,84 @@ def whole(data: bytes) -> list[tuple[int, int, int, bytes]]:
     return replies
 
 
-def spoken(sent: bytes, enough: Callable[[list[Any]], bool], step: int = 1 << 20) -> list[Any]:
-    """The replies that answer these bytes, sent `step` at a time, until there are enough or the server closed."""
+class MemoryTransport:
+    """Collects what one end of a connection writes."""
+
+    def __init__(self) -> None:
+        self.written, self.closed = bytearray(), False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, parts: list[bytes | memoryview]) -> None:
+        self.written += b"".join(parts)
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class RecordingStream(Stream):
+    """Records what it receives; as a server's stream it echoes the message."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+        self.received: list[Any] = []
+
+    def headers_received(self, fields: list[hpack.Field]) -> None:
+        self.received.append(fields)
+
+    def message_received(self, data: memoryview, *, compressed: bool) -> None:
+        self.received.append(bytes(data))
+        if self.connection.is_server:
+            self.queue(frames.HEADERS, hpack.encode(STATUS))
+            self.send(frames.DATA, frames.message_prefix(len(data)) + bytes(data), end=True)
+
+    def message_too_large(self, size: int) -> None: ...
+
+    def end_received(self) -> None:
+        self.received.append("end")
+
+    def aborted(self, code: int | None) -> None:
+        self.received.append(("aborted", code))
+
+
+STATUS = [(":status", "200")]
+
+
+def deliver(sender: Connection, receiver: Connection, most: int) -> None:
+    """Hand over what a connection has written, in reads of at most `most` bytes."""
+    written = sender.transport.written  # type: ignore[attr-defined]
+    while written:
+        buffer = receiver.get_buffer(-1)
+        size = min(len(buffer), most, len(written))
+        buffer[:size] = written[:size]
+        del written[:size]
+        receiver.buffer_updated(size)
+
+
+@pytest.mark.parametrize("most", [1, 1000, 1 << 20])
+@pytest.mark.parametrize("size", [0, 100, 300_000])
+def test_two_ends_in_memory(most: int, size: int) -> None:
+    """The protocol needs neither sockets nor an event loop."""
+    client, server = Connection(), Connection(RecordingStream)
+    for end in (client, server):
+        end.start(MemoryTransport())
+    call, message = RecordingStream(), os.urandom(size)
+    client.open_stream(call)
+    call.queue(frames.HEADERS, hpack.encode(HEAD))
+    call.send(frames.DATA, frames.message_prefix(size) + message, end=True)
+    while client.transport.written or server.transport.written:  # type: ignore[attr-defined]
+        deliver(client, server, most)
+        deliver(server, client, most)
+    assert call.received == [STATUS, message, "end"]
+    assert not client.streams and not server.streams
+
+
+def exchange(sent: bytes, enough: Callable[[list[Any]], bool], step: int = 1 << 20) -> list[Any]:
+    """The frames that the server sends for these bytes, sent `step` at a time, until `enough` or it closes."""
 
     async def body(channel: Any, server: Server, service: Service, port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -47,17 +125,17 @@ def spoken(sent: bytes, enough: Callable[[list[Any]], bool], step: int = 1 << 20
             await writer.drain()
             await asyncio.sleep(0)
         data = b""
-        while not enough(whole(data)) and (part := await reader.read(1 << 16)):
+        while not enough(parse_frames(data)) and (part := await reader.read(1 << 16)):
             data += part
         writer.close()
-        found.extend(whole(data))
+        found.extend(parse_frames(data))
 
     found: list[Any] = []
     run_with_server(body)
     return found
 
 
-def answered(replies: list[Any]) -> bool:
+def has_trailers(replies: list[Any]) -> bool:
     return any(kind == frames.HEADERS and flags & frames.END_STREAM for kind, flags, _, _ in replies)
 
 
@@ -82,7 +160,7 @@ def answered(replies: list[Any]) -> bool:
     ],
 )
 def test_frames_however_they_are_cut(sent: bytes, step: int) -> None:
-    replies = spoken(frames.PREFACE + frame(frames.SETTINGS, 0, 0) + sent, answered, step)
+    replies = exchange(frames.PREFACE + frame(frames.SETTINGS, 0, 0) + sent, has_trailers, step)
     assert b"".join(payload for kind, _, _, payload in replies if kind == frames.DATA) == BODY
     (trailers,) = [
         payload for kind, flags, _, payload in replies if kind == frames.HEADERS and flags & frames.END_STREAM
@@ -99,12 +177,12 @@ def test_answers_wait_for_the_clients_windows() -> None:
     def data(replies: list[Any]) -> bytes:
         return b"".join(payload for kind, _, _, payload in replies if kind == frames.DATA)
 
-    replies = spoken(begin + frame(frames.PING, 0, 0, bytes(8)), lambda f: any(k == frames.PING for k, *_ in f))
-    assert data(replies) == BODY[:2] and not answered(replies)
+    replies = exchange(begin + frame(frames.PING, 0, 0, bytes(8)), lambda f: any(k == frames.PING for k, *_ in f))
+    assert data(replies) == BODY[:2] and not has_trailers(replies)
     more = frame(frames.WINDOW_UPDATE, 0, 1, struct.pack(">I", 3)) + frame(
         frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 100)
     )
-    assert data(spoken(begin + more, answered)) == BODY
+    assert data(exchange(begin + more, has_trailers)) == BODY
 
 
 @pytest.mark.parametrize(
@@ -144,9 +222,9 @@ def test_answers_wait_for_the_clients_windows() -> None:
         ),
     ],
 )
-def test_who_breaks_the_protocol_is_told_and_cut_off(sent: bytes, code: int) -> None:
+def test_a_peer_that_breaks_the_protocol_gets_the_error_and_is_cut_off(sent: bytes, code: int) -> None:
     preface = b"" if sent.startswith(b"GET") else frames.PREFACE
-    replies = spoken(preface + sent, lambda replies: False)
+    replies = exchange(preface + sent, lambda replies: False)
     (goodbye,) = [payload for kind, _, _, payload in replies if kind == frames.GOAWAY]
     assert int.from_bytes(goodbye[4:8], "big") == code
 
@@ -157,6 +235,6 @@ def test_requests_that_are_not_grpc() -> None:
         ([*HEAD, ("grpc-timeout", "12x")], ("grpc-status", str(grpc.StatusCode.INTERNAL.value[0]))),
     ):
         sent = frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, hpack.encode(fields))
-        replies = spoken(frames.PREFACE + sent, answered)
+        replies = exchange(frames.PREFACE + sent, has_trailers)
         (head,) = [payload for kind, _, _, payload in replies if kind == frames.HEADERS]
         assert expected in hpack.Decoder().decode(head)
