@@ -35,7 +35,7 @@ from veltair.compiler.features.feature_description import FeatureDescription
 from veltair.machine.environment import describe_environment
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime import pinned_threads
-from veltair.zoo.models import RECOMMENDERS, cut
+from veltair.zoo.registry import RECOMMENDERS, table_cuts
 
 RESULT = RESULTS / "recsys.json"
 FOLDER = DEMO / "recsys"
@@ -141,7 +141,7 @@ def prepare(files: Files, trials: int | None) -> dict[str, Any]:
                 raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}")
             files.check(precision).write_text(done.stdout, "utf-8")
     checks = {precision: json.loads(files.check(precision).read_text("utf-8")) for precision in PRECISIONS}
-    return {"cut": [dataclasses.asdict(each) for each in cut(files.name, int(rows[1]))], "verify": checks}
+    return {"cut": [dataclasses.asdict(each) for each in table_cuts(files.name, int(rows[1]))], "verify": checks}
 
 
 def measure(files: Files, batch: int, rounds: int, tensorflow: str | None) -> list[dict[str, Any]]:

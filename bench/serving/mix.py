@@ -31,8 +31,8 @@ import psutil
 from bench.paths import CLI, DEMO, RESULTS
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
 from veltair.machine.environment import describe_environment
-from veltair.zoo.models import RECOMMENDERS, ZOO
 from veltair.zoo.recommendation.table_sizes import most_rows
+from veltair.zoo.registry import RECOMMENDERS, ZOO
 
 FOLDER = DEMO / "mix"
 TABLE_BYTES = 1 << 30  # of a model: each peer's session holds them as well

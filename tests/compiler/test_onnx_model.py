@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from veltair.compiler.onnx.constants import TABLE_BYTES
 from veltair.compiler.onnx.onnx_model import MAX_BATCH, OnnxModel, load
 from veltair.errors import ModelError
-from veltair.zoo.models import write
 from veltair.zoo.recommendation.dlrm import DlrmShape
+from veltair.zoo.registry import write
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
-from veltair.zoo.models import write
+from veltair.zoo.registry import write
 
 ROWS = 60
 

@@ -1,6 +1,6 @@
 """`veltair zoo`: lists the models; `veltair zoo NAME --out FILE`: builds one with seeded weights.
 
-Tables of recommendation models that this machine has no room for are cut, and the command says which and to what.
+Tables of recommendation models that do not fit into this machine's memory are cut; the command says which and to what.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from rich.table import Table
 
 from veltair.errors import ConfigError
-from veltair.zoo.models import RECOMMENDERS, ZOO, cut, write
 from veltair.zoo.recommendation.dlrm import DlrmShape
-from veltair.zoo.recommendation.table_sizes import MEMORY_SHARE, Cut
+from veltair.zoo.recommendation.table_sizes import MEMORY_SHARE, TableCut
+from veltair.zoo.registry import RECOMMENDERS, ZOO, table_cuts, write
 
 LINE = 96
 _SHAPE = {
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _underscored(name: str) -> str:
-    """recom-e is recom_e."""
+    """Accepts recom-e for recom_e."""
     return name.replace("-", "_")
 
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             args.name, out, args.seed, shape, lambda n, total: bar.update(task, completed=n, total=total), rows
         )
     sizes = {str(file): file.stat().st_size for file in files}
-    smaller = cut(args.name, rows)
+    smaller = table_cuts(args.name, rows)
     if args.json:
         facts = {"model": args.name, "seed": args.seed, "files": sizes}
         print(json.dumps(facts | ({"cut": [asdict(each) for each in smaller]} if smaller else {})))
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(smaller: Sequence[Cut], rows: int | None) -> None:
+def _tell(smaller: Sequence[TableCut], rows: int | None) -> None:
     if not smaller:
         return
     reason = f"all tables may take 1/{MEMORY_SHARE} of this machine's memory" if rows is None else f"--rows {rows}"
@@ -92,7 +92,7 @@ def _tell(smaller: Sequence[Cut], rows: int | None) -> None:
 
 def _list(as_json: bool) -> int:
     if as_json:
-        print(json.dumps({name: asdict(entry) for name, entry in ZOO.items()}))
+        print(json.dumps({name: entry.facts for name, entry in ZOO.items()}))
         return 0
     table = Table(*("model", "parameters", "GFLOPs", "input", "source"), box=None, pad_edge=False)
     for column in table.columns[1:3]:

@@ -1,1 +1,1 @@
-"""veltair/zoo/language"""
+"""BERT with seeded weights. Only `veltair.zoo.registry` and tests import it."""

@@ -1,7 +1,7 @@
-"""BERT with a head for SQuAD (Devlin et al. 2018), as a PyTorch exporter writes Hugging Face's.
+"""BERT with a head for SQuAD (Devlin et al. 2018), in the form that PyTorch exports Hugging Face's model.
 
-Weights are normal as at BERT's start, but of larger deviation in queries and keys: a trained net's attention is
-neither uniform nor one-hot, and one of deviation 0.02 would hardly tell one token from another.
+Weights are normal as in an untrained BERT, but with a larger deviation in queries and keys: the attention of a trained
+network is neither uniform nor one-hot, and with a deviation of 0.02 all tokens would look alike to it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from veltair.zoo.conv_graph import model
-from veltair.zoo.external_data import Built, External, references
-from veltair.zoo.graph_nodes import Nodes
+from veltair.zoo.external_tensors import BuiltModel, ExternalTensor, external_initializers
+from veltair.zoo.onnx_writer import OnnxWriter
 
 VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
 HEAD = 64  # channels of an attention head
@@ -24,7 +24,11 @@ MASKED = -10000.0  # added to the scores of padding
 
 @dataclass(frozen=True, slots=True)
 class BertShape:
-    """BERT-Base of 384 tokens, MLPerf's length."""
+    """The shape of a BERT; by default BERT-Base with 384 tokens, MLPerf's length.
+
+    >>> BertShape().heads
+    12
+    """
 
     layers: int = 12
     hidden: int = 768
@@ -41,11 +45,18 @@ LARGE = BertShape(layers=24, hidden=1024, qos_ms=3000)
 
 
 @dataclass(slots=True)
-class _Graph(Nodes):
-    external: list[External] = field(default_factory=list)
+class BertGraph(OnnxWriter):
+    """The graph of a BERT, with its matrices as external tensors.
+
+    >>> graph = BertGraph(np.random.default_rng(0))
+    >>> graph.linear("x", "dense", 768, 768, gain=1.0)
+    'dense'
+    """
+
+    external: list[ExternalTensor] = field(default_factory=list)
 
     def matrix(self, name: str, rows: int, columns: int, deviation: float) -> str:
-        self.external.append(External(name, (rows, columns), deviation=deviation))
+        self.external.append(ExternalTensor(name, (rows, columns), deviation=deviation))
         return name
 
     def vector(self, name: str, length: int, centre: float, deviation: float) -> str:
@@ -53,7 +64,7 @@ class _Graph(Nodes):
         return self.constant(name, values.astype(np.float32))
 
     def linear(self, x: str, name: str, inputs: int, outputs: int, gain: float) -> str:
-        """x @ weight + bias, whose deviation is gain times that of x."""
+        """Appends x @ weight + bias, with a deviation of gain times that of x."""
         weight = self.matrix(f"{name}.weight", inputs, outputs, gain / math.sqrt(inputs))
         product = self.node("MatMul", [x, weight], f"{name}.matmul")
         return self.node("Add", [self.vector(f"{name}.bias", outputs, 0.0, 0.05), product], name)
@@ -63,12 +74,12 @@ class _Graph(Nodes):
         return self.node("LayerNormalization", inputs, name, axis=-1, epsilon=EPSILON)
 
 
-def build(seed: int, shape: BertShape, location: str) -> Built:
+def build(seed: int, shape: BertShape, location: str) -> BuiltModel:
     """input_ids, attention_mask, token_type_ids int64 (1, tokens) -> start_logits, end_logits float32 (1, tokens).
 
     location: name of the file that is to hold the tensors of the second result; vectors are in the model itself.
     """
-    g = _Graph(np.random.default_rng(seed))
+    g = BertGraph(np.random.default_rng(seed))
     for name, value in _SCALARS.items():
         g.constant(name, np.array(value, np.float32))
     x = _embeddings(g, shape)
@@ -92,18 +103,22 @@ def build(seed: int, shape: BertShape, location: str) -> Built:
         "bert",
         [helper.make_tensor_value_info(n, TensorProto.INT64, [1, shape.tokens]) for n in INPUTS],
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, shape.tokens]) for n in outputs],
-        [*g.initializers, *references(g.external, location)],
+        [*g.initializers, *external_initializers(g.external, location)],
     )
     return model(graph, {"qos_ms": shape.qos_ms}), g.external
 
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _SCALARS = {
-    "one": 1.0, "half": 0.5, "masked": MASKED, "sqrt_two": math.sqrt(2), "sqrt_head": math.sqrt(HEAD),
-}  # fmt: skip
+    "one": 1.0,
+    "half": 0.5,
+    "masked": MASKED,
+    "sqrt_two": math.sqrt(2),
+    "sqrt_head": math.sqrt(HEAD),
+}
 
 
-def _embeddings(g: _Graph, shape: BertShape) -> str:
+def _embeddings(g: BertGraph, shape: BertShape) -> str:
     words = g.matrix("embeddings.word", VOCABULARY, shape.hidden, 0.04)
     positions = g.matrix("embeddings.position", POSITIONS, shape.hidden, 0.02)
     segments = g.matrix("embeddings.token_type", SEGMENTS, shape.hidden, 0.01)
@@ -116,7 +131,7 @@ def _embeddings(g: _Graph, shape: BertShape) -> str:
     return g.norm("embeddings.sum", "embeddings", shape.hidden)
 
 
-def _layer(g: _Graph, x: str, name: str, hidden: int) -> str:
+def _layer(g: BertGraph, x: str, name: str, hidden: int) -> str:
     """Attention, then a feed-forward net, each added to its input and normalised after the sum."""
     q, k, v = (f"{name}.attention.{part}" for part in ("query", "key", "value"))
     # Queries and keys of deviation 1.5 make scores of 1.5 ** 2: a token attends to some twenty others. Sums that their
@@ -138,7 +153,7 @@ def _layer(g: _Graph, x: str, name: str, hidden: int) -> str:
     return g.norm(g.node("Add", [y, x], f"{name}.sum"), f"{name}.norm", hidden)
 
 
-def _gelu(g: _Graph, x: str, name: str) -> str:
+def _gelu(g: BertGraph, x: str, name: str) -> str:
     """x / 2 * (1 + erf(x / sqrt(2)))."""
     g.node("Div", [x, "sqrt_two"], f"{name}.scaled")
     g.node("Erf", [f"{name}.scaled"], f"{name}.erf")

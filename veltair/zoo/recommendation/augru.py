@@ -20,17 +20,21 @@ FLOAT = TensorProto.FLOAT
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrence:
-    """Parts of a graph. `states` names the hidden states (n, steps, hidden), `last` the last of them (n, hidden)."""
+class RecurrentSubgraph:
+    """Nodes and constants of a recurrent layer, and the names of its results.
+
+    >>> augru("interest", "x", "scores", inputs=8, hidden=8, rng=np.random.default_rng(0)).last
+    'interest.last'
+    """
 
     nodes: tuple[onnx.NodeProto, ...]
     initializers: tuple[onnx.TensorProto, ...]
-    states: str
-    last: str
+    states: str  # all hidden states (n, steps, hidden)
+    last: str  # the last hidden state (n, hidden)
 
 
-def augru(name: str, x: str, scores: str, inputs: int, hidden: int, rng: np.random.Generator) -> Recurrence:
-    """Over x float32 (n, steps, inputs) and attention scores float32 (n, steps, 1), from a state of zeros.
+def augru(name: str, x: str, scores: str, inputs: int, hidden: int, rng: np.random.Generator) -> RecurrentSubgraph:
+    """Returns an AUGRU over x float32 (n, steps, inputs) and attention scores float32 (n, steps, 1), from zeros.
 
     Tensors and nodes are named `name.…`; the weights are seeded by `rng` as Glorot and Bengio's, update bias 1.
     """
@@ -52,7 +56,7 @@ def augru(name: str, x: str, scores: str, inputs: int, hidden: int, rng: np.rand
         body=_cell(f"{name}.cell", inputs, hidden, rng),
     )
     width = numpy_helper.from_array(np.array([hidden], np.int64), f"{name}.hidden")
-    return Recurrence((*start, scan), (width,), f"{name}.states", f"{name}.last")
+    return RecurrentSubgraph((*start, scan), (width,), f"{name}.states", f"{name}.last")
 
 
 def _cell(name: str, inputs: int, hidden: int, rng: np.random.Generator) -> onnx.GraphProto:

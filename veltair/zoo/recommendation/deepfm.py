@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from veltair.zoo.recommendation.feature_file import Description, Entry
-from veltair.zoo.recommendation.table_sizes import Embedding
-from veltair.zoo.recommendation.towers import Recommender, Towers
+from veltair.zoo.recommendation.description_text import DescriptionEntries, DescriptionEntry
+from veltair.zoo.recommendation.recommender import RecommenderGraph, RecommenderSpec
+from veltair.zoo.recommendation.table_sizes import EmbeddingTable
 
 NUMBERS, STRINGS, ROWS, DIM = 13, 26, 10_000, 16
 DEEP, FINAL = (1024, 256, 32), (128, 64)
@@ -25,7 +25,7 @@ _PAIRS = STRINGS * (STRINGS - 1) / 2 * _SQUARE**2
 _FINAL_RMS = math.sqrt((DEEP[-1] + _SUM + DIM * _PAIRS) / (DEEP[-1] + 1 + DIM))
 
 
-def _build(g: Towers) -> tuple[str, int]:
+def _build(g: RecommenderGraph) -> tuple[str, int]:
     """x float32 (n, 13 + 26 * 16) -> probability float32 (n, 1)."""
     x = g.floats("x", WIDTH)
     ends = [g.constant(f"rows.{key}", np.array([end], np.int64)) for key, end in (("from", NUMBERS), ("to", WIDTH))]
@@ -43,22 +43,22 @@ def _build(g: Towers) -> tuple[str, int]:
     return g.score(last, f"final.{len(FINAL)}", FINAL[-1]), 1
 
 
-def _describe(tables: Mapping[str, Embedding]) -> Description:
+def _describe(tables: Mapping[str, EmbeddingTable]) -> DescriptionEntries:
     numbers, strings = ([f"{letter}{i}" for i in range(1, count + 1)] for letter, count in (("I", 13), ("C", 26)))
-    features: list[Entry] = [
+    features: list[DescriptionEntry] = [
         *({"name": name, "kind": "float"} for name in numbers),
         *({"name": name, "kind": "string", "max_bytes": 16} for name in strings),
     ]
-    columns: list[Entry] = [
+    columns: list[DescriptionEntry] = [
         *({"feature": name} for name in numbers),
         *({"feature": name, "hash": tables[name].rows, "table": name} for name in strings),
     ]
     return {"features": features, "columns": columns, "inputs": [{"name": "x", "columns": [*numbers, *strings]}]}
 
 
-DEEPFM = Recommender(
+DEEPFM = RecommenderSpec(
     "deepfm",
-    tuple(Embedding(f"C{i}", ROWS, DIM) for i in range(1, STRINGS + 1)),
+    tuple(EmbeddingTable(f"C{i}", ROWS, DIM) for i in range(1, STRINGS + 1)),
     _build,
     qos_ms=25,
     max_batch=1024,

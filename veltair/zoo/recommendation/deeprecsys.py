@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from veltair.zoo.recommendation.table_sizes import Embedding
-from veltair.zoo.recommendation.towers import Recommender, Towers
+from veltair.zoo.recommendation.recommender import RecommenderGraph, RecommenderSpec
+from veltair.zoo.recommendation.table_sizes import EmbeddingTable
 
 MAX_BATCH = 1024  # sizes of queries are log-normal (5.1, 0.2), capped here
 
@@ -23,8 +23,8 @@ def _dlrm(
     bottom: tuple[int, ...],
     top: tuple[int, ...],
     qos_ms: int,
-) -> Recommender:
-    def build(g: Towers) -> tuple[str, int]:
+) -> RecommenderSpec:
+    def build(g: RecommenderGraph) -> tuple[str, int]:
         """dense float32 (n, bottom[0]), sparse_0 … int64 (n, lookups) or, of one lookup, (n,) -> probability (n, 1)."""
         x = g.tower(g.floats("dense", bottom[0]), "bottom", bottom)
         bags = [g.lookups(f"table_{i}", f"sparse_{i}", lookups, f"bag_{i}") for i in range(tables)]
@@ -33,11 +33,11 @@ def _dlrm(
         return g.score(g.tower(x, "top", widths), f"top.{len(top)}", widths[-1]), 1
 
     bound = math.sqrt(3 / lookups)  # a bag of rows has variance one
-    listed = tuple(Embedding(f"table_{i}", rows, dim, bound) for i in range(tables))
-    return Recommender(name, listed, build, qos_ms, MAX_BATCH)
+    listed = tuple(EmbeddingTable(f"table_{i}", rows, dim, bound) for i in range(tables))
+    return RecommenderSpec(name, listed, build, qos_ms, MAX_BATCH)
 
 
-def _ncf(g: Towers) -> tuple[str, int]:
+def _ncf(g: RecommenderGraph) -> tuple[str, int]:
     """user, item int64 (n,) -> relevance float32 (n, 64), rectified.
 
     Each has a row to be multiplied with the other's and one for a tower (He et al. 2017). The configuration ends in 64
@@ -58,9 +58,9 @@ RM1 = _dlrm("dlrm_rm1", 8, 4_000_000, 32, 80, bottom=(128, 64, 32), top=(256, 64
 RM2 = _dlrm("dlrm_rm2", 32, 500_000, 64, 120, bottom=(256, 128, 64), top=(128, 64), qos_ms=400)
 RM3 = _dlrm("dlrm_rm3", 10, 2_000_000, 32, 20, bottom=(2560, 1024, 256, 32), top=(512, 256), qos_ms=100)
 WIDE_DEEP = _dlrm("wide_deep", 27, 1_000_000, 32, 1, bottom=(512,), top=(1024, 512, 256), qos_ms=25)
-NCF = Recommender(
+NCF = RecommenderSpec(
     "ncf",
-    tuple(Embedding(name, rows, NCF_DIM, math.sqrt(3)) for name, rows in NCF_TABLES.items()),
+    tuple(EmbeddingTable(name, rows, NCF_DIM, math.sqrt(3)) for name, rows in NCF_TABLES.items()),
     _ncf,
     qos_ms=5,
     max_batch=MAX_BATCH,

@@ -14,9 +14,9 @@ import numpy as np
 from onnx import helper
 
 from veltair.zoo.recommendation.augru import augru
-from veltair.zoo.recommendation.feature_file import Description, Entry
-from veltair.zoo.recommendation.table_sizes import Embedding
-from veltair.zoo.recommendation.towers import Recommender, Towers
+from veltair.zoo.recommendation.description_text import DescriptionEntries, DescriptionEntry
+from veltair.zoo.recommendation.recommender import RecommenderGraph, RecommenderSpec
+from veltair.zoo.recommendation.table_sizes import EmbeddingTable
 
 STEPS, DIM = 50, 4
 HIDDEN = 2 * DIM  # of an item and its category
@@ -28,7 +28,7 @@ SEPARATOR = "\x02"
 HISTORY_BYTES = 1024  # room for a history
 
 
-def _build(g: Towers) -> tuple[str, int]:
+def _build(g: RecommenderGraph) -> tuple[str, int]:
     """user, item, category int64 (n,), history_item, history_category int64 (n, 50) -> probability float32 (n, 1)."""
     user = g.rows("users", g.ids("user"), "user.row")
     item = _item(g, g.ids("item"), g.ids("category"), "query", axis=1)
@@ -54,13 +54,13 @@ def _build(g: Towers) -> tuple[str, int]:
     return g.score(g.linear(x, "top.2", TOP[-1], 2), "top.3", 2), 1
 
 
-def _item(g: Towers, item: str, category: str, name: str, axis: int) -> str:
+def _item(g: RecommenderGraph, item: str, category: str, name: str, axis: int) -> str:
     """Rows of item and category side by side."""
     rows = [g.rows("items", item, f"{name}.item"), g.rows("categories", category, f"{name}.category")]
     return g.node("Concat", rows, name, axis=axis)
 
 
-def _gru(g: Towers, x: str) -> str:
+def _gru(g: RecommenderGraph, x: str) -> str:
     """States (n, 50, 8) of a GRU over x, as TensorFlow's GRUCell starts: gates' biases are one."""
     bound = math.sqrt(6 / (2 * HIDDEN + HIDDEN))
     weights = [g.rng.uniform(-bound, bound, (1, 3 * HIDDEN, HIDDEN)).astype(np.float32) for _ in range(2)]
@@ -72,7 +72,7 @@ def _gru(g: Towers, x: str) -> str:
     return g.node("Transpose", [one], "gru", perm=[1, 0, 2])
 
 
-def _attention(g: Towers, item: str, states: str, seen: str) -> str:
+def _attention(g: RecommenderGraph, item: str, states: str, seen: str) -> str:
     """Weights (n, 50) of the states, by a small net over query, state, difference and product."""
     slope = g.constant("attention.slope", np.full(HIDDEN, SLOPE, np.float32))
     query = g.node("PRelu", [g.linear(item, "attention.linear", HIDDEN, HIDDEN), slope], "attention.query")
@@ -94,7 +94,7 @@ def _attention(g: Towers, item: str, states: str, seen: str) -> str:
     return g.node("Softmax", [g.node("Where", [seen, scores, masked], "attention.seen")], "attention", axis=-1)
 
 
-def _last(g: Towers, mask: str, states: str) -> str:
+def _last(g: RecommenderGraph, mask: str, states: str) -> str:
     """The state (n, 8) at the last item of each history; zeros where there is none.
 
     Later steps never change it, so the recurrences may run to the end whatever the length.
@@ -106,29 +106,34 @@ def _last(g: Towers, mask: str, states: str) -> str:
     return g.node("Squeeze", [g.node("MatMul", [chosen, states], "last.state"), g.axis(1)], "last")
 
 
-def _describe(tables: Mapping[str, Embedding]) -> Description:
+def _describe(tables: Mapping[str, EmbeddingTable]) -> DescriptionEntries:
     """Every input from text, as the logs have it: hashed, but for id 0, which is no item."""
     single = {"user": "users", "item": "items", "category": "categories"}
     sequences = {"history_item": "items", "history_category": "categories"}
-    history: Entry = {"kind": "tokens", "separator": SEPARATOR, "truncate": STEPS, "max_bytes": HISTORY_BYTES}
-    features: list[Entry] = [
+    history: DescriptionEntry = {
+        "kind": "tokens",
+        "separator": SEPARATOR,
+        "truncate": STEPS,
+        "max_bytes": HISTORY_BYTES,
+    }
+    features: list[DescriptionEntry] = [
         *({"name": name, "kind": "string", "max_bytes": 32} for name in single),
         *({"name": name, **history} for name in sequences),
     ]
-    columns: list[Entry] = [
+    columns: list[DescriptionEntry] = [
         *({"feature": name, "hash": tables[table].rows - 1, "first_id": 1} for name, table in single.items()),
         *(
             {"feature": name, "hash": tables[table].rows - 1, "first_id": 1, "combiner": "sequence"}
             for name, table in sequences.items()
         ),
     ]
-    inputs: list[Entry] = [{"name": name, "columns": [name]} for name in (*single, *sequences)]
+    inputs: list[DescriptionEntry] = [{"name": name, "columns": [name]} for name in (*single, *sequences)]
     return {"features": features, "columns": columns, "inputs": inputs}
 
 
-DIEN = Recommender(
+DIEN = RecommenderSpec(
     "dien",
-    tuple(Embedding(name, rows, DIM, math.sqrt(3)) for name, rows in TABLES.items()),
+    tuple(EmbeddingTable(name, rows, DIM, math.sqrt(3)) for name, rows in TABLES.items()),
     _build,
     qos_ms=25,
     max_batch=1024,

@@ -14,15 +14,19 @@ from onnx import TensorProto, helper
 
 from veltair.errors import ConfigError
 from veltair.zoo.conv_graph import model
-from veltair.zoo.external_data import Built, External, references
-from veltair.zoo.recommendation.towers import Towers
+from veltair.zoo.external_tensors import BuiltModel, ExternalTensor, external_initializers
+from veltair.zoo.recommendation.recommender import RecommenderGraph
 
 DENSE, BOTTOM, TOP = 13, (128, 64), (256, 64)
 
 
 @dataclass(frozen=True, slots=True)
 class DlrmShape:
-    """RM1's dimensions with a quarter of its rows: 8 tables of 128 MiB."""
+    """The sizes of a DLRM; by default RM1's with a quarter of its rows: 8 tables of 128 MiB.
+
+    >>> DlrmShape(rows=1000).table_bytes
+    128000
+    """
 
     tables: int = 8
     rows: int = 1 << 20
@@ -41,23 +45,23 @@ class DlrmShape:
 
     @property
     def parameters(self) -> int:
-        """Of the tables and both MLPs, with biases."""
+        """Parameters of the tables and both MLPs, with biases."""
         pairs = (self.tables + 1) * self.tables // 2
         widths = ((DENSE, *BOTTOM, self.dim), (self.dim + pairs, *TOP, 1))
         mlps = sum((i + 1) * o for mlp in widths for i, o in itertools.pairwise(mlp))
         return self.tables * self.rows * self.dim + mlps
 
 
-def build(seed: int, shape: DlrmShape, location: str) -> Built:
+def build(seed: int, shape: DlrmShape, location: str) -> BuiltModel:
     """dense float32 (n, 13), sparse_0 … int64 (n, lookups) in 0 … rows-1 -> probability float32 (n, 1).
 
     location: name of the file that is to hold the tables, the second result, drawn from the same seed.
     """
     # One child more than there are tables: the MLPs' own. Each table can thus be drawn alone, in chunks.
-    g = Towers(np.random.default_rng(np.random.SeedSequence(seed).spawn(shape.tables + 1)[-1]))
+    g = RecommenderGraph(np.random.default_rng(np.random.SeedSequence(seed).spawn(shape.tables + 1)[-1]))
     # Uniform in ±bound so that a bag's variance is 1/sqrt(dim) and the dot product of two bags has variance one.
     bound = math.sqrt(3 / (shape.lookups * math.sqrt(shape.dim)))
-    tables = [External(f"table_{i}", (shape.rows, shape.dim), bound=bound) for i in range(shape.tables)]
+    tables = [ExternalTensor(f"table_{i}", (shape.rows, shape.dim), bound=bound) for i in range(shape.tables)]
     x = g.tower(g.floats("dense", DENSE), "bottom", (DENSE, *BOTTOM, shape.dim))
     axis = g.constant("axis", np.array([1], np.int64))
     vectors = [g.node("Unsqueeze", [x, axis], "bottom.vector")]
@@ -74,5 +78,7 @@ def build(seed: int, shape: DlrmShape, location: str) -> Built:
     x = g.node("Concat", [x, pairs], "interaction", axis=1)
     score = g.score(g.tower(x, "top", (shape.dim + len(lower), *TOP)), f"top.{len(TOP)}", TOP[-1])
     outputs = [helper.make_tensor_value_info(score, TensorProto.FLOAT, ["n", 1])]
-    graph = helper.make_graph(g.nodes, "dlrm", g.inputs, outputs, [*references(tables, location), *g.initializers])
+    graph = helper.make_graph(
+        g.nodes, "dlrm", g.inputs, outputs, [*external_initializers(tables, location), *g.initializers]
+    )
     return model(graph, {"qos_ms": 100, "max_batch": shape.max_batch}), tables

@@ -1,1 +1,1 @@
-"""veltair/zoo/vision"""
+"""Image classifiers and detectors with seeded weights. Only `veltair.zoo.registry` and tests import them."""

@@ -6,13 +6,18 @@ import numpy as np
 import onnx
 
 from veltair.zoo.conv_graph import PLAIN_LIFT, ConvGraph, image_model
-from veltair.zoo.moments import Value
+from veltair.zoo.moments import TensorMoments
 
 # expansion, kernel, channels, blocks, stride of the first
 STAGES = (
-    (1, 3, 16, 1, 1), (6, 3, 24, 2, 2), (6, 5, 40, 2, 2), (6, 3, 80, 3, 2), (6, 5, 112, 3, 1), (6, 5, 192, 4, 2),
+    (1, 3, 16, 1, 1),
+    (6, 3, 24, 2, 2),
+    (6, 5, 40, 2, 2),
+    (6, 3, 80, 3, 2),
+    (6, 5, 112, 3, 1),
+    (6, 5, 192, 4, 2),
     (6, 3, 320, 1, 1),
-)  # fmt: skip
+)
 
 
 def build(seed: int) -> onnx.ModelProto:
@@ -27,7 +32,9 @@ def build(seed: int) -> onnx.ModelProto:
     return image_model("efficientnet_b0", g, {g.classify(x, "classifier", 1000): (1, 1000)}, qos_ms=60)
 
 
-def _mbconv(g: ConvGraph, x: Value, name: str, expansion: int, kernel: int, channels: int, stride: int) -> Value:
+def _mbconv(
+    g: ConvGraph, x: TensorMoments, name: str, expansion: int, kernel: int, channels: int, stride: int
+) -> TensorMoments:
     hidden = x.channels * expansion
     y = x
     if expansion != 1:

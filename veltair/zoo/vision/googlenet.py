@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 
 from veltair.zoo.conv_graph import PLAIN_LIFT, ConvGraph, image_model
-from veltair.zoo.moments import Value
+from veltair.zoo.moments import TensorMoments
 
 # 1x1; 3x3 reduced, 3x3; 5x5 reduced, 5x5; projection of the pool. None: a pooling of that window at stride 2.
 BLOCKS: dict[str, tuple[int, int, int, int, int, int] | int] = {
@@ -37,12 +37,12 @@ def build(seed: int) -> onnx.ModelProto:
         if isinstance(block, int):
             x = g.max_pool(x, name, kernel=block, stride=2, ceil=True)
         else:
-            x = _inception(g, x, f"inception{name}", *block)
+            x = _inception(g, x, f"inception{name}", block)
     return image_model("googlenet", g, {g.classify(x, "fc", 1000): (1, 1000)}, qos_ms=100)
 
 
-def _inception(g: ConvGraph, x: Value, name: str, one: int, reduce3: int, three: int, reduce5: int, five: int,
-               project: int) -> Value:  # fmt: skip
+def _inception(g: ConvGraph, x: TensorMoments, name: str, widths: tuple[int, int, int, int, int, int]) -> TensorMoments:
+    one, reduce3, three, reduce5, five, project = widths
     branches = [
         _conv(g, x, f"{name}.1", one, kernel=1),
         _conv(g, _conv(g, x, f"{name}.2.0", reduce3, kernel=1), f"{name}.2.1", three, kernel=3),
@@ -52,5 +52,5 @@ def _inception(g: ConvGraph, x: Value, name: str, one: int, reduce3: int, three:
     return g.concat([*branches, _conv(g, pooled, f"{name}.4", project, kernel=1)], name)
 
 
-def _conv(g: ConvGraph, x: Value, name: str, out: int, kernel: int, stride: int = 1) -> Value:
+def _conv(g: ConvGraph, x: TensorMoments, name: str, out: int, kernel: int, stride: int = 1) -> TensorMoments:
     return g.relu(g.conv_norm(x, name, out, kernel, stride, epsilon=EPSILON, lift=PLAIN_LIFT), f"{name}.relu")

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 
 from veltair.zoo.conv_graph import ConvGraph, image_model
-from veltair.zoo.moments import Value
+from veltair.zoo.moments import TensorMoments
 
 # expansion, channels, blocks, stride of the first
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -23,7 +23,9 @@ def build(seed: int) -> onnx.ModelProto:
     return image_model("mobilenet_v2", g, {g.classify(x, "classifier", 1000): (1, 1000)}, qos_ms=50)
 
 
-def _inverted_residual(g: ConvGraph, x: Value, name: str, expansion: int, channels: int, stride: int) -> Value:
+def _inverted_residual(
+    g: ConvGraph, x: TensorMoments, name: str, expansion: int, channels: int, stride: int
+) -> TensorMoments:
     hidden = x.channels * expansion
     y = x
     if expansion != 1:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 
 from veltair.zoo.conv_graph import ConvGraph, image_model
-from veltair.zoo.moments import Value
+from veltair.zoo.moments import TensorMoments
 
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # width, blocks, stride of the first
 EXPANSION = 4
@@ -23,7 +23,7 @@ def build(seed: int) -> onnx.ModelProto:
     return image_model("resnet50", g, {g.classify(x, "fc", 1000): (1, 1000)}, qos_ms=100)
 
 
-def _bottleneck(g: ConvGraph, x: Value, name: str, width: int, stride: int, project: bool) -> Value:
+def _bottleneck(g: ConvGraph, x: TensorMoments, name: str, width: int, stride: int, project: bool) -> TensorMoments:
     y = g.relu(g.conv_norm(x, f"{name}.1", width, kernel=1), f"{name}.1.relu")
     y = g.relu(g.conv_norm(y, f"{name}.2", width, kernel=3, stride=stride), f"{name}.2.relu")
     # A small scale before the sum keeps the residual stream from growing from block to block.

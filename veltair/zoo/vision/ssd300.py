@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from veltair.zoo.conv_graph import PLAIN_LIFT, ConvGraph, image_model
-from veltair.zoo.moments import Value
+from veltair.zoo.moments import TensorMoments
 
 CLASSES, BOXES = 91, 8732
 # VGG-16: convolutions of a stage; all but the last pool their result, and the third rounds up (75 -> 38).
@@ -49,12 +49,20 @@ def build(seed: int) -> onnx.ModelProto:
     return image_model("ssd300", g, {boxes: (1, BOXES, 4), scores: (1, BOXES, CLASSES)}, qos_ms=500, size=300)
 
 
-def _conv(g: ConvGraph, x: Value, name: str, out: int, kernel: int, stride: int = 1, pads: Sequence[int] | None = None,
-          dilation: int = 1) -> Value:  # fmt: skip
+def _conv(
+    g: ConvGraph,
+    x: TensorMoments,
+    name: str,
+    out: int,
+    kernel: int,
+    stride: int = 1,
+    pads: Sequence[int] | None = None,
+    dilation: int = 1,
+) -> TensorMoments:
     return g.relu(g.conv(x, name, out, kernel, stride, pads=pads, dilation=dilation, lift=PLAIN_LIFT), f"{name}.relu")
 
 
-def _normalised(g: ConvGraph, x: Value, name: str) -> Value:
+def _normalised(g: ConvGraph, x: TensorMoments, name: str) -> TensorMoments:
     """Each pixel's channels scaled to length one, then by learned factors about 20 (ParseNet's L2 normalisation)."""
     scale = 20 * g.rng.uniform(0.8, 1.2, x.channels)
     factors = g.constant(f"{name}.scale", scale.astype(np.float32)[None, :, None, None])
@@ -66,10 +74,10 @@ def _normalised(g: ConvGraph, x: Value, name: str) -> Value:
     g.node("Div", [x.name, f"{name}.expanded"], f"{name}.unit")
     g.node("Mul", [factors, f"{name}.unit"], name)
     ratio = scale / np.sqrt(x.square.sum())
-    return Value(name, x.mean * ratio, x.var * ratio**2)
+    return TensorMoments(name, x.mean * ratio, x.var * ratio**2)
 
 
-def _head(g: ConvGraph, features: list[Value], name: str, width: int, gain: float) -> str:
+def _head(g: ConvGraph, features: list[TensorMoments], name: str, width: int, gain: float) -> str:
     """(1, 8732, width): a 3x3 convolution on every feature map, the anchors moved behind the pixels."""
     parts = []
     for i, (x, anchors, size) in enumerate(zip(features, ANCHORS, SIZES, strict=True)):

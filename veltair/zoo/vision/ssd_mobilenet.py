@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from veltair.zoo.conv_graph import PLAIN_LIFT, ConvGraph, image_model
-from veltair.zoo.moments import Value
+from veltair.zoo.moments import TensorMoments
 
 CLASSES, BOXES, SIZE = 91, 1917, 300
 # Channels and stride of each depthwise separable convolution; the features of two of them are taken.
@@ -29,7 +29,7 @@ def build(seed: int) -> onnx.ModelProto:
     size = SIZE
     features = []
 
-    def conv(x: Value, name: str, out: int, kernel: int, stride: int = 1, groups: int = 1) -> Value:
+    def conv(x: TensorMoments, name: str, out: int, kernel: int, stride: int = 1, groups: int = 1) -> TensorMoments:
         nonlocal size
         size, pads = _same(size, kernel, stride)
         y = g.conv_norm(x, name, out, kernel, stride, groups, pads=pads, epsilon=EPSILON, lift=PLAIN_LIFT)
@@ -56,7 +56,7 @@ def _same(size: int, kernel: int, stride: int) -> tuple[int, list[int]]:
     return out, [pad // 2, pad // 2, pad - pad // 2, pad - pad // 2]
 
 
-def _head(g: ConvGraph, features: list[Value], name: str, width: int, gain: float) -> str:
+def _head(g: ConvGraph, features: list[TensorMoments], name: str, width: int, gain: float) -> str:
     """(1, 1917, width): a 1x1 convolution on every feature map, the anchors moved behind the pixels."""
     parts = []
     for i, (x, anchors) in enumerate(zip(features, ANCHORS, strict=True)):

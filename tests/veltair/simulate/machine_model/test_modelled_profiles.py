@@ -117,7 +117,7 @@ def test_the_papers_models_ship() -> None:
 @pytest.mark.slow
 def test_shipped_layers_are_those_of_the_network(tmp_path: Path) -> None:
     from veltair.simulate.machine_model.derive_layers import derive_model_shape
-    from veltair.zoo.models import write
+    from veltair.zoo.registry import write
 
     path = tmp_path / "mobilenet_v2.onnx"
     write("mobilenet_v2", path)

@@ -1,4 +1,4 @@
-"""What graphs are written with: nodes of one output, and constants."""
+"""Writes the nodes and constants of an ONNX graph."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from onnx import helper, numpy_helper
 
 
 @dataclass(slots=True)
-class Nodes:
-    """Appends to a graph; each method gives the name of the tensor that it makes."""
+class OnnxWriter:
+    """Appends nodes with one output and constants to a graph; each method returns the name of its tensor.
+
+    >>> graph = OnnxWriter(np.random.default_rng(0))
+    >>> graph.node("Relu", ["x"], "y")
+    'y'
+    """
 
     rng: np.random.Generator
     nodes: list[onnx.NodeProto] = field(default_factory=list)

@@ -22,22 +22,30 @@ from veltair.compiler.features.description_file import load_description
 from veltair.compiler.features.feature_description import FeatureDescription
 from veltair.compiler.features.feature_reference import reference_inputs
 from veltair.errors import ConfigError
-from veltair.zoo.models import RECOMMENDERS, ZOO, write
 from veltair.zoo.recommendation import dien, table_sizes
-from veltair.zoo.recommendation.table_sizes import Embedding, cuts, fitted
-from veltair.zoo.recommendation.towers import Recommendation, Recommender, recommendation
+from veltair.zoo.recommendation.recommender import BuiltRecommender, RecommenderSpec, build_recommender
+from veltair.zoo.recommendation.table_sizes import EmbeddingTable, find_cuts, fit_tables
+from veltair.zoo.registry import RECOMMENDERS, ZOO, write
 
 ROWS = 1000
 BATCH = 16
 GIB = 1 << 30
 DESCRIBED = ("deepfm", "recom_e", "recom_f", "elm_wdl")
-TARGETS_MS = {"dlrm_rm1": 100, "dlrm_rm2": 400, "dlrm_rm3": 100, "wide_deep": 25, "ncf": 5, "dlrm_dcnv2": 60,
-              "recom_e": 100, "recom_f": 100}  # fmt: skip
+TARGETS_MS = {
+    "dlrm_rm1": 100,
+    "dlrm_rm2": 400,
+    "dlrm_rm3": 100,
+    "wide_deep": 25,
+    "ncf": 5,
+    "dlrm_dcnv2": 60,
+    "recom_e": 100,
+    "recom_f": 100,
+}
 
 
 @pytest.fixture(scope="module")
-def built() -> dict[str, Recommendation]:
-    return {name: recommendation(RECOMMENDERS[name], 3, f"{name}.data", ROWS) for name in RECOMMENDERS}
+def built() -> dict[str, BuiltRecommender]:
+    return {name: build_recommender(RECOMMENDERS[name], 3, f"{name}.data", ROWS) for name in RECOMMENDERS}
 
 
 def nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, onnx.GraphProto]]:
@@ -48,7 +56,7 @@ def nodes(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, onnx.GraphPr
                 yield from nodes(attribute.g)
 
 
-def own_parameters(found: Recommendation) -> int:
+def own_parameters(found: BuiltRecommender) -> int:
     """All but the tables' and norms' running statistics."""
     held = {table.name for table in found.tables}
     graphs = {id(graph): graph for _, graph in nodes(found.proto.graph)}.values()
@@ -57,7 +65,7 @@ def own_parameters(found: Recommendation) -> int:
     return sum(math.prod(t.dims) for t in floats if not t.name.endswith(others))
 
 
-def outer_multiply_adds(found: Recommendation) -> int:
+def outer_multiply_adds(found: BuiltRecommender) -> int:
     """Of every Gemm and MatMul but those inside recurrences, for a batch of one."""
     graph = onnx.shape_inference.infer_shapes(found.proto, strict_mode=True, data_prop=True).graph
     dims = {t.name: list(t.dims) for t in graph.initializer}
@@ -102,7 +110,7 @@ TABLES = {  # rows x width, counted
 
 
 @pytest.mark.parametrize("name", RECOMMENDERS)
-def test_published_sizes(built: dict[str, Recommendation], name: str) -> None:
+def test_published_sizes(built: dict[str, BuiltRecommender], name: str) -> None:
     whole, found = RECOMMENDERS[name].tables, built[name]
     if name in TABLES:
         assert collections.Counter((table.rows, table.dim) for table in whole) == TABLES[name]
@@ -113,7 +121,7 @@ def test_published_sizes(built: dict[str, Recommendation], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECOMMENDERS)
-def test_multiply_adds(built: dict[str, Recommendation], name: str) -> None:
+def test_multiply_adds(built: dict[str, BuiltRecommender], name: str) -> None:
     recurrent = 2 * dien.STEPS * 3 * dien.HIDDEN * 2 * dien.HIDDEN if name.startswith("dien") else 0
     assert ZOO[name].gflops == round(2 * (outer_multiply_adds(built[name]) + recurrent) / 1e9, 6)
 
@@ -129,14 +137,14 @@ def test_sizes_that_papers_state() -> None:
     assert lookups(RECOMMENDERS["dlrm_rm2"]) == 32 * 120
 
 
-def lookups(recommender: Recommender) -> int:
+def lookups(recommender: RecommenderSpec) -> int:
     """Ids of a query of one."""
-    ports = recommendation(recommender, 0, "x", 3).proto.graph.input
+    ports = build_recommender(recommender, 0, "x", 3).proto.graph.input
     shapes = [port.type.tensor_type.shape.dim for port in ports if port.name.startswith("sparse")]
     return sum(math.prod(dim.dim_value for dim in list(shape)[1:]) for shape in shapes)
 
 
-def draw(found: Recommendation, session: ort.InferenceSession, seed: int) -> dict[str, NDArray[Any]]:
+def draw(found: BuiltRecommender, session: ort.InferenceSession, seed: int) -> dict[str, NDArray[Any]]:
     """A query of BATCH: ids within the smallest table that they are looked up in, one at least."""
     rng = np.random.default_rng(seed)
     rows = {table.name: table.rows for table in found.tables}
@@ -162,7 +170,7 @@ def test_it_runs_at_any_batch_and_depends_on_every_input(tmp_path: Path, name: s
     path = write(name, tmp_path / f"{name}.onnx", 3, rows=ROWS)[0]
     onnx.checker.check_model(str(path), full_check=True)
     session = run(path)
-    found = recommendation(RECOMMENDERS[name], 3, f"{path.name}.data", ROWS)
+    found = build_recommender(RECOMMENDERS[name], 3, f"{path.name}.data", ROWS)
     feeds = draw(found, session, 0)
     (together,) = session.run(None, feeds)
     width = 64 if name == "ncf" else 1
@@ -214,8 +222,11 @@ def test_columns_are_the_papers(tmp_path: Path) -> None:
     assert kinds(found["deepfm"]) == {("float", "copy"): 13, ("string", "hash"): 26}
     elm = found["elm_wdl"]
     assert kinds(elm) == {
-        ("string", "hash"): 14, ("tokens", "hash"): 10, ("float", "copy"): 10, ("tokens", "number"): 2,
-    }  # fmt: skip
+        ("string", "hash"): 14,
+        ("tokens", "hash"): 10,
+        ("float", "copy"): 10,
+        ("tokens", "number"): 2,
+    }
     assert {feature.separator for feature in elm.features if feature.kind == "tokens"} == {";"}
     assert sum(elm.width(column) for column in elm.columns) == 396
 
@@ -227,16 +238,19 @@ def test_dien_from_history_strings(tmp_path: Path) -> None:
     assert data.read_bytes() == plain[1].read_bytes()
     items = [b"B%03d" % i for i in range(60)]
     raw = {
-        "user": [b"A1", b"A2", b""], "item": [b"B1", b"B1", b"B2"], "category": [b"Books", b"", b"Books"],
+        "user": [b"A1", b"A2", b""],
+        "item": [b"B1", b"B1", b"B2"],
+        "category": [b"Books", b"", b"Books"],
         "history_item": [b"\x02".join(items), b"", b"B7\x02B8"],
         "history_category": [b"\x02".join([b"Books"] * 60), b"", b"Books\x02Music"],
-    }  # fmt: skip
+    }
     feeds = reference_inputs(load_description(described), raw)
     ids = [farmhash.fingerprint64(item) % (ROWS - 1) + 1 for item in items]
     assert feeds["history_item"].tolist()[0] == ids[:50]
     assert feeds["history_item"].tolist()[1:] == [
-        [0] * 50, [farmhash.fingerprint64(item) % (ROWS - 1) + 1 for item in ("B7", "B8")] + [0] * 48,
-    ]  # fmt: skip
+        [0] * 50,
+        [farmhash.fingerprint64(item) % (ROWS - 1) + 1 for item in ("B7", "B8")] + [0] * 48,
+    ]
     session = run(path)
     single = {name: feeds[name].reshape(-1) for name in ("user", "item", "category")}
     (score,) = session.run(None, feeds | single)
@@ -248,7 +262,7 @@ def test_dien_from_history_strings(tmp_path: Path) -> None:
 
 def test_dien_reads_a_history_up_to_its_end(tmp_path: Path) -> None:
     session = run(write("dien", tmp_path / "dien.onnx", 3, rows=ROWS)[0])
-    found = recommendation(RECOMMENDERS["dien"], 3, "dien.onnx.data", ROWS)
+    found = build_recommender(RECOMMENDERS["dien"], 3, "dien.onnx.data", ROWS)
     feeds = draw(found, session, 0)
     ends = np.arange(BATCH) * 3 + 1
     inside = np.arange(dien.STEPS) < ends[:, None]
@@ -264,18 +278,18 @@ def test_dien_reads_a_history_up_to_its_end(tmp_path: Path) -> None:
 
 
 def test_rows_fit_a_quarter_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    large, small = Embedding("large", 40_000_000, 128), Embedding("small", 1000, 128)
+    large, small = EmbeddingTable("large", 40_000_000, 128), EmbeddingTable("small", 1000, 128)
     whole = (large, large, small)
     for memory, rows in ((256 * GIB, 40_000_000), (24 * GIB, 1 << 22), (1 * GIB, 1 << 17)):
         monkeypatch.setattr(table_sizes, "memory_bytes", lambda memory=memory: memory)
-        taken = fitted(whole, None)
+        taken = fit_tables(whole, None)
         assert [table.rows for table in taken] == [rows, rows, 1000]
         assert sum(table.bytes for table in taken) <= memory / 4
-    (cut,) = cuts(whole, taken)
+    (cut,) = find_cuts(whole, taken)
     assert (cut.first, cut.last, cut.published, cut.rows) == ("large", "large", 40_000_000, 1 << 17)
     monkeypatch.setattr(table_sizes, "memory_bytes", lambda: 0)  # unknown
-    assert fitted(whole, None) == whole
-    assert [table.rows for table in fitted(whole, 500)] == [500, 500, 500]
+    assert fit_tables(whole, None) == whole
+    assert [table.rows for table in fit_tables(whole, 500)] == [500, 500, 500]
 
 
 def test_the_command_says_what_was_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from veltair.cli import main
 from veltair.errors import ConfigError
-from veltair.zoo import external_data, models
-from veltair.zoo.models import ZOO, write
+from veltair.zoo import external_tensors, registry
 from veltair.zoo.recommendation import dlrm
 from veltair.zoo.recommendation.dlrm import DlrmShape
+from veltair.zoo.registry import ZOO, write
 
 TINY = DlrmShape(tables=3, rows=1000, dim=8, lookups=5, max_batch=16)
 
@@ -79,7 +79,7 @@ def test_dlrm_tables_lie_where_the_model_says(tmp_path: Path) -> None:
 def test_the_same_bytes_whatever_the_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[int, int]] = []
     whole = [p.read_bytes() for p in write("dlrm", tmp_path / "d.onnx", 3, TINY)]
-    monkeypatch.setattr(external_data, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(external_tensors, "CHUNK_BYTES", 4096)
     paths = write("dlrm", tmp_path / "d.onnx", 3, TINY, lambda n, total: done.append((n, total)))
     assert [p.read_bytes() for p in paths] == whole
     assert len(done) == TINY.tables * 8 and done[-1] == (TINY.tables * TINY.table_bytes,) * 2
@@ -96,7 +96,7 @@ def test_the_shipped_dlrm_has_a_gigabyte_of_tables() -> None:
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external_data, "CHUNK_BYTES", 4096)
+    monkeypatch.setattr(external_tensors, "CHUNK_BYTES", 4096)
 
     def stop(done: int, total: int) -> None:
         if done > total // 2:
@@ -114,7 +114,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out) == {
         "model": "dlrm",
         "seed": 5,
-        "files": {str(p): p.stat().st_size for p in (path, external_data.beside(path))},
+        "files": {str(p): p.stat().st_size for p in (path, external_tensors.data_path(path))},
     }
     assert main(["zoo", "dlrm", "--out", str(path), *sizes]) == 0
     assert str(path) in capsys.readouterr().out
@@ -136,14 +136,17 @@ def test_the_command_writes_here_by_default(tmp_path: Path, monkeypatch: pytest.
     assert sorted(p.name for p in tmp_path.iterdir()) == ["dlrm.onnx", "dlrm.onnx.data"]
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["vgg"], "no model 'vgg' in the zoo; there are resnet50, googlenet"),
-    ([], "expected the NAME of the model to write: resnet50"),
-    (["dlrm", "--rows", "0"], "rows must be at least 1, got 0"),
-    (["dlrm", "--max-batch", "-1"], "max_batch must be at least 1"),
-    (["mobilenet_v2", "--rows", "5"], "fixed shape"),
-    (["mobilenet_v2", "--seed", "-1"], "seed must not be negative"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["vgg"], "no model 'vgg' in the zoo; there are resnet50, googlenet"),
+        ([], "expected the NAME of the model to write: resnet50"),
+        (["dlrm", "--rows", "0"], "rows must be at least 1, got 0"),
+        (["dlrm", "--max-batch", "-1"], "max_batch must be at least 1"),
+        (["mobilenet_v2", "--rows", "5"], "fixed shape"),
+        (["mobilenet_v2", "--seed", "-1"], "seed must not be negative"),
+    ],
+)
 def test_bad_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert main(["zoo", *arguments, "--out", str(tmp_path / "m.onnx")]) == 2
     assert words in capsys.readouterr().err
@@ -155,5 +158,5 @@ def test_bad_places(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot be written"):
             write("dlrm", path, 0, TINY)
     with pytest.raises(ConfigError, match=r"no model 'vgg'.*resnet50"):
-        models.write("vgg", tmp_path / "m.onnx")
+        registry.write("vgg", tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -11,10 +11,10 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from veltair.zoo import external_data
+from veltair.zoo import external_tensors
 from veltair.zoo.language import bert
 from veltair.zoo.language.bert import BASE, LARGE, BertShape
-from veltair.zoo.models import ZOO
+from veltair.zoo.registry import ZOO
 
 TINY = BertShape(layers=2, hidden=128, tokens=48, qos_ms=5)
 
@@ -33,10 +33,13 @@ def counts(shape: BertShape) -> tuple[int, int]:
     )
 
 
-@pytest.mark.parametrize(("name", "shape", "parameters"), [
-    ("bert_base", BASE, 108_893_186),  # Hugging Face's BertForQuestionAnswering; Lan et al. 2019, table 1: 108 M
-    ("bert_large", LARGE, 334_094_338),  # the same; Lan et al. 2019, table 1: 334 M
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "shape", "parameters"),
+    [
+        ("bert_base", BASE, 108_893_186),  # Hugging Face's BertForQuestionAnswering; Lan et al. 2019, table 1: 108 M
+        ("bert_large", LARGE, 334_094_338),  # the same; Lan et al. 2019, table 1: 334 M
+    ],
+)
 def test_published_counts(name: str, shape: BertShape, parameters: int) -> None:
     found, multiply_adds = counts(shape)
     assert found == parameters == ZOO[name].parameters
@@ -57,8 +60,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bert") / "tiny.onnx"
     proto, tensors = bert.build(3, TINY, "tiny.onnx.data")
     path.write_bytes(proto.SerializeToString())
-    with external_data.beside(path).open("wb") as file:
-        external_data.write(file, 3, tensors, lambda done, total: None)
+    with external_tensors.data_path(path).open("wb") as file:
+        external_tensors.write_tensors(file, 3, tensors, lambda done, total: None)
     return path
 
 

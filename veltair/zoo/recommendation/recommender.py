@@ -1,6 +1,6 @@
-"""Writes recommendation models as exporters do: lookups, and towers of dense layers around what becomes of their rows.
+"""Writes recommendation models in the form of exporters: lookups, and towers of dense layers.
 
-Weights are scaled by what comes in, so that values stay near one in every layer and a score depends on all inputs.
+Weights are scaled by their inputs, so that values stay near one in every layer and a score depends on all inputs.
 """
 
 from __future__ import annotations
@@ -16,30 +16,35 @@ import onnx
 from onnx import TensorProto, helper
 
 from veltair.zoo.conv_graph import model
-from veltair.zoo.external_data import External, references
-from veltair.zoo.graph_nodes import Nodes
-from veltair.zoo.recommendation.feature_file import Description, Entry, toml
-from veltair.zoo.recommendation.table_sizes import Embedding, fitted
+from veltair.zoo.external_tensors import ExternalTensor, external_initializers
+from veltair.zoo.onnx_writer import OnnxWriter
+from veltair.zoo.recommendation.description_text import DescriptionEntries, DescriptionEntry, format_toml
+from veltair.zoo.recommendation.table_sizes import EmbeddingTable, fit_tables
 
 SCORE = "probability"
-# Mean and variance of a rectified tensor whose mean square is one, as He's initialisation keeps it.
+# Mean and variance of a rectified tensor with a mean square of one, which He's initialisation preserves.
 RECTIFIED = 1 / math.sqrt(math.pi), 1 - 1 / math.pi
 
 
 @dataclass(slots=True)
-class Towers(Nodes):
-    """Beside its nodes, the graph's inputs and what is known of its tables."""
+class RecommenderGraph(OnnxWriter):
+    """A recommendation graph: its nodes, its inputs and its tables.
 
-    tables: Mapping[str, Embedding] = field(default_factory=dict)
+    >>> graph = RecommenderGraph(np.random.default_rng(0))
+    >>> graph.tower(graph.floats("dense", 13), "bottom", (13, 64, 32))
+    'bottom.1.relu'
+    """
+
+    tables: Mapping[str, EmbeddingTable] = field(default_factory=dict)
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
 
     def floats(self, name: str, width: int) -> str:
-        """An input float32 (n, width)."""
+        """Adds an input float32 (n, width)."""
         self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width]))
         return name
 
     def ids(self, name: str, lookups: int = 0) -> str:
-        """An input int64 (n, lookups); (n,) where there are none."""
+        """Adds an input int64 (n, lookups), or (n,) without lookups."""
         shape = ["n", lookups] if lookups else ["n"]
         self.inputs.append(helper.make_tensor_value_info(name, TensorProto.INT64, shape))
         return name
@@ -48,13 +53,13 @@ class Towers(Nodes):
         return self.node("Gather", [table, ids], output, axis=0)
 
     def lookups(self, table: str, ids: str, count: int, output: str) -> str:
-        """Rows of an input of ids, summed where there are more than one: (n, dim)."""
+        """Looks up rows by a new input of ids and sums them: (n, dim)."""
         if count == 1:
             return self.rows(table, self.ids(ids), output)
         return self.total(self.rows(table, self.ids(ids, count), f"{output}.rows"), output)
 
     def total(self, x: str, output: str, keep: bool = False) -> str:
-        """Summed over the second dimension."""
+        """Sums x over its second dimension."""
         return self.node("ReduceSum", [x, self.axis(1)], output, keepdims=int(keep))
 
     def axis(self, number: int) -> str:
@@ -63,14 +68,14 @@ class Towers(Nodes):
         return name if known else self.constant(name, np.array([number], np.int64))
 
     def linear(self, x: str, name: str, inputs: int, outputs: int, rms: float = 1.0) -> str:
-        """Weight and bias; the mean square of the result is twice that of x, or two where x has `rms`."""
+        """Appends a dense layer; its mean square is twice that of x, or two where x has `rms`."""
         weight = self.normal((outputs, inputs), math.sqrt(2 / inputs) / rms)
         bias = self.normal((outputs,), 0.1)
         names = [self.constant(f"{name}.weight", weight), self.constant(f"{name}.bias", bias)]
         return self.node("Gemm", [x, *names], name, transB=1)
 
     def tower(self, x: str, name: str, widths: Sequence[int], rms: float = 1.0, normalised: bool = False) -> str:
-        """Rectified dense layers, perhaps with a batch norm behind each; `widths` begins with that of x."""
+        """Appends rectified dense layers, each followed by a batch norm if `normalised`; `widths` begins with x's."""
         for i, (width, out) in enumerate(itertools.pairwise(widths)):
             x = self.node("Relu", [self.linear(x, f"{name}.{i}", width, out, rms)], f"{name}.{i}.relu")
             if normalised:
@@ -79,11 +84,9 @@ class Towers(Nodes):
         return x
 
     def norm(self, x: str, name: str, mean: npt.NDArray[np.float64], variance: npt.NDArray[np.float64]) -> str:
-        """A batch norm whose running statistics are those given, of each column of x."""
-        values = {
-            "weight": self.rng.uniform(0.8, 1.2, mean.size), "bias": 0.1 * self.rng.standard_normal(mean.size),
-            "running_mean": mean, "running_var": variance,
-        }  # fmt: skip
+        """Appends a batch norm with these running statistics of each column of x."""
+        values = {"weight": self.rng.uniform(0.8, 1.2, mean.size), "bias": 0.1 * self.rng.standard_normal(mean.size)}
+        values |= {"running_mean": mean, "running_var": variance}
         names = [self.constant(f"{name}.{key}", value.astype(np.float32)) for key, value in values.items()]
         return self.node("BatchNormalization", [x, *names], name, epsilon=1e-5)
 
@@ -95,53 +98,67 @@ class Towers(Nodes):
 
 
 @dataclass(frozen=True, slots=True)
-class Recommender:
-    """A model before it is built.
+class RecommenderSpec:
+    """The definition of a recommendation model.
 
-    tables: as published. build: appends all nodes, and gives the output's name and width. describe: of a model whose
-    tables are behind feature columns, its description but for the tables, which it is given as they were taken: a hash
-    has as many buckets as its table has rows. Other models hold their tables; so do those with `own_tables`, whose
-    columns give ids.
+    A model with `describe` has feature columns, which hold its tables. Other models hold their tables themselves, and
+    so do those with `own_tables`, whose columns give ids.
+
+    ::
+
+        RecommenderSpec("tiny", (EmbeddingTable("t", 100, 8),), build, qos_ms=10, max_batch=64)
     """
 
     name: str
-    tables: Sequence[Embedding]
-    build: Callable[[Towers], tuple[str, int]]
+    tables: Sequence[EmbeddingTable]  # as published
+    build: Callable[[RecommenderGraph], tuple[str, int]]  # appends all nodes; returns name and width of the output
     qos_ms: int
     max_batch: int
-    describe: Callable[[Mapping[str, Embedding]], Description] | None = None
+    # Returns the feature description without its tables. It gets the tables as they were fitted to the machine, because
+    # a hash has as many buckets as its table has rows.
+    describe: Callable[[Mapping[str, EmbeddingTable]], DescriptionEntries] | None = None
     own_tables: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Recommendation:
-    """A model that was built: the graph, the tensors that it does not hold, and the text of its feature description."""
+class BuiltRecommender:
+    """A built model, the tensors that it does not hold, and the text of its feature description.
+
+    ::
+
+        build_recommender(DEEPFM, seed=0, location="deepfm.onnx.data").features
+    """
 
     proto: onnx.ModelProto
-    tensors: list[External]
+    tensors: list[ExternalTensor]
     features: str
-    tables: tuple[Embedding, ...]
+    tables: tuple[EmbeddingTable, ...]
 
 
-def recommendation(recommender: Recommender, seed: int, location: str, rows: int | None = None) -> Recommendation:
-    """Build it. location: of its tensors' file; rows: at most of each table, None: as many as `tables.fitted` takes."""
-    tables = fitted(recommender.tables, rows)
+def build_recommender(
+    recommender: RecommenderSpec, seed: int, location: str, rows: int | None = None
+) -> BuiltRecommender:
+    """Builds a model.
+
+    location: name of the file for its tensors; rows: the most rows of each table, None: those of `fit_tables`.
+    """
+    tables = fit_tables(recommender.tables, rows)
     # One child more than there are tables: the towers' own. Each table can thus be drawn alone, in chunks.
     children = np.random.SeedSequence(seed).spawn(len(tables) + 1)
-    g = Towers(np.random.default_rng(children[-1]), tables={table.name: table for table in tables})
+    g = RecommenderGraph(np.random.default_rng(children[-1]), tables={table.name: table for table in tables})
     output, width = recommender.build(g)
     own = recommender.own_tables or recommender.describe is None
-    held = [External(t.name, (t.rows, t.dim), bound=t.bound) for t in tables] if own else []
+    held = [ExternalTensor(t.name, (t.rows, t.dim), bound=t.bound) for t in tables] if own else []
     result = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["n", width])
     graph = helper.make_graph(
-        g.nodes, recommender.name, g.inputs, [result], [*references(held, location), *g.initializers]
+        g.nodes, recommender.name, g.inputs, [result], [*external_initializers(held, location), *g.initializers]
     )
     proto = model(graph, {"qos_ms": recommender.qos_ms, "max_batch": recommender.max_batch})
     text = ""
     if recommender.describe is not None:
-        entries: list[Entry] = [
+        entries: list[DescriptionEntry] = [
             {"name": t.name, "rows": t.rows, "dim": t.dim, "seed": int(child.generate_state(1)[0])}
             for t, child in zip(() if own else tables, children, strict=False)
         ]
-        text = toml({"tables": entries} | recommender.describe(g.tables))
-    return Recommendation(proto, held, text, tables)
+        text = format_toml({"tables": entries} | recommender.describe(g.tables))
+    return BuiltRecommender(proto, held, text, tables)

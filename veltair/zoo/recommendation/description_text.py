@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-Entry = Mapping[str, object]  # strings, numbers and lists of them
-Description = dict[str, list[Entry]]  # the entries of each key
+DescriptionEntry = Mapping[str, object]  # strings, numbers and lists of them
+DescriptionEntries = dict[str, list[DescriptionEntry]]  # the entries of each key
 
 ORDER = ("features", "tables", "columns", "inputs")
 
 
-def toml(description: Mapping[str, Sequence[Entry]]) -> str:
-    """One line a key. JSON writes strings, numbers and lists of them as TOML does."""
+def format_toml(description: Mapping[str, Sequence[DescriptionEntry]]) -> str:
+    """Returns the TOML text, one line for each key. JSON writes strings, numbers and lists of them as TOML does."""
     entries = [(key, entry) for key in ORDER for entry in description[key]]
     blocks = (
         "\n".join([f"[[{key}]]", *(f"{name} = {json.dumps(value)}" for name, value in entry.items())])

@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from veltair.zoo import moments
-from veltair.zoo.models import IMAGE_MODELS, ZOO
-from veltair.zoo.moments import Value
+from veltair.zoo.moments import TensorMoments
+from veltair.zoo.registry import ZOO
 
 STATISTICS = (".running_mean", ".running_var")
 # Parameters, and GFLOPs of one image in the digits that were published.
@@ -30,40 +30,74 @@ PUBLISHED = {
 COUNTED_TWICE = ("ssd_mobilenet", "tiny_yolov2")
 SHAPES = {
     "resnet50": {
-        "stem.conv": [1, 64, 112, 112], "stem.pool": [1, 64, 56, 56], "layer1.2.relu": [1, 256, 56, 56],
-        "layer2.3.relu": [1, 512, 28, 28], "layer3.5.relu": [1, 1024, 14, 14], "fc.flat": [1, 2048],
+        "stem.conv": [1, 64, 112, 112],
+        "stem.pool": [1, 64, 56, 56],
+        "layer1.2.relu": [1, 256, 56, 56],
+        "layer2.3.relu": [1, 512, 28, 28],
+        "layer3.5.relu": [1, 1024, 14, 14],
+        "fc.flat": [1, 2048],
         # v1.5: the stride is not on the 1x1
-        "layer3.0.1.conv": [1, 256, 28, 28], "layer3.0.2.conv": [1, 256, 14, 14],
+        "layer3.0.1.conv": [1, 256, 28, 28],
+        "layer3.0.2.conv": [1, 256, 14, 14],
     },
     "googlenet": {  # Szegedy et al. 2014, table 1
-        "conv1.conv": [1, 64, 112, 112], "pool1": [1, 64, 56, 56], "pool2": [1, 192, 28, 28],
-        "inception3a": [1, 256, 28, 28], "inception3b": [1, 480, 28, 28], "inception4a": [1, 512, 14, 14],
-        "inception4d": [1, 528, 14, 14], "inception4e": [1, 832, 14, 14], "inception5b": [1, 1024, 7, 7],
+        "conv1.conv": [1, 64, 112, 112],
+        "pool1": [1, 64, 56, 56],
+        "pool2": [1, 192, 28, 28],
+        "inception3a": [1, 256, 28, 28],
+        "inception3b": [1, 480, 28, 28],
+        "inception4a": [1, 512, 14, 14],
+        "inception4d": [1, 528, 14, 14],
+        "inception4e": [1, 832, 14, 14],
+        "inception5b": [1, 1024, 7, 7],
     },
     "efficientnet_b0": {  # Tan and Le 2019, table 1
-        "stem.conv": [1, 32, 112, 112], "block1.0.project.norm": [1, 16, 112, 112], "block2.1.sum": [1, 24, 56, 56],
-        "block3.1.sum": [1, 40, 28, 28], "block4.2.sum": [1, 80, 14, 14], "block5.2.sum": [1, 112, 14, 14],
-        "block6.3.sum": [1, 192, 7, 7], "block6.0.se.squeeze": [1, 28, 1, 1], "head.conv": [1, 1280, 7, 7],
+        "stem.conv": [1, 32, 112, 112],
+        "block1.0.project.norm": [1, 16, 112, 112],
+        "block2.1.sum": [1, 24, 56, 56],
+        "block3.1.sum": [1, 40, 28, 28],
+        "block4.2.sum": [1, 80, 14, 14],
+        "block5.2.sum": [1, 112, 14, 14],
+        "block6.3.sum": [1, 192, 7, 7],
+        "block6.0.se.squeeze": [1, 28, 1, 1],
+        "head.conv": [1, 1280, 7, 7],
     },
     "mobilenet_v2": {
-        "stem.conv": [1, 32, 112, 112], "block2.0.expand.conv": [1, 96, 112, 112], "block4.3.sum": [1, 64, 14, 14],
-        "head.conv": [1, 1280, 7, 7], "classifier.flat": [1, 1280],
+        "stem.conv": [1, 32, 112, 112],
+        "block2.0.expand.conv": [1, 96, 112, 112],
+        "block4.3.sum": [1, 64, 14, 14],
+        "head.conv": [1, 1280, 7, 7],
+        "classifier.flat": [1, 1280],
     },
     "ssd300": {  # Liu et al. 2015, figure 2
-        "conv4_norm": [1, 512, 38, 38], "fc6": [1, 1024, 19, 19], "fc7": [1, 1024, 19, 19],
-        "conv8_2": [1, 512, 10, 10], "conv9_2": [1, 256, 5, 5], "conv10_2": [1, 256, 3, 3], "conv11_2": [1, 256, 1, 1],
-        "boxes": [1, 8732, 4], "scores": [1, 8732, 91],
+        "conv4_norm": [1, 512, 38, 38],
+        "fc6": [1, 1024, 19, 19],
+        "fc7": [1, 1024, 19, 19],
+        "conv8_2": [1, 512, 10, 10],
+        "conv9_2": [1, 256, 5, 5],
+        "conv10_2": [1, 256, 3, 3],
+        "conv11_2": [1, 256, 1, 1],
+        "boxes": [1, 8732, 4],
+        "scores": [1, 8732, 91],
     },
     "ssd_mobilenet": {
-        "conv0.conv": [1, 32, 150, 150], "conv11.pointwise.clip": [1, 512, 19, 19],
-        "conv13.pointwise.clip": [1, 1024, 10, 10], "conv14.2.clip": [1, 512, 5, 5], "conv17.2.clip": [1, 128, 1, 1],
-        "boxes": [1, 1917, 4], "scores": [1, 1917, 91],
+        "conv0.conv": [1, 32, 150, 150],
+        "conv11.pointwise.clip": [1, 512, 19, 19],
+        "conv13.pointwise.clip": [1, 1024, 10, 10],
+        "conv14.2.clip": [1, 512, 5, 5],
+        "conv17.2.clip": [1, 128, 1, 1],
+        "boxes": [1, 1917, 4],
+        "scores": [1, 1917, 91],
     },
     "tiny_yolov2": {
-        "pool1": [1, 16, 208, 208], "pool5": [1, 256, 13, 13], "pool6": [1, 512, 13, 13],
-        "conv8.conv": [1, 1024, 13, 13], "grid": [1, 125, 13, 13],
+        "pool1": [1, 16, 208, 208],
+        "pool5": [1, 256, 13, 13],
+        "pool6": [1, 512, 13, 13],
+        "conv8.conv": [1, 1024, 13, 13],
+        "grid": [1, 125, 13, 13],
     },
-}  # fmt: skip
+}
+IMAGE_MODELS = [name for name, model in ZOO.items() if callable(model.definition)]
 # Two images' outputs differ by at least this share of an output's deviation: most of a logit is what all share.
 DIFFERENCE = {"resnet50": 0.2, "mobilenet_v2": 0.2, "googlenet": 0.3, "efficientnet_b0": 0.2}
 
@@ -75,7 +109,9 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def proto(name: str) -> onnx.ModelProto:
-    return IMAGE_MODELS[name](7)
+    build = ZOO[name].definition
+    assert callable(build)
+    return build(7)
 
 
 def test_published_counts_and_shapes(name: str, proto: onnx.ModelProto) -> None:
@@ -142,20 +178,20 @@ def test_activations_stay_sane_through_depth(name: str, proto: onnx.ModelProto) 
 def test_moments_are_those_of_samples() -> None:
     """In closed form and by quadrature against two hundred thousand draws for each of three channels."""
     rng = np.random.default_rng(0)
-    x = Value("x", np.array([-0.7, 0.0, 1.2]), np.array([0.5, 1.0, 2.0]))
-    y = Value("y", np.array([1.0, -2.0, 0.3]), np.array([0.1, 0.4, 1.5]))
+    x = TensorMoments("x", np.array([-0.7, 0.0, 1.2]), np.array([0.5, 1.0, 2.0]))
+    y = TensorMoments("y", np.array([1.0, -2.0, 0.3]), np.array([0.1, 0.4, 1.5]))
 
-    def draw(value: Value, *more: int) -> NDArray[np.float64]:
+    def draw(value: TensorMoments, *more: int) -> NDArray[np.float64]:
         return value.mean + np.sqrt(value.var) * rng.standard_normal((*more, 200_000, value.channels))
 
-    def holds(found: Value, samples: NDArray[np.float64]) -> None:
+    def holds(found: TensorMoments, samples: NDArray[np.float64]) -> None:
         np.testing.assert_allclose(found.mean, samples.mean(axis=0), atol=0.02)
         np.testing.assert_allclose(found.var, samples.var(axis=0), rtol=0.02, atol=0.01)
 
     samples = draw(x)
-    holds(moments.rectified(x, "r"), np.maximum(samples, 0))
-    holds(moments.leaky(x, "l", 0.1), np.where(samples > 0, samples, 0.1 * samples))
-    holds(moments.swish(x, "s"), samples / (1 + np.exp(-samples)))
-    holds(moments.squashed(x, "g"), 1 / (1 + np.exp(-samples)))
-    holds(moments.product(x, y, "p"), samples * draw(y))
-    holds(moments.largest(moments.rectified(x, "r"), "m", 9), np.maximum(draw(x, 9), 0).max(axis=0))
+    holds(moments.relu_moments(x, "r"), np.maximum(samples, 0))
+    holds(moments.leaky_relu_moments(x, "l", 0.1), np.where(samples > 0, samples, 0.1 * samples))
+    holds(moments.silu_moments(x, "s"), samples / (1 + np.exp(-samples)))
+    holds(moments.sigmoid_moments(x, "g"), 1 / (1 + np.exp(-samples)))
+    holds(moments.product_moments(x, y, "p"), samples * draw(y))
+    holds(moments.max_moments(moments.relu_moments(x, "r"), "m", 9), np.maximum(draw(x, 9), 0).max(axis=0))
