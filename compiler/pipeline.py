@@ -17,6 +17,7 @@ import numpy as np
 from rich.progress import Progress
 
 from veltair.compiler.assemble import ArtifactParts, assemble
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.embedding.table_storage import TOLERANCE as TABLE_TOLERANCE
 from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.features import feature_model
@@ -26,11 +27,11 @@ from veltair.compiler.graph import completion
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.model_view import ModelView
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx import onnx_model
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
+from veltair.compiler.stitch.regions import import_region
 from veltair.compiler.timing.latency_tables import Tables
 from veltair.compiler.timing.measure import Bounds, Meter
 from veltair.compiler.timing.modelled_interference import this_memory
@@ -112,7 +113,7 @@ def find_patterns(lowering: Lowering) -> None:
 
 def begin_graph(lowering: Lowering) -> None:
     """Begin the graph with the layers of feature columns, in the type in which they are read."""
-    lowering.builder = GraphBuilder(lowering.view, lowering.storage)
+    lowering.builder = GraphBuilder(lowering.view, lowering.storage, import_region)
     if lowering.features:
         lowering.builder.begin(lowering.features.layers)
     round_columns(lowering.view, lowering.builder)

@@ -11,9 +11,9 @@ import tvm_ffi
 from numpy.typing import NDArray
 
 from veltair.compiler.arena import plan
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import cpu_features, tvm_target
 from veltair.profiles.runtime.executor import aligned, empty
 

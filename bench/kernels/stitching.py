@@ -29,11 +29,11 @@ from onnx import helper
 from tvm.s_tir import dlight
 
 from bench.paths import RESULTS
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.generic import GenericParameters
 from veltair.compiler.kernels.generic.generic import schedule
 from veltair.compiler.kernels.generic.relax_layers import import_layers
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.stitch import regions as stitch
 from veltair.machine.environment import describe_environment
 from veltair.machine.isa import cpu_features, tvm_target

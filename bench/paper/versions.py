@@ -105,7 +105,7 @@ def build(models: Sequence[str]) -> None:
     """Candidates of the representative layers as libraries; the records' samples of all layers of `models`."""
     import tempfile
 
-    from veltair.compiler.kernels.spaces import SPACES
+    from veltair.compiler.design_spaces import SPACES
     from veltair.compiler.locality.traffic import kernel_reuse
     from veltair.compiler.shared_library import Source, compile_objects, link
     from veltair.profiles.records.tuning_records import RecordStore
@@ -198,7 +198,7 @@ def search() -> None:
 
 def prepared(entry: dict[str, Any]) -> tuple[Any, list[Any]]:
     """A layer and the kernels of its candidates."""
-    from veltair.compiler.kernels.spaces import SPACES
+    from veltair.compiler.design_spaces import SPACES
 
     spec = next(layer.spec for layer in layers(entry["model"]) if layer.name == entry["name"])
     return spec, [SPACES[spec.op].build(spec, sample["point"], FEATURES) for sample in entry["samples"]]

@@ -7,21 +7,35 @@ reached.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.embedding.table_storage import TableStorage
-from veltair.compiler.graph.layer_graph import Slice
+from veltair.compiler.graph.layer_graph import ImportedLayers, Slice
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters import LayerParameters
-from veltair.compiler.stitch.regions import import_region
 from veltair.errors import ModelError
+from veltair.types import TensorSpec
+
+# Layers for a run of nodes: (nodes, values, constants, inputs, outputs, max_batch, opset); see `stitch.regions`.
+NodeImporter: TypeAlias = Callable[
+    [
+        Sequence[onnx.NodeProto],
+        Mapping[str, TensorSpec],
+        Mapping[str, NDArray[Any]],
+        Sequence[str],
+        Sequence[str],
+        int,
+        int,
+    ],
+    ImportedLayers,
+]
 
 NO_PARAMETERS = LayerParameters()
 
@@ -29,9 +43,9 @@ NO_PARAMETERS = LayerParameters()
 class GraphBuilder:
     """Emits, replaces, aliases and places the tensors and layers of one model."""
 
-    def __init__(self, view: ModelView, tables: TableStorage) -> None:
+    def __init__(self, view: ModelView, tables: TableStorage, import_nodes: NodeImporter) -> None:
         self.tables = tables
-        self._view = view
+        self._view, self._import_nodes = view, import_nodes
         self._tensors = {port.name: Activation(port.name, port.dtype, port.shape) for port in view.inputs}
         self._input_names = set(self._tensors)
         self._layers: list[LayerSpec] = []
@@ -271,7 +285,9 @@ class GraphBuilder:
             if name and (name in view.output_names or any(id(user) not in inside for user in view.users_of(name)))
         ]
         plain = {name: self.plain(name) for name in inputs}
-        region = import_region(nodes, view.values, view.constants, inputs, outputs, view.max_batch, view.model.opset)
+        region = self._import_nodes(
+            nodes, view.values, view.constants, inputs, outputs, view.max_batch, view.model.opset
+        )
         renamed = {name: tensor.name for name, tensor in plain.items()}
 
         def moved(tensor: Activation) -> Activation:

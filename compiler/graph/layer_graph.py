@@ -49,3 +49,15 @@ class LayerGraph:
             row = int(np.prod(whole.physical[2:], dtype=np.int64)) * np.dtype(whole.dtype).itemsize
             name, offset = piece.whole, offset + piece.start * row
         return name, offset
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedLayers:
+    """The layers of a run of ONNX nodes, in order, and the views that they need.
+
+    >>> ImportedLayers(layers=(), views=((Activation("y", "float32", (4,)), "x"),)).views[0][1]
+    'x'
+    """
+
+    layers: tuple[LayerSpec, ...]
+    views: tuple[tuple[Activation, str], ...]  # a view, and the name of the tensor whose memory it shares

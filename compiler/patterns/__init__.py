@@ -2,6 +2,6 @@
 
 A pattern is a function named after the layer that it emits. It reads the model through a `ModelView`, emits layers
 through the `GraphBuilder` and returns True, or it returns False and leaves the node to the next pattern. `by_operator`
-lists the patterns of each ONNX operator. Nodes that no pattern takes are imported by TVM. `compiler/pipeline.py`,
-`compiler/graph/epilogue.py` (activation functions) and tests import the folder.
+lists the patterns of each ONNX operator; `epilogue` takes up what follows an anchor. Nodes that no pattern takes are
+imported by TVM. Only `compiler/pipeline.py` and tests import the folder.
 """

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.graph.epilogue import Epilogue
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
 from veltair.compiler.onnx.node_attributes import attribute, times
+from veltair.compiler.patterns.epilogue import Epilogue
 from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.graph.epilogue import Epilogue
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.vision import ElementwiseParameters
 from veltair.compiler.patterns.activations import activation_behind, activation_of
 from veltair.compiler.patterns.batch_norm import scale_and_shift
+from veltair.compiler.patterns.epilogue import Epilogue
 
 Chain: TypeAlias = tuple[tuple[str, ...], dict[str, NDArray[Any]], tuple[onnx.NodeProto, ...]]  # steps, weights, nodes
 

@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.graph.epilogue import Epilogue
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
 from veltair.compiler.onnx.node_attributes import attribute, times
 from veltair.compiler.patterns.batch_norm import FoldedBatchNorm
+from veltair.compiler.patterns.epilogue import Epilogue
 from veltair.profiles.artifact.manifest import shape_at
 
 FEW_ROWS = 4  # up to so many, a dense layer is bound by reading its weights, and half of the bytes is half of the time

@@ -10,8 +10,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
-from veltair.compiler.kernels.generic.relax_layers import ImportedLayers, import_layers
+from veltair.compiler.kernels.generic.relax_layers import import_layers
 from veltair.compiler.stitch.fusion_explorer import FusionExplorer
 from veltair.compiler.stitch.iteration_space import iteration_space
 from veltair.compiler.stitch.node_translation import TRUE, translate_node

@@ -14,9 +14,9 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm_ffi import StructuralKey
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.shared_library import machine_code
 from veltair.compiler.tuning.layer_reference import packed, reference, unpacked
 from veltair.machine.isa import cpu_features, tvm_target

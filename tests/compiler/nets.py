@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.arena import plan
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
 from veltair.machine.isa import cpu_features

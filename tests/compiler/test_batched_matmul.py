@@ -12,9 +12,9 @@ from kernels import LESSER, ahead, call, need, worst_error
 from nets import Net, normal, run
 from numpy.typing import NDArray
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
 from veltair.machine.isa import cpu_features

@@ -20,9 +20,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from veltair.cli import main
 from veltair.compiler.build import compile_model
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Kernel
 from veltair.compiler.kernels.conv.conv2d import Conv2d
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.pipeline import batch_sizes
 from veltair.compiler.shared_library import Source
 from veltair.compiler.timing import latency_tables

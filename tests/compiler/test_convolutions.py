@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from kernels import LESSER, ahead, need, untouched_halo, worst_error
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec, Point
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.shared_library import machine_code
 from veltair.machine.isa import ISAS, cpu_features
 

@@ -12,8 +12,8 @@ from kernels import LESSER, ahead, need, untouched_halo, worst_error
 from nets import Net, normal, run
 from test_convolutions import convolution
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.kernels.conv.conv_weights import input_range
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
 

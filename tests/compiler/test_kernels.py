@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernels import LESSER, ahead, call, need, untouched_halo, worst_error
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
 from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
 from veltair.compiler.graph.parameters.recommendation import EmbeddingBagParameters, Reduction
 from veltair.compiler.graph.parameters.vision import Conv2dParameters, ElementwiseParameters, Pool2dParameters, PoolKind
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import cpu_features
 from veltair.profiles.runtime.executor import aligned
 

@@ -11,6 +11,7 @@ from kernels import ahead, worst_error
 from nets import Arrays
 from test_sums import ROWS, drawn, operators
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.embedding.row_storage import STORAGES, encode_rows, storage_of
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.recommendation import (
@@ -19,7 +20,6 @@ from veltair.compiler.graph.parameters.recommendation import (
     LookupParameters,
     Reduction,
 )
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import cpu_features
 
 random = np.random.default_rng(9)

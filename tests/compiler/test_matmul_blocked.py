@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from kernels import LESSER, worst_error
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec, Point
 from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import ISAS
 
 MOST = 80  # rows

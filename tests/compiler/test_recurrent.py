@@ -14,9 +14,9 @@ from nets import Arrays, run
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.sequence import RecurrentParameters, ResetPosition, SequenceOrder
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError

@@ -10,6 +10,7 @@ import pytest
 from kernels import LESSER, ahead, need, untouched_halo, worst_error
 from numpy.typing import NDArray
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
 from veltair.compiler.graph.parameters import LayerParameters
 from veltair.compiler.graph.parameters.vision import (
@@ -20,7 +21,6 @@ from veltair.compiler.graph.parameters.vision import (
     PoolKind,
     SqueezeExciteParameters,
 )
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import cpu_features
 
 FP32, BF16 = ("float32", 16, 1e-5), ("uint16", 32, 1.5e-2)

@@ -14,9 +14,9 @@ from nets import Arrays, run
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.recommendation import ConcatSumParameters, OneHotSumParameters
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import cpu_features
 
 random = np.random.default_rng(5)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from kernels import LESSER, ahead, call, worst_error
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
 from veltair.compiler.graph.parameters.sequence import AttentionParameters, LayerNormParameters
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.machine.isa import cpu_features
 
 random = np.random.default_rng(11)

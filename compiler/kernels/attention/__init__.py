@@ -1,4 +1,4 @@
 """Kernels of attention: all heads of a layer, from Q, K and V to the merged rows, in fp32 vectors or on bfloat16.
 
-`compiler/kernels/spaces.py` imports the design space `Attention`; nothing else imports from here.
+`compiler/design_spaces.py` imports the design space `Attention`; nothing else imports from here.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm import relax
 
+from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.generic import GenericParameters
 from veltair.compiler.kernels.generic.relax_import import fuse, import_to_relax
@@ -22,18 +22,6 @@ from veltair.types import TensorSpec
 
 UNCHECKED = {"GatherElements", "GatherND", "ScatterElements", "ScatterND", "Scatter"}  # take any index
 ALIAS = ("reshape", "squeeze", "expand_dims", "flatten")  # contiguous views of their input
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedLayers:
-    """The layers of a run of ONNX nodes, in order, and the views that they need.
-
-    >>> ImportedLayers(layers=(), views=((Activation("y", "float32", (4,)), "x"),)).views[0][1]
-    'x'
-    """
-
-    layers: tuple[LayerSpec, ...]
-    views: tuple[tuple[Activation, str], ...]  # a view, and the name of the tensor whose memory it shares
 
 
 def import_layers(

@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from veltair.compiler.graph.epilogue import Epilogue
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.vision import SqueezeExciteParameters
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.patterns.activations import ActivationMatch, activation_behind
+from veltair.compiler.patterns.epilogue import Epilogue
 
 
 def squeeze_excite(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:

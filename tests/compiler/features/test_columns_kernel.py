@@ -11,6 +11,7 @@ import pytest
 from features.compiled_columns import NUMBERS, CompiledColumns, make_description, texts
 from kernels import guarded, need
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.embedding.row_storage import STORAGES
 from veltair.compiler.features.feature_description import FeatureDescription
 from veltair.compiler.features.feature_reference import reference_inputs
@@ -18,7 +19,6 @@ from veltair.compiler.features.kernel.columns_kernel import concatenated_layer
 from veltair.compiler.features.text_code.tokens import BLOCK, NOTED
 from veltair.compiler.features.vocabularies import LONGEST_PROBE, MOST_SLOTS_PER_KEY, Vocabularies, fill_slots
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec, Point
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.tuning.layer_reference import packed, unpacked
 from veltair.compiler.tuning.layer_reference import reference as layer_reference
 from veltair.profiles.artifact.manifest import Storage

@@ -11,8 +11,8 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from veltair.compiler.kernels.generic.relax_layers import ImportedLayers
-from veltair.compiler.kernels.spaces import SPACES
+from veltair.compiler.design_spaces import SPACES
+from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.stitch.regions import import_region
 from veltair.machine.isa import cpu_features
 from veltair.types import TensorSpec

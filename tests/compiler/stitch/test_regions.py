@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from onnx.helper import make_node as node
 from stitch.region_case import Case, assert_right
 
+from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.parameters.generic import GenericParameters
-from veltair.compiler.kernels.spaces import SPACES
 from veltair.compiler.tuning.layer_reference import reference
 from veltair.machine.isa import cpu_features
 
