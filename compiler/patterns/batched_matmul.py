@@ -19,8 +19,12 @@ from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """Both sides as they lie in memory, and the transposes that make (…, M, K) and (…, K, N) of them."""
+class BatchedMatmulMatch:
+    """Both operands as they lie in memory, and the transposes that make (…, M, K) and (…, K, N) of them.
+
+    >>> BatchedMatmulMatch("q", (0, 1, 2), "k", (0, 2, 1)).right_order
+    (0, 2, 1)
+    """
 
     left: str
     left_order: tuple[int, ...]
@@ -28,26 +32,31 @@ class Product:
     right_order: tuple[int, ...]
 
 
-def find_products(view: ModelView) -> Matches:
-    """Mark the transposes that are read by one product alone: they become part of its addressing."""
+def find_batched_matmuls(view: ModelView) -> Matches:
+    """Match the products of computed matrices. Transposes that only they read become part of their addressing."""
     matches = Matches()
     for node in view.nodes:
         if node.op_type not in ("MatMul", "Gemm") or view.matches.is_inner(node) or view.matches.has(node):
             continue
-        if not _suits(node, view):
+        if not _is_batched_matmul(node, view):
             continue
         (left, left_order), (right, right_order) = (
-            _source(name, attribute(node, flag, 0), view, matches)
+            _untransposed(name, attribute(node, flag, 0), view, matches)
             for name, flag in zip(node.input[:2], ("transA", "transB"), strict=True)
         )
         if view.shape_of(node.output[0])[-1] == 1:  # one column: the product of the transposes has one row
-            left, left_order, right, right_order = right, _swapped(right_order), left, _swapped(left_order)
-        matches.add(node, Product(left, left_order, right, right_order))
+            left, left_order, right, right_order = (
+                right,
+                _swap_last_axes(right_order),
+                left,
+                _swap_last_axes(left_order),
+            )
+        matches.add(node, BatchedMatmulMatch(left, left_order, right, right_order))
     return matches
 
 
 def batched_matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    found = view.matches.at(node, Product)
+    found = view.matches.at(node, BatchedMatmulMatch)
     if found is None:
         return False
     out = view.shape_of(node.output[0])
@@ -61,7 +70,7 @@ def batched_matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
     shape = out if width > 1 else (*out[:-2], 1, out[-2])
     end = node
     user = view.only_user(node.output[0])
-    factor = _factor(user, view)
+    factor = _constant_factor(user, view)
     if user is not None and factor and not bias.any():
         scale, end = scale * factor, user
         builder.take([user])
@@ -92,8 +101,8 @@ def batched_matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
     return True
 
 
-def _suits(node: onnx.NodeProto, view: ModelView) -> bool:
-    """Two floating-point sides, at least one computed and no plain dense layer, of extents that are known."""
+def _is_batched_matmul(node: onnx.NodeProto, view: ModelView) -> bool:
+    """Whether a node multiplies float tensors of known extents, at least one computed, and is no dense layer."""
     sides = list(node.input[:2])
     constant = [name in view.constants for name in sides]
     shapes = [view.shape_of(name) for name in sides]
@@ -111,8 +120,8 @@ def _suits(node: onnx.NodeProto, view: ModelView) -> bool:
     return depth > 0 and out[-1] > 0 and (out[-2] > 0 or out[-1] > 1) and all(out)
 
 
-def _source(name: str, flag: int, view: ModelView, matches: Matches) -> tuple[str, tuple[int, ...]]:
-    """The tensor behind a transpose that nothing else reads, and the order of its dimensions that a product wants."""
+def _untransposed(name: str, flag: int, view: ModelView, matches: Matches) -> tuple[str, tuple[int, ...]]:
+    """The operand without the transpose that only the product reads, and the order of axes that the product needs."""
     rank = len(view.shape_of(name))
     order = tuple(range(rank))
     maker = view.makers.get(name)
@@ -121,14 +130,14 @@ def _source(name: str, flag: int, view: ModelView, matches: Matches) -> tuple[st
         order = tuple(attribute(maker, "perm", list(reversed(order))))
         matches.add_inner([maker])
         name = maker.input[0]
-    return name, _swapped(order) if flag else order
+    return name, _swap_last_axes(order) if flag else order
 
 
-def _swapped(order: tuple[int, ...]) -> tuple[int, ...]:
+def _swap_last_axes(order: tuple[int, ...]) -> tuple[int, ...]:
     return (*order[:-2], order[-1], order[-2])
 
 
-def _factor(node: onnx.NodeProto | None, view: ModelView) -> float:
+def _constant_factor(node: onnx.NodeProto | None, view: ModelView) -> float:
     """What a node multiplies a computed tensor by, if it is one number; else 0."""
     if node is None or node.op_type not in ("Mul", "Div"):
         return 0.0

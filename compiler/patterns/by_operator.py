@@ -11,17 +11,17 @@ import onnx
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.patterns.batch_norm import find_batch_norms
-from veltair.compiler.patterns.batched_matmul import batched_matmul, find_products
+from veltair.compiler.patterns.batched_matmul import batched_matmul, find_batched_matmuls
 from veltair.compiler.patterns.concat import concat
 from veltair.compiler.patterns.elementwise import elementwise
 from veltair.compiler.patterns.layer_norm import layer_norm
 from veltair.compiler.patterns.matmul import matmul
-from veltair.compiler.patterns.recommendation.embedding_bags import bags
+from veltair.compiler.patterns.recommendation.embedding_bags import embedding_bag
 from veltair.compiler.patterns.recommendation.lookups import find_lookups, lookups
 from veltair.compiler.patterns.recommendation.sums import find_sums, sums
 from veltair.compiler.patterns.sequence.attention import attention, find_attention, projections
 from veltair.compiler.patterns.sequence.recurrent import find_recurrences, recurrent
-from veltair.compiler.patterns.sequence.token_embedding import embedding, find_embeddings
+from veltair.compiler.patterns.sequence.token_embedding import embedding, find_token_embeddings
 from veltair.compiler.patterns.views import alias
 from veltair.compiler.patterns.vision.channel_norms import l2_normalize, lrn
 from veltair.compiler.patterns.vision.channels_last import channels_last
@@ -44,7 +44,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "Gemm": (sums, matmul, batched_matmul),
     "MatMul": (sums, projections, attention, matmul, batched_matmul),
     "LayerNormalization": (embedding, layer_norm),
-    "Gather": (bags,),
+    "Gather": (embedding_bag,),
     "Neg": (lookups,),
     "Concat": (sums, concat),
     "GRU": (recurrent,),
@@ -69,10 +69,10 @@ FINDERS: tuple[Finder, ...] = (
     find_recurrences,
     find_sums,
     find_lookups,
-    find_embeddings,
+    find_token_embeddings,
     find_batch_norms,
     find_attention,
-    find_products,
+    find_batched_matmuls,
 )
 
 

@@ -14,7 +14,7 @@ from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
 
 
 def layer_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    """A layer on rows, which gives bfloat16 where products in bfloat16 read it."""
+    """A layer on rows, in bfloat16 where products in bfloat16 read its output."""
     shape, constants = view.shape_of(node.input[0]), view.constants
     shift = node.input[2] if len(node.input) > 2 else ""
     if attribute(node, "axis", -1) not in (-1, len(shape) - 1) or len([o for o in node.output if o]) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from veltair.compiler.patterns.batch_norm import FoldedBatchNorm
 from veltair.compiler.patterns.epilogue import Epilogue
 from veltair.profiles.artifact.manifest import shape_at
 
-FEW_ROWS = 4  # up to so many, a dense layer is bound by reading its weights, and half of the bytes is half of the time
+FEW_ROWS = 4  # up to so many, reading the weights is what a dense layer waits for: half the bytes, half the time
 TILE_ROWS = 16  # from so many on, at the greatest batch, products are made in bfloat16
 
 
 def matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """A dense layer with the gate, residual and activation behind it."""
     constants = dense_constants(node, view)
     shape = view.shape_of(node.input[0])
     if constants is None or len(shape) < 2 or node.input[0] in view.constants:
@@ -50,15 +52,14 @@ def matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool
     y = Activation(output, "uint16" if narrow else "float32", (rows, out[-1]))
     if len(out) != 2:
         y = Activation(f"{output}/rows", y.dtype, y.shape)
-    dense(node.name, source, y, weight, bias, epilogue.activation, residual, view, builder, gate)
+    DenseLayer(node.name, source, y, weight, bias, epilogue.activation, gate, residual).emit(view, builder)
     if len(out) != 2:
         builder.alias(Activation(output, y.dtype, out), y.name)
     return True
 
 
 def dense_constants(node: onnx.NodeProto, view: ModelView) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """Weight (depth, columns) and bias (columns) of a MatMul or Gemm whose product is x @ weight + bias, if they are
-    constants."""
+    """Weight (depth, columns) and bias (columns) of a MatMul or Gemm, x @ weight + bias; None where one is computed."""
     weight = view.constants.get(node.input[1])
     if weight is None or weight.ndim != 2 or attribute(node, "transA", 0):
         return None
@@ -73,26 +74,41 @@ def dense_constants(node: onnx.NodeProto, view: ModelView) -> tuple[NDArray[Any]
     return weight, bias
 
 
-def dense(
-    name: str, x: str, y: Activation, weight: NDArray[Any], bias: NDArray[Any], activation: str,
-    residual: Activation | None, view: ModelView, builder: GraphBuilder, gate: Activation | None = None,
-) -> None:  # fmt: skip
-    """Emit activation((x @ weight + bias) [* gate] [+ residual]): in bfloat16 where precision and rows allow it."""
-    rows = y.shape[0]
-    depth = weight.shape[0]
-    weights = {"weight": np.ascontiguousarray(weight, np.float32), "bias": bias.astype(np.float32)}
-    flops = 2 * abs(rows) * int(np.prod(weight.shape))
-    if narrow_rows(rows, view):
-        inputs = [builder.reshaped(builder.narrowed(builder.rows(x)), (rows, depth))]
-        kind, storage = "matmul_bf16", None
-    else:
-        inputs = [builder.reshaped(builder.plain(x), (rows, depth))]
-        few = view.dtype == "uint16" and 0 < rows <= FEW_ROWS
-        kind, storage = "matmul", WeightStorage.BF16 if few else WeightStorage.FP32
-        gate, residual = (builder.plain(side.name) if side else None for side in (gate, residual))
-    inputs += [builder.reshaped(side, y.shape) for side in (gate, residual) if side is not None]
-    parameters = MatmulParameters(activation, storage, gated=gate is not None)
-    builder.emit(name, kind, inputs, [y], parameters, weights, flops)
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """A layer activation((x @ weight + bias) [* gate] [+ residual]), before it is settled in which type it multiplies.
+
+    ::
+
+        DenseLayer(node.name, "x", output, weight, bias, "relu").emit(view, builder)
+    """
+
+    name: str
+    x: str
+    output: Activation
+    weight: NDArray[Any]  # (depth, columns)
+    bias: NDArray[Any]  # (columns)
+    activation: str
+    gate: Activation | None = None
+    residual: Activation | None = None
+
+    def emit(self, view: ModelView, builder: GraphBuilder) -> None:
+        """Emit the layer, in bfloat16 where precision and rows allow it."""
+        rows, depth, y = self.output.shape[0], self.weight.shape[0], self.output
+        weights = {"weight": np.ascontiguousarray(self.weight, np.float32), "bias": self.bias.astype(np.float32)}
+        flops = 2 * abs(rows) * int(np.prod(self.weight.shape))
+        sides = [self.gate, self.residual]
+        if narrow_rows(rows, view):
+            inputs = [builder.reshaped(builder.narrowed(builder.rows(self.x)), (rows, depth))]
+            op, storage = "matmul_bf16", None
+        else:
+            inputs = [builder.reshaped(builder.plain(self.x), (rows, depth))]
+            few = view.dtype == "uint16" and 0 < rows <= FEW_ROWS
+            op, storage = "matmul", WeightStorage.BF16 if few else WeightStorage.FP32
+            sides = [builder.plain(side.name) if side else None for side in sides]
+        inputs += [builder.reshaped(side, y.shape) for side in sides if side is not None]
+        parameters = MatmulParameters(self.activation, storage, gated=self.gate is not None)
+        builder.emit(self.name, op, inputs, [y], parameters, weights, flops)
 
 
 def narrow_rows(rows: int, view: ModelView) -> bool:
@@ -102,8 +118,8 @@ def narrow_rows(rows: int, view: ModelView) -> bool:
 
 
 def read_by_products(name: str, view: ModelView) -> bool:
-    """Whether products with constant weights or attention, and beside them only sums and products' gates, read a tensor
-    as bfloat16."""
+    """Whether a tensor can be bfloat16: products with constant weights or attention read it, and else only sums and
+    gates of products."""
 
     def readers(name: str) -> list[str]:
         found = []
@@ -125,7 +141,7 @@ def read_by_products(name: str, view: ModelView) -> bool:
 
 
 def _reshaped(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> tuple[onnx.NodeProto, tuple[int, ...]]:
-    """The end of a product and its shape: the rows of a Gemm may be reshaped back into sequences."""
+    """The last node of a product and its shape: the rows of a Gemm may be reshaped back into sequences."""
     user = view.only_user(node.output[0])
     out = view.shape_of(node.output[0])
     if user is None or user.op_type != "Reshape" or view.shape_of(user.output[0])[-1] != out[-1]:
@@ -139,7 +155,7 @@ def _is_dense(node: onnx.NodeProto | None, view: ModelView) -> bool:
 
 
 def _side(operator: str, name: str, view: ModelView, builder: GraphBuilder) -> tuple[str, Activation | None]:
-    """The sum or product behind a tensor, if its other side was made before."""
+    """The output and the other operand of the sum or product behind a tensor, if that operand was made before."""
     user = view.only_user(name)
     if user is None or user.op_type != operator:
         return name, None

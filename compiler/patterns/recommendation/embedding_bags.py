@@ -23,7 +23,14 @@ REDUCTIONS = {"ReduceSum": Reduction.SUM, "ReduceMean": Reduction.MEAN}
 
 
 @dataclass(frozen=True, slots=True)
-class Bag:
+class EmbeddingBagMatch:
+    """A Gather from a constant table, with the sum or mean of its rows where there is one.
+
+    ::
+
+        match = match_bag(node, model, only_user)
+    """
+
     gather: onnx.NodeProto
     reduction: onnx.NodeProto | None  # none: every id is a bag
     table: NDArray[Any]  # its rows as the model keeps them; of blocks of rows, a block is one
@@ -48,12 +55,12 @@ class Bag:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What bags must share to be one layer."""
+        """What bags must have in common to be one layer."""
         return self.shape, self.ids.dtype, self.width, self.reduce, str(self.table.dtype)
 
 
-def bag_at(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Bag | None:
-    """The bag that a Gather begins, if it does."""
+def match_bag(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> EmbeddingBagMatch | None:
+    """The bag that a Gather begins; None where it begins none."""
     table, ids = model.initializers.get(node.input[0]), model.values[node.input[1]]
     user = only_user(node.output[0])
     if table is None or table.ndim < 2 or ids.name in model.initializers:
@@ -63,28 +70,30 @@ def bag_at(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Bag |
         return None
     if not ids.shape or ids.dtype not in ("int64", "int32") or attribute(node, "axis", 0) != 0:
         return None
-    alone = Bag(node, None, table.reshape(len(table), -1), times(rows.shape[1:]), ids)
+    alone = EmbeddingBagMatch(node, None, table.reshape(len(table), -1), times(rows.shape[1:]), ids)
     if table.ndim != 2 or len(ids.shape) != 2 or user is None or user.op_type not in REDUCTIONS:
         return alone
     sums = not attribute(user, "keepdims", 1) and reduced(user, model.initializers) in ([1], [-2])
     return replace(alone, reduction=user) if sums else alone
 
 
-def bags_with(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser, given: Set[str]) -> list[Bag]:
-    """The node's bag and all others of its kind that can run with it: those whose ids are `given`, like inputs."""
-    bag = bag_at(node, model, only_user)
+def match_bags_alike(
+    node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser, inputs: Set[str]
+) -> list[EmbeddingBagMatch]:
+    """The node's bag and all others of its kind that can run with it: those whose ids are inputs of the model."""
+    bag = match_bag(node, model, only_user)
     if bag is None:
         return []
-    if bag.ids.name not in given:
+    if bag.ids.name not in inputs:
         return [bag]
-    gathers = (n for n in model.nodes if n.op_type == "Gather" and n.input[1] in given)
-    found = (bag_at(other, model, only_user) for other in gathers)
+    gathers = (n for n in model.nodes if n.op_type == "Gather" and n.input[1] in inputs)
+    found = (match_bag(other, model, only_user) for other in gathers)
     return [other for other in found if other is not None and other.kind == bag.kind]
 
 
-def bags(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    """All bags of one kind as one layer; the others' nodes count as done when they are met."""
-    bags = bags_with(node, view.model, view.only_user, builder.input_names)
+def embedding_bag(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
+    """All bags of one kind as one layer, emitted at the first of them."""
+    bags = match_bags_alike(node, view.model, view.only_user, builder.input_names)
     if not bags:
         return False
     (count, lookups), width = bags[0].shape, bags[0].width

@@ -1,4 +1,4 @@
-"""Columns' layers give what is read of them: rounded where products read it, joined where a concatenation does."""
+"""Fits layers of feature columns to what reads them: rounded for products, joined for concatenations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
 
 
 def round_columns(view: ModelView, builder: GraphBuilder) -> None:
-    """Columns that products alone read give bfloat16 where these take it."""
+    """Have columns that only products read written in bfloat16, if the products take it."""
     for spec in builder.layers:
         (made,) = spec.outputs
         if spec.op != "columns" or made.dtype != "float32" or made.name not in view.values:

@@ -1,11 +1,12 @@
-"""Look-ups that do more than add up rows, as they stand in ONNX: Ember's other families (2.2).
+"""Lookups that do more than add up rows, as ONNX expresses them: Ember's other families (section 2.2).
 
     weighted sums   ReduceSum or ReduceMean(Mul(Gather(table, ids), weights)), a sparse matrix times a dense one
     messages        ReduceSum(Mul(near, Sigmoid(ReduceSum(Mul(near, own))))), of near = Gather(table, ids) and
                     own = Gather(table, selves)
     triples         Neg(ReduceSum(Abs(gap))), or of ReduceL1 or ReduceL2(gap), of gap = Sub(Add(head, relation), tail)
 
-ids, weights (B, L), or (B, L, 1) of weights; selves, and ids of triples, (B,). Each is one layer, and no row is copied.
+ids, weights (B, L), or (B, L, 1) of weights; selves, and ids of triples, (B,). Each becomes one layer, which
+copies no row.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ from veltair.compiler.patterns.recommendation.embedding_bags import REDUCTIONS
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    inputs: tuple[str, ...]  # ids, and what goes with them
+class LookupMatch:
+    """A lookup of one of the families.
+
+    >>> LookupMatch(("ids", "weights"), ("table",), LookupFamily.WEIGHTED_SUM, ()).norm is None
+    True
+    """
+
+    inputs: tuple[str, ...]  # ids first
     tables: tuple[str, ...]
     family: LookupFamily
     inner: tuple[NodeProto, ...]  # all nodes but the last
@@ -38,16 +45,16 @@ def find_lookups(view: ModelView) -> Matches:
     for node in view.nodes:
         found = None
         if node.op_type in REDUCTIONS:
-            found = _messages(node, view) or _weighted(node, view)
+            found = _match_messages(node, view) or _match_weighted_sum(node, view)
         elif node.op_type == "Neg":
-            found = _triples(node, view)
+            found = _match_triples(node, view)
         if found is not None:
             matches.add(node, found, found.inner)
     return matches
 
 
 def lookups(node: NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    found = view.matches.at(node, Found)
+    found = view.matches.at(node, LookupMatch)
     if found is None:
         return False
     first, *others = found.inputs
@@ -73,35 +80,38 @@ def lookups(node: NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     return True
 
 
-def _weighted(node: NodeProto, view: ModelView) -> Found | None:
-    product = _only(node.input[0], "Mul", view)
-    if product is None or not _along(node, view, axis=1, keepdims=0):
+def _match_weighted_sum(node: NodeProto, view: ModelView) -> LookupMatch | None:
+    product = _sole_producer(node.input[0], "Mul", view)
+    if product is None or not _reduces_axis(node, view, axis=1, keepdims=0):
         return None
-    for rows, weights in _both(product):
+    for rows, weights in _both_orders(product):
         gather = _gather(rows, view)
         if gather is None or view.only_user(rows) is None or weights in view.constants:
             continue
         ids = view.values[gather.input[1]]
         if len(ids.shape) == 2 and _is_float(weights, (*ids.shape, 1), view):
             family, reduce = LookupFamily.WEIGHTED_SUM, REDUCTIONS[node.op_type]
-            return Found((ids.name, weights), (gather.input[0],), family, (gather, product), reduce=reduce)
+            return LookupMatch((ids.name, weights), (gather.input[0],), family, (gather, product), reduce=reduce)
     return None
 
 
-def _messages(node: NodeProto, view: ModelView) -> Found | None:
-    product = _only(node.input[0], "Mul", view)
-    if product is None or node.op_type != "ReduceSum" or not _along(node, view, axis=1, keepdims=0):
+def _match_messages(node: NodeProto, view: ModelView) -> LookupMatch | None:
+    product = _sole_producer(node.input[0], "Mul", view)
+    if product is None or node.op_type != "ReduceSum" or not _reduces_axis(node, view, axis=1, keepdims=0):
         return None
-    for rows, edges in _both(product):
-        near, edge = _gather(rows, view), _only(edges, "Sigmoid", view)
-        likeness = None if edge is None else _only(edge.input[0], "ReduceSum", view)
-        if near is None or edge is None or likeness is None or not _along(likeness, view, axis=2, keepdims=1):
+    for rows, edges in _both_orders(product):
+        near, edge = _gather(rows, view), _sole_producer(edges, "Sigmoid", view)
+        likeness = None if edge is None else _sole_producer(edge.input[0], "ReduceSum", view)
+        if near is None or edge is None or likeness is None or not _reduces_axis(likeness, view, axis=2, keepdims=1):
             continue
-        dot = _only(likeness.input[0], "Mul", view)
+        dot = _sole_producer(likeness.input[0], "Mul", view)
         if dot is None or rows not in dot.input or len(view.users_of(rows)) != 2 or rows in view.output_names:
             continue
-        own, inner = next(other for first, other in _both(dot) if first == rows), [near, edge, likeness, dot, product]
-        wider = _only(own, "Unsqueeze", view)
+        own, inner = (
+            next(other for first, other in _both_orders(dot) if first == rows),
+            [near, edge, likeness, dot, product],
+        )
+        wider = _sole_producer(own, "Unsqueeze", view)
         if wider is not None and reduced(wider, view.constants) in ([1], [-2]):
             own = wider.input[0]
             inner.append(wider)
@@ -112,24 +122,24 @@ def _messages(node: NodeProto, view: ModelView) -> Found | None:
         one = selves.shape in ((ids.shape[0],), (ids.shape[0], 1))
         if len(ids.shape) == 2 and one and selves.dtype == ids.dtype:
             inputs, tables = (ids.name, selves.name), (near.input[0],)
-            return Found(inputs, tables, LookupFamily.MESSAGE_PASSING, (*inner, gather))
+            return LookupMatch(inputs, tables, LookupFamily.MESSAGE_PASSING, (*inner, gather))
     return None
 
 
-def _triples(node: NodeProto, view: ModelView) -> Found | None:
+def _match_triples(node: NodeProto, view: ModelView) -> LookupMatch | None:
     distance = view.makers.get(node.input[0])
-    if distance is None or view.only_user(node.input[0]) is None or not _along(distance, view, 1, 0):
+    if distance is None or view.only_user(node.input[0]) is None or not _reduces_axis(distance, view, 1, 0):
         return None
     inner, gap = [distance], distance.input[0]
     norm = {"ReduceL1": 1, "ReduceL2": 2, "ReduceSum": 1}.get(distance.op_type)
     if distance.op_type == "ReduceSum":
-        size = _only(gap, "Abs", view)
+        size = _sole_producer(gap, "Abs", view)
         if size is None:
             return None
         inner.append(size)
         gap = size.input[0]
-    minus = _only(gap, "Sub", view)
-    plus = None if minus is None else _only(minus.input[0], "Add", view)
+    minus = _sole_producer(gap, "Sub", view)
+    plus = None if minus is None else _sole_producer(minus.input[0], "Add", view)
     if norm is None or minus is None or plus is None:
         return None
     gathers = {name: _gather(name, view) for name in (*plus.input, minus.input[1])}
@@ -144,16 +154,16 @@ def _triples(node: NodeProto, view: ModelView) -> Found | None:
         return None
     heads, relations, tails = (each.name for each in ids)
     tables, nodes = (head.input[0], kind.input[0]), (*inner, minus, plus, head, kind, tail)
-    return Found((heads, relations, tails), tables, LookupFamily.KNOWLEDGE_GRAPH, nodes, norm=norm)
+    return LookupMatch((heads, relations, tails), tables, LookupFamily.KNOWLEDGE_GRAPH, nodes, norm=norm)
 
 
-def _only(name: str, kind: str, view: ModelView) -> NodeProto | None:
+def _sole_producer(name: str, kind: str, view: ModelView) -> NodeProto | None:
     """The node of this kind that makes a tensor, of which there is one reader."""
     node = view.makers.get(name)
     return node if node is not None and node.op_type == kind and view.only_user(name) is not None else None
 
 
-def _both(node: NodeProto) -> tuple[tuple[str, str], tuple[str, str]]:
+def _both_orders(node: NodeProto) -> tuple[tuple[str, str], tuple[str, str]]:
     first, second = node.input
     return (first, second), (second, first)
 
@@ -170,7 +180,7 @@ def _gather(name: str, view: ModelView) -> NodeProto | None:
     return node if fits and view.constants[node.input[0]].ndim == 2 else None
 
 
-def _along(node: NodeProto, view: ModelView, axis: int, keepdims: int) -> bool:
+def _reduces_axis(node: NodeProto, view: ModelView, axis: int, keepdims: int) -> bool:
     if not node.op_type.startswith("Reduce"):
         return False
     rank = len(view.shape_of(node.input[0]))

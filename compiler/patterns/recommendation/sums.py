@@ -1,4 +1,4 @@
-"""Sums that need not be fed what they are fed in ONNX: of one-hot vectors, and of concatenated tensors."""
+"""Sums whose inputs need not exist: sums of one-hot vectors, and of concatenated tensors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ REDUCTIONS = ("ReduceSum", "ReduceMean")
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """One-hot vectors of some columns, summed and side by side; then perhaps times a matrix, plus a bias."""
+class OneHotSumMatch:
+    """One-hot vectors of some columns, summed and concatenated; then perhaps times a matrix, plus a bias.
+
+    >>> OneHotSumMatch(("ids",), (5,), (1.0,), "counts", ()).table is None
+    True
+    """
 
     ids: tuple[str, ...]
     depths: tuple[int, ...]
@@ -34,8 +38,12 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """A sum over the axis that pieces were concatenated along."""
+class ConcatSumMatch:
+    """A sum over the axis that pieces were concatenated along.
+
+    >>> ConcatSumMatch(("a", "b"), axis=1, scale=0.5).pieces
+    ('a', 'b')
+    """
 
     pieces: tuple[str, ...]
     axis: int
@@ -43,37 +51,38 @@ class Joined:
 
 
 def find_sums(view: ModelView) -> Matches:
-    """Mark the last node of each one-hot sum and of each sum of concatenated tensors."""
+    """Match each one-hot sum and each sum of concatenated tensors, at their last nodes."""
     matches = Matches()
-    starts: dict[str, Counted] = {}  # by output
+    starts: dict[str, OneHotSumMatch] = {}  # by output
     for node in view.nodes:
-        if node.op_type == "OneHot" and (found := _one_hot(node, view)) is not None:
+        if node.op_type == "OneHot" and (found := _match_one_hot(node, view)) is not None:
             starts[found.output] = found
     for node in view.nodes:
         if node.op_type != "Concat":
             continue
         flat = len(view.shape_of(node.output[0])) == 2 and attribute(node, "axis", 0) in (1, -1)
         if flat and all(name in starts and view.only_user(name) for name in node.input):
-            side = _side_by_side(node, [starts.pop(name) for name in node.input], view)
+            side = _concatenated(node, [starts.pop(name) for name in node.input], view)
             starts[side.output] = side
         else:
-            _find_joined(node, view, matches)
+            _match_concat_sum(node, view, matches)
     for start in starts.values():
         user = view.only_user(start.output)
-        found = (_times_table(user, start, view) if user is not None else None) or start
+        found = (_multiplied(user, start, view) if user is not None else None) or start
         matches.add(view.makers[found.output], found, found.inner)
     return matches
 
 
 def sums(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    if counted := view.matches.at(node, Counted):
-        return _counted(node, counted, view, builder)
-    if joined := view.matches.at(node, Joined):
-        return _joined(node, joined, view, builder)
+    """Emit "one_hot_sum" or "concat_sum"."""
+    if counted := view.matches.at(node, OneHotSumMatch):
+        return _emit_one_hot_sum(node, counted, view, builder)
+    if joined := view.matches.at(node, ConcatSumMatch):
+        return _emit_concat_sum(node, joined, view, builder)
     return False
 
 
-def _counted(node: onnx.NodeProto, found: Counted, view: ModelView, builder: GraphBuilder) -> bool:
+def _emit_one_hot_sum(node: onnx.NodeProto, found: OneHotSumMatch, view: ModelView, builder: GraphBuilder) -> bool:
     shape = view.shape_of(found.output)
     rows = shape[0]
     inputs = []
@@ -92,7 +101,7 @@ def _counted(node: onnx.NodeProto, found: Counted, view: ModelView, builder: Gra
     return True
 
 
-def _joined(node: onnx.NodeProto, found: Joined, view: ModelView, builder: GraphBuilder) -> bool:
+def _emit_concat_sum(node: onnx.NodeProto, found: ConcatSumMatch, view: ModelView, builder: GraphBuilder) -> bool:
     shape = view.shape_of(node.output[0])
     inputs = []
     for name in found.pieces:
@@ -106,7 +115,7 @@ def _joined(node: onnx.NodeProto, found: Joined, view: ModelView, builder: Graph
     return True
 
 
-def _one_hot(node: onnx.NodeProto, view: ModelView) -> Counted | None:
+def _match_one_hot(node: onnx.NodeProto, view: ModelView) -> OneHotSumMatch | None:
     """A OneHot along the last axis, and the sum over the axis before it."""
     ids, depth, values = (view.constants.get(name) for name in node.input)
     shape = view.shape_of(node.output[0])
@@ -115,7 +124,7 @@ def _one_hot(node: onnx.NodeProto, view: ModelView) -> Counted | None:
         return None
     if values[0] != 0 or len(shape) not in (2, 3) or attribute(node, "axis", -1) not in (-1, len(shape) - 1):
         return None
-    start = Counted((node.input[0],), (shape[-1],), (float(values[1]),), node.output[0], ())
+    start = OneHotSumMatch((node.input[0],), (shape[-1],), (float(values[1]),), node.output[0], ())
     if len(shape) == 2:
         return start
     user = view.only_user(node.output[0])
@@ -125,14 +134,14 @@ def _one_hot(node: onnx.NodeProto, view: ModelView) -> Counted | None:
     return replace(start, scales=(scale,), output=user.output[0], inner=(node,))
 
 
-def _side_by_side(node: onnx.NodeProto, parts: Sequence[Counted], view: ModelView) -> Counted:
+def _concatenated(node: onnx.NodeProto, parts: Sequence[OneHotSumMatch], view: ModelView) -> OneHotSumMatch:
     inner = [n for part in parts for n in (*part.inner, view.makers[part.output])]
     ids, depths, scales = (tuple(x for p in parts for x in getattr(p, k)) for k in ("ids", "depths", "scales"))
-    return Counted(ids, depths, scales, node.output[0], tuple(inner))
+    return OneHotSumMatch(ids, depths, scales, node.output[0], tuple(inner))
 
 
-def _times_table(user: onnx.NodeProto, found: Counted, view: ModelView) -> Counted | None:
-    """The product behind: with a constant matrix, and a constant bias for each column."""
+def _multiplied(user: onnx.NodeProto, found: OneHotSumMatch, view: ModelView) -> OneHotSumMatch | None:
+    """The match with the product behind it, if that has a constant matrix and a constant bias for each column."""
     if user.op_type not in ("MatMul", "Gemm") or user.input[0] != found.output:
         return None
     constants = dense_constants(user, view)
@@ -143,7 +152,7 @@ def _times_table(user: onnx.NodeProto, found: Counted, view: ModelView) -> Count
     return replace(found, output=user.output[0], inner=inner, table=table, bias=bias)
 
 
-def _find_joined(node: onnx.NodeProto, view: ModelView, matches: Matches) -> None:
+def _match_concat_sum(node: onnx.NodeProto, view: ModelView, matches: Matches) -> None:
     """A Concat whose one reader sums over its axis."""
     user, shape = view.only_user(node.output[0]), view.shape_of(node.output[0])
     axis = attribute(node, "axis", 0) % len(shape)
@@ -153,7 +162,7 @@ def _find_joined(node: onnx.NodeProto, view: ModelView, matches: Matches) -> Non
     if kinds != {"float32"} or any(name in view.constants for name in node.input):
         return
     scale = 1.0 / shape[axis] if user.op_type == "ReduceMean" else 1.0
-    matches.add(user, Joined(tuple(node.input), axis, scale), [node])
+    matches.add(user, ConcatSumMatch(tuple(node.input), axis, scale), [node])
 
 
 def _summed_axis(node: onnx.NodeProto, rank: int, view: ModelView) -> int | None:

@@ -18,13 +18,18 @@ from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.onnx.node_attributes import attribute, times
+from veltair.compiler.patterns.matmul import DenseLayer, narrow_rows
 
 SPLIT, SPLIT_TRANSPOSED = [0, 2, 1, 3], [0, 2, 3, 1]  # (image, token, head, d) to heads first
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A dense layer with a bias: `x @ weight + bias`."""
+    """A dense layer with a bias: `x @ weight + bias`.
+
+    >>> Projection("x", "w", "b", "q", ()).output
+    'q'
+    """
 
     x: str
     weight: str
@@ -41,22 +46,28 @@ class JoinedProjections:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionMatch:
+    """The nodes of an attention, from its split heads to its merged rows.
+
+    >>> AttentionMatch(("q", "k", "v"), 12, 0.125, "", "rows", (), ()).heads
+    12
+    """
+
     sources: tuple[str, str, str]  # Q, K, V as rows of heads side by side
     heads: int
     scale: float
     mask: str  # what is added to the scores; empty where nothing is
     output: str  # the merged rows
-    inner: tuple[onnx.NodeProto, ...]  # all nodes between, the one that ends it left out
+    inner: tuple[onnx.NodeProto, ...]  # all nodes but the last product
     projections: tuple[Projection, ...]  # three that can be one product, or none
 
 
 def find_attention(view: ModelView) -> Matches:
-    """Mark the nodes of every attention, and of its projections, for the layers that will be made of them."""
+    """Match every attention at its last product, and its three projections at the first of their nodes."""
     matches = Matches()
     for node in view.nodes:
         end = view.only_user(node.output[0]) if node.op_type == "Softmax" else None
-        if end is not None and (found := _attention_between(node, end, view)) is not None:
+        if end is not None and (found := _match_attention(node, end, view)) is not None:
             matches.add(end, found, found.inner)
             if found.projections:
                 nodes = [node for projection in found.projections for node in projection.nodes]
@@ -68,8 +79,6 @@ def find_attention(view: ModelView) -> Matches:
 
 def projections(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     """Three projections of one tensor as one product."""
-    from veltair.compiler.patterns.matmul import dense, narrow_rows
-
     joined = view.matches.at(node, JoinedProjections)
     if joined is None:
         return False
@@ -80,19 +89,19 @@ def projections(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
     shape = view.shape_of(found[0].x)
     rows = times(shape[:-1])
     narrow = narrow_rows(rows, view)
-    y = Activation(_joined(found), "uint16" if narrow else "float32", (rows, weight.shape[1]))
-    dense(node.name, found[0].x, y, weight, bias, "none", None, view, builder)
+    y = Activation(_joined_name(found), "uint16" if narrow else "float32", (rows, weight.shape[1]))
+    DenseLayer(node.name, found[0].x, y, weight, bias, "none").emit(view, builder)
     return True
 
 
 def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    found = view.matches.at(node, Attention)
+    found = view.matches.at(node, AttentionMatch)
     if found is None:
         return False
     images, heads, tokens, keys = view.shape_of(node.input[0])
     width = view.shape_of(found.output)[-1]
     if found.projections:
-        inputs = [builder.tensor(_joined(found.projections))]
+        inputs = [builder.tensor(_joined_name(found.projections))]
         places = tuple((0, i * width) for i in range(3))
     else:
         inputs = [builder.rows(name) for name in found.sources]
@@ -123,18 +132,18 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     return True
 
 
-def _joined(found: tuple[Projection, ...]) -> str:
+def _joined_name(found: tuple[Projection, ...]) -> str:
     return "+".join(projection.output for projection in found)
 
 
-def _attention_between(softmax: onnx.NodeProto, mix: onnx.NodeProto, view: ModelView) -> Attention | None:
-    """The attention whose softmax and last product these are, if they are."""
+def _match_attention(softmax: onnx.NodeProto, mix: onnx.NodeProto, view: ModelView) -> AttentionMatch | None:
+    """The attention whose softmax and last product these are; None where they are of none."""
     shape = view.shape_of(softmax.output[0])
     if len(shape) != 4 or attribute(softmax, "axis", -1) not in (-1, 3) or mix.op_type != "MatMul":
         return None
     if mix.input[0] != softmax.output[0] or min(shape[1:]) < 1:
         return None
-    before = _scores(softmax.input[0], view)
+    before = _match_scores(softmax.input[0], view)
     merge = view.only_user(mix.output[0])
     if before is None or merge is None or merge.op_type != "Transpose" or attribute(merge, "perm", []) != SPLIT:
         return None
@@ -149,9 +158,9 @@ def _attention_between(softmax: onnx.NodeProto, mix: onnx.NodeProto, view: Model
     if mask and not _broadcasts(view.values[mask].shape, shape):
         return None
     sides = [
-        _split(product.input[0], (SPLIT,), heads, view),
-        _split(product.input[1], (SPLIT_TRANSPOSED,), heads, view),
-        _split(mix.input[1], (SPLIT,), heads, view),
+        _match_split_heads(product.input[0], (SPLIT,), heads, view),
+        _match_split_heads(product.input[1], (SPLIT_TRANSPOSED,), heads, view),
+        _match_split_heads(mix.input[1], (SPLIT,), heads, view),
     ]
     if any(side is None for side in sides):
         return None
@@ -160,11 +169,13 @@ def _attention_between(softmax: onnx.NodeProto, mix: onnx.NodeProto, view: Model
     if any(len(view.shape_of(name)) != 3 or view.shape_of(name)[-1] != heads * width for name in sources):
         return None
     nodes = (*inner, product, softmax, merge, merged, *(node for side in found for node in side[1]))
-    return Attention(sources, heads, scale, mask, merged.output[0], nodes, _projections(sources, nodes, view))
+    return AttentionMatch(
+        sources, heads, scale, mask, merged.output[0], nodes, _match_projections(sources, nodes, view)
+    )
 
 
-def _scores(name: str, view: ModelView) -> tuple[onnx.NodeProto, float, str, list[onnx.NodeProto]] | None:
-    """Behind a softmax: the product, its scale, what is added, and the nodes between."""
+def _match_scores(name: str, view: ModelView) -> tuple[onnx.NodeProto, float, str, list[onnx.NodeProto]] | None:
+    """What a softmax reads: the product, its scale, the mask that is added, and the nodes between."""
     nodes: list[onnx.NodeProto] = []
     node, mask, scale = view.makers.get(name), "", 1.0
     if node is not None and node.op_type == "Add" and view.only_user(name) is not None:
@@ -197,7 +208,7 @@ def _broadcasts(mask: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(padded) == 4 and padded[3] == shape[3] and all(m in (1, s) for m, s in zip(padded, shape, strict=True))
 
 
-def _split(
+def _match_split_heads(
     name: str, orders: tuple[list[int], ...], heads: int, view: ModelView
 ) -> tuple[str, tuple[onnx.NodeProto, ...]] | None:
     """The rows (image, token, heads * d) that a tensor of heads is split from, and the nodes between."""
@@ -214,10 +225,10 @@ def _split(
     return reshape.input[0], (transpose, reshape)
 
 
-def _projections(
+def _match_projections(
     sources: tuple[str, ...], inner: tuple[onnx.NodeProto, ...], view: ModelView
 ) -> tuple[Projection, ...]:
-    """The three dense layers that made the sources, if one product can make them all."""
+    """The three dense layers that make the sources, if one product can replace them; else none."""
     found = []
     for name in sources:
         add = view.makers.get(name)

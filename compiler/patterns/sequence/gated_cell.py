@@ -16,63 +16,79 @@ import onnx
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.parameters.sequence import ResetPosition
-from veltair.compiler.patterns.sequence.cell_algebra import ONE, Array, Body, Key, Product, Sum, add, same
+from veltair.compiler.patterns.sequence.cell_algebra import (
+    ONE,
+    Array,
+    Monomial,
+    ScanBody,
+    SymbolicTensor,
+    TermKey,
+    add,
+    same,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """The unit that a body is; weights as `kernels.recurrent` wants them."""
+class GatedCell:
+    """The gated recurrent unit that the body of a Scan computes, with its weights as `kernels/recurrent` reads them.
+
+    ::
+
+        cell = read_cell(graph, {"h": 4, "x": 5}, constants)
+        cell.reset, cell.weights["recurrent"].shape
+    """
 
     x: str  # name of the scan input with the step's inputs
-    score: str | None  # of the one that weakens the update gate, of width 1
+    score: str | None  # name of the scan input, of width 1, that weakens the update gate
     reset: ResetPosition
     weights: Mapping[str, NDArray[np.float32]]
     states: tuple[str, ...]  # the body's outputs that are the new state
 
 
-def read_cell(graph: onnx.GraphProto, widths: Mapping[str, int], constants: Mapping[str, NDArray[Any]]) -> Cell:
-    """The unit that a Scan's body is. `widths` are those of the state and of the scan inputs, in order.
+def read_cell(graph: onnx.GraphProto, widths: Mapping[str, int], constants: Mapping[str, NDArray[Any]]) -> GatedCell:
+    """The gated recurrent unit that a Scan's body computes.
 
-    Raises LookupError saying what is in the way.
+    widths: the columns of the state and of the scan inputs, by name, in the order of the body's inputs.
+    Raises LookupError, which says what is not such a unit.
     """
-    body = Body(widths, constants)
+    body = ScanBody(widths, constants)
     body.run(graph.node)
     state, *given = widths
     new = body.value(graph.output[0].name)
     atoms = {atom for outer, _ in new.terms for atom in outer}
 
-    def of(kind: str) -> list[str]:
+    def functions_of(kind: str) -> list[str]:
         return sorted(atom for atom in atoms if atom in body.functions and body.functions[atom][0] == kind)
 
-    for update in of("Sigmoid"):
-        for candidate in of("Tanh"):
+    for update in functions_of("Sigmoid"):
+        for candidate in functions_of("Tanh"):
             for score in (None, *(name for name in given if widths[name] == 1)):
                 for sign in (1.0, -1.0):
                     if _is_update(new, state, update, candidate, score, sign):
                         weights, reset, x = _weights(body, state, given, update, candidate, sign)
                         states = tuple(o.name for o in graph.output if same(body.value(o.name), new))
-                        return Cell(x, score, reset, weights, states)
+                        return GatedCell(x, score, reset, weights, states)
     raise LookupError("its new state is not u h + (1 - u) c with a gate u and a candidate c")
 
 
-def _is_update(new: Sum, state: str, update: str, candidate: str, score: str | None, sign: float) -> bool:
-    """Whether the new state is u h + (1 - u) c with u = gate, (1 - score) gate, or, by sign, 1 - gate."""
+def _is_update(new: SymbolicTensor, state: str, update: str, candidate: str, score: str | None, sign: float) -> bool:
+    """Whether the new state is u h + (1 - u) c, where u is gate or (1 - score) gate, or, by sign, 1 - gate."""
     one = np.ones(new.width)
-    gate: dict[Product, float] = {(update,): 1.0} if sign > 0 else {ONE: 1.0, (update,): -1.0}
+    gate: dict[Monomial, float] = {(update,): 1.0} if sign > 0 else {ONE: 1.0, (update,): -1.0}
     if score is not None:
         gate = gate | {tuple(sorted((*product, score))): -factor for product, factor in gate.items()}
-    wanted: dict[Key, Array] = {((candidate,), None): one}
+    wanted: dict[TermKey, Array] = {((candidate,), None): one}
     for product, factor in gate.items():
         for atom, by in ((state, factor), (candidate, -factor)):
             add(wanted, (tuple(sorted((*product, atom))), None), by * one)
     wanted = {key: factor for key, factor in wanted.items() if np.any(factor)}
-    return same(new, Sum(new.width, wanted))
+    return same(new, SymbolicTensor(new.width, wanted))
 
 
 def _weights(
-    body: Body, state: str, given: Sequence[str], update: str, candidate: str, sign: float
+    body: ScanBody, state: str, given: Sequence[str], update: str, candidate: str, sign: float
 ) -> tuple[Mapping[str, NDArray[np.float32]], ResetPosition, str]:
-    """The gates' terms told apart: weights, where the reset stands, and which scan input is x."""
+    """The terms of the gates taken apart: weights, where the reset applies, and which scan input is x."""
     argument = body.functions[candidate][1]
     gates = {atom for outer, inner in argument.terms for atom in (*outer, *(inner or ())) if atom in body.functions}
     sources = {update: body.functions[update][1], candidate: argument}
@@ -82,7 +98,7 @@ def _weights(
     if reset is None:
         raise LookupError("its candidate depends on no reset gate")
     sources[reset] = body.functions[reset][1]
-    mixed: Product = tuple(sorted((reset, state)))
+    mixed: Monomial = tuple(sorted((reset, state)))
     names = {a for s in sources.values() for o, i in s.terms for a in (*o, *(i or ())) if a in given}
     if len(names) != 1:
         raise LookupError(f"its products read {len(names)} scan inputs; expected one")

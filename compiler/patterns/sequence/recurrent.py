@@ -22,7 +22,14 @@ ONNX_ORDER = (1, 0, 2)  # ONNX has update, reset, candidate; we have the reset f
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrence:
+class RecurrenceMatch:
+    """A gated recurrent unit over a sequence, as GRU or Scan express it.
+
+    >>> order, reset = SequenceOrder.STEPS_FIRST, ResetPosition.BEFORE_PRODUCT
+    >>> RecurrenceMatch("x", order, reset, weights={}, last="h").states_order
+    ('rows', 'steps', 'hidden')
+    """
+
     x: str
     order: SequenceOrder  # of x
     reset: ResetPosition
@@ -30,18 +37,21 @@ class Recurrence:
     scores: str = ""
     initial: str = ""  # "" where it is zero
     lengths: str = ""
-    states: tuple[str, ...] = ()  # what gives the states of all steps
+    states: tuple[str, ...] = ()  # outputs that hold the states of all steps
     last: str = ""
     states_order: tuple[str, ...] = ("rows", "steps", "hidden")  # of the states' axes; "one" is the direction
     inner: tuple[onnx.NodeProto, ...] = ()  # nodes that need no layer of their own
 
 
 def find_recurrences(view: ModelView) -> Matches:
-    """Mark every recurrence and what makes its initial zeros. Raises ModelError for one that is not a gated unit."""
+    """Match every recurrence, and the nodes that make its initial zeros.
+
+    Raises ModelError for one that is no gated recurrent unit.
+    """
     matches, served = Matches(), set[int]()
     for node in view.nodes:
         if node.op_type in ("GRU", "Scan"):
-            found = _gru(node, view) if node.op_type == "GRU" else _scan(node, view)
+            found = _match_gru(node, view) if node.op_type == "GRU" else _match_scan(node, view)
             matches.add(node, found, found.inner)
             if not found.initial:
                 served.add(id(node))
@@ -49,14 +59,14 @@ def find_recurrences(view: ModelView) -> Matches:
     for node in reversed(view.nodes):
         users = [user for name in node.output for user in view.users_of(name)]
         alone = bool(users) and not view.output_names.intersection(node.output)
-        if alone and all(id(user) in served and _starts(node, user) for user in users):
+        if alone and all(id(user) in served and _only_initial_state(node, user) for user in users):
             served.add(id(node))
             matches.add_inner([node])
     return matches
 
 
 def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    found = view.matches.at(node, Recurrence)
+    found = view.matches.at(node, RecurrenceMatch)
     if found is None:
         return False
     x = builder.plain(found.x)
@@ -64,16 +74,14 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     rows, steps = (first, second) if found.order is SequenceOrder.ROWS_FIRST else (second, first)
     hidden = found.weights["recurrent"].shape[0]
     reads = {"x": x}
-    others: tuple[tuple[str, str, tuple[int, ...]], ...] = (
-        ("scores", found.scores, (first, second)), ("initial", found.initial, (rows, hidden)),
-        ("lengths", found.lengths, (rows,)),
-    )  # fmt: skip
-    for name, tensor, shape in others:
+    shapes: dict[str, tuple[int, ...]] = {"scores": (first, second), "initial": (rows, hidden), "lengths": (rows,)}
+    tensors = {"scores": found.scores, "initial": found.initial, "lengths": found.lengths}
+    for name, tensor in tensors.items():
         if tensor:
-            reads[name] = builder.reshaped(builder.plain(tensor), shape)
+            reads[name] = builder.reshaped(builder.plain(tensor), shapes[name])
     axes, end, inner = found.states_order, "".join(found.states[:1]), list[onnx.NodeProto]()
     if len(found.states) == 1:
-        axes, end, inner = _turned(end, axes, view)
+        axes, end, inner = _absorb_transposes(end, axes, view)
     builder.take(inner)
     rows_first = axes.index("rows") < axes.index("steps")
     order = SequenceOrder.ROWS_FIRST if rows_first else SequenceOrder.STEPS_FIRST
@@ -93,7 +101,7 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     return True
 
 
-def _gru(node: onnx.NodeProto, view: ModelView) -> Recurrence:
+def _match_gru(node: onnx.NodeProto, view: ModelView) -> RecurrenceMatch:
     where = f"node {node.name!r}: GRU"
     x, w, r, b, lengths, initial = [*node.input, *[""] * 6][:6]
     direction = attribute(node, "direction", b"forward").decode()
@@ -112,14 +120,16 @@ def _gru(node: onnx.NodeProto, view: ModelView) -> Recurrence:
     hidden, steps = constants[r].shape[2], view.shape_of(x)[0]
     after = bool(attribute(node, "linear_before_reset", 0))
     biases = constants[b][0] if b else np.zeros(6 * hidden, np.float32)
-    inner, outer = (_ordered(part.reshape(1, -1), hidden)[0] for part in np.split(biases, 2))
+    inner, outer = (_reorder_gates(part.reshape(1, -1), hidden)[0] for part in np.split(biases, 2))
     behind = np.zeros(hidden, np.float32)
     if after:
         behind, outer = outer[2 * hidden :], np.concatenate([outer[: 2 * hidden], behind])
     weights = {
-        "input": _ordered(constants[w][0].T, hidden), "recurrent": _ordered(constants[r][0].T, hidden),
-        "bias": inner + outer, "candidate_bias": behind,
-    }  # fmt: skip
+        "input": _reorder_gates(constants[w][0].T, hidden),
+        "recurrent": _reorder_gates(constants[r][0].T, hidden),
+        "bias": inner + outer,
+        "candidate_bias": behind,
+    }
     if lengths in constants and lengths:
         if np.any(constants[lengths] != steps):
             raise ModelError(f"{where} has constant sequence lengths other than its {steps} steps")
@@ -129,12 +139,12 @@ def _gru(node: onnx.NodeProto, view: ModelView) -> Recurrence:
         swallowed = [maker] if view.only_user(x) is node else []
         x, order = maker.input[0], SequenceOrder.ROWS_FIRST
     y, last = (name if _is_read(name, view) else "" for name in [*node.output, "", ""][:2])
-    return Recurrence(
+    return RecurrenceMatch(
         x,
         order,
         ResetPosition.AFTER_PRODUCT if after else ResetPosition.BEFORE_PRODUCT,
         weights,
-        initial=_initial(initial, view, where),
+        initial=_initial_state(initial, view, where),
         lengths=lengths,
         states=(y,) if y else (),
         last=last,
@@ -143,13 +153,13 @@ def _gru(node: onnx.NodeProto, view: ModelView) -> Recurrence:
     )
 
 
-def _ordered(columns: NDArray[Any], hidden: int) -> NDArray[np.float32]:
+def _reorder_gates(columns: NDArray[Any], hidden: int) -> NDArray[np.float32]:
     """Gates in our order, along the last axis."""
     gates = columns.reshape(-1, 3, hidden)[:, ONNX_ORDER]
     return np.ascontiguousarray(gates.reshape(-1, 3 * hidden), np.float32)
 
 
-def _scan(node: onnx.NodeProto, view: ModelView) -> Recurrence:
+def _match_scan(node: onnx.NodeProto, view: ModelView) -> RecurrenceMatch:
     where = f"node {node.name!r}: Scan"
     body, count = attribute(node, "body", None), attribute(node, "num_scan_inputs", 0)
     given = list(node.input[-count:])
@@ -178,13 +188,13 @@ def _scan(node: onnx.NodeProto, view: ModelView) -> Recurrence:
     if unknown or len({place for _, place in read}) > 1:
         raise ModelError(f"{where} is not supported: its outputs are not all the states of the unit along one axis")
     order = ("rows", "steps") if not read or read[0][1] else ("steps", "rows")
-    return Recurrence(
+    return RecurrenceMatch(
         outside[cell.x],
         SequenceOrder.ROWS_FIRST if axes == {1} else SequenceOrder.STEPS_FIRST,
         cell.reset,
         cell.weights,
         scores=outside[cell.score] if cell.score else "",
-        initial=_initial(node.input[0], view, where),
+        initial=_initial_state(node.input[0], view, where),
         states=tuple(name for name, _ in read),
         last=last if _is_read(last, view) else "",
         states_order=(*order, "hidden"),
@@ -195,7 +205,7 @@ def _is_read(name: str, view: ModelView) -> bool:
     return bool(name) and (name in view.output_names or bool(view.users_of(name)))
 
 
-def _initial(name: str, view: ModelView, where: str) -> str:
+def _initial_state(name: str, view: ModelView, where: str) -> str:
     """The initial state, "" for zeros: a constant, or one that is filled or spread to the size of the batch."""
     maker, value = view.makers.get(name), view.constants.get(name)
     if maker is not None and maker.op_type == "ConstantOfShape":
@@ -210,7 +220,7 @@ def _initial(name: str, view: ModelView, where: str) -> str:
     return name
 
 
-def _starts(node: onnx.NodeProto, user: onnx.NodeProto) -> bool:
+def _only_initial_state(node: onnx.NodeProto, user: onnx.NodeProto) -> bool:
     """Whether a recurrence reads a node as its initial state alone; other nodes in front of it may do so as a whole."""
     if user.op_type not in ("GRU", "Scan"):
         return True
@@ -218,9 +228,10 @@ def _starts(node: onnx.NodeProto, user: onnx.NodeProto) -> bool:
     return all(place == start for place, name in enumerate(user.input) if name in node.output)
 
 
-def _turned(name: str, axes: tuple[str, ...], view: ModelView) -> tuple[tuple[str, ...], str, list[onnx.NodeProto]]:
-    """The order of the states' axes once the transposes behind them are taken in, the tensor that comes out, and the
-    nodes on the way."""
+def _absorb_transposes(
+    name: str, axes: tuple[str, ...], view: ModelView
+) -> tuple[tuple[str, ...], str, list[onnx.NodeProto]]:
+    """The order of the states' axes behind the transposes that read them, the tensor there, and these nodes."""
     nodes: list[onnx.NodeProto] = []
     while (user := view.only_user(name)) is not None:
         shape, out = view.shape_of(name), view.shape_of(user.output[0])

@@ -18,29 +18,33 @@ from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
 
 
 @dataclass(frozen=True, slots=True)
-class Embedding:
+class TokenEmbeddingMatch:
+    """A sum of gathered rows and of positions in front of a layer normalisation.
+
+    >>> TokenEmbeddingMatch(("words",), ("table",), ()).ids
+    ('words',)
+    """
+
     ids: tuple[str, ...]
     tables: tuple[str, ...]
     constants: tuple[NDArray[Any], ...]  # what is added to every sequence: positions
 
 
-def find_embeddings(view: ModelView) -> Matches:
-    """Mark the gathers and sums in front of each layer norm that consists of them."""
+def find_token_embeddings(view: ModelView) -> Matches:
+    """Match each layer normalisation that reads such a sum."""
     matches = Matches()
     for node in view.nodes:
         if node.op_type != "LayerNormalization":
             continue
-        ids: list[str] = []
-        tables: list[str] = []
-        constants: list[NDArray[Any]] = []
-        inner: list[onnx.NodeProto] = []
-        if _collect(node.input[0], view, ids, tables, constants, inner) and ids and _normalises(node, view):
-            matches.add(node, Embedding(tuple(ids), tuple(tables), tuple(constants)), inner)
+        terms = _SumTerms(view)
+        if terms.collect(node.input[0]) and terms.ids and _normalises(node, view):
+            match = TokenEmbeddingMatch(tuple(terms.ids), tuple(terms.tables), tuple(terms.constants))
+            matches.add(node, match, terms.inner)
     return matches
 
 
 def embedding(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
-    found = view.matches.at(node, Embedding)
+    found = view.matches.at(node, TokenEmbeddingMatch)
     if found is None:
         return False
     shape, constants = view.shape_of(node.output[0]), view.constants
@@ -64,33 +68,41 @@ def embedding(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     return True
 
 
-def _collect(
-    name: str, view: ModelView, ids: list[str], tables: list[str], constants: list[NDArray[Any]],
-    inner: list[onnx.NodeProto],
-) -> bool:  # fmt: skip
-    """The terms of a sum of gathered rows; whether there is nothing else in it."""
-    if name in view.constants:
-        constants.append(view.constants[name])
-        return constants[-1].dtype == np.float32 and constants[-1].ndim >= 2
-    node = view.makers.get(name)
-    if node is None or view.only_user(name) is None:
-        return False
-    inner.append(node)
-    if node.op_type == "Add":
-        return all(_collect(i, view, ids, tables, constants, inner) for i in node.input)
-    if node.op_type != "Gather" or attribute(node, "axis", 0) != 0:
-        return False
-    table = view.constants.get(node.input[0])
-    if table is None or table.ndim != 2 or table.dtype != np.float32:
-        return False
-    if node.input[1] in view.constants:
-        fixed = view.constants[node.input[1]]
-        constants.append(table[fixed])
-        return fixed.ndim in (1, 2) and fixed.shape[:-1] in ((), (1,))
-    spec = view.values[node.input[1]]
-    ids.append(node.input[1])
-    tables.append(node.input[0])
-    return len(spec.shape) == 2 and spec.dtype in ("int64", "int32")
+class _SumTerms:
+    """The terms of a sum of gathered rows and of constants."""
+
+    def __init__(self, view: ModelView) -> None:
+        self.view = view
+        self.ids: list[str] = []
+        self.tables: list[str] = []
+        self.constants: list[NDArray[Any]] = []
+        self.inner: list[onnx.NodeProto] = []  # the nodes that make the sum
+
+    def collect(self, name: str) -> bool:
+        """Add the terms of a tensor. Returns whether it consists of nothing else."""
+        view = self.view
+        if name in view.constants:
+            self.constants.append(view.constants[name])
+            return self.constants[-1].dtype == np.float32 and self.constants[-1].ndim >= 2
+        node = view.makers.get(name)
+        if node is None or view.only_user(name) is None:
+            return False
+        self.inner.append(node)
+        if node.op_type == "Add":
+            return all(self.collect(i) for i in node.input)
+        if node.op_type != "Gather" or attribute(node, "axis", 0) != 0:
+            return False
+        table = view.constants.get(node.input[0])
+        if table is None or table.ndim != 2 or table.dtype != np.float32:
+            return False
+        if node.input[1] in view.constants:
+            fixed = view.constants[node.input[1]]
+            self.constants.append(table[fixed])
+            return fixed.ndim in (1, 2) and fixed.shape[:-1] in ((), (1,))
+        ids = view.values[node.input[1]]
+        self.ids.append(node.input[1])
+        self.tables.append(node.input[0])
+        return len(ids.shape) == 2 and ids.dtype in ("int64", "int32")
 
 
 def _normalises(node: onnx.NodeProto, view: ModelView) -> bool:
