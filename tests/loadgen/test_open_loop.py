@@ -25,15 +25,15 @@ def schedule_of(*arrivals_ns: int, window_ns: tuple[int, int]) -> ArrivalSchedul
     return ArrivalSchedule(np.array(arrivals_ns, np.int64), zeros, zeros, window_ns)
 
 
-class Fake:
-    """A client whose answers the test decides: `answer` is awaited for each request."""
+class FakeClient:
+    """A client whose responses the test decides: `respond` is awaited for each request."""
 
-    def __init__(self, answer) -> None:
-        self.answer, self.requests = answer, []
+    def __init__(self, respond) -> None:
+        self.respond, self.requests = respond, []
 
     async def send(self, request: bytes) -> Response:
         self.requests.append(request)
-        return await self.answer(len(self.requests))
+        return await self.respond(len(self.requests))
 
 
 def played(client, streams, schedule, stop_when=None) -> Trace:
@@ -47,7 +47,7 @@ def played(client, streams, schedule, stop_when=None) -> Trace:
         return runner.run(play())
 
 
-def test_the_plan_merges_the_streams_in_order_and_is_the_seeds():
+def test_the_schedule_merges_the_streams_in_order_and_depends_on_the_seed():
     streams = [stream("a", 50), stream("b", 200, requests=1)]
     schedule = draw_schedule(streams, 2.0, seed=3, warmup_s=1, duration_s=9)
     again = draw_schedule(streams, 2.0, seed=3, warmup_s=1, duration_s=9)
@@ -82,7 +82,7 @@ def test_the_loop_is_open():
         await all_sent.wait()
         return Response(Outcome.OK)
 
-    client = Fake(answer)
+    client = FakeClient(answer)
     trace = played(client, streams, schedule)
     assert count > 100
     assert (trace.outcome == Outcome.OK).all()
@@ -99,14 +99,14 @@ def test_outcomes_and_reasons_are_kept():
     async def answer(nth: int) -> Response:
         return kinds[nth % 3]
 
-    trace = played(Fake(answer), [stream("a", 1)], schedule_of(*range(0, 9 * MS, MS), window_ns=(0, 9 * MS)))
+    trace = played(FakeClient(answer), [stream("a", 1)], schedule_of(*range(0, 9 * MS, MS), window_ns=(0, 9 * MS)))
     assert trace.outcome.tolist() == [2, 3, 1] * 3
     assert trace.failures == {(0, "full"): 3, (0, "broken"): 3}
     assert trace.window_ns == (0, 9 * MS)
 
 
 def test_a_run_without_a_single_arrival_ends():
-    trace = played(Fake(None), [stream("a", 1)], schedule_of(window_ns=(0, MS)))
+    trace = played(FakeClient(None), [stream("a", 1)], schedule_of(window_ns=(0, MS)))
     assert len(trace.outcome) == 0
 
 
@@ -121,7 +121,7 @@ def test_stop_sends_nothing_more_and_reports_what_there_is():
             await asyncio.Event().wait()
         return Response(Outcome.OK)
 
-    client = Fake(answer)
+    client = FakeClient(answer)
     schedule = schedule_of(0, MS, hour, window_ns=(0, 2 * hour))
     trace = played(client, [stream("a", 1)], schedule, stop_when=stop.append)
     assert len(client.requests) == 2
@@ -137,7 +137,7 @@ def test_a_client_that_is_behind_still_hears_of_a_stop():
         stop[0].set()
         return Response(Outcome.OK)
 
-    client = Fake(answer)
+    client = FakeClient(answer)
     trace = played(client, [stream("a", 1)], schedule_of(*[0] * 50_000, window_ns=(0, MS)), stop_when=stop.append)
     assert 0 < len(client.requests) < 50_000
     assert (trace.outcome != Outcome.UNSENT).sum() == len(client.requests)
@@ -148,7 +148,7 @@ def test_a_defect_of_the_client_is_not_swallowed():
         raise KeyError("defect")
 
     with pytest.raises(KeyError, match="defect"):
-        played(Fake(answer), [stream("a", 1)], schedule_of(0, window_ns=(0, MS)))
+        played(FakeClient(answer), [stream("a", 1)], schedule_of(0, window_ns=(0, MS)))
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)

@@ -40,22 +40,22 @@ def trace_of(rows, window_ns=(START, STOP)) -> Trace:
 
 @given(queries)
 def test_against_a_plain_count(rows):
-    for i, tally in enumerate(count_outcomes(trace_of(rows), STREAMS)):
+    for i, outcomes in enumerate(count_outcomes(trace_of(rows), STREAMS)):
         own = [r for r in rows if r[3] == i and r[4] != Outcome.UNSENT]
         measured = [r for r in own if START <= r[0] < STOP]
         ok = [r[1] + r[2] for r in measured if r[4] == Outcome.OK]
-        assert tally.offered == len(measured)
-        assert tally.refused == sum(r[4] == Outcome.REFUSED for r in measured)
-        assert tally.errors == sum(r[4] == Outcome.ERROR for r in measured)
-        assert tally.latency_ns.tolist() == sorted(ok)
-        assert tally.in_time == sum(latency <= STREAMS[i].target_ns for latency in ok)
+        assert outcomes.offered == len(measured)
+        assert outcomes.refused == sum(r[4] == Outcome.REFUSED for r in measured)
+        assert outcomes.errors == sum(r[4] == Outcome.ERROR for r in measured)
+        assert outcomes.latency_ns.tolist() == sorted(ok)
+        assert outcomes.in_time == sum(latency <= STREAMS[i].target_ns for latency in ok)
         served = [r for r in own if r[4] == Outcome.OK and START <= r[0] + r[1] + r[2] < STOP]
-        assert tally.served == len(served)
+        assert outcomes.served == len(served)
 
-        row = summarize(tally)
+        row = summarize(outcomes)
         assert row.offered_qps == pytest.approx(len(measured) / 0.3, abs=1e-3)
         assert row.qps == pytest.approx(len(served) / 0.3, abs=1e-3)
-        assert row.qos_rate == (tally.in_time / len(measured) if measured else None)
+        assert row.qos_rate == (outcomes.in_time / len(measured) if measured else None)
         for value, q in ((row.p50_ms, 50), (row.p95_ms, 95), (row.p99_ms, 99)):
             assert value == (pytest.approx(np.percentile(ok, q) / 1e6, abs=1e-3) if ok else None)
 
@@ -72,8 +72,8 @@ def test_pooling_runs_is_counting_them_as_one(first, second):
         np.testing.assert_array_equal(one.latency_ns, two.latency_ns)
 
 
-def of_hundred(within: int, late: int = 0, refused: int = 0, errors: int = 0):
-    kinds = [(Outcome.OK, 10)] * within + [(Outcome.OK, 11)] * late
+def of_hundred(in_time: int, late: int = 0, refused: int = 0, errors: int = 0):
+    kinds = [(Outcome.OK, 10)] * in_time + [(Outcome.OK, 11)] * late
     kinds += [(Outcome.REFUSED, 1)] * refused + [(Outcome.ERROR, 1)] * errors
     rows = [(START + i, 0, ms * MS, 0, outcome) for i, (outcome, ms) in enumerate(kinds)]
     return count_outcomes(trace_of(rows), STREAMS[:1])[0]
