@@ -104,7 +104,7 @@ def run(policy: str, cores: int, in_flight: int, queries: int, load: float) -> T
     for id in range(queries):
         now_ns += round(chance.expovariate(1 / gap_ns))
         tenant = chance.choice(tenants)
-        virtual.at(QueryArrived(now_ns, Query(id, tenant.name, now_ns)))
+        virtual.add_event(QueryArrived(now_ns, Query(id, tenant.name, now_ns)))
     gc.disable()
     for _ in virtual.run():
         pass

@@ -50,7 +50,7 @@ def test_the_scheduler_does_as_explained():
     for qos_ns in range(100, 260, 7):
         scheduler = Scheduler(make_machine(4), [make_tenant(qos_ns)], {"m": [profile]}, "veltair-full", 1)
         virtual = VirtualMachine(scheduler, Alone(solo_times(scheduler)))
-        virtual.at(QueryArrived(0, make_query(1)))
+        virtual.add_event(QueryArrived(0, make_query(1)))
         started = [d.block for _, decisions in virtual.run() for d in decisions if isinstance(d, StartBlock)]
         plan = explain(profile, make_machine(4), qos_ns)
         assert [(b.start, b.stop, b.cores, b.predicted_ns, b.versions) for b in started] == [

@@ -111,7 +111,7 @@ class Story:
         scheduler = self.scheduler(policy)
         virtual = VirtualMachine(scheduler, Alone(self.layer_ns(scheduler)))
         for event in self.outside:
-            virtual.at(event)
+            virtual.add_event(event)
         for event, decisions in virtual.run():
             yield scheduler, virtual, event, decisions
 

@@ -62,9 +62,9 @@ class FrontEnd:
             return QueryArrived(now_ns, Query(id, tenant.name, now_ns))
 
         if before_ns:
-            self._virtual.when(time_ns, lambda _: self._virtual.errand(before_ns, arrived))
+            self._virtual.call_at(time_ns, lambda _: self._virtual.add_front_end_work(before_ns, arrived))
         else:
-            self._virtual.at(arrived(time_ns))
+            self._virtual.add_event(arrived(time_ns))
 
     def answer(self, decisions: Iterable[Decision]) -> None:
         """Takes the answers of finished queries to the client; gets all decisions of the scheduler."""
@@ -72,7 +72,7 @@ class FrontEnd:
             if isinstance(decision, FinishQuery):
                 after_ns = self._costs[self._sent[decision.query]].after_ns
                 if after_ns:
-                    self._virtual.errand(after_ns, partial(self._ended, decision.query))
+                    self._virtual.add_front_end_work(after_ns, partial(self._ended, decision.query))
                 else:
                     self._ended(decision.query, self._virtual.now_ns)
 

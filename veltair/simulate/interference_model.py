@@ -1,4 +1,4 @@
-"""What the speed of blocks depends on beside themselves: what a virtual machine asks to be told."""
+"""How fast blocks run beside each other: what a virtual machine needs to know of the machine that it stands for."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Protocol, TypeAlias
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import CoreSet, LayerBlock, ModelProfile
 
-# How long a layer takes whatever runs beside it: (query, layer, version, cores) -> ns.
-LayerTime = Callable[[int, int, int, int], int]
+# How long a layer takes, independent of what runs beside it: (query, layer, version, cores) -> ns.
+LayerTime: TypeAlias = Callable[[int, int, int, int], int]
 # When the layers of a block end, in ns since its begin, if nothing changes: 0 first, then one for each, ascending.
 Timeline: TypeAlias = Sequence[float]
 
-FRONT = -1  # stands for a query where the front end's own work is meant
-
 
 class InterferenceModel(Protocol):
-    """What the speed of blocks depends on: the machine, and who runs beside whom."""
+    """How fast each block runs, given the machine and the blocks that run beside it."""
 
     def enter(self, block: LayerBlock, core_set: CoreSet, profile: ModelProfile, grown: bool) -> float:
         """The block runs on this core set from now on. Returns the ns that pass before its next layer begins.
@@ -27,20 +25,26 @@ class InterferenceModel(Protocol):
         """
 
     def leave(self, query: int) -> None:
-        """The query's block runs no more."""
+        """The query's block has ended."""
 
-    def changed(self) -> Iterable[tuple[int, Timeline]]:
-        """Each query whose block goes differently since the last call, and how; those that entered are among them.
-
-        FRONT is among them when the front end's work goes differently.
+    def changed(self) -> Iterable[tuple[int | None, Timeline]]:
+        """Each query whose block goes at another speed since the last call, and its timeline; blocks that entered are
+        among them. None stands for the front end's work.
         """
 
     def attend(self, work_ns: float) -> None:
-        """The front end turns to work of so many ns, on no core of its own; 0: it has none."""
+        """The front end begins work of this many ns, on no core of its own; 0: it has none."""
 
 
 class Alone:
-    """Every block runs as if it had the machine to itself."""
+    """Every block runs as if it had the machine to itself.
+
+    >>> alone = Alone(lambda query, layer, version, cores: 10 * (layer + 1))
+    >>> alone.enter(LayerBlock(7, 0, 2, (0, 0), 1, 0), (0,), profile=None, grown=False)
+    0.0
+    >>> list(alone.changed())
+    [(7, [0, 10, 30])]
+    """
 
     def __init__(self, layer_ns: LayerTime) -> None:
         self._layer_ns = layer_ns
@@ -57,9 +61,9 @@ class Alone:
     def attend(self, work_ns: float) -> None:
         self._front_ns = work_ns
 
-    def changed(self) -> Iterator[tuple[int, Timeline]]:
+    def changed(self) -> Iterator[tuple[int | None, Timeline]]:
         if self._front_ns:
-            yield FRONT, (0.0, self._front_ns)
+            yield None, (0.0, self._front_ns)
             self._front_ns = 0.0
         for block, cores in self._entered:
             layers = enumerate(block.versions, block.start)

@@ -132,7 +132,7 @@ class Simulation:
         if self.scenario.load.proxy == "counters" or samples is not None:
             contention = CountingContention(self.model, self.machine, self.execution_rates, rng, lambda: virtual.now_ns)
             virtual = VirtualMachine(scheduler, contention)
-            virtual.every(PERIOD_NS, partial(contention.event, samples=samples))
+            virtual.call_every(PERIOD_NS, partial(contention.event, samples=samples))
         else:
             virtual = VirtualMachine(scheduler, ContentionModel(self.model, self.machine, self.execution_rates, rng))
         virtual.dispatch_ns = round(self.model.dispatch_ns)

@@ -17,7 +17,7 @@ _Entry: TypeAlias = tuple[float, int, ActiveQuery]  # latest start, query id
 class WaitingQueries:
     """Queries that can be in time, in a heap for each priority, and those that cannot, in order of arrival.
 
-    >>> WaitingQueries(Corrections(Correction)).first_late() is None
+    >>> WaitingQueries(Corrections()).first_late() is None
     True
     """
 

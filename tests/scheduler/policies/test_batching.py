@@ -164,6 +164,6 @@ def test_as_many_are_taken_as_batches_will_serve_in_time(build, arrives, batchin
     scheduler = build(qos_ns=600, batching=batching)
     refused = [id for id in range(20) if any(isinstance(d, RejectQuery) for d in arrives(scheduler, id))]
     virtual = VirtualMachine(scheduler, Alone(solo_times(scheduler)))
-    virtual.at(BlockFinished(100, 0, 2, 100))
+    virtual.add_event(BlockFinished(100, 0, 2, 100))
     assert [event for event, _ in virtual.run() if event.time_ns > 600] == []
     assert refused == list(range(9 if batching else 4, 20))

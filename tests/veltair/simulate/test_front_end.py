@@ -9,7 +9,6 @@ import pytest
 from small_models import small_machine, small_model
 
 from veltair.simulate.front_end import FrontEndCost, front_end_cost
-from veltair.simulate.interference_model import FRONT
 from veltair.simulate.machine_model.contention_model import ContentionModel
 from veltair.simulate.machine_model.execution_rate import ExecutionRate
 from veltair.simulate.simulation import Simulation
@@ -68,7 +67,7 @@ def test_a_block_that_shares_its_core_goes_half_as_fast(held, halved):
     alone = {query: timeline[-1] for query, timeline in contention.changed()}
     contention.attend(1000.0)
     shared = {query: timeline[-1] for query, timeline in contention.changed()}
-    front_ns = shared.pop(FRONT)
+    front_ns = shared.pop(None)
     assert front_ns == (2000 if halved else 1000)
     assert len(shared) == (1 if halved else 0)
     assert all(timeline == pytest.approx(2 * alone[query]) for query, timeline in shared.items())

@@ -41,7 +41,7 @@ class Crowded:
 def ends(scheduler, surroundings, *arrivals):
     virtual = VirtualMachine(scheduler, surroundings)
     for query in arrivals:
-        virtual.at(QueryArrived(query.arrival_ns, query))
+        virtual.add_event(QueryArrived(query.arrival_ns, query))
     told = [(event, decisions) for event, decisions in virtual.run()]
     return virtual.ended_ns, told
 
@@ -83,8 +83,8 @@ def test_where_blocks_grow_inside_layers_the_rest_of_the_layer_goes_on_more_core
 def test_readings_end_with_the_work():
     scheduler = Scheduler(make_machine(4), [make_tenant(10_000)], {"m": [simple_profile(EVEN, EVEN)]}, "fcfs", 4)
     virtual = VirtualMachine(scheduler, Alone(solo_times(scheduler)))
-    virtual.at(QueryArrived(0, make_query(0)))
-    virtual.every(50, lambda now_ns: CountersSampled(now_ns, CounterSample(now_ns, 50, 10, 5, "test")))
+    virtual.add_event(QueryArrived(0, make_query(0)))
+    virtual.call_every(50, lambda now_ns: CountersSampled(now_ns, CounterSample(now_ns, 50, 10, 5, "test")))
     read = [event.time_ns for event, _ in virtual.run() if isinstance(event, CountersSampled)]
     assert read == [50, 100, 150, 200]  # 180 ns of work
 
@@ -93,8 +93,10 @@ def test_errands_are_done_one_after_another_beside_the_blocks():
     scheduler = Scheduler(make_machine(4), [make_tenant(10_000)], {"m": [simple_profile(EVEN, EVEN)]}, "fcfs", 4)
     virtual = VirtualMachine(scheduler, Alone(solo_times(scheduler)), dispatch_ns=5)
     done = []
-    virtual.when(10, lambda _: virtual.errand(40, lambda now_ns: QueryArrived(now_ns, make_query(0, now_ns))))
-    virtual.when(20, lambda _: virtual.errand(7, done.append))
+    virtual.call_at(
+        10, lambda _: virtual.add_front_end_work(40, lambda now_ns: QueryArrived(now_ns, make_query(0, now_ns)))
+    )
+    virtual.call_at(20, lambda _: virtual.add_front_end_work(7, done.append))
     elapsed = [event.elapsed_ns for event, _ in virtual.run() if isinstance(event, BlockFinished)]
     assert done == [57]  # 40 ns from 10 on, and 7
     assert virtual.ended_ns == {0: 50 + 5 + 180}

@@ -9,7 +9,7 @@ from math import inf, log
 
 import numpy as np
 
-from veltair.simulate.interference_model import FRONT, Timeline
+from veltair.simulate.interference_model import Timeline
 from veltair.simulate.machine_model.execution_rate import LEVEL_BOUNDS, ExecutionRate, Segment, pressure_level
 from veltair.simulate.machine_model.machine_model import MachineModel
 from veltair.types import CoreSet, LayerBlock, Machine, ModelProfile, Record, State
@@ -133,7 +133,7 @@ class ContentionModel:
         if work_ns:
             self._front_core = int(self._rng.integers(len(self._domain_of)))
 
-    def changed(self) -> Iterable[tuple[int, Timeline]]:
+    def changed(self) -> Iterable[tuple[int | None, Timeline]]:
         if not self._changed_domains and not self._front_new:
             return []
         inside, wanted, l3_bytes = self._inside, self._wanted, self._l3_bytes
@@ -166,16 +166,16 @@ class ContentionModel:
         self._front_new = False
         return [(query, it.segment.timeline(it.cache, it.memory)) for query, it in changed.items()]
 
-    def _with_front(self, changed: dict[int, CoRunner]) -> list[tuple[int, Timeline]]:
+    def _with_front(self, changed: dict[int, CoRunner]) -> list[tuple[int | None, Timeline]]:
         before, self._halved = self._halved, self._sharer() if self._front_ns else None
-        timelines: list[tuple[int, Timeline]] = []
+        timelines: list[tuple[int | None, Timeline]] = []
         if self._halved != before:
             changed |= {query: self.running[query] for query in (before, self._halved) if query in self.running}
         for query, it in changed.items():
             timeline: Timeline = it.segment.timeline(it.cache, it.memory)
             timelines.append((query, [2 * at_ns for at_ns in timeline] if query == self._halved else timeline))
         if self._front_ns and (self._front_new or (self._halved is None) is not (before is None)):
-            timelines.append((FRONT, (0.0, self._front_ns if self._halved is None else 2 * self._front_ns)))
+            timelines.append((None, (0.0, self._front_ns if self._halved is None else 2 * self._front_ns)))
         self._front_new = False
         return timelines
 

@@ -55,7 +55,7 @@ class CountingContention(ContentionModel):
         self._total: Counts = np.zeros(7)
         self._known: dict[tuple[Segment, int, int], Counts] = {}
 
-    def changed(self) -> Iterable[tuple[int, Timeline]]:
+    def changed(self) -> Iterable[tuple[int | None, Timeline]]:
         moved = list(super().changed())
         if moved or not self.running:
             self._advance()
