@@ -1,11 +1,11 @@
-"""The access side as code, and how it and the execute side take turns on one core.
+"""Generated code of the access side, and how it and the execute side take turns on one core.
 
-A CPU has no second unit: one thread does both in turn. `ahead` rows before it is needed, a row is found (id read and
-compared once, place worked out) and its cache lines are asked for; what waits in between is the queue.
+A CPU has no second unit: one thread does both in turn. A row is found `ahead` rows before it is needed: its id is read
+and compared once, its place computed, and its cache lines are prefetched. The queue holds the rows in between.
 
     coupled (emb-opt0, emb-opt1; any with ahead 0)   each row is used where it is found
-    lagging (emb-opt2)    the access loop leads: it pushes an entry and has the one from `ahead` before executed
-    leading (emb-opt3)    the execute loop leads: it pops a row and has the access loop find the one `ahead` of it
+    lagging (emb-opt2)    the access loop leads: it pushes an entry and executes the one pushed `ahead` entries before
+    leading (emb-opt3)    the execute loop leads: it pops a row and finds the one that is `ahead` of it
 """
 
 from __future__ import annotations
@@ -35,31 +35,38 @@ from veltair.compiler.kernels.codegen.memory import prefetch
 from veltair.compiler.kernels.codegen.vectors import Expr
 
 LINE = 64
-FETCHED = 32  # lines of a row that are asked for ahead; the hardware sees the rest coming
+FETCHED = 32  # lines of a row that are prefetched; the hardware foresees the rest
 DISTANCES = (0, 4, 8, 16, 32)  # rows; a power of two, since the queue is a ring
 
 
 @dataclass(frozen=True, slots=True)
 class FlatMemory:
-    """An operand as one flat buffer. A table's rows are checked against `rows`."""
+    """An operand as one flat buffer; `flat_memory` makes one."""
 
     flat: Any
-    rows: Expr
+    rows: Expr  # an id of a table is compared with it
 
 
 class AccessEmitter:
-    """Emits a tile of segments of one operation. To be made inside the task that runs it."""
+    """Emits a tile of segments of one operation. To be made inside the task that runs it.
 
-    def __init__(self, of: DecoupledProgram, memories: Mapping[str, FlatMemory], lookups: Expr, ahead: int) -> None:
-        """lookups: how many there are in all segments; nothing behind is read, whatever offsets say."""
-        self._of, self._memories, self._lookups = of, memories, lookups
-        self._dim = of.program.dim
-        self._ahead = ahead if of.queued else 0
-        elements = [node for node in of.lookups.inner() if node.stop == "dim"]
+    Use, inside a kernel::
+
+        AccessEmitter(decouple(program), memories, lookups, ahead=16).tile(first, count)
+    """
+
+    def __init__(
+        self, decoupled: DecoupledProgram, memories: Mapping[str, FlatMemory], lookups: Expr, ahead: int
+    ) -> None:
+        """lookups: their number in all segments; nothing behind them is read, whatever the offsets say."""
+        self._decoupled, self._memories, self._lookups = decoupled, memories, lookups
+        self._dim = decoupled.program.dim
+        self._ahead = ahead if decoupled.queued else 0
+        elements = [node for node in decoupled.lookups.inner() if node.stop == "dim"]
         self._rows = {
             name: stream for node in elements for name, stream in node.streams if isinstance(stream, LoadStream)
         }
-        bodies = [token.body for token in of.tokens.values()]
+        bodies = [token.body for token in decoupled.tokens.values()]
         self._execute = ExecuteEmitter(memories["out"].flat, self._dim, any(node.lanes > 1 for node in elements))
         self._execute.declare(tuple(dict.fromkeys(name for body in bodies for name in _variables(body))))
         self._execute.declare_sums()
@@ -67,17 +74,17 @@ class AccessEmitter:
     def tile(self, first: Expr, count: Expr) -> None:
         """Code for `count` segments from `first` on."""
         if not self._ahead:
-            self._lookups_of(first, count, self._coupled)
-        elif self._of.counter:
+            self._for_each_lookup(first, count, self._coupled)
+        elif self._decoupled.counter:
             self._leading(first, count)
         else:
             self._lagging(first, count)
 
-    def _lookups_of(self, first: Expr, count: Expr, visit: Callable[[Traversal, dict[str, Expr]], None]) -> None:
-        """Segments in turn, and each of their look-ups with the numbers found for it."""
+    def _for_each_lookup(self, first: Expr, count: Expr, visit: Callable[[Traversal, dict[str, Expr]], None]) -> None:
+        """Code for each lookup of each segment, with the numbers that its streams load."""
         with T.serial(0, count) as step:
             numbers = self._segment(T.bind(first + step))
-            for node in self._of.access.body:
+            for node in self._decoupled.access.body:
                 if isinstance(node, SendToken):
                     self._run(node.token, numbers, {})
                     continue
@@ -91,16 +98,16 @@ class AccessEmitter:
             if isinstance(inner, SendToken):
                 self._run(inner.token, numbers, rows)
             elif inner.body:
-                token = self._of.tokens[f"{inner.index}_ite"]
+                token = self._decoupled.tokens[f"{inner.index}_ite"]
                 given = TokenOperands(numbers, rows)
                 for_elements(self._dim, inner.lanes, lambda o, w, t=token, g=given: self._execute.step(t.body, g, o, w))  # type: ignore[misc]
 
     def _lagging(self, first: Expr, count: Expr) -> None:
-        token = self._of.tokens["e_end"]
+        token = self._decoupled.tokens["e_end"]
         fields = (*token.rows, *token.scalars)
         queue = T.alloc_buffer((self._ahead * len(fields),), "int64", scope="global")
         sent = T.alloc_buffer((1,), "int32", scope="local")
-        floats = {name for name in token.scalars if self._is_float(name)}
+        floats = [name for name in token.scalars if self._is_float(name)]
 
         def pop(entry: Expr) -> None:
             slot = T.bind(T.bitwise_and(entry, self._ahead - 1) * len(fields))
@@ -125,13 +132,13 @@ class AccessEmitter:
             T.buffer_store(sent, sent[0] + 1, [0])
 
         T.buffer_store(sent, T.int32(0), [0])
-        self._lookups_of(first, count, push)
+        self._for_each_lookup(first, count, push)
         left = T.bind(T.min(sent[0], self._ahead))
         with T.serial(0, left) as entry:
             pop(T.bind(sent[0] - left + entry))
 
     def _leading(self, first: Expr, count: Expr) -> None:
-        token, node = self._of.tokens["e_end"], self._of.lookups
+        token, node = self._decoupled.tokens["e_end"], self._decoupled.lookups
         inside = {name for name, _ in node.streams}
         queued = [name for name in token.rows if self._rows[name].at[0] in inside]
         queues = {name: T.alloc_buffer((self._ahead,), "int64", scope="global") for name in queued}
@@ -150,12 +157,12 @@ class AccessEmitter:
         T.buffer_store(following, T.int32(-1), [0])
         with T.serial(0, count) as step:
             numbers = self._segment(T.bind(first + step))
-            numbers[self._of.counter] = numbers[self._of.access.index]
+            numbers[self._decoupled.counter] = numbers[self._decoupled.access.index]
             begin, stop = self._ends(node, numbers)
             with when(T.Not(T.EQ(begin, following[0]))), T.serial(0, T.min(self._ahead, self._lookups - begin)) as more:
                 push(T.bind(begin + more))
             rows = {name: T.bind(self._begin(name, numbers)) for name in token.rows if name not in queues}
-            for other in self._of.access.body:
+            for other in self._decoupled.access.body:
                 if isinstance(other, SendToken):
                     self._run(other.token, numbers, {})
                     continue
@@ -170,14 +177,16 @@ class AccessEmitter:
             T.buffer_store(following, stop, [0])
 
     def _run(self, name: str, numbers: Mapping[str, Expr], rows: Mapping[str, RowReader]) -> None:
-        self._execute.run(self._of.tokens[name].body, TokenOperands(numbers, rows))
+        self._execute.run(self._decoupled.tokens[name].body, TokenOperands(numbers, rows))
 
     def _segment(self, number: Expr) -> dict[str, Expr]:
-        loop = self._of.access
-        return self._streams(loop, {loop.index: number} | ({self._of.counter: number} if self._of.counter else {}))
+        loop = self._decoupled.access
+        return self._streams(
+            loop, {loop.index: number} | ({self._decoupled.counter: number} if self._decoupled.counter else {})
+        )
 
     def _ends(self, node: Traversal, numbers: Mapping[str, Expr]) -> tuple[Expr, Expr]:
-        """A segment's lookups: within those there are, and none where its offsets fall."""
+        """Begin and end of a segment's lookups, clipped to those that exist; none where its offsets fall."""
         begin, stop = (self._place(place, numbers) for place in (node.begin, node.stop))
         begin = T.bind(T.min(T.max(begin, 0), self._lookups))
         return begin, T.bind(T.min(T.max(stop, begin), self._lookups))
@@ -208,7 +217,7 @@ class AccessEmitter:
         return T.int32(place) if isinstance(place, int) else numbers[place]
 
     def _begin(self, name: str, numbers: Mapping[str, Expr]) -> Expr:
-        """The item of its table where a row begins: that of row 0 for an id that is none. One unsigned compare."""
+        """The item of its table where a row begins; an id that is no row reads row 0. One unsigned compare."""
         stream = self._rows[name]
         table = self._memories[stream.memory]
         found = T.cast(self._place(stream.at[0], numbers), "int64")
@@ -229,7 +238,7 @@ class AccessEmitter:
             prefetch(flat[begin + T.int64(place // item)], level=1)
 
     def _is_float(self, name: str) -> bool:
-        streams = dict(self._of.access.streams) | dict(self._of.lookups.streams)
+        streams = dict(self._decoupled.access.streams) | dict(self._decoupled.lookups.streams)
         return isinstance(streams.get(name), InverseStream) or _memory(streams.get(name)) == "weights"
 
 

@@ -1,7 +1,7 @@
-"""Decoupled lookup-compute form (DLC): what fetches, what computes, and the queue between them (Ember 4, 6.3, Fig. 9).
+"""Decoupled lookup-compute form (DLC): a side that fetches, a side that computes, and the queue between them.
 
-The access side is the loop nest with its streams; where a callback stood it sends a token. The execute side is what
-to do at each token, with the operands that come through the queue.
+Ember 4, 6.3, Fig. 9. The access side is the loop nest with its streams; where a callback stood it sends a token. The
+execute side says what to do at each token, with the operands that come through the queue.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ from veltair.compiler.embedding.slc import (
 
 @dataclass(frozen=True, slots=True)
 class SendToken:
+    """Where the access side sends a token.
+
+    >>> SendToken("e_end").token
+    'e_end'
+    """
+
     token: str
 
 
 @dataclass(frozen=True, slots=True)
 class Traversal:
-    """loop_tr: what of a `For` the access side does."""
+    """loop_tr: the part of a `For` that the access side runs."""
 
     index: str
     begin: StreamIndex | int
@@ -46,21 +52,23 @@ class Token:
     """Work of the execute side, named by the loop and its event (Ember 4): "p_beg", "e_ite", "e_end", …"""
 
     name: str
-    rows: tuple[str, ...]  # row streams among its operands: where each row begins
+    rows: tuple[str, ...]  # streams of rows among its operands: where each row begins
     scalars: tuple[str, ...]  # other streams, and indices, among them
     body: tuple[Statement, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoupledProgram:
+    """Both sides of a program; `decouple` makes one."""
+
     program: EmbeddingProgram
     access: Traversal
     tokens: Mapping[str, Token]
-    counter: str  # the segment's number as the execute side counts it; "": it comes through the queue
+    counter: str  # name under which the execute side counts segments; "": the number comes through the queue
 
     @property
     def queued(self) -> bool:
-        """Whether whole rows go through the queue; else element by element, and nothing can run ahead."""
+        """Whether whole rows go through the queue; else single elements do, and nothing can run ahead."""
         return not any(node.body for node in self.lookups.inner())
 
     @property
@@ -70,7 +78,7 @@ class DecoupledProgram:
 
 
 def decouple(program: EmbeddingProgram) -> DecoupledProgram:
-    """Ember 6.3: from the outer to the inner loop, callbacks become tokens and what they take of streams operands."""
+    """Both sides of a program (Ember 6.3): callbacks become tokens, the streams that they use become operands."""
     rows: set[str] = set()
     known: set[str] = set()
     tokens: dict[str, Token] = {}

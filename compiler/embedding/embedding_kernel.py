@@ -17,9 +17,9 @@ from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 def embedding_function(program: EmbeddingProgram, level: int = 3, ahead: int = 16, segments: int = 1) -> Any:
     """A PrimFunc of the program's memories, in order, after emb-opt<level>.
 
-    ahead: rows that the access loop is ahead of the execute loop, one of DISTANCES. segments: in a task.
+    ahead: rows by which the access loop leads the execute loop, one of DISTANCES. segments: of a task.
     """
-    of = decouple(optimise(program, level))
+    decoupled = decouple(optimise(program, level))
 
     def body(*buffers: Any) -> None:
         named = dict(zip((m.name for m in program.memories), buffers, strict=True))
@@ -27,13 +27,16 @@ def embedding_function(program: EmbeddingProgram, level: int = 3, ahead: int = 1
         if "offsets" in named:
             total = T.min(total, named["offsets"].shape[0] - 1)
         memories = {name: flat_memory(buffer) for name, buffer in named.items()}
-        ids = next(stream.memory for _, stream in of.lookups.streams if isinstance(stream, LoadStream))
+        ids = next(stream.memory for _, stream in decoupled.lookups.streams if isinstance(stream, LoadStream))
         with T.parallel(0, T.ceildiv(total, segments)) as task:
             first = T.bind(task * segments)
-            AccessEmitter(of, memories, prod(named[ids].shape), ahead).tile(first, T.min(segments, total - first))
+            AccessEmitter(decoupled, memories, prod(named[ids].shape), ahead).tile(
+                first, T.min(segments, total - first)
+            )
 
     return build_prim_func(program.memories, body)
 
 
 def flat_memory(buffer: Any) -> FlatMemory:
+    """An operand of a kernel as `AccessEmitter` reads it."""
     return FlatMemory(T.decl_buffer((prod(buffer.shape),), buffer.dtype, data=buffer.data), buffer.shape[0])

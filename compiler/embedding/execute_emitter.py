@@ -1,4 +1,4 @@
-"""The execute side as code: what tokens do with rows and numbers, in registers."""
+"""Generated code of the execute side: what tokens do with rows and numbers, in registers."""
 
 from __future__ import annotations
 
@@ -28,19 +28,26 @@ UNROLLED = 16  # vectors of a row that are straight-line code, their sums in reg
 
 @dataclass(frozen=True, slots=True)
 class TokenOperands:
-    """Operands of a token: numbers by name, and rows."""
+    """Operands of a token: numbers and readers of rows, by name.
+
+    >>> TokenOperands().rows
+    {}
+    """
 
     numbers: Mapping[str, Expr] = field(default_factory=dict)
     rows: Mapping[str, RowReader] = field(default_factory=dict)
 
 
 class ExecuteEmitter:
-    """Emits tokens' bodies. To be made inside the task that they run in: its variables are the task's."""
+    """Emits the bodies of tokens. To be made inside the task that they run in, which owns its variables.
+
+    `AccessEmitter` makes one and runs the tokens in it.
+    """
 
     def __init__(self, out: Any, dim: int, wide: bool) -> None:
         """out: the output as a flat buffer, `dim` numbers (or one) a segment. wide: rows are taken in vectors."""
         self._out, self._dim, self._wide = out, dim, wide
-        self._variables: dict[str, tuple[Any, Any]] = {}  # partial sums of lanes, and what goes beside them
+        self._variables: dict[str, tuple[Any, Any]] = {}  # partial sums of lanes, and the sum of all else
         self._sums: dict[int, Any] = {}  # by offset, where rows are straight-line code
         self._memory = None if dim <= UNROLLED * LANES else T.alloc_buffer((dim,), "float32", scope="global")
 
@@ -77,7 +84,7 @@ class ExecuteEmitter:
             T.buffer_store(beside, beside[0] + one, [0])
 
     def declare(self, names: tuple[str, ...]) -> None:
-        """Variables are made where the task begins, since what an inner frame makes ends with it."""
+        """Allocates variables; the task does so at its begin, since an allocation in a loop ends with the loop."""
         for name in names:
             partial = T.alloc_buffer((1,), "float32x16", scope="local") if self._wide else None
             self._variables[name] = partial, T.alloc_buffer((1,), "float32", scope="local")
@@ -126,8 +133,10 @@ class ExecuteEmitter:
 
 
 def for_elements(dim: int, vector: int, body: Callable[[Expr, int], None]) -> None:
-    """Code for a row's elements, (offset, how many) at a time: a loop of single ones where `vector` is 1; else vectors,
-    straight-line where they are few, and their halves at the end."""
+    """Code for the elements of a row, (offset, how many) at a time.
+
+    A loop of single elements where `vector` is 1; else vectors, straight-line where they are few, then halves.
+    """
     if vector == 1:
         with T.serial(0, dim) as e:
             body(e, 1)
@@ -153,7 +162,7 @@ def vector_pieces(dim: int) -> list[tuple[int, int]]:
 
 
 def _sigmoid(value: Expr) -> Expr:
-    """Of one number; in lanes, since that one is polynomials and no call."""
+    """The sigmoid of one number, computed in lanes: that code is polynomials and no call."""
     return T.Shuffle([sigmoid(broadcast(value))], [T.int32(0)])
 
 

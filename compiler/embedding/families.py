@@ -1,10 +1,12 @@
-"""The five families of embedding operations as they come in: scalar and coupled (Ember 2.2, Table 1).
+"""The five families of embedding operations, scalar and coupled as they come in (Ember 2.2, Table 1).
 
-Dimensions of the batch are variables: SEGMENTS in a batch, their offsets (one more than segments), and LOOKUPS in all.
-Ids are int64 or int32. Bags that are not described by offsets have the same number of lookups each.
+The dimensions of a batch are variables: its SEGMENTS, their OFFSETS (one more than segments), and all LOOKUPS. Ids are
+int64 or int32. Bags without offsets have the same number of lookups each.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from veltair.compiler.embedding.slc import (
     AddToCell,
@@ -112,24 +114,14 @@ def knowledge_graph(
     Operands: heads, relations' ids ("kinds") and tails, all (segments,); both tables; out (segments,).
     """
     memories = tuple(Activation(name, ids, (SEGMENTS,)) for name in ("heads", "kinds", "tails"))
-    rows: Streams = (
-        ("head", LoadStream(entities.name, ("h", "e"))), ("relation", LoadStream(relations.name, ("r", "e"))),
-        ("tail", LoadStream(entities.name, ("t", "e"))),
-    )  # fmt: skip
+    rows = _load_each({"head": (entities.name, "h"), "relation": (relations.name, "r"), "tail": (entities.name, "t")})
     gap = Operation("sub", (Operation("add", ("head", "relation")), "tail"))
     distance: Value = "distance" if norm == 1 else Operation("root", ("distance",))
-    elements = For(
-        "e",
-        0,
-        "dim",
-        rows,
-        (Callback((AddToVariable("distance", Operation("abs" if norm == 1 else "square", (gap,))),)),),
-    )
+    grown = AddToVariable("distance", Operation("abs" if norm == 1 else "square", (gap,)))
+    elements = For("e", 0, "dim", rows, (Callback((grown,)),))
     score = Callback((StoreCell(MemoryCell("out", ("b",)), Operation("neg", (distance,))),))
-    streams: Streams = (
-        ("h", LoadStream("heads", ("p",))), ("r", LoadStream("kinds", ("p",))),
-        ("t", LoadStream("tails", ("p",))),
-    )  # fmt: skip
+    ids_at = {"h": "heads", "r": "kinds", "t": "tails"}
+    streams: Streams = tuple((name, LoadStream(memory, ("p",))) for name, memory in ids_at.items())
     inner = For("p", "b", AluStream("+", "b", 1), streams, (Callback((SetVariable("distance", 0.0),)), elements, score))
     operands = (*memories, entities, relations, Activation("out", "float32", (SEGMENTS,)))
     return EmbeddingProgram("knowledge_graph", operands, dim, For("b", 0, "segments", (), (inner,)))
@@ -146,3 +138,8 @@ def block_gather(table: Activation, dim: int, ids: str = "int64") -> EmbeddingPr
     elements = For("e", 0, "dim", (("row", LoadStream(table.name, ("id", "e"))),), (copied,))
     inner = For("p", "b", AluStream("+", "b", 1), (("id", LoadStream("ids", ("p",))),), (elements,))
     return EmbeddingProgram("block_gather", memories, dim, For("b", 0, "segments", (), (inner,)))
+
+
+def _load_each(rows: Mapping[str, tuple[str, str]]) -> Streams:
+    """A stream of elements for each row: its name, the table, and the stream of its id."""
+    return tuple((name, LoadStream(table, (row, "e"))) for name, (table, row) in rows.items())

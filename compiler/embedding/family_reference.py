@@ -1,4 +1,4 @@
-"""What each family must give, in numpy and float64: the other opinion of tests and of `check`."""
+"""Each family of embedding operations in numpy and float64: tests and the check of code versions compare with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 def pick_rows(ids: Array, table: Array) -> Array:
-    """Rows by id; what is no row of the table is row 0."""
+    """Rows by id; an id that is no row of the table gives row 0."""
     picked = table[np.where((ids >= 0) & (ids < len(table)), ids, 0)]
     return decode_rows(picked.reshape(-1, table.shape[1])).astype(np.float64).reshape(*ids.shape, -1)
 
@@ -35,7 +35,7 @@ def sls(ids: Array, table: Array, offsets: Array | None, weights: Array | None =
 
 
 def clip_segments(offsets: Array, lookups: int) -> list[tuple[int, int]]:
-    """What offsets that should ascend within [0, lookups] are taken for."""
+    """Begin and end of each segment, for offsets that may fall or pass [0, lookups]."""
     begins = [min(max(int(o), 0), lookups) for o in offsets]
     return [(begin, max(begin, stop)) for begin, stop in pairwise(begins)]
 
@@ -60,7 +60,7 @@ def block_gather(ids: Array, table: Array) -> Array:
 
 
 def reference_lookups(parameters: LookupParameters, inputs: Sequence[Array], tables: Sequence[Array]) -> Array:
-    """Of a layer "lookups" (`kernels.lookups`)."""
+    """The output of a layer "lookups" (`kernels.rows.lookups`)."""
     ids, *others = inputs
     match parameters.family:
         case LookupFamily.WEIGHTED_SUM:

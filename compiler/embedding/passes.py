@@ -1,14 +1,14 @@
-"""Ember's optimisations of the structured form (Ember 7, Fig. 15, Table 4) and what they mean on a CPU.
+"""Ember's optimisations of the structured form (Ember 7, Fig. 15, Table 4), and their meaning on a CPU.
 
-emb-opt0, none: one number at a time, from table to output.
+emb-opt0, no optimisation: one number at a time, from table to output.
 emb-opt1, vectorised (7.1): the loop over a row's elements takes 16 at a time. Where Ember masks the last vector, its
     rest is done in shorter ones.
 emb-opt2, bufferised (7.2): a row goes through the queue whole. On a CPU an entry is where the checked row begins, with
-    the segment and the scalars it belongs to, and the row's lines are on their way when it is pushed: the access loop
-    runs ahead of the execute loop. The row itself is not copied, since the execute side sees the same memory.
-emb-opt3, aligned (7.3): what is not where a row begins leaves the queue. Segments are counted by the execute side,
+    its segment and scalars, and the row's lines are prefetched when it is pushed: the access loop runs ahead of the
+    execute loop. The row itself is not copied, since the execute side sees the same memory.
+emb-opt3, aligned (7.3): everything but where rows begin leaves the queue. Segments are counted by the execute side,
     which ends each in turn; scalars, which lie in a row anyway, are read in place; sums are in registers from the
-    begin of a segment to its end, which saves a load and a store a row, and what scales a segment scales its sum.
+    begin of a segment to its end, which saves a load and a store for each row, and a segment's factor scales its sum.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def optimise(program: EmbeddingProgram, level: int) -> EmbeddingProgram:
 
 
 def vectorise(loop: For) -> For:
-    """Inner loops alone, as in the paper: rows are contiguous and longer than a vector."""
+    """Vectors in inner loops only, as in the paper: rows are contiguous and longer than a vector."""
     innermost = not any(isinstance(inner, For) for inner in loop.body)
 
     def wide(node: For | Callback | Push) -> For | Callback | Push:
@@ -54,7 +54,7 @@ def vectorise(loop: For) -> For:
 
 
 def bufferise(loop: For) -> For:
-    """The callback of an element goes behind the loop over elements, which only fills a buffer."""
+    """Moves the callback of an element behind the loop over elements, which only fills a buffer."""
     body: list[For | Callback | Push] = []
     for inner in loop.body:
         if isinstance(inner, For) and inner.stop == "dim":
@@ -64,7 +64,7 @@ def bufferise(loop: For) -> For:
         else:
             body.append(bufferise(inner) if isinstance(inner, For) else inner)
     pushes = [node for node in body if isinstance(node, For) and node.stop == "dim"]
-    if pushes:  # what is computed at a lookup is one callback, behind all that is loaded for it
+    if pushes:  # the computation of a lookup is one callback, behind all loads for it
         statements = tuple(s for node in body if isinstance(node, Callback) for s in node.body)
         body = [*pushes, Callback(statements)]
     return replace(loop, body=tuple(body))
@@ -74,7 +74,7 @@ COUNTER = "bag"
 
 
 def align_queues(loop: For) -> For:
-    """The segment's number becomes a counter of the execute side, its sum an accumulator that is stored at its end."""
+    """Makes the segment's number a counter of the execute side, and its sum an accumulator, stored at the end."""
     scales = {name for name, stream in loop.streams if isinstance(stream, InverseStream)}
     sums = _accumulates(loop)
     factors: set[str] = set()

@@ -1,4 +1,4 @@
-"""How rows lie in a table: fp32, fp16, or 8 bits a number with a scale and a bias of each row.
+"""How rows of tables are stored: float32, float16, or 8 bits a number with a scale and a bias in each row.
 
 Rows become floats in registers, never in memory. The last form is FBGEMM's fused one: D unsigned bytes, then scale and
 bias as float32; number = byte * scale + bias.
@@ -23,7 +23,7 @@ RowReader = Callable[[Expr, int], Expr]  # the numbers of a row: offset, how man
 
 
 def encode_rows(table: NDArray[Any], storage: str) -> NDArray[Any]:
-    """A float table (R, D) as one of STORAGES keeps it. The error of int8 is at most half of a row's range / 255."""
+    """A float table (R, D) in one of STORAGES. The error of int8 is at most half of a row's range / 255."""
     if storage != "int8":
         return np.ascontiguousarray(table, np.float16 if storage == "fp16" else np.float32)
     wide = np.asarray(table, np.float32)
@@ -48,12 +48,12 @@ def storage_of(table: NDArray[Any]) -> Storage:
 
 
 def row_items(dim: Expr, dtype: str) -> Expr:
-    """Items of a table's dtype from one row to the next; `dim` as a number or in code."""
+    """Items of the table's dtype from one row to the next; `dim` is a number or an expression."""
     return dim + TAIL_BYTES if dtype == "uint8" else dim
 
 
 def row_reader(table: Any, begin: Expr, dim: Expr) -> RowReader:
-    """The row of a flat table that begins at an item; `dim` as a number or int64 in code."""
+    """The row of a flat table that begins at an item; `dim` is a number or an int64 expression."""
 
     def items(offset: Expr, count: int) -> Expr:
         at = begin + T.cast(offset, "int64")

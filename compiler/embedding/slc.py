@@ -1,7 +1,7 @@
 """Structured lookup-compute form (SLC): loops whose loads are streams, and callbacks that compute (Ember 6.1, Fig. 12).
 
-What a stream loads is the business of the access side, which may run ahead of the callbacks; what callbacks do with
-it belongs to the execute side. Names tie both together: loops and streams define them, callbacks use them.
+The access side runs the streams, and may run ahead of the callbacks, which belong to the execute side. Names tie both
+together: loops and streams define them, callbacks use them. slc.for, slc.push, mem_str and alu_str are Ember's terms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from veltair.compiler.graph.layer_spec import Activation
 
 @dataclass(frozen=True, slots=True)
 class AluStream:
-    """alu_str: a stream and a constant."""
+    """alu_str: a stream plus, or times, a constant.
+
+    >>> str(AluStream("+", "b", 1))
+    'b + 1'
+    """
 
     operation: Literal["+", "*"]
     stream: str
@@ -27,7 +31,11 @@ class AluStream:
 
 @dataclass(frozen=True, slots=True)
 class InverseStream:
-    """alu_str: 1 / (stop - begin), 1 where that is 0: what the sum of a segment is scaled by for its mean."""
+    """alu_str: 1 / (stop - begin), or 1 for an empty segment: the factor from a segment's sum to its mean.
+
+    >>> str(InverseStream("begin", "stop"))
+    '1 / max(stop - begin, 1)'
+    """
 
     begin: str
     stop: str
@@ -41,8 +49,11 @@ StreamIndex: TypeAlias = str | AluStream
 
 @dataclass(frozen=True, slots=True)
 class LoadStream:
-    """mem_str: what lies in `memory` at a place. At (id, "e") it is an element of a table's row, of row 0 where the
-    table has no such row."""
+    """mem_str: a number in `memory`. At (id, "e") it is an element of a table's row, of row 0 for an id that is no row.
+
+    >>> str(LoadStream("ids", ("p",)))
+    'mem_str(ids[p])'
+    """
 
     memory: str
     at: tuple[StreamIndex, ...]
@@ -60,7 +71,11 @@ Stream: TypeAlias = LoadStream | AluStream | InverseStream
 
 @dataclass(frozen=True, slots=True)
 class MemoryCell:
-    """A number in memory that callbacks write, or in the accumulators."""
+    """A number that callbacks write, in memory or in the accumulators.
+
+    >>> str(MemoryCell("out", ("b", "e")))
+    'out[b, e]'
+    """
 
     memory: str
     at: tuple[str, ...]
@@ -71,7 +86,11 @@ class MemoryCell:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation on values: mul, add, sub, neg, abs, square, root, sigmoid."""
+    """An operation on values: mul, add, sub, neg, abs, square, root, sigmoid.
+
+    >>> str(Operation("mul", ("weight", "row")))
+    'mul(weight, row)'
+    """
 
     operation: str
     arguments: tuple[Value, ...]
@@ -107,7 +126,7 @@ class AddToCell:
 
 @dataclass(frozen=True, slots=True)
 class SetVariable:
-    """A number of the execute side's own."""
+    """variable = value, for a number that the execute side holds"""
 
     variable: str
     value: Value
@@ -145,22 +164,24 @@ Statement: TypeAlias = StoreCell | AddToCell | SetVariable | AddToVariable | Ele
 
 @dataclass(frozen=True, slots=True)
 class Callback:
+    """Statements that the execute side runs where the callback stands in the loop."""
+
     body: tuple[Statement, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """slc.push: an element goes into a buffer stream, which callbacks after the loop read whole."""
+    """slc.push: an element goes into a buffer stream, which callbacks behind the loop read as a whole."""
 
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """slc.for: its streams are loaded at each step, then the body runs. `lanes` > 1: slcv.for, that many steps at once.
+    """slc.for: loads its streams at each step, then runs its body. `lanes` > 1: slcv.for, that many steps at once.
 
     stop: "segments" for the outer loop, "dim" for the elements of a row.
-    counter: what the execute side calls the step, if it counts steps itself.
+    counter: the execute side's name of the step, if it counts steps itself.
     """
 
     index: str
@@ -174,9 +195,9 @@ class For:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingProgram:
-    """One embedding operation: segments of a batch, each with its lookups, each with its rows' elements.
+    """One embedding operation: segments of a batch, the lookups of each, the elements of their rows.
 
-    The memories are the operands of its code, in order; "out" is the one that is written. A row has `dim` numbers.
+    The memories are the operands of its code, in order; "out" is written. A row has `dim` numbers. `families` has some.
     """
 
     name: str
@@ -206,7 +227,7 @@ def _lines(node: For | Callback | Push, depth: int) -> Iterator[str]:
 
 
 def names_in(value: Value | Statement) -> Iterator[str]:
-    """Every name that a value or statement reads or is placed by, but for those that it defines itself."""
+    """Names that a value or statement reads or that place its cell, without those that it defines itself."""
     match value:
         case str():
             yield value

@@ -1,12 +1,12 @@
-"""Two cost models (FusionStitching 4.3, 5.4): a quick one of what fusing saves, a fuller one of what a kernel takes.
+"""Two cost models (FusionStitching 4.3, 5.4): a quick one of the gain of fusing, a fuller one of a kernel's time.
 
 Both are at batch 1. Bandwidths and cycles are those of a server core with AVX-512; only their ratios matter here, and
-the measured search has the last word about a kernel. Cache sizes are read from the machine.
+the measured search decides about a kernel. Cache sizes are read from the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from math import ceil, inf, prod
 
@@ -23,8 +23,15 @@ TASK_NS = 60.0
 BYTES_PER_NS = (("L1", 120.0), ("L2", 50.0), ("L3", 12.0), ("memory", 7.0))  # one core, streaming
 USUAL_BYTES = {"L1": 32 << 10, "L2": 1 << 20, "L3": 16 << 20}  # where the kernel shows no caches
 CYCLES = {
-    "exp": 9.0, "log": 13.0, "erf": 12.0, "tanh": 13.0, "sigmoid": 16.0, "div": 10.0, "sqrt": 12.0, "reciprocal": 10.0,
-}  # of a vector; the others take half a cycle  # fmt: skip
+    "exp": 9.0,
+    "log": 13.0,
+    "erf": 12.0,
+    "tanh": 13.0,
+    "sigmoid": 16.0,
+    "div": 10.0,
+    "sqrt": 12.0,
+    "reciprocal": 10.0,
+}  # of a vector; other operators take CHEAP_CYCLES
 CHEAP_CYCLES = 0.5
 ADD_LATENCY = 4.0  # cycles between two additions to one accumulator
 FOLD_CYCLES = 16.0  # the lanes of an accumulator into one
@@ -32,18 +39,18 @@ FOLD_CYCLES = 16.0  # the lanes of an accumulator into one
 
 @cache
 def _caches() -> tuple[tuple[float, float], ...]:
-    """Bytes up to which data stay at a level (half of it is others'), and that level's bytes a nanosecond."""
+    """Bytes up to which data stay at a level (half of it is for others), and the level's bytes per nanosecond."""
     sizes = USUAL_BYTES | cache_bytes()
     return tuple((sizes.get(level, inf) / 2 if level != "memory" else inf, rate) for level, rate in BYTES_PER_NS)
 
 
 def move_ns(size_bytes: float, footprint_bytes: float) -> float:
-    """To read or write so much of data of this footprint."""
+    """Time to read or write so many bytes of data of this footprint."""
     return size_bytes / next(rate for limit, rate in _caches() if footprint_bytes <= limit)
 
 
 def gain_ns(program: StitchProgram, space: IterationSpace) -> float:
-    """Delta-evaluator: what one kernel saves against one an operator; the score f of a pattern (equation 3)."""
+    """Delta-evaluator: time that one kernel saves against one for each operator; the score f of a pattern (eq. 3)."""
     made = {op.output: op for op in program.ops}
     reads: dict[str, int] = {}
     for op in program.ops:
@@ -58,7 +65,7 @@ def gain_ns(program: StitchProgram, space: IterationSpace) -> float:
 
 
 def _penalty_ns(program: StitchProgram, space: IterationSpace) -> float:
-    """What is computed again for every place it is broadcast to, and the cores left idle where there are few rows."""
+    """Time of values that are computed again where they are broadcast, and of idle cores where rows are few."""
     places = prod(map(abs, space.extents))
     again = total = 0.0
     for op in program.ops:
@@ -75,7 +82,7 @@ def _penalty_ns(program: StitchProgram, space: IterationSpace) -> float:
 
 
 def units_of(space: IterationSpace, columns: int) -> int:
-    """Independent rows, times the chunks of columns where these are split."""
+    """Independent rows, times the chunks of columns where columns are split."""
     width = space.extents[-1]
     chunks = ceil(width / min(columns or width, width)) if space.splits else 1
     return prod(abs(space.extents[axis]) for axis in space.outer) * chunks
@@ -89,7 +96,7 @@ def scratch_bytes(space: IterationSpace, setting: KernelSchedule) -> int:
 
 
 def latency_ns(space: IterationSpace, setting: KernelSchedule, cores: int = 0) -> float:
-    """Latency-evaluator: what a kernel takes on so many cores; on all by default."""
+    """Latency-evaluator: time of a kernel on so many cores, by default all."""
     cores = cores or len(usable_machine().cores)
     units = units_of(space, setting.columns)
     tasks = ceil(units / setting.rows)
@@ -100,7 +107,7 @@ def latency_ns(space: IterationSpace, setting: KernelSchedule, cores: int = 0) -
 
 
 def plan_ns(patterns: Sequence[StitchProgram]) -> float:
-    """A plan's kernels one after the other, each at the scheme and split that suit it best."""
+    """Time of a plan: its kernels one after the other, each with its best scheme and split."""
     total = 0.0
     for pattern in patterns:
         space = iteration_space(pattern)
@@ -118,7 +125,7 @@ def plan_ns(patterns: Sequence[StitchProgram]) -> float:
 
 
 def _unit_ns(space: IterationSpace, setting: KernelSchedule) -> float:
-    """One row: what each phase reads, computes and writes."""
+    """Time of one row: what each phase reads, computes and writes."""
     program = space.program
     kept = set(space.kept(setting.scheme))
     ops = {op.output: op for op in program.ops}
@@ -130,12 +137,7 @@ def _unit_ns(space: IterationSpace, setting: KernelSchedule) -> float:
     read: set[str] = set()
     for phase in range(space.phases):
         seen: set[str] = set()
-        sinks = [
-            op for op in program.ops
-            if (space.phase[op.output] == phase + 1 if op.kind in REDUCTIONS else space.phase[op.output] == phase)
-            and (op.kind in REDUCTIONS or op.output in kept or op.output in program.outputs)
-            and not (op.kind not in REDUCTIONS and space.is_row(op.output))
-        ]  # fmt: skip
+        sinks = [op for op in program.ops if _ends_in(op, phase, space, kept)]
         stack = [name for op in sinks for name in ((str(op.terms[0]),) if op.kind in REDUCTIONS else (op.output,))]
         work = 0.0
         while stack:
@@ -163,6 +165,14 @@ def _unit_ns(space: IterationSpace, setting: KernelSchedule) -> float:
                 moved += move_ns(size, row if op.output in kept else count_elements(op.shape) * FLOAT_BYTES)
     cycles += sum(_cycles(op) for op in program.ops if space.is_row(op.output))
     return cycles / CLOCK_GHZ + moved
+
+
+def _ends_in(op: StitchOp, phase: int, space: IterationSpace, kept: Collection[str]) -> bool:
+    """Whether the loop of a phase computes an operator for its own sake: it reduces, keeps or writes it."""
+    if op.kind in REDUCTIONS:
+        return space.phase[op.output] == phase + 1
+    stays = op.output in kept or op.output in space.program.outputs
+    return stays and space.phase[op.output] == phase and not space.is_row(op.output)
 
 
 def _row_bytes(space: IterationSpace, name: str, columns: int) -> int:

@@ -1,4 +1,4 @@
-"""What a stitched program must give: numpy in double precision, operator by operator."""
+"""Computes stitched programs in numpy with double precision, operator by operator."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def evaluate_program(program: StitchProgram, leaves: Mapping[str, Array]) -> dict[str, Array]:
-    """Outputs by name."""
+    """Outputs of a program by name."""
     values = {name: np.asarray(array, np.float64) for name, array in leaves.items()}
     with np.errstate(all="ignore"):
         for op in program.ops:
@@ -55,13 +55,13 @@ def evaluate_program(program: StitchProgram, leaves: Mapping[str, Array]) -> dic
 
 
 def _spread(value: Array, shape: Shape) -> Array:
-    """Over axes along which the operator gives more than it was given."""
+    """Broadcasts along axes whose extent the operator grows."""
     rest = (1,) * (len(shape) - value.ndim) + value.shape
     return np.broadcast_to(value, [found if d < 0 else d for d, found in zip(shape, rest, strict=True)])
 
 
 def reference_stitched(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array]:
-    """Outputs of a layer, in order."""
+    """Outputs of a stitched layer for its inputs, in order."""
     parameters = spec.parameters_as(StitchedParameters)
     given = dict(zip(parameters.names, [*inputs, *spec.weights.values()], strict=False))
     found: dict[str, Array] = {}

@@ -1,4 +1,4 @@
-"""The fusion explorer (FusionStitching 5): which operators become one kernel.
+"""The fusion explorer (FusionStitching 5) decides which operators become one kernel.
 
 Candidate patterns by approximate dynamic programming from the outputs up, PatternReduction in groups with the top k,
 then a beam search over plans whose winner the latency-evaluator picks, and last the remote fusion of small patterns
@@ -25,7 +25,12 @@ SMALL_NS = 4 * LAUNCH_NS  # patterns below it are worth packing
 
 
 class FusionExplorer:
-    """One connected or unconnected graph of operators.
+    """Explores fusions of a graph of operators, connected or not.
+
+    Use::
+
+        explorer = FusionExplorer(ops, shapes, wanted)
+        groups = explorer.packed(explorer.plan())
 
     Args:
         ops: in topological order.
@@ -65,7 +70,7 @@ class FusionExplorer:
         return build_program([self.ops[i] for i in inside], self.shapes, wanted)
 
     def score(self, pattern: Pattern) -> float | None:
-        """The delta-evaluator's gain; None for what cannot be one kernel."""
+        """The delta-evaluator's gain; None for a pattern that cannot be one kernel."""
         if pattern not in self._scores:
             self._scores[pattern] = self._score(pattern)
         return self._scores[pattern]
@@ -78,7 +83,7 @@ class FusionExplorer:
         return None if space is None else gain_ns(fused, space)
 
     def is_cyclic(self, pattern: Pattern) -> bool:
-        """Whether something outside depends on an operator inside and another inside on it (figure 6)."""
+        """Whether an operator outside depends on one inside, and another inside depends on it (figure 6)."""
         if any(self.outside.get(i, frozenset()) & pattern for i in pattern):
             return True
         first = min(pattern)
@@ -124,7 +129,7 @@ class FusionExplorer:
         return min(plans or [[frozenset([i]) for i in range(len(self.ops))]], key=self._plan_ns)
 
     def _joined(self, patterns: Sequence[Pattern], covered: Pattern) -> list[Pattern] | None:
-        """With what is left; None where patterns wait for each other.
+        """Patterns with the operators that none covers; None where patterns wait for each other.
 
         A pattern grows from its one producer, so it misses the other producers of what it holds: neighbours are
         joined as long as that gains.
@@ -142,7 +147,7 @@ class FusionExplorer:
         return self.order(list(dict.fromkeys(at.values())))
 
     def order(self, patterns: Sequence[Pattern]) -> list[Pattern] | None:
-        """By dependence; None where patterns wait for each other."""
+        """Patterns in an order in which they can run; None where they wait for each other."""
         waiting = sorted(patterns, key=min)
         waits = {p: frozenset().union(*(self.before[i] for i in p)) - p for p in waiting}
         done: set[int] = set()

@@ -1,8 +1,8 @@
-"""How a program is composed into one loop nest: its iteration space, its phases, and what it keeps between them.
+"""Composes a program into one loop nest: its iteration space, its phases, and the values kept between them.
 
-The composition schemes of FusionStitching (4.1) as they exist on a CPU: what follows an operator within one loop stays
-in registers; what a later loop over the same row needs is computed again ("registers"), or kept in a buffer that the
-caches hold ("row": along a row, in L1; "block": for a tile of columns when the reduction runs across rows, in L2).
+The composition schemes of FusionStitching (4.1) as they exist on a CPU: a value that is used within the
+same loop stays in registers; one that a later loop over the same row needs is computed again ("registers"), or kept in
+a buffer that the caches hold (of a row, in L1; of a tile of columns where the reduction runs across rows, in L2).
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ SCHEMES = ("registers", "expensive", "buffer")  # keep nothing, what holds an ex
 
 @dataclass(frozen=True)
 class IterationSpace:
-    """The iteration space of a program, with neighbouring axes merged where no value tells them apart.
+    """The iteration space of a program, with neighbouring axes merged where no value distinguishes them.
 
-    `extents` are those of the merged axes, outermost first; the last is vectorised. At least one. `reduced` tells
-    which the reductions run over; `varies` tells for each value along which it varies.
+    `extents` has the merged axes, at least one, outermost first; the last is vectorised. `reduced` says which axes the
+    reductions run over, `varies` along which axes each value varies.
+
+    `iteration_space` makes one::
+
+        space = iteration_space(program)
+        space.phases, space.kept("buffer")
     """
 
     program: StitchProgram
@@ -63,7 +68,7 @@ class IterationSpace:
 
     @cached_property
     def phase(self) -> Mapping[str, int]:
-        """The loop in which a value is there first: one more than the reductions on the way to it."""
+        """The first loop that has a value, by its name: the number of reductions on the way to it."""
         found = dict.fromkeys(self.program.leaves, 0)
         for op in self.program.ops:
             found[op.output] = max((found[name] for name in op.operands), default=0) + (op.kind in REDUCTIONS)
@@ -100,10 +105,11 @@ class IterationSpace:
 
 
 def iteration_space(program: StitchProgram) -> IterationSpace | None:
-    """The iteration space of a program; None for one that is no single loop nest.
+    """The iteration space of a program; None for a program that is no single loop nest.
 
-    That is so where shapes do not broadcast to one, where two reductions run over different axes, over only some of
-    an operand's extent or over the batch, and where an operator reads what another one stores under another shape.
+    A program is none where its shapes do not broadcast to one, where two reductions run over different axes, over an
+    axis that an operand does not vary along or over the batch, and where an operator reads what another stores under
+    another shape.
     """
     reshaped = {op.output for op in program.ops if op.stored is not None}
     if any(name in reshaped for op in program.ops for name in op.operands):

@@ -1,6 +1,6 @@
-"""ONNX nodes as operators of the stitching language.
+"""Translates ONNX nodes to operators of the stitching language.
 
-A node that is not in the language, or whose shapes or types are not, is left to others.
+A node that the language cannot state, or whose shapes or types it cannot, is left to other kernels.
 """
 
 from __future__ import annotations
@@ -18,19 +18,28 @@ from veltair.types import TensorSpec
 
 BINARY = {"Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div"}
 VARIADIC = {"Sum": "add", "Min": "min", "Max": "max"}
-UNARY = {
-    "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Erf": "erf", "Tanh": "tanh", "Sigmoid": "sigmoid", "Neg": "neg",
-    "Abs": "abs", "Reciprocal": "reciprocal",
-}  # fmt: skip
-COMPARISONS = {"Less": ("less", False), "LessOrEqual": ("less_equal", False), "Equal": ("equal", False),
-               "Greater": ("less", True), "GreaterOrEqual": ("less_equal", True)}  # fmt: skip
+_SAME_NAME = ("Exp", "Log", "Sqrt", "Erf", "Tanh", "Sigmoid", "Neg", "Abs", "Reciprocal")
+UNARY = {name: name.lower() for name in _SAME_NAME}
+COMPARISONS = {
+    "Less": ("less", False),
+    "LessOrEqual": ("less_equal", False),
+    "Equal": ("equal", False),
+    "Greater": ("less", True),
+    "GreaterOrEqual": ("less_equal", True),
+}  # the operator, and whether its operands are swapped
 LOGIC = {"And": "mul", "Or": "max"}  # of ones and zeros
 REDUCED = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare", "GlobalAveragePool")
 TRUE = {*COMPARISONS, *LOGIC, "Not"}  # their results are booleans
 
 
 class NodeTranslation:
-    """Operators of one node, named after its output; `LookupError` where the node is not in the language."""
+    """The operators of one node, named after its output. Raises LookupError where the language cannot state it.
+
+    Use::
+
+        out = NodeTranslation(node, values, constants)
+        out.put("max", node.input[0], 0.0, last=True)
+    """
 
     def __init__(self, node: onnx.NodeProto, values: Mapping[str, TensorSpec], constants: Mapping[str, NDArray[Any]]):
         self.node, self.values, self.constants = node, values, constants
@@ -38,7 +47,7 @@ class NodeTranslation:
         self.ops: list[StitchOp] = []
 
     def term(self, name: str) -> OpTerm:
-        """An input: by value where it is a constant of one element."""
+        """An input as an operand: a number where it is a constant of one element."""
         if name in self.constants and self.constants[name].size == 1 and self.constants[name].ndim <= 1:
             return float(self.constants[name].reshape(()))
         return name
@@ -51,14 +60,14 @@ class NodeTranslation:
         return self.constants[term].shape if term in self.constants else self.values[term].shape
 
     def put(self, kind: str, *terms: OpTerm, last: bool = False) -> str:
-        """Append an element-wise operator; the last one of a node makes its output."""
+        """Appends an element-wise operator; the last one of a node makes its output."""
         shape = broadcast_shapes([self.shape(term) for term in terms])
         if shape is None:
             raise LookupError(kind)
         return self._append(kind, terms, shape, (), last)
 
     def reduce(self, kind: str, term: OpTerm, axes: Sequence[int], last: bool = False) -> str:
-        """Over axes counted from the end; they stay, with extent 1."""
+        """Appends a reduction over axes counted from the end; they stay, with extent 1."""
         shape = list(self.shape(term))
         if not axes or any(shape[axis] <= 1 for axis in axes):  # nothing to do, empty, or the batch
             raise LookupError(kind)
@@ -67,7 +76,7 @@ class NodeTranslation:
         return self._append(f"reduce_{kind}", (term,), tuple(shape), tuple(sorted(axes)), last)
 
     def spread(self, term: OpTerm, shape: Shape) -> str:
-        """Extents of 1 become others, but none the batch's: the node's output."""
+        """Broadcasts a value to the shape of the node's output; no extent of 1 becomes the batch."""
         given = self.shape(term)
         given = (1,) * (len(shape) - len(given)) + given
         if broadcast_shapes([given, shape]) != shape or any(
@@ -87,7 +96,7 @@ class NodeTranslation:
         return name
 
     def ending(self, name: str) -> None:
-        """The node's output is this value, under another shape where ONNX drops the reduced axes."""
+        """Makes this value the node's output, under another shape where ONNX drops the reduced axes."""
         shape = self.values[self.node.output[0]].shape
         op = self.ops.pop()
         stored = shape if shape != self.shapes[name] else None
@@ -97,7 +106,7 @@ class NodeTranslation:
 def translate_node(
     node: onnx.NodeProto, values: Mapping[str, TensorSpec], constants: Mapping[str, NDArray[Any]], opset: int
 ) -> tuple[StitchOp, ...] | None:
-    """The operators that a node is; None for one that is left to others."""
+    """The operators of a node; None for a node that is left to other kernels."""
     if len([name for name in node.output if name]) != 1 or not _typed(node, values, constants):
         return None
     out = NodeTranslation(node, values, constants)
@@ -105,7 +114,7 @@ def translate_node(
         _translate(node, out, opset)
     except LookupError:
         return None
-    made = out.ops[-1].seen if out.ops else None
+    made = out.ops[-1].stored_shape if out.ops else None
     return (
         tuple(out.ops)
         if made == values[node.output[0]].shape and any(True for o in out.ops for _ in o.operands)
@@ -114,7 +123,7 @@ def translate_node(
 
 
 def _typed(node: onnx.NodeProto, values: Mapping[str, TensorSpec], constants: Mapping[str, NDArray[Any]]) -> bool:
-    """Floats in and out; booleans where they are asked for, integers where they are cast."""
+    """Whether types fit: floats in and out, booleans for logic, integers for casts."""
 
     def dtype(name: str) -> str:
         return str(constants[name].dtype) if name in constants else values[name].dtype

@@ -1,4 +1,4 @@
-"""A run of ONNX nodes as layers: stitched where the language covers them, TVM's importer for the runs between."""
+"""Imports a run of ONNX nodes as layers: stitched where the language covers them, TVM's importer for the rest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def import_region(
 def _translated(
     nodes: Sequence[onnx.NodeProto], values: Values, constants: Constants, outputs: Sequence[str], opset: int
 ) -> dict[int, tuple[StitchOp, ...]]:
-    """Operators by the node's place. Booleans live as floats between kernels, so none may be seen by others."""
+    """Operators by the node's place. Booleans are floats between kernels, so nodes outside may read none."""
     found = {i: ops for i, node in enumerate(nodes) if (ops := translate_node(node, values, constants, opset))}
     while True:
         seen = {*outputs, *(name for i, node in enumerate(nodes) if i not in found for name in node.input)}
@@ -62,6 +62,8 @@ def _translated(
 
 
 class _RegionBuilder:
+    """Cuts a region into stitched layers and runs of other nodes."""
+
     def __init__(
         self,
         nodes: Sequence[onnx.NodeProto],
@@ -78,11 +80,11 @@ class _RegionBuilder:
         self.others = [node for i, node in enumerate(nodes) if i not in translated]
         self.ops = [op for ops in translated.values() for op in ops]
         self.inputs, self.outputs = inputs, outputs
-        self.made = {op.output: op.seen for op in self.ops}
+        self.made = {op.output: op.stored_shape for op in self.ops}
         self.wanted = {*outputs, *(name for node in self.others for name in node.input)}
 
     def region(self) -> ImportedLayers:
-        """Kernels as soon as they can run, and between them the longest runs of other nodes."""
+        """The layers in order: each kernel as soon as it can run, and the longest runs of other nodes between."""
         explorer = FusionExplorer(self.ops, self._shapes(), self.wanted, self._outside())
         groups = [[explorer.program(p) for p in group] for group in explorer.packed(explorer.plan())]
         known = {*self.inputs, *self.constants, ""}
@@ -115,7 +117,7 @@ class _RegionBuilder:
         } | self.made
 
     def _outside(self) -> dict[int, frozenset[int]]:
-        """For each operator, those that it waits for by way of other nodes."""
+        """For each operator, the operators that it waits for by way of other nodes."""
         place = {op.output: i for i, op in enumerate(self.ops)}
         ops = {op.output: op for op in self.ops}
         behind: dict[str, frozenset[int]] = {}  # output of another node -> operators it depends on

@@ -1,6 +1,6 @@
 """The small language of memory-intensive operators: element-wise ones with numpy's broadcasting, and reductions.
 
-Every value is float32 while it is computed with; what is true is 1 and what is false 0.
+Values are float32 in computations; true is 1 and false is 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ OpTerm = str | float  # a value by name, or a constant
 
 @dataclass(frozen=True, slots=True)
 class StitchOp:
-    """One operator. A reduction keeps its axes, with extent 1; where ONNX drops them, others see it as `stored`."""
+    """One operator. A reduction keeps its axes, with extent 1; where ONNX drops them, other kernels see it as `stored`.
+
+    >>> list(StitchOp("y", "mul", ("x", 2.0), (4,)).operands)
+    ['x']
+    """
 
     output: str
     kind: str
@@ -28,7 +32,7 @@ class StitchOp:
     stored: Shape | None = None  # the shape under which it leaves the kernel, if another one
 
     @property
-    def seen(self) -> Shape:
+    def stored_shape(self) -> Shape:
         """The shape that other kernels see."""
         return self.shape if self.stored is None else self.stored
 
@@ -39,7 +43,11 @@ class StitchOp:
 
 @dataclass(frozen=True)
 class StitchProgram:
-    """Operators in topological order that become one kernel. `leaves` maps what they read to shapes."""
+    """Operators in topological order that become one kernel. `leaves` are the shapes of what they read, by name.
+
+    >>> build_program([StitchOp("y", "neg", ("x",), (4,))], {"x": (4,)}, {"y"}).text
+    '[4]:neg(i0):v0'
+    """
 
     ops: tuple[StitchOp, ...]
     leaves: Mapping[str, Shape]
@@ -51,7 +59,7 @@ class StitchProgram:
 
     @cached_property
     def text(self) -> str:
-        """The same for programs that differ in names alone."""
+        """The program without names: equal for programs that differ in names alone."""
         names = {name: f"i{n}" for n, name in enumerate(self.leaves)}
         lines = []
         for n, op in enumerate(self.ops):
@@ -65,7 +73,7 @@ class StitchProgram:
 def build_program(
     ops: Sequence[StitchOp], shapes: Mapping[str, Shape], wanted: frozenset[str] | set[str]
 ) -> StitchProgram:
-    """The program of some operators of a graph; `wanted` are the values read by others."""
+    """The program of some operators of a graph; `wanted` are the values that others read."""
     made = {op.output for op in ops}
     leaves = dict.fromkeys(name for op in ops for name in op.operands if name not in made)
     return StitchProgram(
@@ -87,7 +95,7 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape | None:
 
 
 def count_elements(shape: Shape) -> int:
-    """At batch 1."""
+    """Elements of a shape at batch 1."""
     count = 1
     for extent in shape:
         count *= abs(extent)

@@ -10,7 +10,11 @@ from veltair.compiler.stitch.iteration_space import IterationSpace
 
 @dataclass(frozen=True, slots=True)
 class StitchedParameters(LayerParameters):
-    """The programs that one kernel packs, each in its own iteration space."""
+    """The programs that one kernel packs, each in its own iteration space.
+
+    >>> StitchedParameters("add+exp", "00ff", domains=(), names=()).terms()
+    {'kinds': 'add+exp', 'structure': '00ff'}
+    """
 
     kinds: str  # the operators for people: "add+exp|mul" are two packed programs
     structure: str  # digest of the programs and of which operands they share; layers that agree in it share code

@@ -18,7 +18,10 @@ STEPS = (2, 4, 1)
 
 
 class StitchedSpace:
-    """Of layers with `StitchedParameters`."""
+    """Design space of layers with `StitchedParameters`.
+
+    A point: `rows` units in a task, composition `scheme`, `unroll` vectors in a step, `columns` of a unit (0: all).
+    """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         domains = spec.parameters_as(StitchedParameters).domains
