@@ -61,7 +61,7 @@ def ready_made(description: FeatureDescription, raw: Mapping[str, Any], batch: i
     found = reference_inputs(part, {name: v.ravel().tolist() if v.dtype.kind == "S" else v for name, v in raw.items()})
     made = [joined for joined in description.inputs if joined not in ids]
     for column in _columns(description, *made):
-        feature, table = description.feature(column), description.table(column)
+        feature, table = description.feature_of(column), description.table_of(column)
         if column.boundaries is not None or column.step == "copy":
             value = np.asarray(raw[feature.name], np.float32).reshape(batch, -1)
         elif table is None:
@@ -97,7 +97,7 @@ def _lookup(
             helper.make_node("ReduceSum", [f"{name}.count", "lookups.axis"], [f"{name}.ids"], keepdims=0),
             helper.make_node("Gather", [table, f"{name}.ids"], [f"{name}.row"]),
         ], [numpy_helper.from_array(edges, f"{name}.edges")]
-    if description.feature(column).kind != "tokens":
+    if description.feature_of(column).kind != "tokens":
         return [helper.make_node("Gather", [table, f"ready.{name}"], [f"{name}.row"])], []
     if column.combiner == "sum":
         step = helper.make_node("ReduceSum", [f"{name}.rows", "lookups.axis"], [f"{name}.row"], keepdims=0)
@@ -108,7 +108,7 @@ def _lookup(
 
 def _port(description: FeatureDescription, column: FeatureColumn) -> tuple[int, list[Any]]:
     """Element type and shape of a column's ready-made input."""
-    feature = description.feature(column)
+    feature = description.feature_of(column)
     if column.boundaries is not None or column.table is None:
-        return TensorProto.FLOAT, ["n", description.width(column) if column.table is None else 1]
+        return TensorProto.FLOAT, ["n", description.width_of(column) if column.table is None else 1]
     return TensorProto.INT64, ["n", f"{column.name}.tokens"] if feature.kind == "tokens" else ["n"]

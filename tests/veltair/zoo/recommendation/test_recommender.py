@@ -199,11 +199,11 @@ def test_descriptions_make_the_input(tmp_path: Path, name: str) -> None:
     (joined,) = found.inputs
     graph = onnx.load(path).graph
     widths = {i.name: i.type.tensor_type.shape.dim[1].dim_value for i in graph.input}
-    assert widths["x"] == sum(found.width(column) for column in found.columns) and joined.name == "x"
+    assert widths["x"] == sum(found.width_of(column) for column in found.columns) and joined.name == "x"
     assert list(joined.columns) == [column.name for column in found.columns]
     assert len({table.seed for table in found.tables}) == len(found.tables)
     for column in found.columns:
-        table = found.table(column)
+        table = found.table_of(column)
         assert column.hash is None or (table and column.hash == table.rows <= 200)
     again = write(name, tmp_path / "again.onnx", 3, rows=200)
     assert [p.read_bytes() for p in again] == [p.read_bytes() for p in (path, description)]
@@ -211,7 +211,7 @@ def test_descriptions_make_the_input(tmp_path: Path, name: str) -> None:
 
 def kinds(found: FeatureDescription) -> dict[tuple[str, str], int]:
     """How many columns of each kind of feature and step."""
-    return dict(collections.Counter((found.feature(column).kind, column.step) for column in found.columns))
+    return dict(collections.Counter((found.feature_of(column).kind, column.step) for column in found.columns))
 
 
 def test_columns_are_the_papers(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_columns_are_the_papers(tmp_path: Path) -> None:
         ("tokens", "number"): 2,
     }
     assert {feature.separator for feature in elm.features if feature.kind == "tokens"} == {";"}
-    assert sum(elm.width(column) for column in elm.columns) == 396
+    assert sum(elm.width_of(column) for column in elm.columns) == 396
 
 
 def test_dien_from_history_strings(tmp_path: Path) -> None:
