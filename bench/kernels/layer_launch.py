@@ -149,16 +149,16 @@ def _burned(ways: Calls, others: int, blocks: int = 100) -> dict[str, float]:
 class _LoadedModel:
     """A bound model, its layers, and its kernels and tensors for calls one by one."""
 
-    def __init__(self, program: Any, tensors: dict[int, Any], layers: Sequence[Any], keep: object) -> None:
-        self.bound, self.layers, self._keep = program.bind(tensors), layers, keep
-        self._program, self._tensors = program, tensors
+    def __init__(self, table: Any, tensors: dict[int, Any], layers: Sequence[Any], keep: object) -> None:
+        self.bound, self.layers, self._keep = table.bind(tensors), layers, keep
+        self._table, self._tensors = table, tensors
 
     def calls(self, versions: Sequence[int]) -> Callable[[], None]:
         """A loop over kernels as functions, as a worker ran them: it reads the cancel flag and writes its progress."""
         kernels = []
         for index, version in enumerate(versions):
             tensors = [self._tensors[a] for a in self.layers[index].versions[version].arguments]
-            kernels.append(partial(self._program._kernels[self._program.rows[index][version]], *tensors))
+            kernels.append(partial(self._table._kernels[self._table.rows[index][version]], *tensors))
         cell = memoryview(bytearray(16)).cast("Q")
 
         def run() -> None:
@@ -195,14 +195,14 @@ def _empty_layers(folder: Path) -> Path:
 
 def _chain(library: Path) -> _LoadedModel:
     from veltair.profiles.artifact.manifest import LayerEntry, VersionEntry
-    from veltair.profiles.runtime.block_runner import Program
+    from veltair.profiles.runtime.block_runner import KernelTable
     from veltair.profiles.runtime.executor import _tensor, empty
     from veltair.profiles.runtime.tvm_runtime import runtime
 
     layer = LayerEntry("empty", "empty", (), (), (), (), (VersionEntry("empty", (0,), 0, 64, {}, ()),))
     layers = (layer,) * LAYERS
     return _LoadedModel(
-        Program(layers, runtime.load_module(str(library))), {0: _tensor(empty((64, 16), "float32"))}, layers, None
+        KernelTable(layers, runtime.load_module(str(library))), {0: _tensor(empty((64, 16), "float32"))}, layers, None
     )
 
 
@@ -220,7 +220,7 @@ def _model(path: Path) -> _LoadedModel:
         inputs[-1][...] = array
     outputs = [empty(tuple(-d if d < 0 else d for d in p.shape), p.dtype) for p in manifest.outputs]
     run = executor.bind(1, inputs, outputs)
-    return _LoadedModel(executor._program, run._tensors, manifest.layers, (executor, run))
+    return _LoadedModel(executor._kernels, run._tensors, manifest.layers, (executor, run))
 
 
 def _fastest(loaded: _LoadedModel, cores: int) -> list[int]:

@@ -25,7 +25,7 @@ SOURCES = (
     "scenarios",
     "bench/paper/experiments.py",
 )
-_Result = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 def run(function: Callable[..., _Result], arguments: Iterable[tuple[Any, ...]], label: str) -> list[_Result]:

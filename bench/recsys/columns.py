@@ -88,15 +88,17 @@ def compiled_points(chosen: ColumnSet, folder: Path) -> dict[str, Callable[[int]
     from veltair.compiler.features.random_features import pack_features
     from veltair.profiles.artifact.strings import Strings
     from veltair.profiles.runtime.executor import aligned, empty
-    from veltair.profiles.runtime.huge_pages import mapped, settle
+    from veltair.profiles.runtime.huge_pages import map_file, move_to_huge_pages
     from veltair.profiles.runtime.tvm_runtime import runtime
 
     description = description_of(chosen)
     names = json.loads((folder / "names.json").read_text())
     shared = [aligned(np.load(folder / f"weight{place}.npy")) for place in range(1, 9)]
-    settle(folder / "weight9.npy")  # tables lie as in an artifact that is served: in large pages, if there are any
+    move_to_huge_pages(
+        folder / "weight9.npy"
+    )  # tables lie as in an artifact that is served: in large pages, if there are any
     stored = np.load(folder / "weight9.npy", mmap_mode="r")
-    shared.append(mapped(folder / "weight9.npy")[-stored.nbytes :].view(stored.dtype))
+    shared.append(map_file(folder / "weight9.npy")[-stored.nbytes :].view(stored.dtype))
     inputs: dict[int, list[Any]] = {}
 
     def load(number: int, batch: int) -> Callable[[], Any]:

@@ -110,12 +110,12 @@ class KernelTimer:
 
     def tables(self, peer: TorchProcess | None, rounds: int = 3) -> dict[str, Any]:
         from veltair.profiles.runtime.executor import aligned, empty
-        from veltair.profiles.runtime.huge_pages import large_bytes, mapped, settle
+        from veltair.profiles.runtime.huge_pages import huge_page_bytes, map_file, move_to_huge_pages
 
         path = self.folder / "tables.bin"
-        settle(path)
-        memory = mapped(path)
-        found: dict[str, Any] = {"bytes": memory.size, "bytes_in_large_pages": large_bytes(memory)}
+        move_to_huge_pages(path)
+        memory = map_file(path)
+        found: dict[str, Any] = {"bytes": memory.size, "bytes_in_large_pages": huge_page_bytes(memory)}
         print(f"{found['bytes_in_large_pages'] / memory.size:.0%} of the tables in pages of 2 MB")
         free = list(self.cores)
         helpers = ThreadPoolExecutor(len(free), initializer=lambda: os.sched_setaffinity(0, (free.pop(),)))

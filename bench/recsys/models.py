@@ -181,10 +181,10 @@ def draw(files: Files, description: FeatureDescription, batch: int) -> None:
     """Draws the raw features that every engine gets, and the ready-made inputs of the peers."""
     names = {feature.name for feature in description.features}
     ports = load_artifact(files.artifact(PRECISIONS[0])).manifest.inputs
-    values = {port.name: engine_process.draw(port, batch) for port in ports}
+    values = {port.name: engine_process.draw_input(port, batch) for port in ports}
     raw = {name: v.astype(bytes) if v.dtype.hasobject else v for name, v in values.items() if name in names}
     ready = {name: value for name, value in values.items() if name not in names} | ready_made(description, raw, batch)
-    own = {name: (batch, *shape[1:]) for name, (_, shape) in engine_process.onnx_inputs(files.model).items()}
+    own = {name: (batch, *shape[1:]) for name, (_, shape) in engine_process.read_onnx_inputs(files.model).items()}
     np.savez(files.inputs("raw", batch), **raw)
     np.savez(files.inputs("ready", batch), **{n: v.reshape(own.get(n, v.shape)) for n, v in ready.items()})
 
@@ -210,10 +210,10 @@ def run_engine(task: dict[str, Any]) -> None:
     with np.load(task["feeds"]) as values:
         feeds = {name: values[name] for name in values.files}
     if task["engine"] == "onnxruntime":
-        run = engine_process.onnxruntime(model, feeds, threads)
+        run = engine_process.load_onnxruntime(model, feeds, threads)
     else:
-        run = engine_process.openvino(model, feeds, threads, task["precision"])
-    engine_process.take_turns(run)
+        run = engine_process.load_openvino(model, feeds, threads, task["precision"])
+    engine_process.serve_turns(run)
 
 
 def table(models: dict[str, Any]) -> str:

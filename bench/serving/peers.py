@@ -81,7 +81,7 @@ def openvino(model: Path, threads: int, hint: str) -> Infer:
 
 @dataclass(frozen=True, slots=True)
 class PeerEngine:
-    """A peer behind the interface of `veltair.server.front.engine_client.EngineClient`."""
+    """A peer as an `InferenceEngine` of the front end."""
 
     tenants: Mapping[str, ServedTenant]
     sessions: Mapping[str, Infer]
