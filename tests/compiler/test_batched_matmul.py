@@ -1,4 +1,4 @@
-"""Products of computed matrices against ONNX Runtime: broadcast batches, transposes, odd sizes."""
+"""Products of computed matrices equal ONNX Runtime's: broadcast batches, transposes, odd sizes."""
 
 from __future__ import annotations
 
@@ -99,10 +99,13 @@ Side = tuple[tuple[int, ...], tuple[int, ...]]  # shape in memory, order
 
 
 def product(
-    left: Side, right: Side, output: tuple[int, ...],
-    dtypes: tuple[str, str, str] = ("float32",) * 3, max_batch: int = 1,
-) -> LayerSpec:  # fmt: skip
-    """Sides as they lie in memory and their orders."""
+    left: Side,
+    right: Side,
+    output: tuple[int, ...],
+    dtypes: tuple[str, str, str] = ("float32",) * 3,
+    max_batch: int = 1,
+) -> LayerSpec:
+    """A product of operands as they lie in memory, with their orders."""
     a, b, y = (Activation(*t) for t in zip("aby", dtypes, (left[0], right[0], output), strict=True))
     op = "batched_matmul_bf16" if max_batch > 1 or "uint16" in dtypes else "batched_matmul"
     parameters = BatchedMatmulParameters(left[1], right[1], "", 0.25, "none")

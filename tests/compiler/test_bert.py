@@ -41,11 +41,16 @@ def test_bert_becomes_few_layers(tmp_path: Path, precision: str, batch: int | st
     dense = "matmul" if precision == "fp32" else "matmul_bf16"
     found = Counter(layer.op for layer in graph.layers)
     assert {op: n for op, n in found.items() if op not in ("generic", "stitched")} == {
-        "embedding": 1, "layer_norm": 4, "attention": 2, dense: 9,  # Q, K and V are one
-    }  # fmt: skip
+        "embedding": 1,
+        "layer_norm": 4,
+        "attention": 2,
+        dense: 9,  # Q, K and V are one
+    }
     assert [(port.name, port.low, port.high) for port in graph.inputs] == [
-        ("input_ids", 0, 99), ("attention_mask", None, None), ("token_type_ids", 0, 1),
-    ]  # fmt: skip
+        ("input_ids", 0, 99),
+        ("attention_mask", None, None),
+        ("token_type_ids", 0, 1),
+    ]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -26,34 +26,52 @@ random = np.random.default_rng(9)
 AXES: Arrays = {"one": np.array([1]), "last": np.array([-1])}
 NODES: dict[str, list[Any]] = {
     "weighted sum": [
-        ("Gather", "t a", "r", {}), ("Unsqueeze", "w last", "v", {}), ("Mul", "v r", "m", {}),
+        ("Gather", "t a", "r", {}),
+        ("Unsqueeze", "w last", "v", {}),
+        ("Mul", "v r", "m", {}),
         ("ReduceSum", "m one", "y", {"keepdims": 0}),
     ],
     "weighted mean": [
-        ("Gather", "t a", "r", {}), ("Unsqueeze", "w last", "v", {}), ("Mul", "r v", "m", {}),
+        ("Gather", "t a", "r", {}),
+        ("Unsqueeze", "w last", "v", {}),
+        ("Mul", "r v", "m", {}),
         ("ReduceMean", "m", "y", {"axes": [1], "keepdims": 0}),
     ],
     "messages": [
-        ("Gather", "t a", "near", {}), ("Gather", "t self", "h", {}), ("Unsqueeze", "h one", "own", {}),
-        ("Mul", "near own", "p", {}), ("ReduceSum", "p last", "dot", {"keepdims": 1}), ("Sigmoid", "dot", "edge", {}),
-        ("Mul", "edge near", "m", {}), ("ReduceSum", "m one", "y", {"keepdims": 0}),
+        ("Gather", "t a", "near", {}),
+        ("Gather", "t self", "h", {}),
+        ("Unsqueeze", "h one", "own", {}),
+        ("Mul", "near own", "p", {}),
+        ("ReduceSum", "p last", "dot", {"keepdims": 1}),
+        ("Sigmoid", "dot", "edge", {}),
+        ("Mul", "edge near", "m", {}),
+        ("ReduceSum", "m one", "y", {"keepdims": 0}),
     ],
-}  # fmt: skip
+}
 GAP: list[Any] = [
-    ("Gather", "t self", "h", {}), ("Gather", "u kind", "r", {}), ("Gather", "t other", "o", {}),
-    ("Add", "r h", "s", {}), ("Sub", "s o", "gap", {}),
-]  # fmt: skip
+    ("Gather", "t self", "h", {}),
+    ("Gather", "u kind", "r", {}),
+    ("Gather", "t other", "o", {}),
+    ("Add", "r h", "s", {}),
+    ("Sub", "s o", "gap", {}),
+]
 NODES["triples 1"] = [
-    *GAP, ("Abs", "gap", "size", {}), ("ReduceSum", "size one", "d", {"keepdims": 0}), ("Neg", "d", "y", {})
-]  # fmt: skip
+    *GAP,
+    ("Abs", "gap", "size", {}),
+    ("ReduceSum", "size one", "d", {"keepdims": 0}),
+    ("Neg", "d", "y", {}),
+]
 NODES["triples 2"] = [*GAP, ("ReduceL2", "gap", "d", {"axes": [1], "keepdims": 0}), ("Neg", "d", "y", {})]
 
 
 def feeds() -> Arrays:
     return {
-        "a": random.integers(0, 40, (ROWS, 11)), "w": drawn(ROWS, 11), "self": random.integers(0, 40, ROWS),
-        "kind": random.integers(0, 5, ROWS), "other": random.integers(0, 40, ROWS),
-    }  # fmt: skip
+        "a": random.integers(0, 40, (ROWS, 11)),
+        "w": drawn(ROWS, 11),
+        "self": random.integers(0, 40, ROWS),
+        "kind": random.integers(0, 5, ROWS),
+        "other": random.integers(0, 40, ROWS),
+    }
 
 
 @pytest.mark.parametrize("name", NODES)

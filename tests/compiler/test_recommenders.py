@@ -34,10 +34,13 @@ def expected(path: Path, given: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
     return list(ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, given))
 
 
-@pytest.mark.parametrize(("name", "precision", "worst", "kinds"), [
-    ("ncf", "fp32", 1e-4, {"embedding_bag": 1, "stitched": 1}),
-    ("deepfm", "bf16", 3e-2, {"stitched": 3}),  # a factorisation machine, a sum; norms went into the towers
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "precision", "worst", "kinds"),
+    [
+        ("ncf", "fp32", 1e-4, {"embedding_bag": 1, "stitched": 1}),
+        ("deepfm", "bf16", 3e-2, {"stitched": 3}),  # a factorisation machine, a sum; norms went into the towers
+    ],
+)
 def test_equal_to_onnx_runtime(tmp_path: Path, name: str, precision: str, worst: float, kinds: dict[str, int]) -> None:
     path = write(name, tmp_path / f"{name}.onnx", 3, rows=ROWS)[0]
     product = "matmul_bf16" if precision == "bf16" else "matmul"

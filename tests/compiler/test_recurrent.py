@@ -33,19 +33,29 @@ def drawn(*shape: int) -> NDArray[np.float32]:
 
 
 def unit(
-    steps: int, inputs: int, hidden: int, reads: tuple[str, ...] = ("x",), writes: tuple[str, ...] = ("states",),
-    order: SequenceOrder = SequenceOrder.ROWS_FIRST, reset: ResetPosition = ResetPosition.BEFORE_PRODUCT,
-) -> LayerSpec:  # fmt: skip
+    steps: int,
+    inputs: int,
+    hidden: int,
+    reads: tuple[str, ...] = ("x",),
+    writes: tuple[str, ...] = ("states",),
+    order: SequenceOrder = SequenceOrder.ROWS_FIRST,
+    reset: ResetPosition = ResetPosition.BEFORE_PRODUCT,
+) -> LayerSpec:
     rows = order is SequenceOrder.ROWS_FIRST
     shapes: dict[str, tuple[int, ...]] = {
-        "x": (-1, steps, inputs) if rows else (steps, -1, inputs), "scores": (-1, steps) if rows else (steps, -1),
-        "initial": (-1, hidden), "lengths": (-1,), "last": (-1, hidden),
+        "x": (-1, steps, inputs) if rows else (steps, -1, inputs),
+        "scores": (-1, steps) if rows else (steps, -1),
+        "initial": (-1, hidden),
+        "lengths": (-1,),
+        "last": (-1, hidden),
         "states": (-1, steps, hidden) if rows else (steps, -1, hidden),
-    }  # fmt: skip
+    }
     weights = {
-        "input": drawn(inputs, 3 * hidden), "recurrent": drawn(hidden, 3 * hidden) / np.sqrt(hidden),
-        "bias": drawn(3 * hidden), "candidate_bias": drawn(hidden),
-    }  # fmt: skip
+        "input": drawn(inputs, 3 * hidden),
+        "recurrent": drawn(hidden, 3 * hidden) / np.sqrt(hidden),
+        "bias": drawn(3 * hidden),
+        "candidate_bias": drawn(hidden),
+    }
     types = {"lengths": "int32"}
     parameters = RecurrentParameters(reads, writes, order, order, reset)
     tensors = [tuple(Activation(n, types.get(n, "float32"), shapes[n]) for n in names) for names in (reads, writes)]
@@ -62,7 +72,7 @@ def unit(
         unit(1, 1, 1, writes=("last",)),
     ],
     ids=["plain", "scores", "lengths", "one"],
-)  # fmt: skip
+)
 def test_every_way_equals_numpy(spec: LayerSpec, mcpu: str) -> None:
     rows = 19  # one row more than fills no tile
 
@@ -80,9 +90,12 @@ def test_every_way_equals_numpy(spec: LayerSpec, mcpu: str) -> None:
 
 
 def saved(
-    path: Path, nodes: list[onnx.NodeProto], inputs: dict[str, Any], outputs: tuple[str, ...],
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, Any],
+    outputs: tuple[str, ...],
     constants: dict[str, NDArray[Any]],
-) -> Path:  # fmt: skip
+) -> Path:
     """A model of these nodes; inputs are float32 but for `lengths`."""
     given = [
         helper.make_tensor_value_info(n, TensorProto.INT32 if n == "lengths" else FLOAT, shape)
@@ -107,9 +120,12 @@ def matches(path: Path, feeds: Arrays, batch: int = 1) -> list[str]:
 
 def gru_constants(inputs: int, hidden: int) -> dict[str, NDArray[Any]]:
     return {
-        "w": drawn(1, 3 * hidden, inputs), "r": drawn(1, 3 * hidden, hidden) / 3, "b": drawn(1, 6 * hidden),
-        "first": np.array([0]), "second": np.array([1]),
-    }  # fmt: skip
+        "w": drawn(1, 3 * hidden, inputs),
+        "r": drawn(1, 3 * hidden, hidden) / 3,
+        "b": drawn(1, 6 * hidden),
+        "first": np.array([0]),
+        "second": np.array([1]),
+    }
 
 
 @pytest.mark.parametrize("after", [0, 1])
@@ -153,20 +169,42 @@ def test_augru_of_the_zoo(tmp_path: Path) -> None:
 
 # Bodies of a Scan from (h, x, a) to its new state "n": the same cell as others write it.
 SEPARATE = [
-    ("MatMul", "x wr", "1"), ("MatMul", "h rr", "2"), ("Sum", "1 2 b", "3"), ("Sigmoid", "3", "r"),
-    ("MatMul", "x wu", "4"), ("Gemm", "h ru b", "5"), ("Add", "4 5", "6"), ("Sigmoid", "6", "u"),
-]  # fmt: skip
+    ("MatMul", "x wr", "1"),
+    ("MatMul", "h rr", "2"),
+    ("Sum", "1 2 b", "3"),
+    ("Sigmoid", "3", "r"),
+    ("MatMul", "x wu", "4"),
+    ("Gemm", "h ru b", "5"),
+    ("Add", "4 5", "6"),
+    ("Sigmoid", "6", "u"),
+]
 BODIES = {
     "one minus u": [
-        *SEPARATE, ("MatMul", "x wc", "7"), ("Mul", "r h", "8"), ("MatMul", "8 rc", "9"), ("Add", "7 9", "10"),
-        ("Tanh", "10", "c"), ("Sub", "c h", "11"), ("Mul", "u 11", "12"), ("Add", "12 h", "n"),
+        *SEPARATE,
+        ("MatMul", "x wc", "7"),
+        ("Mul", "r h", "8"),
+        ("MatMul", "8 rc", "9"),
+        ("Add", "7 9", "10"),
+        ("Tanh", "10", "c"),
+        ("Sub", "c h", "11"),
+        ("Mul", "u 11", "12"),
+        ("Add", "12 h", "n"),
     ],
     "reset after": [
-        *SEPARATE, ("MatMul", "x wc", "7"), ("Gemm", "h rc b", "8"), ("Mul", "8 r", "9"), ("Add", "7 9", "10"),
-        ("Tanh", "10", "c"), ("Mul", "u a", "11"), ("Sub", "u 11", "12"), ("Mul", "12 h", "13"),
-        ("Mul", "12 c", "14"), ("Sub", "c 14", "15"), ("Add", "13 15", "n"),
+        *SEPARATE,
+        ("MatMul", "x wc", "7"),
+        ("Gemm", "h rc b", "8"),
+        ("Mul", "8 r", "9"),
+        ("Add", "7 9", "10"),
+        ("Tanh", "10", "c"),
+        ("Mul", "u a", "11"),
+        ("Sub", "u 11", "12"),
+        ("Mul", "12 h", "13"),
+        ("Mul", "12 c", "14"),
+        ("Sub", "c 14", "15"),
+        ("Add", "13 15", "n"),
     ],
-}  # fmt: skip
+}
 REFUSED = {
     "not u h": [*SEPARATE, ("Mul", "u h", "7"), ("Tanh", "7", "c"), ("Add", "c r", "n")],
     "Erf": [("Erf", "h", "n")],

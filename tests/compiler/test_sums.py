@@ -105,7 +105,7 @@ def test_blocks_of_rows_are_bags_of_one(tmp_path: Path, ids: tuple[int, ...]) ->
     ("shapes", "keep"),
     [([(1, 16), (1, 16), (3, 16)], 0), ([(2, 53), (1, 53)], 1), ([(5, 4), (30, 4)], 0), ([(37,), (1,), (130,)], 0)],
     ids=["rows", "odd", "narrow", "scalars"],
-)  # fmt: skip
+)
 def test_concat_sum_copies_nothing(tmp_path: Path, shapes: list[tuple[int, ...]], keep: int) -> None:
     feeds = {f"x{i}": drawn(ROWS, *shape) for i, shape in enumerate(shapes)}
     joined = ("Concat", " ".join(feeds), "j", {"axis": 1})
