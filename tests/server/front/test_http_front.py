@@ -1,20 +1,14 @@
 """The HTTP routes, over an engine that computes with numpy."""
 
 import asyncio
-import gzip
 import json
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
-import numpy as np
 import pytest
+from in_process_front import MS, Front, request, run
 
 from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestError, WorkerDiedError
-from veltair.server.protocol.http_codec import decode_request
-from veltair.server.protocol.json_parser import INLINE_BYTES, JsonParser
-
-from .front import LIMIT, MS, Front, request, run
 
 
 def test_infer() -> None:
@@ -139,79 +133,6 @@ def test_every_refusal_is_an_error_object(method: str, path: str, status: int) -
     run(test)
 
 
-BAD_BODIES = [
-    (b"", {}, 400, "truncated"),
-    (b"{", {}, 400, "truncated"),
-    (json.dumps(request()).encode(), {"Inference-Header-Content-Length": "many"}, 400, "count of bytes"),
-    (json.dumps(request()).encode(), {"Inference-Header-Content-Length": "-1"}, 400, "count of bytes"),
-    (json.dumps(request()).encode(), {"Inference-Header-Content-Length": "9" * 30}, 400, "count of bytes"),
-    (json.dumps(request()).encode(), {"Inference-Header-Content-Length": "100000000"}, 400, "100000000"),
-    (b"no gzip", {"Content-Encoding": "gzip"}, 400, "not valid gzip"),
-    (b"x", {"Content-Encoding": "br"}, 501, "br"),
-    (gzip.compress(b"0" * (LIMIT + 1)), {"Content-Encoding": "gzip"}, 413, "unpacks to more"),
-    (b"0" * (LIMIT + 1), {}, 413, f"{LIMIT} are allowed"),
-]
-
-
-@pytest.mark.parametrize(("body", "headers", "status", "message"), BAD_BODIES)
-def test_a_bad_body_and_then_a_good_one(body: bytes, headers: dict[str, str], status: int, message: str) -> None:
-    async def test(front: Front) -> None:
-        answer = await front.http.post("/v2/models/sums/infer", content=body, headers=headers)
-        assert answer.status_code == status
-        assert message in answer.json()["error"]
-        await front.good()
-
-    run(test)
-
-
-def test_an_oversized_body_is_refused_from_its_length_and_when_chunked() -> None:
-    async def test(front: Front) -> None:
-        taken = 0
-
-        async def endless() -> AsyncIterator[bytes]:
-            nonlocal taken
-            while True:
-                taken += 1 << 20
-                assert taken < LIMIT + (4 << 20), "it reads on"
-                yield bytes(1 << 20)
-
-        answer = await front.http.post(
-            "/v2/models/sums/infer", content=endless(), headers={"Content-Length": str(LIMIT + 1)}
-        )
-        assert answer.status_code == 413 and answer.headers["Connection"] == "close"
-
-    run(test)
-
-    async def chunked() -> None:
-        front, sent, taken = Front(), [], 0
-
-        async def receive() -> dict[str, Any]:
-            nonlocal taken
-            taken += 1 << 20
-            return {"type": "http.request", "body": bytes(1 << 20), "more_body": True}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        scope = {
-            "type": "http", "method": "POST", "path": "/v2/models/sums/infer", "headers": [], "query_string": b"",
-            "root_path": "", "scheme": "http", "http_version": "1.1", "server": ("a", 1), "client": ("b", 2),
-        }  # fmt: skip
-        await front.app(scope, receive, send)
-        assert sent[0]["status"] == 413
-        assert taken == LIMIT + (1 << 20)
-
-        taken = 0
-        scope["headers"] = [(b"content-length", str(LIMIT + 1).encode())]
-        sent.clear()
-        await front.app(scope, receive, send)
-        assert sent[0]["status"] == 413
-        assert taken == 0
-        await front.http.aclose()
-
-    asyncio.run(chunked())
-
-
 def test_a_client_that_leaves_cancels_its_query() -> None:
     async def test(front: Front) -> None:
         front.engine.gate = asyncio.Event()
@@ -289,55 +210,5 @@ def test_what_is_told_of_a_model() -> None:
             assert stats["inference_stats"]["fail"]["count"] == 1
         everything = (await front.http.get("/v2/models/stats")).json()["model_stats"]
         assert [stats["name"] for stats in everything] == ["sums", "one", "two"]
-
-    run(test)
-
-
-def large(batch: int, **change: Any) -> bytes:
-    """JSON well above what is parsed in this process."""
-    x = np.linspace(0, 1, 4 * batch, dtype=np.float32)
-    ids = np.arange(2 * batch) % 100
-    inputs = [
-        {"name": "x", "shape": [batch, 4], "datatype": "FP32", "data": x.tolist()},
-        {"name": "ids", "shape": [batch, 2], "datatype": "INT64", "data": ids.tolist()},
-    ]
-    return json.dumps({"inputs": inputs, **change}).encode()
-
-
-def test_large_json_is_parsed_elsewhere_with_the_same_result() -> None:
-    async def main() -> None:
-        parser, body = JsonParser(), large(4096, id="big", outputs=[{"name": "sum"}])
-        assert len(body) > INLINE_BYTES
-        try:
-            there, here = await parser.parse(body), decode_request(body)
-            assert (there.id, there.outputs, there.binary_output) == (here.id, here.outputs, here.binary_output)
-            for a, b in zip(there.inputs, here.inputs, strict=True):
-                assert (a.name, a.datatype, a.shape) == (b.name, b.datatype, b.shape)
-                assert bytes(a.data) == np.asarray(b.data).tobytes()
-            with pytest.raises(RequestError, match="truncated"):
-                await parser.parse(body[:-1])
-            first = parser._child
-            assert first is not None
-            first.kill()
-            await first.wait()
-            assert (await parser.parse(body)).id == "big"  # by another child
-            hung = asyncio.create_task(parser.parse(body))
-            await asyncio.sleep(0)
-            hung.cancel()
-            assert (await parser.parse(body)).id == "big"  # what the first left in the pipes harms nobody
-        finally:
-            await parser.close()
-
-    asyncio.run(main())
-
-
-def test_large_json_over_http() -> None:
-    async def test(front: Front) -> None:
-        answer = await front.http.post("/v2/models/sums/infer", content=large(4096))
-        assert answer.status_code == 400 and "1…8" in answer.json()["error"]
-        padded = large(1, parameters={"note": "." * INLINE_BYTES})
-        answer = await front.http.post("/v2/models/sums/infer", content=padded)
-        assert answer.status_code == 200
-        await front.good()
 
     run(test)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from example_models import LONG_TURNS, SPIN_LAYERS, spin_inputs
+from example_models import mlp_outputs as expected
+from running_engine import block_under_way, serve_config, serving, until
 
 from veltair.cli import main
 from veltair.config import ServeConfig
@@ -23,12 +25,8 @@ from veltair.server.ipc.messages import BatchMember, TenantStatus
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.worker.batch_buffers import BatchBuffers
 
-from .conftest import LONG_TURNS, SPIN_LAYERS, block_under_way, serving, spin_inputs, until
-from .conftest import mlp_outputs as expected
-
 pytestmark = pytest.mark.slow
 
-Configure = Callable[..., ServeConfig]
 RNG = np.random.default_rng(5)
 
 
@@ -50,18 +48,11 @@ def state_after(turns: int, seed: int) -> int:
     return int(np.int32(np.uint32((seed * scale + shift) % 2**32)))
 
 
-@pytest.fixture
-def patient(configure: Configure) -> Configure:
+def patient(artifacts: Path, *names: str, batching: bool = True, **server: Any) -> ServeConfig:
     """One worker, and targets that nothing here misses."""
-
-    def make(*names: str, batching: bool = True, **server: Any) -> ServeConfig:
-        config = configure(*names, **{"policy": "veltair", "workers": 1, **server})
-        tenants = tuple(
-            msgspec.structs.replace(tenant, qos_ms=600_000.0, batching=batching) for tenant in config.tenants
-        )
-        return msgspec.structs.replace(config, tenants=tenants)
-
-    return make
+    config = serve_config(artifacts, *names, **{"policy": "veltair", "workers": 1, **server})
+    tenants = tuple(msgspec.structs.replace(tenant, qos_ms=600_000.0, batching=batching) for tenant in config.tenants)
+    return msgspec.structs.replace(config, tenants=tenants)
 
 
 async def counts(client: EngineClient, tenant: str) -> TenantStatus:
@@ -93,8 +84,8 @@ async def behind_a_long_one(client: EngineClient, sizes: list[int]) -> tuple[lis
     return xs, tasks
 
 
-def test_members_of_different_sizes_get_their_own_rows(patient: Configure, tmp_path: Path) -> None:
-    config = patient("spin", "mlp", event_log=str(tmp_path / "log"))
+def test_members_of_different_sizes_get_their_own_rows(artifacts: Path, tmp_path: Path) -> None:
+    config = patient(artifacts, "spin", "mlp", event_log=str(tmp_path / "log"))
 
     async def scenario() -> None:
         async with serving(config) as client:
@@ -115,9 +106,9 @@ def test_members_of_different_sizes_get_their_own_rows(patient: Configure, tmp_p
 
 
 @pytest.mark.parametrize("switch", [{"batching": False}, {"policy": "fcfs"}])
-def test_without_batching_queries_run_one_by_one(patient: Configure, switch: dict[str, Any]) -> None:
+def test_without_batching_queries_run_one_by_one(artifacts: Path, switch: dict[str, Any]) -> None:
     async def scenario() -> None:
-        async with serving(patient("spin", "mlp", **switch)) as client:
+        async with serving(patient(artifacts, "spin", "mlp", **switch)) as client:
             xs, tasks = await behind_a_long_one(client, [1, 3, 2])
             for x, answer in zip(xs, await asyncio.gather(*tasks), strict=True):
                 right(answer, x)
@@ -152,9 +143,9 @@ async def emptied(client: EngineClient) -> None:
     await until("every slot free", look)
 
 
-def test_a_killed_worker_costs_each_member_one_error(patient: Configure) -> None:
+def test_a_killed_worker_costs_each_member_one_error(artifacts: Path) -> None:
     async def scenario() -> None:
-        async with serving(patient("spins")) as client:
+        async with serving(patient(artifacts, "spins")) as client:
             worker, tasks = await batch_under_way(client, LONG_TURNS)
             os.kill(worker, signal.SIGKILL)
             errors = await asyncio.gather(*tasks, return_exceptions=True)
@@ -169,10 +160,10 @@ def test_a_killed_worker_costs_each_member_one_error(patient: Configure) -> None
 
 
 @pytest.mark.parametrize("gone", [[0], [1], [0, 2]])
-def test_one_cancelled_in_the_middle_leaves_the_others_their_answers(patient: Configure, gone: list[int]) -> None:
+def test_one_cancelled_in_the_middle_leaves_the_others_their_answers(artifacts: Path, gone: list[int]) -> None:
     async def scenario() -> None:
         turns = 5_000_000  # a few hundred ms in all
-        async with serving(patient("spins")) as client:
+        async with serving(patient(artifacts, "spins")) as client:
             _, tasks = await batch_under_way(client, turns)
             for index in gone:
                 tasks[index].cancel()
@@ -190,9 +181,9 @@ def test_one_cancelled_in_the_middle_leaves_the_others_their_answers(patient: Co
     asyncio.run(scenario())
 
 
-def test_a_batch_that_nobody_waits_for_stops(patient: Configure) -> None:
+def test_a_batch_that_nobody_waits_for_stops(artifacts: Path) -> None:
     async def scenario() -> None:
-        async with serving(patient("spins")) as client:
+        async with serving(patient(artifacts, "spins")) as client:
             _, tasks = await batch_under_way(client, LONG_TURNS)
             for index in (1, 0, 2):
                 tasks[index].cancel()

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from example_models import digests
+from running_daemon import Daemon, configuration, running, tensor
+from running_engine import WAIT_S
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 from tritonclient.utils import InferenceServerException
-
-from .conftest import WAIT_S, digests
-from .test_http_grpc_daemon import Daemon, configuration, running, tensor
 
 pytestmark = pytest.mark.slow
 

@@ -1,91 +1,17 @@
-"""What people and Prometheus look at: metrics and the dashboard."""
+"""The dashboard: its files and its stream of events."""
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from in_process_front import Front, run
 
-from veltair.errors import OverloadedError
 from veltair.server.front import dashboard
 from veltair.server.front.dashboard import busy_shares, run_lengths
 from veltair.server.ipc.messages import BlockRecord, BlockStatus, CoreChange
-
-from .front import MS, Front, request, run
-
-# Metrics
-
-
-def samples(page: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-    }
-
-
-def test_metrics() -> None:
-    async def test(front: Front) -> None:
-        await front.good()
-        front.engine.failure = OverloadedError("full")
-        await front.http.post("/v2/models/sums/infer", json=request())
-        await front.http.post("/v2/models/made-up-by-a-client/infer", json=request())
-        await front.http.post("/v2/models/sums/infer", content=b"{")
-        page = (await front.http.get("/metrics")).text
-        assert "made-up-by-a-client" not in page
-        assert all(name.startswith(("veltair_", "process_")) for name in re.findall(r"^(\w+)[{ ]", page, re.MULTILINE))
-        found = samples(page)
-        sums = {("tenant", "sums"), ("model", "sums")}
-
-        def value(name: str, *labels: tuple[str, str]) -> float:
-            return found[name, frozenset(labels)]
-
-        assert value("veltair_requests_total", *sums, ("outcome", "ok")) == 1
-        assert value("veltair_requests_total", *sums, ("outcome", "overloaded")) == 1
-        assert value("veltair_unknown_model_requests_total") == 1
-        assert value("veltair_malformed_requests_total") == 1
-        assert value("veltair_request_duration_seconds_count", *sums) == 1
-        assert value("veltair_queue_wait_seconds_sum", *sums) == 0.003
-        assert value("veltair_code_versions_total", *sums, ("version", "2")) == 2
-        assert value("veltair_interference_level", ("source", "observed")) == 1.25
-        assert value("veltair_queue_depth", ("tenant", "sums")) == 5
-        assert value("veltair_cores_allocated", ("tenant", "sums")) == 2
-        edges = {"1": 7, "2": 7, "4": 9, "128": 9, "+Inf": 10}
-        assert {le: value("veltair_batch_queries_bucket", ("tenant", "sums"), ("le", le)) for le in edges} == edges
-        assert value("veltair_batch_queries_sum", ("tenant", "sums")) == 213
-        assert value("veltair_batch_queries_count", ("tenant", "two")) == 0
-        assert value("veltair_cores") == 2
-        assert value("veltair_conflicts_total") == 4
-        assert value("veltair_scheduler_seconds_sum") == 9e-6
-        assert value("veltair_workers", ("state", "busy")) == 1
-        this_process = {("role", "front"), ("pid", str(os.getpid()))}
-        assert value("process_resident_memory_bytes", *this_process) > 1 << 20
-        assert value("process_cpu_seconds_total", *this_process) > 0
-        assert value("process_threads", *this_process) >= 1
-        assert value("process_open_fds", *this_process) >= 3
-        front.engine.ready = False
-        assert "veltair_requests_total" in (await front.http.get("/metrics")).text
-
-    run(test)
-
-
-def test_the_qos_rate_read_from_the_histogram_is_exact() -> None:
-    front = Front()
-    counts = front.metrics.tenants["sums"]
-    for duration_ns in (7 * MS - 1, 7 * MS, 7 * MS + 1, 90 * MS):
-        counts.count_answer(duration_ns, 0, 0, 1, ())
-    found = samples(front.metrics.page(None).decode())
-    key = {("tenant", "sums"), ("model", "sums")}
-    assert found["veltair_request_duration_seconds_bucket", frozenset({*key, ("le", "0.007")})] == 2
-    assert found["veltair_qos_met_total", frozenset(key)] == 2
-    assert found["veltair_request_duration_seconds_bucket", frozenset({*key, ("le", "+Inf")})] == 4
-
-
-# Dashboard
 
 
 def test_the_page_runs_nothing_from_elsewhere() -> None:

@@ -12,9 +12,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from running_daemon import Daemon, configuration, running, tensor
 from tritonclient.utils import InferenceServerException
-
-from .test_http_grpc_daemon import Daemon, configuration, running, tensor
 
 pytestmark = pytest.mark.slow
 

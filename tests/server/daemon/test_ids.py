@@ -15,10 +15,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from running_daemon import Daemon, configuration, running, tensor
+from running_engine import WAIT_S
 from tritonclient.utils import InferenceServerException
-
-from .conftest import WAIT_S
-from .test_http_grpc_daemon import Daemon, configuration, running, tensor
 
 pytestmark = pytest.mark.slow
 

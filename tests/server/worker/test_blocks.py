@@ -14,6 +14,10 @@ from threading import Barrier
 
 import numpy as np
 import pytest
+from driven_worker import Driven
+from example_models import SPIN_LAYERS as LAYERS
+from example_models import spin_state
+from running_engine import WAIT_S
 
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import load_artifact
@@ -21,10 +25,6 @@ from veltair.profiles.runtime.block_runner import Watch
 from veltair.profiles.runtime.executor import Executor, ModelRun, aligned, empty
 from veltair.profiles.runtime.pinned_threads import PinnedThreads
 from veltair.server.ipc.messages import BlockDone, KernelFailed, ModelsLoaded
-
-from .conftest import SPIN_LAYERS as LAYERS
-from .conftest import WAIT_S, spin_state
-from .test_worker import Driven
 
 pytestmark = pytest.mark.slow
 

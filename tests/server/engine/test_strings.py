@@ -1,35 +1,27 @@
-"""Strings from the wire to the kernel, alone and in batches: bounded by their lengths, whatever stood there before."""
+"""Queries with strings through engine and workers."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from example_models import LONG_TURNS, digests, spin_inputs
+from running_engine import block_under_way, serve_config, serving, until
 
-from veltair.config import ServeConfig
 from veltair.errors import RequestError, TooLargeError
-from veltair.profiles.artifact.artifact_folder import load_artifact
-from veltair.profiles.artifact.input_layout import InputLayout
-from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.front.engine_client import EngineClient
-from veltair.server.ipc.messages import BatchMember
-from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
-from veltair.server.protocol import length_prefixed
-from veltair.server.worker.batch_buffers import BatchBuffers
-
-from .conftest import LONG_TURNS, block_under_way, digests, serving, spin_inputs, until
 
 Query = tuple[list[bytes], list[bytes], list[int]]  # names, texts, ids
+
+
 MARKER = b"marker of another query "
+
+
 ODD = [b"", b"\0", b"a\0b", b"\xff\xfe\x80", "Größe".encode(), b";" * 9]
 
 
@@ -47,62 +39,8 @@ def drawn(seed: int, rows: int) -> Query:
     return names, texts, chance.integers(0, 1 << 40, rows).tolist()
 
 
-@given(st.binary(max_size=40), st.integers(0, 6))
-def test_any_bytes_are_so_many_strings_or_refused(data: bytes, count: int) -> None:
-    found, at = [], 0
-    while at + 4 <= len(data):
-        length = int.from_bytes(data[at : at + 4], "little")
-        found.append(data[at + 4 : at + 4 + length])
-        at += 4 + length
-    if at == len(data) and len(found) == count:
-        strings = length_prefixed.decode("x", data, count)
-        assert strings.checked("x", count).tolist() == found
-        assert strings.data.size == strings.size  # not a byte beyond the last string
-        assert bytes(length_prefixed.encode(strings)) == data
-    else:
-        with pytest.raises(RequestError, match=r"^x: "):
-            length_prefixed.decode("x", data, count)
-
-
-def test_a_made_up_count_takes_no_memory() -> None:
-    with pytest.raises(RequestError, match="strings take at least"):
-        length_prefixed.decode("x", b"\0\0\0\0", 1 << 62)
-
-
-def test_large_ones() -> None:
-    for items in ([b"x" * 10_000_000], [b""] * 1_000_000, [b";" * 1_000_000, b"end"]):
-        strings = Strings.of(items)
-        assert length_prefixed.decode("x", length_prefixed.encode(strings), len(items)).tolist() == items
-
-
-def pool_of(folder: Path, slots: int) -> tuple[TensorPool, Manifest]:
-    manifest = load_artifact(folder / "words").manifest
-    fd = create_tensor_pool([manifest], slots)
-    pool = TensorPool(fd, [manifest], slots)
-    os.close(fd)
-    return pool, manifest
-
-
 @pytest.mark.slow
-def test_a_batch_gathers_what_each_slot_was_last_given(artifacts: Path) -> None:
-    pool, manifest = pool_of(artifacts, 3)
-    batch = BatchBuffers(pool, 0, manifest)
-    for sizes in ((1, 2, 1), (1, 1, 1), (2, 1, 1)):
-        queries = [drawn(slot, rows) for slot, rows in enumerate(sizes)]
-        for slot in range(3):
-            before = [MARKER[:8]] * 4, [MARKER * 100] * 4, [-1] * 4
-            InputLayout.of(manifest).fill(pool.inputs(0, slot, 4), inputs(before), 4)
-        for slot, (query, rows) in enumerate(zip(queries, sizes, strict=True)):
-            InputLayout.of(manifest).fill(pool.inputs(0, slot, rows), inputs(query), rows)
-        batch.gather([BatchMember(slot, rows) for slot, rows in enumerate(sizes)])
-        names, texts, ids = InputLayout.of(manifest).slots(batch.inputs(sum(sizes)), sum(sizes))
-        assert names.strings().tolist() == [name for query in queries for name in query[0]]
-        assert texts.strings().tolist() == [text for query in queries for text in query[1]]
-        assert ids.values.ravel().tolist() == [id_ for query in queries for id_ in query[2]]
-
-
-@pytest.mark.slow
-def test_answers_alone_whatever_stood_in_the_slot(configure: Callable[..., ServeConfig]) -> None:
+def test_answers_alone_whatever_stood_in_the_slot(artifacts: Path) -> None:
     marker = [MARKER[:8]] * 4, [MARKER * 1000] * 4, [7] * 4
     queries: list[Query] = [
         marker, ([b""], [b""], [0]), ([b"a"], [b"b"], [-1]), marker, (ODD[:4], ODD[2:], [1, 2, 3, 4]), drawn(5, 3),
@@ -110,7 +48,7 @@ def test_answers_alone_whatever_stood_in_the_slot(configure: Callable[..., Serve
     ]  # fmt: skip
 
     async def scenario() -> None:
-        async with serving(configure("words", queue_slots=1, workers=1)) as client:
+        async with serving(serve_config(artifacts, "words", queue_slots=1, workers=1)) as client:
             for query in queries:
                 answer = await client.infer("words", inputs(query))
                 assert answer.outputs["digest"].tolist() == digests(*query)
@@ -119,11 +57,11 @@ def test_answers_alone_whatever_stood_in_the_slot(configure: Callable[..., Serve
 
 
 @pytest.mark.slow
-def test_too_much_text_is_refused_and_costs_no_slot(configure: Callable[..., ServeConfig]) -> None:
+def test_too_much_text_is_refused_and_costs_no_slot(artifacts: Path) -> None:
     short: Query = [b"a"], [b"b"], [1]
 
     async def scenario() -> None:
-        async with serving(configure("words", queue_slots=1, workers=1)) as client:
+        async with serving(serve_config(artifacts, "words", queue_slots=1, workers=1)) as client:
             for name, text, says in (
                 (b"123456789", b"", "'name': 9 bytes of text in 1 rows; at most 8 a row"),
                 (b"", bytes((1 << 24) + 1), f"'text': {(1 << 24) + 1} bytes of text"),
@@ -146,8 +84,8 @@ def test_too_much_text_is_refused_and_costs_no_slot(configure: Callable[..., Ser
 
 
 @pytest.mark.slow
-def test_queries_of_a_tenant_run_as_one_batch(configure: Callable[..., ServeConfig]) -> None:
-    config = configure("spin", "words", policy="veltair", workers=1)
+def test_queries_of_a_tenant_run_as_one_batch(artifacts: Path) -> None:
+    config = serve_config(artifacts, "spin", "words", policy="veltair", workers=1)
     tenants = tuple(msgspec.structs.replace(tenant, qos_ms=600_000.0) for tenant in config.tenants)
     queries = [drawn(seed, rows) for seed, rows in enumerate((1, 2, 1, 3, 1))]
 

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+from example_models import LONG_TURNS, SPIN_LAYERS, mlp_outputs, spin_inputs, spin_state
+from running_engine import block_under_way, serve_config, serving, until
 
-from veltair.config import ServeConfig
 from veltair.errors import DeadlineError, OverloadedError, RequestError, UnknownModelError
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.engine_connection import QueryResult
 
-from .conftest import (
-    LONG_TURNS,
-    SPIN_LAYERS,
-    block_under_way,
-    mlp_outputs,
-    serving,
-    spin_inputs,
-    spin_state,
-    until,
-)
-
 pytestmark = pytest.mark.slow
-
-Configure = Callable[..., ServeConfig]
 
 
 async def emptied(client: EngineClient) -> None:
@@ -44,9 +32,9 @@ def batches(count: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "veltair-full", "planaria", "prema"])
-def test_answers_equal_numpys_at_every_batch_while_tenants_share_the_cores(configure: Configure, policy: str) -> None:
+def test_answers_equal_numpys_at_every_batch_while_tenants_share_the_cores(artifacts: Path, policy: str) -> None:
     async def scenario() -> None:
-        async with serving(configure("mlp", "spin", policy=policy)) as client:
+        async with serving(serve_config(artifacts, "mlp", "spin", policy=policy)) as client:
             xs = batches(64)
             mlp = [client.infer("mlp", {"x": x}) for x in xs]
             spin = [client.infer("spin", spin_inputs(turns, seed=turns)) for turns in range(1, 33)]
@@ -62,9 +50,9 @@ def test_answers_equal_numpys_at_every_batch_while_tenants_share_the_cores(confi
     asyncio.run(scenario())
 
 
-def test_the_default_policy_refuses_at_once_what_cannot_be_in_time(configure: Configure) -> None:
+def test_the_default_policy_refuses_at_once_what_cannot_be_in_time(artifacts: Path) -> None:
     async def scenario() -> None:
-        async with serving(configure("spin", policy="veltair")) as client:
+        async with serving(serve_config(artifacts, "spin", policy="veltair")) as client:
             burst = [client.infer("spin", spin_inputs(turns, seed=turns)) for turns in range(1, 201)]
             answers = await asyncio.gather(*burst, return_exceptions=True)
             refused = [answer for answer in answers if isinstance(answer, OverloadedError)]
@@ -95,9 +83,9 @@ def cores_are_never_shared(blocks: list) -> None:
         assert all(a.end_ns <= b.begin_ns for a, b in pairwise(there))
 
 
-def test_versions_of_both_kinds_may_be_mixed_and_batches_changed_between_queries(configure: Configure) -> None:
+def test_versions_of_both_kinds_may_be_mixed_and_batches_changed_between_queries(artifacts: Path) -> None:
     async def scenario() -> None:
-        async with serving(configure("mlp", workers=1)) as client:
+        async with serving(serve_config(artifacts, "mlp", workers=1)) as client:
             for x in batches(20):  # one worker, one slot: every query runs where the last one ran
                 answer = await client.infer("mlp", {"x": x})
                 np.testing.assert_allclose(answer.outputs["y"], mlp_outputs(x), rtol=1e-4, atol=1e-4)
@@ -105,9 +93,9 @@ def test_versions_of_both_kinds_may_be_mixed_and_batches_changed_between_queries
     asyncio.run(scenario())
 
 
-def test_a_cancelled_query_stops_at_its_next_layer_and_gives_its_slot_and_worker_back(configure: Configure) -> None:
+def test_a_cancelled_query_stops_at_its_next_layer_and_gives_its_slot_and_worker_back(artifacts: Path) -> None:
     async def scenario() -> None:
-        async with serving(configure("spin", workers=1)) as client:
+        async with serving(serve_config(artifacts, "spin", workers=1)) as client:
             task = asyncio.create_task(client.infer("spin", spin_inputs(LONG_TURNS)))
             running = await block_under_way(client, "spin")
             task.cancel()
@@ -125,9 +113,9 @@ def test_a_cancelled_query_stops_at_its_next_layer_and_gives_its_slot_and_worker
     asyncio.run(scenario())
 
 
-def test_a_query_cancelled_while_it_waits_never_runs(configure: Configure) -> None:
+def test_a_query_cancelled_while_it_waits_never_runs(artifacts: Path) -> None:
     async def scenario() -> None:
-        async with serving(configure("spin", "mlp", workers=1)) as client:
+        async with serving(serve_config(artifacts, "spin", "mlp", workers=1)) as client:
             first = asyncio.create_task(client.infer("spin", spin_inputs(LONG_TURNS)))
             await block_under_way(client, "spin")
             second = asyncio.create_task(client.infer("mlp", {"x": batches(1)[0]}))
@@ -147,9 +135,9 @@ def test_a_query_cancelled_while_it_waits_never_runs(configure: Configure) -> No
     asyncio.run(scenario())
 
 
-def test_a_deadline_ends_the_wait_and_the_work(configure: Configure) -> None:
+def test_a_deadline_ends_the_wait_and_the_work(artifacts: Path) -> None:
     async def scenario() -> None:
-        async with serving(configure("spin", workers=1)) as client:
+        async with serving(serve_config(artifacts, "spin", workers=1)) as client:
             with pytest.raises(DeadlineError, match="passed before"):
                 await client.infer("spin", spin_inputs(LONG_TURNS), deadline_ns=time.monotonic_ns() + 50_000_000)
             await emptied(client)
@@ -162,9 +150,9 @@ def test_a_deadline_ends_the_wait_and_the_work(configure: Configure) -> None:
     asyncio.run(scenario())
 
 
-def test_more_queries_than_slots_are_refused_at_once_and_the_next_one_is_served(configure: Configure) -> None:
+def test_more_queries_than_slots_are_refused_at_once_and_the_next_one_is_served(artifacts: Path) -> None:
     async def scenario() -> None:
-        async with serving(configure("spin", "mlp", queue_slots=2)) as client:
+        async with serving(serve_config(artifacts, "spin", "mlp", queue_slots=2)) as client:
             held = [asyncio.create_task(client.infer("spin", spin_inputs(LONG_TURNS))) for _ in range(2)]
             await block_under_way(client, "spin")
             with pytest.raises(OverloadedError, match="2 queries are held"):
@@ -178,7 +166,7 @@ def test_more_queries_than_slots_are_refused_at_once_and_the_next_one_is_served(
     asyncio.run(scenario())
 
 
-def test_what_does_not_fit_is_refused_and_costs_no_slot(configure: Configure) -> None:
+def test_what_does_not_fit_is_refused_and_costs_no_slot(artifacts: Path) -> None:
     x = batches(1)[0]
     wrong = [
         {},
@@ -191,7 +179,7 @@ def test_what_does_not_fit_is_refused_and_costs_no_slot(configure: Configure) ->
     ]
 
     async def scenario() -> None:
-        async with serving(configure("mlp", queue_slots=1)) as client:
+        async with serving(serve_config(artifacts, "mlp", queue_slots=1)) as client:
             for inputs in wrong:
                 with pytest.raises(RequestError, match=r"expected|missing"):
                     await client.infer("mlp", inputs)
@@ -203,9 +191,9 @@ def test_what_does_not_fit_is_refused_and_costs_no_slot(configure: Configure) ->
     asyncio.run(scenario())
 
 
-def test_snapshot_counts_and_hands_out_each_block_once(configure: Configure) -> None:
+def test_snapshot_counts_and_hands_out_each_block_once(artifacts: Path) -> None:
     async def scenario() -> None:
-        async with serving(configure("mlp", "spin")) as client:
+        async with serving(serve_config(artifacts, "mlp", "spin")) as client:
             await asyncio.gather(*(client.infer("mlp", {"x": x}) for x in batches(10)))
             first = await client.snapshot()
             await client.infer("spin", spin_inputs(1))

@@ -3,77 +3,29 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
+from driven_worker import ALL, CORES, Driven
+from example_models import LONG_TURNS, SPIN_LAYERS, spin_state
+from running_engine import WAIT_S
 
-from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact.artifact_folder import load_artifact
-from veltair.profiles.artifact.manifest import SLACK_BYTES
-from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.ipc.channel import ChannelClosedError
 from veltair.server.ipc.messages import (
     BatchMember,
     BlockDone,
     CoresChanged,
-    FromWorker,
     KernelFailed,
-    LoadModels,
     ModelsLoaded,
     RunBlock,
     StartFailed,
-    TenantSpec,
 )
-from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
-
-from .conftest import LONG_TURNS, SPIN_LAYERS, WAIT_S, living, spin_state
 
 pytestmark = pytest.mark.slow
-
-CORES = usable_machine().cores
-ALL = (0,) * SPIN_LAYERS
-
-
-class Driven:
-    """A worker that has loaded the spin model, or another chain, and the memory it shares with us."""
-
-    def __init__(self, artifacts: Path, digest: str | None = None, name: str = "spin") -> None:
-        loaded = load_artifact(artifacts / name)
-        spec = TenantSpec(name, str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1, False)
-        fd = create_tensor_pool([loaded.manifest], 2)
-        self.pool = TensorPool(fd, [loaded.manifest], 2)
-        self.process = WorkerProcess(fd, LoadModels((spec,), CORES, 2))
-        os.close(fd)
-        self.cell = self.process.cell
-
-    def next(self) -> FromWorker:
-        assert select.select([self.process.channel], [], [], WAIT_S)[0], "the worker says nothing"
-        message = self.process.channel.receive()
-        assert message is not None
-        return message
-
-    def run(
-        self, query: int, turns: int, cores: tuple[int, ...], start: int = 0, versions: tuple[int, ...] = ALL
-    ) -> None:
-        for view, value in zip(self.pool.inputs(0, 1, 1), (turns, 5), strict=True):
-            view[:] = value
-        self.cell.set_cores(cores)
-        self.process.channel.send(RunBlock(query, 0, (BatchMember(1, 1),), start, versions, cores))
-
-    def reach(self, layer: int) -> None:
-        """Until that layer is in execution; the worker says so in its cell."""
-        while self.cell.progress < layer:
-            assert living(self.process.pid)
-
-    def pinned(self) -> list[set[int]]:
-        return [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{self.process.pid}/task").iterdir()]
 
 
 @pytest.fixture
@@ -192,50 +144,6 @@ def test_it_refuses_an_artifact_that_is_not_the_one_it_was_told(artifacts: Path)
         driven.process.close()
 
 
-def test_slots_are_aligned_and_never_overlap(artifacts: Path) -> None:
-    manifests = [load_artifact(artifacts / name).manifest for name in ("mlp", "spin")]
-    fd = create_tensor_pool(manifests, 3)
-    pool = TensorPool(fd, manifests, 3)
-    os.close(fd)
-    spans = []
-    for tenant, manifest in enumerate(manifests):
-        for slot in range(3):
-            for view in (
-                *pool.inputs(tenant, slot, manifest.max_batch),
-                *pool.outputs(tenant, slot, manifest.max_batch),
-            ):
-                begin = view.ctypes.data
-                assert begin % 64 == 0
-                assert view.flags.c_contiguous
-                assert not view.any()
-                spans.append((begin, begin + view.nbytes + SLACK_BYTES))
-    spans.sort()
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
-    with pytest.raises(OSError, match="not permitted"):
-        os.truncate(f"/proc/self/fd/{fd_of(pool)}", 0)
-
-
-def fd_of(pool: TensorPool) -> int:
-    """A descriptor of the pool's memory: the mapping keeps one open."""
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            if "veltair-tensors" in str(entry.readlink()):
-                return int(entry.name)
-        except FileNotFoundError:
-            continue
-    raise AssertionError(f"no descriptor of {pool}")
-
-
-def test_a_sealed_pool_keeps_its_bytes_when_written_through_another_mapping(artifacts: Path) -> None:
-    manifest = load_artifact(artifacts / "mlp").manifest
-    fd = create_tensor_pool([manifest], 2)
-    ours, theirs = TensorPool(fd, [manifest], 2), TensorPool(fd, [manifest], 2)
-    os.close(fd)
-    ours.inputs(0, 1, 2)[0][:] = np.arange(32, dtype=np.float32).reshape(2, 16)
-    assert theirs.inputs(0, 1, 2)[0].ravel().tolist() == list(range(32))
-    assert not theirs.inputs(0, 0, 2)[0].any()
-
-
 def test_the_worker_has_the_runtime_alone_and_the_other_processes_no_tvm(worker: Driven) -> None:
     mapped = {Path(line.split()[-1]).name for line in Path(f"/proc/{worker.process.pid}/maps").read_text().splitlines()}
     assert "libtvm_runtime.so" in mapped
@@ -245,32 +153,3 @@ def test_the_worker_has_the_runtime_alone_and_the_other_processes_no_tvm(worker:
         "sys.exit(any('tvm' in module for module in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
-
-
-TIED = """
-import os, signal
-from veltair.server.ipc.process_setup import die_with_parent
-die_with_parent(os.getppid())
-print(os.getpid(), flush=True)
-signal.pause()
-"""
-PARENT = """
-import subprocess, sys
-subprocess.run([sys.executable, "-c", sys.argv[1]])
-"""
-
-
-def test_a_tied_process_dies_with_its_parent_even_while_it_waits_for_something_else() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, TIED], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        assert living(pid)
-        parent.kill()
-    give_up = time.monotonic() + WAIT_S
-    while living(pid):
-        assert time.monotonic() < give_up, "it outlives its parent"
-
-
-def test_a_process_whose_parent_died_before_it_was_tied_leaves() -> None:
-    program = "from veltair.server.ipc.process_setup import die_with_parent; die_with_parent(1 << 30)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1

@@ -1,0 +1,200 @@
+"""The daemon as a process of its own, asked by the stock tritonclient over HTTP and gRPC."""
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+import tritonclient.utils.shared_memory as shm
+from example_models import SPIN_LAYERS, mlp_outputs, spin_state
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from running_daemon import Daemon, X, configuration, running, spin, tensor
+from running_engine import WAIT_S
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc as pb_grpc
+from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def daemon(bounded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    text = configuration(bounded, "mlp", "spin", "ranged", body_limit_mb=4, shared_memory=True)
+    with running(tmp_path_factory.mktemp("daemon"), text) as started:
+        yield started
+
+
+def test_health_and_metadata(http: Any, rpc: Any) -> None:
+    for client in (http, rpc):
+        assert client.is_server_live() and client.is_server_ready()
+        assert client.is_model_ready("mlp") and client.is_model_ready("mlp", "1")
+    assert not http.is_model_ready("nope")
+    with pytest.raises(InferenceServerException, match="unknown model 'nope'"):
+        rpc.is_model_ready("nope")
+    assert http.get_server_metadata()["name"] == rpc.get_server_metadata().name == "veltair"
+    assert http.get_server_metadata() == rpc.get_server_metadata(as_json=True)
+    as_json = rpc.get_model_metadata("mlp", as_json=True)
+    assert as_json["inputs"] == [{"name": "x", "datatype": "FP32", "shape": ["-1", "16"]}]
+    assert http.get_model_metadata("mlp")["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [-1, 8]}]
+    index = [{"name": name, "version": "1", "state": "READY", "reason": ""} for name in ("mlp", "spin", "ranged")]
+    assert http.get_model_repository_index() == index
+    assert [m.name for m in rpc.get_model_repository_index().models] == ["mlp", "spin", "ranged"]
+
+
+def test_configuration(http: Any, rpc: Any) -> None:
+    over_http, over_grpc = http.get_model_config("ranged"), rpc.get_model_config("ranged").config
+    assert over_http["max_batch_size"] == over_grpc.max_batch_size == 0
+    assert over_grpc.input[0].dims == [1]
+    ids = {"seed": [0, 99]}
+    assert json.loads(over_http["parameters"]["id_range"]["string_value"]) == ids
+    assert json.loads(over_grpc.parameters["id_range"].string_value) == ids
+    assert http.get_model_config("mlp")["max_batch_size"] == 8
+    with pytest.raises(InferenceServerException, match="no version '7'"):
+        http.get_model_config("mlp", "7")
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+def test_infer_over_http(http: Any, binary: bool, compression: str | None) -> None:
+    result = http.infer(
+        "mlp",
+        [tensor(triton_http, "x", X, "FP32", binary_data=binary)],
+        outputs=[triton_http.InferRequestedOutput("y", binary_data=not binary)],
+        request_id="r1",
+        request_compression_algorithm=compression,
+        response_compression_algorithm=compression,
+    )
+    np.testing.assert_allclose(result.as_numpy("y"), mlp_outputs(X), rtol=1e-4, atol=1e-4)
+    assert result.get_response()["id"] == "r1"
+
+
+def test_infer_over_grpc(rpc: Any) -> None:
+    result = rpc.infer("mlp", [tensor(triton_grpc, "x", X, "FP32")], request_id="r1", model_version="1")
+    np.testing.assert_allclose(result.as_numpy("y"), mlp_outputs(X), rtol=1e-4, atol=1e-4)
+    assert result.get_response().id == "r1"
+    result = rpc.infer("spin", spin(triton_grpc, 3, 5), outputs=[triton_grpc.InferRequestedOutput("state")])
+    assert result.as_numpy("state").tolist() == [spin_state(3, 5)]
+
+
+def test_typed_contents_over_grpc(daemon: Daemon) -> None:
+    request = pb.ModelInferRequest(model_name="mlp")
+    request.inputs.add(name="x", datatype="FP32", shape=X.shape).contents.fp32_contents.extend(X.reshape(-1).tolist())
+    with grpc.insecure_channel(daemon.grpc) as channel:
+        response = pb_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+    assert not response.outputs[0].HasField("contents")
+    y = np.frombuffer(response.raw_output_contents[0], np.float32).reshape(response.outputs[0].shape)
+    np.testing.assert_allclose(y, mlp_outputs(X), rtol=1e-4, atol=1e-4)
+
+
+def test_the_answer_tells_of_its_blocks(http: Any, rpc: Any) -> None:
+    asked = {"veltair_trace": True}
+    over_http = http.infer("spin", spin(triton_http, 3, 5), parameters=asked).get_response()["parameters"]
+    over_grpc = rpc.infer("spin", spin(triton_grpc, 3, 5), parameters=asked).get_response().parameters
+    for blocks, execute_ns in (
+        (over_http["blocks"], over_http["execute_ns"]),
+        (over_grpc["blocks"].string_param, over_grpc["execute_ns"].int64_param),
+    ):
+        told = json.loads(blocks)
+        assert [block["start"] for block in told] == [0, *(block["stop"] for block in told[:-1])]
+        assert told[-1]["stop"] == SPIN_LAYERS
+        assert sum(block["elapsed_ns"] for block in told) == execute_ns > 0
+
+
+def test_many_at_once(http: Any, rpc: Any) -> None:
+    over_http = [http.async_infer("mlp", [tensor(triton_http, "x", X, "FP32")]) for _ in range(8)]
+    answers: Queue[tuple[Any, Any]] = Queue()
+    for seed in range(8):
+        rpc.async_infer(
+            "spin", spin(triton_grpc, 2, seed), lambda result, error: answers.put((result, error)), request_id=str(seed)
+        )
+    for pending in over_http:
+        np.testing.assert_allclose(pending.get_result().as_numpy("y"), mlp_outputs(X), rtol=1e-4, atol=1e-4)
+    for _ in range(8):
+        result, error = answers.get(timeout=WAIT_S)
+        assert error is None
+        assert result.as_numpy("state")[0] == spin_state(2, int(result.get_response().id))
+
+
+def test_a_stream_answers_in_order_and_survives_an_error(rpc: Any) -> None:
+    answers: Queue[tuple[Any, Any]] = Queue()
+    rpc.start_stream(lambda result, error: answers.put((result, error)))
+    rpc.async_stream_infer("spin", spin(triton_grpc, 2, 1), request_id="0")
+    rpc.async_stream_infer("nope", spin(triton_grpc, 2, 1), request_id="1")
+    rpc.async_stream_infer("spin", spin(triton_grpc, 2, 3), request_id="2", enable_empty_final_response=True)
+    result, error = answers.get(timeout=WAIT_S)
+    assert error is None and result.as_numpy("state")[0] == spin_state(2, 1)
+    result, error = answers.get(timeout=WAIT_S)
+    assert result is None and "unknown model 'nope'" in str(error)
+    result, error = answers.get(timeout=WAIT_S)
+    assert error is None and result.as_numpy("state")[0] == spin_state(2, 3)
+    assert result.get_response().parameters["triton_final_response"].bool_param
+    rpc.stop_stream()
+
+
+def test_statistics(http: Any, rpc: Any) -> None:
+    before = http.get_inference_statistics("mlp")["model_stats"][0]
+    http.infer("mlp", [tensor(triton_http, "x", X, "FP32")])
+    rpc.infer("mlp", [tensor(triton_grpc, "x", X, "FP32")])
+    (after,) = rpc.get_inference_statistics("mlp").model_stats
+    assert after.execution_count == before["execution_count"] + 2
+    assert after.inference_count == before["inference_count"] + 2 * len(X)
+    assert after.inference_stats.compute_infer.ns > before["inference_stats"]["compute_infer"]["ns"]
+    assert len(http.get_inference_statistics()["model_stats"]) == len(rpc.get_inference_statistics().model_stats) == 3
+
+
+def test_tensors_in_shared_memory(http: Any, rpc: Any, memory: Any) -> None:
+    shm.set_shared_memory_region(memory, [X])
+    expected = mlp_outputs(X)
+    for client, module in ((http, triton_http), (rpc, triton_grpc)):
+        assert "system_shared_memory" in str(client.get_server_metadata())
+        client.register_system_shared_memory("tensors", f"veltair-test-{os.getpid()}", 480)
+        assert f"veltair-test-{os.getpid()}" in str(client.get_system_shared_memory_status())
+        x = module.InferInput("x", [5, 16], "FP32")
+        x.set_shared_memory("tensors", 320)
+        np.testing.assert_allclose(client.infer("mlp", [x]).as_numpy("y"), expected, rtol=1e-5)
+        y = module.InferRequestedOutput("y")
+        y.set_shared_memory("tensors", expected.nbytes, 320)
+        result = client.infer("mlp", [x], outputs=[y])
+        np.testing.assert_allclose(
+            shm.get_contents_as_numpy(memory, np.float32, expected.shape, 320), expected, rtol=1e-5
+        )
+        assert "tensors" in str(result.get_output("y"))
+        x.set_shared_memory("tensors", 320, 168)  # to the end and 8 bytes beyond
+        with pytest.raises(InferenceServerException, match="outside of region 'tensors'"):
+            client.infer("mlp", [x])
+        client.unregister_system_shared_memory("tensors")
+        with pytest.raises(InferenceServerException, match="no region 'tensors'"):
+            client.infer("mlp", [x])
+
+
+def test_health_and_reflection_services(daemon: Daemon) -> None:
+    with grpc.insecure_channel(daemon.grpc) as channel:
+        for name in ("", "inference.GRPCInferenceService"):
+            check = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name))
+            assert check.status == health_pb2.HealthCheckResponse.SERVING
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        (listed,) = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]))
+    names = {service.name for service in listed.list_services_response.service}
+    assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
+
+
+def test_the_dashboard_is_told_of_blocks(daemon: Daemon, http: Any) -> None:
+    with urllib.request.urlopen(f"http://{daemon.http}/admin/events", timeout=WAIT_S) as stream:
+        http.infer("mlp", [tensor(triton_http, "x", X, "FP32")])
+        blocks: list[Any] = []
+        while not any(block[0] == "mlp" for block in blocks):
+            line = stream.readline()
+            assert line
+            if line.startswith(b"data: ") and (frame := json.loads(line[6:])).get("blocks"):
+                blocks += frame["blocks"]
+    assert all(begin < end for _, _, _, _, begin, end, *_ in blocks)

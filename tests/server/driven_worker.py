@@ -1,0 +1,61 @@
+"""A worker process that a test drives by hand."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+from example_models import SPIN_LAYERS
+from running_engine import WAIT_S, living
+
+from veltair.machine.topology import usable_machine
+from veltair.profiles.artifact.artifact_folder import load_artifact
+from veltair.server.engine.worker_process import WorkerProcess
+from veltair.server.ipc.messages import (
+    BatchMember,
+    FromWorker,
+    LoadModels,
+    RunBlock,
+    TenantSpec,
+)
+from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+
+CORES = usable_machine().cores
+
+ALL = (0,) * SPIN_LAYERS
+
+
+class Driven:
+    """A worker that has loaded the spin model, or another chain, and the memory it shares with us."""
+
+    def __init__(self, artifacts: Path, digest: str | None = None, name: str = "spin") -> None:
+        loaded = load_artifact(artifacts / name)
+        spec = TenantSpec(name, str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1, False)
+        fd = create_tensor_pool([loaded.manifest], 2)
+        self.pool = TensorPool(fd, [loaded.manifest], 2)
+        self.process = WorkerProcess(fd, LoadModels((spec,), CORES, 2))
+        os.close(fd)
+        self.cell = self.process.cell
+
+    def next(self) -> FromWorker:
+        assert select.select([self.process.channel], [], [], WAIT_S)[0], "the worker says nothing"
+        message = self.process.channel.receive()
+        assert message is not None
+        return message
+
+    def run(
+        self, query: int, turns: int, cores: tuple[int, ...], start: int = 0, versions: tuple[int, ...] = ALL
+    ) -> None:
+        for view, value in zip(self.pool.inputs(0, 1, 1), (turns, 5), strict=True):
+            view[:] = value
+        self.cell.set_cores(cores)
+        self.process.channel.send(RunBlock(query, 0, (BatchMember(1, 1),), start, versions, cores))
+
+    def reach(self, layer: int) -> None:
+        """Until that layer is in execution; the worker says so in its cell."""
+        while self.cell.progress < layer:
+            assert living(self.process.pid)
+
+    def pinned(self) -> list[set[int]]:
+        return [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{self.process.pid}/task").iterdir()]

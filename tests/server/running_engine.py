@@ -1,0 +1,63 @@
+"""Starts an engine with workers from a test, and waits for what must happen."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from veltair import config
+from veltair.config import ServeConfig
+from veltair.server.front.engine_client import EngineClient
+from veltair.server.ipc.messages import BlockStatus
+
+WAIT_S = 60.0  # for what must come; a test that waits so long has failed
+
+
+def serve_config(artifacts: Path, *names: str, **server: Any) -> ServeConfig:
+    """`serve_config(artifacts, "mlp", "spin", workers=2)`: a configuration of those tenants."""
+    raw = {
+        "server": {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "workers": 2, "policy": "veltair-full"} | server,
+        "tenants": [{"name": name, "artifact": str(artifacts / name)} for name in names],
+    }
+    return config.parse_config(raw, artifacts / "serve.toml")
+
+
+@asynccontextmanager
+async def serving(configuration: ServeConfig) -> AsyncIterator[EngineClient]:
+    client = await EngineClient.start(configuration)
+    try:
+        yield client
+    finally:
+        await client.shut_down()
+
+
+async def until(what: str, condition: Callable[[], Awaitable[Any]]) -> Any:
+    """The first truthy result of the condition, asked again and again."""
+    give_up = time.monotonic() + WAIT_S
+    while not (result := await condition()):
+        assert time.monotonic() < give_up, f"waited {WAIT_S} s for: {what}"
+        await asyncio.sleep(0.005)
+    return result
+
+
+async def block_under_way(client: EngineClient, tenant: str) -> BlockStatus:
+    """A block of the tenant that has layers both behind and before it."""
+
+    async def look() -> BlockStatus | None:
+        blocks = (await client.snapshot()).status.running
+        return next((b for b in blocks if b.tenant == tenant and b.start < b.layer < b.stop - 1), None)
+
+    found: BlockStatus = await until(f"a block of {tenant} under way", look)
+    return found
+
+
+def living(pid: int) -> bool:
+    """Whether the process runs; one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False

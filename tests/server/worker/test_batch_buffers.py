@@ -1,0 +1,63 @@
+"""Several queries gathered into one batch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from veltair.profiles.artifact.artifact_folder import load_artifact
+from veltair.profiles.artifact.input_layout import InputLayout
+from veltair.profiles.artifact.manifest import Manifest
+from veltair.profiles.artifact.strings import Strings
+from veltair.server.ipc.messages import BatchMember
+from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.worker.batch_buffers import BatchBuffers
+
+Query = tuple[list[bytes], list[bytes], list[int]]  # names, texts, ids
+
+
+MARKER = b"marker of another query "
+
+
+def inputs(query: Query) -> dict[str, Any]:
+    names, texts, ids = query
+    return {
+        "name": Strings.of(names), "text": Strings.of(texts), "id": np.array(ids, np.int64).reshape(-1, 1),
+    }  # fmt: skip
+
+
+def drawn(seed: int, rows: int) -> Query:
+    chance = np.random.default_rng(seed)
+    names = [chance.bytes(chance.integers(0, 9)) for _ in range(rows)]
+    texts = [chance.bytes(chance.integers(0, 300)) for _ in range(rows)]
+    return names, texts, chance.integers(0, 1 << 40, rows).tolist()
+
+
+def pool_of(folder: Path, slots: int) -> tuple[TensorPool, Manifest]:
+    manifest = load_artifact(folder / "words").manifest
+    fd = create_tensor_pool([manifest], slots)
+    pool = TensorPool(fd, [manifest], slots)
+    os.close(fd)
+    return pool, manifest
+
+
+@pytest.mark.slow
+def test_a_batch_gathers_what_each_slot_was_last_given(artifacts: Path) -> None:
+    pool, manifest = pool_of(artifacts, 3)
+    batch = BatchBuffers(pool, 0, manifest)
+    for sizes in ((1, 2, 1), (1, 1, 1), (2, 1, 1)):
+        queries = [drawn(slot, rows) for slot, rows in enumerate(sizes)]
+        for slot in range(3):
+            before = [MARKER[:8]] * 4, [MARKER * 100] * 4, [-1] * 4
+            InputLayout.of(manifest).fill(pool.inputs(0, slot, 4), inputs(before), 4)
+        for slot, (query, rows) in enumerate(zip(queries, sizes, strict=True)):
+            InputLayout.of(manifest).fill(pool.inputs(0, slot, rows), inputs(query), rows)
+        batch.gather([BatchMember(slot, rows) for slot, rows in enumerate(sizes)])
+        names, texts, ids = InputLayout.of(manifest).slots(batch.inputs(sum(sizes)), sum(sizes))
+        assert names.strings().tolist() == [name for query in queries for name in query[0]]
+        assert texts.strings().tolist() == [text for query in queries for text in query[1]]
+        assert ids.values.ravel().tolist() == [id_ for query in queries for id_ in query[2]]
