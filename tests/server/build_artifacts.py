@@ -155,10 +155,19 @@ def write(final: Path, kernels: list[Any], weights: np.ndarray[Any, Any], **mani
         tvm.compile(module, target=tvm_target()).export_library(str(draft / KERNELS))
         (draft / WEIGHTS).write_bytes(weights.tobytes())
         content = Manifest(
-            schema=SCHEMA, model=final.name, precision="fp32", tolerance=1e-3, target={"kind": "llvm"},
-            features=(), levels=(1.0, 2.0), environment={}, source_digest=hashlib.sha256(b"").hexdigest(),
-            kernels_digest=file_digest(draft / KERNELS), weights_digest=file_digest(draft / WEIGHTS), **manifest,
-        )  # fmt: skip
+            schema=SCHEMA,
+            model=final.name,
+            precision="fp32",
+            tolerance=1e-3,
+            target={"kind": "llvm"},
+            features=(),
+            levels=(1.0, 2.0),
+            environment={},
+            source_digest=hashlib.sha256(b"").hexdigest(),
+            kernels_digest=file_digest(draft / KERNELS),
+            weights_digest=file_digest(draft / WEIGHTS),
+            **manifest,
+        )
         (draft / MANIFEST).write_bytes(msgspec.json.encode(content))
 
 
@@ -182,10 +191,18 @@ def build_mlp(final: Path) -> None:
         entries = versions(f"dense{i}_0", f"dense{i}_1", arguments=(source, weight, target), batches=2, solo_ns=50_000)
         layers.append(layer(f"dense{i}", source, target, entries, 2))
     write(
-        final, kernels, np.concatenate([w.ravel() for w in weights]), qos_ns=50_000_000, max_batch=8, batches=(1, 8),
-        inputs=(Port("x", "float32", (-1, MLP[0])),), outputs=(Port("y", "float32", (-1, MLP[3])),),
-        buffers=tuple(buffers), arena_bytes=2048, layers=tuple(layers),
-    )  # fmt: skip
+        final,
+        kernels,
+        np.concatenate([w.ravel() for w in weights]),
+        qos_ns=50_000_000,
+        max_batch=8,
+        batches=(1, 8),
+        inputs=(Port("x", "float32", (-1, MLP[0])),),
+        outputs=(Port("y", "float32", (-1, MLP[3])),),
+        buffers=tuple(buffers),
+        arena_bytes=2048,
+        layers=tuple(layers),
+    )
 
 
 def build_chain(final: Path, kernel: Any, count: int, batches: tuple[int, ...] = (1,)) -> None:
@@ -201,10 +218,18 @@ def build_chain(final: Path, kernel: Any, count: int, batches: tuple[int, ...] =
         entries = versions(symbol, arguments=(0, source, target), batches=sizes, solo_ns=2_000_000)
         layers.append(layer(f"turn{i}", source, target, entries, sizes))
     write(
-        final, [kernel], np.zeros(0, np.uint8), qos_ns=150_000_000, max_batch=batches[-1], batches=batches,
-        inputs=ports, outputs=(Port("state", "int32", shape),), buffers=tuple(buffers), arena_bytes=64 * count,
+        final,
+        [kernel],
+        np.zeros(0, np.uint8),
+        qos_ns=150_000_000,
+        max_batch=batches[-1],
+        batches=batches,
+        inputs=ports,
+        outputs=(Port("state", "int32", shape),),
+        buffers=tuple(buffers),
+        arena_bytes=64 * count,
         layers=tuple(layers),
-    )  # fmt: skip
+    )
 
 
 def build_words(final: Path) -> None:
@@ -221,11 +246,19 @@ def build_words(final: Path) -> None:
     entries = versions("words", arguments=(0, 1, 2, 3), batches=2, solo_ns=200_000)
     ones = (1024, 1024)
     write(
-        final, [words], np.zeros(0, np.uint8), qos_ns=150_000_000, max_batch=4, batches=(1, 4),
-        inputs=(*text, Port("id", "int64", (-1, 1), locations=(PackedLocation(2, 0),))), packed_buffers=banks,
-        outputs=(Port("digest", "int32", (-1, 5)),), buffers=tuple(buffers), arena_bytes=64,
+        final,
+        [words],
+        np.zeros(0, np.uint8),
+        qos_ns=150_000_000,
+        max_batch=4,
+        batches=(1, 4),
+        inputs=(*text, Port("id", "int64", (-1, 1), locations=(PackedLocation(2, 0),))),
+        packed_buffers=banks,
+        outputs=(Port("digest", "int32", (-1, 5)),),
+        buffers=tuple(buffers),
+        arena_bytes=64,
         layers=(LayerEntry("words", "columns", (0, 1, 2), (3,), ones, ones, entries),),
-    )  # fmt: skip
+    )
 
 
 def main(folder: Path) -> None:

@@ -26,12 +26,29 @@ from veltair.types import Machine, QoSTarget
 
 LIMIT = 4 << 20
 MS = 1_000_000
+INPUTS = (Port("x", "float32", (-1, 4)), Port("ids", "int64", (-1, 2), 0, 99))
+OUTPUTS = (Port("sum", "float32", (-1, 1)), Port("ids_sum", "int64", (-1, 1)))
 MANIFEST = Manifest(
-    schema=SCHEMA, model="sums", precision="fp32", tolerance=1e-3, qos_ns=7 * MS, target={}, features=(), max_batch=8,
-    batches=(8,), levels=(1.0,), inputs=(Port("x", "float32", (-1, 4)), Port("ids", "int64", (-1, 2), 0, 99)),
-    outputs=(Port("sum", "float32", (-1, 1)), Port("ids_sum", "int64", (-1, 1))), buffers=(), arena_bytes=0, layers=(),
-    environment={}, source_digest="", kernels_digest="", weights_digest="",
-)  # fmt: skip
+    schema=SCHEMA,
+    model="sums",
+    precision="fp32",
+    tolerance=1e-3,
+    qos_ns=7 * MS,
+    target={},
+    features=(),
+    max_batch=8,
+    batches=(8,),
+    levels=(1.0,),
+    inputs=INPUTS,
+    outputs=OUTPUTS,
+    buffers=(),
+    arena_bytes=0,
+    layers=(),
+    environment={},
+    source_digest="",
+    kernels_digest="",
+    weights_digest="",
+)
 
 
 def served(name: str, manifest: Manifest, qos: QoSTarget) -> ServedTenant:
@@ -71,12 +88,21 @@ class NumpyEngine:
             raise OverloadedError("the engine is restarting")
         done = len(self.blocks)
         status = EngineStatus(
-            time_ns=time.monotonic_ns(), level=1.25, level_source="observed", conflicts=4, capped_blocks=1, blocks=9,
-            scheduler_ns=9000, scheduler_events=3, gap_ns=500, gaps=1, worker_deaths=2,
+            time_ns=time.monotonic_ns(),
+            level=1.25,
+            level_source="observed",
+            conflicts=4,
+            capped_blocks=1,
+            blocks=9,
+            scheduler_ns=9000,
+            scheduler_events=3,
+            gap_ns=500,
+            gaps=1,
+            worker_deaths=2,
             tenants={"sums": TenantStatus(arrived=done, waiting=5, running=1, batches={1: 7, 3: 2, 200: 1})},
             running=(BlockStatus(7, "sums", 1, 0, 3, 1, (0, 0, 0), (0, 1), False, 0),),
             workers=(WorkerStatus(1, "busy", 7, 0), WorkerStatus(2, "idle", None, 0)),
-        )  # fmt: skip
+        )
         return Snapshot(status, "fcfs", (0, 1), 2, 1, 0, 0, 8, False, tuple(self.blocks[since:]), done)
 
 
@@ -125,3 +151,10 @@ def run(test: Callable[[Front], Awaitable[None]]) -> None:
             await test(made)
 
     asyncio.run(main())
+
+
+def post_scope(path: str) -> dict[str, Any]:
+    """The ASGI scope of a POST request."""
+    addresses = {"server": ("a", 1), "client": ("b", 2)}
+    http = {"type": "http", "scheme": "http", "http_version": "1.1", "method": "POST"}
+    return {**http, "path": path, "root_path": "", "query_string": b"", "headers": [], **addresses}

@@ -12,6 +12,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 import tritonclient.utils.shared_memory as shm
+from running_daemon import Daemon, configuration, running
 from running_engine import WAIT_S
 
 from veltair.profiles.artifact.artifact_folder import MANIFEST
@@ -60,3 +61,10 @@ def memory() -> Iterator[Any]:
     handle = shm.create_shared_memory_region("tensors", f"veltair-test-{os.getpid()}", 480)
     yield handle
     shm.destroy_shared_memory_region(handle)
+
+
+@pytest.fixture(scope="module")
+def daemon(bounded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    text = configuration(bounded, "mlp", "spin", "ranged", body_limit_mb=4, shared_memory=True)
+    with running(tmp_path_factory.mktemp("daemon"), text) as started:
+        yield started

@@ -18,7 +18,23 @@ from tritonclient.utils import InferenceServerException
 pytestmark = pytest.mark.slow
 
 ROWS, DIM = 97, 8
-FEATURES = """
+COLUMN = """
+[[tables]]
+name = "{feature}s"
+rows = {rows}
+dim = {dim}
+file = "{feature}.npy"
+[[columns]]
+feature = "{feature}"
+{step}
+table = "{feature}s"
+"""
+STEPS = (
+    ("age", 4, "boundaries = [18, 35, 65]"),
+    ("user", ROWS, f"hash = {ROWS}"),
+    ("history", ROWS, f'hash = {ROWS}\ncombiner = "mean"'),
+)
+RAW_FEATURES = """
 [[features]]
 name = "age"
 kind = "float"
@@ -31,28 +47,14 @@ kind = "tokens"
 separator = ";"
 truncate = 3
 max_bytes = 64
-""" + "\n".join(
-    f"""
-[[tables]]
-name = "{feature}s"
-rows = {rows}
-dim = {DIM}
-file = "{feature}.npy"
-[[columns]]
-feature = "{feature}"
-{step}
-table = "{feature}s"
 """
-    for feature, rows, step in (
-        ("age", 4, "boundaries = [18, 35, 65]"),
-        ("user", ROWS, f"hash = {ROWS}"),
-        ("history", ROWS, f'hash = {ROWS}\ncombiner = "mean"'),
-    )
-) + """
+INPUTS = """
 [[inputs]]
 name = "x"
 columns = ["age", "user", "history"]
-"""  # fmt: skip
+"""
+COLUMNS = [COLUMN.format(feature=feature, rows=rows, dim=DIM, step=step) for feature, rows, step in STEPS]
+FEATURES = "\n".join([RAW_FEATURES, *COLUMNS, INPUTS])
 TABLES = {
     name: np.random.default_rng(seed).standard_normal((rows, DIM)).astype(np.float32)
     for seed, (name, rows) in enumerate({"age": 4, "user": ROWS, "history": ROWS}.items())
@@ -87,10 +89,8 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     (folder / "ranker.features.toml").write_text(FEATURES)
     for name, table in TABLES.items():
         np.save(folder / f"{name}.npy", table)
-    command = [
-        sys.executable, "-m", "veltair.cli", "compile", "ranker.onnx", "--features", "ranker.features.toml", "--out",
-        "ranker", "--precision", "fp32", "--trials", "0", "--max-batch", "32",
-    ]  # fmt: skip
+    options = "--features ranker.features.toml --out ranker --precision fp32 --trials 0 --max-batch 32"
+    command = [sys.executable, "-m", "veltair.cli", "compile", "ranker.onnx", *options.split()]
     subprocess.run(command, check=True, cwd=folder, env={"PATH": "/usr/bin:/bin", "XDG_DATA_HOME": str(folder / "xdg")})
     with running(folder, configuration(folder, "ranker")) as started:
         yield started

@@ -34,11 +34,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     for name in "ab":
         rows = [helper.make_node("Gather", ["table", name], [f"{name}.rows"])]
         nodes = [*rows, helper.make_node("ReduceSum", [f"{name}.rows", "axis"], [f"{name}.sum"], keepdims=0), *nodes]
-    graph = helper.make_graph(
-        nodes, "bags", [helper.make_tensor_value_info(name, TensorProto.INT64, ["n", LOOKUPS]) for name in "ab"],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2 * DIM])],
-        [numpy_helper.from_array(TABLE, "table"), numpy_helper.from_array(np.array([1]), "axis")],
-    )  # fmt: skip
+    ids = [helper.make_tensor_value_info(name, TensorProto.INT64, ["n", LOOKUPS]) for name in "ab"]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2 * DIM])
+    constants = [numpy_helper.from_array(TABLE, "table"), numpy_helper.from_array(np.array([1]), "axis")]
+    graph = helper.make_graph(nodes, "bags", ids, [output], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, folder / "bags.onnx")
     options = ["--out", "bags", "--precision", "fp32", "--trials", "0", "--max-batch", "8"]
@@ -71,22 +70,21 @@ def changed(rows: int, value: int) -> Ids:
     return ids
 
 
-HOSTILE: dict[str, tuple[Ids, str]] = {
-    **{
-        f"id {value}": (changed(5, value), rf"'b' has {value} at \[4, 2\]; ids go from 0 to {ROWS - 1}")
-        for value in (-1, ROWS, 1 << 31, 1 << 32, 1 << 40, -(1 << 63), (1 << 63) - 1)
-    },
-    "a bag of ten million": (
-        {**good(1), "b": np.zeros((1, 10_000_000), np.int32)}, "'b' is INT64, got 'INT32'",
-    ),
-    "a long bag": (
-        {**good(1), "b": np.zeros((1, 1_000_000), np.int64)}, rf"shape \[1…8, {LOOKUPS}\], got \[1, 1000000\]",
-    ),
-    "a short bag": ({**good(2), "b": np.zeros((2, 2), np.int64)}, rf"shape \[1…8, {LOOKUPS}\], got \[2, 2\]"),
-    "bags of another batch": (
-        {**good(2), "b": np.zeros((3, 3), np.int64)}, "'b' has batch 3, 'a' has 2",
-    ),
-}  # fmt: skip
+def with_bag(rows: int, bag: np.ndarray[Any, Any]) -> Ids:
+    return {**good(rows), "b": bag}
+
+
+OUT_OF_RANGE = {
+    f"id {value}": (changed(5, value), rf"'b' has {value} at \[4, 2\]; ids go from 0 to {ROWS - 1}")
+    for value in (-1, ROWS, 1 << 31, 1 << 32, 1 << 40, -(1 << 63), (1 << 63) - 1)
+}
+WRONG_SHAPE = rf"shape \[1…8, {LOOKUPS}\], got"
+HOSTILE: dict[str, tuple[Ids, str]] = OUT_OF_RANGE | {
+    "a bag of ten million": (with_bag(1, np.zeros((1, 10_000_000), np.int32)), "'b' is INT64, got 'INT32'"),
+    "a long bag": (with_bag(1, np.zeros((1, 1_000_000), np.int64)), rf"{WRONG_SHAPE} \[1, 1000000\]"),
+    "a short bag": (with_bag(2, np.zeros((2, 2), np.int64)), rf"{WRONG_SHAPE} \[2, 2\]"),
+    "bags of another batch": (with_bag(2, np.zeros((3, 3), np.int64)), "'b' has batch 3, 'a' has 2"),
+}
 
 
 @pytest.mark.parametrize("case", HOSTILE)

@@ -4,8 +4,6 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 from queue import Queue
 from typing import Any
 
@@ -18,20 +16,13 @@ import tritonclient.utils.shared_memory as shm
 from example_models import SPIN_LAYERS, mlp_outputs, spin_state
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from running_daemon import Daemon, X, configuration, running, spin, tensor
+from running_daemon import Daemon, X, spin, tensor
 from running_engine import WAIT_S
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def daemon(bounded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    text = configuration(bounded, "mlp", "spin", "ranged", body_limit_mb=4, shared_memory=True)
-    with running(tmp_path_factory.mktemp("daemon"), text) as started:
-        yield started
 
 
 def test_health_and_metadata(http: Any, rpc: Any) -> None:

@@ -3,7 +3,7 @@
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -11,18 +11,11 @@ from typing import Any
 import pytest
 import tritonclient.grpc as triton_grpc
 from example_models import LONG_TURNS
-from running_daemon import Daemon, configuration, running, serve, spin, until
+from running_daemon import configuration, running, serve, spin, until
 from running_engine import WAIT_S
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def daemon(bounded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    text = configuration(bounded, "mlp", "spin", "ranged", body_limit_mb=4, shared_memory=True)
-    with running(tmp_path_factory.mktemp("daemon"), text) as started:
-        yield started
 
 
 def test_sigterm_answers_what_was_accepted(bounded: Path, tmp_path: Path) -> None:

@@ -139,10 +139,9 @@ def test_lengths_that_lie(daemon: Daemon, tail: bytes, says: str) -> None:
         for n, d, data in parts
     ]
     header = json.dumps({"inputs": entries}).encode()
-    request = urllib.request.Request(
-        f"http://{daemon.http}/v2/models/words/infer", header + b"".join(data for *_, data in parts),
-        {"Inference-Header-Content-Length": str(len(header))},
-    )  # fmt: skip
+    body = header + b"".join(data for *_, data in parts)
+    headers = {"Inference-Header-Content-Length": str(len(header))}
+    request = urllib.request.Request(f"http://{daemon.http}/v2/models/words/infer", body, headers)
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(request, timeout=WAIT_S)
     with caught.value as answer:

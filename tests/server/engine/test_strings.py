@@ -27,9 +27,8 @@ ODD = [b"", b"\0", b"a\0b", b"\xff\xfe\x80", "Größe".encode(), b";" * 9]
 
 def inputs(query: Query) -> dict[str, Any]:
     names, texts, ids = query
-    return {
-        "name": Strings.of(names), "text": Strings.of(texts), "id": np.array(ids, np.int64).reshape(-1, 1),
-    }  # fmt: skip
+    column = np.array(ids, np.int64).reshape(-1, 1)
+    return {"name": Strings.of(names), "text": Strings.of(texts), "id": column}
 
 
 def drawn(seed: int, rows: int) -> Query:
@@ -42,10 +41,10 @@ def drawn(seed: int, rows: int) -> Query:
 @pytest.mark.slow
 def test_answers_alone_whatever_stood_in_the_slot(artifacts: Path) -> None:
     marker = [MARKER[:8]] * 4, [MARKER * 1000] * 4, [7] * 4
-    queries: list[Query] = [
-        marker, ([b""], [b""], [0]), ([b"a"], [b"b"], [-1]), marker, (ODD[:4], ODD[2:], [1, 2, 3, 4]), drawn(5, 3),
-        marker, ([b""], [b"x" * 10_000_000], [1 << 40]), ([b""] * 4, [b""] * 4, [-(1 << 63)] * 4),
-    ]  # fmt: skip
+    small: list[Query] = [([b""], [b""], [0]), ([b"a"], [b"b"], [-1])]
+    odd: list[Query] = [(ODD[:4], ODD[2:], [1, 2, 3, 4]), drawn(5, 3)]
+    large: list[Query] = [([b""], [b"x" * 10_000_000], [1 << 40]), ([b""] * 4, [b""] * 4, [-(1 << 63)] * 4)]
+    queries: list[Query] = [marker, *small, marker, *odd, marker, *large]
 
     async def scenario() -> None:
         async with serving(serve_config(artifacts, "words", queue_slots=1, workers=1)) as client:

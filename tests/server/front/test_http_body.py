@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process_front import LIMIT, Front, request, run
+from in_process_front import LIMIT, Front, post_scope, request, run
 
 from veltair.server.protocol.json_parser import INLINE_BYTES
 
@@ -66,10 +66,7 @@ def test_an_oversized_body_is_refused_from_its_length_and_when_chunked() -> None
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope = {
-            "type": "http", "method": "POST", "path": "/v2/models/sums/infer", "headers": [], "query_string": b"",
-            "root_path": "", "scheme": "http", "http_version": "1.1", "server": ("a", 1), "client": ("b", 2),
-        }  # fmt: skip
+        scope = post_scope("/v2/models/sums/infer")
         await front.app(scope, receive, send)
         assert sent[0]["status"] == 413
         assert taken == LIMIT + (1 << 20)

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from in_process_front import MS, Front, request, run
+from in_process_front import MS, Front, post_scope, request, run
 
 from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestError, WorkerDiedError
 
@@ -149,10 +149,7 @@ def test_a_client_that_leaves_cancels_its_query() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope = {
-            "type": "http", "method": "POST", "path": "/v2/models/sums/infer", "headers": [], "query_string": b"",
-            "root_path": "", "scheme": "http", "http_version": "1.1", "server": ("a", 1), "client": ("b", 2),
-        }  # fmt: skip
+        scope = post_scope("/v2/models/sums/infer")
         call = asyncio.create_task(front.app(scope, receive, send))
         while not front.engine.deadlines:
             await asyncio.sleep(0)

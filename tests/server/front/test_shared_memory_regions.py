@@ -127,10 +127,14 @@ def test_links_folders_and_pipes_are_no_memory(regions: SharedMemoryRegions) -> 
 
 def test_what_a_registration_must_be(regions: SharedMemoryRegions, key: str) -> None:
     for name, offset, size, message in (
-        ("all", 0, 8, "is registered already"), ("", 0, 8, "1 to 256 characters"), ("n" * 257, 0, 8, "1 to 256"),
-        ("new", -1, 8, "no part of memory"), ("new", 0, 0, "no part of memory"),
-        ("new", 4090, 8, "expected 4098 bytes of shared memory, found 4096"), ("new", 2**62, 2**62, "expected"),
-    ):  # fmt: skip
+        ("all", 0, 8, "is registered already"),
+        ("", 0, 8, "1 to 256 characters"),
+        ("n" * 257, 0, 8, "1 to 256"),
+        ("new", -1, 8, "no part of memory"),
+        ("new", 0, 0, "no part of memory"),
+        ("new", 4090, 8, "expected 4098 bytes of shared memory, found 4096"),
+        ("new", 2**62, 2**62, "expected"),
+    ):
         with pytest.raises(RequestError, match=message):
             regions.register(name, key, offset, size)
     for number in range(1, MAX_REGIONS):
@@ -167,10 +171,13 @@ def test_the_inputs_of_a_query_are_bounded_together(key: str) -> None:
 
 def test_off_unless_allowed(key: str) -> None:
     regions = SharedMemoryRegions(LIMIT, allowed=False)
-    asked = [
-        lambda: regions.register("all", key, 0, 8), regions.unregister, regions.list_regions,
-        lambda: regions.read_inputs([placed(0, 1)]), lambda: regions.check_outputs({"a": TensorLocation("all", 0, 1)}),
-    ]  # fmt: skip
-    for ask in asked:
+    calls = [
+        lambda: regions.register("all", key, 0, 8),
+        regions.unregister,
+        regions.list_regions,
+        lambda: regions.read_inputs([placed(0, 1)]),
+        lambda: regions.check_outputs({"a": TensorLocation("all", 0, 1)}),
+    ]
+    for ask in calls:
         with pytest.raises(UnsupportedError, match="shared memory is off"):
             ask()

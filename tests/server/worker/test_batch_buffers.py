@@ -25,9 +25,8 @@ MARKER = b"marker of another query "
 
 def inputs(query: Query) -> dict[str, Any]:
     names, texts, ids = query
-    return {
-        "name": Strings.of(names), "text": Strings.of(texts), "id": np.array(ids, np.int64).reshape(-1, 1),
-    }  # fmt: skip
+    column = np.array(ids, np.int64).reshape(-1, 1)
+    return {"name": Strings.of(names), "text": Strings.of(texts), "id": column}
 
 
 def drawn(seed: int, rows: int) -> Query:
