@@ -7,8 +7,8 @@ spins  as spin, for a batch of up to 4, each row with its own turns
 brittle  as spin, but a layer adds one to the seed, and fails once that + 15 exceeds `turns`, in the last of 16
        parallel parts; 0 turns never fail
 words  name, text (-1, 1) strings, id (-1, 1) int64 -> digest (-1, 5) int32, batch up to 4: of both strings the length
-       and the polynomial of base 31 in their bytes, and the id's low bits; a text has room for 16 MB a row
-crash  address, as spin's turns: a layer that reads from wherever it is told, and dies of it
+       and the polynomial of base 31 in their bytes, and the id's low bits; a text takes up to 16 MB a row
+crash  address, as spin's turns: a layer that reads from any address that the query names, and crashes
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from veltair.profiles.artifact.manifest import SCHEMA, Buffer, LayerEntry, Manif
 
 LAYERS = 64
 MLP = (16, 32, 32, 8)
-NAME_BYTES, TEXT_BYTES = 8, 1 << 24  # room a row
+NAME_BYTES, TEXT_BYTES = 8, 1 << 24  # at most, in a row
 CORES = len(usable_machine().cores)
 
 
@@ -233,15 +233,15 @@ def build_chain(final: Path, kernel: Any, count: int, batches: tuple[int, ...] =
 
 
 def build_words(final: Path) -> None:
-    room = NAME_BYTES + TEXT_BYTES
+    row_bytes = NAME_BYTES + TEXT_BYTES
     text = [
         Port(
             name, "string", (-1, 1), locations=(PackedLocation(0, i), PackedLocation(1, i * NAME_BYTES)), max_bytes=size
         )
         for i, (name, size) in enumerate((("name", NAME_BYTES), ("text", TEXT_BYTES)))
     ]
-    banks = (Port("ends", "int32", (-2,)), Port("letters", "uint8", (-room,)), Port("ids", "int64", (-1,)))
-    buffers = [Buffer("input", bank.dtype, bank.shape, i) for i, bank in enumerate(banks)]
+    packed = (Port("ends", "int32", (-2,)), Port("letters", "uint8", (-row_bytes,)), Port("ids", "int64", (-1,)))
+    buffers = [Buffer("input", port.dtype, port.shape, i) for i, port in enumerate(packed)]
     buffers.append(Buffer("output", "int32", (-1, 5), 0))
     entries = versions("words", arguments=(0, 1, 2, 3), batches=2, solo_ns=200_000)
     ones = (1024, 1024)
@@ -253,7 +253,7 @@ def build_words(final: Path) -> None:
         max_batch=4,
         batches=(1, 4),
         inputs=(*text, Port("id", "int64", (-1, 1), locations=(PackedLocation(2, 0),))),
-        packed_buffers=banks,
+        packed_buffers=packed,
         outputs=(Port("digest", "int32", (-1, 5)),),
         buffers=tuple(buffers),
         arena_bytes=64,

@@ -87,7 +87,7 @@ def test_typed_contents_over_grpc(daemon: Daemon) -> None:
     np.testing.assert_allclose(y, mlp_outputs(X), rtol=1e-4, atol=1e-4)
 
 
-def test_the_answer_tells_of_its_blocks(http: Any, rpc: Any) -> None:
+def test_a_traced_response_lists_its_blocks(http: Any, rpc: Any) -> None:
     asked = {"veltair_trace": True}
     over_http = http.infer("spin", spin(triton_http, 3, 5), parameters=asked).get_response()["parameters"]
     over_grpc = rpc.infer("spin", spin(triton_grpc, 3, 5), parameters=asked).get_response().parameters
@@ -95,10 +95,10 @@ def test_the_answer_tells_of_its_blocks(http: Any, rpc: Any) -> None:
         (over_http["blocks"], over_http["execute_ns"]),
         (over_grpc["blocks"].string_param, over_grpc["execute_ns"].int64_param),
     ):
-        told = json.loads(blocks)
-        assert [block["start"] for block in told] == [0, *(block["stop"] for block in told[:-1])]
-        assert told[-1]["stop"] == SPIN_LAYERS
-        assert sum(block["elapsed_ns"] for block in told) == execute_ns > 0
+        served_blocks = json.loads(blocks)
+        assert [block["start"] for block in served_blocks] == [0, *(block["stop"] for block in served_blocks[:-1])]
+        assert served_blocks[-1]["stop"] == SPIN_LAYERS
+        assert sum(block["elapsed_ns"] for block in served_blocks) == execute_ns > 0
 
 
 def test_many_at_once(http: Any, rpc: Any) -> None:
@@ -179,7 +179,7 @@ def test_health_and_reflection_services(daemon: Daemon) -> None:
     assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= names
 
 
-def test_the_dashboard_is_told_of_blocks(daemon: Daemon, http: Any) -> None:
+def test_the_dashboard_shows_blocks(daemon: Daemon, http: Any) -> None:
     with urllib.request.urlopen(f"http://{daemon.http}/admin/events", timeout=WAIT_S) as stream:
         http.infer("mlp", [tensor(triton_http, "x", X, "FP32")])
         blocks: list[Any] = []

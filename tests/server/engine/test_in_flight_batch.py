@@ -99,7 +99,7 @@ def test_members_of_different_sizes_get_their_own_rows(artifacts: Path, tmp_path
             snapshot = await client.snapshot()
             assert snapshot.held == 0
             ran = [block for block in snapshot.blocks if block.tenant == "mlp"]
-            assert len(ran) == len({(block.query, block.start) for block in ran})  # each told once
+            assert len(ran) == len({(block.query, block.start) for block in ran})  # each listed once
 
     asyncio.run(scenario())
     assert main(["replay", str(tmp_path / "log")]) == 0
@@ -175,8 +175,8 @@ def test_one_cancelled_in_the_middle_leaves_the_others_their_answers(artifacts: 
                     assert isinstance(answer, QueryResult)
                     assert answer.outputs["state"].tolist() == [[state_after(turns, 1 + index)]]
             await emptied(client)
-            tally = await counts(client, "spins")
-            assert (tally.cancelled, tally.done) == (1 + len(gone), 3 - len(gone))
+            counted = await counts(client, "spins")
+            assert (counted.cancelled, counted.done) == (1 + len(gone), 3 - len(gone))
 
     asyncio.run(scenario())
 

@@ -64,7 +64,7 @@ def test_events(monkeypatch: pytest.MonkeyPatch) -> None:
         assert frame["engine"] is None and frame["blocks"] == []
         front.engine.ready = True
         _, frame = await next_event(stream)
-        assert frame["blocks"] == []  # told already
+        assert frame["blocks"] == []  # sent already
         assert frame["engine"]["conflicts_per_s"] is None
         await front.dashboard.close()
         with pytest.raises(StopAsyncIteration):
@@ -73,7 +73,7 @@ def test_events(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test)
 
 
-def test_nobody_looks_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_work_without_viewers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard, "PERIOD_S", 0.001)
 
     async def test(front: Front) -> None:

@@ -31,7 +31,7 @@ def test_infer() -> None:
     run(test)
 
 
-def test_the_answer_tells_how_it_was_served_when_asked() -> None:
+def test_a_traced_response_says_how_it_was_served() -> None:
     async def test(front: Front) -> None:
         answer = await front.http.post("/v2/models/sums/infer", json=request(parameters={"veltair_trace": True}))
         parameters = answer.json()["parameters"]
@@ -74,7 +74,7 @@ def test_tenants_that_share_a_model(model: str, tenant: str, status: int) -> Non
 
 
 FAILURES = [
-    (OverloadedError("no room"), 503, "no room"),
+    (OverloadedError("no free slot"), 503, "no free slot"),
     (DeadlineError("too late"), 504, "too late"),
     (WorkerDiedError("the worker died"), 500, "the worker died"),
     (QueryError("kernel failed"), 500, "kernel failed"),
@@ -178,7 +178,7 @@ def test_health_follows_the_engine() -> None:
     run(test)
 
 
-def test_what_is_told_of_a_model() -> None:
+def test_metadata_configuration_and_statistics_of_a_model() -> None:
     async def test(front: Front) -> None:
         assert (await front.http.get("/v2/models/sums")).json() == {
             "name": "sums",

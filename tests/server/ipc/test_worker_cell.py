@@ -26,7 +26,7 @@ def test_any_core_set_crosses_the_cell(cores: set[int]) -> None:
     assert worker.read() == (4, tuple(sorted(cores)), 0)
 
 
-def test_a_cell_tells_that_it_changed_and_what() -> None:
+def test_a_cell_shows_that_it_changed_and_what() -> None:
     engine, worker = both_sides()
     assert worker.read() == (0, (), 0)
     engine.set_cores((1, 2))

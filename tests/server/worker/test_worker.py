@@ -130,7 +130,7 @@ def test_it_leaves_when_its_socket_closes(worker: Driven) -> None:
     assert worker.process.process.wait(WAIT_S) == 0
 
 
-def test_it_refuses_an_artifact_that_is_not_the_one_it_was_told(artifacts: Path) -> None:
+def test_it_refuses_an_artifact_of_another_digest(artifacts: Path) -> None:
     driven = Driven(artifacts, digest="0" * 64)
     try:
         refusal = driven.next()
