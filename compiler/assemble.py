@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from veltair.compiler import arena
+from veltair.compiler.arena import plan_arena
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.locality.traffic import compulsory_bytes
+from veltair.compiler.locality.kernel_reuse import compulsory_bytes
 from veltair.compiler.shared_library import link
 from veltair.compiler.tuning.code_versions import Version
 from veltair.compiler.tuning.setting import Setting
@@ -49,14 +49,14 @@ def assemble(
     progress: Progress,
 ) -> ArtifactParts:
     """Write `weights.bin` and `kernels.so` into the folder. Only one layer's packed weights are held at a time."""
-    plan = arena.plan(graph)
+    arena = plan_arena(graph)
     buffers = _BufferIndex()
     entries = []
     task = progress.add_task("pack weights", total=len(graph.layers))
     with WeightFile(folder / WEIGHTS) as file:
 
         def place(tensor: Activation) -> int:
-            where = plan.places[tensor.name]
+            where = arena.allocations[tensor.name]
             return buffers.add(Buffer(where.kind, tensor.dtype, tensor.physical, where.offset))
 
         for spec in graph.layers:
@@ -92,4 +92,4 @@ def assemble(
             progress.advance(task)
         digest = file.digest
     link(dict.fromkeys(v.object_file for group in versions.values() for v in group), folder / KERNELS)
-    return ArtifactParts(tuple(entries), tuple(buffers.index), plan.bytes, digest)
+    return ArtifactParts(tuple(entries), tuple(buffers.index), arena.bytes, digest)

@@ -32,7 +32,7 @@ from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
 from veltair.compiler.patterns.recommendation.feature_columns import round_columns
 from veltair.compiler.stitch.regions import import_region
-from veltair.compiler.timing.latency_tables import Tables
+from veltair.compiler.timing.latency_tables import LatencyTables
 from veltair.compiler.timing.measure import Bounds, Meter
 from veltair.compiler.timing.modelled_interference import this_memory
 from veltair.compiler.tuning import code_versions
@@ -88,7 +88,7 @@ class Compilation(Lowering):
     batches: tuple[int, ...] = field(init=False)  # sizes of a dynamic batch to time
     setting: Setting = field(init=False)
     candidates: Mapping[str, list[Candidate]] = field(init=False)  # by workload
-    latency_tables: Tables = field(init=False)
+    latency_tables: LatencyTables = field(init=False)
     versions: Mapping[str, list[Version]] = field(init=False)  # by `LayerSpec.symbol`
     parts: ArtifactParts = field(init=False)
     artifact: Artifact = field(init=False)  # as it lies in the draft

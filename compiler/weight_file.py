@@ -10,7 +10,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from veltair.compiler.timing.measure import content_digest, in_file, write_chunks
-from veltair.compiler.timing.measuring_process import Mapped
+from veltair.compiler.timing.measuring_process import FileTensor
 from veltair.profiles.artifact.manifest import ALIGNMENT
 
 
@@ -20,7 +20,7 @@ class WeightFile:
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self._offsets: dict[bytes, int] = {}  # by content
-        self._mapped: dict[Mapped, int] = {}  # by place in another file, which saves reading large tables twice
+        self._mapped: dict[FileTensor, int] = {}  # by place in another file, which saves reading large tables twice
         self._hash = hashlib.sha256()
         self._size = 0
 

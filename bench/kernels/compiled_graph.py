@@ -10,7 +10,7 @@ import tvm
 import tvm_ffi
 from numpy.typing import NDArray
 
-from veltair.compiler.arena import plan
+from veltair.compiler.arena import plan_arena
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation
@@ -30,14 +30,14 @@ class CompiledGraph:
             kernels.append(SPACES[layer.op].build(layer, points[min(chosen, len(points) - 1)], features))
             functions[layer.symbol] = kernels[-1].function.with_attr("global_symbol", layer.symbol)
         library = tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(tvm_target()))
-        arena = plan(graph)
+        arena = plan_arena(graph)
         memory = empty((arena.bytes,), "uint8")
 
         inputs = [aligned(feeds[port.name]) for port in graph.inputs]
         self.outputs = [empty(port.at(batch), port.dtype) for port in graph.outputs]
 
         def view(tensor: Activation) -> Any:
-            place, shape = arena.places[tensor.name], tensor.at(batch)
+            place, shape = arena.allocations[tensor.name], tensor.at(batch)
             if place.kind != "arena":
                 return tvm_ffi.from_dlpack(
                     (inputs if place.kind == "input" else self.outputs)[place.offset].reshape(shape)

@@ -106,7 +106,7 @@ def build(models: Sequence[str]) -> None:
     import tempfile
 
     from veltair.compiler.design_spaces import SPACES
-    from veltair.compiler.locality.traffic import kernel_reuse
+    from veltair.compiler.locality.kernel_reuse import kernel_reuse
     from veltair.compiler.shared_library import Source, compile_objects, link
     from veltair.profiles.records.tuning_records import RecordStore
 

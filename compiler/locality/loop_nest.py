@@ -1,7 +1,7 @@
-"""A nest of loops and the boxes of tensors that they touch.
+"""A loop nest, and the boxes of tensors that it accesses.
 
-Straight-line code of a register tile touches many places a constant apart: they are joined into boxes, so that what is
-left is as small as the nest that was written.
+The straight-line code of a register tile accesses many elements at constant distances: they are joined into boxes, so
+that the result is as small as the nest that was written.
 """
 
 from __future__ import annotations
@@ -12,81 +12,91 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from veltair.compiler.locality.spans import Linear, Span, single, whole
+from veltair.compiler.locality.affine import AffineExpr, StridedRange, full_range, single_value
 
 
 @dataclass(slots=True)
-class Storage:
-    """One tensor or scratch."""
+class TensorStorage:
+    """The memory of one tensor, or of a scratch buffer.
+
+    >>> TensorStorage((4, 8), item_bytes=2, scratch=False).bytes
+    64
+    """
 
     shape: tuple[int, ...]
     item_bytes: int
-    scratch: bool  # each task's own
+    scratch: bool  # every task has its own
 
     @property
     def bytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.item_bytes
 
 
-Box: TypeAlias = tuple[Span, ...]  # one span a dimension
+Box: TypeAlias = tuple[StridedRange, ...]  # one range a dimension
 
 
 @dataclass(slots=True)
-class Touch:
-    """Boxes of one storage that lie around the same moving corner."""
+class Access:
+    """Accessed boxes of one storage, relative to the same moving corner."""
 
     storage: int
-    corner: tuple[Linear, ...]
+    corner: tuple[AffineExpr, ...]
     boxes: list[Box]
 
 
 @dataclass(slots=True)
 class Condition:
-    """Sums that must not be negative, all of them; data decide otherwise."""
+    """A condition of a branch: none of the sums is negative. Without sums, it depends on data."""
 
-    sides: tuple[Linear, ...] = ()
+    sides: tuple[AffineExpr, ...] = ()
 
-    def never(self, ranges: Mapping[int, Span]) -> bool:
+    def never(self, ranges: Mapping[int, StridedRange]) -> bool:
         return any(side.known and side.span(ranges).last < 0 for side in self.sides)
 
 
 @dataclass(slots=True)
 class Body:
-    touches: list[Touch] = field(default_factory=list)
+    """The statements of a loop: accesses outside of inner loops, then inner loops and branches."""
+
+    accesses: list[Access] = field(default_factory=list)
     inner: list[Loop | Guard] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Loop:
+    """One loop over `start`, start + 1, … for `extent` iterations."""
+
     variable: int
-    start: Linear
-    extent: Linear
+    start: AffineExpr
+    extent: AffineExpr
     parallel: bool
     body: Body
 
 
 @dataclass(slots=True)
 class Guard:
-    """Code that runs where the condition holds."""
+    """A branch: code that runs where the condition holds."""
 
     condition: Condition
     body: Body
 
 
 @dataclass(slots=True)
-class Nest:
-    storages: list[Storage]
+class LoopNest:
+    """All loops of one kernel. `tir_reader.read_loop_nest` makes it."""
+
+    storages: list[TensorStorage]
     body: Body
 
 
-def join(boxes: list[Box], box: Box) -> None:
-    """Add a box, as part of one that is there where their hull wastes little, else beside them."""
+def add_box(boxes: list[Box], box: Box) -> None:
+    """Add a box to a list: joined with one that is there where their hull wastes little, else as a box of its own."""
     at = 0
     while at < len(boxes):
         other = boxes[at]
         hull = tuple(a.hull(b) for a, b in zip(box, other, strict=True))
         apart = any(a.first > b.last or b.first > a.last for a, b in zip(box, other, strict=True))
-        if size(hull) <= (1 if apart else 1.5) * (size(box) + size(other)):
+        if box_size(hull) <= (1 if apart else 1.5) * (box_size(box) + box_size(other)):
             del boxes[at]
             box, at = hull, 0
         else:
@@ -94,24 +104,27 @@ def join(boxes: list[Box], box: Box) -> None:
     boxes.append(box)
 
 
-def size(box: Box) -> int:
-    """Elements."""
+def box_size(box: Box) -> int:
+    """The number of elements in a box."""
     count = 1
     for span in box:
         count *= span.length
     return count
 
 
-def fold(nest: Nest) -> None:
-    """Tiles and what becomes of them run on over the ends of rows: where that is so, the dimension and the one around
-    it are one. A little past the end is no such case: it is a last tile that is not full.
+def merge_overrun_dimensions(nest: LoopNest) -> None:
+    """Merge each dimension that accesses run far past the end of with the dimension around it.
+
+    Tiles that continue over the ends of rows do so. An access a little past the end is a last tile that is not full.
     """
     for at, storage in enumerate(nest.storages):
         while (dim := _overrun(nest.body, at, storage.shape, {})) > 0:
             width = storage.shape[dim]
-            for touch in _touching(nest.body, at):
-                touch.corner = _merged(touch.corner, dim, touch.corner[dim - 1].times(width).plus(touch.corner[dim]))
-                touch.boxes = [_merged(b, dim, b[dim - 1].times(width).plus(b[dim])) for b in touch.boxes]
+            for access in _accesses_of(nest.body, at):
+                access.corner = _merged(
+                    access.corner, dim, access.corner[dim - 1].times(width).plus(access.corner[dim])
+                )
+                access.boxes = [_merged(b, dim, b[dim - 1].times(width).plus(b[dim])) for b in access.boxes]
             storage.shape = _merged(storage.shape, dim, storage.shape[dim - 1] * width)
 
 
@@ -119,20 +132,20 @@ def _merged(parts: tuple[Any, ...], dim: int, value: Any) -> tuple[Any, ...]:
     return (*parts[: dim - 1], value, *parts[dim + 1 :])
 
 
-def _touching(body: Body, at: int) -> Iterator[Touch]:
-    yield from (touch for touch in body.touches if touch.storage == at)
+def _accesses_of(body: Body, at: int) -> Iterator[Access]:
+    yield from (access for access in body.accesses if access.storage == at)
     for part in body.inner:
-        yield from _touching(part.body, at)
+        yield from _accesses_of(part.body, at)
 
 
-def _overrun(body: Body, at: int, shape: Sequence[int], ranges: dict[int, Span]) -> int:
-    """The innermost dimension that some touch of a storage runs far past the end of; 0 where none does."""
+def _overrun(body: Body, at: int, shape: Sequence[int], ranges: dict[int, StridedRange]) -> int:
+    """The innermost dimension that some access of a storage runs far past the end of; 0 where none does."""
     found = 0
-    for touch in body.touches:
-        if touch.storage == at:
-            for box in touch.boxes:
+    for access in body.accesses:
+        if access.storage == at:
+            for box in access.boxes:
                 for dim in range(1, len(shape)):
-                    if touch.corner[dim].span(ranges).plus(box[dim]).last >= 1.5 * shape[dim]:
+                    if access.corner[dim].span(ranges).plus(box[dim]).last >= 1.5 * shape[dim]:
                         found = max(found, dim)
     for part in body.inner:
         inside = ranges | {part.variable: loop_range(part, ranges)} if isinstance(part, Loop) else ranges
@@ -140,7 +153,7 @@ def _overrun(body: Body, at: int, shape: Sequence[int], ranges: dict[int, Span])
     return found
 
 
-def loop_range(loop: Loop, ranges: Mapping[int, Span]) -> Span:
-    """All values of its variable; of a loop whose length varies, the longest."""
+def loop_range(loop: Loop, ranges: Mapping[int, StridedRange]) -> StridedRange:
+    """All values of a loop's variable; where the length of the loop varies, at its longest."""
     first = loop.start.span(ranges).first
-    return whole(max(loop.extent.span(ranges).last, 1)).plus(single(first))
+    return full_range(max(loop.extent.span(ranges).last, 1)).plus(single_value(first))

@@ -1,4 +1,4 @@
-"""Reads a kernel's TIR into a nest of loops. Prefetches and what lives in registers do not count."""
+"""Reads a kernel's TIR into a loop nest. Prefetches and buffers in registers do not count as accesses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,27 @@ import numpy as np
 from tvm import ir, tirx
 from tvm.target import codegen
 
-from veltair.compiler.locality.loop_nest import Body, Box, Condition, Guard, Loop, Nest, Storage, Touch, fold, join
-from veltair.compiler.locality.spans import UNKNOWN, Linear, Span, combine, single, variable, whole
+from veltair.compiler.locality.affine import (
+    UNKNOWN,
+    AffineExpr,
+    StridedRange,
+    combine,
+    full_range,
+    loop_variable,
+    single_value,
+)
+from veltair.compiler.locality.loop_nest import (
+    Access,
+    Body,
+    Box,
+    Condition,
+    Guard,
+    Loop,
+    LoopNest,
+    TensorStorage,
+    add_box,
+    merge_overrun_dimensions,
+)
 
 TILE_ROWS, TILE_ROW_BYTES = 16, 64  # of an AMX tile
 _TILE_MOVES = {"llvm.x86.tileloadd64", "llvm.x86.tilestored64"}
@@ -19,31 +38,38 @@ _COMPARED = {"LT": (1, 0), "LE": (0, 0), "GT": (1, 1), "GE": (0, 1)}  # how much
 
 
 class UnreadableError(Exception):
-    """Code whose accesses cannot be told from its text: indices from memory, blocks, views."""
+    """Raised for code whose accesses cannot be derived from its text: indices from memory, blocks, views."""
 
 
-def read(function: Any, shapes: Sequence[Sequence[int]]) -> Nest:
-    """Read a PrimFunc whose parameters are tensors of these shapes.
+def read_loop_nest(function: Any, shapes: Sequence[Sequence[int]]) -> LoopNest:
+    """The loop nest of a PrimFunc whose parameters are tensors of these shapes.
 
-    Raises UnreadableError for code that is no nest of loops over indices, e.g. of TVM's schedules.
+    Raises UnreadableError for code that is no nest of loops over indices, such as that of TVM's schedules.
     """
-    reader = _Reader()
+    reader = TirReader()
     for parameter, shape in zip(function.params, shapes, strict=True):
         for dim, size in zip(parameter.shape, shape, strict=True):
             if isinstance(dim, ir.Var):
-                reader.names[hash(dim)] = Linear((), int(size))
+                reader.names[hash(dim)] = AffineExpr((), int(size))
         reader.add(parameter, tuple(map(int, shape)), scratch=False)
-    nest = Nest(reader.storages, reader.body(function.body))
-    fold(nest)
+    nest = LoopNest(reader.storages, reader.body(function.body))
+    merge_overrun_dimensions(nest)
     return nest
 
 
-class _Reader:
+class TirReader:
+    """Walks the statements of a PrimFunc and notes every access. ::
+
+    reader = TirReader()
+    reader.add(parameter, shape, scratch=False)
+    reader.body(function.body)
+    """
+
     def __init__(self) -> None:
-        self.storages: list[Storage] = []
-        self.names: dict[int, Linear] = {}  # TVM's variables by their address, which is their hash
+        self.storages: list[TensorStorage] = []
+        self.names: dict[int, AffineExpr] = {}  # TVM's variables by their address, which is their hash
         self._index: dict[int, int | None] = {}  # storage of a buffer; None: in registers
-        self._touches: list[dict[tuple[int, tuple[Linear, ...]], Touch]] = []
+        self._accesses: list[dict[tuple[int, tuple[AffineExpr, ...]], Access]] = []
 
     def add(self, buffer: Any, shape: tuple[int, ...], scratch: bool) -> None:
         vectors = "x" in str(buffer.dtype)  # a register tile
@@ -51,14 +77,14 @@ class _Reader:
             self._index[hash(buffer)] = None
             return
         self._index[hash(buffer)] = len(self.storages)
-        self.storages.append(Storage(shape, np.dtype(str(buffer.dtype)).itemsize, scratch))
+        self.storages.append(TensorStorage(shape, np.dtype(str(buffer.dtype)).itemsize, scratch))
 
     def body(self, *statements: Any) -> Body:
         found = Body()
-        self._touches.append({})
+        self._accesses.append({})
         for statement in statements:
             self._statement(statement, found)
-        found.touches = list(self._touches.pop().values())
+        found.accesses = list(self._accesses.pop().values())
         return found
 
     def _statement(self, node: Any, into: Body) -> None:
@@ -67,7 +93,7 @@ class _Reader:
                 self._statement(part, into)
         elif isinstance(node, tirx.BufferStore):
             self._value(node.value)
-            self._touch(node.buffer, node.indices)
+            self._access(node.buffer, node.indices)
         elif isinstance(node, tirx.Bind):
             self._value(node.value)
             if str(node.value.ty) in ("int32", "int64"):
@@ -81,7 +107,7 @@ class _Reader:
             self.add(node.buffer, shape, scratch=True)
         elif isinstance(node, tirx.For):
             number = hash(node.loop_var)
-            self.names[number] = variable(number)
+            self.names[number] = loop_variable(number)
             start, extent = self._linear(node.min), self._linear(node.extent)
             parallel = int(node.kind) == int(tirx.ForKind.PARALLEL)
             into.inner.append(Loop(number, start, extent, parallel, self.body(node.body)))
@@ -94,11 +120,11 @@ class _Reader:
             raise UnreadableError(type(node).__name__)
 
     def _value(self, node: Any) -> None:
-        """Note what an expression reads."""
+        """Note the accesses of an expression."""
         if isinstance(node, ir.Call):
             self._call(node)
         elif type(node).__name__ == "TensorLoad":
-            self._touch(node.source, node.indices)
+            self._access(node.source, node.indices)
         else:
             for child in _children(node):
                 self._value(child)
@@ -116,7 +142,7 @@ class _Reader:
                 self._tile(argument.args[0], int(call.args[at + 1]))
             else:
                 load = argument.args[0]
-                self._touch(load.source, load.indices, _first_ones(load, call.args))
+                self._access(load.source, load.indices, _first_ones(load, call.args))
 
     def _tile(self, load: Any, stride: int) -> None:
         """16 rows of 64 bytes, `stride` bytes apart."""
@@ -126,13 +152,13 @@ class _Reader:
         storage = self.storages[at]
         pitches = np.cumprod((1, *storage.shape[:0:-1]))[::-1] * storage.item_bytes  # bytes between neighbours
         rows = next(i for i, pitch in enumerate(pitches) if stride % pitch == 0)
-        box = [single(0)] * len(pitches)
-        box[-1] = whole(TILE_ROW_BYTES // storage.item_bytes)
+        box = [single_value(0)] * len(pitches)
+        box[-1] = full_range(TILE_ROW_BYTES // storage.item_bytes)
         step = stride // int(pitches[rows])
-        box[rows] = box[rows].plus(Span(0, step * (TILE_ROWS - 1), step))
-        self._touch(load.source, load.indices, tuple(box))
+        box[rows] = box[rows].plus(StridedRange(0, step * (TILE_ROWS - 1), step))
+        self._access(load.source, load.indices, tuple(box))
 
-    def _touch(self, buffer: Any, indices: Sequence[Any], box: Box | None = None) -> None:
+    def _access(self, buffer: Any, indices: Sequence[Any], box: Box | None = None) -> None:
         if hash(buffer) not in self._index:
             raise UnreadableError("a view of a buffer")
         at = self._index[hash(buffer)]
@@ -140,23 +166,23 @@ class _Reader:
             return
         corner, offsets = [], []
         for i, index in enumerate(indices):
-            reach = box[i] if box else single(0)
+            reach = box[i] if box else single_value(0)
             if isinstance(index, tirx.Ramp):
                 lanes, step = int(index.lanes), int(index.stride)
-                index, reach = index.base, Span(0, (lanes - 1) * step, step)
+                index, reach = index.base, StridedRange(0, (lanes - 1) * step, step)
             place = self._linear(index)
             if not place.known:
                 raise UnreadableError("an index from memory")
-            corner.append(Linear(place.terms))
-            offsets.append(reach.plus(single(place.constant)))
+            corner.append(AffineExpr(place.terms))
+            offsets.append(reach.plus(single_value(place.constant)))
         key = (at, tuple(corner))
-        touch = self._touches[-1].setdefault(key, Touch(at, key[1], []))
-        join(touch.boxes, tuple(offsets))
+        access = self._accesses[-1].setdefault(key, Access(at, key[1], []))
+        add_box(access.boxes, tuple(offsets))
 
-    def _linear(self, node: Any) -> Linear:
+    def _linear(self, node: Any) -> AffineExpr:
         kind = type(node).__name__
         if kind == "IntImm":
-            return Linear((), int(node))
+            return AffineExpr((), int(node))
         if kind == "Var":
             return self.names.get(hash(node), UNKNOWN)
         if kind == "Cast":
@@ -184,18 +210,18 @@ class _Reader:
         if kind in _COMPARED:
             margin, swapped = _COMPARED[kind]
             less, more = (node.b, node.a) if swapped else (node.a, node.b)
-            return Condition((self._linear(more).plus(self._linear(less).times(-1)).plus(Linear((), -margin)),))
+            return Condition((self._linear(more).plus(self._linear(less).times(-1)).plus(AffineExpr((), -margin)),))
         return Condition()
 
 
 def _first_ones(load: Any, arguments: Sequence[Any]) -> Box | None:
-    """What a masked move touches: as many neighbours as its mask `ramp < count` has, all where that varies."""
+    """What a masked move accesses: as many neighbours as its mask `ramp < count` has, all where that varies."""
     mask = next((a for a in arguments if isinstance(a, tirx.LT) and isinstance(a.a, tirx.Ramp)), None)
     if mask is None:
         return None
     count = mask.b.value
     lanes = int(count) if isinstance(count, tirx.IntImm) else int(mask.a.lanes)
-    return (*[single(0)] * (len(load.indices) - 1), whole(lanes))
+    return (*[single_value(0)] * (len(load.indices) - 1), full_range(lanes))
 
 
 def _children(node: Any) -> Iterator[Any]:

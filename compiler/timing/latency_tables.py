@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TimingJob:
     """One code version to time."""
 
     library: Path
@@ -35,7 +35,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class MemoryModel:
     """What a modelled level depends on, beside the times alone."""
 
     memory: Memory
@@ -43,19 +43,19 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class LatencyTables:
     levels: tuple[float, ...]  # ascending from 1.0
     sources: tuple[LevelSource, ...]  # of each level
     latency_ns: NDArray[np.int64]  # (jobs, batches, levels, cores)
 
 
 def measure_tables(
-    jobs: Sequence[Job],
+    jobs: Sequence[TimingJob],
     meter: Meter,
     grades: Sequence[float] = GRADES,
     tick: Callable[[], None] = lambda: None,
-    model: Model | None = None,
-) -> Tables:
+    model: MemoryModel | None = None,
+) -> LatencyTables:
     """Time every job alone, then beside co-runners of each grade on the cores that it leaves free.
 
     On all cores there is none free for a co-runner: there the time alone is taken times the slowdown at the largest
@@ -76,10 +76,10 @@ def measure_tables(
     levels = (1.0, *(level for _, level in chosen))
     rows = np.stack([alone, *(pressed[grade] for grade, _ in chosen)], axis=2)
     sources: tuple[LevelSource, ...] = tuple("measured" for _ in levels)
-    return Tables(levels, sources, _whole(rows))
+    return LatencyTables(levels, sources, _whole(rows))
 
 
-def _modelled(jobs: Sequence[Job], alone: NDArray[np.float64], model: Model) -> Tables:
+def _modelled(jobs: Sequence[TimingJob], alone: NDArray[np.float64], model: MemoryModel) -> LatencyTables:
     """The times alone are measured, the slowdowns modelled, at those of ten pressures that differ."""
     found = slowdowns(alone, [job.reuse for job in jobs], model.memory, model.resident_bytes)
     of_share = found.mean(axis=(1, 3))  # (jobs, shares)
@@ -87,19 +87,21 @@ def _modelled(jobs: Sequence[Job], alone: NDArray[np.float64], model: Model) -> 
     rows = alone[:, :, None, :] * found[:, :, [share for share, _ in levels]]
     sources: tuple[LevelSource, ...] = tuple("modelled" if share else "measured" for share, _ in levels)
     log.info("interference levels are modelled: %s", ", ".join(f"{level:g}" for _, level in levels))
-    return Tables(tuple(level for _, level in levels), sources, _whole(rows))
+    return LatencyTables(tuple(level for _, level in levels), sources, _whole(rows))
 
 
 def _whole(rows: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.maximum(rows.round(), 1).astype(np.int64)
 
 
-def passes(cores: int, grades: Sequence[float] = GRADES) -> int:
+def count_passes(cores: int, grades: Sequence[float] = GRADES) -> int:
     """How often each job is visited: once alone, and once for each grade and core count that leaves a core free."""
     return 1 + len(grades) * (cores - 1)
 
 
-def _measure(jobs: Sequence[Job], meter: Meter, counts: Sequence[int], tick: Callable[[], None]) -> NDArray[np.float64]:
+def _measure(
+    jobs: Sequence[TimingJob], meter: Meter, counts: Sequence[int], tick: Callable[[], None]
+) -> NDArray[np.float64]:
     """(jobs, batches, counts)"""
     times = []
     for job in jobs:
@@ -109,7 +111,7 @@ def _measure(jobs: Sequence[Job], meter: Meter, counts: Sequence[int], tick: Cal
 
 
 def _pressed(
-    jobs: Sequence[Job], meter: Meter, grade: float, alone: NDArray[np.float64], tick: Callable[[], None]
+    jobs: Sequence[TimingJob], meter: Meter, grade: float, alone: NDArray[np.float64], tick: Callable[[], None]
 ) -> NDArray[np.float64]:
     """(jobs, batches, cores) beside co-runners of this grade."""
     times = np.empty_like(alone)
@@ -120,7 +122,7 @@ def _pressed(
     return times
 
 
-def _slowdown(jobs: Sequence[Job], pressed: NDArray[np.float64], alone: NDArray[np.float64]) -> float:
+def _slowdown(jobs: Sequence[TimingJob], pressed: NDArray[np.float64], alone: NDArray[np.float64]) -> float:
     """Mean over the model's layers, where it was measured: the last core count is not."""
     ratio = (pressed / alone)[:, :, :-1].mean(axis=(1, 2))
     return float(np.average(ratio, weights=[job.layers for job in jobs]))

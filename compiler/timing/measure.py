@@ -22,19 +22,19 @@ from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec
 from veltair.compiler.timing.measuring_process import (
-    Answer,
-    Call,
-    Drawn,
-    Failed,
-    Given,
-    Mapped,
+    FileTensor,
+    InlineTensor,
+    KernelFailed,
+    KernelOutputs,
+    KernelTimes,
     Operand,
-    Random,
+    OutputTensor,
+    RandomTensor,
     Request,
-    Result,
-    Returned,
-    Time,
-    Timed,
+    Response,
+    RunKernel,
+    TensorSequence,
+    TimeKernel,
 )  # fmt: skip
 from veltair.errors import InvariantError, VeltairError
 from veltair.profiles.runtime.pinned_threads import kernel_environment
@@ -71,12 +71,12 @@ def input_operands(spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]
     for activation in spec.inputs:
         low, high = bounds.get(activation.name, (0, 0))
         region = tuple((part.start, part.stop) for part in interior(activation, batch))
-        found.append(Random(activation.dtype, activation.at(batch), region, low, high))
+        found.append(RandomTensor(activation.dtype, activation.at(batch), region, low, high))
     return found
 
 
 def result_operands(spec: LayerSpec, batch: int) -> list[Operand]:
-    return [Result(activation.dtype, activation.at(batch)) for activation in spec.outputs]
+    return [OutputTensor(activation.dtype, activation.at(batch)) for activation in spec.outputs]
 
 
 class Meter:
@@ -110,7 +110,7 @@ class Meter:
         return [self._weight(array) for array in kernel.weights]
 
     def inputs(self, spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]:
-        """Random inputs. A layer whose inputs belong together draws them itself (`LayerParameters.draw_inputs`)."""
+        """Random inputs. Inputs that depend on each other are drawn by `LayerParameters.draw_inputs`."""
         if (spec.symbol, batch) not in self._drawn:
             rng = np.random.default_rng(0)
             first = spec.parameters.draw_inputs(batch, rng)
@@ -126,7 +126,7 @@ class Meter:
         with path.open("wb") as file:
             for array in arrays:
                 write_chunks(array, file)
-        return Drawn(str(arrays[0].dtype), arrays[0].shape, str(path), len(arrays))
+        return TensorSequence(str(arrays[0].dtype), arrays[0].shape, str(path), len(arrays))
 
     def time(
         self,
@@ -145,18 +145,18 @@ class Meter:
         Raises CandidateError when the kernel crashes, hangs or refuses.
         """
         wanted = tuple(counts) if counts is not None else tuple(range(1, len(self.cores) + 1))
-        request = Time(str(library), symbol, tuple(operands), wanted, budget_ns, limit_ns, ROTATE_BYTES)
+        request = TimeKernel(str(library), symbol, tuple(operands), wanted, budget_ns, limit_ns, ROTATE_BYTES)
         answer = self._ask(symbol, request)
-        if not isinstance(answer, Timed):
-            raise InvariantError(f"the measuring process answered {type(answer).__name__} to Time")
+        if not isinstance(answer, KernelTimes):
+            raise InvariantError(f"the measuring process answered {type(answer).__name__} to TimeKernel")
         return list(answer.run_ns)
 
     def call(self, library: Path, symbol: str, operands: Sequence[Operand], count: int) -> list[NDArray[Any]]:
-        """Run once on `count` cores; the contents of the `Result` operands. Raises CandidateError as `time`."""
-        answer = self._ask(symbol, Call(str(library), symbol, tuple(operands), count))
-        if not isinstance(answer, Returned):
-            raise InvariantError(f"the measuring process answered {type(answer).__name__} to Call")
-        results = [operand for operand in operands if isinstance(operand, Result)]
+        """Run once on `count` cores; the contents of the `OutputTensor` operands. Raises CandidateError as `time`."""
+        answer = self._ask(symbol, RunKernel(str(library), symbol, tuple(operands), count))
+        if not isinstance(answer, KernelOutputs):
+            raise InvariantError(f"the measuring process answered {type(answer).__name__} to RunKernel")
+        results = [operand for operand in operands if isinstance(operand, OutputTensor)]
         return [
             np.frombuffer(content, result.dtype).reshape(result.shape)
             for content, result in zip(answer.contents, results, strict=True)
@@ -168,19 +168,19 @@ class Meter:
             path.unlink(missing_ok=True)
         self._spilled.clear()
 
-    def _ask(self, symbol: str, request: Request) -> Answer:
+    def _ask(self, symbol: str, request: Request) -> Response:
         connection = self._connection or self._start()
         try:
             connection.send_bytes(msgspec.msgpack.encode(request))
             if not connection.poll(self.patience_s):
                 raise CandidateError(f"{symbol}: no result within {self.patience_s:g} s")
-            answer: Answer = msgspec.msgpack.decode(connection.recv_bytes(), type=Answer)
+            answer: Response = msgspec.msgpack.decode(connection.recv_bytes(), type=Response)
         except (EOFError, ConnectionError):
             raise CandidateError(f"{symbol}: {self._cause()}") from None
         except BaseException:  # an interrupt too leaves an answer on its way that nobody would wait for
             self._stop()
             raise
-        if isinstance(answer, Failed):
+        if isinstance(answer, KernelFailed):
             raise CandidateError(f"{symbol}: {answer.reason}")
         return answer
 
@@ -222,7 +222,7 @@ class Meter:
         if mapped is not None:
             return mapped
         if array.nbytes <= SPILL_BYTES:
-            return Given(str(array.dtype), array.shape, array.tobytes())
+            return InlineTensor(str(array.dtype), array.shape, array.tobytes())
         digest = content_digest(array)
         if digest not in self._spilled:
             self._spills += 1  # never a name twice: the other process may still map the old file
@@ -230,7 +230,7 @@ class Meter:
             with path.open("wb") as file:
                 write_chunks(array, file)
             self._spilled[digest] = path
-        return Mapped(str(array.dtype), array.shape, str(self._spilled[digest]), 0)
+        return FileTensor(str(array.dtype), array.shape, str(self._spilled[digest]), 0)
 
 
 def content_digest(array: NDArray[Any]) -> bytes:
@@ -245,7 +245,7 @@ def write_chunks(array: NDArray[Any], file: Any, chunk: int = 16 << 20) -> None:
         file.write(flat[start : start + chunk].data)
 
 
-def in_file(array: NDArray[Any]) -> Mapped | None:
+def in_file(array: NDArray[Any]) -> FileTensor | None:
     """Where in a file the array lies, if it is a contiguous view of a mapped one."""
     owner: Any = array
     while isinstance(owner, np.ndarray) and not isinstance(owner.base, mmap.mmap):
@@ -253,4 +253,4 @@ def in_file(array: NDArray[Any]) -> Mapped | None:
     if not isinstance(owner, np.memmap) or owner.filename is None or not array.flags.c_contiguous or not array.size:
         return None
     offset = owner.offset + array.ctypes.data - owner.ctypes.data
-    return Mapped(str(array.dtype), array.shape, str(owner.filename), int(offset))
+    return FileTensor(str(array.dtype), array.shape, str(owner.filename), int(offset))

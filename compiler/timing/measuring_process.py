@@ -1,6 +1,7 @@
-"""The measuring process: loads libraries and runs their kernels, with the runtime alone, where a crash hurts nobody.
+"""The measuring process: loads libraries and runs their kernels, apart from the compiler, which survives a crash.
 
-Started by `veltair.compiler.timing.measure`; speaks msgpack over the socket whose descriptor is its first argument.
+`veltair.compiler.timing.measure` starts it. It loads TVM's runtime alone, and reads and writes msgpack on the socket
+whose descriptor is its first argument.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ MAX_COPIES = 64
 KEPT_BYTES = 64 << 20  # mappings from this size on are kept: to populate them takes longer than to measure
 
 
-class Given(msgspec.Struct, frozen=True, tag=True):
-    """A tensor with content."""
+class InlineTensor(msgspec.Struct, frozen=True, tag=True):
+    """A tensor whose content is in the message."""
 
     dtype: str
     shape: tuple[int, ...]
     content: bytes
 
 
-class Mapped(msgspec.Struct, frozen=True, tag=True):
+class FileTensor(msgspec.Struct, frozen=True, tag=True):
     """A tensor that lies in a file, row-major, from `offset` on."""
 
     dtype: str
@@ -44,7 +45,7 @@ class Mapped(msgspec.Struct, frozen=True, tag=True):
     offset: int
 
 
-class Random(msgspec.Struct, frozen=True, tag=True):
+class RandomTensor(msgspec.Struct, frozen=True, tag=True):
     """Random values in `region` (start and stop of each axis), zeros around it.
 
     Floats are normal, "uint16" holds the bits of bfloat16 ones; integers are uniform in low … high and drawn anew
@@ -58,8 +59,8 @@ class Random(msgspec.Struct, frozen=True, tag=True):
     high: int = 0
 
 
-class Drawn(msgspec.Struct, frozen=True, tag=True):
-    """An input of which a file holds `count` contents, one after the other: the next one before each timed run."""
+class TensorSequence(msgspec.Struct, frozen=True, tag=True):
+    """An input with `count` contents in a file, one after the other; each timed run takes the next one."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -67,18 +68,18 @@ class Drawn(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
-class Result(msgspec.Struct, frozen=True, tag=True):
-    """A tensor to be written: zeros before."""
+class OutputTensor(msgspec.Struct, frozen=True, tag=True):
+    """A tensor that the kernel writes; zeros before."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
-Operand: TypeAlias = Given | Mapped | Random | Drawn | Result
+Operand: TypeAlias = InlineTensor | FileTensor | RandomTensor | TensorSequence | OutputTensor
 
 
-class Time(msgspec.Struct, frozen=True, tag=True):
-    """Median time of a kernel on each of `counts` cores. A count that exceeds `limit_ns` is not measured long."""
+class TimeKernel(msgspec.Struct, frozen=True, tag=True):
+    """Asks for the median time of a kernel on each of `counts` cores; one above `limit_ns` is not measured long."""
 
     library: str
     symbol: str
@@ -89,8 +90,8 @@ class Time(msgspec.Struct, frozen=True, tag=True):
     rotate_bytes: int  # weights are copied until they take so much, and the copies used in turn
 
 
-class Call(msgspec.Struct, frozen=True, tag=True):
-    """One run; answered with the contents of the results."""
+class RunKernel(msgspec.Struct, frozen=True, tag=True):
+    """Asks for one run, and the contents of the outputs."""
 
     library: str
     symbol: str
@@ -98,24 +99,24 @@ class Call(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
-class Timed(msgspec.Struct, frozen=True, tag=True):
+class KernelTimes(msgspec.Struct, frozen=True, tag=True):
     run_ns: tuple[int, ...]
 
 
-class Returned(msgspec.Struct, frozen=True, tag=True):
+class KernelOutputs(msgspec.Struct, frozen=True, tag=True):
     contents: tuple[bytes, ...]
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class KernelFailed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Request: TypeAlias = Time | Call
-Answer: TypeAlias = Timed | Returned | Failed
+Request: TypeAlias = TimeKernel | RunKernel
+Response: TypeAlias = KernelTimes | KernelOutputs | KernelFailed
 
 
-class _Bench:
-    """The process' state: its pool, the library in use, mapped files."""
+class _MeasuringProcess:
+    """The state of the process: its threads, the library in use, mapped files."""
 
     def __init__(self, cores: tuple[int, ...]) -> None:
         from veltair.profiles.runtime import executor
@@ -127,19 +128,21 @@ class _Bench:
         self._cores = cores
         self._threads = PinnedThreads(cores)
         self._loaded: tuple[str, Any] = ("", None)
-        self._mapped: dict[Mapped, NDArray[Any]] = {}
+        self._mapped: dict[FileTensor, NDArray[Any]] = {}
         self._rng = np.random.default_rng(0)
         self._room: NDArray[np.uint8] = np.empty(0, np.uint8)  # for copies of weights; kept, since to fault it in costs
 
-    def answer(self, request: Request) -> Answer:
+    def answer(self, request: Request) -> Response:
         kernel = self._kernel(request.library, request.symbol)
         arrays = [self._array(operand) for operand in request.operands]
-        if isinstance(request, Call):
+        if isinstance(request, RunKernel):
             self._threads.move_to(self._cores[: request.count])
             kernel(*map(self._tensor, arrays))
             pairs = zip(request.operands, arrays, strict=True)
-            return Returned(tuple(array.tobytes() for operand, array in pairs if isinstance(operand, Result)))
-        return Timed(tuple(self._time(kernel, request, arrays, count) for count in request.counts))
+            return KernelOutputs(
+                tuple(array.tobytes() for operand, array in pairs if isinstance(operand, OutputTensor))
+            )
+        return KernelTimes(tuple(self._time(kernel, request, arrays, count) for count in request.counts))
 
     def _kernel(self, library: str, symbol: str) -> Callable[..., None]:
         from tvm import runtime
@@ -149,18 +152,22 @@ class _Bench:
         kernel: Callable[..., None] = self._loaded[1][symbol]
         return kernel
 
-    def _time(self, kernel: Callable[..., None], request: Time, arrays: Sequence[NDArray[Any]], count: int) -> int:
+    def _time(
+        self, kernel: Callable[..., None], request: TimeKernel, arrays: Sequence[NDArray[Any]], count: int
+    ) -> int:
         ids = [
             (array, operand)
             for array, operand in zip(arrays, request.operands, strict=True)
-            if isinstance(operand, Random) and operand.high > operand.low
+            if isinstance(operand, RandomTensor) and operand.high > operand.low
         ]
         drawn = [
             (array, np.memmap(operand.path, operand.dtype, "r", shape=(operand.count, *operand.shape)))
             for array, operand in zip(arrays, request.operands, strict=True)
-            if isinstance(operand, Drawn)
+            if isinstance(operand, TensorSequence)
         ]
-        inputs = [a for a, o in zip(arrays, request.operands, strict=True) if isinstance(o, Random | Drawn)]
+        inputs = [
+            a for a, o in zip(arrays, request.operands, strict=True) if isinstance(o, RandomTensor | TensorSequence)
+        ]
         shared = [_every_other_page(array) for array in inputs] if count > 1 else []
         turns = self._turns(request, arrays)
         self._threads.move_to(self._cores[:count])
@@ -170,9 +177,9 @@ class _Bench:
     def _median(
         self,
         kernel: Callable[..., None],
-        request: Time,
+        request: TimeKernel,
         turns: list[list[Any]],
-        ids: list[tuple[NDArray[Any], Random]],
+        ids: list[tuple[NDArray[Any], RandomTensor]],
         drawn: Sequence[tuple[NDArray[Any], NDArray[Any]]],
         shared: list[NDArray[np.uint8]],
     ) -> int:
@@ -197,10 +204,10 @@ class _Bench:
             if (len(times) >= enough and spent >= request.budget_ns) or len(times) >= MAX_RUNS or hopeless:
                 return max(1, round(statistics.median(times)))
 
-    def _turns(self, request: Time, arrays: Sequence[NDArray[Any]]) -> list[list[Any]]:
+    def _turns(self, request: TimeKernel, arrays: Sequence[NDArray[Any]]) -> list[list[Any]]:
         """Arguments for the runs in turn: the first on the arrays, the others on copies of the weights."""
         turns = [[self._tensor(array) for array in arrays]]
-        weights = [i for i, operand in enumerate(request.operands) if isinstance(operand, Given | Mapped)]
+        weights = [i for i, operand in enumerate(request.operands) if isinstance(operand, InlineTensor | FileTensor)]
         size = sum(-(-arrays[i].nbytes // ALIGNMENT) * ALIGNMENT for i in weights)
         copies = min(MAX_COPIES, request.rotate_bytes // size) if size else 0
         if copies and len(self._room) < request.rotate_bytes:
@@ -217,22 +224,22 @@ class _Bench:
         return turns
 
     def _array(self, operand: Operand) -> NDArray[Any]:
-        if isinstance(operand, Mapped):
+        if isinstance(operand, FileTensor):
             array = self._mapped[operand] if operand in self._mapped else self._map(operand)
             if array.nbytes >= KEPT_BYTES:
                 self._mapped[operand] = array
             return array
         array = self._empty(operand.shape, operand.dtype)
-        if isinstance(operand, Given):
+        if isinstance(operand, InlineTensor):
             array[...] = np.frombuffer(operand.content, operand.dtype).reshape(operand.shape)
-        elif isinstance(operand, Drawn):
+        elif isinstance(operand, TensorSequence):
             array[...] = np.memmap(operand.path, operand.dtype, "r", shape=operand.shape)
-        elif isinstance(operand, Random):
+        elif isinstance(operand, RandomTensor):
             region = tuple(slice(start, stop) for start, stop in operand.region)
             array[region] = self._draw(operand, array[region].shape)
         return array
 
-    def _draw(self, operand: Random, shape: tuple[int, ...]) -> NDArray[Any]:
+    def _draw(self, operand: RandomTensor, shape: tuple[int, ...]) -> NDArray[Any]:
         kind = np.dtype(operand.dtype).kind
         if operand.dtype == "uint16":
             bits = self._rng.standard_normal(shape, np.float32).view(np.uint32)
@@ -241,7 +248,7 @@ class _Bench:
             return self._rng.standard_normal(shape).astype(operand.dtype)
         return self._rng.integers(operand.low, operand.high, shape, np.int64, endpoint=True).astype(operand.dtype)
 
-    def _map(self, operand: Mapped) -> NDArray[Any]:
+    def _map(self, operand: FileTensor) -> NDArray[Any]:
         """A read-only mapping with its pages present, so that no run pays for faults; copied where unaligned."""
         size = int(np.prod(operand.shape, dtype=np.int64)) * np.dtype(operand.dtype).itemsize
         skip = operand.offset % mmap.ALLOCATIONGRANULARITY
@@ -273,8 +280,8 @@ def _writable(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def main(descriptor: int, cores: tuple[int, ...]) -> None:
-    """Answer requests until the other side closes."""
-    bench = _Bench(cores)
+    """Response requests until the other side closes."""
+    bench = _MeasuringProcess(cores)
     decoder = msgspec.msgpack.Decoder(Request)
     with Connection(descriptor) as connection:
         while True:
@@ -285,7 +292,7 @@ def main(descriptor: int, cores: tuple[int, ...]) -> None:
             try:
                 answer = bench.answer(decoder.decode(raw))
             except Exception as error:  # what a kernel raises is the answer, whatever it is
-                answer = Failed(f"{type(error).__name__}: {error}"[:500])
+                answer = KernelFailed(f"{type(error).__name__}: {error}"[:500])
             connection.send_bytes(msgspec.msgpack.encode(answer))
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 
 from veltair.compiler.graph.layer_spec import LayerSpec, Point
-from veltair.compiler.locality.traffic import compulsory_bytes, kernel_reuse
+from veltair.compiler.locality.kernel_reuse import compulsory_bytes, kernel_reuse
 from veltair.compiler.shared_library import Source, compile_objects, link
-from veltair.compiler.timing.latency_tables import Job, Model, Tables, measure_tables, passes
+from veltair.compiler.timing.latency_tables import LatencyTables, MemoryModel, TimingJob, count_passes, measure_tables
 from veltair.compiler.timing.measure import CandidateError, Meter, result_operands
 from veltair.compiler.timing.measuring_process import Operand
 from veltair.compiler.timing.modelled_interference import Memory
@@ -62,7 +62,7 @@ def choose_versions(
     scratch: Path,
     progress: Progress,
     memory: Memory | None = None,
-) -> tuple[Tables, dict[str, list[Version]]]:
+) -> tuple[LatencyTables, dict[str, list[Version]]]:
     """The tables of all that were timed, with their levels, and what is kept of it: the versions of each distinct
     `LayerSpec.symbol` by ascending block size.
 
@@ -85,10 +85,12 @@ def choose_versions(
         drafts[symbol] = layer.drafts(found[spec.workload], share, progress)
         progress.advance(task)
 
-    jobs = [Job(d.library, d.version.symbol, d.operands, layers[s], d.reuse) for s, ds in drafts.items() for d in ds]
-    timing = progress.add_task("time alone and under pressure", total=len(jobs) * passes(len(meter.cores)))
+    jobs = [
+        TimingJob(d.library, d.version.symbol, d.operands, layers[s], d.reuse) for s, ds in drafts.items() for d in ds
+    ]
+    timing = progress.add_task("time alone and under pressure", total=len(jobs) * count_passes(len(meter.cores)))
     resident = tuple(sum(compulsory_bytes(spec, batch) for spec in specs) for batch in batches)
-    model = Model(memory, resident) if memory else None
+    model = MemoryModel(memory, resident) if memory else None
     tables = measure_tables(jobs, meter, tick=lambda: progress.advance(timing), model=model)
     rows = iter(tables.latency_ns)
     kept: dict[str, list[Version]] = {}

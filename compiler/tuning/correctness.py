@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.timing.measure import Bounds, Meter, interior, result_operands
-from veltair.compiler.timing.measuring_process import Given, Operand
+from veltair.compiler.timing.measuring_process import InlineTensor, Operand
 from veltair.compiler.tuning.layer_reference import packed, reference, unpacked
 from veltair.profiles.artifact.manifest import shape_at
 
@@ -51,7 +51,8 @@ class Check:
         A layer without a reference of its own is only run. Raises CandidateError when the version crashes.
         """
         inputs = [
-            Given(tensor.dtype, a.shape, a.tobytes()) for tensor, a in zip(self.spec.inputs, self._inputs, strict=True)
+            InlineTensor(tensor.dtype, a.shape, a.tobytes())
+            for tensor, a in zip(self.spec.inputs, self._inputs, strict=True)
         ]
         operands = [*inputs, *weights, *result_operands(self.spec, self.batch)]
         results = meter.call(library, symbol, operands, cores)

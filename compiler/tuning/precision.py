@@ -17,7 +17,7 @@ from veltair.compiler.kernels.codegen.vectors import LANES, broadcast
 from veltair.compiler.kernels.codegen.weight_packing import pack_bf16_pairs
 from veltair.compiler.shared_library import compile_object, link
 from veltair.compiler.timing.measure import Meter
-from veltair.compiler.timing.measuring_process import Given, Result
+from veltair.compiler.timing.measuring_process import InlineTensor, OutputTensor
 from veltair.errors import ConfigError
 from veltair.machine.isa import tvm_target
 from veltair.machine.topology import usable_machine
@@ -84,6 +84,6 @@ def step_ns(dtype: str) -> float:
         at, library = Path(scratch) / "step.o", Path(scratch) / "step.so"
         compile_object(build_prim_func((x, taps, sums), reduction_body(dtype, body)), "step", tvm_target(), at)
         link([at], library)
-        given = [Given(str(array.dtype), array.shape, array.tobytes()) for array in (x, taps)]
-        (took,) = meter.time(library, "step", [*given, Result("float32", sums.shape)], [1])
+        given = [InlineTensor(str(array.dtype), array.shape, array.tobytes()) for array in (x, taps)]
+        (took,) = meter.time(library, "step", [*given, OutputTensor("float32", sums.shape)], [1])
     return took / (ROUNDS * steps * SUMS)

@@ -12,7 +12,7 @@ from kernels import LESSER, built, need
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.arena import plan
+from veltair.compiler.arena import plan_arena
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.graph.layer_spec import Activation
@@ -68,7 +68,7 @@ def run(
     precision, mcpu, wanted = WAYS[way]
     need(wanted, f"{precision} in {'dot products' if mcpu else 'its best units'}")
     graph = lower(load(path, max_batch), precision, storage=tables)
-    arena = plan(graph)
+    arena = plan_arena(graph)
     used = LESSER.get(mcpu, cpu_features())
     kernels = [built(layer, SPACES[layer.op].points(layer, used)[0], mcpu) for layer in graph.layers]
     if "amx_bf16" in used:
@@ -81,7 +81,7 @@ def run(
     outputs = [empty(port.at(batch), port.dtype) for port in graph.outputs]
 
     def view(tensor: Activation) -> Any:
-        place, shape = arena.places[tensor.name], tensor.at(batch)
+        place, shape = arena.allocations[tensor.name], tensor.at(batch)
         if place.kind != "arena":
             return tvm_ffi.from_dlpack((inputs if place.kind == "input" else outputs)[place.offset].reshape(shape))
         size = int(np.prod(shape)) * np.dtype(tensor.dtype).itemsize

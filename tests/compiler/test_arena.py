@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from veltair.compiler.arena import Arena, plan
+from veltair.compiler.arena import Arena, plan_arena
 from veltair.compiler.graph.layer_graph import LayerGraph, Slice
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec
 from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES, Port
@@ -54,7 +54,7 @@ def bytes_of(arena: Arena, tensor: Activation, batch: int) -> tuple[np.ndarray, 
     """Where in the arena a tensor's bytes lie: those of its content, and those of its halo."""
     shape = tensor.at(batch)
     item = np.dtype(tensor.dtype).itemsize
-    places = arena.places[tensor.name].offset + np.arange(np.prod(shape) * item).reshape(*shape, item)
+    places = arena.allocations[tensor.name].offset + np.arange(np.prod(shape) * item).reshape(*shape, item)
     inside = np.ones(places.shape, bool)
     if tensor.block:
         h, w = tensor.halo, np.zeros_like(inside)
@@ -65,16 +65,16 @@ def bytes_of(arena: Arena, tensor: Activation, batch: int) -> tuple[np.ndarray, 
 
 def check(graph: LayerGraph) -> None:
     """Living tensors never overlap, and nobody ever writes into a halo."""
-    arena = plan(graph)
+    arena = plan_arena(graph)
     last = {tensor.name: i for i, each in enumerate(graph.layers) for tensor in (*each.inputs, *each.outputs)}
-    mine = {name for name, place in arena.places.items() if place.kind == "arena"}
+    mine = {name for name, place in arena.allocations.items() if place.kind == "arena"}
     for batch in {1, graph.max_batch}:
         owner = np.full(arena.bytes, -1)
         halos = np.zeros(arena.bytes, bool)
         for tensor in graph.activations.values():
             if tensor.name in mine:
                 content, halo = bytes_of(arena, tensor, batch)
-                assert arena.places[tensor.name].offset % ALIGNMENT == 0
+                assert arena.allocations[tensor.name].offset % ALIGNMENT == 0
                 assert max(*content, *halo, 0) < arena.bytes - SLACK_BYTES
                 halos[halo] = True
         for index, each in enumerate(graph.layers):
@@ -118,7 +118,7 @@ def test_tensors_with_the_same_planes_share_whatever_their_channels() -> None:
     channels = (32, 128, 64, 16, 96)
     tensors = [Activation(f"c{c}", "float32", (1, c, 5, 5), 16, Halo(1, 1, 1, 1)) for c in channels]
     plane = 7 * 7 * 16 * 4
-    assert plan(chain(source, *tensors, end)).bytes == (128 + 64) // 16 * plane + SLACK_BYTES
+    assert plan_arena(chain(source, *tensors, end)).bytes == (128 + 64) // 16 * plane + SLACK_BYTES
 
 
 def test_a_piece_of_a_concatenated_tensor_lies_in_it_and_keeps_it_alive() -> None:
@@ -134,7 +134,7 @@ def test_a_piece_of_a_concatenated_tensor_lies_in_it_and_keeps_it_alive() -> Non
     named = {tensor.name: tensor for tensor in (source, end, whole, a, b, between)}
     slices = {"a": Slice("whole", 0), "b": Slice("whole", 2)}
     graph = LayerGraph(layers, {}, slices, named, (port(source),), (port(end),), 1)
-    places, plane = plan(graph).places, 5 * 5 * 16 * 4
+    places, plane = plan_arena(graph).allocations, 5 * 5 * 16 * 4
     start = places["whole"].offset
     assert (places["a"].offset, places["b"].offset) == (start, start + 2 * plane)
     assert places["between"].offset not in range(start, start + 3 * plane)

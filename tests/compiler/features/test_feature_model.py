@@ -21,7 +21,7 @@ from veltair.compiler.features.random_features import draw_features
 from veltair.compiler.onnx.onnx_model import load as load_onnx
 from veltair.compiler.pipeline import lower
 from veltair.compiler.timing.measure import Meter
-from veltair.compiler.timing.measuring_process import Drawn
+from veltair.compiler.timing.measuring_process import TensorSequence
 from veltair.errors import ModelError
 from veltair.machine.isa import ISAS, cpu_features
 from veltair.machine.topology import usable_machine
@@ -157,7 +157,7 @@ def test_columns_are_measured_with_features_and_never_twice_with_the_same(folder
         operands = meter.inputs(spec, 4, {})
         contents = []
         for operand in operands:
-            assert isinstance(operand, Drawn) and operand.count > 1
+            assert isinstance(operand, TensorSequence) and operand.count > 1
             contents.append(np.fromfile(operand.path, operand.dtype).reshape(operand.count, -1))
         assert all(len({row.tobytes() for row in rows}) == len(rows) and rows.any() for rows in contents)
 

@@ -12,7 +12,7 @@ from veltair.compiler.graph.layer_spec import Activation, Halo, Kernel, LayerSpe
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.shared_library import Source, compile_objects, link
 from veltair.compiler.timing.measure import CandidateError, Meter, in_file, input_operands, interior, write_chunks
-from veltair.compiler.timing.measuring_process import Given, Mapped, Random, Result
+from veltair.compiler.timing.measuring_process import FileTensor, InlineTensor, OutputTensor, RandomTensor
 from veltair.machine.isa import tvm_target
 from veltair.machine.topology import usable_machine
 
@@ -50,12 +50,12 @@ def meter() -> Iterator[Meter]:
         yield meter
 
 
-def operands(rows: int = 3) -> list[Given | Result]:
+def operands(rows: int = 3) -> list[InlineTensor | OutputTensor]:
     x = np.arange(rows * 8, dtype=np.float32)
     return [
-        Given("float32", (rows, 8), x.tobytes()),
-        Given("float32", (8,), ADD.tobytes()),
-        Result("float32", (rows, 8)),
+        InlineTensor("float32", (rows, 8), x.tobytes()),
+        InlineTensor("float32", (8,), ADD.tobytes()),
+        OutputTensor("float32", (rows, 8)),
     ]
 
 
@@ -113,9 +113,9 @@ def test_large_weights_go_by_file_equal_ones_once(meter: Meter, library: Path) -
     large = np.arange(100_000, dtype=np.float32)
     kernel = Kernel(None, (large, ADD, large.copy()), 0, 0)
     first, small, twin = meter.weights(kernel)
-    assert isinstance(first, Mapped)
+    assert isinstance(first, FileTensor)
     assert first == twin
-    assert isinstance(small, Given)
+    assert isinstance(small, InlineTensor)
     np.testing.assert_array_equal(np.fromfile(first.path, np.float32), large)
     meter.forget()
     assert not Path(first.path).exists()
@@ -126,7 +126,7 @@ def test_weights_in_a_file_reach_the_kernel(meter: Meter, library: Path, tmp_pat
         path = tmp_path / f"weights{offset}"
         path.write_bytes(b"\0" * offset + ADD.tobytes())
         tensors = operands()
-        tensors[1] = Mapped("float32", (8,), str(path), offset)
+        tensors[1] = FileTensor("float32", (8,), str(path), offset)
         (result,) = meter.call(library, "add", tensors, 1)
         np.testing.assert_array_equal(result, np.arange(24, dtype=np.float32).reshape(3, 8) + ADD)
 
@@ -137,7 +137,7 @@ def test_a_view_of_a_mapped_file_is_found_in_it(tmp_path: Path) -> None:
     mapped = np.memmap(path, np.float32, mode="r", offset=400, shape=(50, 18))
     rows = np.asarray(mapped)[10:20]
     found = in_file(rows)
-    assert found == Mapped("float32", (10, 18), str(path), 400 + 10 * 18 * 4)
+    assert found == FileTensor("float32", (10, 18), str(path), 400 + 10 * 18 * 4)
     np.testing.assert_array_equal(np.fromfile(path, np.float32, 180, offset=found.offset).reshape(10, 18), rows)
     assert in_file(np.asarray(mapped)[:, 3:5]) is None  # not contiguous
     assert in_file(np.array(mapped)) is None  # a copy
@@ -158,9 +158,9 @@ def test_inputs_are_random_inside_the_halo_and_ids_in_their_bounds() -> None:
     assert interior(blocked, 2) == (slice(0, 2), slice(0, 2), slice(1, 6), slice(2, 8), slice(0, 16))
     spec = LayerSpec("l", "op", (blocked, ids, loose), (), {}, 0, max_batch=4)
     first, second, third = input_operands(spec, 2, {"ids": (3, 9)})
-    assert first == Random("float32", (2, 2, 9, 12, 16), ((0, 2), (0, 2), (1, 6), (2, 8), (0, 16)))
-    assert second == Random("int64", (2, 7), ((0, 2), (0, 7)), 3, 9)
-    assert third == Random("int64", (2, 7), ((0, 2), (0, 7)), 0, 0)
+    assert first == RandomTensor("float32", (2, 2, 9, 12, 16), ((0, 2), (0, 2), (1, 6), (2, 8), (0, 16)))
+    assert second == RandomTensor("int64", (2, 7), ((0, 2), (0, 7)), 3, 9)
+    assert third == RandomTensor("int64", (2, 7), ((0, 2), (0, 7)), 0, 0)
 
 
 def test_random_tensors_keep_their_halo_and_bounds(meter: Meter, tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_random_tensors_keep_their_halo_and_bounds(meter: Meter, tmp_path: Path)
     assert compile_objects([source], tvm_target()) == [""]
     link([source.path], tmp_path / "copy.so")
     region = ((0, 1), (0, 1), (1, 3), (1, 4), (0, 16))
-    given = [Random("float32", shape, region), Random("int64", (50,), ((0, 50),), -2, 2)]
-    results = [Result("float32", shape), Result("int64", (50,))]
+    given = [RandomTensor("float32", shape, region), RandomTensor("int64", (50,), ((0, 50),), -2, 2)]
+    results = [OutputTensor("float32", shape), OutputTensor("int64", (50,))]
     plane, numbers = meter.call(tmp_path / "copy.so", "copy", [*given, *results], 1)
     inside = plane[:, :, 1:3, 1:4]
     assert (inside != 0).all()

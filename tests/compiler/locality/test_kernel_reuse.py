@@ -21,9 +21,9 @@ from veltair.compiler.graph.parameters.sequence import AttentionParameters, Laye
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.codegen.vectors import ramp
-from veltair.compiler.locality.spans import Linear, Span, combine, variable
-from veltair.compiler.locality.tir_reader import read
-from veltair.compiler.locality.traffic import compulsory_bytes, kernel_reuse, levels
+from veltair.compiler.locality.affine import AffineExpr, StridedRange, combine, loop_variable
+from veltair.compiler.locality.kernel_reuse import compulsory_bytes, kernel_reuse, loop_levels
+from veltair.compiler.locality.tir_reader import read_loop_nest
 from veltair.machine.cache_traffic import Reuse, traffic_bytes
 from veltair.machine.isa import ISAS
 
@@ -47,11 +47,11 @@ def product() -> Reuse:
 
     x, w = np.zeros((CHUNKS * ROWS, DEPTH), np.float32), np.zeros((GROUPS, DEPTH, 16), np.float32)
     y = np.zeros((CHUNKS * ROWS, GROUPS * 16), np.float32)
-    return levels(read(build_prim_func([x, w, y], body), [x.shape, w.shape, y.shape]))
+    return loop_levels(read_loop_nest(build_prim_func([x, w, y], body), [x.shape, w.shape, y.shape]))
 
 
 def trace() -> list[tuple[str, int]]:
-    """The cache lines that the same product touches, in order."""
+    """The cache lines that the same product accesses, in order."""
     found = []
     for group in range(GROUPS):
         for row in range(CHUNKS * ROWS):
@@ -231,18 +231,23 @@ def test_look_ups_count_the_rows_that_are_picked() -> None:
     assert only.traffic_bytes == compulsory_bytes(spec, 2) == expected
 
 
-spans = st.builds(lambda first, count, step: Span(first, first + (count - 1) * step, step if count > 1 else 0),
+spans = st.builds(lambda first, count, step: StridedRange(first, first + (count - 1) * step, step if count > 1 else 0),
                   st.integers(0, 50), st.integers(1, 12), st.integers(1, 9))  # fmt: skip
 
 
-def values(span: Span) -> set[int]:
+def values(span: StridedRange) -> set[int]:
     return set(range(span.first, span.last + 1, span.step or 1))
 
 
 @given(spans, spans, st.integers(1, 12), st.integers(1, 20))
-def test_spans_hold_every_value(a: Span, b: Span, by: int, size: int) -> None:
+def test_spans_hold_every_value(a: StridedRange, b: StridedRange, by: int, size: int) -> None:
     ranges = {0: a, 1: b}
-    x, y, fixed, moving = variable(0), variable(1), Linear((), by), variable(1).plus(Linear((), by))
+    x, y, fixed, moving = (
+        loop_variable(0),
+        loop_variable(1),
+        AffineExpr((), by),
+        loop_variable(1).plus(AffineExpr((), by)),
+    )
     for kind, right, of in (
         ("div", fixed, lambda m, n: m // by), ("div", moving, lambda m, n: m // (n + by)),
         ("mod", fixed, lambda m, n: m % by), ("min", y, min), ("max", y, max),
@@ -250,8 +255,8 @@ def test_spans_hold_every_value(a: Span, b: Span, by: int, size: int) -> None:
     ):  # fmt: skip
         span = combine(kind, x, right).span(ranges)
         assert {of(m, n) for m in values(a) for n in values(b)} <= values(span), kind
-    plain = x.times(3).plus(y.times(-2)).plus(Linear((), 7)).span(ranges)
+    plain = x.times(3).plus(y.times(-2)).plus(AffineExpr((), 7)).span(ranges)
     assert {3 * m - 2 * n + 7 for m in values(a) for n in values(b)} <= values(plain)
     assert values(a) | values(b) <= values(a.hull(b))
-    inside = a.plus(Span(-20, -20, 0)).within(size)
+    inside = a.plus(StridedRange(-20, -20, 0)).clipped(size)
     assert (values(inside) if inside else set()) == {v - 20 for v in values(a) if 0 <= v - 20 < size}

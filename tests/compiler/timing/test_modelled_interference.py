@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.compiler.timing.latency_tables import Job, Model, measure_tables
+from veltair.compiler.timing.latency_tables import MemoryModel, TimingJob, measure_tables
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.timing.modelled_interference import (
     SHARES,
@@ -87,12 +87,12 @@ class Alone(Meter):
 
 
 def test_levels_are_modelled_where_none_is_measured(caplog: pytest.LogCaptureFixture) -> None:
-    jobs = [Job(Path("x.so"), name, ((),), 2, (reuse,)) for name, reuse in (("small", SMALL), ("large", LARGE))]
+    jobs = [TimingJob(Path("x.so"), name, ((),), 2, (reuse,)) for name, reuse in (("small", SMALL), ("large", LARGE))]
     cores = usable_machine().cores
     cores = (cores[0], cores[-1])
     with Alone(cores) as meter:
         plain = measure_tables(jobs, meter, (1.0,))
-        found = measure_tables(jobs, meter, (1.0,), model=Model(MEMORY, (0,)))
+        found = measure_tables(jobs, meter, (1.0,), model=MemoryModel(MEMORY, (0,)))
     assert (plain.levels, plain.sources) == ((1.0,), ("measured",))
     assert found.sources == ("measured", *["modelled"] * (len(found.levels) - 1))
     assert len(found.levels) > 5

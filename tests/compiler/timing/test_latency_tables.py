@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.timing import latency_tables
 from veltair.compiler.timing.co_runners import buffer_bytes, distinct_levels, pressing
-from veltair.compiler.timing.latency_tables import Job, measure_tables, passes
+from veltair.compiler.timing.latency_tables import TimingJob, count_passes, measure_tables
 from veltair.compiler.timing.measure import Meter
 from veltair.errors import VeltairError
 from veltair.machine.topology import cache_bytes, usable_machine
@@ -103,17 +103,17 @@ def script(monkeypatch: pytest.MonkeyPatch) -> dict[float, list[tuple[int, ...]]
 METERS: list[Scripted] = []
 
 
-def tables(factors: dict[str, list[float]], layers: list[int], cores: int = 3) -> latency_tables.Tables:
+def tables(factors: dict[str, list[float]], layers: list[int], cores: int = 3) -> latency_tables.LatencyTables:
     METERS.append(Scripted(factors, cores))
-    jobs = [Job(Path("x.so"), symbol, ((),), count) for symbol, count in zip(factors, layers, strict=True)]
+    jobs = [TimingJob(Path("x.so"), symbol, ((),), count) for symbol, count in zip(factors, layers, strict=True)]
     ticks: list[None] = []
     with METERS[-1] as meter:
         found = measure_tables(jobs, meter, (0.5, 1.0), tick=lambda: ticks.append(None))
-    assert len(ticks) == len(jobs) * passes(cores, (0.5, 1.0))
+    assert len(ticks) == len(jobs) * count_passes(cores, (0.5, 1.0))
     return found
 
 
-def rows(found: latency_tables.Tables, job: int) -> NDArray[np.int64]:
+def rows(found: latency_tables.LatencyTables, job: int) -> NDArray[np.int64]:
     return found.latency_ns[job, 0]
 
 
