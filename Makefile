@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types docs pytest figures measurements micro lock clean
+.PHONY: demo test lint types docs doctest pytest figures measurements micro lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/veltair demo
 
-test: lint types docs pytest
+test: lint types docs doctest pytest
 
 # The pinned requirements, then the project itself, without looking anything up again.
 $(VENV)/ready: requirements/dev.lock pyproject.toml $(wildcard profiles/runtime/*.[ch] server/protocol/*.c)
@@ -33,6 +33,10 @@ types: $(VENV)/ready
 # The site, from the installed tree of `types`; a broken link, or a link to a file that is gone, fails.
 docs: types
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# The examples in docstrings.
+doctest: $(VENV)/ready
+	$(BIN)/pytest --quiet --doctest-modules veltair compiler profiles scheduler server loadgen
 
 # In two processes: the compiler's tests keep a core busy, those of the server mostly wait for each other.
 pytest: $(VENV)/ready
