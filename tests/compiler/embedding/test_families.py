@@ -63,22 +63,29 @@ def cases(dim: int, storage: str) -> dict[str, tuple[EmbeddingProgram, tuple[Arr
     return {
         "sls": (families.sls(named, dim), (ids, OFFSETS, tab), reference.sls(ids, tab, OFFSETS)),
         "weighted mean": (
-            families.sls(named, dim, reduce="mean", weighted=True), (ids, OFFSETS, weights, tab),
+            families.sls(named, dim, reduce="mean", weighted=True),
+            (ids, OFFSETS, weights, tab),
             reference.sls(ids, tab, OFFSETS, weights, mean=True),
         ),
         "bags of one length": (
-            families.sls(named, dim, lookups=12, reduce="mean"), (bags, tab), reference.sls(bags, tab, None, mean=True),
+            families.sls(named, dim, lookups=12, reduce="mean"),
+            (bags, tab),
+            reference.sls(bags, tab, None, mean=True),
         ),
         "spmm": (families.spmm(named, dim), (ids, OFFSETS, weights, tab), reference.sls(ids, tab, OFFSETS, weights)),
         "message passing": (
-            families.message_passing(named, dim), (ids, OFFSETS, tab), reference.message_passing(ids, tab, OFFSETS),
+            families.message_passing(named, dim),
+            (ids, OFFSETS, tab),
+            reference.message_passing(ids, tab, OFFSETS),
         ),
         "transe 1": (families.knowledge_graph(named, other, dim), triples, reference.knowledge_graph(*triples, norm=1)),
         "transe 2": (
-            families.knowledge_graph(named, other, dim, 2), triples, reference.knowledge_graph(*triples, norm=2),
+            families.knowledge_graph(named, other, dim, 2),
+            triples,
+            reference.knowledge_graph(*triples, norm=2),
         ),
         "blocks": (families.block_gather(named, dim), (heads, tab), reference.block_gather(heads, tab)),
-    }  # fmt: skip
+    }
 
 
 def error(found: Array, expected: Array) -> float:

@@ -31,8 +31,10 @@ from veltair.profiles.records.tuning_records import RecordStore
 Array = NDArray[Any]
 ROWS = 40
 chance = np.random.default_rng(11)
-QUARTERS = {"int8": chance.integers(-128, 128, (ROWS, 6)).astype(np.int8),
-            "uint8": chance.integers(0, 256, (ROWS, 6)).astype(np.uint8)}  # fmt: skip
+QUARTERS = {
+    "int8": chance.integers(-128, 128, (ROWS, 6)).astype(np.int8),
+    "uint8": chance.integers(0, 256, (ROWS, 6)).astype(np.uint8),
+}
 SCALES = chance.uniform(0.01, 0.1, ROWS).astype(np.float32)
 
 
@@ -73,10 +75,17 @@ def scales_before(net: Net) -> str:
     return net("ReduceSum", net("Gather", table, "ids"), np.array([1]), keepdims=0)
 
 
-@pytest.mark.parametrize(("build", "storage"), [
-    (half_behind, "fp16"), (half_before, "fp16"), (one_scale, "int8"), (one_scale_without_zero, "int8"),
-    (scales_of_rows, "int8"), (scales_before, "int8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("build", "storage"),
+    [
+        (half_behind, "fp16"),
+        (half_before, "fp16"),
+        (one_scale, "int8"),
+        (one_scale_without_zero, "int8"),
+        (scales_of_rows, "int8"),
+        (scales_before, "int8"),
+    ],
+)
 def test_tables_that_a_file_keeps_narrow_stay_so(build: Callable[[Net], str], storage: str, tmp_path: Path) -> None:
     net = bags(Net(), **({"id": ["n"]} if build is scales_of_rows else {"ids": ["n", 5]}))
     path = net.save(tmp_path / "m.onnx", build(net))

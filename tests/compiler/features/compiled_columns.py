@@ -1,4 +1,4 @@
-"""Runs columns through their kernel, and makes raw features for them."""
+"""Helpers of the tests: columns compiled to one kernel and run, and raw features for them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ def make_description(
     tables = [{"name": name, "rows": r, "dim": d, "seed": place} for place, (name, (r, d)) in enumerate(shapes.items())]
     names = [column.get("name", column["feature"]) for column in columns]
     raw = {
-        "features": [dict(feature) for feature in features], "columns": [dict(column) for column in columns],
-        "tables": tables, "inputs": [{"name": "x", "columns": names}],
-    }  # fmt: skip
+        "features": [dict(feature) for feature in features],
+        "columns": [dict(column) for column in columns],
+        "tables": tables,
+        "inputs": [{"name": "x", "columns": names}],
+    }
     return parse_description(raw, Path("features.toml"))
 
 
@@ -45,10 +47,17 @@ class CompiledColumns:
     """One point's kernel of a description's first input; `changed`: its layer as another one."""
 
     def __init__(
-        self, description: FeatureDescription, point: Point, isa: frozenset[str] | None = None, mcpu: str = "",
-        tables: Mapping[str, NDArray[np.float32]] | None = None, max_batch: int = 256, storage: Storage = "fp32",
-        dtype: str = "float32", changed: Callable[[LayerSpec], LayerSpec] = lambda spec: spec,
-    ) -> None:  # fmt: skip
+        self,
+        description: FeatureDescription,
+        point: Point,
+        isa: frozenset[str] | None = None,
+        mcpu: str = "",
+        tables: Mapping[str, NDArray[np.float32]] | None = None,
+        max_batch: int = 256,
+        storage: Storage = "fp32",
+        dtype: str = "float32",
+        changed: Callable[[LayerSpec], LayerSpec] = lambda spec: spec,
+    ) -> None:
         self.description, self.joined = description, description.inputs[0]
         self.store = TableStore.load(description, tables, TableStorage(storage))
         made = columns_layer(description, self.joined, max_batch, self.store, dtype)

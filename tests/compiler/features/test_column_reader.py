@@ -27,10 +27,18 @@ CHANCE = np.random.default_rng(0)
 CITIES = CHANCE.standard_normal((5, 4)).astype(np.float32)
 ITEMS = np.concatenate([CHANCE.standard_normal((6, 3)), np.zeros((1, 3))]).astype(np.float32)  # the last is padding
 CONSTANTS = {
-    "cities": CITIES, "items": ITEMS, "one": np.array([1]), "two": np.array(2), "zero": np.array(0), "top": np.array(4),
-    "flat": np.array([-1]), "least": np.array(1.0, np.float32), "dash": np.array(["-"], object),
-    "edges": np.array([[2.0, -1.0, 0.0, 0.0]], np.float32), "few": np.array([0.5], np.float32),
-}  # fmt: skip
+    "cities": CITIES,
+    "items": ITEMS,
+    "one": np.array([1]),
+    "two": np.array(2),
+    "zero": np.array(0),
+    "top": np.array(4),
+    "flat": np.array([-1]),
+    "least": np.array(1.0, np.float32),
+    "dash": np.array(["-"], object),
+    "edges": np.array([[2.0, -1.0, 0.0, 0.0]], np.float32),
+    "few": np.array([0.5], np.float32),
+}
 Inputs = Mapping[str, tuple[int, Sequence[Any]]]
 
 
@@ -101,11 +109,25 @@ WHOLE: list[Any] = [
     ([*CITY, node("Transpose", ["city.rows"], "y", perm=[0, 2, 1])], {"city": (STRING, ["B", 1])}),
     (
         [
-            node("CategoryMapper", ["city"], "id", domain=ML, cats_strings=["x", "y"], cats_int64s=[4, 2],
-                 default_int64=0),
+            node(
+                "CategoryMapper",
+                ["city"],
+                "id",
+                domain=ML,
+                cats_strings=["x", "y"],
+                cats_int64s=[4, 2],
+                default_int64=0,
+            ),
             node("Gather", ["cities", "id"], "rows"),
-            node("LabelEncoder", ["n"], "weight", domain=ML, keys_int64s=[5, -7], values_floats=[0.5, 2.0],
-                 default_float=1.5),
+            node(
+                "LabelEncoder",
+                ["n"],
+                "weight",
+                domain=ML,
+                keys_int64s=[5, -7],
+                values_floats=[0.5, 2.0],
+                default_float=1.5,
+            ),
             node("Cast", ["price"], "cost", to=TensorProto.FLOAT),
             node("Mul", ["rows", "weight"], "weighed"),
             node("Add", ["weighed", "cost"], "y"),
@@ -115,11 +137,14 @@ WHOLE: list[Any] = [
     (  # a cross of two texts in other cases, a constant between them
         [
             node("StringNormalizer", ["city"], "low", case_change_action="LOWER", locale="C"),
-            node("StringConcat", ["low", "dash"], "left"), node("StringConcat", ["left", "kind"], "cross"),
+            node("StringConcat", ["low", "dash"], "left"),
+            node("StringConcat", ["left", "kind"], "cross"),
             node("StringNormalizer", ["cross"], "same", case_change_action="NONE", locale="C"),
             encoder("same", "id", ["rome-X", "oslo-", "-y", "bonn-X", "x-"], [1, 2, 3, 0, 4], -9),
-            node("Abs", ["id"], "id.some"), node("Clip", ["id.some", "zero", "top"], "id.kept"),
-            node("Gather", ["cities", "id.kept"], "rows"), node("Relu", ["rows"], "y"),
+            node("Abs", ["id"], "id.some"),
+            node("Clip", ["id.some", "zero", "top"], "id.kept"),
+            node("Gather", ["cities", "id.kept"], "rows"),
+            node("Relu", ["rows"], "y"),
         ],
         {"city": (STRING, ["B"]), "kind": (STRING, ["B"])},
     ),
@@ -127,9 +152,11 @@ WHOLE: list[Any] = [
         [
             node("StringNormalizer", ["history"], "up", case_change_action="UPPER", locale="C.UTF-8"),
             node("StringSplit", ["up"], ["tokens", "n"], delimiter=";"),
-            encoder("tokens", "token.id", ["A", "B", "CC"], [2, 0, 5], 6), *HISTORY[2:],
+            encoder("tokens", "token.id", ["A", "B", "CC"], [2, 0, 5], 6),
+            *HISTORY[2:],
             node("StringNormalizer", ["kind"], "small", case_change_action="LOWER", locale="C.UTF-8"),
-            encoder("small", "city.id", ["x", "k", "i"], [1, 2, 3], 0), CITY[1],
+            encoder("small", "city.id", ["x", "k", "i"], [1, 2, 3], 0),
+            CITY[1],
             node("Concat", ["summed", "city.rows"], "y", axis=1),
         ],
         {"history": (STRING, ["B"]), "kind": (STRING, ["B"])},
@@ -138,33 +165,42 @@ WHOLE: list[Any] = [
         (
             [
                 node(op, ["edges", "x"] if turned else ["x", "edges"], "held"),
-                node("Cast", ["held"], "ones", to=kind), node("ReduceSum", ["ones", "one"], "bucket", keepdims=0),
-                node("Cast", ["bucket"], "id", to=INT), node("Gather", ["cities", "id"], "rows"),
+                node("Cast", ["held"], "ones", to=kind),
+                node("ReduceSum", ["ones", "one"], "bucket", keepdims=0),
+                node("Cast", ["bucket"], "id", to=INT),
+                node("Gather", ["cities", "id"], "rows"),
                 node("Relu", ["rows"], "y"),
             ],
             {"x": (TensorProto.FLOAT, ["B", 1])},
         )
         for op, turned, kind in (
-            ("GreaterOrEqual", False, INT), ("Greater", False, TensorProto.FLOAT), ("Less", False, INT),
-            ("LessOrEqual", False, TensorProto.INT32), ("Less", True, INT),
+            ("GreaterOrEqual", False, INT),
+            ("Greater", False, TensorProto.FLOAT),
+            ("Less", False, INT),
+            ("LessOrEqual", False, TensorProto.INT32),
+            ("Less", True, INT),
         )
     ),
     (
         [
-            *CITY, node("Cast", ["n"], "x", to=TensorProto.FLOAT), node("GreaterOrEqual", ["x", "few"], "held"),
-            node("Cast", ["held"], "ones", to=INT), node("ReduceSum", ["ones", "one"], "id"),
-            node("Gather", ["items", "id"], "rows"), node("Flatten", ["rows"], "flattened"),
+            *CITY,
+            node("Cast", ["n"], "x", to=TensorProto.FLOAT),
+            node("GreaterOrEqual", ["x", "few"], "held"),
+            node("Cast", ["held"], "ones", to=INT),
+            node("ReduceSum", ["ones", "one"], "id"),
+            node("Gather", ["items", "id"], "rows"),
+            node("Flatten", ["rows"], "flattened"),
             node("Concat", ["flattened", "city.rows"], "y", axis=1),
         ],
         {"n": (INT, ["B", 1]), "city": (STRING, ["B"])},
     ),
-]  # fmt: skip
+]
 TEXTS = {
     "city": [b"Rome", b"Oslo", b"", b"x", b"y", b"Bonn"],
     "history": [b"a;cc", b"b", b"a;;b;none", b"", b"cc;cc;cc", b";"],
     "kind": [b"X", b"", b"y", "\u212a".encode(), "\u0130".encode(), b"X"],
     "price": [b"1.5", b"-2e1", b"7", b"0", b"12", b"3"],
-}  # fmt: skip
+}
 
 
 def drawn(inputs: Inputs, batch: int) -> dict[str, Any]:
@@ -203,11 +239,12 @@ def test_what_is_left_gives_the_same_behind_the_columns(nodes: Any, inputs: Inpu
     front = join_features(loaded, None)
     assert front is not None
     left = helper.make_graph(
-        loaded.nodes, "left",
+        loaded.nodes,
+        "left",
         [helper.make_tensor_value_info(p.name, TensorProto.FLOAT, ["B", *p.shape[1:]]) for p in loaded.inputs],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in loaded.initializers.items()],
-    )  # fmt: skip
+    )
     rest = helper.make_model(left, opset_imports=[helper.make_opsetid("", loaded.opset)], ir_version=9)
     given = reference_inputs(front.description, raw, front.tables) | {k: v for k, v in feeds.items() if k == "plain"}
     np.testing.assert_allclose(run(rest.SerializeToString(), given), expected, rtol=1e-5, atol=1e-6)
@@ -282,8 +319,12 @@ def test_what_cannot_be_taken_names_the_node(nodes: Any, says: str, tmp_path: Pa
 @pytest.mark.parametrize("other", ["x", "held", "bucket"])
 def test_numbers_that_are_not_only_counted_are_left_alone(other: str, tmp_path: Path) -> None:
     nodes, inputs = WHOLE[9]
-    nodes = [*nodes[:-1], node("Cast", [other], "also", to=1), node("ReduceMax", ["also"], "m"),
-             node("Add", ["rows", "m"], "y")]  # fmt: skip
+    nodes = [
+        *nodes[:-1],
+        node("Cast", [other], "also", to=1),
+        node("ReduceMax", ["also"], "m"),
+        node("Add", ["rows", "m"], "y"),
+    ]
     loaded = load(model(tmp_path / "m.onnx", nodes, inputs, ["y"]), 4)
     assert loaded.columns is None and [port.name for port in loaded.inputs] == ["x"]
 

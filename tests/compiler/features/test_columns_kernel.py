@@ -1,4 +1,4 @@
-"""The fused kernel against plain Python: every road at odd batches, and inputs made to read outside."""
+"""The fused kernel against plain Python: every code path at odd batches, and inputs made to read outside."""
 
 from __future__ import annotations
 
@@ -48,18 +48,32 @@ COLUMNS: list[dict[str, Any]] = [
     {"name": "many.id", "feature": "many", "identity": 9, "guards": [{"remove": (2, 8)}], "table": "t16b"},
     {"feature": "s", "hash": 50, "table": "t5"},
     {
-        "name": "s.known", "feature": "s", "vocabulary": WORDS_KNOWN, "default": 2,
-        "guards": [{"replace": (0, 4), "value": 1}], "table": "t12",
+        "name": "s.known",
+        "feature": "s",
+        "vocabulary": WORDS_KNOWN,
+        "default": 2,
+        "guards": [{"replace": (0, 4), "value": 1}],
+        "table": "t12",
     },
     {
-        "name": "s.parts", "feature": "s", "vocabulary": ["a-bc", "-", "GRöSSE-a", "LONGER THAN EIGHT-longer", "BC-k"],
-        "default": 6, "parts": [
-            {"feature": "s", "case": "upper", "unicode": True}, {"text": "-"}, {"feature": "kept", "case": "lower"},
-        ], "table": "t12",
+        "name": "s.parts",
+        "feature": "s",
+        "vocabulary": ["a-bc", "-", "GRöSSE-a", "LONGER THAN EIGHT-longer", "BC-k"],
+        "default": 6,
+        "parts": [
+            {"feature": "s", "case": "upper", "unicode": True},
+            {"text": "-"},
+            {"feature": "kept", "case": "lower"},
+        ],
+        "table": "t12",
     },
     {
-        "name": "t.parts", "feature": "t", "vocabulary": ["<a", "<bc", "<longer than eight"],
-        "parts": [{"text": "<"}, {"feature": "t", "case": "lower"}], "combiner": "sum", "table": "t8b",
+        "name": "t.parts",
+        "feature": "t",
+        "vocabulary": ["<a", "<bc", "<longer than eight"],
+        "parts": [{"text": "<"}, {"feature": "t", "case": "lower"}],
+        "combiner": "sum",
+        "table": "t8b",
     },
     {"name": "f.nan", "feature": "f", "boundaries": [-0.5, 0.5], "default": 1, "table": "t8"},
     {"name": "s.one", "feature": "s", "hash": 1, "table": "t1"},  # all into one bucket
@@ -70,11 +84,18 @@ COLUMNS: list[dict[str, Any]] = [
     {"feature": "first", "hash": 40, "combiner": "mean", "table": "t24"},
     {"feature": "dense"},
     {"feature": "n", "number": True},
-]  # fmt: skip
+]
 SHAPES = {
-    "t8": (11, 8), "t1001": (1001, 1), "t16": (100, 16), "t16b": (9, 16), "t12": (7, 12), "t5": (50, 5), "t1": (1, 5),
-    "t24": (40, 24), "t8b": (30, 8),
-}  # fmt: skip
+    "t8": (11, 8),
+    "t1001": (1001, 1),
+    "t16": (100, 16),
+    "t16b": (9, 16),
+    "t12": (7, 12),
+    "t5": (50, 5),
+    "t1": (1, 5),
+    "t24": (40, 24),
+    "t8b": (30, 8),
+}
 POINT: Point = {"rows": 32, "columns": 2, "along": "rows", "ahead": 4}
 LESS = frozenset({"avx2"})
 
@@ -88,12 +109,17 @@ def raw_features(seed: int, batch: int) -> dict[str, Any]:
         ints[place * 3 % batch] = odd
     floats[: min(batch, 3)] = [np.nan, np.inf, -np.inf][: min(batch, 3)]
     return {
-        "f": floats, "i": ints, "many": chance.integers(-1, 12, (batch, 4)),
-        "s": texts(chance, batch), "kept": texts(chance, batch),
-        "t": texts(chance, batch, b";"), "all": texts(chance, batch, b";"),
+        "f": floats,
+        "i": ints,
+        "many": chance.integers(-1, 12, (batch, 4)),
+        "s": texts(chance, batch),
+        "kept": texts(chance, batch),
+        "t": texts(chance, batch, b";"),
+        "all": texts(chance, batch, b";"),
         "first": texts(chance, batch, b";"),
-        "dense": chance.standard_normal((batch, 3)).astype(np.float32), "n": texts(chance, batch, b" ", NUMBERS),
-    }  # fmt: skip
+        "dense": chance.standard_normal((batch, 3)).astype(np.float32),
+        "n": texts(chance, batch, b" ", NUMBERS),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +133,7 @@ def compiled(whole: FeatureDescription) -> CompiledColumns:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16, 31, 33, 70, 200])
-def test_every_road_equals_the_reference(compiled: CompiledColumns, whole: FeatureDescription, batch: int) -> None:
+def test_every_code_path_equals_the_reference(compiled: CompiledColumns, whole: FeatureDescription, batch: int) -> None:
     raw = raw_features(batch, batch)
     np.testing.assert_allclose(compiled(raw, batch), reference_inputs(whole, raw)["x"], rtol=1e-5, atol=1e-6)
 
@@ -228,8 +254,9 @@ def test_what_is_cut_off_is_not_even_read() -> None:
     page = mmap.PAGESIZE
     some = make_description(
         [{"name": "t", "kind": "tokens", "truncate": 2, "max_bytes": 2 * page}],
-        [{"feature": "t", "hash": 40, "combiner": "sum", "table": "t8"}], t8=(40, 8),
-    )  # fmt: skip
+        [{"feature": "t", "hash": 40, "combiner": "sum", "table": "t8"}],
+        t8=(40, 8),
+    )
     text = (b"one,two," + b"three," * page)[: 2 * page]
     code, raw = CompiledColumns(some, POINT, max_batch=1), {"t": [text]}
     memory = mmap.mmap(-1, 2 * page)
@@ -256,8 +283,9 @@ def test_as_many_tokens_are_read_as_there_may_be() -> None:
     for limit in (NOTED, 2 * NOTED + 5):
         some = make_description(
             [{"name": "t", "kind": "tokens", "truncate": limit, "max_bytes": 1 << 12}],
-            [{"feature": "t", "hash": 40, "combiner": "sum", "table": "t8"}], t8=(40, 8),
-        )  # fmt: skip
+            [{"feature": "t", "hash": 40, "combiner": "sum", "table": "t8"}],
+            t8=(40, 8),
+        )
         texts = [b",".join([b"x" * size for size in chance.integers(0, 4, count)]) for count in (0, 200, 300, 500, 999)]
         raw = {"t": texts}
         found = CompiledColumns(some, POINT, max_batch=len(texts))(raw, len(texts))

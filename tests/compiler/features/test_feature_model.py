@@ -72,17 +72,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     store = RecordStore(ISAS["avx512"] & cpu_features(), user=tmp_path_factory.mktemp("records"))
     return compile_model(
-        folder / "m.onnx", folder / "out", features=folder / "m.toml", trials=0, precision="fp32", max_batch=4,
+        folder / "m.onnx",
+        folder / "out",
+        features=folder / "m.toml",
+        trials=0,
+        precision="fp32",
+        max_batch=4,
         store=store,
-    )  # fmt: skip
+    )
 
 
 def test_inputs_are_the_raw_features_and_what_is_left(compiled: Artifact) -> None:
     inputs = {port.name: (port.dtype, port.shape, port.max_bytes, port.separator) for port in compiled.manifest.inputs}
     assert inputs == {
-        "age": ("float32", (-1, 1), 0, ""), "user": ("int64", (-1, 1), 0, ""),
-        "history": ("string", (-1, 1), 64, ";"), "plain": ("float32", (-1, 3), 0, ""),
-    }  # fmt: skip
+        "age": ("float32", (-1, 1), 0, ""),
+        "user": ("int64", (-1, 1), 0, ""),
+        "history": ("string", (-1, 1), 64, ";"),
+        "plain": ("float32", (-1, 3), 0, ""),
+    }
     assert [room.name for room in compiled.manifest.input_tensors] == [
         "plain",
         *(b.name for b in compiled.manifest.packed_buffers),
@@ -93,8 +100,9 @@ def test_inputs_are_the_raw_features_and_what_is_left(compiled: Artifact) -> Non
 def test_from_raw_features_to_the_score(compiled: Artifact, folder: Path, batch: int) -> None:
     description, chance = load_features(folder / "m.toml"), np.random.default_rng(batch)
     raw: dict[str, Any] = {
-        **draw_features(description, batch, chance), "plain": chance.standard_normal((batch, 3)).astype(np.float32),
-    }  # fmt: skip
+        **draw_features(description, batch, chance),
+        "plain": chance.standard_normal((batch, 3)).astype(np.float32),
+    }
     manifest = compiled.manifest
     arrays = [empty(port.at(batch), port.dtype) for port in manifest.input_tensors]
     InputLayout.of(manifest).fill(arrays, raw, batch)

@@ -48,12 +48,15 @@ def test_columns_end_where_several_tables_meet() -> None:
     """RECom fig. 3: two columns share an operator before them; the concatenation and what follows are of none."""
     graph = graph_of(
         "shared = Abs(x)",
-        "a = Mod(shared, ten)", "a.rows = Gather(a.t, a)", "a.half = Mul(a.rows, half)",
-        "b = Mod(shared, three)", "b.rows = Gather(b.t, b)",
+        "a = Mod(shared, ten)",
+        "a.rows = Gather(a.t, a)",
+        "a.half = Mul(a.rows, half)",
+        "b = Mod(shared, three)",
+        "b.rows = Gather(b.t, b)",
         "both = Concat(a.half, b.rows) axis=1",
         "y = MatMul(both, w)",
         **{"ten": 10, "three": 3, "half": np.float32(0.5), "a.t": TABLE, "b.t": TABLE, "w": TABLE[:2].reshape(4, 1)},
-    )  # fmt: skip
+    )
     assert gathered_tables(graph) == ["a.t", "b.t"]
     found = {column.table: column.operators for column in identify_columns(graph.node, gathered_tables(graph))}
     assert found == {"a.t": ("shared", "a", "a.rows", "a.half"), "b.t": ("shared", "b", "b.rows")}
@@ -66,10 +69,19 @@ PROVED = [
     (["s = Max(x, zero)", "i = Mod(s, ten)", "e = Max(i, zero)", "y = Gather(t, e)"], ["e"]),  # the first one stays
     (["i = Mod(x, ten)", "s = Min(i, eight)", "y = Gather(t, s)"], []),  # 9 is possible
     (["s = Clip(x, zero, nine)", "e = Max(s, zero)", "y = Gather(t, e)"], ["e"]),
-    (["low = Less(x, ten)", "high = GreaterOrEqual(x, zero)", "in = And(low, high)", "s = Where(in, x, zero)",
-      "e = Clip(s, zero, nine)", "y = Gather(t, e)"], ["e"]),
+    (
+        [
+            "low = Less(x, ten)",
+            "high = GreaterOrEqual(x, zero)",
+            "in = And(low, high)",
+            "s = Where(in, x, zero)",
+            "e = Clip(s, zero, nine)",
+            "y = Gather(t, e)",
+        ],
+        ["e"],
+    ),
     (["i = Mod(x, ten)", "low = GreaterOrEqual(i, lifted)", "s = Where(low, i, zero)", "y = Gather(t, s)"], []),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("lines", "dropped"), PROVED)
@@ -92,8 +104,13 @@ def test_a_removal_of_known_rank_goes() -> None:
 
 
 def test_boundaries_and_vocabularies_have_ranges() -> None:
-    lines = ["ge = GreaterOrEqual(x, edges)", "c = Cast(ge) to=7", "i = ReduceSum(c, last) keepdims=0",
-             "s = Clip(i, zero, three)", "y = Gather(t, s)"]  # fmt: skip
+    lines = [
+        "ge = GreaterOrEqual(x, edges)",
+        "c = Cast(ge) to=7",
+        "i = ReduceSum(c, last) keepdims=0",
+        "s = Clip(i, zero, three)",
+        "y = Gather(t, s)",
+    ]
     numbers = {"edges": [0, 5, 9], "last": [-1], "zero": 0, "three": 3, "t": TABLE}
     graph = graph_of(*lines, rank=2, **numbers)
     assert drop_proved_steps(graph) == ["s"]

@@ -61,10 +61,12 @@ def raw_features(batch: int) -> dict[str, Any]:
     numbers = chance.standard_normal(batch).astype(np.float32)
     numbers[0] = np.nan
     return {
-        "t": texts(chance, batch, b"\x02"), "kept": texts(chance, batch, b"\x02"),
+        "t": texts(chance, batch, b"\x02"),
+        "kept": texts(chance, batch, b"\x02"),
         "s": [WORDS[i] for i in chance.integers(len(WORDS), size=batch)],
-        "many": chance.integers(-1, 12, (batch, 4)), "f": numbers,
-    }  # fmt: skip
+        "many": chance.integers(-1, 12, (batch, 4)),
+        "f": numbers,
+    }
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
@@ -92,13 +94,19 @@ def test_what_a_sequence_is() -> None:
     """Written out: absent values take no place, dropped ones keep theirs, what is beyond the room is not read."""
     some: list[dict[str, Any]] = [
         {"feature": "t", "vocabulary": ["a", "b"], "first_id": 1, "combiner": "sequence"},
-        {"name": "length", "feature": "t", "length": True}, {"name": "mask", "feature": "t", "mask": True},
-    ]  # fmt: skip
+        {"name": "length", "feature": "t", "length": True},
+        {"name": "mask", "feature": "t", "mask": True},
+    ]
     code = CompiledColumns(make_description(FEATURES[:1], some), POINT, dtype="int64")
     raw = {"t": [b"b\x02\x02?\x02a", b"", b"a\x02a\x02a\x02a\x02b\x02b\x02b"]}
-    np.testing.assert_array_equal(code(raw, 3), [
-        [2, 0, 1, 0, 0, 3, 1, 1, 1, 0, 0], [0] * 11, [1, 1, 1, 1, 2, 5, 1, 1, 1, 1, 1],
-    ])  # fmt: skip
+    np.testing.assert_array_equal(
+        code(raw, 3),
+        [
+            [2, 0, 1, 0, 0, 3, 1, 1, 1, 0, 0],
+            [0] * 11,
+            [1, 1, 1, 1, 2, 5, 1, 1, 1, 1, 1],
+        ],
+    )
 
 
 DESCRIPTION = """
@@ -127,19 +135,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     chance = np.random.default_rng(0)
     weights: dict[str, NDArray[Any]] = {
         "users": chance.standard_normal((40, 4)).astype(np.float32),
-        "items": chance.standard_normal((30, 4)).astype(np.float32), "axis": np.array([1]), "one": np.array([1.0], "f"),
-        "widen": chance.standard_normal((3, 4)).astype(np.float32), "zero": np.array(0), "last": np.array([2]),
-    }  # fmt: skip
+        "items": chance.standard_normal((30, 4)).astype(np.float32),
+        "axis": np.array([1]),
+        "one": np.array([1.0], "f"),
+        "widen": chance.standard_normal((3, 4)).astype(np.float32),
+        "zero": np.array(0),
+        "last": np.array([2]),
+    }
     node = helper.make_node
     nodes = [
-        node("Gather", ["users", "user_id"], ["user"]), node("Gather", ["items", "history"], ["rows"]),
-        node("Greater", ["history", "zero"], ["seen"]), node("Cast", ["seen"], ["mask"], to=TensorProto.FLOAT),
-        node("Unsqueeze", ["mask", "last"], ["column"]), node("Mul", ["rows", "column"], ["masked"]),
-        node("MatMul", ["texts", "widen"], ["wide"]), node("Add", ["masked", "wide"], ["both"]),
-        node("ReduceSum", ["both", "axis"], ["summed"], keepdims=0), node("Max", ["count", "one"], ["some"]),
-        node("Unsqueeze", ["some", "axis"], ["divisor"]), node("Div", ["summed", "divisor"], ["mean"]),
+        node("Gather", ["users", "user_id"], ["user"]),
+        node("Gather", ["items", "history"], ["rows"]),
+        node("Greater", ["history", "zero"], ["seen"]),
+        node("Cast", ["seen"], ["mask"], to=TensorProto.FLOAT),
+        node("Unsqueeze", ["mask", "last"], ["column"]),
+        node("Mul", ["rows", "column"], ["masked"]),
+        node("MatMul", ["texts", "widen"], ["wide"]),
+        node("Add", ["masked", "wide"], ["both"]),
+        node("ReduceSum", ["both", "axis"], ["summed"], keepdims=0),
+        node("Max", ["count", "one"], ["some"]),
+        node("Unsqueeze", ["some", "axis"], ["divisor"]),
+        node("Div", ["summed", "divisor"], ["mean"]),
         node("Concat", ["user", "mean"], ["score"], axis=1),
-    ]  # fmt: skip
+    ]
     kinds = {"user_id": ["n"], "history": ["n", 6], "texts": ["n", 6, 3], "count": ["n"]}
     inputs = [
         helper.make_tensor_value_info(n, TensorProto.INT64 if n in ("user_id", "history") else TensorProto.FLOAT, shape)
@@ -170,15 +188,22 @@ def test_ids_are_measured_as_they_come(folder: Path) -> None:
     assert ids == {"user_id": (0, 39), "history": (0, 29)} and front.bounds["user_id/columns"] == (0, 39)
 
 
-@pytest.mark.parametrize(("old", "new", "says"), [
-    ("hash = 40 }", "hash = 41 }", "'user_id': column 'user' gives ids from 0 to 40, node .* looks them up in 40 rows"),
-    ("first_id = 1, ", "first_id = 1, pad = -1, ", "'clicks' gives ids from -1 to 29"),
-    ('table = "words", combiner', "combiner", r"its columns give int64 or int32 \[-1, 6\], the model .* float32"),
-    ("truncate = 6", "truncate = 7", r"int64 or int32 \[-1, 7\], the model .* takes int64 \[-1, 6\]"),
-    (", truncate = 6", "", "feature 'clicks' needs truncate: the length of a sequence"),
-    ('first_id = 1, combiner = "sequence"', "first_id = 1", 'several ids a row are passed on as a "sequence"'),
-    ('table = "words", comb', 'table = "words", pad = 3, comb', "pad, first_id: only ids have them"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "hash = 40 }",
+            "hash = 41 }",
+            "'user_id': column 'user' gives ids from 0 to 40, node .* looks them up in 40 rows",
+        ),
+        ("first_id = 1, ", "first_id = 1, pad = -1, ", "'clicks' gives ids from -1 to 29"),
+        ('table = "words", combiner', "combiner", r"its columns give int64 or int32 \[-1, 6\], the model .* float32"),
+        ("truncate = 6", "truncate = 7", r"int64 or int32 \[-1, 7\], the model .* takes int64 \[-1, 6\]"),
+        (", truncate = 6", "", "feature 'clicks' needs truncate: the length of a sequence"),
+        ('first_id = 1, combiner = "sequence"', "first_id = 1", 'several ids a row are passed on as a "sequence"'),
+        ('table = "words", comb', 'table = "words", pad = 3, comb', "pad, first_id: only ids have them"),
+    ],
+)
 def test_sequences_that_do_not_fit_are_refused(folder: Path, old: str, new: str, says: str) -> None:
     assert old in DESCRIPTION
     (folder / "wrong.toml").write_text(DESCRIPTION.replace(old, new))

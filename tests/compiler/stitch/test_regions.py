@@ -24,22 +24,40 @@ def scalar(value: float) -> NDArray[Any]:
 
 
 SOFTMAX = [node("Softmax", ["x"], ["y"], axis=-1)]
-ATTENTION_SOFTMAX = [node("Mul", ["x", "scale"], ["s"]), node("Add", ["s", "mask"], ["m"]), *[
-    node("Softmax", ["m"], ["y"], axis=-1)]]  # fmt: skip
+ATTENTION_SOFTMAX = [
+    node("Mul", ["x", "scale"], ["s"]),
+    node("Add", ["s", "mask"], ["m"]),
+    *[node("Softmax", ["m"], ["y"], axis=-1)],
+]
 DECOMPOSED = [
-    node("Add", ["x", "r"], ["a"]), node("ReduceMean", ["a", "last"], ["m"]), node("Sub", ["a", "m"], ["d"]),
-    node("Pow", ["d", "two"], ["q"]), node("ReduceMean", ["q", "last"], ["v"]), node("Add", ["v", "eps"], ["ve"]),
-    node("Sqrt", ["ve"], ["s"]), node("Div", ["d", "s"], ["n"]), node("Mul", ["n", "g"], ["ng"]),
+    node("Add", ["x", "r"], ["a"]),
+    node("ReduceMean", ["a", "last"], ["m"]),
+    node("Sub", ["a", "m"], ["d"]),
+    node("Pow", ["d", "two"], ["q"]),
+    node("ReduceMean", ["q", "last"], ["v"]),
+    node("Add", ["v", "eps"], ["ve"]),
+    node("Sqrt", ["ve"], ["s"]),
+    node("Div", ["d", "s"], ["n"]),
+    node("Mul", ["n", "g"], ["ng"]),
     node("Add", ["ng", "b"], ["y"]),
-]  # fmt: skip
+]
 GELU = [
-    node("Add", ["x", "bias"], ["a"]), node("Div", ["a", "root"], ["d"]), node("Erf", ["d"], ["e"]),
-    node("Add", ["e", "one"], ["p"]), node("Mul", ["a", "p"], ["q"]), node("Mul", ["q", "half"], ["y"]),
-]  # fmt: skip
+    node("Add", ["x", "bias"], ["a"]),
+    node("Div", ["a", "root"], ["d"]),
+    node("Erf", ["d"], ["e"]),
+    node("Add", ["e", "one"], ["p"]),
+    node("Mul", ["a", "p"], ["q"]),
+    node("Mul", ["q", "half"], ["y"]),
+]
 CONSTANTS = {
-    "last": np.array([-1]), "two": scalar(2), "eps": scalar(1e-5), "root": scalar(2**0.5), "one": scalar(1),
-    "half": scalar(0.5), "scale": scalar(0.125),
-}  # fmt: skip
+    "last": np.array([-1]),
+    "two": scalar(2),
+    "eps": scalar(1e-5),
+    "root": scalar(2**0.5),
+    "one": scalar(1),
+    "half": scalar(0.5),
+    "scale": scalar(0.125),
+}
 
 
 def case(nodes: list[Any], inputs: dict[str, tuple[int, ...]], outputs: str = "y", **constants: NDArray[Any]) -> Case:
@@ -50,7 +68,9 @@ def case(nodes: list[Any], inputs: dict[str, tuple[int, ...]], outputs: str = "y
 CASES = {
     "tiled": case(
         [node("Tile", ["x", "times"], ["t"]), node("Sub", ["t", "r"], ["y"]), node("Mul", ["t", "r"], ["z"])],
-        {"x": (-1, 1, 8), "r": (-1, 7, 8)}, "t y z", times=np.array([1, 7, 1]),
+        {"x": (-1, 1, 8), "r": (-1, 7, 8)},
+        "t y z",
+        times=np.array([1, 7, 1]),
     ),
     "expanded": case([node("Expand", ["x", "to"], ["y"])], {"x": (3, 1)}, to=np.array([2, 3, 37])),
     "softmax": case(SOFTMAX, {"x": (3, 37)}),
@@ -60,10 +80,12 @@ CASES = {
     "masked attention": case(ATTENTION_SOFTMAX, {"x": (2, 3, 17, 33), "mask": (2, 1, 1, 33)}),
     "layer norm": case(
         [node("Add", ["x", "r"], ["a"]), node("LayerNormalization", ["a", "g", "b"], ["y"])],
-        {"x": (2, 5, 200), "r": (2, 5, 200)}, "y a", g=weights(200), b=weights(200),
+        {"x": (2, 5, 200), "r": (2, 5, 200)},
+        "y a",
+        g=weights(200),
+        b=weights(200),
     ),
-    "decomposed layer norm": case(
-        DECOMPOSED, {"x": (6, 70), "r": (6, 70)}, g=weights(70), b=weights(70)),
+    "decomposed layer norm": case(DECOMPOSED, {"x": (6, 70), "r": (6, 70)}, g=weights(70), b=weights(70)),
     "gelu": case(GELU, {"x": (5, 77)}, bias=weights(77)),
     "gelu as a node": case([node("Gelu", ["x"], ["y"])], {"x": (5, 77)}),
     "gelu by tanh": case([node("Gelu", ["x"], ["y"], approximate="tanh")], {"x": (5, 77)}),
@@ -73,33 +95,50 @@ CASES = {
     ),
     "bias, residual, activation": case(
         [node("Add", ["x", "b"], ["a"]), node("Add", ["a", "r"], ["s"]), node("LeakyRelu", ["s"], ["y"], alpha=0.1)],
-        {"x": (2, 6, 7, 5), "r": (2, 6, 7, 5)}, b=weights(6, 1, 1),
+        {"x": (2, 6, 7, 5), "r": (2, 6, 7, 5)},
+        b=weights(6, 1, 1),
     ),
     "mean of a plane": case([node("GlobalAveragePool", ["x"], ["y"])], {"x": (2, 5, 7, 7)}),
-    "norm without its axis": case(
-        [node("ReduceL2", ["x", "last"], ["y"], keepdims=0)], {"x": (3, 4, 21)}),
+    "norm without its axis": case([node("ReduceL2", ["x", "last"], ["y"], keepdims=0)], {"x": (3, 4, 21)}),
     "of the whole tensor": case(
-        [node("ReduceMax", ["x"], ["m"]), node("Sub", ["x", "m"], ["d"]), node("Exp", ["d"], ["y"])], {"x": (5, 6, 7)}),
+        [node("ReduceMax", ["x"], ["m"]), node("Sub", ["x", "m"], ["d"]), node("Exp", ["d"], ["y"])], {"x": (5, 6, 7)}
+    ),
     "across rows": case(
         [node("ReduceMean", ["x", "first"], ["m"]), node("Sub", ["x", "m"], ["d"]), node("Tanh", ["d"], ["y"])],
-        {"x": (13, 300)}, "y m", first=np.array([0]),
+        {"x": (13, 300)},
+        "y m",
+        first=np.array([0]),
     ),
     "selection": case(
-        [node("Greater", ["x", "r"], ["c"]), node("Not", ["c"], ["n"]), node("Where", ["n", "x", "r"], ["w"]),
-         node("Clip", ["w", "low", "half"], ["k"]), node("HardSwish", ["k"], ["y"])],
-        {"x": (4, 19), "r": (19,)}, low=scalar(-0.75),
+        [
+            node("Greater", ["x", "r"], ["c"]),
+            node("Not", ["c"], ["n"]),
+            node("Where", ["n", "x", "r"], ["w"]),
+            node("Clip", ["w", "low", "half"], ["k"]),
+            node("HardSwish", ["k"], ["y"]),
+        ],
+        {"x": (4, 19), "r": (19,)},
+        low=scalar(-0.75),
     ),
     "other functions": case(
-        [node("Abs", ["x"], ["a"]), node("Sqrt", ["a"], ["s"]), node("Neg", ["s"], ["n"]),
-         node("Sigmoid", ["n"], ["g"]), node("Log", ["g"], ["l"]), node("Reciprocal", ["l"], ["y"]),
-         node("ReduceMin", ["y", "last"], ["z"])],
-        {"x": (3, 40)}, "y z",
+        [
+            node("Abs", ["x"], ["a"]),
+            node("Sqrt", ["a"], ["s"]),
+            node("Neg", ["s"], ["n"]),
+            node("Sigmoid", ["n"], ["g"]),
+            node("Log", ["g"], ["l"]),
+            node("Reciprocal", ["l"], ["y"]),
+            node("ReduceMin", ["y", "last"], ["z"]),
+        ],
+        {"x": (3, 40)},
+        "y z",
     ),
     "packed": case(
         [node("Relu", ["x"], ["a"]), node("Tanh", ["y"], ["b"]), node("Softmax", ["z"], ["c"])],
-        {"x": (9, 31), "y": (4, 4), "z": (3, 5, 6)}, "a b c",
+        {"x": (9, 31), "y": (4, 4), "z": (3, 5, 6)},
+        "a b c",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("place", [0, 7])
@@ -138,10 +177,13 @@ def test_types_are_cast() -> None:
 
 def test_what_is_not_in_the_language_runs_between() -> None:
     nodes = [
-        node("Exp", ["x"], ["a"]), node("Transpose", ["a"], ["t"], perm=[1, 0]), node("Relu", ["t"], ["r"]),
-        node("MatMul", ["r", "x"], ["p"]), node("Tanh", ["p"], ["y"]),
+        node("Exp", ["x"], ["a"]),
+        node("Transpose", ["a"], ["t"], perm=[1, 0]),
+        node("Relu", ["t"], ["r"]),
+        node("MatMul", ["r", "x"], ["p"]),
+        node("Tanh", ["p"], ["y"]),
         node("ReduceMax", ["y", "last"], ["z"], keepdims=0),
-    ]  # fmt: skip
+    ]
     region = assert_right(case(nodes, {"x": (9, 31)}, "y z"))
     assert [layer.op for layer in region.layers].count("stitched") == 3
     assert {layer.parameters_as(GenericParameters).function for layer in region.layers if layer.op == "generic"} == {
@@ -164,8 +206,12 @@ def test_booleans_that_others_read_are_left_to_them() -> None:
 
 
 def test_computed_shapes_are_left_whole() -> None:
-    nodes = [node("Relu", ["x"], ["a"]), node("Shape", ["a"], ["s"]), node("Reshape", ["r", "s"], ["b"]),
-             node("Add", ["a", "b"], ["y"])]  # fmt: skip
+    nodes = [
+        node("Relu", ["x"], ["a"]),
+        node("Shape", ["a"], ["s"]),
+        node("Reshape", ["r", "s"], ["b"]),
+        node("Add", ["a", "b"], ["y"]),
+    ]
     assert_right(case(nodes, {"x": (4, 8), "r": (32,)}))
 
 
