@@ -16,7 +16,7 @@ from veltair.compiler.graph.layer_graph import Slice
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.onnx.node_attributes import attribute, times
-from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
+from veltair.compiler.patterns.matmul import multiplies_in_bf16, readable_as_bf16
 from veltair.compiler.patterns.recommendation.feature_columns import join_columns
 from veltair.profiles.artifact.manifest import ALIGNMENT
 
@@ -43,7 +43,7 @@ def _concat_batch_rows(node: onnx.NodeProto, axis: int, view: ModelView, builder
     if rows >= 0 or not numbers or any(builder.is_made(n) and builder.tensors[n].block for n in node.input):
         return False
     pieces = [builder.rows(name) for name in node.input]
-    narrow = narrow_rows(rows, view) and read_by_products(output, view)
+    narrow = multiplies_in_bf16(rows, view) and readable_as_bf16(output, view)
     y = Activation(output, "uint16" if narrow else "float32", (rows, width))
     whole = replace(y, shape=shape)
     if shape != y.shape:

@@ -10,7 +10,7 @@ from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.sequence import LayerNormParameters
 from veltair.compiler.onnx.node_attributes import attribute, times
-from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
+from veltair.compiler.patterns.matmul import multiplies_in_bf16, readable_as_bf16
 
 
 def layer_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
@@ -31,7 +31,7 @@ def layer_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> 
     }
     if any(w.size != width for w in weights.values()):
         return False
-    narrow = narrow_rows(rows, view) and read_by_products(node.output[0], view)
+    narrow = multiplies_in_bf16(rows, view) and readable_as_bf16(node.output[0], view)
     y = Activation(f"{node.output[0]}/rows", "uint16" if narrow else "float32", (rows, width))
     parameters = LayerNormParameters(float(attribute(node, "epsilon", 1e-5)))
     inputs = [builder.reshaped(x, (rows, width))]

@@ -48,7 +48,7 @@ def matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool
         output, residual = _side("Add", output, view, builder)
     rows = times(shape[:-1])
     # A stream that only sums go through stays fp32.
-    narrow = narrow_rows(rows, view) and (gate or not residual) and read_by_products(output, view)
+    narrow = multiplies_in_bf16(rows, view) and (gate or not residual) and readable_as_bf16(output, view)
     y = Activation(output, "uint16" if narrow else "float32", (rows, out[-1]))
     if len(out) != 2:
         y = Activation(f"{output}/rows", y.dtype, y.shape)
@@ -98,7 +98,7 @@ class DenseLayer:
         weights = {"weight": np.ascontiguousarray(self.weight, np.float32), "bias": self.bias.astype(np.float32)}
         flops = 2 * abs(rows) * int(np.prod(self.weight.shape))
         sides = [self.gate, self.residual]
-        if narrow_rows(rows, view):
+        if multiplies_in_bf16(rows, view):
             inputs = [builder.reshaped(builder.narrowed(builder.rows(self.x)), (rows, depth))]
             op, storage = "matmul_bf16", None
         else:
@@ -111,13 +111,13 @@ class DenseLayer:
         builder.emit(self.name, op, inputs, [y], parameters, weights, flops)
 
 
-def narrow_rows(rows: int, view: ModelView) -> bool:
+def multiplies_in_bf16(rows: int, view: ModelView) -> bool:
     """Whether a product of so many rows (-k: k times the batch) is made in bfloat16."""
     (greatest,) = shape_at((rows,), view.max_batch)
     return view.dtype == "uint16" and greatest >= TILE_ROWS
 
 
-def read_by_products(name: str, view: ModelView) -> bool:
+def readable_as_bf16(name: str, view: ModelView) -> bool:
     """Whether a tensor can be bfloat16: products with constant weights or attention read it, and else only sums and
     gates of products."""
 

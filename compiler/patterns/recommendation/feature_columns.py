@@ -11,7 +11,7 @@ from veltair.compiler.features.kernel.columns_kernel import concatenated_layer
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
-from veltair.compiler.patterns.matmul import narrow_rows, read_by_products
+from veltair.compiler.patterns.matmul import multiplies_in_bf16, readable_as_bf16
 
 
 def round_columns(view: ModelView, builder: GraphBuilder) -> None:
@@ -20,7 +20,7 @@ def round_columns(view: ModelView, builder: GraphBuilder) -> None:
         (made,) = spec.outputs
         if spec.op != "columns" or made.dtype != "float32" or made.name not in view.values:
             continue
-        if narrow_rows(made.shape[0], view) and read_by_products(made.name, view):
+        if multiplies_in_bf16(made.shape[0], view) and readable_as_bf16(made.name, view):
             builder.replace_layer(spec, replace(spec, outputs=(replace(made, dtype="uint16"),)))
 
 

@@ -18,7 +18,7 @@ from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.onnx.node_attributes import attribute, times
-from veltair.compiler.patterns.matmul import DenseLayer, narrow_rows
+from veltair.compiler.patterns.matmul import DenseLayer, multiplies_in_bf16
 
 SPLIT, SPLIT_TRANSPOSED = [0, 2, 1, 3], [0, 2, 3, 1]  # (image, token, head, d) to heads first
 
@@ -88,7 +88,7 @@ def projections(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
     bias = np.concatenate([constants[p.bias].reshape(-1) for p in found])
     shape = view.shape_of(found[0].x)
     rows = times(shape[:-1])
-    narrow = narrow_rows(rows, view)
+    narrow = multiplies_in_bf16(rows, view)
     y = Activation(_joined_name(found), "uint16" if narrow else "float32", (rows, weight.shape[1]))
     DenseLayer(node.name, found[0].x, y, weight, bias, "none").emit(view, builder)
     return True
