@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
-from kernels import LESSER, ahead, call, need, worst_error
-from nets import Net, normal, run
 from numpy.typing import NDArray
+from onnx_nets import Net, normal, run
+from run_kernels import OLDER_CPUS, compile_ahead, require_features, run_and_compare, run_kernel
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
@@ -116,14 +116,14 @@ def values_of(spec: LayerSpec, batch: int = 1) -> list[NDArray[np.float32]]:
     return [normal(*(-d * batch if d < 0 else d for d in tensor.shape)) for tensor in spec.inputs]
 
 
-@pytest.mark.parametrize("mcpu", ["", *LESSER])
+@pytest.mark.parametrize("mcpu", ["", *OLDER_CPUS])
 def test_every_point_on_every_instruction_set(mcpu: str) -> None:
-    need(LESSER.get(mcpu, frozenset()), mcpu)
+    require_features(OLDER_CPUS.get(mcpu, frozenset()), mcpu)
     spec = product(((2, 23, 37), (0, 1, 2)), ((2, 71, 37), (0, 2, 1)), (2, 23, 71))
-    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, frozenset({"avx2", "avx512"})))
+    points = SPACES[spec.op].points(spec, OLDER_CPUS.get(mcpu, frozenset({"avx2", "avx512"})))
     assert len(points) > 3
-    for point in ahead(spec, points[:: 3 if mcpu else 2], mcpu):
-        error, _ = worst_error(spec, point, values_of(spec), mcpu=mcpu)
+    for point in compile_ahead(spec, points[:: 3 if mcpu else 2], mcpu):
+        error, _ = run_and_compare(spec, point, values_of(spec), mcpu=mcpu)
         assert error < 1e-5, point
 
 
@@ -149,23 +149,23 @@ def test_blocks_in_bfloat16(
     unit: str, mcpu: str, left: Any, right: Any, output: tuple[int, ...], dtypes: tuple[str, str, str]
 ) -> None:
     """fp32 and bfloat16 sides, in every combination with few or no rows, columns and products behind the last tile."""
-    need(LESSER.get(mcpu, frozenset({"amx_bf16"})), f"{unit} on bfloat16")
+    require_features(OLDER_CPUS.get(mcpu, frozenset({"amx_bf16"})), f"{unit} on bfloat16")
     spec = product(left, right, output, dtypes, max_batch=4)
-    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, cpu_features()))
+    points = SPACES[spec.op].points(spec, OLDER_CPUS.get(mcpu, cpu_features()))
     blocks = [point for point in points if point.get("unit") == unit]
     assert blocks and len(blocks) < len(points)
     for batch, point in ((1, blocks[0]), (3, blocks[-1])):
-        error, _ = worst_error(spec, point, values_of(spec, batch), batch, mcpu)
+        error, _ = run_and_compare(spec, point, values_of(spec, batch), batch, mcpu)
         assert error < 1e-2, point
 
 
 @UNITS
 def test_what_is_no_number_stays_in_its_own_row(unit: str, mcpu: str) -> None:
     """Nothing behind the end of a row takes part in a sum."""
-    need(LESSER.get(mcpu, frozenset({"amx_bf16"})), f"{unit} on bfloat16")
+    require_features(OLDER_CPUS.get(mcpu, frozenset({"amx_bf16"})), f"{unit} on bfloat16")
     spec = product(((2, 20, 33), PLAIN), ((2, 33, 18), PLAIN), (2, 20, 18), max_batch=4)
     a, b = values_of(spec)
     a[0, 3], b[1, :, 5] = np.inf, np.nan
-    (found,) = call(spec, SPACES[spec.op].points(spec, LESSER.get(mcpu, cpu_features()))[0], [a, b], 1, mcpu)
+    (found,) = run_kernel(spec, SPACES[spec.op].points(spec, OLDER_CPUS.get(mcpu, cpu_features()))[0], [a, b], 1, mcpu)
     bad = ~np.isfinite(found)
     assert bad[0, 3].all() and bad[1, :, 5].all() and bad.sum() == 18 + 20

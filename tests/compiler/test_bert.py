@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from bert import Bert
-from kernels import run_graph
+from run_kernels import run_graph
 
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower

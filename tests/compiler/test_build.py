@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-from kernels import need
 from onnx import TensorProto, helper, numpy_helper
+from run_kernels import require_features
 
 from veltair.cli import main
 from veltair.compiler.build import compile_model
@@ -315,7 +315,7 @@ def test_a_dynamic_batch_is_timed_and_right_at_several_sizes(tmp_path: Path, tol
 
 @pytest.mark.parametrize("isa", ["avx512_bf16", "amx"])
 def test_bf16_is_right_within_its_tolerance(isa: str, tmp_path: Path, told: Told) -> None:
-    need(ISAS[isa], f"code for {isa}")
+    require_features(ISAS[isa], f"code for {isa}")
     model = image_model(tmp_path / "tiny.onnx")
     options = ("--isa", isa, "--precision", "bf16", "--trials", 0)
     code, _, errors = told("compile", model, "--out", tmp_path / "out", *options)
@@ -331,7 +331,7 @@ def test_bf16_is_right_within_its_tolerance(isa: str, tmp_path: Path, told: Told
 @pytest.mark.parametrize("isa", ["avx2", "avx512", "amx"])
 def test_an_artifact_asks_for_what_its_code_needs(isa: str, tmp_path: Path, told: Told) -> None:
     """An fp32 one made on a CPU with tiles runs on any with AVX-512, and `--isa avx2` on any with AVX2."""
-    need(ISAS[isa], f"code for {isa}")
+    require_features(ISAS[isa], f"code for {isa}")
     model = image_model(tmp_path / "tiny.onnx")
     options = ("--isa", isa, "--precision", "fp32", "--trials", 0)
     code, _, errors = told("compile", model, "--out", tmp_path / "out", *options)

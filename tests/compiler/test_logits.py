@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-from nets import Net, normal
+from onnx_nets import Net, normal
 
 from veltair.compiler.onnx.logits import Squash, squashed
 from veltair.compiler.onnx.onnx_model import load

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernels import ahead, worst_error
-from nets import Arrays
+from onnx_nets import Arrays
+from run_kernels import compile_ahead, run_and_compare
 from test_sums import ROWS, drawn, operators
 
 from veltair.compiler.design_spaces import SPACES
@@ -116,8 +116,8 @@ def test_every_version_equals_numpy(family: str, mcpu: str) -> None:
         weights["table1"] = drawn(5, 37)
     y = Activation("y", "float32", (-1,) if family == "triples" else (-1, 37))
     spec = LayerSpec("l", "lookups", tuple(inputs), (y,), weights, 1, 64, parameters)
-    for point in ahead(spec, SPACES["lookups"].points(spec, cpu_features())[:6], mcpu):
-        error, _ = worst_error(spec, point, values, ROWS, mcpu)
+    for point in compile_ahead(spec, SPACES["lookups"].points(spec, cpu_features())[:6], mcpu):
+        error, _ = run_and_compare(spec, point, values, ROWS, mcpu)
         assert error < 1e-5, point
 
 

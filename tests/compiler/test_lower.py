@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from nets import WAYS, Net, normal, run
 from onnx import TensorProto
+from onnx_nets import WAYS, Net, normal, run
 
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from kernels import LESSER, worst_error
+from run_kernels import OLDER_CPUS, run_and_compare
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec, Point
@@ -29,7 +29,7 @@ def layer(depth: int, width: int, inputs: int = 1, activation: str = "relu", gat
 def error(spec: LayerSpec, point: Point, rows: int, mcpu: str = "") -> float:
     random = np.random.default_rng(rows)
     values = [random.standard_normal((rows, tensor.shape[1]), np.float32) for tensor in spec.inputs]
-    return worst_error(spec, point, values, rows, mcpu)[0]
+    return run_and_compare(spec, point, values, rows, mcpu)[0]
 
 
 @pytest.mark.parametrize("rows", [1, 31, MOST])
@@ -49,7 +49,7 @@ def test_gate_and_residual_come_after_the_last_stretch(gated: bool) -> None:
 @pytest.mark.parametrize("mcpu", ["haswell", "skylake-avx512"])
 def test_points_of_the_space(mcpu: str) -> None:
     spec = layer(300, 200)
-    points = [point for point in SPACES["matmul"].points(spec, LESSER[mcpu]) if "panels" in point]
+    points = [point for point in SPACES["matmul"].points(spec, OLDER_CPUS[mcpu]) if "panels" in point]
     assert {point["stretch"] for point in points} == {256, 512}
     assert all(error(spec, point, MOST, mcpu) < 1e-5 for point in points[::12])
 

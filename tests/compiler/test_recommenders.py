@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from nets import Net, normal, run
 from numpy.typing import NDArray
+from onnx_nets import Net, normal, run
 
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from kernels import ahead, worst_error
-from nets import Arrays, run
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from onnx_nets import Arrays, run
+from run_kernels import compile_ahead, run_and_compare
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
@@ -84,8 +84,8 @@ def test_every_way_equals_numpy(spec: LayerSpec, mcpu: str) -> None:
 
     values = [value(tensor) for tensor in spec.inputs]
     points = SPACES["recurrent"].points(spec, frozenset({"avx2"}) if mcpu else cpu_features())
-    for point in ahead(spec, (points[0], points[-1]) if not mcpu else points[-1:], mcpu):
-        error, _ = worst_error(spec, point, values, rows, mcpu)
+    for point in compile_ahead(spec, (points[0], points[-1]) if not mcpu else points[-1:], mcpu):
+        error, _ = run_and_compare(spec, point, values, rows, mcpu)
         assert error < 2e-6, point
 
 

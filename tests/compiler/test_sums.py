@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from kernels import ahead, worst_error
-from nets import Arrays, run
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from onnx_nets import Arrays, run
+from run_kernels import compile_ahead, run_and_compare
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
@@ -127,6 +127,6 @@ def test_every_version_equals_numpy(op: str, mcpu: str) -> None:
     y = Activation("y", "float32", (-1, width))
     spec = LayerSpec(op, op, inputs, (y,), {}, 1, max_batch=64, parameters=parameters)
     values = [ids(w, 8) if counts else drawn(ROWS, w) for w in widths]
-    for point in ahead(spec, SPACES[op].points(spec, cpu_features()), mcpu):
-        error, _ = worst_error(spec, point, values, ROWS, mcpu)
+    for point in compile_ahead(spec, SPACES[op].points(spec, cpu_features()), mcpu):
+        error, _ = run_and_compare(spec, point, values, ROWS, mcpu)
         assert error < 1e-6, point

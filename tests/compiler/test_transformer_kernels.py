@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kernels import LESSER, ahead, call, worst_error
+from run_kernels import OLDER_CPUS, compile_ahead, run_and_compare, run_kernel
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
@@ -42,10 +42,10 @@ def check(
     tolerance: float = 0,
 ) -> None:
     """Of a space the first and the last point, or the first alone."""
-    points = SPACES[spec.op].points(spec, LESSER.get(mcpu, HERE))
+    points = SPACES[spec.op].points(spec, OLDER_CPUS.get(mcpu, HERE))
     values = values or [normal(*at(tensor.shape, batch)) for tensor in spec.inputs]
-    for point in ahead(spec, (points[0], points[-1]) if ends else points[:1], mcpu):
-        error, _ = worst_error(spec, point, values, batch, mcpu)
+    for point in compile_ahead(spec, (points[0], points[-1]) if ends else points[:1], mcpu):
+        error, _ = run_and_compare(spec, point, values, batch, mcpu)
         assert error < max(tolerance, TOLERANCE[spec.outputs[0].dtype]), (spec.workload, point)
 
 
@@ -160,8 +160,8 @@ def test_an_id_that_no_row_has_reads_row_0() -> None:
     y = Activation("y", "float32", (3, 16))
     spec = LayerSpec("embedding", "embedding", ids, (y,), weights, 0, parameters=LayerNormParameters(1e-5))
     point = SPACES["embedding"].points(spec, HERE)[0]
-    (wild,) = call(spec, point, [np.array([[2**40, -1, 5]])])
-    (first,) = call(spec, point, [np.zeros((1, 3), np.int64)])
+    (wild,) = run_kernel(spec, point, [np.array([[2**40, -1, 5]])])
+    (first,) = run_kernel(spec, point, [np.zeros((1, 3), np.int64)])
     np.testing.assert_array_equal(wild, first)
 
 
@@ -172,5 +172,5 @@ def test_cast(source: str, width: int) -> None:
     other = {"float32": "uint16", "uint16": "float32"}[source]
     x, y = (Activation(name, dtype, (-2, 3, width)) for name, dtype in (("x", source), ("y", other)))
     spec = LayerSpec("cast", "cast", (x,), (y,), {}, 0, max_batch=3)
-    error, _ = worst_error(spec, {}, [normal(6, 3, width)], batch=3)
+    error, _ = run_and_compare(spec, {}, [normal(6, 3, width)], batch=3)
     assert error == 0

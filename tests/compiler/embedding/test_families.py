@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
-from kernels import LESSER, guarded, need
 from numpy.typing import NDArray
+from run_kernels import OLDER_CPUS, between_guard_pages, require_features
 
 from veltair.compiler.embedding import families
 from veltair.compiler.embedding import family_reference as reference
@@ -113,7 +113,7 @@ def test_any_distance_and_any_tile(ahead: int, segments: int) -> None:
 
 @pytest.mark.parametrize("mcpu", ["haswell", "skylake-avx512"])
 def test_code_for_lesser_instruction_sets(mcpu: str) -> None:
-    need(LESSER[mcpu], f"code for {mcpu}")
+    require_features(OLDER_CPUS[mcpu], f"code for {mcpu}")
     for storage in STORAGES:
         program, operands, expected = cases(40, storage)["weighted mean"]
         assert error(called(compiled(program, 3, 8, mcpu=mcpu), operands, expected.shape), expected) < 1e-5
@@ -124,7 +124,7 @@ def test_nothing_outside_of_a_table_is_read(storage: str) -> None:
     """A load beyond either end of the table would end this process. Ids that are no rows are row 0."""
     dim = 64 if storage != "int8" else 56  # so that rows are whole cache lines, as kernels expect of where tables begin
     named, tab = table("table", 50, dim, storage)
-    safe = guarded(tab)
+    safe = between_guard_pages(tab)
     ids = np.array([*BAD_IDS, 0, 49] * 4)
     offsets = np.array([0, 9, 32])
     want = reference.sls(ids, tab, offsets)

@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from nets import Net, normal, run
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
+from onnx_nets import Net, normal, run
 
 from veltair.cli import main
 from veltair.compiler.build import compile_model

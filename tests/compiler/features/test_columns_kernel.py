@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from features.compiled_columns import NUMBERS, CompiledColumns, make_description, texts
-from kernels import guarded, need
+from run_kernels import between_guard_pages, require_features
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.embedding.row_storage import STORAGES
@@ -150,7 +150,7 @@ def test_the_reference_of_the_layer_is_that_of_its_columns(compiled: CompiledCol
 @pytest.mark.parametrize("isa", ["avx2", "avx512"])
 def test_numbers_at_and_beside_boundaries(isa: str) -> None:
     """However many boundaries there are; infinity and NaN are below none of them."""
-    need(frozenset({isa}), f"code for {isa}")
+    require_features(frozenset({isa}), f"code for {isa}")
     chance, counts = np.random.default_rng(0), (1, 15, 16, 17, 100, 512, 513)
     edges = [np.unique(chance.standard_normal(count).astype(np.float32)) for count in counts]
     columns = [{"name": f"c{i}", "feature": f"f{i}", "boundaries": e.tolist()} for i, e in enumerate(edges)]
@@ -170,7 +170,7 @@ def test_numbers_at_and_beside_boundaries(isa: str) -> None:
 def test_computed_numbers_beside_columns(whole: FeatureDescription, dtype: str) -> None:
     """Of any widths, on both sides; in bfloat16 all of it is rounded once, as what is made of its float32 is."""
     if dtype == "uint16":
-        need(frozenset({"avx512_bf16"}), "rounding to bfloat16")
+        require_features(frozenset({"avx512_bf16"}), "rounding to bfloat16")
     kinds = (("a", "uint16", 3), ("b", "float32", 50), ("c", dtype, 16))
     a, b, c = (Activation(name, kind, (-1, width)) for name, kind, width in kinds)
 
@@ -209,7 +209,10 @@ def test_columns_in_parallel_on_avx2() -> None:
 def test_ends_that_fall_or_pass_the_room_are_empty_texts(compiled: CompiledColumns, whole: FeatureDescription) -> None:
     """The kernel's own check; `Strings.checked` refuses them before."""
     raw = raw_features(5, 4)
-    arrays = {name: guarded(array, 64) for name, array in zip(compiled.names, compiled.arrays(raw, 4), strict=True)}
+    arrays = {
+        name: between_guard_pages(array, 64)
+        for name, array in zip(compiled.names, compiled.arrays(raw, 4), strict=True)
+    }
     arrays["ends"][1] = 2**31 - 1  # row 1 of s; row 2 then begins past the room, and its end falls
     arrays["ends"][4 + 3] = -5  # row 3 of kept
     out = compiled.run([arrays[name] for name in compiled.names], 4)
@@ -225,10 +228,10 @@ def test_nothing_is_read_outside_of_texts_numbers_and_tables(compiled: CompiledC
     columns = [c for c in COLUMNS if c.get("name", c["feature"]) in names]
     some = make_description([f for f in FEATURES if f["name"] in names], columns, **SHAPES)
     code = compiled if storage == "fp32" else CompiledColumns(some, POINT, storage=storage)
-    code.weights[:] = [guarded(weight, 64) for weight in code.weights]
+    code.weights[:] = [between_guard_pages(weight, 64) for weight in code.weights]
     for batch in (1, 7, 16, 33):
         raw = raw_features(batch, batch)
-        arrays = [guarded(array, 64) for array in code.arrays(raw, batch)]
+        arrays = [between_guard_pages(array, 64) for array in code.arrays(raw, batch)]
         expected = reference_inputs(code.description, raw, code.store.tables)["x"]
         np.testing.assert_allclose(code.run(arrays, batch), expected, rtol=1e-5, atol=1e-6)
 

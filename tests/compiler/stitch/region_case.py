@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import kernels
 import numpy as np
 import onnx
 import onnxruntime as ort
+import run_kernels
 from numpy.typing import NDArray
 
 from veltair.compiler.design_spaces import SPACES
@@ -98,9 +98,11 @@ def run(
         return known[name]
 
     for layer in region.layers:
-        features = kernels.LESSER.get(mcpu, cpu_features())
+        features = run_kernels.OLDER_CPUS.get(mcpu, cpu_features())
         points = SPACES[layer.op].points(layer, features)
-        outputs = kernels.call(layer, points[place % len(points)], [value(t.name) for t in layer.inputs], batch, mcpu)
+        outputs = run_kernels.run_kernel(
+            layer, points[place % len(points)], [value(t.name) for t in layer.inputs], batch, mcpu
+        )
         known |= {t.name: array for t, array in zip(layer.outputs, outputs, strict=True)}
     return [value(name) for name in case.outputs]
 

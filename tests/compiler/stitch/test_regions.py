@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernels import LESSER, need
 from numpy.typing import NDArray
 from onnx.helper import make_node as node
+from run_kernels import OLDER_CPUS, require_features
 from stitch.region_case import Case, assert_right
 
 from veltair.compiler.design_spaces import SPACES
@@ -150,7 +150,7 @@ def test_like_onnx_runtime(name: str, place: int) -> None:
 
 @pytest.mark.parametrize("name", ["masked attention", "decomposed layer norm", "across rows", "selection"])
 def test_on_a_lesser_cpu(name: str) -> None:
-    need(LESSER["haswell"], "code for haswell")
+    require_features(OLDER_CPUS["haswell"], "code for haswell")
     assert_right(CASES[name], mcpu="haswell")
 
 
@@ -219,7 +219,7 @@ def test_bfloat16_tensors() -> None:
     """Where a neighbour keeps bfloat16, it is read and written as it is."""
     from dataclasses import replace
 
-    from kernels import call
+    from run_kernels import run_kernel
 
     from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
 
@@ -233,7 +233,7 @@ def test_bfloat16_tensors() -> None:
     bits = [array_to_bf16(rng.standard_normal(t.shape).astype(np.float32)) for t in layer.inputs]
     wide = [(b.astype(np.uint32) << 16).view(np.float32) for b in bits]
     point = SPACES["stitched"].points(layer, cpu_features())[0]
-    (found,) = call(narrow, point, bits)
+    (found,) = run_kernel(narrow, point, bits)
     expected = reference(layer, wide)
     assert expected is not None
     np.testing.assert_allclose((found.astype(np.uint32) << 16).view(np.float32), expected[0], rtol=5e-3, atol=1e-5)

@@ -1,7 +1,7 @@
 """Which precision a CPU gets."""
 
 import pytest
-from kernels import need
+from run_kernels import require_features
 
 from veltair.compiler.tuning import precision
 from veltair.compiler.tuning.precision import DEAREST_DOT, dots_pay, pick_precision, step_ns
@@ -46,6 +46,6 @@ def test_dots_pay_in_less_than_two_products(monkeypatch: pytest.MonkeyPatch, dot
 
 
 def test_steps_are_timed_on_this_cpu() -> None:
-    need(frozenset({"avx512_bf16"}), "dot products of bfloat16")
+    require_features(frozenset({"avx512_bf16"}), "dot products of bfloat16")
     for dtype in ("float32", "uint16"):
         assert 0.01 < step_ns(dtype) < 100  # ns; no core does ten vectors in one, none waits for memory here

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from nets import Net, normal, run
+from onnx_nets import Net, normal, run
 
 BETA, CUBIC = np.float32(0.7978845608), np.float32(0.044715)
 ONE, HALF, ROOT = np.float32(1), np.float32(0.5), np.float32(2**0.5)

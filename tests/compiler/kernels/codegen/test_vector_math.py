@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from kernels import need
 from numpy.typing import NDArray
+from run_kernels import require_features
 from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.kernels.codegen import vector_math
@@ -27,7 +27,7 @@ TARGETS = {
 
 @pytest.fixture(params=["avx2", "avx512"], scope="module")
 def target(request: pytest.FixtureRequest) -> Any:
-    need(frozenset({request.param}), "its functions")
+    require_features(frozenset({request.param}), "its functions")
     return TARGETS[request.param]
 
 
@@ -116,7 +116,7 @@ def test_lanes_are_combined(target: Any) -> None:
 
 
 def test_a_rough_sigmoid_is_good_for_bfloat16() -> None:
-    need(frozenset({"avx512"}), "the rough sigmoid")
+    require_features(frozenset({"avx512"}), "the rough sigmoid")
     x = everywhere(-86, 86)
     found = run(TARGETS["avx512"], vector_math.approximate_sigmoid, x).astype(np.float64)
     expected = 1 / (1 + np.exp(-np.clip(x.astype(np.float64), -87, 87)))
@@ -124,7 +124,7 @@ def test_a_rough_sigmoid_is_good_for_bfloat16() -> None:
 
 
 def test_a_rough_gelu_is_good_for_bfloat16() -> None:
-    need(frozenset({"avx512"}), "the rough GELU")
+    require_features(frozenset({"avx512"}), "the rough GELU")
     x = np.concatenate([np.linspace(-12, 12, 16 * 4000, dtype=np.float32), np.float32([1e4, -1e4] * 8)])
     found = run(TARGETS["avx512"], lambda v: apply_activation(v, "gelu", approximate=True), x)
     expected = [v * math.erfc(-v / 2**0.5) / 2 for v in x.tolist()]

@@ -23,7 +23,7 @@ from veltair.machine.isa import cpu_features, tvm_target
 from veltair.machine.topology import usable_machine
 from veltair.profiles.runtime.executor import aligned, empty, permit_tiles
 
-LESSER = {
+OLDER_CPUS = {
     "haswell": frozenset({"avx2"}),
     "skylake-avx512": frozenset({"avx2", "avx512"}),
     "cooperlake": frozenset({"avx2", "avx512", "avx512_bf16"}),
@@ -35,15 +35,15 @@ _compiler = ThreadPoolExecutor(len(usable_machine().cores))
 _compiled: dict[tuple[StructuralKey, str], Future[Any]] = {}  # by structure and CPU, the last used at the end
 
 
-def need(wanted: frozenset[str], what: str) -> None:
+def require_features(wanted: frozenset[str], what: str) -> None:
     """Skips the test where this CPU lacks an instruction set, and says which code it cannot run."""
     if not wanted <= cpu_features():
         pytest.skip(f"this CPU cannot run {what}: it lacks {', '.join(sorted(wanted - cpu_features()))}")
 
 
-def built(spec: LayerSpec, point: Point, mcpu: str = "") -> tuple[Kernel, Future[Any]]:
+def build_kernel(spec: LayerSpec, point: Point, mcpu: str = "") -> tuple[Kernel, Future[Any]]:
     """A kernel and, once it is compiled, its function."""
-    kernel = SPACES[spec.op].build(spec, point, LESSER.get(mcpu, cpu_features()))
+    kernel = SPACES[spec.op].build(spec, point, OLDER_CPUS.get(mcpu, cpu_features()))
     target = tvm_target() | ({"mcpu": mcpu} if mcpu else {})
     key = StructuralKey(kernel.function), mcpu
     found = _compiled.pop(key, None) or _compiler.submit(lambda: machine_code(kernel.function, "main", target)["main"])
@@ -53,19 +53,19 @@ def built(spec: LayerSpec, point: Point, mcpu: str = "") -> tuple[Kernel, Future
     return kernel, found
 
 
-def ahead(spec: LayerSpec, points: Sequence[Point], mcpu: str = "") -> Sequence[Point]:
+def compile_ahead(spec: LayerSpec, points: Sequence[Point], mcpu: str = "") -> Sequence[Point]:
     """The points; all are being compiled while the first is run."""
     assert len(points) <= KEPT
     for point in points:
-        built(spec, point, mcpu)
+        build_kernel(spec, point, mcpu)
     return points
 
 
-def call(
+def run_kernel(
     spec: LayerSpec, point: Point, inputs: Sequence[NDArray[Any]], batch: int = 1, mcpu: str = ""
 ) -> list[NDArray[Any]]:
     """Outputs in physical layout. `mcpu` makes code for an older CPU than this one."""
-    kernel, function = built(spec, point, mcpu)
+    kernel, function = build_kernel(spec, point, mcpu)
     if "amx_bf16" in cpu_features():
         permit_tiles()
     arrays = [aligned(a) for a in (*inputs, *kernel.weights)]
@@ -74,7 +74,7 @@ def call(
     return outputs
 
 
-def guarded(array: NDArray[Any], alignment: int = 1) -> NDArray[Any]:
+def between_guard_pages(array: NDArray[Any], alignment: int = 1) -> NDArray[Any]:
     """A copy between two pages that nobody may read, as near to the second as the alignment of its begin allows."""
     page, room = mmap.PAGESIZE, -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = np.frombuffer(mmap.mmap(-1, room + 2 * page), np.uint8)
@@ -87,12 +87,12 @@ def guarded(array: NDArray[Any], alignment: int = 1) -> NDArray[Any]:
     return copy
 
 
-def worst_error(
+def run_and_compare(
     spec: LayerSpec, point: Point, values: Sequence[NDArray[Any]], batch: int = 1, mcpu: str = ""
 ) -> tuple[float, list[NDArray[Any]]]:
     """The greatest error relative to the greatest value, against the reference; and the outputs."""
     inputs = [packed(tensor, value) for tensor, value in zip(spec.inputs, values, strict=True)]
-    outputs = call(spec, point, inputs, batch, mcpu)
+    outputs = run_kernel(spec, point, inputs, batch, mcpu)
     expected = reference(spec, inputs)
     assert expected is not None
     errors = []
@@ -103,7 +103,7 @@ def worst_error(
     return max(errors), outputs
 
 
-def untouched_halo(tensor: Activation, physical: NDArray[Any]) -> bool:
+def halo_is_zero(tensor: Activation, physical: NDArray[Any]) -> bool:
     """Whether everything outside the image is still zero."""
     outside = physical.copy()
     halo, (h, w) = tensor.halo, tensor.shape[2:]
@@ -121,9 +121,9 @@ def run_graph(graph: LayerGraph, feeds: Mapping[str, NDArray[Any]], batch: int) 
             memory[base] = empty(tensor.at(batch), tensor.dtype)
         return memory[base].reshape(tensor.at(batch))
 
-    points = [ahead(spec, SPACES[spec.op].points(spec, cpu_features())[:1])[0] for spec in graph.layers]
+    points = [compile_ahead(spec, SPACES[spec.op].points(spec, cpu_features())[:1])[0] for spec in graph.layers]
     for spec, point in zip(graph.layers, points, strict=True):
-        results = call(spec, point, [place(tensor) for tensor in spec.inputs], batch)
+        results = run_kernel(spec, point, [place(tensor) for tensor in spec.inputs], batch)
         for tensor, result in zip(spec.outputs, results, strict=True):
             place(tensor)[...] = result
     return [place(graph.activations[port.name]) for port in graph.outputs]

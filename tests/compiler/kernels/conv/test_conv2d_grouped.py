@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from kernels import LESSER, ahead, need, untouched_halo, worst_error
-from nets import Net, normal, run
-from test_convolutions import convolution
+from conv_layers import convolution
+from onnx_nets import Net, normal, run
+from run_kernels import OLDER_CPUS, compile_ahead, halo_is_zero, require_features, run_and_compare
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.kernels.conv.conv_weights import input_range
@@ -77,16 +77,16 @@ def test_groups_before_a_shuffle(tmp_path: Path, precision: str, groups: int, ou
 @pytest.mark.parametrize("mcpu", ["haswell", "skylake-avx512"])
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_every_point_on_every_instruction_set(mcpu: str, shuffled: bool) -> None:
-    need(LESSER[mcpu], f"code for {mcpu}")
+    require_features(OLDER_CPUS[mcpu], f"code for {mcpu}")
     spec = convolution((60, 102), (7, 9), 3, stride=1, residual=not shuffled, batch=2)
     weights = {**spec.weights, "weight": spec.weights["weight"][:, :20]}
     spec = replace(spec, weights=weights, parameters=replace(spec.parameters, groups=3, shuffled=shuffled))
-    points = SPACES["conv2d"].points(spec, LESSER[mcpu])
+    points = SPACES["conv2d"].points(spec, OLDER_CPUS[mcpu])
     assert 1 < len(points) <= 64
-    for point in ahead(spec, points[::4], mcpu):
-        error, (output,) = worst_error(spec, point, [normal(*t.shape) for t in spec.inputs], mcpu=mcpu)
+    for point in compile_ahead(spec, points[::4], mcpu):
+        error, (output,) = run_and_compare(spec, point, [normal(*t.shape) for t in spec.inputs], mcpu=mcpu)
         assert error < 1e-5, point
-        assert untouched_halo(spec.outputs[0], output), point
+        assert halo_is_zero(spec.outputs[0], output), point
 
 
 def test_only_the_inputs_of_a_group_are_read(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_only_the_inputs_of_a_group_are_read(tmp_path: Path) -> None:
     model = load(net.save(tmp_path / "net.onnx", net("Conv", "x", normal(256, 8, 3, 3), group=32)), 1)
     (spec,) = (layer for layer in lower(model, "fp32").layers if layer.op == "conv2d")
     assert input_range(spec, 32).blocks == 2 and spec.flops == 2 * 25 * 256 * 8 * 9
-    for features in LESSER.values():
+    for features in OLDER_CPUS.values():
         for point in SPACES["conv2d"].points(spec, features):
             weight = SPACES["conv2d"].build(spec, point, features).weights[0]
             assert weight.shape[-2] == 16 * int(point["channels"])  # of 256

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
-from nets import Net, normal, run
+from onnx_nets import Net, normal, run
 
 PRECISIONS = ["fp32", "bf16", "dots"]
 BATCHES = [(1, "fp32"), (1, "bf16"), (2, "dots"), (3, "fp32")]
@@ -63,10 +63,9 @@ def activations(net: Net) -> tuple[str, ...]:
     """Every activation behind a convolution, as exporters write it, and once on its own."""
     x = net("Conv", "x", normal(36, 3, 3, 3), normal(36))
     outputs = []
-    for op, attributes in [
-        ("Relu", {}), ("LeakyRelu", {"alpha": 0.1}), ("Elu", {"alpha": 0.7}), ("HardSigmoid", {"alpha": 0.3}),
-        ("Sigmoid", {}), ("Tanh", {}), ("HardSwish", {}),
-    ]:  # fmt: skip
+    with_alpha = {"LeakyRelu": {"alpha": 0.1}, "Elu": {"alpha": 0.7}, "HardSigmoid": {"alpha": 0.3}}
+    for op in ("Relu", "LeakyRelu", "Elu", "HardSigmoid", "Sigmoid", "Tanh", "HardSwish"):
+        attributes = with_alpha.get(op, {})
         outputs.append(net(op, net("Conv", x, normal(20, 36, 1, 1), normal(20)), **attributes))
     outputs.append(net("PRelu", net("Conv", x, normal(20, 36, 1, 1)), np.full((20, 1, 1), 0.2, np.float32)))
     outputs.append(net("Clip", net("Conv", x, normal(20, 36, 1, 1)), np.float32(-0.5), np.float32(0.5)))

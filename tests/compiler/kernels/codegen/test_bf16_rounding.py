@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from nets import Net, normal
+from onnx_nets import Net, normal
 
 from veltair.compiler.kernels.codegen.bf16_rounding import round_filters
 from veltair.compiler.onnx.onnx_model import load

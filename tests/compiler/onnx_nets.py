@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 import tvm_ffi
-from kernels import LESSER, built, need
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from run_kernels import OLDER_CPUS, build_kernel, require_features
 
 from veltair.compiler.arena import plan_arena
 from veltair.compiler.design_spaces import SPACES
@@ -26,7 +26,7 @@ Arrays = dict[str, NDArray[Any]]
 WAYS = {
     "fp32": ("fp32", "", frozenset({"avx2"})),
     "bf16": ("bf16", "", frozenset({"amx_bf16"})),
-    "dots": ("bf16", "cooperlake", LESSER["cooperlake"]),
+    "dots": ("bf16", "cooperlake", OLDER_CPUS["cooperlake"]),
 }
 random = np.random.default_rng(3)
 
@@ -66,11 +66,11 @@ def run(
 ) -> tuple[list[Any], list[str]]:
     """Outputs of every layer's default version, and the layers' operators."""
     precision, mcpu, wanted = WAYS[way]
-    need(wanted, f"{precision} in {'dot products' if mcpu else 'its best units'}")
+    require_features(wanted, f"{precision} in {'dot products' if mcpu else 'its best units'}")
     graph = lower(load(path, max_batch), precision, storage=tables)
     arena = plan_arena(graph)
-    used = LESSER.get(mcpu, cpu_features())
-    kernels = [built(layer, SPACES[layer.op].points(layer, used)[0], mcpu) for layer in graph.layers]
+    used = OLDER_CPUS.get(mcpu, cpu_features())
+    kernels = [build_kernel(layer, SPACES[layer.op].points(layer, used)[0], mcpu) for layer in graph.layers]
     if "amx_bf16" in used:
         permit_tiles()
     memory = empty((arena.bytes,), "uint8")

@@ -1,0 +1,85 @@
+"""Every algorithm of a convolution gives what ONNX Runtime gives where its tiles do not fit the image."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conv_layers import convolution, normal
+from run_kernels import OLDER_CPUS, compile_ahead, halo_is_zero, require_features, run_and_compare
+
+from veltair.compiler.design_spaces import SPACES
+from veltair.compiler.graph.layer_spec import LayerSpec
+from veltair.compiler.shared_library import machine_code
+from veltair.machine.isa import cpu_features
+
+TOLERANCE = {"direct": 1e-5, "winograd": 1e-4}
+
+
+def check(spec: LayerSpec, every: int, mcpu: str = "") -> set[str]:
+    """Runs each `every`-th point, and the algorithms tried."""
+    points = SPACES[spec.op].points(spec, OLDER_CPUS.get(mcpu, cpu_features()))
+    assert len({tuple(p.items()) for p in points}) == len(points) <= 64
+    values = [normal(*t.shape) for t in spec.inputs]
+    for point in compile_ahead(spec, points[::every], mcpu):
+        error, (output,) = run_and_compare(spec, point, values, mcpu=mcpu)
+        assert error < TOLERANCE[str(point["algorithm"])], point
+        assert halo_is_zero(spec.outputs[0], output), point
+    return {str(point["algorithm"]) for point in points[::every]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(convolution((40, 70), (9, 13), 3, batch=3, residual=True), id="odd blocks, batch 3"),
+        pytest.param(convolution((33, 64), (7, 7), 3), id="tiles across row ends"),
+        pytest.param(convolution((20, 64), (14, 14), 3, residual=True), id="several chunks of tiles"),
+        pytest.param(convolution((16, 170), (9, 10), 3, residual=True), id="a last group that is not full"),
+        pytest.param(convolution((16, 32), (6, 30), 3, pads=(0, 2, 1, 0)), id="asymmetric pads"),
+    ],
+)
+def test_winograd_and_direct_agree_with_onnx_runtime(spec: LayerSpec) -> None:
+    assert check(spec, 3) == {"direct", "winograd"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(convolution((48, 96), (7, 7), 1, residual=True), id="pointwise"),
+        pytest.param(convolution((3, 40), (23, 21), 7, stride=2), id="image"),
+        pytest.param(convolution((16, 48), (19, 19), 3, stride=2, pads=(0, 0, 1, 1)), id="stride"),
+        pytest.param(convolution((20, 20), (1, 1), 1, batch=3), id="one output"),
+        pytest.param(convolution((20, 20), (5, 3), 3, dilation=2, pads=(2, 2, 2, 2)), id="dilation"),
+        pytest.param(convolution((24, 24), (10, 10), 5), id="5x5"),
+    ],
+)
+def test_direct_where_winograd_cannot(spec: LayerSpec) -> None:
+    assert check(spec, 2) == {"direct"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mcpu", sorted(OLDER_CPUS))
+def test_fewer_registers(mcpu: str) -> None:
+    require_features(OLDER_CPUS[mcpu], f"code for {mcpu}")
+    assert check(convolution((33, 64), (7, 9), 3, residual=True), 3, mcpu) == {"direct", "winograd"}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(convolution((32, 96), (14, 14), 1), id="pointwise"),
+        pytest.param(convolution((16, 64), (15, 15), 3, stride=2), id="direct"),
+        pytest.param(convolution((32, 64), (14, 14), 3), id="winograd"),
+    ],
+)
+def test_default_tiles_for_avx2_fit_its_registers(spec: LayerSpec) -> None:
+    """No product reads a vector that was spilled to the stack."""
+    narrow = OLDER_CPUS["haswell"]
+    space = SPACES[spec.op]
+    kernel = space.build(spec, space.points(spec, narrow)[0], narrow)
+    code = machine_code(kernel.function, "main", {"kind": "llvm", "mcpu": "haswell"})
+    products = re.findall(r"vfn?m[a-z]+\d+ps\s.*", code.mod.inspect_source("asm"))
+    assert len(products) >= 12
+    assert not [line for line in products if "%rsp" in line or "%rbp" in line or "zmm" in line]
