@@ -10,26 +10,26 @@ import numpy as np
 
 from veltair.types import LatencyTable, ModelProfile
 
-STEP = 1.4  # a batch is planned as one of at most so many times its samples, or of the next whole number
+STEP = 1.4  # a batch is planned as one of at most this many times its samples, or of the next whole number
 
 
 def interpolate_batches(by_batch: Sequence[ModelProfile]) -> Iterator[ModelProfile]:
-    """The profiles, ascending, and between two of the same code versions as many as it takes.
+    """The profiles, ascending, and between two with the same code versions as many more as `STEP` asks for.
 
     One core's time, operations and bytes are linear in the batch there, and so is the gain of more cores. Their times
     are not: a version whose tasks are as large as a batch in between runs it as one task, and the larger batch, which
-    it splits, would have most of the say.
+    it splits, would dominate the result.
     """
     for low, high in pairwise(by_batch):
         yield low
         batch = max(low.batch + 1, int(low.batch * STEP))
-        while batch < high.batch and _alike(low, high):
-            yield _between(low, high, batch)
+        while batch < high.batch and _have_same_tables(low, high):
+            yield _interpolate(low, high, batch)
             batch = max(batch + 1, int(batch * STEP))
     yield by_batch[-1]
 
 
-def _alike(low: ModelProfile, high: ModelProfile) -> bool:
+def _have_same_tables(low: ModelProfile, high: ModelProfile) -> bool:
     """Whether each layer has the same versions, timed at the same levels and core counts."""
     return _extent(low) == _extent(high)
 
@@ -41,7 +41,7 @@ def _extent(profile: ModelProfile) -> object:
     ]
 
 
-def _between(low: ModelProfile, high: ModelProfile, batch: int) -> ModelProfile:
+def _interpolate(low: ModelProfile, high: ModelProfile, batch: int) -> ModelProfile:
     share = (batch - low.batch) / (high.batch - low.batch)
 
     def mixed(a: int, b: int) -> int:

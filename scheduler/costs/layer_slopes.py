@@ -6,12 +6,16 @@ from collections.abc import Sequence
 
 
 class LayerSlopes:
-    """Each layer's time over its work, and which comes next that is steeper."""
+    """Each layer's time over its work, and the next layer that is steeper.
+
+    >>> LayerSlopes(time_ns=[10, 30, 10], work=[1, 1, 1]).next_above(0, time_ns=20, work=1)
+    1
+    """
 
     __slots__ = ("_layers", "_steeper", "_time_ns", "_work")
 
     def __init__(self, time_ns: Sequence[int], work: Sequence[int]) -> None:
-        """By layer."""
+        """Both by layer."""
         self._time_ns, self._work = time_ns, work
         self._layers = layers = len(work)
         self._steeper = [layers] * layers
@@ -22,8 +26,8 @@ class LayerSlopes:
             self._steeper[layer] = after
 
     def next_above(self, layer: int, time_ns: int, work: int) -> int:
-        """The first layer from this one on that is steeper than `time_ns` over `work`, exactly; else how many there
-        are."""
+        """The first layer from this one on that is steeper than `time_ns` over `work`; the number of layers if there is
+        none. Exact: no division."""
         times, works, steeper, layers = self._time_ns, self._work, self._steeper, self._layers
         while layer < layers and times[layer] * work <= time_ns * works[layer]:
             layer = steeper[layer]

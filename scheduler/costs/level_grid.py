@@ -13,7 +13,7 @@ _FINEST_RATIO = 1.15  # neighbouring levels of the grid lie no further apart tha
 
 
 def level_grid(profiles: Iterable[ModelProfile]) -> tuple[float, ...]:
-    """All measured interference levels, ascending from 1.0, the wide gaps subdivided."""
+    """All measured interference levels, ascending from 1.0, with the wide gaps subdivided."""
     measured = {1.0}
     for profile in profiles:
         for versions in profile.versions:

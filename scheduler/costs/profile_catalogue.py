@@ -14,7 +14,11 @@ from veltair.types import ModelProfile
 
 
 class ProfileCatalogue:
-    """Tables that nothing changes, so schedulers of machines with as many cores may share them."""
+    """The cost tables of all models. Nothing changes them, so schedulers of machines with as many cores may share them.
+
+    >>> ProfileCatalogue({}, cores=4).grid
+    (1.0,)
+    """
 
     __slots__ = ("cores", "costs", "grid")
 
@@ -22,8 +26,9 @@ class ProfileCatalogue:
         self, profiles: Mapping[str, Sequence[ModelProfile]], cores: int, *, split_by_ops: bool = False
     ) -> None:
         """`profiles`: by model name, ascending by batch. `cores`: of the machine. `split_by_ops`: the paper's policies
-        give layers their QoS by operations (`ProfileCosts`). Raises ConfigError, or ProfileError for what is wrong in a
-        profile.
+        give layers their share by operations (`ProfileCosts`).
+
+        Raises ConfigError, or ProfileError for what is wrong in a profile.
         """
         for model, by_batch in profiles.items():
             batches = [profile.batch for profile in by_batch]

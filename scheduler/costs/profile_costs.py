@@ -1,8 +1,8 @@
-"""A profile turned into tables that a decision can read in one look.
+"""A profile turned into tables that a decision can look up.
 
-A table is one packed array for each level, in it a row for each layer with a column for each core count, unless said
-otherwise (numpy builds them and stays behind): a decision reads few numbers of many, and waits for the memory, not for
-the arithmetic. A level is an index into a grid that all profiles of a scheduler share.
+A table is one packed array for each level, with a row for each layer and a column for each core count, unless noted
+otherwise. numpy builds the tables but does not hold them: a decision reads few numbers of many, and waits for the
+memory, not for the arithmetic. A level is an index into a grid that all profiles of a scheduler share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ _NUMBER_BYTES = 4
 
 
 class ProfileCosts:
-    """What any run of layers of one profile takes, at every level of the grid and on every core count.
+    """What any range of layers of one profile takes, at every level of the grid and on every core count.
+
+    ::
+
+        costs = ProfileCosts(profile, level_grid([profile]), machine_cores=8)
+        costs.time_ns(SOLO, cores=4, start=0, stop=costs.layers)  # the whole model alone on 4 cores
 
     The best version of a layer is the fastest at that level on that many cores (the first of equals). A machine
     with more cores than the profile measured is used up to the profile's count.
@@ -54,8 +59,9 @@ class ProfileCosts:
     def __init__(
         self, profile: ModelProfile, grid: Sequence[float], machine_cores: int, *, split_by_ops: bool = False
     ) -> None:
-        """`split_by_ops`: `work`, by which a model's QoS is split among its layers, is their operations, as in the
+        """`split_by_ops`: `work`, by which a model's target is split among its layers, is their operations, as in the
         paper (Alg. 1 l. 3), at least one for each number that a layer moves; else the time that they take.
+        Raises ProfileError.
         """
         validate_profile(profile)
         self.profile = profile
@@ -76,9 +82,9 @@ class ProfileCosts:
         rest = np.minimum.accumulate(prefix[:, -1:] - prefix, axis=2)
 
         self._prefix_ns = _packed(prefix)  # layers 0 … l-1
-        # the least times of layers 0 … l-1, each on no more than so many cores; a row for each core count
+        # the least times of layers 0 … l-1, each on at most that many cores; a row for each core count
         self._least_ns = _packed(_sums(np.minimum.accumulate(best, axis=2)).transpose(0, 2, 1))
-        # layers l … end on no more than so many cores, negated: rows ascend, so that they can be bisected
+        # layers l … end on at most that many cores, negated: rows ascend, so that they can be bisected
         self._rest_ns = _packed(-rest)
         # [level][layer]: layers l … end on the number of cores on which they are fastest, and on one
         self.least_rest_ns, self.rest_on_one_ns = _packed(rest[..., -1]), _packed(rest[..., 0])
@@ -89,7 +95,7 @@ class ProfileCosts:
         self._solo_ns = _packed(solo.reshape(-1, self.cores).T)  # [cores - 1][layer * most versions + version]
         self._slopes: dict[tuple[int, int, bool], LayerSlopes] = {}
 
-        # As prefix sums. Time is of one core, alone: on more every layer would be given just what it needs there.
+        # As prefix sums. The time is that on one core, alone: on more, each layer would get just what it needs there.
         self.time_work: list[int] = prefix[SOLO, :, 0].tolist()
         ops = (max(layer.flops, layer.bytes // _NUMBER_BYTES, 1) for layer in profile.layers)
         self.work = _running_sum(ops) if split_by_ops else self.time_work
@@ -97,17 +103,17 @@ class ProfileCosts:
         self.bytes = _running_sum(layer.bytes for layer in profile.layers)
 
     def time_ns(self, level: int, cores: int, start: int, stop: int) -> int:
-        """Layers [start, stop), each in its best version."""
+        """The time of layers [start, stop), each in its best version."""
         sums, columns = self._prefix_ns[level], self.cores
         return sums[stop * columns + cores - 1] - sums[start * columns + cores - 1]
 
     def alone_ns(self, level: int, cores: int, start: int, stop: int) -> int:
-        """Layers [start, stop) alone on the machine, each in its best version for that level."""
+        """The time of layers [start, stop) alone on the machine, each in its best version for that level."""
         sums, columns = self._alone_ns[level], self.cores
         return sums[stop * columns + cores - 1] - sums[start * columns + cores - 1]
 
     def solo_ns(self, versions: Sequence[int], first: int, start: int, stop: int, cores: int) -> int:
-        """Layers [start, stop) alone on the machine in given versions, `versions[0]` being layer `first`'s."""
+        """The time of layers [start, stop) alone on the machine in these versions; `versions[0]` is layer `first`'s."""
         times, most = self._solo_ns[cores - 1], self._most
         rows = range(start * most, stop * most, most)
         return sum(map(times.__getitem__, map(add, rows, versions[start - first : stop - first])))
@@ -116,27 +122,27 @@ class ProfileCosts:
         return self._version[level][cores - 1][start:stop]
 
     def cores_for_rest(self, level: int, start: int, qos_ns: int) -> int:
-        """Core@ModelGranularity: the least cores that run layers [start, end) within `qos_ns`, else all."""
+        """Core@ModelGranularity: the fewest cores that run layers [start, end) within `qos_ns`, else all."""
         columns = self.cores
         row = start * columns
         fewer = bisect_left(self._rest_ns[level], -qos_ns, row, row + columns) - row
         return fewer + 1 if fewer < columns else columns
 
     def cores_to_end(self, level: int, start: int, left_ns: int) -> int | None:
-        """The same where it must be in time: None if no number of cores is enough."""
+        """The fewest cores that run layers [start, end) within `left_ns`; None if no number of cores is enough."""
         row = start * self.cores
         index = bisect_left(self._rest_ns[level], -left_ns, row, row + self.cores) - row
         return index + 1 if index < self.cores else None
 
     def layer_at(self, level: int, cores: int, start: int, stop: int, left_ns: int, of_ns: int) -> int:
-        """Of layers [start, stop) the one that begins last while `left_ns` of `of_ns` are left, had they so much."""
+        """The last of layers [start, stop) to begin by the time that `left_ns` of the `of_ns` they take are left."""
         begins_ns = self._prefix_ns[level][cores - 1 :: self.cores]
         ends_ns = begins_ns[stop]
         reached_ns = ends_ns - (ends_ns - begins_ns[start]) * left_ns // of_ns
         return bisect_right(begins_ns, reached_ns, start + 1, stop) - 1
 
     def least_cores(self, level: int, start: int, stop: int, qos_ns: int, bound: int) -> int | None:
-        """The least cores that run layers [start, stop) within `qos_ns`; None if more than `bound` are needed."""
+        """The fewest cores that run layers [start, stop) within `qos_ns`; None if more than `bound` are needed."""
         if stop == self.layers:
             cores = self.cores_to_end(level, start, qos_ns)
             return cores if cores is not None and cores <= bound else None
@@ -149,7 +155,7 @@ class ProfileCosts:
         return None
 
     def slopes(self, level: int, cores: int, work: Sequence[int]) -> LayerSlopes:
-        """Of the layers, each on no more than so many cores. `work`: this model's `work` or `time_work`."""
+        """The slopes of the layers, each on at most that many cores. `work`: this model's `work` or `time_work`."""
         key = level, cores, work is self.work
         known = self._slopes.get(key)
         if known is None:
@@ -159,7 +165,7 @@ class ProfileCosts:
         return known
 
     def cores_for(self, level: int, start: int, stop: int, qos_ns: int) -> tuple[int, bool]:
-        """The least cores that run layers [start, stop) within `qos_ns`, or the fastest count where none do; and
+        """The fewest cores that run layers [start, stop) within `qos_ns`, or the fastest count where none do; and
         whether they do."""
         cores = self.least_cores(level, start, stop, qos_ns, self.cores)
         return (self.fastest_cores(level, start, stop, self.cores), False) if cores is None else (cores, True)
@@ -173,7 +179,7 @@ class ProfileCosts:
         return times.index(min(times)) + 1
 
     def _times_ns(self, level: int, start: int, stop: int, bound: int) -> Iterator[int]:
-        """Of layers [start, stop) on 1 … bound cores."""
+        """The times of layers [start, stop) on 1 … bound cores."""
         sums, begin, end = self._prefix_ns[level], start * self.cores, stop * self.cores
         return map(sub, sums[end : end + bound], sums[begin : begin + bound])
 
@@ -208,7 +214,7 @@ def _solo(profile: ModelProfile, cores: int) -> NDArray[np.int64]:
 
 
 def _sums(times: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(levels, layers, cores) -> (levels, layers + 1, cores): of the layers before."""
+    """(levels, layers, cores) -> (levels, layers + 1, cores): the sums over the layers before."""
     sums = np.zeros((times.shape[0], times.shape[1] + 1, times.shape[2]), np.int64)
     np.cumsum(times, axis=1, out=sums[:, 1:])
     return sums

@@ -9,7 +9,7 @@ from veltair.types import ModelProfile
 
 
 def validate_profile(profile: ModelProfile) -> None:
-    """Raises ProfileError."""
+    """Raises ProfileError for a profile whose layers, versions and tables do not fit together."""
     name = f"{profile.model} (batch {profile.batch})"
     if not profile.layers or len(profile.layers) != len(profile.versions):
         raise ProfileError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from veltair.errors import ConfigError
 from veltair.profiles.artifact.artifact_folder import load_artifact
-from veltair.scheduler.block_plan import BlockPlan, explain
+from veltair.scheduler.block_plan import BlockPlan, PlannedBlock, explain
 from veltair.types import Machine, ModelProfile
 
 
@@ -69,11 +70,17 @@ def _show(plan: BlockPlan, profile: ModelProfile) -> None:
         "capped",
     ):
         table.add_column(column, justify="left" if column in ("first layer", "versions") else "right")
-    for i, block in enumerate(plan.blocks):
-        counts = {v: block.versions.count(v) for v in sorted(set(block.versions))}
-        table.add_row(
-            str(i), f"{block.start}-{block.stop - 1}", profile.layers[block.start].name, str(block.cores),
-            f"{block.predicted_ns / 1e6:.3f}", f"{block.qos_ns / 1e6:.3f}",
-            " ".join(f"v{v}x{n}" for v, n in counts.items()), "yes" if block.capped else "",
-        )  # fmt: skip
+    for number, block in enumerate(plan.blocks):
+        table.add_row(str(number), *_cells(block, profile))
     console.print(table)
+
+
+def _cells(block: PlannedBlock, profile: ModelProfile) -> Iterator[str]:
+    yield f"{block.start}-{block.stop - 1}"
+    yield profile.layers[block.start].name
+    yield str(block.cores)
+    yield f"{block.predicted_ns / 1e6:.3f}"
+    yield f"{block.qos_ns / 1e6:.3f}"
+    counts = {version: block.versions.count(version) for version in sorted(set(block.versions))}
+    yield " ".join(f"v{version}x{count}" for version, count in counts.items())
+    yield "yes" if block.capped else ""

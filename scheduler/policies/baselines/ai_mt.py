@@ -1,7 +1,7 @@
 """AI-MT (ISCA'20), an approximation: memory-bound layers are run beside compute-bound ones.
 
 AI-MT interleaves sub-layers of an accelerator, whose weights are fetched ahead while others compute. A CPU has no
-such engine to schedule; what is left of the idea is who runs beside whom, and that is what this policy decides.
+such engine to schedule; what remains of the idea is which blocks run side by side, and this policy decides that.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ class AiMt(Policy):
     """A memory-bound block starts when none runs, a compute-bound one when one does; another of the same kind only
     where no other is ready. All that run stay within a bandwidth budget, which a block alone may exceed.
 
-    A block is neighbouring layers of one kind, on the least cores that hold their share of the QoS, with the conflict
+    A block is neighbouring layers of one kind, on the fewest cores that hold their share of the QoS, with the conflict
     rule of the layer-wise baseline. Ties go round robin, to the query that has waited longest since its last block.
+
+    It fails where all models are bound by the same resource: then it only holds blocks back. It has no deadlines.
     """
 
     def __init__(self, bytes_per_ns: float | None = None) -> None:
-        """The budget, by default the highest rate at which a layer of the models met so far moves its bytes."""
+        """`bytes_per_ns`: the budget, by default the highest rate at which a layer of the models so far moves its bytes."""
         self._given = bytes_per_ns
         self._models: dict[tuple[ProfileCosts, int], _Kinds] = {}
 
@@ -82,7 +84,7 @@ class _Piece(NamedTuple):
 
 
 class _Kinds:
-    """What is known of one model under one QoS target."""
+    """The kinds of one model's layers under one target, and its blocks."""
 
     def __init__(self, costs: ProfileCosts, qos_ns: int) -> None:
         self._costs = costs

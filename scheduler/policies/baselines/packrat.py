@@ -1,4 +1,4 @@
-"""Packrat (ICML'25), for several tenants: so many instances of so many threads each, from profiled solo times."""
+"""Packrat (ICML'25) for several tenants: a number of instances with a number of threads each, from solo times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from veltair.scheduler.steps import Start
 
 PERIOD_NS = 250_000_000  # between two looks at the load
 SMOOTHING = 0.3  # the last period's share in the rate
-CHANGED = 0.2  # of a rate: reason to choose anew
+CHANGED = 0.2  # of a rate: reason to choose again
 BUSY = 0.8  # an instance is planned to be in use for this share of its time
 
 
@@ -33,7 +33,7 @@ class Pack:
     planned_per_ns: float = 0.0
 
     def observe(self, period_ns: int) -> bool:
-        """Ends a period; whether the load has left what was planned for."""
+        """Ends a period; returns whether the load differs from the one that was planned for."""
         rate = self.arrived / period_ns
         self.per_ns += SMOOTHING * (rate - self.per_ns)
         self.arrived = 0
@@ -43,7 +43,7 @@ class Pack:
         return self.costs.time_ns(SOLO, min(threads, self.costs.cores), 0, self.costs.layers)
 
     def instances_on(self, threads: int) -> int:
-        """How many keep up with the load."""
+        """How many instances keep up with the load."""
         return max(1, ceil(self.per_ns * self.time_ns(threads) / BUSY))
 
     def cores_on(self, threads: int) -> int:
@@ -51,9 +51,12 @@ class Pack:
 
 
 class Packrat(Policy):
-    """Every tenant is served first come, first served by its instances; the configuration is chosen anew when the
-    load has changed, which is looked at four times a second. Packrat's choice of a batch size has no counterpart: a
+    """Every tenant is served first come, first served by its instances; the configuration is chosen again when the
+    load has changed, which is checked four times a second. Packrat's choice of a batch size has no counterpart: a
     query is its own batch.
+
+    It fails under loads that change faster than a quarter of a second, and under interference, which its solo times
+    do not contain.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""PARTIES (ASPLOS'19): every tenant has a partition of the cores, moved core by core after the slack that is seen."""
+"""PARTIES (ASPLOS'19): every tenant has a partition of the cores, changed core by core by the slack observed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Partition:
     cores: int
     latencies_ns: list[int] = field(default_factory=list)  # of the queries that finished since the last poll
     slacks: deque[float] = field(default_factory=lambda: deque((1.0,), POLLS_AVERAGED))  # the last one is the present
-    fresh: bool = False  # the last poll has seen a query of it: nothing is done on old news
+    fresh: bool = False  # the last poll has seen a query of it: nothing is done on old measurements
     rest: int = 0  # polls until it may be downsized again
 
     @property
@@ -57,11 +57,14 @@ class Partition:
 
 
 class Parties(Policy):
-    """Within its partition a tenant is served first come, first served, model by model, each query on the least cores
-    that hold its QoS, or on all of the partition.
+    """Within its partition a tenant is served first come, first served, model by model, each query on the fewest cores
+    that hold its target, or on all of the partition.
 
-    A poll is due every 100 ms and is made up for at the next event; each moves one core at most. With more tenants
-    than cores a partition is one core that several share.
+    A poll is due every 100 ms and takes place at the next event after that; each moves one core at most. With more
+    tenants than cores a partition is one core that several share.
+
+    It fails under bursts, since a partition follows the load by ten cores a second at most, and idle cores of one
+    tenant cannot serve another.
     """
 
     def __init__(self) -> None:

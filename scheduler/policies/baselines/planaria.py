@@ -1,4 +1,4 @@
-"""Planaria's scheduler (MICRO'20): the machine is cut anew for all queries whenever one arrives or ends."""
+"""Planaria's scheduler (MICRO'20): the machine is divided again among all queries when one arrives or ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Task(Record, frozen=True):
     active: ActiveQuery
     start: int  # the layer that it stands at
     slack_ns: int
-    least: int | None  # m_i: the least cores that are in time
+    least: int | None  # m_i: the fewest cores that are in time
 
     @property
     def rest_ns(self) -> int:
@@ -32,7 +32,10 @@ class Planaria(Policy):
     """Every query has the whole rest of its model as its block, stopped at the next layer when its share changes.
 
     A new share waits for the cores that others still hold, or starts with what is free of it. Queries that cannot
-    be in time get nothing while another can; none is refused, and none is promised a start.
+    be in time get nothing while another can; none is refused, and no query is sure to start.
+
+    It fails when queries arrive faster than layers end: each arrival stops blocks on all cores, and what remains of
+    a query's time goes into stopping and starting.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,9 @@ class Prema(Policy):
     """A query starts with its priority in tokens and earns priority x waited / isolated time while it waits.
 
     The choice is made anew between layers. It can change only when a query arrives or when the tokens of one that
-    waits reach a level, which is foreseen: a block ends at the first layer boundary after that.
+    waits reach a level, which can be computed: a block ends at the first layer boundary after that.
+
+    It fails on many cores: one query at a time cannot use them, and the others wait.
     """
 
     def __init__(self) -> None:
@@ -64,7 +66,7 @@ class Prema(Policy):
         return self._queues.setdefault((active.tenant.name, active.costs), {})
 
     def _ready(self, state: SchedulerState) -> list[ActiveQuery]:
-        """All that may be chosen, but for those that have one of their own kind before them."""
+        """The queries that may be chosen: those in flight, and the first of each kind that waits."""
         in_flight = list(state.in_flight.values())
         if len(in_flight) >= state.workers:
             return in_flight
