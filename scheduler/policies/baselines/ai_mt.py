@@ -31,7 +31,7 @@ class AiMt(Policy):
     """
 
     def __init__(self, bytes_per_ns: float | None = None) -> None:
-        """`bytes_per_ns`: the budget, by default the highest rate at which a layer of the models so far moves its bytes."""
+        """`bytes_per_ns`: the budget, by default the highest rate at which a layer of a model so far moves bytes."""
         self._given = bytes_per_ns
         self._models: dict[tuple[ProfileCosts, int], _Kinds] = {}
 
