@@ -55,8 +55,6 @@ class GraphBuilder:
         self._deferred: list[onnx.NodeProto] = []
         self._taken: set[int] = set()  # ids of nodes that a layer has swallowed
 
-    # What is there so far.
-
     @property
     def tensors(self) -> Mapping[str, Activation]:
         """Every tensor that was made, in the layout that it was made in."""
@@ -93,8 +91,6 @@ class GraphBuilder:
 
     def is_taken(self, node: onnx.NodeProto) -> bool:
         return id(node) in self._taken or self._view.matches.is_inner(node)
-
-    # Tensors in the layout that a layer wants.
 
     def tensor(self, name: str) -> Activation:
         """The tensor as it was made. Raises ModelError for a constant."""
@@ -158,8 +154,6 @@ class GraphBuilder:
         self.alias(view, tensor.name)
         return view
 
-    # Layers.
-
     def emit(
         self,
         name: str,
@@ -207,8 +201,6 @@ class GraphBuilder:
     def defer(self, node: onnx.NodeProto) -> None:
         """Leave a node that no pattern takes to the importer."""
         self._deferred.append(node)
-
-    # Names and places in memory.
 
     def alias(self, view: Activation, base: str) -> None:
         """Add a view of a tensor's memory."""
@@ -265,8 +257,6 @@ class GraphBuilder:
     def request_halo(self, tensor: Activation, halo: Halo) -> None:
         """Have a tensor made with at least this halo."""
         self._halos[tensor.name] = self._halos.get(tensor.name, Halo()).union(halo)
-
-    # Nodes without a pattern.
 
     def import_deferred(self) -> None:
         """Import the nodes that were deferred as layers of generated code."""

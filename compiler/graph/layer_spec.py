@@ -22,26 +22,35 @@ from veltair.errors import InvariantError
 from veltair.profiles.artifact.manifest import shape_at
 
 P = TypeVar("P", bound=LayerParameters)
-Point = dict[str, int | str]  # a place in a design space
+Point = dict[str, int | str]  # a point of a design space: the value of each coordinate
 
 
 @dataclass(frozen=True, slots=True)
 class Halo:
+    """Rows and columns of zeros around the plane of a blocked tensor.
+
+    >>> Halo(1, 1, 1, 1).union(Halo(0, 3, 0, 3))
+    Halo(top=1, left=3, bottom=1, right=3)
+    """
+
     top: int = 0
     left: int = 0
     bottom: int = 0
     right: int = 0
 
     def union(self, other: Halo) -> Halo:
-        return Halo(
-            max(self.top, other.top), max(self.left, other.left),
-            max(self.bottom, other.bottom), max(self.right, other.right),
-        )  # fmt: skip
+        """The least halo that holds both."""
+        top, left = max(self.top, other.top), max(self.left, other.left)
+        return Halo(top, left, max(self.bottom, other.bottom), max(self.right, other.right))
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """A tensor between layers. `shape` is the ONNX one; a dimension -k stands for k times the batch."""
+    """A tensor between layers. `shape` is the ONNX one; a dimension -k stands for k times the batch.
+
+    >>> Activation("y", "float32", (1, 20, 8, 8), block=16).physical
+    (1, 2, 8, 8, 16)
+    """
 
     name: str
     dtype: str  # numpy name; "uint16" holds bfloat16 bits
@@ -88,7 +97,7 @@ class LayerSpec:
 
     @property
     def workload(self) -> str:
-        """What a tuning record is filed under: everything that the time depends on; no names, halos, weights."""
+        """The key of tuning records: everything that the time depends on; no names, halos, weights."""
         tensors = [f"{t.dtype}{list(t.shape)}/{t.block}" for t in (*self.inputs, *self.outputs)]
         terms = self.parameters.terms()
         return " ".join([self.op, *tensors, *(f"{k}={terms[k]}" for k in sorted(terms))]).replace(", ", ",")
@@ -112,10 +121,10 @@ class Kernel:
 
 
 class Space(Protocol):
-    """The design space of one kind of anchor."""
+    """The design space of one kind of layer."""
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        """Every candidate worth measuring, a good default first. Never empty."""
+        """Every point worth measuring, a good default first. Never empty."""
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
         """Generate the code of one candidate and pack the weights that it wants."""

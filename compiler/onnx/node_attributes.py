@@ -33,9 +33,13 @@ def reduced(node: onnx.NodeProto, constants: Mapping[str, NDArray[Any]]) -> list
 
 
 def padding(
-    node: onnx.NodeProto, shape: tuple[int, ...], out: tuple[int, ...], kernel: tuple[int, ...],
-    strides: tuple[int, ...], dilations: tuple[int, ...],
-) -> tuple[int, int, int, int]:  # fmt: skip
+    node: onnx.NodeProto,
+    shape: tuple[int, ...],
+    out: tuple[int, ...],
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    dilations: tuple[int, ...],
+) -> tuple[int, int, int, int]:
     """Top, left, bottom, right; bottom and right as far as the outputs reach, so that ceil_mode is in them."""
     auto = attribute(node, "auto_pad", b"NOTSET").decode()
     given = list(attribute(node, "pads", [0, 0, 0, 0]))

@@ -35,7 +35,7 @@ from veltair.compiler.timing.measuring_process import (
     RunKernel,
     TensorSequence,
     TimeKernel,
-)  # fmt: skip
+)
 from veltair.errors import InvariantError, VeltairError
 from veltair.profiles.runtime.pinned_threads import kernel_environment
 from veltair.types import CoreSet

@@ -256,9 +256,7 @@ class _MeasuringProcess:
             flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
             memory = mmap.mmap(file.fileno(), size + skip, flags, mmap.PROT_READ, offset=operand.offset - skip)
         array = np.frombuffer(memory, np.uint8, size, skip).view(operand.dtype).reshape(operand.shape)
-        if array.ctypes.data % 64:
-            return self._aligned(array)
-        return _writable(array)
+        return self._aligned(array) if array.ctypes.data % ALIGNMENT else _writable(array)
 
 
 def _every_other_page(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -157,10 +157,8 @@ class _Layer:
         for candidate, kernel, source, fault in zip(candidates, kernels, sources, faults, strict=True):
             weights = self._meter.weights(kernel)
             fault = fault or self._fault(library, source.symbol, weights)
-            version = Version(
-                candidate.point, source.symbol, source.path, kernel.block_size, kernel.parallelism,
-                origin=candidate.origin,
-            )  # fmt: skip
+            sizes = kernel.block_size, kernel.parallelism
+            version = Version(candidate.point, source.symbol, source.path, *sizes, origin=candidate.origin)
             operands = (
                 (*self._meter.inputs(spec, batch, setting.bounds), *weights, *result_operands(spec, batch))
                 for batch in self._batches

@@ -17,7 +17,7 @@ from veltair.compiler.kernels.generic.relax_layers import element_count
 class Generic:
     """A plain schedule: injective producers inlined, the spatial loops of each nest fused and parallel.
 
-    `kernels.spaces.SPACES["generic"]` is it.
+    It is `design_spaces.SPACES["generic"]`.
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
