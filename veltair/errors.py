@@ -1,18 +1,18 @@
-"""Errors, split by who is to blame and therefore by what the caller sees.
+"""Errors by the party at fault, which decides what the caller sees.
 
-`UserError` and its children are the fault of an input: the command line exits with 2, the server answers with
-the HTTP status (and gRPC code name) of the class. `InvariantError` is ours.
+A `UserError` is the fault of an input: the command line exits with 2, the server answers with the HTTP status (and gRPC
+code name) of the class. An `InvariantError` is a defect of this project.
 """
 
 from __future__ import annotations
 
 
 class VeltairError(Exception):
-    """Base of everything that this project raises on purpose."""
+    """Base of all errors that this project raises on purpose."""
 
 
 class UserError(VeltairError):
-    """Something that was handed in is wrong; the text says what was expected and where."""
+    """An input is wrong; the text says what was expected and where."""
 
 
 class ConfigError(UserError):
@@ -20,7 +20,7 @@ class ConfigError(UserError):
 
 
 class ModelError(UserError):
-    """An ONNX file cannot be taken: no ONNX, unsafe external data, an unsupported operator, …"""
+    """An ONNX file cannot be compiled: it is no ONNX, has unsafe external data or an unsupported operator, …"""
 
 
 class ArtifactError(UserError):
@@ -32,36 +32,42 @@ class ProfileError(ArtifactError):
 
 
 class RequestError(UserError):
-    """An inference request is wrong. The status and code are what the two front ends answer with."""
+    """An inference request is wrong; the front ends answer with this status and code."""
 
     http_status = 400
     grpc_code = "INVALID_ARGUMENT"
 
 
 class UnknownModelError(RequestError):
+    """No model of this name is served."""
+
     http_status = 404
     grpc_code = "NOT_FOUND"
 
 
 class UnsupportedError(RequestError):
+    """The request asks for a feature of the protocol that this server does not have."""
+
     http_status = 501
     grpc_code = "UNIMPLEMENTED"
 
 
 class TooLargeError(RequestError):
+    """The request is larger than the server accepts."""
+
     http_status = 413
     grpc_code = "RESOURCE_EXHAUSTED"
 
 
 class QueryError(VeltairError):
-    """An accepted query was not served; its sender gets exactly one of these."""
+    """An accepted query was not served; its sender gets exactly one such error."""
 
     http_status = 500
     grpc_code = "INTERNAL"
 
 
 class OverloadedError(QueryError):
-    """No room: queue, tensor pool or admission said no. Answered at once, with Retry-After."""
+    """The queue or the tensor pool is full, or admission refused; the answer comes at once, with Retry-After."""
 
     http_status = 503
     grpc_code = "UNAVAILABLE"
@@ -75,11 +81,11 @@ class DeadlineError(QueryError):
 
 
 class WorkerDiedError(QueryError):
-    """The worker process that held the query died; only its own queries are lost."""
+    """The worker process that held the query died; only that worker's queries are lost."""
 
     http_status = 500
     grpc_code = "INTERNAL"
 
 
 class InvariantError(VeltairError):
-    """A rule of ours was broken: a defect of this project, never of an input."""
+    """An invariant is broken: a defect of this project, never of an input."""

@@ -1,4 +1,4 @@
-"""The words of the system as types. Time is `int` nanoseconds everywhere inside; edges convert.
+"""The core types of the system. Time is `int` nanoseconds everywhere inside; edges convert.
 
 All are frozen and slotted: they cross process borders, are logged and replayed, and are never changed in place.
 """
@@ -15,17 +15,23 @@ CoreSet: TypeAlias = tuple[CoreId, ...]  # sorted, no duplicates
 
 
 class Record(Struct, frozen=True, gc=False):
-    """What is made anew at every decision, in a tenth of the time that a frozen dataclass takes. Free of cycles, hence
-    unknown to the garbage collector."""
+    """Base of values that every decision creates anew, ten times as fast as a frozen dataclass.
+
+    They have no reference cycles and are not tracked by the garbage collector.
+    """
 
 
 class State(Struct, eq=False, gc=False):
-    """The same for what changes as long as it is there, and is only equal to itself."""
+    """Base of objects that change during their life and are equal only to themselves; created as fast as a `Record`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor's contract. A first dimension of -1 is the batch, 1 … max_batch."""
+    """Name, type and shape of a tensor. A first dimension of -1 is the batch, 1 … max_batch.
+
+    >>> TensorSpec("input", "float32", (-1, 3, 224, 224)).dtype
+    'float32'
+    """
 
     name: str
     dtype: str  # numpy name: "float32", "int64", …
@@ -34,11 +40,16 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One fused step of a model: an anchor operator and its epilogue."""
+    """One fused step of a model: a main operator and its epilogue.
+
+    >>> x = TensorSpec("x", "float32", (1, 64))
+    >>> Layer(0, "relu", "generic", (x,), (x,), flops=64, bytes=512).op
+    'generic'
+    """
 
     index: int
     name: str
-    op: str  # kind of anchor: "conv2d", "depthwise_conv2d", "matmul", "embedding_bag", "generic", …
+    op: str  # kind of the main operator: "conv2d", "depthwise_conv2d", "matmul", "embedding_bag", "generic", …
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     flops: int  # at the profile's batch
@@ -47,13 +58,17 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class LatencyTable:
-    """Measured medians. Not monotonic in cores: scan, never bisect."""
+    """Measured median times. They are not monotonic in cores: scan them, never bisect.
+
+    >>> LatencyTable((1.0, 2.0), ((100, 60), (180, 100))).at(1.5, cores=2)
+    80
+    """
 
     levels: tuple[float, ...]  # interference levels, ascending, levels[0] == 1.0 (alone)
     latency_ns: tuple[tuple[int, ...], ...]  # (levels, cores); column c is c + 1 cores
 
     def at(self, level: float, cores: int) -> int:
-        """Time in ns at the given interference level, linear between the measured ones and flat outside."""
+        """Returns the time in ns at an interference level, linear between the measured levels and constant outside."""
         column = cores - 1
         rows = self.latency_ns
         if level <= self.levels[0]:
@@ -68,7 +83,11 @@ class LatencyTable:
 
 @dataclass(frozen=True, slots=True)
 class CodeVersion:
-    """One compiled schedule of one layer."""
+    """One compiled schedule of one layer.
+
+    >>> CodeVersion(0, 1, 65536, 64, "conv_v1", LatencyTable((1.0,), ((100,),))).symbol
+    'conv_v1'
+    """
 
     layer: int
     index: int
@@ -80,7 +99,12 @@ class CodeVersion:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """What the scheduler knows of a model at one batch size; every layer has at least one version."""
+    """The scheduler's knowledge of a model at one batch size; every layer has at least one version.
+
+    ::
+
+        profile.versions[layer][version].latency.at(level=1.0, cores=4)  # ns
+    """
 
     model: str
     batch: int
@@ -91,11 +115,17 @@ class ModelProfile:
 
     @property
     def cores(self) -> int:
-        """Core counts that were measured: 1 … cores."""
+        """The most cores that were measured; all counts from 1 on were."""
         return len(self.versions[0][0].latency.latency_ns[0])
 
 
 class CounterSample(Record, frozen=True):
+    """L3 counters of all cores over a window.
+
+    >>> CounterSample(time_ns=10**9, window_ns=10**7, l3_accesses=5000, l3_misses=400, source="perf").l3_misses
+    400
+    """
+
     time_ns: int
     window_ns: int
     l3_accesses: int
@@ -105,12 +135,24 @@ class CounterSample(Record, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class QoSTarget:
+    """A latency target, and the share of the queries that must meet it.
+
+    >>> QoSTarget(15_000_000).percentile
+    0.95
+    """
+
     latency_ns: int  # arrival to answer
     percentile: float = 0.95  # 0.95 is the paper's, 0.99 MLPerf's
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
+    """A model served under a target.
+
+    >>> Tenant("vision", "resnet50", QoSTarget(15_000_000)).priority
+    1
+    """
+
     name: str
     model: str
     qos: QoSTarget
@@ -119,6 +161,12 @@ class Tenant:
 
 
 class Query(Record, frozen=True):
+    """One inference of a tenant's model.
+
+    >>> Query(7, "vision", arrival_ns=1_000_000).batch
+    1
+    """
+
     id: int
     tenant: str
     arrival_ns: int
@@ -127,19 +175,27 @@ class Query(Record, frozen=True):
 
 
 class LayerBlock(Record, frozen=True):
-    """Consecutive layers [start, stop) of one query, run on one core set without coming back."""
+    """Consecutive layers [start, stop) of one query, which run on one core set without a return to the scheduler.
+
+    >>> LayerBlock(query=7, start=0, stop=2, versions=(0, 1), cores=4, predicted_ns=120_000).stop
+    2
+    """
 
     query: int
     start: int
     stop: int
     versions: tuple[int, ...]  # one code version index per layer of the block
-    cores: int  # wanted; the core set may be smaller (a conflict) and grow later
+    cores: int  # wanted; the granted core set may be smaller (a conflict) and grow later
     predicted_ns: int  # on `cores` cores at the level of the decision
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The cores that may be used, grouped by the L3 cache that they share."""
+    """The cores that may be used, grouped by the L3 cache that they share.
+
+    >>> Machine(((0, 1), (2, 3))).cores
+    (0, 1, 2, 3)
+    """
 
     domains: tuple[CoreSet, ...]
 
@@ -150,7 +206,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a number was measured on; recorded beside every result."""
+    """The environment of a measurement, recorded beside every result.
+
+    >>> Environment("EPYC", ("avx2",), 2, 1 << 34, "6.18", "3.11").cores
+    2
+    """
 
     cpu: str
     isa: tuple[str, ...]

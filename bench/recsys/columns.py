@@ -96,7 +96,7 @@ def compiled_points(chosen: ColumnSet, folder: Path) -> dict[str, Callable[[int]
     shared = [aligned(np.load(folder / f"weight{place}.npy")) for place in range(1, 9)]
     move_to_huge_pages(
         folder / "weight9.npy"
-    )  # tables lie as in an artifact that is served: in large pages, if there are any
+    )  # as the tables of a served artifact
     stored = np.load(folder / "weight9.npy", mmap_mode="r")
     shared.append(map_file(folder / "weight9.npy")[-stored.nbytes :].view(stored.dtype))
     inputs: dict[int, list[Any]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,19 +16,15 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from veltair.cli import main
 from veltair.compiler.features.description_file import load_description
 from veltair.compiler.features.feature_description import FeatureDescription
 from veltair.compiler.features.feature_reference import reference_inputs
-from veltair.errors import ConfigError
-from veltair.zoo.recommendation import dien, table_sizes
+from veltair.zoo.recommendation import dien
 from veltair.zoo.recommendation.recommender import BuiltRecommender, RecommenderSpec, build_recommender
-from veltair.zoo.recommendation.table_sizes import EmbeddingTable, find_cuts, fit_tables
 from veltair.zoo.registry import RECOMMENDERS, ZOO, write
 
 ROWS = 1000
 BATCH = 16
-GIB = 1 << 30
 DESCRIBED = ("deepfm", "recom_e", "recom_f", "elm_wdl")
 TARGETS_MS = {
     "dlrm_rm1": 100,
@@ -275,40 +270,3 @@ def test_dien_reads_a_history_up_to_its_end(tmp_path: Path) -> None:
         "history_category": np.where(last, (feeds["history_category"] + 1) % ROWS, feeds["history_category"])
     }
     assert (np.abs(session.run(None, changed)[0] - score) > 1e-5).all()
-
-
-def test_rows_fit_a_quarter_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    large, small = EmbeddingTable("large", 40_000_000, 128), EmbeddingTable("small", 1000, 128)
-    whole = (large, large, small)
-    for memory, rows in ((256 * GIB, 40_000_000), (24 * GIB, 1 << 22), (1 * GIB, 1 << 17)):
-        monkeypatch.setattr(table_sizes, "memory_bytes", lambda memory=memory: memory)
-        taken = fit_tables(whole, None)
-        assert [table.rows for table in taken] == [rows, rows, 1000]
-        assert sum(table.bytes for table in taken) <= memory / 4
-    (cut,) = find_cuts(whole, taken)
-    assert (cut.first, cut.last, cut.published, cut.rows) == ("large", "large", 40_000_000, 1 << 17)
-    monkeypatch.setattr(table_sizes, "memory_bytes", lambda: 0)  # unknown
-    assert fit_tables(whole, None) == whole
-    assert [table.rows for table in fit_tables(whole, 500)] == [500, 500, 500]
-
-
-def test_the_command_says_what_was_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "n.onnx"
-    assert main(["zoo", "ncf", "--out", str(path), "--rows", "30000"]) == 0
-    words = capsys.readouterr().out
-    assert "tables were cut (--rows 30000)" in words
-    assert "user_mf … user_mlp: 30,000 of 140,000 rows" in words and "item_mf" not in words
-    assert main(["zoo", "recom-e", "--out", str(path), "--rows", "50", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert list(facts["files"]) == [str(path), str(tmp_path / "n.features.toml")]
-    assert facts["cut"][-1] == {"first": "large0", "last": "large4", "published": 1 << 23, "rows": 50}
-
-
-def test_bad_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["zoo", "ncf", "--out", str(tmp_path / "m.onnx"), "--rows", "0"]) == 2
-    assert "rows must be at least 1, got 0" in capsys.readouterr().err
-    assert main(["zoo", "ncf", "--out", str(tmp_path / "m.onnx"), "--lookups", "2"]) == 2
-    assert "fixed shape" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="fixed shape"):
-        write("resnet50", tmp_path / "m.onnx", rows=5)
-    assert list(tmp_path.iterdir()) == []
