@@ -94,9 +94,7 @@ def compiled_points(chosen: ColumnSet, folder: Path) -> dict[str, Callable[[int]
     description = description_of(chosen)
     names = json.loads((folder / "names.json").read_text())
     shared = [aligned(np.load(folder / f"weight{place}.npy")) for place in range(1, 9)]
-    move_to_huge_pages(
-        folder / "weight9.npy"
-    )  # as the tables of a served artifact
+    move_to_huge_pages(folder / "weight9.npy")  # as the tables of a served artifact
     stored = np.load(folder / "weight9.npy", mmap_mode="r")
     shared.append(map_file(folder / "weight9.npy")[-stored.nbytes :].view(stored.dtype))
     inputs: dict[int, list[Any]] = {}
