@@ -58,7 +58,7 @@ def draw_buffers(
 ) -> list[NDArray[Any]]:
     """These packed buffers, filled with random features."""
     found = pack_features(description, draw_features(description, batch, rng), batch)
-    return [found[bank] for bank in wanted]
+    return [found[buffer] for buffer in wanted]
 
 
 def _draw_ints(

@@ -37,7 +37,7 @@ class _Lookup:
 
 def take_stored(proto: onnx.ModelProto, path: Path, known: frozenset[str]) -> dict[str, NDArray[Any]]:
     """Turn stored tables into inputs (R, D) of float32 of the graph, in place, and return their rows as
-    `embedding.rows.stored` has them.
+    `embedding.row_storage.encode_rows` stores them.
 
     Those that ids made by operators in `known` read become constants of float32: they are looked at once more.
     """
