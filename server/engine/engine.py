@@ -66,11 +66,10 @@ class Engine:
         artifacts = [open_artifact(spec) for spec in configure.tenants]
         self._weights = {artifact.weights for artifact in artifacts}
         machine = limit_machine(configure.cores)
-        cores = machine.cores
+        self._cores = cores = machine.cores
         self._workers = configure.workers or default_workers(len(cores), artifacts)
         self._allowed = self._workers  # batches in flight at once, as the scheduler knows it
         self._counters: L3Counters | None = open_counters(cores)
-        fitted = configure.counter_model if self._counters else None
         if configure.counter_model and not self._counters:
             logger.warning("counter_model is not used: no L3 counters; the level comes from observed slowdown")
         tenants, profiles = tenants_and_profiles(configure.tenants, artifacts)
@@ -80,14 +79,13 @@ class Engine:
             workers=self._workers,
             planned_share=configure.planned_share,
             tenants=tenants,
-            interference=interference_settings(fitted),
+            interference=interference_settings(configure.counter_model if self._counters else None),
         )
         self._scheduler = settings.make_scheduler(profiles)
         self._log: EventLog | None = None
         if configure.event_log:
             header = make_daemon_header(settings, tenants, profiles, configure.tenants)
             self._log = EventLog(Path(configure.event_log), header)
-        self._cores = cores
         self._front = front
         self._next_sample_ns = 0
         self._ready = self._stopping = False
@@ -96,8 +94,7 @@ class Engine:
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
         load = m.LoadModels(configure.tenants, cores, configure.slots)
-        target = self._workers + configure.spare_workers
-        self._supervisor = WorkerSupervisor(self._poll, target, tensors, load)
+        self._supervisor = WorkerSupervisor(self._poll, self._workers + configure.spare_workers, tensors, load)
         self._queries = InFlightQueries(front, configure.tenants, self._supervisor)
 
     def run(self) -> None:
