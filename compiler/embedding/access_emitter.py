@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import prefetch
+from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.embedding.dlc import DecoupledProgram, SendToken, Traversal
 from veltair.compiler.embedding.execute_emitter import ExecuteEmitter, TokenOperands, for_elements
 from veltair.compiler.embedding.row_storage import RowReader, row_items, row_reader
@@ -30,9 +33,6 @@ from veltair.compiler.embedding.slc import (
     Stream,
     StreamIndex,
 )
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import prefetch
-from veltair.compiler.kernels.codegen.vectors import Expr
 
 LINE = 64
 FETCHED = 32  # lines of a row that are prefetched; the hardware foresees the rest

@@ -8,6 +8,8 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.vector_math import sigmoid, sum_lanes
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp, vector_type
 from veltair.compiler.embedding.row_storage import RowReader
 from veltair.compiler.embedding.slc import (
     AddToCell,
@@ -20,8 +22,6 @@ from veltair.compiler.embedding.slc import (
     StoreCell,
     Value,
 )
-from veltair.compiler.kernels.codegen.vector_math import sigmoid, sum_lanes
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp, vector_type
 
 UNROLLED = 16  # vectors of a row that are straight-line code, their sums in registers
 

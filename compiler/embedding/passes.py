@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from veltair.compiler.codegen.vectors import LANES
 from veltair.compiler.embedding.slc import (
     AddToCell,
     Callback,
@@ -29,7 +30,6 @@ from veltair.compiler.embedding.slc import (
     StoreCell,
     Value,
 )
-from veltair.compiler.kernels.codegen.vectors import LANES
 
 LEVELS = range(4)  # emb-opt0 … emb-opt3
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.vectors import Expr, broadcast, ramp, vector_type
+from veltair.compiler.codegen.vectors import Expr, broadcast, ramp, vector_type
 from veltair.profiles.artifact.manifest import Storage
 
 TAIL_BYTES = 8  # scale and bias behind the bytes of a row

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen import vector_math as vm
-from veltair.compiler.kernels.codegen.vectors import Expr, broadcast
+from veltair.compiler.codegen import vector_math as vm
+from veltair.compiler.codegen.vectors import Expr, broadcast
 
 # Reductions: the value to start from, two values into one, and the 16 lanes of a value into one number.
 NEUTRAL = {"reduce_sum": 0.0, "reduce_max": float("-inf"), "reduce_min": float("inf")}

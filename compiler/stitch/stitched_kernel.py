@@ -14,10 +14,10 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import Operand, build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.prim_func import Operand, build_prim_func
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.stitch.iteration_space import IterationSpace
 from veltair.compiler.stitch.kernel_schedule import KernelSchedule
 from veltair.compiler.stitch.operator_code import COMBINE, FOLD, NEUTRAL

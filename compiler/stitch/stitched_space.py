@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from veltair.compiler.codegen.prim_func import Operand
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.prim_func import Operand
 from veltair.compiler.stitch.cost_models import latency_ns, scratch_bytes, units_of
 from veltair.compiler.stitch.iteration_space import SCHEMES
 from veltair.compiler.stitch.kernel_schedule import KernelSchedule

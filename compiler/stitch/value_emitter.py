@@ -8,11 +8,11 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.bf16 import round_bits_to_bf16
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.prim_func import Operand
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.kernels.codegen.bf16 import round_bits_to_bf16
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import Operand
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.stitch.iteration_space import IterationSpace
 from veltair.compiler.stitch.operator_code import ELEMENTWISE
 from veltair.compiler.stitch.stitch_program import EXPENSIVE, REDUCTIONS

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.memory import vector_store
-from veltair.compiler.kernels.codegen.multiply_add import VALUES_PER_STEP, broadcast_input, multiply_add, reduction_body
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES, broadcast
-from veltair.compiler.kernels.codegen.weight_packing import pack_bf16_pairs
+from veltair.compiler.codegen.memory import vector_store
+from veltair.compiler.codegen.multiply_add import VALUES_PER_STEP, broadcast_input, multiply_add, reduction_body
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import LANES, broadcast
+from veltair.compiler.codegen.weight_packing import pack_bf16_pairs
 from veltair.compiler.shared_library import compile_object, link
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.timing.measuring_process import InlineTensor, OutputTensor

@@ -13,13 +13,9 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.features.kernel.code_path import ValueKind
-from veltair.compiler.features.kernel.column_values import ColumnValues
-from veltair.compiler.features.kernel.slot_writer import COUNTED, EDGES
-from veltair.compiler.features.text_code.word_arithmetic import in_register
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import prefetch
-from veltair.compiler.kernels.codegen.vectors import (
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import prefetch
+from veltair.compiler.codegen.vectors import (
     LANES,
     Expr,
     broadcast,
@@ -28,6 +24,10 @@ from veltair.compiler.kernels.codegen.vectors import (
     ramp,
     vector_type,
 )
+from veltair.compiler.features.kernel.code_path import ValueKind
+from veltair.compiler.features.kernel.column_values import ColumnValues
+from veltair.compiler.features.kernel.slot_writer import COUNTED, EDGES
+from veltair.compiler.features.text_code.word_arithmetic import in_register
 
 GANG = 4  # vectors of rows that are compared with a boundary together
 MAGNITUDE_BITS, INFINITY_BITS = 0x7FFFFFFF, 0x7F800000  # of a float32

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.memory import vector_store
+from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.features.feature_description import ColumnStep
 from veltair.compiler.features.kernel.code_path import CodePath, Combination
 from veltair.compiler.features.kernel.column_task import ColumnTask
@@ -15,8 +17,6 @@ from veltair.compiler.features.kernel.row_sums import RowSums, emit_numbers
 from veltair.compiler.features.kernel.sequence_emitter import SequenceEmitter
 from veltair.compiler.features.kernel.table_rows import TableRows
 from veltair.compiler.features.text_code.word_arithmetic import in_register
-from veltair.compiler.kernels.codegen.memory import vector_store
-from veltair.compiler.kernels.codegen.vectors import Expr
 
 
 class ColumnEmitter:

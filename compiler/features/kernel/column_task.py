@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from veltair.compiler.kernels.codegen.vectors import Expr
+from veltair.compiler.codegen.vectors import Expr
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.features.kernel.code_path import ValueKind
 from veltair.compiler.features.kernel.column_slots import slot_of
 from veltair.compiler.features.kernel.column_task import ColumnTask
 from veltair.compiler.features.text_code.tokens import for_each_token
 from veltair.compiler.features.text_code.word_arithmetic import in_register
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.vectors import Expr
 
 
 class ColumnValues:

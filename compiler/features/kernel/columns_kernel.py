@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.features.feature_description import ColumnInput, FeatureDescription
 from veltair.compiler.features.feature_layout import FeatureLayout, buffer_of
 from veltair.compiler.features.kernel.code_path import CodePath
@@ -28,8 +30,6 @@ from veltair.compiler.features.kernel.columns_parameters import ColumnsParameter
 from veltair.compiler.features.table_store import TableStore
 from veltair.compiler.features.text_code.number_parser import powers_of_ten
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.kernels.rows.concat_rows import copy_row
 from veltair.errors import ModelError
 from veltair.profiles.artifact.strings import MOST_BYTES

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veltair.compiler.codegen.bf16 import array_to_bf16
 from veltair.compiler.features.feature_description import ColumnInput, FeatureDescription
 from veltair.compiler.features.feature_layout import FeatureLayout
 from veltair.compiler.features.kernel.column_table import ColumnTable
 from veltair.compiler.features.random_features import draw_buffers
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.parameters import OUTSIDE_WORKLOAD, LayerParameters
-from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
 
 
 @dataclass(frozen=True, slots=True)

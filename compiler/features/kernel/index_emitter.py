@@ -11,6 +11,8 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.vectors import Expr, broadcast
 from veltair.compiler.features.feature_description import ColumnStep
 from veltair.compiler.features.kernel.code_path import ValueKind
 from veltair.compiler.features.kernel.column_slots import PART_KINDS
@@ -20,8 +22,6 @@ from veltair.compiler.features.text_code.fingerprint_code import emit_fingerprin
 from veltair.compiler.features.text_code.integer_digits import DIGITS, LONGEST, emit_digits
 from veltair.compiler.features.text_code.letter_case import append_text
 from veltair.compiler.features.text_code.word_arithmetic import in_register, remainder, u64, u64_constant
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.vectors import Expr, broadcast
 
 
 class IndexEmitter(ColumnValues):

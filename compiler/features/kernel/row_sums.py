@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import vector_store
+from veltair.compiler.codegen.vectors import Expr, broadcast, ramp
 from veltair.compiler.features.kernel.code_path import CodePath, ValueKind
 from veltair.compiler.features.kernel.column_slots import COMBINERS
 from veltair.compiler.features.kernel.column_values import ColumnValues
@@ -12,9 +15,6 @@ from veltair.compiler.features.kernel.table_rows import TableRows, for_row_piece
 from veltair.compiler.features.text_code.number_parser import NumberParser
 from veltair.compiler.features.text_code.tokens import NOTED
 from veltair.compiler.features.text_code.word_arithmetic import in_register
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import vector_store
-from veltair.compiler.kernels.codegen.vectors import Expr, broadcast, ramp
 
 
 class RowSums:

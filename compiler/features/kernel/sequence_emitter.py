@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.memory import vector_store
+from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.features.feature_description import ColumnStep
 from veltair.compiler.features.kernel.code_path import CodePath, ValueKind
 from veltair.compiler.features.kernel.index_emitter import IndexEmitter
 from veltair.compiler.features.kernel.table_rows import TableRows, for_row_pieces
 from veltair.compiler.features.text_code.word_arithmetic import in_register
-from veltair.compiler.kernels.codegen.memory import vector_store
-from veltair.compiler.kernels.codegen.vectors import Expr
 
 
 class SequenceEmitter:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import prefetch
+from veltair.compiler.codegen.vectors import LANES, Expr
 from veltair.compiler.embedding.row_storage import RowReader, row_items, row_reader
 from veltair.compiler.features.kernel.column_values import ColumnValues
 from veltair.compiler.features.text_code.word_arithmetic import in_register
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import prefetch
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr
 
 HALF = 8  # floats; rows of tables are often no wider
 LINE = 64  # bytes of the cache

@@ -12,9 +12,9 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.vectors import Expr, ramp
 from veltair.compiler.features.fingerprint import K0, K1, K2, WORD
 from veltair.compiler.features.text_code.word_arithmetic import add, in_register, mul, rotate, u64, u64_constant
-from veltair.compiler.kernels.codegen.vectors import Expr, ramp
 
 STATE = 7  # words of the state for long texts: x, y, z, v[2], w[2]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.vectors import Expr, ramp
 from veltair.compiler.features.text_code.word_arithmetic import add, in_register, u64, u64_constant
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.vectors import Expr, ramp
 
 DIGITS = 24  # bytes of scratch for a decimal number: three words of eight digits
 LONGEST = 20  # characters of an int64: a sign and 19 digits

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.features.text_code.word_arithmetic import in_register
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.vectors import Expr
 
 CASES = (None, "lower", "upper", "lower unicode", "upper unicode")
 LOWER = [CASES.index(case) for case in ("lower", "lower unicode")]

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.features.text_code.word_arithmetic import in_register
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.vectors import Expr
 
 POWERS = 340  # of ten, each way
 

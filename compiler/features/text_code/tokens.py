@@ -8,11 +8,11 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import prefetch
+from veltair.compiler.codegen.vectors import Expr, ramp
 from veltair.compiler.features.text_code.integer_digits import count_trailing_zeros
 from veltair.compiler.features.text_code.word_arithmetic import in_register
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import prefetch
-from veltair.compiler.kernels.codegen.vectors import Expr, ramp
 
 BLOCK = 32  # bytes compared with the separator at once: an AVX2 register
 USUAL = 4  # separators that most blocks have at most

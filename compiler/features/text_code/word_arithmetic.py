@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.vectors import Expr, ramp
 from veltair.compiler.features.fingerprint import WORD
-from veltair.compiler.kernels.codegen.vectors import Expr, ramp
 
 
 def u64_constant(value: int) -> Expr:

@@ -11,14 +11,14 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.kernels.attention.attention_bf16 import Bf16Attention
 from veltair.compiler.kernels.attention.softmax import RowSoftmax
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
 from veltair.compiler.kernels.matmul.matrix_unit import MatrixUnit
 
 

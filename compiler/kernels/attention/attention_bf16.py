@@ -7,14 +7,14 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import allocate_scratch, vector_load, vector_store
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.transpose import transpose_16x16
+from veltair.compiler.codegen.vectors import LANES, Expr, ramp
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.kernels.attention.softmax import RowSoftmax
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import allocate_scratch, vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.transpose import transpose_16x16
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, ramp
 from veltair.compiler.kernels.matmul.amx_tiles import BLOCK, STEP, TILE
 from veltair.compiler.kernels.matmul.bf16_microkernels import LeftOperand, Microkernel, RightOperand, open_microkernel
 from veltair.compiler.kernels.matmul.matrix_unit import MatrixUnit

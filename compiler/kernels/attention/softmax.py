@@ -8,9 +8,9 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.vector_math import LOG2_E, exp, max_lanes, sum_lanes
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.vector_math import LOG2_E, exp, max_lanes, sum_lanes
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp
 
 UNROLLED = 4  # vectors whose maxima and sums are separate: those of one wait for each other
 LOWEST = -1.0e38  # stands behind the last key; finite when scaled for exp2

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.kernels.codegen.vectors import Expr
 from veltair.compiler.kernels.conv.conv_geometry import ConvGeometry
 from veltair.compiler.kernels.conv.conv_weights import folds_columns
 

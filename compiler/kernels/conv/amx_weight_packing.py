@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from veltair.compiler.codegen.bf16 import array_to_bf16
+from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
-from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.conv.amx_tile_cover import BLOCK, DEPTH, TILE, fills_one_tile
 from veltair.compiler.kernels.conv.conv_weights import fold_columns, folds_columns
 

@@ -23,10 +23,8 @@ from typing import Any, NamedTuple
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.graph.parameters.vision import Conv2dParameters
-from veltair.compiler.kernels.codegen.activation import apply_activation
-from veltair.compiler.kernels.codegen.amx import (
+from veltair.compiler.codegen.activation import apply_activation
+from veltair.compiler.codegen.amx import (
     load_tile,
     load_tile_configuration,
     multiply_bf16_tiles,
@@ -35,12 +33,14 @@ from veltair.compiler.kernels.codegen.amx import (
     tile_configuration,
     zero_tile,
 )
-from veltair.compiler.kernels.codegen.bf16 import float32_pair_to_bf16
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import allocate_scratch, prefetch, vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import Operand, build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
-from veltair.compiler.kernels.codegen.weight_packing import pad_axis
+from veltair.compiler.codegen.bf16 import float32_pair_to_bf16
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import allocate_scratch, prefetch, vector_load, vector_store
+from veltair.compiler.codegen.prim_func import Operand, build_prim_func
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.codegen.weight_packing import pad_axis
+from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.vision import Conv2dParameters
 from veltair.compiler.kernels.conv.amx_tile_choice import AmxTileChoice
 from veltair.compiler.kernels.conv.amx_tile_cover import BLOCK, DEPTH, TILE, TileCover, TileMode, fills_one_tile
 from veltair.compiler.kernels.conv.amx_weight_packing import pack_amx_weights

@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.activation import apply_activation
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import prefetch, vector_load, vector_store
+from veltair.compiler.codegen.multiply_add import VALUES_PER_STEP, broadcast_input, multiply_add, reduction_body
+from veltair.compiler.codegen.prim_func import Operand, build_prim_func
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp
+from veltair.compiler.codegen.weight_packing import pack_bf16_pairs, pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
-from veltair.compiler.kernels.codegen.activation import apply_activation
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import prefetch, vector_load, vector_store
-from veltair.compiler.kernels.codegen.multiply_add import VALUES_PER_STEP, broadcast_input, multiply_add, reduction_body
-from veltair.compiler.kernels.codegen.prim_func import Operand, build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
-from veltair.compiler.kernels.codegen.weight_packing import pack_bf16_pairs, pad_axis
 from veltair.compiler.kernels.conv.conv_algorithm import ConvAlgorithm
 from veltair.compiler.kernels.conv.conv_geometry import ConvGeometry, fitting_group_sizes, where_present
 from veltair.compiler.kernels.conv.conv_weights import InputRange, fold_columns, folds_columns, input_range

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.activation import apply_activation
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import allocate_scratch, vector_load, vector_store
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.transpose import interleave_channels
+from veltair.compiler.codegen.vectors import LANES, Expr
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
-from veltair.compiler.kernels.codegen.activation import apply_activation
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import allocate_scratch, vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.transpose import interleave_channels
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr
 from veltair.compiler.kernels.conv.conv_algorithm import ConvAlgorithm
 from veltair.compiler.kernels.conv.conv_geometry import ConvGeometry, where_present
 from veltair.compiler.kernels.conv.register_tiles import (

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.vectors import Expr
 
 
 class RowsColumns(NamedTuple):

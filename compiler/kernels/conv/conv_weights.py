@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
-from veltair.compiler.kernels.codegen.vectors import Expr
 
 BF16_BLOCK = 32  # channels of a block of a bfloat16 activation
 

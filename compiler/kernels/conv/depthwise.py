@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.activation import apply_activation
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import LANES, Expr
+from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
-from veltair.compiler.kernels.codegen.activation import apply_activation
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr
-from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.conv.conv_geometry import ConvGeometry
 
 MAX_UNROLLED_ROWS = 3  # of the kernel: the taps of more would not stay in registers all at once

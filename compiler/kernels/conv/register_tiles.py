@@ -12,9 +12,9 @@ from math import log2
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.vectors import LANES, Expr
 from veltair.compiler.graph.layer_spec import Activation, Point
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr
 from veltair.compiler.kernels.conv.conv_geometry import balanced_parts
 
 UNROLL = 4  # steps of the reduction in one turn of the innermost loop

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.graph.layer_spec import Activation, Point
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
 
 MAX_MEAN_SUMS = 8  # side by side, since each sum waits for its last step
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vector_math import sum_lanes
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.vision import L2NormalizeParameters, LrnParameters
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vector_math import sum_lanes
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
-from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.feature_maps.blocked_planes import blocked_index, row_bytes, row_points
 
 PIXELS = 4  # pixels that are summed side by side, since each sum waits for its last step

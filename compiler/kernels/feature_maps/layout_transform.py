@@ -12,12 +12,12 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.transpose import interleave_channels, transpose_16x16
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.graph.layer_spec import Activation, Halo, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.transpose import interleave_channels, transpose_16x16
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.kernels.feature_maps.blocked_planes import blocked_index, row_bytes, row_points
 
 

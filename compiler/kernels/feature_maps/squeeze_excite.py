@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.activation import apply_activation
+from veltair.compiler.codegen.bf16 import array_to_bf16
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.vision import SqueezeExciteParameters
-from veltair.compiler.kernels.codegen.activation import apply_activation
-from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
-from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.feature_maps.blocked_planes import blocked_index, emit_plane_means, row_bytes
 
 

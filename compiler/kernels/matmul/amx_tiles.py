@@ -10,8 +10,8 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.amx import load_tile_configuration
-from veltair.compiler.kernels.codegen.vectors import Expr
+from veltair.compiler.codegen.amx import load_tile_configuration
+from veltair.compiler.codegen.vectors import Expr
 
 TILE = 16  # rows of a tile, and columns of a tile of sums
 STEP = 32  # bfloat16 values in a tile row: the products of one step of the reduction

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.activation import apply_activation
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import masked_store, vector_load, vector_store
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.transpose import transpose_16x16
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
-from veltair.compiler.kernels.codegen.activation import apply_activation
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import masked_store, vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.transpose import transpose_16x16
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
-from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.matmul.batched_operands import (
     MatrixOrder,
     max_matrix_rows,

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.activation import apply_activation
+from veltair.compiler.codegen.bf16 import array_to_bf16
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import allocate_scratch, masked_store, vector_load
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import Expr, broadcast
+from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
-from veltair.compiler.kernels.codegen.activation import apply_activation
-from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import allocate_scratch, masked_store, vector_load
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import Expr, broadcast
-from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.matmul.amx_tiles import STEP, TILE
 from veltair.compiler.kernels.matmul.batched_matmul import BatchedMatmul
 from veltair.compiler.kernels.matmul.batched_operands import (

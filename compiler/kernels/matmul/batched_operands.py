@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
-from veltair.compiler.kernels.codegen.vectors import Expr
 
 OperandIndex: TypeAlias = Callable[[Sequence[Expr], Expr, Expr], tuple[Expr, ...]]  # of (image, row, column)
 

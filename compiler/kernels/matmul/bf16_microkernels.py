@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.amx import load_tile, multiply_bf16_tiles, release_tiles, store_tile, zero_tile
-from veltair.compiler.kernels.codegen.memory import allocate_scratch, vector_load, vector_store
-from veltair.compiler.kernels.codegen.multiply_add import broadcast_input, import_dot_product, multiply_add
-from veltair.compiler.kernels.codegen.vectors import Expr, broadcast
+from veltair.compiler.codegen.amx import load_tile, multiply_bf16_tiles, release_tiles, store_tile, zero_tile
+from veltair.compiler.codegen.memory import allocate_scratch, vector_load, vector_store
+from veltair.compiler.codegen.multiply_add import broadcast_input, import_dot_product, multiply_add
+from veltair.compiler.codegen.vectors import Expr, broadcast
 from veltair.compiler.kernels.matmul.amx_tiles import LEFT, RIGHT, STEP, TILE, configure_tiles
 from veltair.compiler.kernels.matmul.matrix_unit import MatrixUnit
 

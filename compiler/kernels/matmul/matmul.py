@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import vector_load
-from veltair.compiler.kernels.codegen.multiply_add import (
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import vector_load
+from veltair.compiler.codegen.multiply_add import (
     VALUES_PER_STEP,
     broadcast_input,
     multiply_add,
     reduction_body,
     reduction_steps,
 )
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr
-from veltair.compiler.kernels.codegen.weight_packing import pad_axis
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import LANES, Expr
+from veltair.compiler.codegen.weight_packing import pad_axis
+from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
 from veltair.compiler.kernels.matmul.matmul_blocked import BlockedMatmul, blocked_points
 from veltair.compiler.kernels.matmul.matmul_operands import MatmulEpilogue, max_rows, pack_panels
 

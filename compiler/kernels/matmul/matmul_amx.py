@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.amx import load_tile, multiply_bf16_tiles, release_tiles, store_tile, zero_tile
+from veltair.compiler.codegen.bf16 import array_to_bf16
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import allocate_scratch, prefetch, vector_load
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import LANES, Expr, ramp
+from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.amx import load_tile, multiply_bf16_tiles, release_tiles, store_tile, zero_tile
-from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import allocate_scratch, prefetch, vector_load
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, ramp
-from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.matmul.amx_tiles import BLOCK, LEFT, RIGHT, STEP, TILE, configure_tiles
 from veltair.compiler.kernels.matmul.matmul_operands import MatmulEpilogue, max_rows
 

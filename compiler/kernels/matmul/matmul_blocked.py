@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import allocate_scratch, prefetch, vector_load, vector_store
+from veltair.compiler.codegen.multiply_add import VALUES_PER_STEP, broadcast_input, multiply_add, reduction_body
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import LANES, Expr, ramp
+from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import allocate_scratch, prefetch, vector_load, vector_store
-from veltair.compiler.kernels.codegen.multiply_add import VALUES_PER_STEP, broadcast_input, multiply_add, reduction_body
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, ramp
-from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 from veltair.compiler.kernels.matmul.matmul_operands import MatmulEpilogue, max_rows, pack_panels
 
 FEW = 4  # rows of a small tile

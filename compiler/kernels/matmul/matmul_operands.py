@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.activation import apply_activation
+from veltair.compiler.codegen.bf16 import array_to_bf16, float32_pair_to_bf16
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import masked_store, vector_load
+from veltair.compiler.codegen.multiply_add import VALUES_PER_STEP
+from veltair.compiler.codegen.vectors import LANES, Expr, ramp
+from veltair.compiler.codegen.weight_packing import pack_bf16_pairs, pad_axis
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
-from veltair.compiler.kernels.codegen.activation import apply_activation
-from veltair.compiler.kernels.codegen.bf16 import array_to_bf16, float32_pair_to_bf16
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import masked_store, vector_load
-from veltair.compiler.kernels.codegen.multiply_add import VALUES_PER_STEP
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, ramp
-from veltair.compiler.kernels.codegen.weight_packing import pack_bf16_pairs, pad_axis
 
 
 def pack_panels(spec: LayerSpec, panel: int) -> NDArray[Any]:

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.bf16 import float32_pair_to_bf16, float32_to_bf16
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import masked_load, vector_load, vector_store
-from veltair.compiler.kernels.codegen.transpose import transpose_16x16
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, broadcast_uint32, ramp
+from veltair.compiler.codegen.bf16 import float32_pair_to_bf16, float32_to_bf16
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import masked_load, vector_load, vector_store
+from veltair.compiler.codegen.transpose import transpose_16x16
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, broadcast_uint32, ramp
 
 ElementIndex: TypeAlias = Callable[[Expr, Expr], tuple[Expr, ...]]  # of (row, column) of the matrix in its buffer
 STEP = 2 * LANES  # values of the reduction in a tile row

@@ -8,8 +8,8 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.vectors import LANES, Expr
 from veltair.compiler.kernels.recurrent.gate_weights import GateGroup, GateWeights
 
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import LANES
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.sequence import RecurrentParameters, ResetPosition
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES
 from veltair.compiler.kernels.recurrent.gate_weights import GateWeights
 from veltair.compiler.kernels.recurrent.recurrent_task import RecurrentTask, SequenceExtents
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.row_lanes import flatten_to_rows, load_transposed, store_transposed
+from veltair.compiler.codegen.vector_math import sigmoid, tanh
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.graph.layer_spec import LayerSpec, Point
 from veltair.compiler.graph.parameters.sequence import RecurrentParameters, SequenceOrder
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.row_lanes import flatten_to_rows, load_transposed, store_transposed
-from veltair.compiler.kernels.codegen.vector_math import sigmoid, tanh
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.kernels.recurrent.gate_products import GateProducts
 from veltair.compiler.kernels.recurrent.gate_weights import (
     CANDIDATE,

@@ -10,10 +10,10 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import LANES, Expr
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr
 
 
 class ConcatRows:

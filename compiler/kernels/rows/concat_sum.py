@@ -10,13 +10,13 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import loop_over_columns
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vector_math import sum_lanes
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.recommendation import ConcatSumParameters
-from veltair.compiler.kernels.codegen.control_flow import loop_over_columns
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vector_math import sum_lanes
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
 
 SUMS = 4  # accumulators: an addition takes four cycles
 

@@ -13,6 +13,9 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.embedding.access_emitter import DISTANCES, AccessEmitter
 from veltair.compiler.embedding.dlc import decouple
 from veltair.compiler.embedding.embedding_kernel import flat_memory
@@ -20,9 +23,6 @@ from veltair.compiler.embedding.families import sls
 from veltair.compiler.embedding.passes import optimise
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.recommendation import EmbeddingBagParameters
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import Expr
 
 BAGS = (16, 4, 1, 64)  # of a table in a task
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.memory import masked_store, vector_load
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vector_math import sum_lanes
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 from veltair.compiler.graph.parameters.sequence import LayerNormParameters
-from veltair.compiler.kernels.codegen.memory import masked_store, vector_load
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vector_math import sum_lanes
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
-from veltair.compiler.kernels.codegen.weight_packing import pad_axis
 
 SUMS = 4  # independent sums of a pass: additions to one sum wait for each other
 

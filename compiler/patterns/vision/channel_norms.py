@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
+from veltair.compiler.codegen.vectors import LANES
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.vision import L2NormalizeParameters, LrnParameters
-from veltair.compiler.kernels.codegen.vectors import LANES
 from veltair.compiler.onnx.node_attributes import attribute, reduced
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from veltair.compiler.codegen.bf16_rounding import round_filters
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation, Halo
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
-from veltair.compiler.kernels.codegen.bf16_rounding import round_filters
 from veltair.compiler.onnx.node_attributes import attribute, padding
 from veltair.compiler.patterns.epilogue import Epilogue
 from veltair.compiler.patterns.vision.channel_shuffle import shuffle_behind

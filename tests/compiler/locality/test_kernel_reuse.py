@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import ramp
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, Halo, LayerSpec, Point
 from veltair.compiler.graph.parameters.products import BatchedMatmulParameters, MatmulParameters, WeightStorage
 from veltair.compiler.graph.parameters.sequence import AttentionParameters, LayerNormParameters
 from veltair.compiler.graph.parameters.vision import Conv2dParameters
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import ramp
 from veltair.compiler.locality.affine import AffineExpr, StridedRange, combine, loop_variable
 from veltair.compiler.locality.kernel_reuse import compulsory_bytes, kernel_reuse, loop_levels
 from veltair.compiler.locality.tir_reader import read_loop_nest

@@ -221,7 +221,7 @@ def test_bfloat16_tensors() -> None:
 
     from run_kernels import run_kernel
 
-    from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
+    from veltair.compiler.codegen.bf16 import array_to_bf16
 
     layer = CASES["decomposed layer norm"].region().layers[0]
     narrow = replace(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.graph.layer_spec import Activation, Halo, Kernel, LayerSpec
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.shared_library import Source, compile_objects, link
 from veltair.compiler.timing.measure import CandidateError, Meter, in_file, input_operands, interior, write_chunks
 from veltair.compiler.timing.measuring_process import FileTensor, InlineTensor, OutputTensor, RandomTensor

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rich.progress import Progress, TaskID
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.tuning.search import search
 from veltair.compiler.tuning.search_plan import TVM, find_neighbours, propose_points

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, broadcast_uint32, vector_type
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, broadcast_uint32, vector_type
 
 
 def bf16_to_float32(bits: Expr, count: int = LANES) -> Expr:

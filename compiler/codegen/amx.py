@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.vectors import Expr
+from veltair.compiler.codegen.vectors import Expr
 
 
 def tile_configuration() -> NDArray[np.uint8]:

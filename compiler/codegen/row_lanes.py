@@ -12,10 +12,10 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.transpose import transpose_16x16
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.transpose import transpose_16x16
+from veltair.compiler.codegen.vectors import LANES, Expr
 
 Columns = Callable[[Expr], None]
 Line = tuple[int, Expr]  # tile and line in a buffer (tiles, lines, 16)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from onnx_nets import Net, normal
 
-from veltair.compiler.kernels.codegen.bf16_rounding import round_filters
+from veltair.compiler.codegen.bf16_rounding import round_filters
 from veltair.compiler.onnx.onnx_model import load
 from veltair.compiler.pipeline import lower
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast
 
 
 def transpose_16x16(rows: Sequence[Expr]) -> list[Expr]:

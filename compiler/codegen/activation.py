@@ -6,8 +6,8 @@ from math import pi
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.vector_math import approximate_sigmoid, erf, exp, sigmoid, tanh
-from veltair.compiler.kernels.codegen.vectors import Expr, broadcast
+from veltair.compiler.codegen.vector_math import approximate_sigmoid, erf, exp, sigmoid, tanh
+from veltair.compiler.codegen.vectors import Expr, broadcast
 
 # sigmoid(a x + b x**3) is the normal distribution's share below x, to where x times it is off by 3e-4 at most.
 _NORMAL_CDF = (1.60037536637, 0.06936813633)

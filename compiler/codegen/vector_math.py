@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.vectors import Expr, broadcast, broadcast_uint32
+from veltair.compiler.codegen.vectors import Expr, broadcast, broadcast_uint32
 
 LOG2_E = 1.44269504088896341
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # the first has few bits: n * LN2_HIGH is exact

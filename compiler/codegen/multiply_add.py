@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr
+from veltair.compiler.codegen.vectors import LANES, Expr
 
 # Values of the reduction that one step takes, by the type of the input.
 VALUES_PER_STEP: Mapping[str, int] = {"float32": 1, "uint16": 2}

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from run_kernels import require_features
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen import vector_math
-from veltair.compiler.kernels.codegen.activation import apply_activation
-from veltair.compiler.kernels.codegen.memory import vector_load, vector_store
-from veltair.compiler.kernels.codegen.prim_func import build_prim_func
-from veltair.compiler.kernels.codegen.vectors import LANES
+from veltair.compiler.codegen import vector_math
+from veltair.compiler.codegen.activation import apply_activation
+from veltair.compiler.codegen.memory import vector_load, vector_store
+from veltair.compiler.codegen.prim_func import build_prim_func
+from veltair.compiler.codegen.vectors import LANES
 from veltair.compiler.shared_library import machine_code
 
 Vector = NDArray[np.float32]

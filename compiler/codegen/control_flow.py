@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr
+from veltair.compiler.codegen.vectors import LANES, Expr
 
 
 @contextmanager

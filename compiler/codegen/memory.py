@@ -6,9 +6,9 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
-from veltair.compiler.kernels.codegen.bf16 import bf16_to_float32, float32_to_bf16
-from veltair.compiler.kernels.codegen.control_flow import when
-from veltair.compiler.kernels.codegen.vectors import LANES, Expr, broadcast, ramp
+from veltair.compiler.codegen.bf16 import bf16_to_float32, float32_to_bf16
+from veltair.compiler.codegen.control_flow import when
+from veltair.compiler.codegen.vectors import LANES, Expr, broadcast, ramp
 
 
 def vector_load(buffer: Any, *index: Expr, count: int = LANES) -> Expr:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from veltair.compiler.codegen.vectors import Expr
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.kernels.codegen.vectors import Expr
 
 Operand = Activation | NDArray[Any]
 

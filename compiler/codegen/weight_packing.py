@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.kernels.codegen.bf16 import array_to_bf16
+from veltair.compiler.codegen.bf16 import array_to_bf16
 
 
 def pad_axis(array: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:
