@@ -128,9 +128,11 @@ def test_a_piece_of_a_concatenated_tensor_lies_in_it_and_keeps_it_alive() -> Non
     a, b = (Activation(n, "float32", (1, c, 3, 3), 16, halo) for n, c in (("a", 32), ("b", 16)))
     between = Activation("between", "float32", (1, 16, 3, 3), 16, halo)
     layers = (
-        layer("a", [source], [a]), layer("m", [source], [between]), layer("b", [between], [b]),
+        layer("a", [source], [a]),
+        layer("m", [source], [between]),
+        layer("b", [between], [b]),
         layer("end", [whole], [end]),
-    )  # fmt: skip
+    )
     named = {tensor.name: tensor for tensor in (source, end, whole, a, b, between)}
     slices = {"a": Slice("whole", 0), "b": Slice("whole", 2)}
     graph = LayerGraph(layers, {}, slices, named, (port(source),), (port(end),), 1)

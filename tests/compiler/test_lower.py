@@ -54,8 +54,10 @@ def odd_net(net: Net) -> tuple[str, ...]:
 
 
 NETS: dict[str, Callable[[Net], tuple[str, ...]]] = {
-    "residual": residual_net, "inception": inception_net, "odd": odd_net,
-}  # fmt: skip
+    "residual": residual_net,
+    "inception": inception_net,
+    "odd": odd_net,
+}
 
 
 @pytest.mark.parametrize("precision", WAYS)

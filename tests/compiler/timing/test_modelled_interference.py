@@ -62,9 +62,9 @@ def test_computing_hides_data_until_it_takes_longer() -> None:
 
 def test_large_blocks_win_alone_and_lose_under_pressure() -> None:
     small_ns, large_ns = 32_000, 28_000
-    times = [[ns * slowdown(ns, reuse, 1, share, MEMORY) for share in SHARES]
-             for ns, reuse in ((small_ns, SMALL), (large_ns, LARGE))]  # fmt: skip
-    assert times[1][0] < times[0][0] and times[1][-1] > times[0][-1]
+    small = [small_ns * slowdown(small_ns, SMALL, 1, share, MEMORY) for share in SHARES]
+    large = [large_ns * slowdown(large_ns, LARGE, 1, share, MEMORY) for share in SHARES]
+    assert large[0] < small[0] and large[-1] > small[-1]
 
 
 @given(st.floats(1, 1e6), st.integers(1, 64), st.integers(0, 1 << 20))

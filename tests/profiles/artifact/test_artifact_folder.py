@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from example_manifest import make_manifest
 
 from veltair.errors import ArtifactError
 from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, WEIGHTS, file_digest, load_artifact
-from veltair.profiles.artifact.manifest import SCHEMA, Buffer, LayerEntry, Manifest, Port, VersionEntry
+from veltair.profiles.artifact.manifest import Buffer, LayerEntry, Port, VersionEntry
 
 
 def written(folder: Path) -> dict[str, Any]:
@@ -19,9 +20,10 @@ def written(folder: Path) -> dict[str, Any]:
     (folder / WEIGHTS).write_bytes(bytes(128))
     (folder / KERNELS).write_bytes(b"code")
     version = VersionEntry("f", (0, 1, 2, 3), 1, 1, {}, (((1,),), ((2,),)))
-    manifest = Manifest(
-        schema=SCHEMA, model="m", precision="fp32", tolerance=0.1, qos_ns=1, target={}, features=(), max_batch=2,
-        batches=(1, 2), levels=(1.0,), inputs=(Port("x", "float32", (-1, 3)),),
+    manifest = make_manifest(
+        max_batch=2,
+        batches=(1, 2),
+        inputs=(Port("x", "float32", (-1, 3)),),
         outputs=(Port("y", "float32", (-1, 4)),),
         buffers=(
             Buffer("input", "float32", (-1, 3), 0),
@@ -29,9 +31,11 @@ def written(folder: Path) -> dict[str, Any]:
             Buffer("arena", "float32", (-2, 16), 0),
             Buffer("output", "float32", (-2, 2), 0),  # a view of it
         ),
-        arena_bytes=256, layers=(LayerEntry("l", "op", (0,), (3,), (1, 2), (1, 2), (version,)),), environment={},
-        source_digest="", kernels_digest=file_digest(folder / KERNELS), weights_digest=file_digest(folder / WEIGHTS),
-    )  # fmt: skip
+        arena_bytes=256,
+        layers=(LayerEntry("l", "op", (0,), (3,), (1, 2), (1, 2), (version,)),),
+        kernels_digest=file_digest(folder / KERNELS),
+        weights_digest=file_digest(folder / WEIGHTS),
+    )
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest))
     (folder / MANIFEST).write_bytes(msgspec.json.encode(plain))
     return plain

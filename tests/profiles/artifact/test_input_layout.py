@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from example_manifest import make_manifest
 from numpy.typing import NDArray
 
 from veltair.errors import RequestError, TooLargeError
 from veltair.profiles.artifact.consistency import find_inconsistency
 from veltair.profiles.artifact.input_layout import InputLayout
-from veltair.profiles.artifact.manifest import SCHEMA, Manifest, PackedLocation, Port
+from veltair.profiles.artifact.manifest import Manifest, PackedLocation, Port
 from veltair.profiles.artifact.strings import Strings
 
-MANIFEST = Manifest(
-    schema=SCHEMA, model="m", precision="fp32", tolerance=0.1, qos_ns=1, target={}, features=(), max_batch=8,
-    batches=(1, 8), levels=(1.0,), outputs=(), buffers=(), arena_bytes=0, layers=(), environment={}, source_digest="",
-    kernels_digest="", weights_digest="",
+MANIFEST = make_manifest(
+    max_batch=8,
+    batches=(1, 8),
     inputs=(
         Port("dense", "float32", (-1, 3)),
         Port("a", "int64", (-1, 1), locations=(PackedLocation(0, 0),)),
@@ -29,7 +29,7 @@ MANIFEST = Manifest(
         Port("t", "string", (-1, 1), locations=(PackedLocation(1, 1), PackedLocation(2, 10)), max_bytes=6),
     ),
     packed_buffers=(Port("ints", "int64", (-6,)), Port("ends", "int32", (-2,)), Port("letters", "uint8", (-16,))),
-)  # fmt: skip
+)
 LAYOUT = InputLayout.of(MANIFEST)
 
 

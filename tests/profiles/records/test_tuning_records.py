@@ -104,10 +104,16 @@ RECORD = msgspec.json.decode(msgspec.json.encode(record()))
 @pytest.mark.parametrize(
     "line",
     [
-        b"{}", b"not json", b'{"workload": 5}', b"[1]", b"", b"\xff\xfe", b'{"workload":"a","colour":"red"}',
+        b"{}",
+        b"not json",
+        b'{"workload": 5}',
+        b"[1]",
+        b"",
+        b"\xff\xfe",
+        b'{"workload":"a","colour":"red"}',
         *(msgspec.json.encode(RECORD | altered) for altered in ({"run_ns": [0]}, {"run_ns": [-5]}, {"batch": 0})),
     ],
-)  # fmt: skip
+)
 def test_any_other_broken_line_is_named_by_file_and_line_and_skipped(
     tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from example_manifest import make_manifest
 
 from veltair.profiles.artifact.manifest import LayerEntry, Manifest, VersionEntry
 from veltair.profiles.runtime import whole_model_timing
@@ -20,11 +21,14 @@ def manifest() -> Manifest:
         LayerEntry(name, "conv2d", (), (), (1, 3), (1, 3), tuple(version(f"{name}{ns}", ns) for ns in times))
         for name, times in (("first", (1000, 800)), ("second", (200,)))
     )
-    return Manifest(
-        schema=1, model="two", precision="fp32", tolerance=0.1, qos_ns=1, target={}, features=(), max_batch=3,
-        batches=(1, 3), levels=(1.0, 2.0), inputs=(), outputs=(), buffers=(), arena_bytes=0, layers=layers,
-        environment={"cpu": "mine"}, source_digest="", kernels_digest="", weights_digest="",
-    )  # fmt: skip
+    return make_manifest(
+        model="two",
+        max_batch=3,
+        batches=(1, 3),
+        levels=(1.0, 2.0),
+        layers=layers,
+        environment={"cpu": "mine"},
+    )
 
 
 def test_layers_add_up_to_the_whole(manifest: Manifest) -> None:
