@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from random import Random
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from scheduler_builders import make_machine, make_profile, make_query, make_tenant, snapshot
+from stories import TOO_LARGE, stories
 
 from veltair.scheduler.blocks import threshold
 from veltair.scheduler.costs.level_grid import SOLO
@@ -19,11 +16,9 @@ from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
     BlockGrown,
-    CountersSampled,
     FinishQuery,
     GrowBlock,
     QueryArrived,
-    QueryCancelled,
     RejectQuery,
     StartBlock,
     StopBlock,
@@ -31,17 +26,9 @@ from veltair.scheduler.events import (
 )
 from veltair.scheduler.policies.baselines import parties
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.scheduler.policies.policy import Policy
 from veltair.scheduler.policies.veltair.correction import remaining_ns
-from veltair.scheduler.query_states import QueryState
-from veltair.scheduler.scheduler import Scheduler
-from veltair.scheduler.steps import Stop
-from veltair.simulate.interference_model import Alone
-from veltair.simulate.virtual_machine import GrowthInsideLayers, VirtualMachine
-from veltair.types import CounterSample, LayerBlock, Machine, ModelProfile, Tenant
+from veltair.types import LayerBlock
 
-LEVELS = (1.0, 1.5, 3.0)
-TOO_LARGE = 9  # samples of a query, for every profile
 EXAMPLES = 50  # of each property under each policy
 
 # What leaves no core idle that somebody could use. The others hold back: for a core count or a partition of their
@@ -49,139 +36,6 @@ EXAMPLES = 50  # of each property under each policy
 WORK_CONSERVING = {"veltair", "veltair-full", "veltair-as", "veltair-ac", "layerwise", "block-6", "block-11"}
 REFUSING = {"clockwork", "veltair"}
 FIRST_COME = {"fcfs", "layerwise", "block-6", "block-11", "veltair-ac", "veltair-full", "veltair-as"}
-
-
-class CheckedPolicy(Policy):
-    """A policy that also stops some blocks without need; it notices if a question changes the scheduler's state."""
-
-    def __init__(self, policy, stops):
-        self.policy = policy
-        self.stopped = 0
-        self._stops = list(stops)
-
-    def next_step(self, state, now_ns):
-        while self._stops and self._stops[0][0] <= now_ns:
-            active = state.in_flight.get(self._stops.pop(0)[1])
-            if active is not None and active.state is QueryState.RUNNING:
-                self.stopped += 1
-                return Stop(active)
-        before = snapshot(state)
-        step = self.policy.next_step(state, now_ns)
-        assert snapshot(state) == before
-        return step
-
-    def query_arrived(self, active, now_ns):
-        self.policy.query_arrived(active, now_ns)
-
-    def block_ended(self, active, run, stop, elapsed_ns):
-        self.policy.block_ended(active, run, stop, elapsed_ns)
-
-    def query_ended(self, active, now_ns):
-        self.policy.query_ended(active, now_ns)
-
-
-@dataclass
-class Story:
-    """A machine, its tenants, and all that happens to it from outside."""
-
-    machine: Machine
-    tenants: list[Tenant]
-    profiles: dict[str, list[ModelProfile]]
-    workers: int
-    outside: list  # events
-    stops: list[tuple[int, int]]  # (time_ns, query): blocks that the policy stops without need, ascending
-    slowdowns: list[int]  # percent of the profile's time; layers take turns
-    grows_inside_layers: bool
-
-    def scheduler(self, policy):
-        growth = GrowthInsideLayers() if self.grows_inside_layers else None
-        checked = CheckedPolicy(POLICIES[policy](), self.stops)
-        return Scheduler(self.machine, self.tenants, self.profiles, checked, self.workers, growth=growth)
-
-    def layer_ns(self, scheduler):
-        def time_ns(query, layer, version, cores):
-            profile = scheduler.state.in_flight[query].costs.profile
-            solo = profile.versions[layer][version].latency.latency_ns[0][cores - 1]
-            return 1 + solo * self.slowdowns[(query * 7 + layer) % len(self.slowdowns)] // 100
-
-        return time_ns
-
-    def tell(self, policy):
-        """Runs it all and yields (scheduler, machine, event, decisions)."""
-        scheduler = self.scheduler(policy)
-        virtual = VirtualMachine(scheduler, Alone(self.layer_ns(scheduler)))
-        for event in self.outside:
-            virtual.add_event(event)
-        for event, decisions in virtual.run():
-            yield scheduler, virtual, event, decisions
-
-
-@pytest.fixture(scope="session")
-def stories():
-    @st.composite
-    def build(draw):
-        sizes = draw(st.sampled_from(((1,), (2,), (1, 1), (3,), (2, 2), (4, 1, 3), (4, 4, 4), (8, 8))))
-        cores = draw(st.sampled_from((1, sum(sizes), sum(sizes), sum(sizes) + 1)))  # what the profiles measured
-        numbers = Random(draw(st.integers(0, 2**32)))  # a table drawn number by number takes far longer
-
-        def version(batch):
-            """Times that shrink with the cores as Amdahl says and grow with level and batch, give or take."""
-            work_ns, serial, frail = numbers.randint(10, 300) * batch**0.7, numbers.random(), numbers.random()
-            return [
-                [
-                    round(1 + work_ns * (serial + (1 - serial) / c) * level**frail * numbers.uniform(0.8, 1.2))
-                    for c in range(1, cores + 1)
-                ]
-                for level in LEVELS
-            ]
-
-        def model(name, batch, depth):
-            layers = [[version(batch) for _ in range(numbers.randint(1, 3))] for _ in range(depth)]
-            return make_profile(layers, levels=LEVELS, model=name, batch=batch, nbytes=64)
-
-        depths = {name: numbers.randint(1, 8) for name in ["x", "y"][: draw(st.integers(1, 2))]}
-        profiles = {name: [model(name, batch, depth) for batch in (1, 2, 8)] for name, depth in depths.items()}
-        tenants = []
-        for name, (small, *_) in profiles.items():
-            one_core_ns = sum(versions[0].latency.at(1.0, 1) for versions in small.versions)
-            percent = numbers.choice((30, 80, 150, 300, 800))
-            tenants.append(
-                make_tenant(
-                    1 + one_core_ns * percent // 100, name=f"t-{name}", model=name, batching=numbers.random() < 0.7
-                )
-            )
-        queries, events, stops, now = [], [], [], 0
-        work_ns = sum(versions[0].latency.at(1.0, 1) for versions in small.versions)
-        gap_ns = work_ns / sum(sizes) * numbers.choice((0.1, 0.5, 1, 2, 5))
-        for id in range(draw(st.integers(1, 12))):
-            now += round(numbers.expovariate(1 / gap_ns))
-            on = draw(st.sampled_from(tenants)).name
-            queries.append(make_query(id, now, on, batch=draw(st.sampled_from((1, 1, 1, 2, TOO_LARGE)))))
-            events.append(QueryArrived(now, queries[-1]))
-        for _ in range(draw(st.integers(0, 24))):
-            victim = draw(st.sampled_from(queries))
-            at = victim.arrival_ns + numbers.randint(0, work_ns)
-            kind = draw(st.sampled_from(("cancel", "fail", "workers", "counters", *["stop"] * 4)))
-            match kind:
-                case "cancel":
-                    events.append(QueryCancelled(at, victim.id))
-                case "fail":
-                    events.append(BlockFailed(at, victim.id, "died"))
-                case "workers":
-                    events.append(WorkersChanged(at, draw(st.integers(0, 4))))
-                case "counters":
-                    events.append(CountersSampled(at, CounterSample(at, 10, 5, 1, "test")))
-                case _:
-                    stops.append((at, victim.id))
-                    # an event, so that the policy is asked
-                    events.append(CountersSampled(at, CounterSample(at, 10, 5, 1, "test")))
-        events.append(WorkersChanged(now + work_ns + 1, draw(st.integers(1, 4))))  # so that it does not end with 0
-        events.sort(key=lambda event: event.time_ns)
-        slowdowns = [numbers.randint(50, 250) for _ in range(5)]
-        workers, inside = draw(st.sampled_from((0, 1, 2, 4, 8))), draw(st.booleans())
-        return Story(make_machine(*sizes), tenants, profiles, workers, events, sorted(stops), slowdowns, inside)
-
-    return build()
 
 
 @pytest.fixture(params=sorted(POLICIES), scope="session")
@@ -259,9 +113,8 @@ class Watch:
 
 
 @settings(max_examples=EXAMPLES)
-@given(st.data())
-def test_every_query_ends_once_and_runs_every_layer_once(stories, policy, data):
-    story = data.draw(stories)
+@given(story=stories())
+def test_every_query_ends_once_and_runs_every_layer_once(policy, story):
     watch = Watch(story)
     for scheduler, virtual, event, decisions in story.tell(policy):
         watch.see_event(event, virtual.outcome)
@@ -290,9 +143,9 @@ def test_every_query_ends_once_and_runs_every_layer_once(stories, policy, data):
 
 
 @settings(max_examples=EXAMPLES)
-@given(st.data())
-def test_nothing_that_could_run_is_left_waiting(stories, policy, data):
-    for scheduler, _, event, _ in data.draw(stories).tell(policy):
+@given(story=stories())
+def test_nothing_that_could_run_is_left_waiting(policy, story):
+    for scheduler, _, event, _ in story.tell(policy):
         state = scheduler.state
         ready = [active for active in state.in_flight.values() if active.run is None]
         if (head := state.head()) is not None:
@@ -310,10 +163,9 @@ def test_nothing_that_could_run_is_left_waiting(stories, policy, data):
 
 @pytest.mark.parametrize("first_come", sorted(FIRST_COME))
 @settings(max_examples=EXAMPLES)
-@given(data=st.data())
-def test_a_query_starts_at_the_latest_when_those_before_it_have_ended(stories, first_come, data):
+@given(story=stories())
+def test_a_query_starts_at_the_latest_when_those_before_it_have_ended(first_come, story):
     """The bound on starvation: none starts before one that came earlier, and none waits while nobody runs."""
-    story = data.draw(stories)
     started: set[int] = set()
     for scheduler, _, _, decisions in story.tell(first_come):
         for decision in decisions:
@@ -325,10 +177,10 @@ def test_a_query_starts_at_the_latest_when_those_before_it_have_ended(stories, f
 
 
 @settings(max_examples=EXAMPLES)
-@given(st.data())
-def test_clockwork_starts_what_can_be_in_time(stories, data):
+@given(story=stories())
+def test_clockwork_starts_what_can_be_in_time(story):
     started: set[int] = set()
-    for scheduler, _, event, decisions in data.draw(stories).tell("clockwork"):
+    for scheduler, _, event, decisions in story.tell("clockwork"):
         for decision in decisions:
             if isinstance(decision, StartBlock) and decision.block.query not in started:
                 active = scheduler.state.in_flight[decision.block.query]
@@ -337,12 +189,12 @@ def test_clockwork_starts_what_can_be_in_time(stories, data):
 
 
 @settings(max_examples=6 * EXAMPLES)
-@given(st.data())
-def test_what_waits_under_veltair_is_not_overdue(stories, data):
+@given(story=stories())
+def test_what_waits_under_veltair_is_not_overdue(story):
     """The bound on starvation: a query starts by its latest start or is refused then, but for those that cannot hold
     their target even alone, and for one in nobody's way."""
     late, busy = set(), False
-    for scheduler, _, event, _ in data.draw(stories).tell("veltair"):
+    for scheduler, _, event, _ in story.tell("veltair"):
         state, policy = scheduler.state, scheduler._policy.policy
         waiting, starts_ns = policy._waiting, policy._waiting.latest_starts(state)
         assert starts_ns.keys() | waiting.late.keys() == state.waiting.keys()
@@ -357,11 +209,11 @@ def test_what_waits_under_veltair_is_not_overdue(stories, data):
 
 
 @settings(max_examples=2 * EXAMPLES)
-@given(st.data())
-def test_no_query_makes_room_twice_under_veltair(stories, data):
+@given(story=stories())
+def test_no_query_makes_room_twice_under_veltair(story):
     """So that two cannot stop each other without end."""
     arrived = stopped = 0
-    for scheduler, _, event, decisions in data.draw(stories).tell("veltair"):
+    for scheduler, _, event, decisions in story.tell("veltair"):
         arrived += isinstance(event, QueryArrived)
         stopped += sum(isinstance(decision, StopBlock) for decision in decisions)
         state, checked = scheduler.state, scheduler._policy
@@ -370,18 +222,18 @@ def test_no_query_makes_room_twice_under_veltair(stories, data):
         assert checked.policy._preemption.made_room <= active  # what has ended is forgotten
 
 
-@given(st.data())
-def test_one_query_owns_the_machine_under_prema(stories, data):
-    for scheduler, _, _, _ in data.draw(stories).tell("prema"):
+@given(story=stories())
+def test_one_query_owns_the_machine_under_prema(story):
+    for scheduler, _, _, _ in story.tell("prema"):
         assert sum(active.run is not None for active in scheduler.state.in_flight.values()) <= 1
 
 
 @settings(max_examples=EXAMPLES)
-@given(st.data())
-def test_partitions_hold_under_parties(stories, data):
+@given(story=stories())
+def test_partitions_hold_under_parties(story):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parties, "POLL_NS", 20)  # a story's queries take a few hundred ns
-        for scheduler, _, _, _ in data.draw(stories).tell("parties"):
+        for scheduler, _, _, _ in story.tell("parties"):
             partitions = scheduler._policy.policy.partitions
             if len(partitions) <= scheduler.state.cores:
                 used = sum(partition.cores for partition in partitions.values()) + scheduler._policy.policy.spare
@@ -389,9 +241,9 @@ def test_partitions_hold_under_parties(stories, data):
             assert all(partition.cores >= 1 for partition in partitions.values())
 
 
-@given(st.data())
-def test_averages_and_thresholds_of_the_active_fit_the_machine(stories, data):
-    for scheduler, _, _, _ in data.draw(stories).tell("veltair-full"):
+@given(story=stories())
+def test_averages_and_thresholds_of_the_active_fit_the_machine(story):
+    for scheduler, _, _, _ in story.tell("veltair-full"):
         state = scheduler.state
         active_queries = [*state.waiting.values(), *state.in_flight.values()]
         averages = [active.avg_cores for active in active_queries]
@@ -402,9 +254,8 @@ def test_averages_and_thresholds_of_the_active_fit_the_machine(stories, data):
 
 
 @settings(max_examples=EXAMPLES)
-@given(st.data())
-def test_a_recorded_log_gives_the_same_decisions_again(stories, policy, data):
-    story = data.draw(stories)
+@given(story=stories())
+def test_a_recorded_log_gives_the_same_decisions_again(policy, story):
     log, events, counted = [], [], 0
     for _, _, event, decisions in story.tell(policy):
         events.append((event, decisions))

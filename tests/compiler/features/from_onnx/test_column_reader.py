@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
+from features.column_nets import CHANCE, CITY, HISTORY, INT, MEAN, ML, STRING, Inputs, encoder, model, node
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -18,68 +18,9 @@ from veltair.compiler.features.feature_reference import reference_inputs, refere
 from veltair.compiler.features.kernel.columns_kernel import ColumnsSpace
 from veltair.compiler.features.random_features import draw_buffers
 from veltair.compiler.onnx.onnx_model import load
-from veltair.errors import ModelError
 from veltair.machine.isa import cpu_features
 from veltair.profiles.artifact.strings import Strings
 
-ML = "ai.onnx.ml"
-CHANCE = np.random.default_rng(0)
-CITIES = CHANCE.standard_normal((5, 4)).astype(np.float32)
-ITEMS = np.concatenate([CHANCE.standard_normal((6, 3)), np.zeros((1, 3))]).astype(np.float32)  # the last is padding
-CONSTANTS = {
-    "cities": CITIES,
-    "items": ITEMS,
-    "one": np.array([1]),
-    "two": np.array(2),
-    "zero": np.array(0),
-    "top": np.array(4),
-    "flat": np.array([-1]),
-    "least": np.array(1.0, np.float32),
-    "dash": np.array(["-"], object),
-    "edges": np.array([[2.0, -1.0, 0.0, 0.0]], np.float32),
-    "few": np.array([0.5], np.float32),
-}
-Inputs = Mapping[str, tuple[int, Sequence[Any]]]
-
-
-def node(op: str, given: Sequence[str], out: Sequence[str] | str, **attributes: Any) -> onnx.NodeProto:
-    outs = [out] if isinstance(out, str) else list(out)
-    return helper.make_node(op, given, outs, outs[0], **attributes)
-
-
-def encoder(given: str, out: str, keys: Sequence[str], values: Sequence[int], default: int) -> onnx.NodeProto:
-    given_keys = {"keys_strings": keys, "values_int64s": values, "default_int64": default}
-    return node("LabelEncoder", [given], out, domain=ML, **given_keys)
-
-
-def model(path: Path, nodes: Sequence[onnx.NodeProto], inputs: Inputs, outputs: Sequence[str]) -> Path:
-    listed = [helper.make_tensor_value_info(name, kind, list(shape)) for name, (kind, shape) in inputs.items()]
-    outs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    used = {name for n in nodes for name in n.input}
-    weights = [numpy_helper.from_array(value, name) for name, value in CONSTANTS.items() if name in used]
-    graph = helper.make_graph(nodes, "g", listed, outs, weights)
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(ML, 4)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
-    return path
-
-
-CITY = [
-    encoder("city", "city.id", ["Rome", "", "Oslo"], [3, 1, 0], -1),  # -1 is the last row
-    node("Gather", ["cities", "city.id"], "city.rows"),
-]
-HISTORY = [
-    node("StringSplit", ["history"], ["tokens", "counts"], delimiter=";"),
-    encoder("tokens", "token.id", ["a", "b", "cc"], [2, 0, 5], 6),
-    node("Gather", ["items", "token.id"], "token.rows"),
-    node("ReduceSum", ["token.rows", "one"], "summed", keepdims=0),
-]
-MEAN = [
-    node("Cast", ["counts"], "counted", to=TensorProto.FLOAT),
-    node("Max", ["counted", "least"], "some"),
-    node("Unsqueeze", ["some", "one"], "divisor"),
-    node("Div", ["summed", "divisor"], "mean"),
-]
-STRING, INT = TensorProto.STRING, TensorProto.INT64
 WHOLE: list[Any] = [
     ([*CITY, node("Relu", ["city.rows"], "y")], {"city": (STRING, ["B"])}),
     (
@@ -262,60 +203,6 @@ def test_columns_side_by_side_are_one_kernel(tmp_path: Path) -> None:
     assert reference_layer(spec, banks).shape == (3, 7)
 
 
-LOOKED_UP = node("Gather", ["cities", "h"], "h.rows")
-WRONG: list[Any] = [
-    (
-        [node("Identity", ["city"], "same"), node("RegexFullMatch", ["same"], "city.id", pattern="a"), CITY[1]],
-        "node 'city.id': operator RegexFullMatch: stands between an encoder and the lookup",
-    ),
-    *(
-        (
-            [node("StringNormalizer", ["city"], "low", **given), encoder("low", "city.id", keys, [0], 0), CITY[1]],
-            says,
-        )
-        for given, keys, says in (
-            ({"stopwords": ["the"]}, ["a"], "node 'low': operator StringNormalizer: stopwords take rows out"),
-            ({"case_change_action": "LOWER", "locale": "tr_TR"}, ["a"], "letters of locale 'tr_TR' are not known"),
-            ({"case_change_action": "LOWER"}, ["ä"], "a key is not ASCII behind a StringNormalizer whose locale"),
-        )
-    ),
-    (
-        [
-            node("StringNormalizer", ["city"], "low", case_change_action="LOWER"),
-            node("StringNormalizer", ["low"], "up", case_change_action="UPPER"),
-            encoder("up", "city.id", ["a"], [0], 0),
-            CITY[1],
-        ],
-        "node 'low': operator StringNormalizer: the case is changed twice",
-    ),
-    (
-        [
-            node("StringConcat", ["history", "dash"], "both"),
-            node("StringSplit", ["both"], ["tokens", "n"], delimiter=";"),
-            *HISTORY[1:],
-        ],
-        "splits what StringConcat makes",
-    ),
-    ([*CITY, node("Cast", ["city.id"], "y", to=TensorProto.FLOAT)], "node 'city.id': .* reads what no column does"),
-    ([*HISTORY[:3], node("ReduceMean", ["token.rows", "one"], "mean", keepdims=0)], "ReduceMean counts the padding"),
-    ([HISTORY[0], encoder("tokens", "token.id", ["a"], [1], 2), *HISTORY[2:]], "leads to a row that is not zero"),
-    ([node("StringSplit", ["history"], ["tokens", "n"], delimiter="<>"), *HISTORY[1:]], "one ASCII character"),
-    ([node("StringSplit", ["history"], ["tokens", "n"]), *HISTORY[1:]], "one ASCII character"),
-    ([encoder("city", "city.id", ["a", "a"], [1, 2], 0), CITY[1]], "a key stands twice"),
-    ([encoder("city", "city.id", ["a", "b"], [1], 0), CITY[1]], "2 keys, 1 values"),
-    ([*HISTORY, encoder("history", "h", ["a"], [1], 0), LOOKED_UP], "input 'history' is read whole and split"),
-]
-
-
-@pytest.mark.parametrize(("nodes", "says"), WRONG)
-def test_what_cannot_be_taken_names_the_node(nodes: Any, says: str, tmp_path: Path) -> None:
-    read = {name for n in nodes for name in n.input}
-    ends = [name for n in nodes for name in n.output if name not in read]
-    inputs = {name: (STRING, ["B"]) for name in ("city", "history") if name in read}
-    with pytest.raises(ModelError, match=says):
-        load(model(tmp_path / "m.onnx", nodes, inputs, ends), 4)
-
-
 @pytest.mark.parametrize("other", ["x", "held", "bucket"])
 def test_numbers_that_are_not_only_counted_are_left_alone(other: str, tmp_path: Path) -> None:
     nodes, inputs = WHOLE[9]
@@ -327,10 +214,3 @@ def test_numbers_that_are_not_only_counted_are_left_alone(other: str, tmp_path: 
     ]
     loaded = load(model(tmp_path / "m.onnx", nodes, inputs, ["y"]), 4)
     assert loaded.columns is None and [port.name for port in loaded.inputs] == ["x"]
-
-
-def test_a_string_that_nobody_encodes_is_refused(tmp_path: Path) -> None:
-    nodes = [node("Relu", ["plain"], "y"), node("Identity", ["city"], "z")]
-    path = model(tmp_path / "m.onnx", nodes, {"plain": (1, ["B", 2]), "city": (STRING, ["B"])}, ["y"])
-    with pytest.raises(ModelError, match="no column begins at its strings"):
-        load(path, 4)
