@@ -12,8 +12,8 @@ from veltair.compiler.arena import plan_arena
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.locality.kernel_reuse import compulsory_bytes
-from veltair.compiler.shared_library import link
-from veltair.compiler.tuning.code_versions import Version
+from veltair.compiler.shared_library import link_library
+from veltair.compiler.tuning.code_versions import TunedVersion
 from veltair.compiler.tuning.setting import Setting
 from veltair.compiler.weight_file import WeightFile
 from veltair.profiles.artifact.artifact_folder import KERNELS, WEIGHTS
@@ -42,7 +42,7 @@ class _BufferIndex:
 
 def assemble(
     graph: LayerGraph,
-    versions: Mapping[str, Sequence[Version]],
+    versions: Mapping[str, Sequence[TunedVersion]],
     batches: Sequence[int],
     setting: Setting,
     folder: Path,
@@ -91,5 +91,5 @@ def assemble(
             )
             progress.advance(task)
         digest = file.digest
-    link(dict.fromkeys(v.object_file for group in versions.values() for v in group), folder / KERNELS)
+    link_library(dict.fromkeys(v.object_file for group in versions.values() for v in group), folder / KERNELS)
     return ArtifactParts(tuple(entries), tuple(buffers.index), arena.bytes, digest)

@@ -34,9 +34,9 @@ from veltair.compiler.patterns.recommendation.feature_columns import round_colum
 from veltair.compiler.stitch.regions import import_region
 from veltair.compiler.timing.latency_tables import LatencyTables
 from veltair.compiler.timing.measure import Bounds, Meter
-from veltair.compiler.timing.modelled_interference import this_memory
+from veltair.compiler.timing.modelled_interference import measure_memory
 from veltair.compiler.tuning import code_versions
-from veltair.compiler.tuning.code_versions import Version
+from veltair.compiler.tuning.code_versions import TunedVersion
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.compiler.tuning.search import search
 from veltair.compiler.tuning.setting import Setting
@@ -89,14 +89,14 @@ class Compilation(Lowering):
     setting: Setting = field(init=False)
     candidates: Mapping[str, list[Candidate]] = field(init=False)  # by workload
     latency_tables: LatencyTables = field(init=False)
-    versions: Mapping[str, list[Version]] = field(init=False)  # by `LayerSpec.symbol`
+    versions: Mapping[str, list[TunedVersion]] = field(init=False)  # by `LayerSpec.symbol`
     parts: ArtifactParts = field(init=False)
     artifact: Artifact = field(init=False)  # as it lies in the draft
 
 
 def import_model(compilation: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
-    compilation.model = onnx_model.load(compilation.onnx, compilation.max_batch)
+    compilation.model = onnx_model.load_model(compilation.onnx, compilation.max_batch)
 
 
 def join_features(compilation: Compilation) -> None:
@@ -159,7 +159,7 @@ def choose_versions(compilation: Compilation) -> None:
     alone_ns = sum(min(found.best_ns for found in c.candidates[layer.workload]) for layer in c.graph.layers)
     stated_ns = c.qos_ns or _stated_qos_ns(c.model.metadata)
     c.qos_ns = stated_ns or -(-QOS_FACTOR * alone_ns // 1_000_000) * 1_000_000
-    memory = this_memory(c.meter.cores) if c.level_source == "modelled" else None
+    memory = measure_memory(c.meter.cores) if c.level_source == "modelled" else None
     c.latency_tables, c.versions = code_versions.choose_versions(
         c.graph.layers, c.candidates, c.qos_ns, c.batches, c.meter, c.setting, c.scratch, c.progress, memory
     )

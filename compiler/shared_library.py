@@ -1,11 +1,11 @@
-"""From generated functions to machine code: one object file each, linked to one shared library.
+"""Compiles generated functions to one object file each, and links these to one shared library.
 
-An object of its own keeps a candidate that does not compile from spoiling the others, and lets the final library be
-linked from what was measured without compiling again.
+With separate object files, a candidate that does not compile leaves the others intact, and the final library is linked
+from the objects that were measured, without compiling again.
 
 TVM's own pipeline prepares schedules for any device, in sixty passes. Kernels that are nests of loops need a quarter
-of them, which takes a third of the time: to shrink buffers, move conditions and split loops costs more than all of
-LLVM, and gains nothing over what LLVM does itself.
+of them, which take a third of the time: shrinking buffers, moving conditions and splitting loops cost more than all
+of LLVM and gain nothing over what LLVM does itself.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class BuildError(VeltairError):
     """A candidate did not compile."""
 
 
-def _nests() -> tuple[Any, Any, Any]:
-    """The pipeline of nests of loops: passes, then those for the host and for devices."""
+def _loop_nest_pipeline() -> tuple[Any, Any, Any]:
+    """The pipeline of loop nests: its passes, then those for the host and for devices."""
     passes = [
-        s_tir.transform.LowerOpaqueBlock(),  # loops of one iteration go: a launch on all cores costs microseconds
+        s_tir.transform.LowerOpaqueBlock(),  # removes loops of one iteration: a launch on all cores costs microseconds
         transform.FlattenBuffer(),
         transform.BF16ComputeLegalize(),
         transform.NarrowDataType(32),
@@ -50,39 +50,46 @@ def _nests() -> tuple[Any, Any, Any]:
     return tvm.transform.Sequential(passes), pipelines.finalize_host_passes, pipelines.finalize_device_passes
 
 
-NESTS = "veltair.nests"
-pipelines.register_tir_pipeline(NESTS, _nests)
+LOOP_NEST_PIPELINE = "veltair.nests"
+pipelines.register_tir_pipeline(LOOP_NEST_PIPELINE, _loop_nest_pipeline)
 
 
-def machine_code(function: Any, symbol: str, target: Mapping[str, Any]) -> Any:
-    """What TVM makes of one PrimFunc, a nest of loops or a schedule of blocks: an Executable with `symbol` in it."""
+def compile_function(function: Any, symbol: str, target: Mapping[str, Any]) -> Any:
+    """Compile one PrimFunc, a loop nest or a schedule of blocks, to an Executable that exports `symbol`."""
     module = tvm.IRModule({symbol: function.with_attr("global_symbol", symbol)})
-    pipeline = "default" if isinstance(function.body, s_tir.SBlockRealize) else NESTS
+    pipeline = "default" if isinstance(function.body, s_tir.SBlockRealize) else LOOP_NEST_PIPELINE
     return tvm.compile(module, target=tvm.target.Target(dict(target)), tir_pipeline=pipeline)
 
 
 def compile_object(function: Any, symbol: str, target: Mapping[str, Any], path: Path) -> None:
-    """Machine code of one PrimFunc, to be called as `symbol`. Raises BuildError with the compiler's last words."""
+    """Compile one PrimFunc to an object file that exports `symbol`.
+
+    Raises BuildError with the last line of the compiler's message.
+    """
     try:
-        machine_code(function, symbol, target).mod.write_to_file(str(path))
+        compile_function(function, symbol, target).mod.write_to_file(str(path))
     except Exception as error:  # TVM raises whatever its passes raise
         words = str(error).strip().splitlines() or [type(error).__name__]
         raise BuildError(f"{symbol}: {words[-1]}") from error
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A generated function on its way to machine code."""
+class ObjectFile:
+    """A generated function and the object file to compile it to. ::
+
+    faults = compile_objects([ObjectFile(kernel.function, "conv_0", folder / "conv_0.o")], target)
+    link_library([folder / "conv_0.o"], folder / "kernels.so")
+    """
 
     function: Any  # tvm.tirx.PrimFunc
     symbol: str
     path: Path  # of the object file
 
 
-def compile_objects(sources: Sequence[Source], target: Mapping[str, Any]) -> list[str]:
-    """Compile all of them, on all cores; for each what went wrong, or an empty text."""
+def compile_objects(sources: Sequence[ObjectFile], target: Mapping[str, Any]) -> list[str]:
+    """Compile all of them on all cores. Return each one's error message, empty where it compiled."""
 
-    def attempt(source: Source) -> str:
+    def attempt(source: ObjectFile) -> str:
         try:
             compile_object(source.function, source.symbol, target, source.path)
         except BuildError as error:
@@ -94,8 +101,8 @@ def compile_objects(sources: Sequence[Source], target: Mapping[str, Any]) -> lis
         return list(pool.map(attempt, sources))
 
 
-def link(objects: Iterable[Path], library: Path) -> None:
-    """One shared library of many objects. Raises UserError where there is no C compiler to link with."""
+def link_library(objects: Iterable[Path], library: Path) -> None:
+    """Link one shared library of many objects. Raises UserError where there is no C compiler to link with."""
     linker = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     if linker is None:
         raise UserError("no linker: expected gcc, cc or clang on the PATH")

@@ -24,12 +24,12 @@ from veltair.compiler.features.feature_reference import reference_inputs as colu
 from veltair.compiler.features.random_features import draw_features
 from veltair.compiler.graph.layer_spec import LayerSpec
 from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters
-from veltair.compiler.onnx.logits import Squash, squashed
+from veltair.compiler.onnx.logits import OutputActivation, find_probabilities
 from veltair.compiler.onnx.onnx_model import OnnxModel
-from veltair.compiler.onnx.onnx_model import load as load_onnx
+from veltair.compiler.onnx.onnx_model import load_model as load_onnx
 from veltair.compiler.pipeline import lower
-from veltair.compiler.tuning.correctness import LOOKUPS, tolerance
-from veltair.compiler.tuning.layer_reference import reference, unpacked
+from veltair.compiler.tuning.correctness import LOOKUPS, layer_tolerance
+from veltair.compiler.tuning.layer_reference import reference_outputs, unpack_activation
 from veltair.errors import ModelError
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact
@@ -48,9 +48,13 @@ NUMBERS = {"tensor(float)": "float32", "tensor(int64)": "int64", "tensor(int32)"
 class VerificationReport:
     """How far the model's outputs are from ONNX Runtime's.
 
-    Absolute and relative errors are the largest of all outputs of the whole model, relative ones to the largest
-    magnitude of the output. The cosine, between an output and the expected one, is the smallest of all; where an output
-    is probabilities, it is the cosine of their logits.
+    Absolute and relative errors are the largest of all outputs; relative means relative to the output's largest
+    magnitude. The cosine similarity is the smallest of all outputs; for probabilities it is that of their logits.
+
+    >>> report = VerificationReport(tolerance=1e-3, layers=1, versions=1, batches=(1,), cores=1)
+    >>> report.record_output(np.array([1.0, 2.0]), np.array([1.0, 2.5]), "output y")
+    >>> report.ok, report.max_abs_err, report.max_rel_err
+    (False, 0.5, 0.2)
     """
 
     tolerance: float
@@ -61,8 +65,8 @@ class VerificationReport:
     max_abs_err: float = 0.0
     max_rel_err: float = 0.0
     min_cosine: float = 1.0
-    max_table_err: float = 0.0  # of a lookup layer, what its rows lost where they are stored in fewer bytes
-    max_layer_err: float = 0.0  # of a layer against its reference or its version 0, relative likewise
+    max_table_err: float = 0.0  # of lookup layers, by storing rows in fewer bytes; relative
+    max_layer_err: float = 0.0  # of a layer against its reference or its version 0; relative
     mismatches: list[str] = field(default_factory=list)
 
     @property
@@ -70,31 +74,33 @@ class VerificationReport:
         return not self.mismatches
 
     def record_output(
-        self, found: NDArray[Any], expected: NDArray[Any], where: str, squash: Squash | None = None
+        self, found: NDArray[Any], expected: NDArray[Any], where: str, activation: OutputActivation | None = None
     ) -> None:
-        """Record one output of the model. `squash`: the function at its end that makes probabilities of it."""
+        """Record one output of the model. `activation`: the one that turns logits into this output."""
         if found.shape != expected.shape:
             self.mismatches.append(f"{where}: shape {found.shape}, expected {expected.shape}")
             return
-        absolute, relative = errors(found, expected)
+        absolute, relative = largest_errors(found, expected)
         self.max_abs_err, self.max_rel_err = max(self.max_abs_err, absolute), max(self.max_rel_err, relative)
-        if squash:
-            found, expected = squash.logits(found), squash.logits(expected)
-        self.min_cosine = min(self.min_cosine, cosine(found, expected))
+        if activation:
+            found, expected = activation.to_logits(found), activation.to_logits(expected)
+        self.min_cosine = min(self.min_cosine, cosine_similarity(found, expected))
         if not relative <= self.tolerance:
             self.mismatches.append(f"{where}: off by {relative:.3g} of its largest value (allowed {self.tolerance:g})")
 
     def record_layer(self, found: NDArray[Any], expected: NDArray[Any], where: str, allowed: float) -> None:
         """Record one output of one version of a layer."""
-        _, relative = errors(found, expected)
+        _, relative = largest_errors(found, expected)
         self.max_layer_err = max(self.max_layer_err, relative)
         if not relative <= allowed:
             self.mismatches.append(f"{where} by {relative:.3g} of its largest value (allowed {allowed:g})")
 
 
-def errors(found: NDArray[Any], expected: NDArray[Any]) -> tuple[float, float]:
-    """Largest absolute difference, and that over the largest magnitude expected; infinite for NaN and infinities
-    that do not stand in both."""
+def largest_errors(found: NDArray[Any], expected: NDArray[Any]) -> tuple[float, float]:
+    """The largest absolute difference, and its ratio to the largest expected magnitude.
+
+    Both are infinite where NaN or an infinity is in one array only.
+    """
     a, b = _values(found), _values(expected)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
@@ -106,8 +112,8 @@ def errors(found: NDArray[Any], expected: NDArray[Any]) -> tuple[float, float]:
     return worst, worst / max(scale, 1e-30)
 
 
-def cosine(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Of the angle between two outputs taken as vectors; 1 between two that are all zero, 0 where a value is NaN."""
+def cosine_similarity(found: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Cosine of the angle between two outputs as vectors; 1 where both are all zero, 0 where a value is NaN."""
     a, b = _values(found).ravel(), _values(expected).ravel()
     lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
     if lengths == 0:
@@ -116,16 +122,21 @@ def cosine(found: NDArray[Any], expected: NDArray[Any]) -> float:
 
 
 def _values(array: NDArray[Any]) -> NDArray[np.float64]:
-    """As numbers; 16-bit unsigned ones are the bits of bfloat16."""
+    """The array as float64; uint16 values are the bits of bfloat16."""
     if array.dtype == np.uint16:
         return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return array.astype(np.float64)
 
 
 def verify(found: Artifact, model: Path, features: Path | None = None) -> VerificationReport:
-    """Compare. Raises ModelError when the files cannot be run or are not those that the artifact was made from.
+    """Compare an artifact with ONNX Runtime.
 
-    features: a description of what some inputs are made from: ONNX Runtime gets what its reference makes of it.
+    Raises ModelError when the files cannot be run or are not those that the artifact was compiled from.
+
+    Args:
+        model: the ONNX file.
+        features: a description of the features that some inputs are computed from; ONNX Runtime gets the inputs that
+            the reference computes from random features.
     """
     manifest = found.manifest
     loaded = load_onnx(model, manifest.max_batch)
@@ -145,15 +156,15 @@ def verify(found: Artifact, model: Path, features: Path | None = None) -> Verifi
     specs = graph.layers
     if [spec.name for spec in specs] != [layer.name for layer in manifest.layers]:
         raise ModelError(f"{model}: its layers are not those of the artifact {found.path}; compile it again")
-    cores = usable_machine().cores  # before the pool pins this thread, which narrows what it sees
+    cores = usable_machine().cores  # before the pool pins this thread, which narrows the cores reported
     before = os.sched_getaffinity(0)
     try:
-        return _compared(found, specs, wide, loaded, front, PinnedThreads(cores), cores)
+        return _compare(found, specs, wide, loaded, front, PinnedThreads(cores), cores)
     finally:
         os.sched_setaffinity(0, before)
 
 
-def _compared(
+def _compare(
     found: Artifact,
     specs: Sequence[LayerSpec],
     wide: Sequence[LayerSpec],
@@ -162,10 +173,10 @@ def _compared(
     pool: PinnedThreads,
     cores: CoreSet,
 ) -> VerificationReport:
-    """`wide`: the same layers with tables as they come."""
-    from veltair.profiles.runtime.executor import Executor, empty
+    """`wide`: the same layers with tables in fp32."""
+    from veltair.profiles.runtime.executor import Executor, aligned_zeros
 
-    manifest, session, squashes = found.manifest, _session(model.path), squashed(model)
+    manifest, session, activations = found.manifest, _session(model.path), find_probabilities(model)
     executor = Executor(found)
     batches = tuple(sorted({1, min(3, manifest.max_batch), manifest.max_batch}))
     versions = sum(len(layer.versions) for layer in manifest.layers)
@@ -174,26 +185,28 @@ def _compared(
     for batch in batches:
         feeds = {port.name: _draw(port, batch, rng) for port in manifest.inputs if not port.locations}
         raw = draw_features(front.description, batch, rng) if front else {}
-        arrays = [empty(port.at(batch), port.dtype) for port in manifest.input_tensors]
+        arrays = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
         InputLayout.of(manifest).fill(arrays, feeds | raw, batch)
         if front:
-            # What a column gives may have its feature's name.
-            given = raw | columns_of(front.description, raw, front.tables)
+            # A column's input may have the name of its feature.
+            computed = raw | columns_of(front.description, raw, front.tables)
             feeds |= {
-                value.name: _fed(value, given[value.name]) for value in session.get_inputs() if value.name in given
+                value.name: _as_onnx_input(value, computed[value.name])
+                for value in session.get_inputs()
+                if value.name in computed
             }
         try:
             expected: Arrays = session.run([port.name for port in manifest.outputs], feeds)
         except Exception as error:  # ONNX Runtime raises its own types
             raise ModelError(f"{model.path}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
-        outputs = [empty(port.at(batch), port.dtype) for port in manifest.outputs]
+        outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.outputs]
         bound = executor.bind(batch, arrays, outputs)
         for count in range(1, pool.size + 1):
             pool.move_to(cores[:count])
             place = f"batch {batch}, {count} core{'s' * (count > 1)}"
-            _layers(report, found, specs, bound, place)
+            _compare_layers(report, found, specs, bound, place)
             if manifest.tables != "fp32":
-                _rows(report, found, wide, bound, place)
+                _compare_stored_rows(report, found, wide, bound, place)
             for version in range(max(len(layer.versions) for layer in manifest.layers)):
                 for output in outputs:
                     output.fill(0)
@@ -201,20 +214,22 @@ def _compared(
                     bound.layer(index, version % len(layer.versions))
                 for port, output, wanted in zip(manifest.outputs, outputs, expected, strict=True):
                     where = f"output {port.name}, versions {version}, {place}"
-                    report.record_output(output, np.asarray(wanted), where, squashes.get(port.name))
+                    report.record_output(output, np.asarray(wanted), where, activations.get(port.name))
     return report
 
 
-def _layers(report: VerificationReport, found: Artifact, specs: Sequence[LayerSpec], bound: Any, place: str) -> None:
-    """Every version of every layer on the inputs that version 0 of the layers before has made."""
+def _compare_layers(
+    report: VerificationReport, found: Artifact, specs: Sequence[LayerSpec], bound: Any, place: str
+) -> None:
+    """Compare every version of every layer, on the inputs that version 0 of the preceding layers computed."""
     for index, (layer, spec) in enumerate(zip(found.manifest.layers, specs, strict=True)):
-        allowed = tolerance(spec, found.manifest.precision)
-        wanted = reference(spec, [bound.buffer(b) for b in layer.inputs])
+        allowed = layer_tolerance(spec, found.manifest.precision)
+        wanted = reference_outputs(spec, [bound.buffer(b) for b in layer.inputs])
         bound.layer(index, 0)
         first = [bound.buffer(b).copy() for b in layer.outputs]
         for tensor, result, right in zip(spec.outputs, first, wanted or first, strict=True):
             where = f"layer {layer.name}, {place}: off its reference"
-            report.record_layer(unpacked(tensor, result), unpacked(tensor, right), where, allowed)
+            report.record_layer(unpack_activation(tensor, result), unpack_activation(tensor, right), where, allowed)
         for version in range(1, len(layer.versions)):
             bound.layer(index, version)
             for b, result in zip(layer.outputs, first, strict=True):
@@ -224,18 +239,20 @@ def _layers(report: VerificationReport, found: Artifact, specs: Sequence[LayerSp
             bound.buffer(b)[...] = result
 
 
-def _rows(report: VerificationReport, found: Artifact, wide: Sequence[LayerSpec], bound: Any, place: str) -> None:
-    """Layers that look rows up, against the tables as they were before they were stored in fewer bytes."""
+def _compare_stored_rows(
+    report: VerificationReport, found: Artifact, wide: Sequence[LayerSpec], bound: Any, place: str
+) -> None:
+    """Compare lookup layers with their reference on the fp32 tables."""
     storage = found.manifest.tables
     for index, (layer, spec) in enumerate(zip(found.manifest.layers, wide, strict=True)):
         parameters = spec.parameters
         messages = isinstance(parameters, LookupParameters) and parameters.family is LookupFamily.MESSAGE_PASSING
-        if spec.op not in LOOKUPS or messages:  # in messages, rows weigh each other
+        if spec.op not in LOOKUPS or messages:  # in message passing, rows weigh each other
             continue
-        wanted = reference(spec, [bound.buffer(b) for b in layer.inputs])
+        wanted = reference_outputs(spec, [bound.buffer(b) for b in layer.inputs])
         bound.layer(index, 0)
         for tensor, b, right in zip(spec.outputs, layer.outputs, wanted or (), strict=True):
-            _, relative = errors(unpacked(tensor, bound.buffer(b)), unpacked(tensor, right))
+            _, relative = largest_errors(unpack_activation(tensor, bound.buffer(b)), unpack_activation(tensor, right))
             report.max_table_err = max(report.max_table_err, relative)
             if not relative <= LAYER_TOLERANCE[storage]:
                 report.mismatches.append(
@@ -255,8 +272,8 @@ def _session(model: Path) -> Any:
         raise ModelError(f"{model}: ONNX Runtime cannot load it: {error}") from None
 
 
-def _fed(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:
-    """As ONNX Runtime takes an input: in its shape, text as objects, numbers in its type."""
+def _as_onnx_input(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:
+    """The array as ONNX Runtime takes it: in the input's shape and type, text as objects."""
     if isinstance(given, Strings):
         array = np.array([text.decode() for text in given.tolist()], object)
     else:

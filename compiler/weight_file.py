@@ -1,4 +1,4 @@
-"""Writes the constants of an artifact: streamed, aligned, identical ones once."""
+"""Writes the constants of an artifact: streamed, aligned, and identical ones only once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ from veltair.profiles.artifact.manifest import ALIGNMENT
 
 
 class WeightFile:
-    """A file being written; a context manager."""
+    """The weight file of an artifact while it is written; a context manager.
+
+    >>> import numpy as np
+    >>> with WeightFile(Path("/dev/null")) as weights:
+    ...     ones, zeros = np.ones(4), np.zeros(4)
+    ...     weights.add(ones), weights.add(zeros), weights.add(ones)
+    (0, 64, 0)
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
         self._offsets: dict[bytes, int] = {}  # by content
-        self._mapped: dict[FileTensor, int] = {}  # by place in another file, which saves reading large tables twice
+        self._mapped: dict[FileTensor, int] = {}  # by location in another file: large tables are not read twice
         self._hash = hashlib.sha256()
         self._size = 0
 
@@ -34,11 +41,11 @@ class WeightFile:
 
     @property
     def digest(self) -> str:
-        """sha256 of what was written so far, as hex."""
+        """SHA-256 of the content written so far, as hex."""
         return self._hash.hexdigest()
 
     def add(self, array: NDArray[Any]) -> int:
-        """Offset in bytes of the array's content, which is written unless it already stands in the file."""
+        """Write the array's content unless the file already has it. Return its offset in bytes."""
         source = in_file(array)
         if source is not None and source in self._mapped:
             return self._mapped[source]
@@ -52,6 +59,7 @@ class WeightFile:
         return self._offsets[digest]
 
     def write(self, content: bytes | memoryview) -> None:
+        """Append raw bytes."""
         self._file.write(content)
         self._hash.update(content)
         self._size += len(content)

@@ -15,7 +15,7 @@ from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.machine.isa import cpu_features, tvm_target
-from veltair.profiles.runtime.executor import aligned, empty
+from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
 
 
 class CompiledGraph:
@@ -31,10 +31,10 @@ class CompiledGraph:
             functions[layer.symbol] = kernels[-1].function.with_attr("global_symbol", layer.symbol)
         library = tvm.compile(tvm.IRModule(functions), target=tvm.target.Target(tvm_target()))
         arena = plan_arena(graph)
-        memory = empty((arena.bytes,), "uint8")
+        memory = aligned_zeros((arena.bytes,), "uint8")
 
-        inputs = [aligned(feeds[port.name]) for port in graph.inputs]
-        self.outputs = [empty(port.at(batch), port.dtype) for port in graph.outputs]
+        inputs = [aligned_copy(feeds[port.name]) for port in graph.inputs]
+        self.outputs = [aligned_zeros(port.at(batch), port.dtype) for port in graph.outputs]
 
         def view(tensor: Activation) -> Any:
             place, shape = arena.allocations[tensor.name], tensor.at(batch)
@@ -50,7 +50,7 @@ class CompiledGraph:
                 library[layer.symbol],
                 [
                     *map(view, layer.inputs),
-                    *(tvm_ffi.from_dlpack(aligned(w)) for w in kernel.weights),
+                    *(tvm_ffi.from_dlpack(aligned_copy(w)) for w in kernel.weights),
                     *map(view, layer.outputs),
                 ],
             )

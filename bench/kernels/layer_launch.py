@@ -178,7 +178,7 @@ def _ways(old: _LoadedModel, new: _LoadedModel, versions: Sequence[int]) -> Call
 def _empty_layers(folder: Path) -> Path:
     from tvm.script import tirx as T
 
-    from veltair.compiler.shared_library import compile_object, link
+    from veltair.compiler.shared_library import compile_object, link_library
     from veltair.machine.isa import tvm_target
 
     @T.prim_func
@@ -189,36 +189,39 @@ def _empty_layers(folder: Path) -> Path:
             A[i, 0] = A[i, 0] + T.float32(1)
 
     compile_object(empty, "empty", tvm_target(), folder / "empty.o")
-    link([folder / "empty.o"], folder / "empty.so")
+    link_library([folder / "empty.o"], folder / "empty.so")
     return folder / "empty.so"
 
 
 def _chain(library: Path) -> _LoadedModel:
     from veltair.profiles.artifact.manifest import LayerEntry, VersionEntry
     from veltair.profiles.runtime.block_runner import KernelTable
-    from veltair.profiles.runtime.executor import _tensor, empty
+    from veltair.profiles.runtime.executor import _tensor, aligned_zeros
     from veltair.profiles.runtime.tvm_runtime import runtime
 
     layer = LayerEntry("empty", "empty", (), (), (), (), (VersionEntry("empty", (0,), 0, 64, {}, ()),))
     layers = (layer,) * LAYERS
     return _LoadedModel(
-        KernelTable(layers, runtime.load_module(str(library))), {0: _tensor(empty((64, 16), "float32"))}, layers, None
+        KernelTable(layers, runtime.load_module(str(library))),
+        {0: _tensor(aligned_zeros((64, 16), "float32"))},
+        layers,
+        None,
     )
 
 
 def _model(path: Path) -> _LoadedModel:
     from veltair.commands.engine_process import draw_input
     from veltair.profiles.artifact.artifact_folder import load_artifact
-    from veltair.profiles.runtime.executor import Executor, empty
+    from veltair.profiles.runtime.executor import Executor, aligned_zeros
 
     executor = Executor(load_artifact(path))
     manifest = executor.manifest
     inputs = []
     for port in manifest.inputs:
         array = draw_input(port, 1)
-        inputs.append(empty(array.shape, str(array.dtype)))
+        inputs.append(aligned_zeros(array.shape, str(array.dtype)))
         inputs[-1][...] = array
-    outputs = [empty(tuple(-d if d < 0 else d for d in p.shape), p.dtype) for p in manifest.outputs]
+    outputs = [aligned_zeros(tuple(-d if d < 0 else d for d in p.shape), p.dtype) for p in manifest.outputs]
     run = executor.bind(1, inputs, outputs)
     return _LoadedModel(executor._kernels, run._tensors, manifest.layers, (executor, run))
 

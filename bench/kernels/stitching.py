@@ -38,7 +38,7 @@ from veltair.compiler.stitch import regions as stitch
 from veltair.machine.environment import describe_environment
 from veltair.machine.isa import cpu_features, tvm_target
 from veltair.machine.topology import usable_machine
-from veltair.profiles.runtime.executor import aligned, empty
+from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
 from veltair.types import TensorSpec
 
 THREADS = 2
@@ -127,10 +127,10 @@ class CompiledSubgraph:
         self.outputs: dict[str, Any] = {}
         for name, layer, packed in zip(names, layers, weights, strict=True):
             for tensor in layer.outputs:
-                self.outputs[tensor.name] = empty(tensor.shape, tensor.dtype)
+                self.outputs[tensor.name] = aligned_zeros(tensor.shape, tensor.dtype)
             known = arrays | self.outputs
             inputs = [known[views.get(t.name, t.name)].reshape(t.shape) for t in layer.inputs]
-            operands = [*inputs, *(aligned(w) for w in packed), *(self.outputs[t.name] for t in layer.outputs)]
+            operands = [*inputs, *(aligned_copy(w) for w in packed), *(self.outputs[t.name] for t in layer.outputs)]
             self.calls.append((library[name], [tvm_ffi.from_dlpack(a) for a in operands]))
 
     def __call__(self) -> None:
@@ -153,7 +153,7 @@ def compile_ways(name: str) -> dict[str, list[CompiledSubgraph]]:
         shape = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
         values[value.name] = TensorSpec(value.name, "float32", shape)
     rng = np.random.default_rng(0)
-    arrays = {n: aligned(rng.standard_normal(s).astype(np.float32)) for n, s in inputs.items()}
+    arrays = {n: aligned_copy(rng.standard_normal(s).astype(np.float32)) for n, s in inputs.items()}
     found: dict[str, list[CompiledSubgraph]] = {}
     region = stitch.import_region(nodes, values, constants, list(inputs), ["y"], 1)
     views = {view.name: base for view, base in region.views}

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bench.kernels.compiled_graph import CompiledGraph
 from bench.micro.runner import make_runner
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 
 IMAGE, FILTERS = (1, 64, 56, 56), (64, 64, 3, 3)
@@ -34,7 +34,7 @@ def compile_operator(op: str, shape: tuple[int, ...], weight: tuple[int, ...], *
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(model, path)
-        return CompiledGraph(lower(load(path), "fp32"), {"x": chance.standard_normal(shape, np.float32)})
+        return CompiledGraph(lower(load_model(path), "fp32"), {"x": chance.standard_normal(shape, np.float32)})
 
 
 def main() -> None:

@@ -171,10 +171,10 @@ def _count_losses(
     """`times_ns`: (candidates, pressures)."""
     best, ten = times_ns.min(axis=0), times_ns[sorted(set(times_ns.argmin(axis=0).tolist()))]
     for count, found in losses.items():
-        kept = times_ns[[times_ns[:, 0].argmin()]] if count == "1" else ten[frontier.eliminate(ten, int(count))]
+        kept = times_ns[[times_ns[:, 0].argmin()]] if count == "1" else ten[frontier.drop_least_missed(ten, int(count))]
         found.append(kept.min(axis=0) / best - 1)
     for loss, counts in needed:
-        least = len(frontier.prune(ten, max_loss=loss))
+        least = len(frontier.prune_versions(ten, max_loss=loss))
         counts[least] = counts.get(least, 0) + 1
 
 

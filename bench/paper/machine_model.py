@@ -22,7 +22,7 @@ from typing import Any
 import tomli_w
 
 from bench.paths import RESULTS
-from veltair.compiler.tuning.transfer import parse
+from veltair.compiler.tuning.transfer import parse_workload
 from veltair.machine.environment import describe_environment
 from veltair.machine.isa import cpu_features
 from veltair.machine.memory import memory_bytes
@@ -137,8 +137,8 @@ def efficiencies(model: MachineModel, record: str) -> list[float]:
             best[entry.workload] = min(entry.run_ns[0], best.get(entry.workload, entry.run_ns[0]))
     ratios = []
     for workload, took_ns in best.items():
-        (_, x, _), *_, (_, y, _) = parse(workload).tensors
-        rows, columns = (int(part) for part in parse(workload).attributes["kernel"].strip("()").split(","))
+        (_, x, _), *_, (_, y, _) = parse_workload(workload).tensors
+        rows, columns = (int(part) for part in parse_workload(workload).attributes["kernel"].strip("()").split(","))
         depth, m = x[1] * rows * columns, y[2] * y[3]
         flops = 2 * m * y[1] * depth
         if flops >= LARGE:

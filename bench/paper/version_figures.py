@@ -11,7 +11,7 @@ from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
 from bench.paper.figure_style import COLOURS, CYCLE, MARKERS, figure, save
-from veltair.compiler.timing.modelled_interference import SHARES, Memory, slowdown
+from veltair.compiler.timing.modelled_interference import SHARES, MemorySystem, modelled_slowdown
 from veltair.compiler.tuning import frontier
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.machine.cache_traffic import LoopLevel
@@ -26,7 +26,7 @@ MODELLED = "times alone measured, pressure modelled"
 
 
 def draw(found: Mapping[str, Any], folder: Path) -> None:
-    memory = Memory(**found["memory"])
+    memory = MemorySystem(**found["memory"])
     searched = [_SampledLayer(entry, memory) for entry in found["layers"]]
     recorded = [_SampledLayer(entry, memory) for entry in found["records"]]
     facts = {"source": MODELLED, "memory": found["memory"], "cores": CORES, "measured_on": found["environment"]}
@@ -40,7 +40,7 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
 class _SampledLayer:
     """All samples of one layer, and their times at the ten pressures."""
 
-    def __init__(self, entry: Mapping[str, Any], memory: Memory) -> None:
+    def __init__(self, entry: Mapping[str, Any], memory: MemorySystem) -> None:
         self.name = f"{entry['model']}: {entry['name']}"
         self.count = int(entry.get("count", 1))
         self.samples: Sequence[Mapping[str, Any]] = entry["samples"]
@@ -51,12 +51,12 @@ class _SampledLayer:
         self.best = self.ns.min(axis=0)  # naive search: of all samples, at each pressure
         self.optimal = list(dict.fromkeys(self.ns.argmin(axis=0).tolist()))  # by rising pressure
 
-    def _under(self, sample: Mapping[str, Any], memory: Memory) -> list[float]:
+    def _under(self, sample: Mapping[str, Any], memory: MemorySystem) -> list[float]:
         alone = sample["run_ns"][CORES - 1]
         reuse = [LoopLevel(*level) for level in sample["reuse"]]
         # The layer by itself: what it touches stays in the cache between two queries as far as there is room.
         resident = max(level.working_set_bytes(1) for level in reuse) + reuse[-1].traffic_bytes
-        return [alone * slowdown(alone, reuse, CORES, share, memory, resident) for share in SHARES]
+        return [alone * modelled_slowdown(alone, reuse, CORES, share, memory, resident) for share in SHARES]
 
     def loss(self, kept: Sequence[int]) -> NDArray[np.float64]:
         """Of the best of some samples over the best of all, at each pressure."""
@@ -74,23 +74,23 @@ class _SampledLayer:
 
     def five(self) -> list[int]:
         """Alg. 1 to the letter: five evenly along the frontier."""
-        return self.indices(frontier.spread(self.dominant(), frontier.VERSIONS))
+        return self.indices(frontier.pick_evenly(self.dominant(), frontier.VERSIONS))
 
     def ours(self) -> list[int]:
-        return self.indices(frontier.select(self.candidates, self.qos_ns))
+        return self.indices(frontier.select_versions(self.candidates, self.qos_ns))
 
     def pruned(self, kept: Sequence[int]) -> list[int]:
-        return [kept[i] for i in frontier.prune(self.ns[list(kept)])]
+        return [kept[i] for i in frontier.prune_versions(self.ns[list(kept)])]
 
     def needed(self, loss: float) -> int:
         """Versions, of those that are best at some pressure, without which the loss would be greater."""
-        return len(frontier.prune(self.ns[self.optimal], max_loss=loss))
+        return len(frontier.prune_versions(self.ns[self.optimal], max_loss=loss))
 
     def left(self, count: int) -> list[int]:
         """The best `count` of them; one alone is the fastest without interference, as a search would give it."""
         if count == 1:
             return [int(self.ns[:, 0].argmin())]
-        return [self.optimal[i] for i in frontier.eliminate(self.ns[self.optimal], count)]
+        return [self.optimal[i] for i in frontier.drop_least_missed(self.ns[self.optimal], count)]
 
 
 def _figure_6(layer: _SampledLayer, facts: Mapping[str, Any], folder: Path) -> None:

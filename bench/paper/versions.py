@@ -77,11 +77,11 @@ class LayerKind:
 
 def layers(model: str) -> list[LayerKind]:
     """The distinct layers of a network of the zoo that carry products, in fp32."""
-    from veltair.compiler.onnx.onnx_model import load
+    from veltair.compiler.onnx.onnx_model import load_model
     from veltair.compiler.pipeline import lower
 
     found: dict[str, LayerKind] = {}
-    for spec in lower(load(MODELS / f"{model}.onnx", None), "fp32").layers:
+    for spec in lower(load_model(MODELS / f"{model}.onnx", None), "fp32").layers:
         if spec.op in ("conv2d", "depthwise_conv2d", "matmul"):
             count = found[spec.workload].count if spec.workload in found else 0
             found[spec.workload] = LayerKind(model, _title(spec), spec, count + 1)
@@ -107,7 +107,7 @@ def build(models: Sequence[str]) -> None:
 
     from veltair.compiler.design_spaces import SPACES
     from veltair.compiler.locality.kernel_reuse import kernel_reuse
-    from veltair.compiler.shared_library import Source, compile_objects, link
+    from veltair.compiler.shared_library import ObjectFile, compile_objects, link_library
     from veltair.profiles.records.tuning_records import RecordStore
 
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -122,10 +122,12 @@ def build(models: Sequence[str]) -> None:
             sources, samples = [], []
             for i, point in enumerate(points):
                 kernel = space.build(layer.spec, point, FEATURES)
-                sources.append(Source(kernel.function, f"v{i}", Path(folder, f"{i}.o")))
+                sources.append(ObjectFile(kernel.function, f"v{i}", Path(folder, f"{i}.o")))
                 samples.append(_sample(point, kernel, kernel_reuse(layer.spec, kernel)))
             faults = compile_objects(sources, tvm_target(FEATURES))
-            link([s.path for s, fault in zip(sources, faults, strict=True) if not fault], BUILD / f"{number}.so")
+            link_library(
+                [s.path for s, fault in zip(sources, faults, strict=True) if not fault], BUILD / f"{number}.so"
+            )
         for sample, fault in zip(samples, faults, strict=True):
             sample["fault"] = fault
         plan["layers"].append({"model": model, "name": layer.name, "samples": samples})
@@ -184,11 +186,11 @@ def _points(spec: Any, first: Sequence[dict[str, Any]], most: int = 64) -> Itera
 
 def search() -> None:
     """Time what was built."""
-    from veltair.compiler.timing.modelled_interference import this_memory
+    from veltair.compiler.timing.modelled_interference import measure_memory
 
     plan = json.loads((BUILD / "plan.json").read_text("utf-8"))
     cores = usable_machine().cores
-    memory = this_memory(cores)
+    memory = measure_memory(cores)
     for number, entry in enumerate(plan["layers"]):
         time_layer(number, entry, prepared(entry), cores)
         print(f"{entry['model']} {entry['name']}: {len(entry['samples'])} timed", flush=True)
@@ -206,7 +208,7 @@ def prepared(entry: dict[str, Any]) -> tuple[Any, list[Any]]:
 
 def time_layer(number: int, entry: dict[str, Any], made: tuple[Any, Sequence[Any]], cores: Sequence[int]) -> None:
     """Alone on one and on all cores, and on one beside a co-runner on each of the others. What fails is dropped."""
-    from veltair.compiler.timing.co_runners import pressing
+    from veltair.compiler.timing.co_runners import run_co_runners
     from veltair.compiler.timing.measure import CandidateError, Meter, input_operands, result_operands
 
     spec, kernels = made
@@ -214,7 +216,7 @@ def time_layer(number: int, entry: dict[str, Any], made: tuple[Any, Sequence[Any
     rounds = [("run_ns", (), alone), ("pressed_ns", tuple(cores[1:]), (1,))]
     with Meter(tuple(cores)) as meter:
         for key, pressed, counts in rounds if len(cores) > 1 else rounds[:1]:
-            with pressing(pressed, CO_RUNNER):
+            with run_co_runners(pressed, CO_RUNNER):
                 for i, (sample, kernel) in enumerate(zip(entry["samples"], kernels, strict=True)):
                     operands = [*input_operands(spec, 1, {}), *meter.weights(kernel), *result_operands(spec, 1)]
                     try:

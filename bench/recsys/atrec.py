@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from bench.kernels.compiled_graph import CompiledGraph
 from bench.paths import RESULTS
 from bench.recsys.atrec_subgraphs import SUBGRAPHS, Subgraph
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.patterns import by_operator
 from veltair.compiler.pipeline import lower
 from veltair.compiler.stitch.fusion_explorer import FusionExplorer
@@ -63,12 +63,12 @@ def compile_ways(case: Subgraph, expected: Sequence[NDArray[Any]], folder: Path)
     fused, unfused = folder / "fused.onnx", folder / "unfused.onnx"
     onnx.save(case.model, fused)
     onnx.save(case.unfused or case.model, unfused)
-    graph = lower(load(fused, rows), "fp32")
+    graph = lower(load_model(fused, rows), "fp32")
     found = {"fused": CompiledGraph(graph, case.feeds)}
     if any(layer.op == "recurrent" for layer in graph.layers):
         found["hoisted"] = CompiledGraph(graph, case.feeds, 1)
     with without_fusions():
-        found["unfused"] = CompiledGraph(lower(load(unfused, rows), "fp32"), case.other_feeds or case.feeds)
+        found["unfused"] = CompiledGraph(lower(load_model(unfused, rows), "fp32"), case.other_feeds or case.feeds)
     for kind, way in found.items():
         way()
         for output, wanted in zip(way.outputs, expected, strict=True):

@@ -87,13 +87,13 @@ def compiled_points(chosen: ColumnSet, folder: Path) -> dict[str, Callable[[int]
 
     from veltair.compiler.features.random_features import pack_features
     from veltair.profiles.artifact.strings import Strings
-    from veltair.profiles.runtime.executor import aligned, empty
+    from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
     from veltair.profiles.runtime.huge_pages import map_file, move_to_huge_pages
     from veltair.profiles.runtime.tvm_runtime import runtime
 
     description = description_of(chosen)
     names = json.loads((folder / "names.json").read_text())
-    shared = [aligned(np.load(folder / f"weight{place}.npy")) for place in range(1, 9)]
+    shared = [aligned_copy(np.load(folder / f"weight{place}.npy")) for place in range(1, 9)]
     move_to_huge_pages(folder / "weight9.npy")  # as the tables of a served artifact
     stored = np.load(folder / "weight9.npy", mmap_mode="r")
     shared.append(map_file(folder / "weight9.npy")[-stored.nbytes :].view(stored.dtype))
@@ -102,12 +102,12 @@ def compiled_points(chosen: ColumnSet, folder: Path) -> dict[str, Callable[[int]
     def load(number: int, batch: int) -> Callable[[], Any]:
         if batch not in inputs:
             raw = raw_features(chosen, batch)
-            values = {n: Strings.of(v) if isinstance(v, list) else v for n, v in raw.items()}
+            values = {n: Strings.from_values(v) if isinstance(v, list) else v for n, v in raw.items()}
             arrays = pack_features(description, values, batch)
-            inputs[batch] = [aligned(arrays[name]) for name in names]
+            inputs[batch] = [aligned_copy(arrays[name]) for name in names]
         function = runtime.load_module(str(folder / f"{number}.so"))["main"]
-        out = empty((batch, sum(dim for *_, dim in columns(chosen))), "float32")
-        chunks = aligned(np.load(folder / f"chunks{number}.npy"))
+        out = aligned_zeros((batch, sum(dim for *_, dim in columns(chosen))), "float32")
+        chunks = aligned_copy(np.load(folder / f"chunks{number}.npy"))
         tensors = [tvm_ffi.from_dlpack(a) for a in (*inputs[batch], chunks, *shared, out)]
 
         def run() -> Any:

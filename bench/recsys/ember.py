@@ -73,7 +73,7 @@ class KernelTimer:
         return run
 
     def ladder(self) -> list[dict[str, Any]]:
-        from veltair.profiles.runtime.executor import empty
+        from veltair.profiles.runtime.executor import aligned_zeros
 
         self.pool.move_to(self.cores[:1])
         found = []
@@ -92,9 +92,9 @@ class KernelTimer:
             arrays = []
             for memory in program.memories[:-1]:
                 shape = memory.shape if memory.shape[0] > 0 else values[memory.name].shape
-                arrays.append(empty(shape, memory.dtype))
+                arrays.append(aligned_zeros(shape, memory.dtype))
                 arrays[-1][...] = values.get(memory.name, 0.5)
-            out = empty([segments, *program.memories[-1].shape[1:]], "float32")
+            out = aligned_zeros([segments, *program.memories[-1].shape[1:]], "float32")
             runs = [self.run(f"ladder{number}-{level}-{ahead}", *arrays, out) for level, ahead in LADDER]
             first = runs[0]().copy()
             for run in runs:  # all give the same
@@ -109,7 +109,7 @@ class KernelTimer:
         return found
 
     def tables(self, peer: TorchProcess | None, rounds: int = 3) -> dict[str, Any]:
-        from veltair.profiles.runtime.executor import aligned, empty
+        from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
         from veltair.profiles.runtime.huge_pages import huge_page_bytes, map_file, move_to_huge_pages
 
         path = self.folder / "tables.bin"
@@ -122,13 +122,13 @@ class KernelTimer:
         for number, (name, (tables, rows, dim, lookups, batch)) in enumerate(SHAPES.items()):
             region = memory.view(np.float32)[: tables * rows * dim].reshape(tables, rows, dim)
             sets = np.load(self.folder / f"ids{number}.npy")
-            outs = [empty((batch, dim), "float32") for _ in range(tables)]
-            ids = [[aligned(one) for one in some] for some in sets]
+            outs = [aligned_zeros((batch, dim), "float32") for _ in range(tables)]
+            ids = [[aligned_copy(one) for one in some] for some in sets]
             candidates = [
                 in_turn(*(self.run(f"tables{number}-{p}", *some, *region, *outs) for some in ids))
                 for p in range(len(POINTS))
             ]
-            places = [aligned((some + np.arange(tables)[:, None, None] * rows).reshape(-1)) for some in sets]
+            places = [aligned_copy((some + np.arange(tables)[:, None, None] * rows).reshape(-1)) for some in sets]
             moved = tables * batch * lookups * dim * 4
             for threads in (1, len(self.cores)):
                 self.pool.move_to(self.cores[:threads])
@@ -171,13 +171,13 @@ class KernelTimer:
 
     def pages(self) -> dict[str, Any]:
         """Returns GB/s by page size, threads and distance."""
-        from veltair.profiles.runtime.executor import aligned, empty
+        from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
 
         found: dict[str, Any] = {}
         chance = np.random.default_rng(2)
         rows = PAGES_BYTES // 128
-        ids = [aligned(chance.integers(0, rows, (PAGES_BATCH, PAGES_LOOKUPS))) for _ in range(ID_SETS)]
-        out = empty((PAGES_BATCH, 32), "float32")
+        ids = [aligned_copy(chance.integers(0, rows, (PAGES_BATCH, PAGES_LOOKUPS))) for _ in range(ID_SETS)]
+        out = aligned_zeros((PAGES_BATCH, 32), "float32")
         for size, advice in (("4 KB", mmap.MADV_NOHUGEPAGE), ("2 MB", mmap.MADV_HUGEPAGE)):
             table = allocate(PAGES_BYTES, advice).view(np.float32).reshape(rows, 32)
             table[...] = 0.5
@@ -194,12 +194,12 @@ class KernelTimer:
 
     def storages(self, rounds: int = 3) -> dict[str, Any]:
         """Returns medians in ms by threads and storage, after a check of the first table's sums."""
-        from veltair.profiles.runtime.executor import aligned, empty
+        from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
 
         tables, rows, dim, lookups, batch = next(iter(SHAPES.values()))
         ids = np.load(self.folder / "ids0.npy")
-        outs = [empty((batch, dim), "float32") for _ in range(tables)]
-        sets = [[aligned(one) for one in some] for some in ids]
+        outs = [aligned_zeros((batch, dim), "float32") for _ in range(tables)]
+        sets = [[aligned_copy(one) for one in some] for some in ids]
         regions, runs = {}, {}
         for storage in ("fp32", "fp16", "int8"):
             some = np.load(self.folder / f"rows-{storage}.npy")

@@ -17,7 +17,7 @@ from veltair.compiler.features.index_ranges import IndexRange
 from veltair.compiler.features.kernel.columns_kernel import columns_layer
 from veltair.compiler.features.table_store import TableStore
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.onnx.node_attributes import attribute, times
+from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.errors import ModelError
 
@@ -58,7 +58,7 @@ def join_features(
         gives = ("int64", "int32") if description.gives_ids(joined) else ("float32",)
         if all(by_name[name].gives_counts for name in joined.columns):
             gives = (*gives, "float32")
-        if port.dtype not in gives or port.shape[:1] != (-1,) or times(port.shape[1:]) != width:
+        if port.dtype not in gives or port.shape[:1] != (-1,) or product_of(port.shape[1:]) != width:
             raise ModelError(
                 f"{where}: its columns give {' or '.join(gives)} [-1, {width}], the model {model.path} takes "
                 f"{port.dtype} {list(port.shape)}"

@@ -97,7 +97,7 @@ def _draw_texts(feature: Feature, readers: Sequence[FeatureColumn], batch: int, 
     words = _draw_words(feature, readers, rng)
     if feature.kind == "string":
         picked = rng.integers(len(words), size=batch)
-        return Strings.of([words[i][: feature.max_bytes] for i in picked.tolist()])
+        return Strings.from_values([words[i][: feature.max_bytes] for i in picked.tolist()])
     most = max(feature.max_bytes // WORD_BYTES, 1)
     counts = rng.integers(1, min(most, 2 * (feature.truncate or most)) + 1, batch)
     if feature.empty == "drop":
@@ -107,7 +107,7 @@ def _draw_texts(feature: Feature, readers: Sequence[FeatureColumn], batch: int, 
     for count in counts.tolist():
         rows.append(separator.join([words[i] for i in picked[first : first + count]])[: feature.max_bytes])
         first += count
-    return Strings.of(rows)
+    return Strings.from_values(rows)
 
 
 def _draw_words(feature: Feature, readers: Sequence[FeatureColumn], rng: np.random.Generator) -> list[bytes]:

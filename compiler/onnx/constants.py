@@ -1,7 +1,7 @@
-"""The constants of an ONNX file: checked before anyone allocates for them, external ones kept inside the folder.
+"""The constants of an ONNX file: checks before any allocation, and access to external data.
 
-A model comes from a stranger. What a tensor says of itself (type, dimensions, place) is compared with what there is
-before it is believed, and nothing outside the folder of the model is ever opened.
+Models are untrusted. What a tensor declares (type, dimensions, place) is compared with the data that exists, and no
+file outside the model's folder is ever opened.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TYPES = frozenset(
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes and those of the graphs inside them."""
+    """Yield the nodes and, recursively, those of the graphs inside them."""
     for node in nodes:
         yield node
         for graph in _subgraphs(node):
@@ -46,7 +46,7 @@ def type_name(data_type: int) -> str:
 
 
 def check_tensors(proto: onnx.ModelProto, path: Path) -> None:
-    """Every constant of the model, wherever it stands. Raises ModelError."""
+    """Check every constant of the model, those of inner graphs and functions included. Raises ModelError."""
     if proto.graph.sparse_initializer:
         raise ModelError(f"{path}: sparse initializers are not supported")
     for tensor in _tensors(proto):
@@ -79,11 +79,11 @@ def size_bytes(tensor: TensorProto) -> int:
     return int(math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 
-def take_tables(proto: onnx.ModelProto, path: Path, folder: Path) -> dict[str, NDArray[Any]]:
+def extract_tables(proto: onnx.ModelProto, path: Path, folder: Path) -> dict[str, NDArray[Any]]:
     """Turn tables into inputs of the graph and return them, mapped where they are external.
 
-    Every other external tensor is read, or copied into a file in the folder where it is large, and initializers that
-    nobody uses are dropped: ONNX Runtime stumbles over some of them. `check_tensors` comes first.
+    Every other external tensor is read or, where it is large, copied into a file in the folder. Unused initializers
+    are dropped, since ONNX Runtime fails on some of them. Call `check_tensors` first.
     """
     graph = proto.graph
     elsewhere = {o.name for o in graph.output} | {n for node in graph.node for n in _captured(node)}
@@ -141,7 +141,7 @@ def _read(tensor: TensorProto, path: Path, copies: BinaryIO) -> None:
 
 
 def _place(tensor: TensorProto, path: Path) -> tuple[Path, int, int]:
-    """File, offset and length in bytes of a tensor's external data, which lies there in full."""
+    """File, offset and length in bytes of a tensor's external data, checked to lie inside the file."""
     where = f"{path}: tensor {tensor.name!r}"
     entry = {e.key: e.value for e in tensor.external_data}
     text = entry.get("location", "")
@@ -180,7 +180,7 @@ def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _captured(node: onnx.NodeProto) -> set[str]:
-    """Every name that the graphs inside a node read; names of their own do no harm here."""
+    """Every name that the graphs inside a node read, their own names included, which is harmless here."""
     inner = [n for graph in _subgraphs(node) for n in all_nodes(graph.node)]
     outputs = {o.name for graph in _subgraphs(node) for o in graph.output}
     return outputs | {name for n in inner for name in n.input}

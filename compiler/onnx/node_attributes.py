@@ -1,4 +1,4 @@
-"""Reading ONNX nodes: attributes, axes, padding, extents."""
+"""Reads attributes, axes and padding of ONNX nodes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from numpy.typing import NDArray
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    """The value of a node's attribute, or the default where the node lacks it."""
     for attribute in node.attribute:
         if attribute.name == name:
             return onnx.helper.get_attribute_value(attribute)
     return default
 
 
-def times(shape: tuple[int, ...]) -> int:
-    """The product of extents, one of which may depend on the batch."""
+def product_of(shape: tuple[int, ...]) -> int:
+    """The product of a shape's dimensions; -k (k times the batch) as one of them makes the product negative."""
     product = 1
     for dim in shape:
         product *= dim
     return product
 
 
-def reduced(node: onnx.NodeProto, constants: Mapping[str, NDArray[Any]]) -> list[int]:
-    """The axes that a Reduce node names, in an attribute or a constant input; none where it does neither."""
+def reduced_axes(node: onnx.NodeProto, constants: Mapping[str, NDArray[Any]]) -> list[int]:
+    """The axes of a Reduce node, from its attribute or constant input; empty where it has neither."""
     axes = attribute(node, "axes", None)
     if axes is None and len(node.input) > 1 and node.input[1] in constants:
         axes = constants[node.input[1]].tolist()
@@ -40,7 +41,7 @@ def padding(
     strides: tuple[int, ...],
     dilations: tuple[int, ...],
 ) -> tuple[int, int, int, int]:
-    """Top, left, bottom, right; bottom and right as far as the outputs reach, so that ceil_mode is in them."""
+    """Padding (top, left, bottom, right); bottom and right reach as far as the outputs, which covers ceil_mode."""
     auto = attribute(node, "auto_pad", b"NOTSET").decode()
     given = list(attribute(node, "pads", [0, 0, 0, 0]))
     before = given[:2]

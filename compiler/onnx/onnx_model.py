@@ -1,4 +1,4 @@
-"""The way in: an ONNX file, checked, simplified and with every shape known.
+"""Loads an ONNX file: `load_model` checks it, simplifies it and infers every shape.
 
 ONNX Runtime at its basic level folds batch norms and constants and stays in standard operators. Tables (large
 constants that only Gather reads) never pass through it: they stay mapped from the file that holds them.
@@ -19,29 +19,40 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, ExtractedColumns, extract_columns
-from veltair.compiler.onnx.constants import all_nodes, check_tensors, take_tables, type_name
-from veltair.compiler.onnx.quantised_tables import take_stored
-from veltair.compiler.onnx.simplify import said, saved, simplified
+from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables, type_name
+from veltair.compiler.onnx.quantised_tables import extract_quantised_tables
+from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model
 from veltair.errors import ModelError
 from veltair.machine.memory import memory_bytes
 from veltair.types import TensorSpec
 
 OPSET = 17  # older models are converted up to it
-MAX_BATCH = 32  # of a dynamic batch, where neither the caller nor the model says
-BATCHES = (7, 11)  # shapes are inferred at both: what grows with the batch is told from what does not
+MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the model states one
+BATCHES = (7, 11)  # shapes are inferred at both, which shows the dimensions that grow with the batch
 PORT_TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
 VALUE_TYPES = PORT_TYPES | {"float64", "int16", "uint16", "uint32", "uint64"}
 STANDARD = ("", "ai.onnx")
-CHANCE = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+RANDOM_OPERATORS = {
+    "Bernoulli",
+    "Multinomial",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+}
 PROTOBUF_BYTES = 2**31 - 1
-SHAPE_BYTES = 4096  # constants up to here may decide shapes; larger ones are not shown to shape inference
+SHAPE_BYTES = 4096  # constants up to here may decide shapes; larger ones are hidden from shape inference
 
-Known = dict[str, tuple[str, tuple[int, ...]]]  # type (numpy's name) and shape
+KnownShapes = dict[str, tuple[str, tuple[int, ...]]]  # type (numpy's name) and shape
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxModel:
-    """A model ready to be lowered. Shapes are ONNX ones; -k stands for k times the batch."""
+    """A model ready to be lowered. Shapes are those of ONNX; -k stands for k times the batch. ::
+
+    model = load_model(Path("resnet50.onnx"), max_batch=8)
+    graph = lower(model, "fp32").graph
+    """
 
     path: Path
     name: str
@@ -53,29 +64,30 @@ class OnnxModel:
     outputs: tuple[TensorSpec, ...]
     max_batch: int
     metadata: Mapping[str, str]
-    columns: ExtractedColumns | None = None  # what gives some of the inputs, where the file's own operators say so
+    columns: ExtractedColumns | None = None  # feature columns that the file's own operators compute
 
 
-def load(path: Path, max_batch: int | None = None) -> OnnxModel:
-    """Read a model. `max_batch` matters for a symbolic first dimension alone.
+def load_model(path: Path, max_batch: int | None = None) -> OnnxModel:
+    """Read, check and simplify a model.
 
-    Raises ModelError saying what was expected and where. Writes nothing but a temporary folder of its own.
+    `max_batch` limits a symbolic first dimension and has no effect on models without one. Only a temporary folder is
+    written. Raises ModelError, which names the tensor or node and what was expected.
     """
     proto = _parse(path)
     _name_nodes(proto)
-    stored = take_stored(proto, path, frozenset(TEXTUAL))
+    stored = extract_quantised_tables(proto, path, frozenset(TEXTUAL))
     columns = extract_columns(proto, path)
     _check_nodes(proto, path)
     check_tensors(proto, path)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     with tempfile.TemporaryDirectory(prefix="veltair-") as folder:
-        tables = take_tables(proto, path, Path(folder))
+        tables = extract_tables(proto, path, Path(folder))
         dynamic = _is_dynamic(proto, path)
         proto = _up_to_date(proto, path, Path(folder))
         limit = _max_batch(metadata, max_batch, path) if dynamic else 1
-        _check_sizes(_inferred(proto, limit, path, strict=False), path)
-        simple, constants = simplified(proto, path, Path(folder))
-    values = _shapes(simple, dynamic, path)
+        _check_sizes(_infer_shapes(proto, limit, path, strict=False), path)
+        simple, constants = simplify_model(proto, path, Path(folder))
+    values = _tensor_specs(simple, dynamic, path)
     constants |= tables
     for name, array in constants.items():
         values[name] = TensorSpec(name, str(array.dtype), array.shape)
@@ -83,9 +95,9 @@ def load(path: Path, max_batch: int | None = None) -> OnnxModel:
     _name_nodes(simple)
     _check_values(simple, values, path)
     nodes = tuple(simple.graph.node)
-    made = {name for node in nodes for name in node.output} | {i.name for i in simple.graph.input}
+    computed = {name for node in nodes for name in node.output} | {i.name for i in simple.graph.input}
     for output in simple.graph.output:
-        if output.name not in made - constants.keys():
+        if output.name not in computed - constants.keys():
             raise ModelError(f"{path}: output {output.name!r} is a constant: no input reaches it")
     inputs = tuple(values[i.name] for i in simple.graph.input if i.name not in constants)
     outputs = tuple(values[o.name] for o in simple.graph.output)
@@ -101,7 +113,7 @@ def load(path: Path, max_batch: int | None = None) -> OnnxModel:
 
 
 def _parse(path: Path) -> onnx.ModelProto:
-    """The protobuf, external data not yet read."""
+    """Return the protobuf; external data is not read yet."""
     try:
         size = path.stat().st_size
         if not path.is_file():
@@ -122,7 +134,7 @@ def _parse(path: Path) -> onnx.ModelProto:
 
 
 def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
-    """What cannot be served whatever its shapes: foreign operators, training, chance."""
+    """Refuse what cannot be served whatever its shapes: foreign operators, training mode, random operators."""
     constants = {t.name: t for t in proto.graph.initializer}
     constants |= {n.output[0]: n.attribute[0].t for n in proto.graph.node if n.op_type == "Constant" and n.attribute}
     local = {(function.domain, function.name) for function in proto.functions}
@@ -132,7 +144,7 @@ def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
             if (node.domain, node.op_type) not in local:
                 raise ModelError(f"{where}: operator {node.domain}.{node.op_type} is not one of standard ONNX")
             continue
-        if node.op_type in CHANCE:
+        if node.op_type in RANDOM_OPERATORS:
             raise ModelError(f"{where}: operator {node.op_type} draws at random; expected a deterministic model")
         training = any(a.name == "training_mode" and a.i for a in node.attribute)
         if node.op_type == "Dropout" and len(node.input) > 2 and (flag := constants.get(node.input[2])) is not None:
@@ -142,18 +154,20 @@ def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def _up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelProto:
-    """Checked by ONNX's own checker, of opset 17 or newer, constants no longer listed as inputs; large ones move to
-    the folder."""
+    """Check the model with ONNX's own checker, convert it to opset 17 or newer, and drop constants from its inputs.
+
+    Large constants move to the folder.
+    """
     version = next(o.version for o in proto.opset_import if o.domain in STANDARD)
     try:
         if any(not output.type.tensor_type.HasField("shape") for output in proto.graph.output):
-            # An output may come without its shape, which the checker does not like.
+            # An output may lack a shape; the checker refuses that.
             proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True)
-        onnx.checker.check_model(str(saved(proto, folder / "checked.onnx")))
+        onnx.checker.check_model(str(save_model(proto, folder / "checked.onnx")))
         if version < OPSET:
             proto = onnx.version_converter.convert_version(proto, OPSET)
     except Exception as error:
-        raise ModelError(f"{path}: {said(error)}") from None
+        raise ModelError(f"{path}: {describe_error(error)}") from None
     proto.ir_version = max(proto.ir_version, 8)  # below 4, a constant had to be an input as well
     constants = {t.name for t in proto.graph.initializer}
     inputs = [i for i in proto.graph.input if i.name not in constants]
@@ -191,18 +205,18 @@ def _max_batch(metadata: Mapping[str, str], asked: int | None, path: Path) -> in
     return int(stated)
 
 
-def _check_sizes(known: Known, path: Path) -> None:
-    """A file of a hundred bytes can ask for a constant of terabytes: refused before anything computes it."""
+def _check_sizes(known: KnownShapes, path: Path) -> None:
+    """Refuse tensors larger than memory before anything computes them: a file of 100 bytes can ask for terabytes."""
     memory = memory_bytes()
     for name, (_, shape) in known.items():
         if memory and 4 * math.prod(shape) > memory:
             raise ModelError(f"{path}: tensor {name!r} of shape {shape} is larger than this machine's memory")
 
 
-def _shapes(proto: onnx.ModelProto, dynamic: bool, path: Path) -> dict[str, TensorSpec]:
-    """Every tensor's type and shape."""
-    small = _inferred(proto, BATCHES[0], path)
-    large = _inferred(proto, BATCHES[1], path) if dynamic else small
+def _tensor_specs(proto: onnx.ModelProto, dynamic: bool, path: Path) -> dict[str, TensorSpec]:
+    """Return every tensor's type and shape, by name."""
+    small = _infer_shapes(proto, BATCHES[0], path)
+    large = _infer_shapes(proto, BATCHES[1], path) if dynamic else small
     values: dict[str, TensorSpec] = {}
     for name, (dtype, shape) in small.items():
         dims = []
@@ -217,13 +231,13 @@ def _shapes(proto: onnx.ModelProto, dynamic: bool, path: Path) -> dict[str, Tens
     return values
 
 
-def _inferred(proto: onnx.ModelProto, batch: int, path: Path, strict: bool = True) -> Known:
-    """Types and shapes with the batch set to a number; without `strict`, those that can be told."""
+def _infer_shapes(proto: onnx.ModelProto, batch: int, path: Path, strict: bool = True) -> KnownShapes:
+    """Types and shapes at one batch size; without `strict`, only those that can be inferred."""
     try:
         found = onnx.shape_inference.infer_shapes(_outline(proto, batch), strict, strict, data_prop=True)
     except Exception as error:
-        raise ModelError(f"{path}: {said(error)}") from None
-    known: Known = {}
+        raise ModelError(f"{path}: {describe_error(error)}") from None
+    known: KnownShapes = {}
     for value in (*found.graph.value_info, *found.graph.output, *found.graph.input):
         tensor = value.type.tensor_type
         if value.type.HasField("tensor_type") and tensor.HasField("shape"):
@@ -234,14 +248,14 @@ def _inferred(proto: onnx.ModelProto, batch: int, path: Path, strict: bool = Tru
         for name in node.output:
             if name and name not in known:
                 raise ModelError(
-                    f"{path}: node {node.name!r}: the shape of what {node.op_type} gives ({name!r}) cannot be told; it"
+                    f"{path}: node {node.name!r}: the shape of {node.op_type}'s output {name!r} cannot be inferred; it"
                     " may depend on the values of the inputs"
                 )
     return known
 
 
 def _outline(proto: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """The model with the batch set, large constants as inputs and no stated shapes: all that inference needs."""
+    """Return what shape inference needs: the batch set, large constants as inputs, no stated shapes."""
     graph, small = proto.graph, []
     inputs = {i.name: i for i in graph.input}
     for tensor in graph.initializer:
@@ -261,7 +275,7 @@ def _outline(proto: onnx.ModelProto, batch: int) -> onnx.ModelProto:
 
 
 def _name_nodes(proto: onnx.ModelProto) -> None:
-    """Every node gets a name of its own: ONNX wants none, ONNX Runtime and our messages do."""
+    """Give every node a unique name: ONNX does not require one, ONNX Runtime and our messages do."""
     seen: set[str] = set()
     for index, node in enumerate(proto.graph.node):
         if not node.name or node.name in seen:
@@ -272,7 +286,7 @@ def _name_nodes(proto: onnx.ModelProto) -> None:
 
 
 def _check_values(proto: onnx.ModelProto, values: Mapping[str, TensorSpec], path: Path) -> None:
-    """Whether everything that nodes give can be computed on."""
+    """Refuse nodes whose outputs have types or shapes that no kernel supports."""
     for node in proto.graph.node:
         where = f"{path}: node {node.name!r}"
         if node.domain not in STANDARD:

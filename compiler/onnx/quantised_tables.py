@@ -1,8 +1,11 @@
-"""Tables that an ONNX file itself keeps in half floats, or in bytes with a scale: taken as they are stored.
+"""Tables that an ONNX file itself stores in half floats, or in bytes with a scale; they stay as they are stored.
 
-Gather of float16, Cast to float32 behind or before it
-Gather of int8 or uint8, DequantizeLinear behind it: one scale for the table, or those of the rows by the same ids
-DequantizeLinear of the table, with one scale or one a row, and a Gather of what it gives
+These patterns are found:
+
+
+- Gather of float16, Cast to float32 behind or before it
+- Gather of int8 or uint8, DequantizeLinear behind it: one scale for the table, or one a row, gathered by the same ids
+- DequantizeLinear of the table, with one scale or one a row, and a Gather of its output
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ BYTES = (TensorProto.INT8, TensorProto.UINT8)
 
 @dataclass(frozen=True, slots=True)
 class _Lookup:
-    """A Gather of a stored table, and the tensor of float32 that comes of it."""
+    """A Gather of a stored table, and the float32 tensor that it results in."""
 
     table: TensorProto
     scale: TensorProto | None  # none: float16
@@ -35,17 +38,20 @@ class _Lookup:
     out: str
 
 
-def take_stored(proto: onnx.ModelProto, path: Path, known: frozenset[str]) -> dict[str, NDArray[Any]]:
+def extract_quantised_tables(
+    proto: onnx.ModelProto, path: Path, text_operators: frozenset[str]
+) -> dict[str, NDArray[Any]]:
     """Turn stored tables into inputs (R, D) of float32 of the graph, in place, and return their rows as
     `embedding.row_storage.encode_rows` stores them.
 
-    Those that ids made by operators in `known` read become constants of float32: they are looked at once more.
+    Tables that are read by ids computed with `text_operators` become float32 constants instead, because
+    `extract_columns` looks at them next.
     """
     graph, whole = proto.graph, OnnxGraphIndex(proto, path)
     reader = _Reader(whole)
     taken: dict[str, NDArray[Any]] = {}
     plain: set[str] = set()
-    before = _behind(graph, known)
+    before = _tensors_after(graph, text_operators)
     for node in graph.node:
         found = reader.lookup(node)
         if found is None:
@@ -97,7 +103,7 @@ class _Reader:
         return self._dequantised(behind, table, behind.output[0], ids) if behind.input[0] == out else None
 
     def _dequantised(self, node: onnx.NodeProto, table: TensorProto, out: str, ids: str | None) -> _Lookup | None:
-        """ids: by which scales are looked up; none where the node stands before the lookup."""
+        """`ids`: the tensor that scales are gathered by; None where the node stands before the lookup."""
         if node.op_type != "DequantizeLinear" or table.data_type not in BYTES or attribute(node, "block_size", 0):
             return None
         given = [name for name in node.input[1:] if name]
@@ -115,7 +121,7 @@ class _Reader:
         return _Lookup(table, scale, zero, out) if whole or rows else None
 
     def _picked(self, name: str, ids: str | None) -> TensorProto | None:
-        """The constant that numbers of rows are looked up in by the same ids."""
+        """The constant of one number a row that the same ids are looked up in."""
         node = self._graph.producer.get(name)
         if node is None or node.op_type != "Gather" or node.input[1] != ids or attribute(node, "axis", 0) != 0:
             return None
@@ -149,10 +155,10 @@ def _rows(found: _Lookup, path: Path) -> NDArray[Any]:
     return rows
 
 
-def _behind(graph: onnx.GraphProto, known: frozenset[str]) -> set[str]:
-    """Tensors that depend on what operators of these kinds give."""
+def _tensors_after(graph: onnx.GraphProto, operators: frozenset[str]) -> set[str]:
+    """Tensors that depend on outputs of these operators."""
     found: set[str] = set()
     for node in graph.node:
-        if node.op_type in known or found.intersection(node.input):
+        if node.op_type in operators or found.intersection(node.input):
             found.update(node.output)
     return found

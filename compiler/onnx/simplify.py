@@ -1,6 +1,6 @@
-"""ONNX Runtime's basic optimisations of a model whose large constants stay in files all the way.
+"""ONNX Runtime's basic optimisations of a model; large constants stay in files throughout.
 
-A BERT-Large of 1.3 GB took 6.9 GB of memory on its way in when each step had a copy of its own.
+A BERT-Large of 1.3 GB took 6.9 GB of memory while each step made a copy of its own.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from veltair.compiler.onnx.constants import MAPPED_BYTES
 from veltair.errors import ModelError
 
 
-def saved(proto: onnx.ModelProto, file: Path) -> Path:
-    """Write the model, which loses its large constants to another file beside it."""
+def save_model(proto: onnx.ModelProto, file: Path) -> Path:
+    """Write the model to `file`, and its large constants to another file beside it; `proto` loses them."""
     options: dict[str, Any] = {"save_as_external_data": True, "size_threshold": MAPPED_BYTES}
     onnx.save(proto, str(file), location=f"{file.name}.weights", **options)
     return file
 
 
-def simplified(proto: onnx.ModelProto, path: Path, folder: Path) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
-    """The model as ONNX Runtime's basic optimisations leave it, and its constants.
+def simplify_model(proto: onnx.ModelProto, path: Path, folder: Path) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
+    """Return the model after ONNX Runtime's basic optimisations, and its constants.
 
-    Large ones cross by files in the folder and stay mapped, so that they are never all in memory.
+    Large constants pass through files in the folder and stay mapped, so that they are never all in memory.
     """
     out, weights = folder / "simple.onnx", folder / "simple.weights"
     options = ort.SessionOptions()
@@ -44,10 +44,10 @@ def simplified(proto: onnx.ModelProto, path: Path, folder: Path) -> tuple[onnx.M
     options.add_session_config_entry(f"{prefix}_file_name", weights.name)
     options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(MAPPED_BYTES))
     try:
-        ort.InferenceSession(str(saved(proto, folder / "given.onnx")), options, providers=["CPUExecutionProvider"])
+        ort.InferenceSession(str(save_model(proto, folder / "given.onnx")), options, providers=["CPUExecutionProvider"])
         simple = onnx.load(str(out), load_external_data=False)
     except Exception as error:
-        raise ModelError(f"{path}: {said(error)}") from None
+        raise ModelError(f"{path}: {describe_error(error)}") from None
     content: bytes | mmap.mmap = b""
     if weights.exists():
         with weights.open("rb") as file:
@@ -56,7 +56,7 @@ def simplified(proto: onnx.ModelProto, path: Path, folder: Path) -> tuple[onnx.M
 
 
 def _constant(tensor: onnx.TensorProto, content: bytes | mmap.mmap) -> NDArray[Any]:
-    """The values; those of an external one lie in `content`."""
+    """The tensor's values; those of an external tensor lie in `content`."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return np.asarray(numpy_helper.to_array(tensor))
     offset = int(next(entry.value for entry in tensor.external_data if entry.key == "offset"))
@@ -64,8 +64,8 @@ def _constant(tensor: onnx.TensorProto, content: bytes | mmap.mmap) -> NDArray[A
     return np.frombuffer(content, dtype, math.prod(tensor.dims), offset).reshape(tuple(tensor.dims))
 
 
-def said(error: Exception) -> str:
-    """What ONNX or ONNX Runtime says, in one line, without the places in their sources."""
+def describe_error(error: Exception) -> str:
+    """The message of ONNX or ONNX Runtime in one line, without references to their source files."""
     text = " ".join(str(error).split())
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"/\S+\.(?:h|cc):\d+ .*?\) (?=[A-Z])", "", text)

@@ -13,7 +13,7 @@ from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
-from veltair.compiler.onnx.node_attributes import attribute, times
+from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.patterns.epilogue import Epilogue
 from veltair.compiler.patterns.matmul import multiplies_in_bf16, readable_as_bf16
 
@@ -89,7 +89,7 @@ def batched_matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
     weights["bias"] = np.broadcast_to(np.asarray(bias, np.float32), shape[-1:]).copy()
     constant = ",".join(side for side in ("left", "right") if side in weights)
     parameters = BatchedMatmulParameters(found.left_order, found.right_order, constant, scale, epilogue.activation)
-    halved = multiplies_in_bf16(times(out[:-1]), view) and readable_as_bf16(epilogue.output, view)
+    halved = multiplies_in_bf16(product_of(out[:-1]), view) and readable_as_bf16(epilogue.output, view)
     dtype = "uint16" if halved else "float32"
     y = Activation(epilogue.output if shape == out else f"{epilogue.output}/row", dtype, shape)
     source = view.shape_of(found.left)

@@ -15,7 +15,7 @@ from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_graph import Slice
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
-from veltair.compiler.onnx.node_attributes import attribute, times
+from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.patterns.matmul import multiplies_in_bf16, readable_as_bf16
 from veltair.compiler.patterns.recommendation.feature_columns import join_columns
 from veltair.profiles.artifact.manifest import ALIGNMENT
@@ -38,7 +38,7 @@ def _concat_batch_rows(node: onnx.NodeProto, axis: int, view: ModelView, builder
     """Copies rows of a batch side by side, in bfloat16 where the readers want that."""
     output = node.output[0]
     shape = view.shape_of(output)
-    rows, width = times(shape[:axis]), times(shape[axis:])
+    rows, width = product_of(shape[:axis]), product_of(shape[axis:])
     numbers = all(name not in view.constants and view.values[name].dtype == "float32" for name in node.input)
     if rows >= 0 or not numbers or any(builder.is_made(n) and builder.tensors[n].block for n in node.input):
         return False
@@ -48,7 +48,7 @@ def _concat_batch_rows(node: onnx.NodeProto, axis: int, view: ModelView, builder
     whole = replace(y, shape=shape)
     if shape != y.shape:
         y = replace(y, name=f"{output}/rows")
-    inputs = [builder.reshaped(piece, (rows, times(piece.shape[axis:]))) for piece in pieces]
+    inputs = [builder.reshaped(piece, (rows, product_of(piece.shape[axis:]))) for piece in pieces]
     if not join_columns(node, inputs, y, view, builder):
         builder.emit(node.name, "concat_rows", inputs, [y])
     if shape != y.shape:

@@ -9,7 +9,7 @@ from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.sequence import LayerNormParameters
-from veltair.compiler.onnx.node_attributes import attribute, times
+from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.patterns.matmul import multiplies_in_bf16, readable_as_bf16
 
 
@@ -24,7 +24,7 @@ def layer_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> 
     x = builder.rows(node.input[0])
     if x.dtype not in ("float32", "uint16"):
         return False
-    width, rows = shape[-1], times(shape[:-1])
+    width, rows = shape[-1], product_of(shape[:-1])
     weights = {
         "scale": np.asarray(constants[node.input[1]], np.float32).reshape(-1),
         "shift": np.asarray(constants[shift], np.float32).reshape(-1) if shift else np.zeros(width, np.float32),

@@ -13,7 +13,7 @@ from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.products import MatmulParameters, WeightStorage
-from veltair.compiler.onnx.node_attributes import attribute, times
+from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.patterns.batch_norm import FoldedBatchNorm
 from veltair.compiler.patterns.epilogue import Epilogue
 from veltair.profiles.artifact.manifest import shape_at
@@ -46,7 +46,7 @@ def matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool
     if epilogue.activation == "none":
         output, gate = _side("Mul", output, view, builder)
         output, residual = _side("Add", output, view, builder)
-    rows = times(shape[:-1])
+    rows = product_of(shape[:-1])
     # A stream that only sums go through stays fp32.
     narrow = multiplies_in_bf16(rows, view) and (gate or not residual) and readable_as_bf16(output, view)
     y = Activation(output, "uint16" if narrow else "float32", (rows, out[-1]))

@@ -1,8 +1,8 @@
-"""Co-runners that press on the shared cache and memory, and the interference levels that come of it.
+"""Co-runners, which load the shared cache and memory, and the interference levels that they cause.
 
-A grade is the share of the time in which every core that the layer leaves free streams over memory. How much that
-slows the model's layers on average is the grade's interference level (VELTAIR sec. 4.3), so a level means the same
-on every machine: the slowdown to be expected.
+A grade is the share of time in which every core that the layer leaves free streams over memory. The average slowdown
+of the model's layers beside it is the grade's interference level (VELTAIR sec. 4.3), so a level means the same on
+every machine: the expected slowdown.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from veltair.types import CoreId
 GRADES = (0.5, 1.0)
 STEP = 1.01  # a level less than this above the one before is the same level, and noise
 _PERIOD_NS = 2_000_000
-_SLICE = 1 << 20  # bytes between two looks at the clock
+_SLICE = 1 << 20  # bytes between two reads of the clock
 _PR_SET_PDEATHSIG = 1
 
 
 def buffer_bytes(cores: int) -> int:
-    """What one of so many co-runners streams over: more than its L2 and its share of the L3."""
+    """Bytes that each of `cores` co-runners streams over: more than its L2 and its share of the L3."""
     sizes = cache_bytes()
     wanted = max(8 * sizes.get("L2", 1 << 20), 2 * sizes.get("L3", 0) // max(cores, 1), 32 << 20)
     return max(_SLICE, min(wanted, 256 << 20, memory_bytes() // 8 // max(cores, 1)))
 
 
 @contextmanager
-def pressing(cores: Sequence[CoreId], grade: float) -> Iterator[None]:
-    """One co-runner on each of `cores`, at work from the start of the block to its end."""
+def run_co_runners(cores: Sequence[CoreId], grade: float) -> Iterator[None]:
+    """Run one co-runner on each of `cores` for the length of the `with` block."""
     runners: list[subprocess.Popen[bytes]] = []
     try:
         for core in cores:
@@ -59,7 +59,11 @@ def pressing(cores: Sequence[CoreId], grade: float) -> Iterator[None]:
 
 
 def distinct_levels(slowdowns: Sequence[float]) -> list[tuple[int, float]]:
-    """(grade index, level) of the grades that press harder than all before, ascending, above 1.0."""
+    """(grade index, level) of the grades that slow down more than all before, ascending, above 1.0.
+
+    >>> distinct_levels([1.004, 1.2])
+    [(1, 1.2)]
+    """
     found: list[tuple[int, float]] = []
     last = 1.0
     for grade, slowdown in enumerate(slowdowns):
@@ -69,8 +73,8 @@ def distinct_levels(slowdowns: Sequence[float]) -> list[tuple[int, float]]:
     return found
 
 
-def stream(core: CoreId, grade: float, size: int) -> None:
-    """Stream for ever, `grade` of the time, on one core; "ready" on stdout once the memory is there."""
+def stream_memory(core: CoreId, grade: float, size: int) -> None:
+    """Stream on one core for a share `grade` of the time, until killed; print "ready" once the memory is allocated."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.sched_setaffinity(0, (core,))
     memory = np.ones(size // 8)
@@ -90,4 +94,4 @@ def stream(core: CoreId, grade: float, size: int) -> None:
 
 
 if __name__ == "__main__":
-    stream(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))
+    stream_memory(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

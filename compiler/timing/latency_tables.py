@@ -1,6 +1,7 @@
 """The latency tables of code versions: every batch size, interference level and core count.
 
-Levels are measured beside co-runners. Where those cost nothing, they may be modelled instead (see `interference`).
+Levels are measured beside co-runners. Where co-runners cost nothing, levels may be modelled instead (see
+`modelled_interference`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.compiler.timing.co_runners import GRADES, distinct_levels, pressing
+from veltair.compiler.timing.co_runners import GRADES, distinct_levels, run_co_runners
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.timing.measuring_process import Operand
-from veltair.compiler.timing.modelled_interference import Memory, distinct_shares, slowdowns
+from veltair.compiler.timing.modelled_interference import MemorySystem, distinct_shares, modelled_slowdowns
 from veltair.machine.cache_traffic import Reuse
 from veltair.profiles.artifact.manifest import LevelSource
 
@@ -25,25 +26,31 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TimingJob:
-    """One code version to time."""
+    """One code version to time. ::
+
+    tables = measure_tables([TimingJob(library, symbol, operands)], meter)
+    tables.latency_ns[0, 0, 0, 3]  # ns: first batch size, alone, on 4 cores
+    """
 
     library: Path
     symbol: str
     operands: tuple[tuple[Operand, ...], ...]  # (batches)
-    layers: int = 1  # of the model that run this code; weighs in the interference level
-    reuse: tuple[Reuse, ...] = ()  # (batches); wanted where levels may be modelled
+    layers: int = 1  # layers of the model that run this code: its weight in the interference level
+    reuse: tuple[Reuse, ...] = ()  # (batches); needed where levels may be modelled
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """What a modelled level depends on, beside the times alone."""
+    """The inputs of modelled levels besides the solo times."""
 
-    memory: Memory
-    resident_bytes: tuple[int, ...]  # (batches); of the whole model
+    memory: MemorySystem
+    resident_bytes: tuple[int, ...]  # (batches); bytes that the whole model touches
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyTables:
+    """Times of all jobs at all batch sizes, interference levels and core counts."""
+
     levels: tuple[float, ...]  # ascending from 1.0
     sources: tuple[LevelSource, ...]  # of each level
     latency_ns: NDArray[np.int64]  # (jobs, batches, levels, cores)
@@ -58,10 +65,10 @@ def measure_tables(
 ) -> LatencyTables:
     """Time every job alone, then beside co-runners of each grade on the cores that it leaves free.
 
-    On all cores there is none free for a co-runner: there the time alone is taken times the slowdown at the largest
-    count that leaves one. A grade that slows the model down no more than the one before makes no level of its own;
-    on a machine that shows no slowdown, or with one core, the level 1.0 is the only one, and the log says so; given
-    a model, the levels are modelled then. `tick` is called after each job of each pass; there are `passes` of them.
+    With all cores in use none is free for a co-runner, so there the solo time is multiplied by the slowdown at the
+    largest count that leaves one free. A grade that does not slow the model down more than the one before makes no
+    level of its own. Where nothing slows down, or on one core, the levels are modelled if `model` is given; otherwise
+    1.0 is the only level, and the log says so. `tick` is called after each job of each of the `count_passes` passes.
     """
     cores = len(meter.cores)
     alone = _measure(jobs, meter, range(1, cores + 1), tick)
@@ -72,7 +79,7 @@ def measure_tables(
         return _modelled(jobs, alone, model)
     if not chosen:
         why = "there is one core" if cores == 1 else f"co-runners cost {max(slowdowns, default=1.0) - 1:.1%}"
-        log.warning("one interference level only: %s, so versions are not told apart under pressure", why)
+        log.warning("one interference level only: %s, so versions cannot be compared under interference", why)
     levels = (1.0, *(level for _, level in chosen))
     rows = np.stack([alone, *(pressed[grade] for grade, _ in chosen)], axis=2)
     sources: tuple[LevelSource, ...] = tuple("measured" for _ in levels)
@@ -80,8 +87,8 @@ def measure_tables(
 
 
 def _modelled(jobs: Sequence[TimingJob], alone: NDArray[np.float64], model: MemoryModel) -> LatencyTables:
-    """The times alone are measured, the slowdowns modelled, at those of ten pressures that differ."""
-    found = slowdowns(alone, [job.reuse for job in jobs], model.memory, model.resident_bytes)
+    """Tables of measured solo times and modelled slowdowns, at those of the ten pressures that differ."""
+    found = modelled_slowdowns(alone, [job.reuse for job in jobs], model.memory, model.resident_bytes)
     of_share = found.mean(axis=(1, 3))  # (jobs, shares)
     levels = distinct_shares(np.average(of_share, axis=0, weights=[job.layers for job in jobs]).tolist())
     rows = alone[:, :, None, :] * found[:, :, [share for share, _ in levels]]
@@ -95,14 +102,14 @@ def _whole(rows: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def count_passes(cores: int, grades: Sequence[float] = GRADES) -> int:
-    """How often each job is visited: once alone, and once for each grade and core count that leaves a core free."""
+    """How often each job is timed: once alone, and once for each grade and core count that leaves a core free."""
     return 1 + len(grades) * (cores - 1)
 
 
 def _measure(
     jobs: Sequence[TimingJob], meter: Meter, counts: Sequence[int], tick: Callable[[], None]
 ) -> NDArray[np.float64]:
-    """(jobs, batches, counts)"""
+    """Solo times in ns: (jobs, batches, counts)."""
     times = []
     for job in jobs:
         times.append([meter.time(job.library, job.symbol, operands, counts) for operands in job.operands])
@@ -113,16 +120,16 @@ def _measure(
 def _pressed(
     jobs: Sequence[TimingJob], meter: Meter, grade: float, alone: NDArray[np.float64], tick: Callable[[], None]
 ) -> NDArray[np.float64]:
-    """(jobs, batches, cores) beside co-runners of this grade."""
+    """Times in ns beside co-runners of this grade: (jobs, batches, cores)."""
     times = np.empty_like(alone)
     for count in range(1, len(meter.cores)):
-        with pressing(meter.cores[count:], grade):
+        with run_co_runners(meter.cores[count:], grade):
             times[:, :, count - 1 : count] = _measure(jobs, meter, (count,), tick)
     times[:, :, -1] = alone[:, :, -1] * times[:, :, -2] / alone[:, :, -2]
     return times
 
 
 def _slowdown(jobs: Sequence[TimingJob], pressed: NDArray[np.float64], alone: NDArray[np.float64]) -> float:
-    """Mean over the model's layers, where it was measured: the last core count is not."""
+    """The model's mean slowdown, weighted by layers. The last core count is left out, since it was not measured."""
     ratio = (pressed / alone)[:, :, :-1].mean(axis=(1, 2))
     return float(np.average(ratio, weights=[job.layers for job in jobs]))

@@ -55,7 +55,7 @@ class CandidateError(VeltairError):
     """A candidate crashed, hung or refused its tensors."""
 
 
-def interior(activation: Activation, batch: int) -> tuple[slice, ...]:
+def interior_slices(activation: Activation, batch: int) -> tuple[slice, ...]:
     """Where the values are in the physical array: inside the halo."""
     shape, halo = activation.at(batch), activation.halo
     if not activation.block:
@@ -70,7 +70,7 @@ def input_operands(spec: LayerSpec, batch: int, bounds: Bounds) -> list[Operand]
     found: list[Operand] = []
     for activation in spec.inputs:
         low, high = bounds.get(activation.name, (0, 0))
-        region = tuple((part.start, part.stop) for part in interior(activation, batch))
+        region = tuple((part.start, part.stop) for part in interior_slices(activation, batch))
         found.append(RandomTensor(activation.dtype, activation.at(batch), region, low, high))
     return found
 

@@ -124,7 +124,7 @@ class _MeasuringProcess:
 
         if "amx_bf16" in cpu_features():
             executor.permit_tiles()
-        self._empty, self._aligned, self._tensor = executor.empty, executor.aligned, executor._tensor
+        self._empty, self._aligned, self._tensor = executor.aligned_zeros, executor.aligned_copy, executor._tensor
         self._cores = cores
         self._threads = PinnedThreads(cores)
         self._loaded: tuple[str, Any] = ("", None)

@@ -1,4 +1,4 @@
-"""From a layer's measured candidates to its code versions: selected, compiled, checked, timed and pruned."""
+"""Makes a layer's code versions from its measured candidates: selects, compiles, checks, times and prunes them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rich.progress import Progress
 
 from veltair.compiler.graph.layer_spec import LayerSpec, Point
 from veltair.compiler.locality.kernel_reuse import compulsory_bytes, kernel_reuse
-from veltair.compiler.shared_library import Source, compile_objects, link
+from veltair.compiler.shared_library import ObjectFile, compile_objects, link_library
 from veltair.compiler.timing.latency_tables import LatencyTables, MemoryModel, TimingJob, count_passes, measure_tables
 from veltair.compiler.timing.measure import CandidateError, Meter, result_operands
 from veltair.compiler.timing.measuring_process import Operand
-from veltair.compiler.timing.modelled_interference import Memory
+from veltair.compiler.timing.modelled_interference import MemorySystem
 from veltair.compiler.tuning import frontier
-from veltair.compiler.tuning.correctness import Check
+from veltair.compiler.tuning.correctness import ReferenceCheck
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.compiler.tuning.setting import Setting
 from veltair.errors import VeltairError
@@ -30,8 +30,12 @@ Latency: TypeAlias = tuple[tuple[tuple[int, ...], ...], ...]  # ns; (batches, le
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
-    """A code version on its way into the artifact. Layers of equal code share it; their weights differ."""
+class TunedVersion:
+    """A compiled, checked and timed code version. Layers of equal code share it; their weights differ.
+
+    >>> TunedVersion({"tile": 8}, "conv_0", Path("conv_0.o"), block_size=4096, parallelism=16).origin
+    ''
+    """
 
     point: Point
     symbol: str
@@ -39,14 +43,14 @@ class Version:
     block_size: int
     parallelism: int
     latency_ns: Latency = ()
-    origin: str = ""  # how the search came by its point
+    origin: str = ""  # how the search found its point
 
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A version that was checked and waits to be timed."""
+    """A version that passed its check and is not timed yet."""
 
-    version: Version
+    version: TunedVersion
     library: Path
     operands: tuple[tuple[Operand, ...], ...]  # (batches)
     reuse: tuple[Reuse, ...]  # (batches); none where levels are not modelled
@@ -61,18 +65,19 @@ def choose_versions(
     setting: Setting,
     scratch: Path,
     progress: Progress,
-    memory: Memory | None = None,
-) -> tuple[LatencyTables, dict[str, list[Version]]]:
-    """The tables of all that were timed, with their levels, and what is kept of it: the versions of each distinct
-    `LayerSpec.symbol` by ascending block size.
+    memory: MemorySystem | None = None,
+) -> tuple[LatencyTables, dict[str, list[TunedVersion]]]:
+    """Return the latency tables of all timed versions, and the versions kept.
+
+    The versions are keyed by `LayerSpec.symbol` and sorted by ascending block size.
 
     Args:
         found: measured candidates of each workload.
-        batches: sizes of a dynamic batch to time.
+        batches: batch sizes to time.
         scratch: a folder for object files, which the versions refer to.
-        memory: given, levels are modelled for it where none can be measured.
+        memory: where given, interference levels are modelled for it if none can be measured.
 
-    Raises VeltairError for a layer none of whose candidates gives what its reference gives.
+    Raises VeltairError when no candidate of a layer matches its reference.
     """
     best = [min(candidate.best_ns for candidate in found[spec.workload]) for spec in specs]
     shares = frontier.layer_qos_ns(best, qos_ns)
@@ -93,22 +98,24 @@ def choose_versions(
     model = MemoryModel(memory, resident) if memory else None
     tables = measure_tables(jobs, meter, tick=lambda: progress.advance(timing), model=model)
     rows = iter(tables.latency_ns)
-    kept: dict[str, list[Version]] = {}
+    kept: dict[str, list[TunedVersion]] = {}
     for symbol, group in drafts.items():
         table = np.stack([next(rows) for _ in group])  # (versions, batches, levels, cores)
         alone = table[:, batches.index(setting.batch), 0]
-        indices = frontier.prune(table.reshape(len(group), -1).astype(np.float64), set(alone.argmin(axis=0).tolist()))
+        indices = frontier.prune_versions(
+            table.reshape(len(group), -1).astype(np.float64), set(alone.argmin(axis=0).tolist())
+        )
         kept[symbol] = [_timed(group[i].version, table[i]) for i in indices]
     return tables, kept
 
 
-def _timed(version: Version, table: NDArray[np.int64]) -> Version:
+def _timed(version: TunedVersion, table: NDArray[np.int64]) -> TunedVersion:
     latency = tuple(tuple(tuple(row) for row in rows) for rows in table.tolist())
     return replace(version, latency_ns=latency)
 
 
 class _Layer:
-    """One distinct code: builds and checks its versions."""
+    """Builds and checks the versions of one distinct layer."""
 
     def __init__(
         self,
@@ -121,14 +128,14 @@ class _Layer:
     ) -> None:
         self._spec, self._batches, self._meter, self._setting, self._scratch = spec, batches, meter, setting, scratch
         self._modelled = modelled
-        sizes = sorted({1, min(3, batches[-1]), batches[-1]})  # 3: tiles of rows that do not come out even
-        self._checks = [Check(spec, size, setting.bounds, setting.precision) for size in sizes]
+        sizes = sorted({1, min(3, batches[-1]), batches[-1]})  # 3: not a multiple of any tile's rows
+        self._checks = [ReferenceCheck(spec, size, setting.bounds, setting.precision) for size in sizes]
         self._verdicts: dict[tuple[tuple[str, int | str], ...], _Draft | str] = {}  # by point
 
     def drafts(self, candidates: Sequence[Candidate], share_ns: float, progress: Progress) -> list[_Draft]:
-        """The selected versions; where one is wrong, it is left out and the selection made again without it."""
+        """Return the selected versions. A wrong one is left out, and the selection repeated without it."""
         while candidates:
-            selected = frontier.select(candidates, share_ns)
+            selected = frontier.select_versions(candidates, share_ns)
             fresh = [c for c in selected if _key(c.point) not in self._verdicts]
             for candidate, verdict in zip(fresh, self._build(fresh), strict=True):
                 self._verdicts[_key(candidate.point)] = verdict
@@ -143,22 +150,22 @@ class _Layer:
         raise VeltairError(f"layer {self._spec.name} ({self._spec.workload}): no version is right: {faults[:1000]}")
 
     def _build(self, candidates: Sequence[Candidate]) -> list[_Draft | str]:
-        """For each candidate a draft, or what is wrong with it."""
+        """Return for each candidate a draft, or its fault."""
         spec, setting, first = self._spec, self._setting, len(self._verdicts)
         kernels = [setting.spaces[spec.op].build(spec, c.point, setting.features) for c in candidates]
         sources = []
         for number, kernel in enumerate(kernels, first):
             symbol = f"{spec.symbol}_{number}"
-            sources.append(Source(kernel.function, symbol, self._scratch / f"{symbol}.o"))
+            sources.append(ObjectFile(kernel.function, symbol, self._scratch / f"{symbol}.o"))
         faults = compile_objects(sources, setting.target)
         library = self._scratch / f"{spec.symbol}_{first}.so"
-        link([source.path for source, fault in zip(sources, faults, strict=True) if not fault], library)
+        link_library([source.path for source, fault in zip(sources, faults, strict=True) if not fault], library)
         verdicts: list[_Draft | str] = []
         for candidate, kernel, source, fault in zip(candidates, kernels, sources, faults, strict=True):
             weights = self._meter.weights(kernel)
             fault = fault or self._fault(library, source.symbol, weights)
             sizes = kernel.block_size, kernel.parallelism
-            version = Version(candidate.point, source.symbol, source.path, *sizes, origin=candidate.origin)
+            version = TunedVersion(candidate.point, source.symbol, source.path, *sizes, origin=candidate.origin)
             operands = (
                 (*self._meter.inputs(spec, batch, setting.bounds), *weights, *result_operands(spec, batch))
                 for batch in self._batches
@@ -168,11 +175,11 @@ class _Layer:
         return verdicts
 
     def _fault(self, library: Path, symbol: str, weights: Sequence[Operand]) -> str:
-        """What is wrong with a version's results; empty when nothing is."""
+        """The fault of a version's results; empty where they are right."""
         try:
             for check in self._checks:
                 for count in sorted({1, len(self._meter.cores)}):
-                    if fault := check.fault(self._meter, library, symbol, weights, count):
+                    if fault := check.find_fault(self._meter, library, symbol, weights, count):
                         return f"{symbol}: {fault}"
         except CandidateError as error:
             return str(error)

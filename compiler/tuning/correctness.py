@@ -1,4 +1,4 @@
-"""A code version against the layer's reference on random input, before it may enter an artifact."""
+"""Checks a code version against the layer's reference on random inputs, before it may enter an artifact."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
-from veltair.compiler.timing.measure import Bounds, Meter, interior, result_operands
+from veltair.compiler.timing.measure import Bounds, Meter, interior_slices, result_operands
 from veltair.compiler.timing.measuring_process import InlineTensor, Operand
-from veltair.compiler.tuning.layer_reference import packed, reference, unpacked
+from veltair.compiler.tuning.layer_reference import pack_activation, reference_outputs, unpack_activation
 from veltair.profiles.artifact.manifest import shape_at
 
-TOLERANCE = {"fp32": 1e-3, "bf16": 1e-2}  # of a layer of such a model: error over the output's largest value
-LOOKUPS = ("columns", "embedding_bag", "lookups")  # layers of rows of tables
-LOOKUP_TOLERANCE = 1e-5  # of those: their reference takes the rows as they are stored, only sums are rounded
+TOLERANCE = {
+    "fp32": 1e-3,
+    "bf16": 1e-2,
+}  # largest error of a layer over the output's largest value, by the model's precision
+LOOKUPS = ("columns", "embedding_bag", "lookups")  # layers that read rows of tables
+LOOKUP_TOLERANCE = 1e-5  # their reference reads the rows as they are stored, so only sums are rounded
 
 
-def tolerance(spec: LayerSpec, precision: str) -> float:
+def layer_tolerance(spec: LayerSpec, precision: str) -> float:
+    """The largest relative error allowed of a layer in a model of this precision."""
     exact = spec.op in LOOKUPS and all(tensor.dtype != "uint16" for tensor in spec.outputs)
     return LOOKUP_TOLERANCE if exact else TOLERANCE[precision]
 
 
 def relative_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Largest difference over the largest magnitude expected; infinite where something is not finite."""
+    """The largest difference over the largest expected magnitude; infinite where a value is not finite."""
     if found.size == 0:
         return 0.0
     difference = np.abs(found.astype(np.float64) - expected.astype(np.float64)).max()
@@ -34,21 +38,25 @@ def relative_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
     return float(difference) / scale if np.isfinite(difference) else float("inf")
 
 
-class Check:
-    """Inputs and expected outputs of one layer at one batch size, for all its versions."""
+class ReferenceCheck:
+    """Checks the versions of one layer at one batch size against the same inputs and expected outputs. ::
+
+    check = ReferenceCheck(spec, 3, bounds, "fp32")
+    fault = check.find_fault(meter, library, symbol, weights, cores=2)
+    """
 
     def __init__(self, spec: LayerSpec, batch: int, bounds: Bounds, precision: str, seed: int = 0) -> None:
-        self._tolerance = tolerance(spec, precision)
+        self._tolerance = layer_tolerance(spec, precision)
         rng = np.random.default_rng(seed)
         self.spec, self.batch = spec, batch
         together = spec.parameters.draw_inputs(batch, rng)
         self._inputs = [_draw(t, batch, bounds, rng) for t in spec.inputs] if together is None else together
-        self._expected = reference(spec, self._inputs)
+        self._expected = reference_outputs(spec, self._inputs)
 
-    def fault(self, meter: Meter, library: Path, symbol: str, weights: Sequence[Operand], cores: int) -> str:
-        """What is wrong with a version on so many cores; empty when nothing is.
+    def find_fault(self, meter: Meter, library: Path, symbol: str, weights: Sequence[Operand], cores: int) -> str:
+        """Describe what is wrong with a version on a number of cores; empty where it is right.
 
-        A layer without a reference of its own is only run. Raises CandidateError when the version crashes.
+        A layer without a reference is only run. Raises CandidateError when the version crashes.
         """
         inputs = [
             InlineTensor(tensor.dtype, a.shape, a.tobytes())
@@ -57,25 +65,25 @@ class Check:
         operands = [*inputs, *weights, *result_operands(self.spec, self.batch)]
         results = meter.call(library, symbol, operands, cores)
         for tensor, found, expected in zip(self.spec.outputs, results, self._expected or results, strict=True):
-            error = relative_error(unpacked(tensor, found), unpacked(tensor, expected))
+            error = relative_error(unpack_activation(tensor, found), unpack_activation(tensor, expected))
             limit = self._tolerance if tensor.dtype in ("float32", "uint16") else 0.0  # integers are exact
             where = f"{tensor.name} at batch {self.batch} on {cores} cores"
             if not error <= limit:
                 return f"{where}: off by {error:.2g} of its largest value, more than {limit:g}"
             halo = found.copy()
-            halo[interior(tensor, self.batch)] = 0
+            halo[interior_slices(tensor, self.batch)] = 0
             if halo.any():
                 return f"{where}: the halo was written to"
         return ""
 
 
 def _draw(tensor: Activation, batch: int, bounds: Bounds, rng: np.random.Generator) -> NDArray[Any]:
-    """A random physical tensor: halos and the channels behind the last one are zeros."""
+    """A random physical tensor: halos and the padding channels are zeros."""
     shape = shape_at(tensor.shape, batch)
     kind = np.dtype(tensor.dtype).kind
     if kind == "f" or tensor.dtype == "uint16":
-        return packed(tensor, rng.standard_normal(shape).astype(np.float32))
+        return pack_activation(tensor, rng.standard_normal(shape).astype(np.float32))
     if kind == "b":
-        return packed(tensor, rng.integers(0, 2, shape).astype(bool))
+        return pack_activation(tensor, rng.integers(0, 2, shape).astype(bool))
     low, high = bounds.get(tensor.name, (0, 0))
-    return packed(tensor, rng.integers(low, high, shape, endpoint=True).astype(tensor.dtype))
+    return pack_activation(tensor, rng.integers(low, high, shape, endpoint=True).astype(tensor.dtype))

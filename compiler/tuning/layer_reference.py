@@ -1,4 +1,4 @@
-"""What a layer must give, by means that share nothing with our kernels: numpy, and ONNX Runtime for windows."""
+"""The outputs a layer must compute, by code independent of our kernels: numpy, and ONNX Runtime for windows."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ from veltair.compiler.tuning.row_reference import ROW_REFERENCES
 Array = NDArray[Any]
 
 
-def reference(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array] | None:
-    """Outputs in physical layout for inputs in physical layout, in fp32 arithmetic.
+def reference_outputs(spec: LayerSpec, inputs: Sequence[Array]) -> list[Array] | None:
+    """Compute a layer's outputs from its inputs, both in physical layout, in fp32 arithmetic.
 
-    None for a generic layer: it has one version, which the whole model is checked with.
+    None for a generic layer: it has one version, which the comparison of the whole model covers.
     """
     if spec.op == "generic":
         return None
-    values = [unpacked(tensor, array) for tensor, array in zip(spec.inputs, inputs, strict=True)]
-    return [packed(tensor, result) for tensor, result in zip(spec.outputs, _logical(spec, values), strict=True)]
+    values = [unpack_activation(tensor, array) for tensor, array in zip(spec.inputs, inputs, strict=True)]
+    return [
+        pack_activation(tensor, result) for tensor, result in zip(spec.outputs, _logical(spec, values), strict=True)
+    ]
 
 
-def unpacked(tensor: Activation, physical: Array) -> Array:
-    """The ONNX tensor inside a physical one, bfloat16 bits as fp32."""
+def unpack_activation(tensor: Activation, physical: Array) -> Array:
+    """The ONNX tensor that a physical array stores; bfloat16 bits become fp32."""
     if not tensor.block:
         return bf16_to_float32(physical) if tensor.dtype == "uint16" else physical
     halo, (_, c, h, w) = tensor.halo, tensor.shape
@@ -53,8 +55,8 @@ def unpacked(tensor: Activation, physical: Array) -> Array:
     return np.ascontiguousarray(inside.transpose(0, 1, 4, 2, 3).reshape(len(physical), -1, h, w)[:, :c])
 
 
-def packed(tensor: Activation, value: Array) -> Array:
-    """The physical tensor of an ONNX one: zeros around it and behind its channels."""
+def pack_activation(tensor: Activation, value: Array) -> Array:
+    """The physical array of an ONNX tensor: its halo and padding channels are zeros."""
     if not tensor.block:
         if tensor.dtype == "uint16":
             value = float32_to_bf16(value)

@@ -15,7 +15,7 @@ from veltair.compiler.codegen.multiply_add import VALUES_PER_STEP, broadcast_inp
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.vectors import LANES, broadcast
 from veltair.compiler.codegen.weight_packing import pack_bf16_pairs
-from veltair.compiler.shared_library import compile_object, link
+from veltair.compiler.shared_library import compile_object, link_library
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.timing.measuring_process import InlineTensor, OutputTensor
 from veltair.errors import ConfigError
@@ -83,7 +83,7 @@ def step_ns(dtype: str) -> float:
     with tempfile.TemporaryDirectory(prefix="veltair-precision-") as scratch, Meter(usable_machine().cores) as meter:
         at, library = Path(scratch) / "step.o", Path(scratch) / "step.so"
         compile_object(build_prim_func((x, taps, sums), reduction_body(dtype, body)), "step", tvm_target(), at)
-        link([at], library)
+        link_library([at], library)
         given = [InlineTensor(str(array.dtype), array.shape, array.tobytes()) for array in (x, taps)]
         (took,) = meter.time(library, "step", [*given, OutputTensor("float32", sums.shape)], [1])
     return took / (ROUNDS * steps * SUMS)

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.shared_library import Source, compile_objects, link
+from veltair.compiler.shared_library import ObjectFile, compile_objects, link_library
 from veltair.compiler.timing.measure import CandidateError, Meter, result_operands
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.compiler.tuning.search_plan import TVM, SearchPlan, describe_origin, plan_search, propose_points
@@ -112,13 +112,13 @@ def _measure(
         for number, point in enumerate(points):
             kernel = setting.spaces[spec.op].build(spec, point, setting.features)
             built.append(
-                (point, kernel, Source(kernel.function, f"{spec.symbol}_{number}", Path(folder, f"{number}.o")))
+                (point, kernel, ObjectFile(kernel.function, f"{spec.symbol}_{number}", Path(folder, f"{number}.o")))
             )
         faults = compile_objects([source for *_, source in built], setting.target)
         library = Path(folder, "candidates.so")
         objects = [source.path for (*_, source), fault in zip(built, faults, strict=True) if not fault]
         if objects:
-            link(objects, library)
+            link_library(objects, library)
         for (point, kernel, source), fault in zip(built, faults, strict=True):
             if fault:
                 yield _record(spec, point, kernel, (), setting, fault)

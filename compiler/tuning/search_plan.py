@@ -11,7 +11,7 @@ from math import log2
 from veltair.compiler.graph.layer_spec import LayerSpec, Point
 from veltair.compiler.tuning.frontier import Candidate
 from veltair.compiler.tuning.setting import Setting
-from veltair.compiler.tuning.transfer import comparable, parse, transfer
+from veltair.compiler.tuning.transfer import comparable_records, parse_workload, transfer_points
 from veltair.profiles.records.tuning_records import RecordStore, TuningRecord
 
 TRIALS = 64  # candidates of a workload without records
@@ -57,8 +57,8 @@ class SearchPlan:
         """Indices of the points to begin with, and a phrase that says where they come from."""
         if self.foreign:
             return [self.points.index(record.point) for record in self.foreign], "of another CPU or TVM"
-        taken = transfer(self.spec.workload, self.points, store.everything)
-        return (taken.indices, f"of {parse(taken.source).brief}") if taken else ((), "")
+        taken = transfer_points(self.spec.workload, self.points, store.everything)
+        return (taken.indices, f"of {parse_workload(taken.source).brief}") if taken else ((), "")
 
 
 def plan_search(spec: LayerSpec, store: RecordStore, setting: Setting, trials: int | None) -> SearchPlan:
@@ -70,7 +70,7 @@ def plan_search(spec: LayerSpec, store: RecordStore, setting: Setting, trials: i
         return SearchPlan(spec, points, done, (), 0, {points.index(record.point): "shipped record" for record in done})
     records = _known((r for r in own if _is_native(r, setting)), setting.batch, points)
     fitting = (r for r in (*shipped, *own) if not _is_native(r, setting) and r.point in points)
-    foreign = comparable(fitting)[:AGAIN]
+    foreign = comparable_records(fitting)[:AGAIN]
     budget = trials if trials is not None else AGAIN if foreign else TRIALS
     return SearchPlan(spec, points, records, foreign, max(budget, 1))
 

@@ -52,7 +52,7 @@ class Workload:
 
 
 @cache
-def parse(workload: str) -> Workload:
+def parse_workload(workload: str) -> Workload:
     """Words of another form (none are made today) count for nothing."""
     op, *words = workload.split(" ")
     tensors, attributes = [], {}
@@ -66,7 +66,7 @@ def parse(workload: str) -> Workload:
     return Workload(op, tuple(tensors), attributes)
 
 
-def distance(one: Workload, other: Workload) -> tuple[float, float, float]:
+def workload_distance(one: Workload, other: Workload) -> tuple[float, float, float]:
     """Between workloads of one kind, compared in this order: structure (kernel, strides), doublings between the
     shapes of the first and the last tensor, and how much of the rest differs."""
     names = one.attributes.keys() | other.attributes.keys()
@@ -100,21 +100,23 @@ def _apart(a: int | str | None, b: int | str | None) -> float:
     return 0.0 if a == b else FAR
 
 
-def transfer(workload: str, points: Sequence[Point], recorded: Mapping[str, Sequence[TuningRecord]]) -> Transfer | None:
+def transfer_points(
+    workload: str, points: Sequence[Point], recorded: Mapping[str, Sequence[TuningRecord]]
+) -> Transfer | None:
     """The best points of the nearest recorded workload, each as the nearest point of this space.
 
     recorded: what is known, of any CPU; times are compared only within one CPU and TVM. Of the workload itself, the
     points that its space has no more are as good a source as any. None where no workload of this op and these types
     has enough records.
     """
-    here = parse(workload)
+    here = parse_workload(workload)
     found: list[tuple[tuple[float, float, float], str, list[TuningRecord]]] = []
     for name, records in recorded.items():
-        there = parse(name)
+        there = parse_workload(name)
         if there.kind == here.kind:
-            best = comparable(r for r in records if name != workload or r.point not in points)
+            best = comparable_records(r for r in records if name != workload or r.point not in points)
             if len(best) >= LEAST_RECORDS:
-                found.append((distance(here, there), name, best))
+                found.append((workload_distance(here, there), name, best))
     if not found:
         return None
     _, source, best = min(found, key=lambda entry: entry[:2])
@@ -122,7 +124,7 @@ def transfer(workload: str, points: Sequence[Point], recorded: Mapping[str, Sequ
     return Transfer(source, tuple(dict.fromkeys(indices)))
 
 
-def comparable(records: Iterable[TuningRecord]) -> list[TuningRecord]:
+def comparable_records(records: Iterable[TuningRecord]) -> list[TuningRecord]:
     """Those that worked of the CPU, TVM and batch size with most of them, the fastest first."""
     groups: dict[tuple[str, str, int], list[TuningRecord]] = {}
     for record in records:

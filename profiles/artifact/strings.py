@@ -1,4 +1,4 @@
-"""Many strings in Arrow's layout: the bytes of all, one after the other, and where each begins and ends.
+"""Many strings in Arrow's layout: the bytes of all strings in sequence, and the offsets where each begins and ends.
 
 The bytes may be anything, NUL and invalid UTF-8 included.
 """
@@ -20,25 +20,25 @@ MOST_BYTES = (1 << 31) - (1 << 12)  # offsets are int32
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """String i is data[offsets[i]:offsets[i + 1]]. Strings from outside go through `checked` first.
+    """An array of strings; string i is data[offsets[i]:offsets[i + 1]]. Call `checked` first on untrusted ones.
 
-    >>> strings = Strings.of(["ab", b"c"])
+    >>> strings = Strings.from_values(["ab", b"c"])
     >>> strings.offsets.tolist(), strings.tolist()
     ([0, 2, 3], [b'ab', b'c'])
     """
 
     data: NDArray[np.uint8]
-    offsets: NDArray[np.int32]  # (strings + 1), from 0 on, never falling
+    offsets: NDArray[np.int32]  # (strings + 1), from 0, never decreasing
 
     @classmethod
-    def of(cls, values: Iterable[bytes | str]) -> Self:
-        """The strings of these values; text is encoded as UTF-8. Raises TooLargeError beyond MOST_BYTES."""
+    def from_values(cls, values: Iterable[bytes | str]) -> Self:
+        """Pack these values; `str` is encoded as UTF-8. Raises TooLargeError beyond MOST_BYTES."""
         encoded = [value.encode() if isinstance(value, str) else bytes(value) for value in values]
-        return cls.cut(np.frombuffer(b"".join(encoded), np.uint8), np.fromiter(map(len, encoded), np.int64))
+        return cls.from_sizes(np.frombuffer(b"".join(encoded), np.uint8), np.fromiter(map(len, encoded), np.int64))
 
     @classmethod
-    def cut(cls, data: NDArray[np.uint8], sizes: NDArray[np.integer]) -> Self:
-        """Strings of these sizes, one after the other in `data`. Raises TooLargeError beyond MOST_BYTES."""
+    def from_sizes(cls, data: NDArray[np.uint8], sizes: NDArray[np.integer]) -> Self:
+        """Strings of these sizes in bytes, in sequence in `data`. Raises TooLargeError beyond MOST_BYTES."""
         ends = np.cumsum(sizes, dtype=np.int64)
         if ends.size and ends[-1] > MOST_BYTES:
             raise TooLargeError(f"{ends[-1]} bytes of text; at most {MOST_BYTES} can be taken at once")
@@ -49,24 +49,27 @@ class Strings:
         """The strings of all parts, part after part. Raises TooLargeError beyond MOST_BYTES."""
         sizes = [np.diff(part.offsets) for part in parts]
         data = [part.data[: part.size] for part in parts]
-        return cls.cut(np.concatenate(data) if data else np.empty(0, np.uint8), np.concatenate([[0], *sizes])[1:])
+        return cls.from_sizes(
+            np.concatenate(data) if data else np.empty(0, np.uint8), np.concatenate([[0], *sizes])[1:]
+        )
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     @property
     def size(self) -> int:
-        """Bytes of all strings together."""
+        """Total bytes of all strings."""
         return int(self.offsets[-1])
 
     def tolist(self) -> list[bytes]:
+        """The strings as Python bytes."""
         content, offsets = self.data[: self.size].tobytes(), self.offsets.tolist()
         return [content[begin:end] for begin, end in pairwise(offsets)]
 
     def checked(self, name: str, count: int) -> Self:
-        """Return itself if it is `count` strings whose offsets start at 0, never fall and end within the bytes.
+        """Return itself if it has `count` strings whose offsets start at 0, never decrease and end within the data.
 
-        Raises RequestError that names the input and the row.
+        Otherwise raises RequestError that names the input and the row.
         """
         where, offsets = f"input {name!r}", self.offsets
         if self.data.dtype != np.uint8 or offsets.dtype != np.int32 or offsets.shape != (count + 1,):

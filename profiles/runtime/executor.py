@@ -22,16 +22,16 @@ from veltair.profiles.runtime.tvm_runtime import runtime
 MAX_BATCHES = 256  # batch sizes whose views are kept
 
 
-def empty(shape: Sequence[int], dtype: str) -> NDArray[Any]:
-    """A zeroed array at a 64-byte boundary, as kernels need it (numpy's own is not); large ones in large pages."""
+def aligned_zeros(shape: Sequence[int], dtype: str) -> NDArray[Any]:
+    """A zeroed array at a 64-byte boundary, as kernels need it (numpy aligns to 16); large arrays use huge pages."""
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
     raw = np.frombuffer(zeroed_memory(size + SLACK_BYTES), np.uint8, count=size)
     return raw.view(dtype).reshape(shape)
 
 
-def aligned(array: NDArray[Any]) -> NDArray[Any]:
+def aligned_copy(array: NDArray[Any]) -> NDArray[Any]:
     """A copy of an array at a 64-byte boundary."""
-    copy = empty(array.shape, str(array.dtype))
+    copy = aligned_zeros(array.shape, str(array.dtype))
     copy[...] = array
     return copy
 
@@ -40,7 +40,7 @@ _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
 
 def permit_tiles() -> None:
-    """Ask Linux for AMX's tile registers, for every thread of this process; without it, a kernel dies of SIGILL."""
+    """Ask Linux for AMX's tile registers for all threads of this process; kernels without them die of SIGILL."""
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     if syscall(ctypes.c_long(_SYS_ARCH_PRCTL), ctypes.c_long(_ARCH_REQ_XCOMP_PERM), ctypes.c_long(_XTILEDATA)):
         raise ArtifactError(f"the kernel refuses AMX tiles: {os.strerror(ctypes.get_errno())}")
@@ -68,13 +68,13 @@ class Executor:
         self.manifest = manifest
         self._kernels = KernelTable(manifest.layers, runtime.load_module(str(artifact.kernels)))
         self._weights = map_file(artifact.weights)
-        self._arena = empty((max(manifest.arena_bytes, 1),), "uint8")
+        self._arena = aligned_zeros((max(manifest.arena_bytes, 1),), "uint8")
         self._tensors: dict[int, dict[int, Any]] = {}  # batch -> buffer index -> tensor
 
     def bind(self, batch: int, inputs: Sequence[NDArray[Any]], outputs: Sequence[NDArray[Any]]) -> ModelRun:
-        """Bind a query's arrays: those of the manifest's input tensors and outputs, in their order.
+        """Bind a query's arrays, in the order of the manifest's input tensors and outputs.
 
-        They are contiguous, 64-byte aligned, and not copied.
+        The arrays must be contiguous and 64-byte aligned; they are not copied.
         """
         tensors = dict(self._at(batch))
         for index, buffer in enumerate(self.manifest.buffers):
@@ -85,7 +85,7 @@ class Executor:
         return ModelRun(self._kernels.bind(tensors), tensors)
 
     def _at(self, batch: int) -> Mapping[int, Any]:
-        """Tensors over weights and arena; views of an arena never change, so each batch is bound once."""
+        """Tensors over weights and arena, which never move, so each batch size is bound once."""
         if batch not in self._tensors:
             if len(self._tensors) >= MAX_BATCHES:
                 self._tensors.clear()
@@ -104,9 +104,11 @@ class Executor:
 
 
 class ModelRun:
-    """One query's bound tensors; layers are called in order, each in any of its versions.
+    """One query's bound tensors. Layers are called in order, each in any of its versions.
 
-    `Executor.bind` makes it.
+    `Executor.bind` makes it::
+
+        executor.bind(batch, inputs, outputs).layer(0, version=1)
     """
 
     __slots__ = ("_bound", "_tensors")
@@ -115,15 +117,15 @@ class ModelRun:
         self._bound, self._tensors = bound, tensors
 
     def block(self, start: int, versions: Sequence[int]) -> BoundBlock:
-        """Layers from `start` on, one for each of the versions, ready to be called."""
+        """Return a callable block: the layers from `start` on, one for each entry of `versions`."""
         return self._bound.block(start, versions)
 
     def layer(self, index: int, version: int) -> None:
-        """Run one layer. The present core set of the pinned threads is used."""
+        """Run one layer on the cores that the pinned threads are on."""
         self.block(index, (version,))()
 
     def buffer(self, index: int) -> NDArray[Any]:
-        """The present content of a buffer, as a view."""
+        """A view of a buffer's current content."""
         return np.from_dlpack(self._tensors[index])
 
 

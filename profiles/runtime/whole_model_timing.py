@@ -96,9 +96,9 @@ def _time_turn(executor: Executor, threads: PinnedThreads, cores: CoreSet) -> Mo
 
 def _filled_tensor(port: Port, batch: int) -> NDArray[Any]:
     """A tensor of ones, or of the lowest id."""
-    from veltair.profiles.runtime.executor import empty
+    from veltair.profiles.runtime.executor import aligned_zeros
 
-    array = empty(port.at(batch), port.dtype)
+    array = aligned_zeros(port.at(batch), port.dtype)
     array.fill(1 if port.low is None else port.low)
     return array
 

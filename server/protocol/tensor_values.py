@@ -62,4 +62,4 @@ def _strings(where: str, data: bytes | memoryview | Array | Sequence[bytes], cou
         raise RequestError(f"{where}: expected {BYTES} data, got {datatype_name(data.dtype)}")
     if len(data) != count:
         raise RequestError(f"{where}: expected {count} strings, got {len(data)}")
-    return Strings.of(data)
+    return Strings.from_values(data)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
-from veltair.profiles.runtime.executor import empty
+from veltair.profiles.runtime.executor import aligned_zeros
 from veltair.server.ipc.messages import BatchMember
 from veltair.server.ipc.tensor_pool import TensorPool
 
@@ -30,8 +30,8 @@ class BatchBuffers:
         region, self._max_samples = pool.regions[tenant], manifest.max_batch
         self._sources = pool.rows(region.inputs, tenant, self._max_samples)
         self._targets = pool.rows(region.outputs, tenant, self._max_samples)
-        self._inputs = [empty(field.shape_at(self._max_samples), field.dtype) for field in region.inputs]
-        self._outputs = [empty(field.shape_at(self._max_samples), field.dtype) for field in region.outputs]
+        self._inputs = [aligned_zeros(field.shape_at(self._max_samples), field.dtype) for field in region.inputs]
+        self._outputs = [aligned_zeros(field.shape_at(self._max_samples), field.dtype) for field in region.outputs]
 
     def inputs(self, samples: int) -> list[NDArray[Any]]:
         """In the order of `Manifest.input_tensors`, each cut to this many samples."""

@@ -149,11 +149,11 @@ class Worker:
 
 def warm_up(executor: executor.Executor) -> None:
     """Run every version of every layer once: page faults, lazy symbols and TVM's first launch happen here."""
-    from veltair.profiles.runtime.executor import empty
+    from veltair.profiles.runtime.executor import aligned_zeros
 
     manifest = executor.manifest
-    inputs = [empty(port.at(1), port.dtype) for port in manifest.input_tensors]
-    outputs = [empty(port.at(1), port.dtype) for port in manifest.outputs]
+    inputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.input_tensors]
+    outputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.outputs]
     for array, port in zip(inputs, manifest.input_tensors, strict=True):
         if port.low is not None and port.low > 0:
             array.fill(port.low)

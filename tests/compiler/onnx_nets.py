@@ -16,10 +16,10 @@ from veltair.compiler.arena import plan_arena
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.embedding.table_storage import TableStorage
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.machine.isa import cpu_features
-from veltair.profiles.runtime.executor import aligned, empty, permit_tiles
+from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros, permit_tiles
 
 Arrays = dict[str, NDArray[Any]]
 # How a net may be lowered and run: the precision, the CPU that the code is for, and what it takes.
@@ -67,18 +67,18 @@ def run(
     """Outputs of every layer's default version, and the layers' operators."""
     precision, mcpu, wanted = WAYS[way]
     require_features(wanted, f"{precision} in {'dot products' if mcpu else 'its best units'}")
-    graph = lower(load(path, max_batch), precision, storage=tables)
+    graph = lower(load_model(path, max_batch), precision, storage=tables)
     arena = plan_arena(graph)
     used = OLDER_CPUS.get(mcpu, cpu_features())
     kernels = [build_kernel(layer, SPACES[layer.op].points(layer, used)[0], mcpu) for layer in graph.layers]
     if "amx_bf16" in used:
         permit_tiles()
-    memory = empty((arena.bytes,), "uint8")
+    memory = aligned_zeros((arena.bytes,), "uint8")
 
-    inputs = [empty(port.at(batch), port.dtype) for port in graph.inputs]
+    inputs = [aligned_zeros(port.at(batch), port.dtype) for port in graph.inputs]
     for port, array in zip(graph.inputs, inputs, strict=True):
         array[...] = feeds[port.name]
-    outputs = [empty(port.at(batch), port.dtype) for port in graph.outputs]
+    outputs = [aligned_zeros(port.at(batch), port.dtype) for port in graph.outputs]
 
     def view(tensor: Activation) -> Any:
         place, shape = arena.allocations[tensor.name], tensor.at(batch)
@@ -89,6 +89,6 @@ def run(
 
     for _ in range(2):  # the second run finds what the first one left in the arena
         for layer, (kernel, function) in zip(graph.layers, kernels, strict=True):
-            weights = [tvm_ffi.from_dlpack(aligned(weight)) for weight in kernel.weights]
+            weights = [tvm_ffi.from_dlpack(aligned_copy(weight)) for weight in kernel.weights]
             function.result()(*map(view, layer.inputs), *weights, *map(view, layer.outputs))
     return outputs, [layer.op for layer in graph.layers]

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from veltair.compiler.onnx.onnx_model import OnnxModel, load
+from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
 from veltair.errors import ModelError
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
@@ -75,6 +75,6 @@ def refuse(folder: Path, proto: onnx.ModelProto | bytes, text: str) -> None:
     path = saved(folder, proto)
     before = sorted(folder.iterdir())
     with pytest.raises(ModelError, match=text) as raised:
-        load(path)
+        load_model(path)
     assert str(path) in str(raised.value)
     assert sorted(folder.iterdir()) == before

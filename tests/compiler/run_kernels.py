@@ -17,11 +17,11 @@ from tvm_ffi import StructuralKey
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec, Point
-from veltair.compiler.shared_library import machine_code
-from veltair.compiler.tuning.layer_reference import packed, reference, unpacked
+from veltair.compiler.shared_library import compile_function
+from veltair.compiler.tuning.layer_reference import pack_activation, reference_outputs, unpack_activation
 from veltair.machine.isa import cpu_features, tvm_target
 from veltair.machine.topology import usable_machine
-from veltair.profiles.runtime.executor import aligned, empty, permit_tiles
+from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros, permit_tiles
 
 OLDER_CPUS = {
     "haswell": frozenset({"avx2"}),
@@ -46,7 +46,9 @@ def build_kernel(spec: LayerSpec, point: Point, mcpu: str = "") -> tuple[Kernel,
     kernel = SPACES[spec.op].build(spec, point, OLDER_CPUS.get(mcpu, cpu_features()))
     target = tvm_target() | ({"mcpu": mcpu} if mcpu else {})
     key = StructuralKey(kernel.function), mcpu
-    found = _compiled.pop(key, None) or _compiler.submit(lambda: machine_code(kernel.function, "main", target)["main"])
+    found = _compiled.pop(key, None) or _compiler.submit(
+        lambda: compile_function(kernel.function, "main", target)["main"]
+    )
     _compiled[key] = found
     if len(_compiled) > KEPT:
         del _compiled[next(iter(_compiled))]
@@ -68,8 +70,8 @@ def run_kernel(
     kernel, function = build_kernel(spec, point, mcpu)
     if "amx_bf16" in cpu_features():
         permit_tiles()
-    arrays = [aligned(a) for a in (*inputs, *kernel.weights)]
-    outputs = [empty(t.at(batch), t.dtype) for t in spec.outputs]
+    arrays = [aligned_copy(a) for a in (*inputs, *kernel.weights)]
+    outputs = [aligned_zeros(t.at(batch), t.dtype) for t in spec.outputs]
     function.result()(*[tvm_ffi.from_dlpack(a) for a in (*arrays, *outputs)])
     return outputs
 
@@ -91,13 +93,13 @@ def run_and_compare(
     spec: LayerSpec, point: Point, values: Sequence[NDArray[Any]], batch: int = 1, mcpu: str = ""
 ) -> tuple[float, list[NDArray[Any]]]:
     """The greatest error relative to the greatest value, against the reference; and the outputs."""
-    inputs = [packed(tensor, value) for tensor, value in zip(spec.inputs, values, strict=True)]
+    inputs = [pack_activation(tensor, value) for tensor, value in zip(spec.inputs, values, strict=True)]
     outputs = run_kernel(spec, point, inputs, batch, mcpu)
-    expected = reference(spec, inputs)
+    expected = reference_outputs(spec, inputs)
     assert expected is not None
     errors = []
     for tensor, found, wanted in zip(spec.outputs, outputs, expected, strict=True):
-        a, b = unpacked(tensor, found).astype(np.float64), unpacked(tensor, wanted).astype(np.float64)
+        a, b = unpack_activation(tensor, found).astype(np.float64), unpack_activation(tensor, wanted).astype(np.float64)
         assert a.shape == b.shape
         errors.append(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-6)))
     return max(errors), outputs
@@ -113,12 +115,12 @@ def halo_is_zero(tensor: Activation, physical: NDArray[Any]) -> bool:
 
 def run_graph(graph: LayerGraph, feeds: Mapping[str, NDArray[Any]], batch: int) -> list[NDArray[Any]]:
     """A lowered model's outputs, each layer in its default version."""
-    memory = {port.name: aligned(feeds[port.name]) for port in graph.inputs}
+    memory = {port.name: aligned_copy(feeds[port.name]) for port in graph.inputs}
 
     def place(tensor: Activation) -> NDArray[Any]:
         base = graph.views.get(tensor.name, tensor.name)
         if base not in memory:
-            memory[base] = empty(tensor.at(batch), tensor.dtype)
+            memory[base] = aligned_zeros(tensor.at(batch), tensor.dtype)
         return memory[base].reshape(tensor.at(batch))
 
     points = [compile_ahead(spec, SPACES[spec.op].points(spec, cpu_features())[:1])[0] for spec in graph.layers]

@@ -15,7 +15,7 @@ from run_kernels import OLDER_CPUS, compile_ahead, require_features, run_and_com
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.products import BatchedMatmulParameters
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.machine.isa import cpu_features
 
@@ -91,7 +91,7 @@ def test_a_sum_along_the_rows_is_no_bias(tmp_path: Path) -> None:
 
 def test_what_is_no_product_of_floats_goes_elsewhere(tmp_path: Path) -> None:
     net = Net(x=[4, 6], y=[6])
-    model = load(net.save(tmp_path / "net.onnx", net("MatMul", "x", "y")), 1)
+    model = load_model(net.save(tmp_path / "net.onnx", net("MatMul", "x", "y")), 1)
     assert "batched_matmul" not in [spec.op for spec in lower(model, "fp32").layers]
 
 

@@ -11,7 +11,7 @@ import pytest
 from bert import Bert
 from run_kernels import run_graph
 
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.machine.isa import cpu_features
 
@@ -36,7 +36,7 @@ def inputs(model: Bert, batch: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("batch", [1, "n"], ids=["fixed", "dynamic"])
 def test_bert_becomes_few_layers(tmp_path: Path, precision: str, batch: int | str) -> None:
-    model = load(Bert(2, 2, 64, 24, batch).save(tmp_path / "bert.onnx"), 3)
+    model = load_model(Bert(2, 2, 64, 24, batch).save(tmp_path / "bert.onnx"), 3)
     graph = lower(model, precision)
     dense = "matmul" if precision == "fp32" else "matmul_bf16"
     found = Counter(layer.op for layer in graph.layers)
@@ -62,7 +62,7 @@ def test_bert_equals_onnx_runtime(
     path = bert.save(tmp_path / "bert.onnx")
     feeds = inputs(bert, batch)
     expected = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)
-    for found, wanted in zip(run_graph(lower(load(path, 4), precision), feeds, batch), expected, strict=True):
+    for found, wanted in zip(run_graph(lower(load_model(path, 4), precision), feeds, batch), expected, strict=True):
         error = np.abs(found - wanted).max() / np.abs(wanted).max()
         cosine = (found * wanted).sum() / np.linalg.norm(found) / np.linalg.norm(wanted)
         assert error < {"fp32": 2e-5, "bf16": 5e-2}[precision]
@@ -79,7 +79,7 @@ def test_attention_whose_parts_are_outputs_stays_apart(tmp_path: Path) -> None:
     shape = onnx.helper.make_tensor_value_info(softmax.output[0], onnx.TensorProto.FLOAT, [1, 2, 24, 24])
     proto.graph.output.append(shape)
     onnx.save(proto, path)
-    graph = lower(load(path), "fp32")
+    graph = lower(load_model(path), "fp32")
     assert all(layer.op != "attention" for layer in graph.layers)
     feeds = inputs(Bert(1, 2, 64, 24), 1)
     expected = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)

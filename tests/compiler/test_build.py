@@ -24,7 +24,7 @@ from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Kernel
 from veltair.compiler.kernels.conv.conv2d import Conv2d
 from veltair.compiler.pipeline import batch_sizes
-from veltair.compiler.shared_library import Source
+from veltair.compiler.shared_library import ObjectFile
 from veltair.compiler.timing import latency_tables
 from veltair.compiler.tuning import code_versions
 from veltair.errors import ArtifactError, ModelError, VeltairError
@@ -373,7 +373,7 @@ def test_a_layer_without_a_right_version_fails_and_writes_nothing(
     folder, model, _ = image
     real = code_versions.Source
 
-    def broken(function: Any, symbol: str, path: Path) -> Source:
+    def broken(function: Any, symbol: str, path: Path) -> ObjectFile:
         return real("no function" if symbol.startswith("matmul") else function, symbol, path)
 
     monkeypatch.setattr(code_versions, "Source", broken)

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto
 from onnx_nets import WAYS, Net, normal, run
 
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
 
@@ -80,7 +80,7 @@ def test_operators_that_nobody_can_take_are_named(tmp_path: Path) -> None:
     net("NonZero", "x")
     shape = net("Unique", "x")
     with pytest.raises(ModelError, match=r"Unique|NonZero"):
-        lower(load(net.save(tmp_path / "net.onnx", shape)), "fp32")
+        lower(load_model(net.save(tmp_path / "net.onnx", shape)), "fp32")
 
 
 def test_computed_indices_are_only_taken_where_they_are_checked(tmp_path: Path) -> None:
@@ -88,4 +88,4 @@ def test_computed_indices_are_only_taken_where_they_are_checked(tmp_path: Path) 
     index = net("Cast", "x", to=TensorProto.INT64)
     y = net("GatherElements", normal(4, 3), index, axis=0)
     with pytest.raises(ModelError, match="GatherElements"):
-        lower(load(net.save(tmp_path / "net.onnx", y)), "fp32")
+        lower(load_model(net.save(tmp_path / "net.onnx", y)), "fp32")

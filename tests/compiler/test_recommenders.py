@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx_nets import Net, normal, run
 
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.zoo.registry import write
 
@@ -58,7 +58,7 @@ def test_products_in_bfloat16_from_a_tile_of_rows_on(tmp_path: Path) -> None:
     net = Net(x=["n", 24])
     path = net.save(tmp_path / "m.onnx", net("Relu", net("Gemm", "x", normal(24, 40))))
     for most, kind in ((15, ["matmul"]), (16, ["cast", "matmul_bf16"])):
-        assert [layer.op for layer in lower(load(path, most), "bf16").layers] == kind
+        assert [layer.op for layer in lower(load_model(path, most), "bf16").layers] == kind
 
 
 def test_a_norm_read_by_others_stays(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from run_kernels import compile_ahead, run_and_compare
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.sequence import RecurrentParameters, ResetPosition, SequenceOrder
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
 from veltair.machine.isa import cpu_features
@@ -156,7 +156,7 @@ def test_other_grus_are_refused(tmp_path: Path, attributes: dict[str, Any]) -> N
     nodes = [helper.make_node("GRU", ["x", "w", "r", "b"], ["y"], name="g", hidden_size=4, **attributes)]
     path = saved(tmp_path / "gru.onnx", nodes, {"x": [7, 3, 5]}, ("y",), gru_constants(5, 4))
     with pytest.raises(ModelError, match=r"'g': GRU is .* with .*; expected forward, Sigmoid and Tanh"):
-        lower(load(path), "fp32")
+        lower(load_model(path), "fp32")
 
 
 def test_augru_of_the_zoo(tmp_path: Path) -> None:
@@ -237,4 +237,4 @@ def test_a_scan_is_known_by_what_it_computes(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_scans_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError, match=f"'s': Scan is not supported: .* gated recurrent unit, but .*{name}"):
-        lower(load(scan(tmp_path / "scan.onnx", REFUSED[name])), "fp32")
+        lower(load_model(scan(tmp_path / "scan.onnx", REFUSED[name])), "fp32")

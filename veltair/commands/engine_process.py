@@ -81,16 +81,18 @@ def peer_feeds(model: Path, feeds: Feeds, batch: int) -> Feeds:
 
 def load_veltair(artifact: Artifact, feeds: Feeds, batch: int, threads: int) -> Callable[[], object]:
     """A run of the artifact, each layer in the version that is fastest alone on `threads` cores by its profile."""
-    from veltair.profiles.runtime.executor import Executor, empty
+    from veltair.profiles.runtime.executor import Executor, aligned_zeros
 
     cores = usable_machine().cores
     pool = pinned_threads.PinnedThreads(cores)  # kernels that are loaded after this use it
     executor = Executor(artifact)
     manifest = artifact.manifest
-    inputs = [empty(port.at(batch), port.dtype) for port in manifest.input_tensors]
-    raw = {name: Strings.of(array.ravel()) if array.dtype.hasobject else array for name, array in feeds.items()}
+    inputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
+    raw = {
+        name: Strings.from_values(array.ravel()) if array.dtype.hasobject else array for name, array in feeds.items()
+    }
     InputLayout.of(manifest).fill(inputs, raw, batch)
-    outputs = [empty(port.at(batch), port.dtype) for port in manifest.outputs]
+    outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.outputs]
     run = executor.bind(batch, inputs, outputs)
     pool.move_to(cores[:threads])
     return run.block(0, fastest_versions(artifact.profiles(), batch, threads))

@@ -15,11 +15,11 @@ from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path, metavar="DIR")
-    parser.add_argument("--json", action="store_true", help="all of it as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0. ArtifactError is raised to the caller."""
+    """Print the artifact. Return exit code 0; raises ArtifactError."""
     found = load_artifact(args.artifact)
     if args.json:
         print(json.dumps(describe(found)))
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(found: Artifact) -> dict[str, Any]:
-    """Every number of the profile. `latency_ns` is (batches, levels, cores), as in the manifest."""
+    """The artifact's profile as JSON values. `latency_ns` is (batches, levels, cores), as in the manifest."""
     manifest = found.manifest
     return {
         "model": manifest.model,
@@ -116,5 +116,5 @@ def _print(found: Artifact) -> None:
 
 
 def _shown(cores: int) -> list[int]:
-    """Core counts that fit into a line: the powers of two and the last."""
+    """The core counts to print, few enough for one line: powers of two and the last."""
     return sorted({*(1 << i for i in range(cores.bit_length()) if 1 << i <= cores), cores} - {0})

@@ -29,7 +29,7 @@ def measure_samples(path: Path, quiet: bool) -> list[SlowdownSample]:
     Raises ConfigError on a single core, VeltairError where there are no L3 counters.
     """
     from veltair.commands.engine_process import draw_input, load_veltair
-    from veltair.compiler.timing.co_runners import pressing
+    from veltair.compiler.timing.co_runners import run_co_runners
 
     cores = usable_machine().cores
     if len(cores) < 2:
@@ -47,7 +47,7 @@ def measure_samples(path: Path, quiet: bool) -> list[SlowdownSample]:
     query = load_veltair(artifact, feeds, 1, half)
     loads = track(CO_RUNNER_LOADS, "co-runners", console=Console(stderr=True), transient=True, disable=quiet)
     try:
-        return list(sample_slowdowns(query, counters, loads, lambda load: pressing(cores[half:], load)))
+        return list(sample_slowdowns(query, counters, loads, lambda load: run_co_runners(cores[half:], load)))
     finally:
         counters.close()
 

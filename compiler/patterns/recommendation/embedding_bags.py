@@ -14,7 +14,7 @@ from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.recommendation import EmbeddingBagParameters, Reduction
-from veltair.compiler.onnx.node_attributes import attribute, reduced, times
+from veltair.compiler.onnx.node_attributes import attribute, product_of, reduced_axes
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.types import TensorSpec
 
@@ -41,7 +41,7 @@ class EmbeddingBagMatch:
     def shape(self) -> tuple[int, int]:
         """Bags and lookups."""
         if self.reduction is None:
-            return times(self.ids.shape), 1
+            return product_of(self.ids.shape), 1
         bags, lookups = self.ids.shape
         return bags, lookups
 
@@ -70,10 +70,10 @@ def match_bag(node: onnx.NodeProto, model: OnnxModel, only_user: OnlyUser) -> Em
         return None
     if not ids.shape or ids.dtype not in ("int64", "int32") or attribute(node, "axis", 0) != 0:
         return None
-    alone = EmbeddingBagMatch(node, None, table.reshape(len(table), -1), times(rows.shape[1:]), ids)
+    alone = EmbeddingBagMatch(node, None, table.reshape(len(table), -1), product_of(rows.shape[1:]), ids)
     if table.ndim != 2 or len(ids.shape) != 2 or user is None or user.op_type not in REDUCTIONS:
         return alone
-    sums = not attribute(user, "keepdims", 1) and reduced(user, model.initializers) in ([1], [-2])
+    sums = not attribute(user, "keepdims", 1) and reduced_axes(user, model.initializers) in ([1], [-2])
     return replace(alone, reduction=user) if sums else alone
 
 

@@ -20,7 +20,7 @@ from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.recommendation import LookupFamily, LookupParameters, Reduction
-from veltair.compiler.onnx.node_attributes import attribute, reduced
+from veltair.compiler.onnx.node_attributes import attribute, reduced_axes
 from veltair.compiler.patterns.recommendation.embedding_bags import REDUCTIONS
 
 
@@ -112,7 +112,7 @@ def _match_messages(node: NodeProto, view: ModelView) -> LookupMatch | None:
             [near, edge, likeness, dot, product],
         )
         wider = _sole_producer(own, "Unsqueeze", view)
-        if wider is not None and reduced(wider, view.constants) in ([1], [-2]):
+        if wider is not None and reduced_axes(wider, view.constants) in ([1], [-2]):
             own = wider.input[0]
             inner.append(wider)
         gather = _gather(own, view)
@@ -184,7 +184,7 @@ def _reduces_axis(node: NodeProto, view: ModelView, axis: int, keepdims: int) ->
     if not node.op_type.startswith("Reduce"):
         return False
     rank = len(view.shape_of(node.input[0]))
-    axes = [each % rank for each in reduced(node, view.constants)]
+    axes = [each % rank for each in reduced_axes(node, view.constants)]
     return axes == [axis] and attribute(node, "keepdims", 1) == keepdims
 
 

@@ -14,7 +14,7 @@ from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.recommendation import ConcatSumParameters, OneHotSumParameters
-from veltair.compiler.onnx.node_attributes import attribute, reduced, times
+from veltair.compiler.onnx.node_attributes import attribute, product_of, reduced_axes
 from veltair.compiler.patterns.matmul import dense_constants
 
 REDUCTIONS = ("ReduceSum", "ReduceMean")
@@ -88,13 +88,13 @@ def _emit_one_hot_sum(node: onnx.NodeProto, found: OneHotSumMatch, view: ModelVi
     inputs = []
     for name in found.ids:
         ids = builder.plain(name)
-        inputs.append(builder.reshaped(ids, (rows, times(ids.shape[1:]))))
+        inputs.append(builder.reshaped(ids, (rows, product_of(ids.shape[1:]))))
     parameters = OneHotSumParameters(found.depths, found.scales)
     lookups = sum(tensor.shape[1] for tensor in inputs)
     weights: dict[str, NDArray[Any]] = {}
     if found.table is not None and found.bias is not None:
         weights = {"table": np.ascontiguousarray(found.table, np.float32), "bias": found.bias.astype(np.float32)}
-    y = Activation(f"{found.output}/sums", "float32", (rows, times(shape[1:])))
+    y = Activation(f"{found.output}/sums", "float32", (rows, product_of(shape[1:])))
     flops = abs(rows) * lookups * (y.shape[1] if weights else 1)
     builder.emit(node.name, "one_hot_sum", inputs, [y], parameters, weights, flops)
     builder.alias(Activation(found.output, y.dtype, shape), y.name)
@@ -106,10 +106,12 @@ def _emit_concat_sum(node: onnx.NodeProto, found: ConcatSumMatch, view: ModelVie
     inputs = []
     for name in found.pieces:
         piece = builder.rows(name)
-        inputs.append(builder.reshaped(piece, (times(piece.shape[: found.axis]), times(piece.shape[found.axis :]))))
-    width = times(view.shape_of(found.pieces[0])[found.axis + 1 :])
+        inputs.append(
+            builder.reshaped(piece, (product_of(piece.shape[: found.axis]), product_of(piece.shape[found.axis :])))
+        )
+    width = product_of(view.shape_of(found.pieces[0])[found.axis + 1 :])
     y = Activation(f"{node.output[0]}/sums", "float32", (inputs[0].shape[0], width))
-    flops = sum(abs(times(tensor.shape)) for tensor in inputs)
+    flops = sum(abs(product_of(tensor.shape)) for tensor in inputs)
     builder.emit(node.name, "concat_sum", inputs, [y], ConcatSumParameters(found.scale), {}, flops)
     builder.alias(Activation(node.output[0], y.dtype, shape), y.name)
     return True
@@ -169,5 +171,5 @@ def _summed_axis(node: onnx.NodeProto, rank: int, view: ModelView) -> int | None
     """The one axis that a node sums or averages over."""
     if node.op_type not in REDUCTIONS:
         return None
-    axes = reduced(node, view.constants)
+    axes = reduced_axes(node, view.constants)
     return axes[0] % rank if len(axes) == 1 else None

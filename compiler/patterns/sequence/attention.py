@@ -17,7 +17,7 @@ from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
-from veltair.compiler.onnx.node_attributes import attribute, times
+from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.patterns.matmul import DenseLayer, multiplies_in_bf16
 
 SPLIT, SPLIT_TRANSPOSED = [0, 2, 1, 3], [0, 2, 3, 1]  # (image, token, head, d) to heads first
@@ -87,7 +87,7 @@ def projections(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
     weight = np.concatenate([constants[p.weight] for p in found], axis=1)
     bias = np.concatenate([constants[p.bias].reshape(-1) for p in found])
     shape = view.shape_of(found[0].x)
-    rows = times(shape[:-1])
+    rows = product_of(shape[:-1])
     narrow = multiplies_in_bf16(rows, view)
     y = Activation(_joined_name(found), "uint16" if narrow else "float32", (rows, weight.shape[1]))
     DenseLayer(node.name, found[0].x, y, weight, bias, "none").emit(view, builder)
@@ -105,7 +105,7 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         places = tuple((0, i * width) for i in range(3))
     else:
         inputs = [builder.rows(name) for name in found.sources]
-        inputs = [builder.reshaped(x, (times(x.shape[:2]), width)) for x in inputs]
+        inputs = [builder.reshaped(x, (product_of(x.shape[:2]), width)) for x in inputs]
         if len({x.dtype for x in inputs}) > 1:
             inputs = [builder.narrowed(x) for x in inputs]
         places = tuple((i, 0) for i in range(3))

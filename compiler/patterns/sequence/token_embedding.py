@@ -13,7 +13,7 @@ from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.sequence import LayerNormParameters
-from veltair.compiler.onnx.node_attributes import attribute, times
+from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.patterns.matmul import multiplies_in_bf16, readable_as_bf16
 
 
@@ -49,7 +49,7 @@ def embedding(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         return False
     shape, constants = view.shape_of(node.output[0]), view.constants
     _, tokens, width = shape
-    rows = times(shape[:-1])
+    rows = product_of(shape[:-1])
     start = np.zeros((tokens, width), np.float32)
     for constant in found.constants:
         start = start + constant.reshape(-1, width)

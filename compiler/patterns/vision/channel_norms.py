@@ -10,7 +10,7 @@ from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.vision import L2NormalizeParameters, LrnParameters
-from veltair.compiler.onnx.node_attributes import attribute, reduced
+from veltair.compiler.onnx.node_attributes import attribute, reduced_axes
 
 
 def lrn(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
@@ -31,7 +31,7 @@ def l2_normalize(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -
     """From ReduceL2 on: x / clip(|x|), and the factors of the channels behind it."""
     name = node.input[0]
     shape = view.shape_of(name)
-    if len(shape) != 4 or reduced(node, view.constants) not in ([1], [-3]) or not attribute(node, "keepdims", 1):
+    if len(shape) != 4 or reduced_axes(node, view.constants) not in ([1], [-3]) or not attribute(node, "keepdims", 1):
         return False
     if not builder.is_made(name) or builder.tensors[name].block != view.block:
         return False

@@ -11,7 +11,7 @@ from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.vision import Pool2dParameters, PoolKind
-from veltair.compiler.onnx.node_attributes import attribute, padding, reduced
+from veltair.compiler.onnx.node_attributes import attribute, padding, reduced_axes
 
 
 def pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
@@ -41,7 +41,7 @@ def global_pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
         return False
     if node.op_type == "ReduceMean":
         made = builder.is_made(node.input[0]) and builder.tensors[node.input[0]].block
-        if not made or sorted(axis % 4 for axis in reduced(node, view.constants)) != [2, 3]:
+        if not made or sorted(axis % 4 for axis in reduced_axes(node, view.constants)) != [2, 3]:
             return False
     x = builder.blocked(node.input[0])
     y = Activation(node.output[0], "float32", (*shape[:2], 1, 1))

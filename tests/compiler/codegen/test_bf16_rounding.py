@@ -8,7 +8,7 @@ import numpy as np
 from onnx_nets import Net, normal
 
 from veltair.compiler.codegen.bf16_rounding import round_filters
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 
 
@@ -44,7 +44,7 @@ def test_a_rounded_filter_stays_as_it_is() -> None:
 def test_convolutions_in_bfloat16_have_rounded_filters(tmp_path: Path) -> None:
     net = Net(x=[1, 5, 6, 7])
     weight = normal(9, 5, 3, 3)
-    model = load(net.save(tmp_path / "net.onnx", net("Conv", "x", weight)), 1)
+    model = load_model(net.save(tmp_path / "net.onnx", net("Conv", "x", weight)), 1)
     (held,) = (spec.weights["weight"] for spec in lower(model, "bf16").layers if spec.op == "conv2d_bf16")
     assert np.array_equal(held, round_filters(weight))
     (held,) = (spec.weights["weight"] for spec in lower(model, "fp32").layers if spec.op == "conv2d")

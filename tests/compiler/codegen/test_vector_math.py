@@ -16,7 +16,7 @@ from veltair.compiler.codegen.activation import apply_activation
 from veltair.compiler.codegen.memory import vector_load, vector_store
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.vectors import LANES
-from veltair.compiler.shared_library import machine_code
+from veltair.compiler.shared_library import compile_function
 
 Vector = NDArray[np.float32]
 TARGETS = {
@@ -44,7 +44,7 @@ def run(target: Any, function: Callable[[Any], Any], x: Vector, width: int = LAN
                 vector_store(Y, value, i, 0)
 
     given, taken = tvm.runtime.tensor(x), tvm.runtime.tensor(y)
-    machine_code(build_prim_func([x, y], body), "f", target)["f"](given, taken)
+    compile_function(build_prim_func([x, y], body), "f", target)["f"](given, taken)
     return taken.numpy().reshape(-1)
 
 

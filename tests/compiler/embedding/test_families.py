@@ -21,10 +21,10 @@ from veltair.compiler.embedding.passes import LEVELS, optimise
 from veltair.compiler.embedding.row_storage import STORAGES, decode_rows, encode_rows
 from veltair.compiler.embedding.slc import EmbeddingProgram
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.shared_library import machine_code
+from veltair.compiler.shared_library import compile_function
 from veltair.machine.isa import tvm_target
 from veltair.machine.topology import usable_machine
-from veltair.profiles.runtime.executor import aligned, empty
+from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
 
 Array = NDArray[Any]
 random = np.random.default_rng(5)
@@ -36,14 +36,14 @@ def compiled(
     program: EmbeddingProgram, level: int, ahead: int = 0, segments: int = 2, mcpu: str = ""
 ) -> Callable[..., Any]:
     code = embedding_function(program, level, ahead, segments)
-    run: Callable[..., Any] = machine_code(code, "main", tvm_target() | ({"mcpu": mcpu} if mcpu else {}))["main"]
+    run: Callable[..., Any] = compile_function(code, "main", tvm_target() | ({"mcpu": mcpu} if mcpu else {}))["main"]
     return run
 
 
 def called(run: Callable[..., Any], operands: Sequence[Array], shape: Sequence[int]) -> Array:
-    out = empty(shape, "float32")
+    out = aligned_zeros(shape, "float32")
     out[...] = 7  # whatever was there is no part of the result
-    run(*(tvm_ffi.from_dlpack(a) for a in (*map(aligned, operands), out)))
+    run(*(tvm_ffi.from_dlpack(a) for a in (*map(aligned_copy, operands), out)))
     return out
 
 
@@ -130,9 +130,9 @@ def test_nothing_outside_of_a_table_is_read(storage: str) -> None:
     want = reference.sls(ids, tab, offsets)
     for level in LEVELS:
         for ahead in (0, 32):
-            out = empty(want.shape, "float32")
+            out = aligned_zeros(want.shape, "float32")
             run = compiled(families.sls(named, dim), level, ahead)
-            run(*(tvm_ffi.from_dlpack(a) for a in (aligned(ids), aligned(offsets), safe, out)))
+            run(*(tvm_ffi.from_dlpack(a) for a in (aligned_copy(ids), aligned_copy(offsets), safe, out)))
             assert error(out, want) < 1e-5
 
 

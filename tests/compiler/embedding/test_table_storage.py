@@ -20,7 +20,7 @@ from veltair.compiler.build import compile_model
 from veltair.compiler.embedding.row_storage import STORAGES, decode_rows
 from veltair.compiler.embedding.table_storage import LAYER_TOLERANCE, TableStorage
 from veltair.compiler.graph.parameters.recommendation import EmbeddingBagParameters
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 from veltair.errors import ModelError
 from veltair.machine.isa import ISAS, cpu_features
@@ -89,7 +89,7 @@ def scales_before(net: Net) -> str:
 def test_tables_that_a_file_keeps_narrow_stay_so(build: Callable[[Net], str], storage: str, tmp_path: Path) -> None:
     net = bags(Net(), **({"id": ["n"]} if build is scales_of_rows else {"ids": ["n", 5]}))
     path = net.save(tmp_path / "m.onnx", build(net))
-    (spec,) = lower(load(path, 4), "fp32").layers
+    (spec,) = lower(load_model(path, 4), "fp32").layers
     assert (spec.op, spec.parameters_as(EmbeddingBagParameters).storage) == ("embedding_bag", storage)
     assert spec.weights["table0"].dtype == {"fp16": np.float16, "int8": np.uint8}[storage]
     for batch in (1, 3):
@@ -113,7 +113,7 @@ def test_stored_tables_behind_strings_are_columns(tmp_path: Path) -> None:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
     graph = helper.make_graph(nodes, "g", [given], [out], [table])
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
-    columns = load(tmp_path / "m.onnx", 4).columns
+    columns = load_model(tmp_path / "m.onnx", 4).columns
     assert columns is not None
     (rows,) = columns.tables.values()
     np.testing.assert_array_equal(rows, onnx.numpy_helper.to_array(table)[[2, 0, 1]])

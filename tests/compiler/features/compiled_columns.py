@@ -18,11 +18,11 @@ from veltair.compiler.features.kernel.columns_kernel import ColumnsSpace, column
 from veltair.compiler.features.random_features import pack_features
 from veltair.compiler.features.table_store import TableStore
 from veltair.compiler.graph.layer_spec import LayerSpec, Point
-from veltair.compiler.shared_library import machine_code
+from veltair.compiler.shared_library import compile_function
 from veltair.machine.isa import cpu_features, tvm_target
 from veltair.profiles.artifact.manifest import Storage
 from veltair.profiles.artifact.strings import Strings
-from veltair.profiles.runtime.executor import aligned, empty
+from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
 
 WORDS = [b"a", b"bc", b"d", b"", b"longer than eight", b"a\0b", b"\xff\xfe\x80", "Größe".encode()]
 NUMBERS = [b"1.5", b"-2e1", b"abc", b"", b".5", b" 7. ", b"1e", b"-", b"12345678901234567890", b"1E-3", b"nan", b"+4"]
@@ -64,22 +64,22 @@ class CompiledColumns:
         self.spec = changed(made)
         kernel = ColumnsSpace().build(self.spec, point, isa or cpu_features())
         target = tvm_target() | ({"mcpu": mcpu} if mcpu else {})
-        self.library = machine_code(kernel.function, "main", target)
-        self.weights = [aligned(weight) for weight in kernel.weights]
+        self.library = compile_function(kernel.function, "main", target)
+        self.weights = [aligned_copy(weight) for weight in kernel.weights]
         self.names = [buffer_of(tensor.name) for tensor in made.inputs]
 
     def __call__(self, raw: Mapping[str, Any], batch: int) -> NDArray[Any]:
-        return self.run([aligned(array) for array in self.arrays(raw, batch)], batch)
+        return self.run([aligned_copy(array) for array in self.arrays(raw, batch)], batch)
 
     def arrays(self, raw: Mapping[str, Any], batch: int) -> list[NDArray[Any]]:
         """The banks in the kernel's order; texts may be given as lists of bytes."""
-        values = {name: Strings.of(value) if isinstance(value, list) else value for name, value in raw.items()}
+        values = {name: Strings.from_values(value) if isinstance(value, list) else value for name, value in raw.items()}
         found = pack_features(self.description, values, batch)
         return [found[name] for name in self.names]
 
     def run(self, arrays: Sequence[NDArray[Any]], batch: int) -> NDArray[Any]:
         (made,) = self.spec.outputs
-        out = empty((batch, made.shape[1]), made.dtype)
+        out = aligned_zeros((batch, made.shape[1]), made.dtype)
         out[...] = np.nan if made.dtype == "float32" else np.array(-99).astype(made.dtype)
         self.library["main"](*[tvm_ffi.from_dlpack(a) for a in (*arrays, *self.weights, out)])
         return out

@@ -18,7 +18,7 @@ from veltair.compiler.features.description_file import load_description as load_
 from veltair.compiler.features.feature_model import join_features
 from veltair.compiler.features.feature_reference import reference_inputs
 from veltair.compiler.features.random_features import draw_features
-from veltair.compiler.onnx.onnx_model import load as load_onnx
+from veltair.compiler.onnx.onnx_model import load_model as load_onnx
 from veltair.compiler.pipeline import lower
 from veltair.compiler.timing.measure import Meter
 from veltair.compiler.timing.measuring_process import TensorSequence
@@ -28,7 +28,7 @@ from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.records.tuning_records import RecordStore
-from veltair.profiles.runtime.executor import Executor, empty
+from veltair.profiles.runtime.executor import Executor, aligned_zeros
 
 FEATURES = """
 features = [
@@ -104,9 +104,9 @@ def test_from_raw_features_to_the_score(compiled: Artifact, folder: Path, batch:
         "plain": chance.standard_normal((batch, 3)).astype(np.float32),
     }
     manifest = compiled.manifest
-    arrays = [empty(port.at(batch), port.dtype) for port in manifest.input_tensors]
+    arrays = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
     InputLayout.of(manifest).fill(arrays, raw, batch)
-    out = empty((batch, 2), "float32")
+    out = aligned_zeros((batch, 2), "float32")
     Executor(compiled).bind(batch, arrays, [out]).block(0, [0] * len(manifest.layers))()
     given = reference_inputs(description, raw)
     weight = numpy_helper.to_array(onnx.load(folder / "m.onnx").graph.initializer[0])

@@ -14,7 +14,7 @@ from veltair.compiler.graph.parameters.products import MatmulParameters, WeightS
 from veltair.compiler.graph.parameters.recommendation import EmbeddingBagParameters, Reduction
 from veltair.compiler.graph.parameters.vision import Conv2dParameters, ElementwiseParameters, Pool2dParameters, PoolKind
 from veltair.machine.isa import cpu_features
-from veltair.profiles.runtime.executor import aligned
+from veltair.profiles.runtime.executor import aligned_copy
 
 FP32, BF16 = ("float32", 16, 1e-4), ("uint16", 32, 1.5e-2)
 needs_amx = pytest.mark.skipif("amx_bf16" not in cpu_features(), reason="this CPU has no AMX bfloat16 tiles")
@@ -176,7 +176,7 @@ def test_an_id_outside_the_table_reads_the_first_row(bad: int) -> None:
     )
     ids = np.array([[bad, 3, bad, 5]])
     for point in compile_ahead(spec, SPACES["embedding_bag"].points(spec, cpu_features())):
-        (found,) = run_kernel(spec, point, [aligned(ids)])
+        (found,) = run_kernel(spec, point, [aligned_copy(ids)])
         table = spec.weights["table0"]
         np.testing.assert_allclose(found[0], 2 * table[0] + table[3] + table[5], rtol=1e-5, atol=1e-6)
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_protos import I64, external, model, node, port, rebuilt, run, saved
 
 from veltair.compiler.onnx.constants import TABLE_BYTES
-from veltair.compiler.onnx.onnx_model import MAX_BATCH, load
+from veltair.compiler.onnx.onnx_model import MAX_BATCH, load_model
 from veltair.zoo.recommendation.dlrm import DlrmShape
 from veltair.zoo.registry import write
 
@@ -26,7 +26,7 @@ LIGHT_MODELS = [
 
 @pytest.mark.parametrize("name", LIGHT_MODELS)
 def test_the_light_models_load(name: str) -> None:
-    loaded = load(LIGHT / f"light_{name}.onnx")
+    loaded = load_model(LIGHT / f"light_{name}.onnx")
     assert loaded.inputs[0].shape == (1, 3, 224, 224)
     assert loaded.outputs[0].shape[:2] == (1, 1000)
     assert loaded.opset >= 17 and loaded.max_batch == 1
@@ -37,7 +37,7 @@ def test_the_light_models_load(name: str) -> None:
 
 def test_batch_norm_is_folded_and_the_outputs_stay(tmp_path: Path) -> None:
     (path,) = write("mobilenet_v2", tmp_path / "m.onnx")
-    loaded = load(path)
+    loaded = load_model(path)
     assert {n.op_type for n in loaded.nodes} == {"Conv", "Clip", "Add", "GlobalAveragePool", "Flatten", "Gemm"}
     feeds = {"input": np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)}
     np.testing.assert_allclose(run(rebuilt(loaded, 1), feeds)[0], run(path, feeds)[0], rtol=1e-3, atol=1e-3)
@@ -46,10 +46,10 @@ def test_batch_norm_is_folded_and_the_outputs_stay(tmp_path: Path) -> None:
 def test_tables_stay_mapped_and_the_batch_is_symbolic(tmp_path: Path) -> None:
     shape = DlrmShape(tables=2, rows=TABLE_BYTES // 32, dim=8, lookups=3, max_batch=5)
     path, data = write("dlrm", tmp_path / "d.onnx", 0, shape)
-    loaded = load(path)
+    loaded = load_model(path)
     table = loaded.initializers["table_1"]
     assert isinstance(table, np.memmap) and not table.flags.writeable and table.filename == data
-    assert loaded.max_batch == 5 and load(path, 9).max_batch == 9
+    assert loaded.max_batch == 5 and load_model(path, 9).max_batch == 9
     assert [s.shape for s in loaded.inputs] == [(-1, 13), (-1, 3), (-1, 3)]
     assert loaded.values["features"].shape == (-1, 3, 8) and loaded.values["probability"].shape == (-1, 1)
     assert loaded.values["table_1"].shape == (shape.rows, 8)
@@ -62,7 +62,7 @@ def test_tables_stay_mapped_and_the_batch_is_symbolic(tmp_path: Path) -> None:
 def test_a_table_read_by_another_operator_is_no_table(tmp_path: Path) -> None:
     big = numpy_helper.from_array(np.ones((TABLE_BYTES // 16, 4), np.float32), "w")
     nodes = [node("Gather", "w i", "rows"), node("ReduceSum", "w", "total", keepdims=0), node("Add", "rows total", "y")]
-    loaded = load(saved(tmp_path, model(nodes, [port("i", ["n"], I64)], [port("y", ["n", 4])], [big])), 4)
+    loaded = load_model(saved(tmp_path, model(nodes, [port("i", ["n"], I64)], [port("y", ["n", 4])], [big])), 4)
     feeds = {"i": np.array([0, 5])}
     np.testing.assert_allclose(run(rebuilt(loaded, 2), feeds)[0], 1 + TABLE_BYTES / 4)
 
@@ -70,7 +70,7 @@ def test_a_table_read_by_another_operator_is_no_table(tmp_path: Path) -> None:
 def test_a_dimension_may_be_a_multiple_of_the_batch(tmp_path: Path) -> None:
     pairs, back = (numpy_helper.from_array(np.array([-1, n]), f"{n}") for n in (2, 6))
     nodes = [node("Reshape", "x 2", "pairs"), node("Softmax", "pairs", "s"), node("Reshape", "s 6", "y")]
-    loaded = load(saved(tmp_path, model(nodes, [port("x", ["n", 6])], [port("y", ["n", 6])], [pairs, back])))
+    loaded = load_model(saved(tmp_path, model(nodes, [port("x", ["n", 6])], [port("y", ["n", 6])], [pairs, back])))
     assert loaded.values["s"].shape == (-3, 2) and loaded.values["y"].shape == (-1, 6)
     assert loaded.max_batch == MAX_BATCH
 
@@ -79,7 +79,7 @@ def test_a_constant_read_inside_a_branch_survives(tmp_path: Path) -> None:
     then = helper.make_graph([node("Add", "x w", "a")], "then", [], [port("a")])
     other = helper.make_graph([node("Sub", "x w", "b")], "else", [], [port("b")])
     branch = node("If", "c", "y", then_branch=then, else_branch=other)
-    loaded = load(saved(tmp_path, model([branch], [port("x"), port("c", (), TensorProto.BOOL)])))
+    loaded = load_model(saved(tmp_path, model([branch], [port("x"), port("c", (), TensorProto.BOOL)])))
     feeds = {"x": np.full((2, 4), 3, np.float32), "c": np.array(False)}
     np.testing.assert_array_equal(run(rebuilt(loaded, 1), feeds)[0], np.full((2, 4), 2))
 
@@ -87,7 +87,7 @@ def test_a_constant_read_inside_a_branch_survives(tmp_path: Path) -> None:
 def test_constants_listed_as_inputs_are_no_inputs(tmp_path: Path) -> None:
     proto = model([node("Add", "x w", "y")], [port("x"), port("w")], opset=8)
     proto.ir_version = 3
-    assert [i.name for i in load(saved(tmp_path, proto)).inputs] == ["x"]
+    assert [i.name for i in load_model(saved(tmp_path, proto)).inputs] == ["x"]
 
 
 def test_external_constants_are_read_at_their_offset(tmp_path: Path) -> None:
@@ -96,12 +96,12 @@ def test_external_constants_are_read_at_their_offset(tmp_path: Path) -> None:
     constant = node("Constant", "", "k", value=external([2, 4], location="data.bin", offset=0, length=32))
     weight = external([2, 4], location="data.bin", offset=32)
     proto = model([constant, node("Add", "x w", "s"), node("Add", "s k", "y")], constants=[weight])
-    result = run(rebuilt(load(saved(tmp_path, proto)), 1), {"x": np.zeros((2, 4), np.float32)})[0]
+    result = run(rebuilt(load_model(saved(tmp_path, proto)), 1), {"x": np.zeros((2, 4), np.float32)})[0]
     np.testing.assert_array_equal(result.ravel(), values[8:] + values[:8])
 
 
 def test_an_output_may_come_without_its_shape_and_hand_an_input_through(tmp_path: Path) -> None:
-    loaded = load(saved(tmp_path, model([node("Relu", "x", "y")], outputs=[port("y", None), port("x")])))
+    loaded = load_model(saved(tmp_path, model([node("Relu", "x", "y")], outputs=[port("y", None), port("x")])))
     assert [o.shape for o in loaded.outputs] == [(2, 4), (2, 4)]
 
 
@@ -114,7 +114,7 @@ def test_large_constants_stay_in_files_and_are_right(tmp_path: Path, apart: bool
     graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], constants)
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=apart, location="m.weights")
-    loaded = load(tmp_path / "m.onnx")
+    loaded = load_model(tmp_path / "m.onnx")
     (found,) = (a for a in loaded.initializers.values() if a.shape == weight.shape)
     assert np.array_equal(found, weight)
     owner: Any = found

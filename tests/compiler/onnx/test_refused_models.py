@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_protos import I64, ONES, F, adding, external, model, node, port, refuse, saved
 
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.errors import ModelError
 
 GOOD = adding(ONES).SerializeToString()
@@ -36,7 +36,7 @@ def test_any_byte_changed_is_a_model_or_a_clear_error(tmp_path: Path) -> None:
         changed = bytearray(GOOD)
         changed[at] ^= int(rng.integers(1, 256))
         try:
-            load(saved(tmp_path, bytes(changed)))
+            load_model(saved(tmp_path, bytes(changed)))
             taken += 1
         except ModelError:
             pass
@@ -51,7 +51,7 @@ def test_a_folder_a_missing_file_and_a_pipe_are_no_models(tmp_path: Path) -> Non
         (tmp_path / "pipe", "not a file"),
     ):
         with pytest.raises(ModelError, match=text):
-            load(path)
+            load_model(path)
 
 
 BAD_EXTERNAL_DATA = [
@@ -168,13 +168,13 @@ def test_a_stated_batch_that_is_no_number(tmp_path: Path, stated: str) -> None:
     proto = model([node("Relu", "x", "y")], [port("x", ("n", 4))], [port("y", ("n", 4))])
     helper.set_model_props(proto, {"veltair.max_batch": stated})
     refuse(tmp_path, proto, "veltair.max_batch")
-    assert load(saved(tmp_path, proto), 3).max_batch == 3
+    assert load_model(saved(tmp_path, proto), 3).max_batch == 3
 
 
 def test_an_asked_batch_below_one(tmp_path: Path) -> None:
     proto = model([node("Relu", "x", "y")], [port("x", ("n", 4))], [port("y", ("n", 4))])
     with pytest.raises(ModelError, match="at least 1, got 0"):
-        load(saved(tmp_path, proto), 0)
+        load_model(saved(tmp_path, proto), 0)
 
 
 def test_a_dimension_that_grows_otherwise_is_refused(tmp_path: Path) -> None:
@@ -190,4 +190,4 @@ def test_a_small_file_may_not_ask_for_all_memory(tmp_path: Path) -> None:
     refuse(tmp_path, model(nodes, constants=[size]), r"'z'.*larger than this machine's memory")
     dynamic = model([node("Relu", "x", "y")], [port("x", ["n", 4096])], [port("y", ["n", 4096])])
     with pytest.raises(ModelError, match="larger than this machine's memory"):
-        load(saved(tmp_path, dynamic), 1 << 40)
+        load_model(saved(tmp_path, dynamic), 1 << 40)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from veltair.compiler.graph.layer_spec import Activation
-from veltair.compiler.shared_library import machine_code
+from veltair.compiler.shared_library import compile_function
 from veltair.compiler.stitch.evaluate import evaluate_program
 from veltair.compiler.stitch.fusion_explorer import FusionExplorer
 from veltair.compiler.stitch.iteration_space import SCHEMES, iteration_space
@@ -85,7 +85,7 @@ def test_kernels_compute_what_numpy_does(
         operands = [Activation(name, "float32", kernel.shapes[name]) for name in names]
         function = stitched_function([(space, KernelSchedule(rows, scheme, unroll))], operands, names)
         tensors = [tvm.runtime.tensor(known.get(n, np.zeros(kernel.shapes[n], np.float32))) for n in names]
-        machine_code(function, "f", tvm_target())["f"](*tensors)
+        compile_function(function, "f", tvm_target())["f"](*tensors)
         expected = evaluate_program(kernel, {name: known[name] for name in kernel.leaves})
         for name, tensor in zip(names, tensors, strict=True):
             if name in expected:

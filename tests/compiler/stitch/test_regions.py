@@ -11,7 +11,7 @@ from stitch.region_case import Case, assert_right
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.parameters.generic import GenericParameters
-from veltair.compiler.tuning.layer_reference import reference
+from veltair.compiler.tuning.layer_reference import reference_outputs
 from veltair.machine.isa import cpu_features
 
 
@@ -234,6 +234,6 @@ def test_bfloat16_tensors() -> None:
     wide = [(b.astype(np.uint32) << 16).view(np.float32) for b in bits]
     point = SPACES["stitched"].points(layer, cpu_features())[0]
     (found,) = run_kernel(narrow, point, bits)
-    expected = reference(layer, wide)
+    expected = reference_outputs(layer, wide)
     assert expected is not None
     np.testing.assert_allclose((found.astype(np.uint32) << 16).view(np.float32), expected[0], rtol=5e-3, atol=1e-5)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from veltair.compiler.timing import latency_tables
-from veltair.compiler.timing.co_runners import buffer_bytes, distinct_levels, pressing
+from veltair.compiler.timing.co_runners import buffer_bytes, distinct_levels, run_co_runners
 from veltair.compiler.timing.latency_tables import TimingJob, count_passes, measure_tables
 from veltair.compiler.timing.measure import Meter
 from veltair.errors import VeltairError
@@ -22,7 +22,7 @@ def runners() -> list[psutil.Process]:
 
 def test_co_runners_hold_their_cores_from_start_to_end() -> None:
     cores = usable_machine().cores
-    with pressing(cores, 1.0):
+    with run_co_runners(cores, 1.0):
         running = runners()
         assert sorted(core for p in running for core in p.cpu_affinity()) == sorted(cores)
         assert all(p.memory_info().rss > buffer_bytes(len(cores)) for p in running)
@@ -30,19 +30,19 @@ def test_co_runners_hold_their_cores_from_start_to_end() -> None:
 
 
 def test_co_runners_end_with_an_error_too() -> None:
-    with pytest.raises(KeyboardInterrupt), pressing(usable_machine().cores[:1], 0.5):
+    with pytest.raises(KeyboardInterrupt), run_co_runners(usable_machine().cores[:1], 0.5):
         assert len(runners()) == 1
         raise KeyboardInterrupt
     assert runners() == []
 
 
 def test_no_core_no_co_runner() -> None:
-    with pressing((), 1.0):
+    with run_co_runners((), 1.0):
         assert runners() == []
 
 
 def test_a_core_that_is_not_there_is_reported() -> None:
-    with pytest.raises(VeltairError, match="did not start"), pressing(((os.cpu_count() or 1) + 4096,), 1.0):
+    with pytest.raises(VeltairError, match="did not start"), run_co_runners(((os.cpu_count() or 1) + 4096,), 1.0):
         pass
 
 

@@ -10,8 +10,15 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.graph.layer_spec import Activation, Halo, Kernel, LayerSpec
-from veltair.compiler.shared_library import Source, compile_objects, link
-from veltair.compiler.timing.measure import CandidateError, Meter, in_file, input_operands, interior, write_chunks
+from veltair.compiler.shared_library import ObjectFile, compile_objects, link_library
+from veltair.compiler.timing.measure import (
+    CandidateError,
+    Meter,
+    in_file,
+    input_operands,
+    interior_slices,
+    write_chunks,
+)
 from veltair.compiler.timing.measuring_process import FileTensor, InlineTensor, OutputTensor, RandomTensor
 from veltair.machine.isa import tvm_target
 from veltair.machine.topology import usable_machine
@@ -38,9 +45,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Kernels "add" (x + w), "crash" (aborts) and "hang" (waits for a signal)."""
     folder = tmp_path_factory.mktemp("library")
     bodies = {"add": body_add, "crash": body_of("abort"), "hang": body_of("pause")}
-    sources = [Source(build_prim_func([X, ADD, X], body), name, folder / f"{name}.o") for name, body in bodies.items()]
+    sources = [
+        ObjectFile(build_prim_func([X, ADD, X], body), name, folder / f"{name}.o") for name, body in bodies.items()
+    ]
     assert compile_objects(sources, tvm_target()) == ["", "", ""]
-    link([source.path for source in sources], folder / "kernels.so")
+    link_library([source.path for source in sources], folder / "kernels.so")
     return folder / "kernels.so"
 
 
@@ -155,7 +164,7 @@ def test_inputs_are_random_inside_the_halo_and_ids_in_their_bounds() -> None:
     blocked = Activation("a", "float32", (-1, 20, 5, 6), 16, Halo(1, 2, 3, 4))
     ids, loose = Activation("ids", "int64", (-1, 7)), Activation("loose", "int64", (-1, 7))
     assert blocked.at(2) == (2, 2, 9, 12, 16)
-    assert interior(blocked, 2) == (slice(0, 2), slice(0, 2), slice(1, 6), slice(2, 8), slice(0, 16))
+    assert interior_slices(blocked, 2) == (slice(0, 2), slice(0, 2), slice(1, 6), slice(2, 8), slice(0, 16))
     spec = LayerSpec("l", "op", (blocked, ids, loose), (), {}, 0, max_batch=4)
     first, second, third = input_operands(spec, 2, {"ids": (3, 9)})
     assert first == RandomTensor("float32", (2, 2, 9, 12, 16), ((0, 2), (0, 2), (1, 6), (2, 8), (0, 16)))
@@ -175,9 +184,9 @@ def test_random_tensors_keep_their_halo_and_bounds(meter: Meter, tmp_path: Path)
         with T.serial(0, 50) as at:
             T.buffer_store(i_out, i[at], [at])
 
-    source = Source(build_prim_func([grid, ids, grid, ids], body), "copy", tmp_path / "copy.o")
+    source = ObjectFile(build_prim_func([grid, ids, grid, ids], body), "copy", tmp_path / "copy.o")
     assert compile_objects([source], tvm_target()) == [""]
-    link([source.path], tmp_path / "copy.so")
+    link_library([source.path], tmp_path / "copy.so")
     region = ((0, 1), (0, 1), (1, 3), (1, 4), (0, 16))
     given = [RandomTensor("float32", shape, region), RandomTensor("int64", (50,), ((0, 50),), -2, 2)]
     results = [OutputTensor("float32", shape), OutputTensor("int64", (50,))]

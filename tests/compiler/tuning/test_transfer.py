@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec, Point
 from veltair.compiler.graph.parameters import LayerParameters
-from veltair.compiler.tuning.transfer import distance, nearest_point, parse, transfer
+from veltair.compiler.tuning.transfer import nearest_point, parse_workload, transfer_points, workload_distance
 from veltair.profiles.records.tuning_records import TuningRecord
 
 
@@ -45,14 +45,14 @@ def records(
 
 
 def nearest(workload: str, candidates: Sequence[str]) -> str:
-    return min(candidates, key=lambda other: distance(parse(workload), parse(other)))
+    return min(candidates, key=lambda other: workload_distance(parse_workload(workload), parse_workload(other)))
 
 
 TILES: list[Point] = [{"rows": r} for r in (1, 2, 4, 8, 16)]
 
 
 def test_a_workload_is_taken_apart() -> None:
-    workload = parse(conv(14))
+    workload = parse_workload(conv(14))
     assert (workload.op, workload.attributes["kernel"]) == ("conv2d", "(3,3)")
     assert workload.tensors == (("float32", (1, 64, 14, 14), 16), ("float32", (1, 64, 14, 14), 16))
     assert workload.brief == "[1,64,14,14] to [1,64,14,14] kernel=(3,3)"
@@ -78,9 +78,9 @@ def test_sizes_are_compared_by_ratio() -> None:
     st.tuples(st.sampled_from([1, 3]), st.integers(4, 224), st.integers(1, 512)),
 )
 def test_a_distance_is_symmetric_and_zero_at_home(a: tuple[int, int, int], b: tuple[int, int, int]) -> None:
-    one, other = (parse(conv(size, channels, kernel)) for kernel, size, channels in (a, b))
-    assert distance(one, one) == (0, 0, 0)
-    there, back = distance(one, other), distance(other, one)
+    one, other = (parse_workload(conv(size, channels, kernel)) for kernel, size, channels in (a, b))
+    assert workload_distance(one, one) == (0, 0, 0)
+    there, back = workload_distance(one, other), workload_distance(other, one)
     assert all(abs(x - y) < 1e-9 for x, y in zip(there, back, strict=True))
     assert (there == (0, 0, 0)) == (a == b)
 
@@ -101,7 +101,7 @@ def test_a_coordinate_that_the_other_lacks_is_far() -> None:
 def test_the_best_three_of_the_nearest_are_taken_in_their_order() -> None:
     near, far = conv(28), conv(112)
     recorded = {far: records(far, TILES), near: records(near, [*TILES[1:], TILES[0]])}
-    found = transfer(conv(14), TILES, recorded)
+    found = transfer_points(conv(14), TILES, recorded)
     assert found is not None
     assert found.source == near
     assert [TILES[i] for i in found.indices] == [{"rows": 1}, {"rows": 16}, {"rows": 8}]
@@ -109,7 +109,7 @@ def test_the_best_three_of_the_nearest_are_taken_in_their_order() -> None:
 
 def test_points_that_become_the_same_are_taken_once() -> None:
     source = conv(28)
-    found = transfer(conv(14), TILES[:2], {source: records(source, TILES)})
+    found = transfer_points(conv(14), TILES[:2], {source: records(source, TILES)})
     assert found is not None
     assert found.indices == (1,)
 
@@ -125,29 +125,29 @@ def test_too_few_records_other_types_and_other_ops_say_nothing() -> None:
         other_type: records(other_type, TILES),
         other_op: records(other_op, TILES),
     }
-    assert transfer(here, TILES, recorded) is None
-    assert transfer(here, TILES, {few: records(few, TILES[:4])}) is not None
+    assert transfer_points(here, TILES, recorded) is None
+    assert transfer_points(here, TILES, {few: records(few, TILES[:4])}) is not None
 
 
 def test_times_of_two_cpus_are_not_compared() -> None:
     source = conv(28)
     many = records(source, TILES)
     faster_elsewhere = records(source, [{"rows": 999}] * 4, cpu="another", slowest=9)
-    found = transfer(conv(14), TILES, {source: [*faster_elsewhere, *many]})
+    found = transfer_points(conv(14), TILES, {source: [*faster_elsewhere, *many]})
     assert found is not None
     assert [TILES[i] for i in found.indices] == [{"rows": 16}, {"rows": 8}, {"rows": 4}]
-    assert transfer(conv(14), TILES, {source: [*many[:3], *faster_elsewhere[:3]]}) is None
+    assert transfer_points(conv(14), TILES, {source: [*many[:3], *faster_elsewhere[:3]]}) is None
 
 
 def test_its_own_points_of_an_earlier_space_are_the_nearest() -> None:
     here = conv(14)
     earlier: list[Point] = [{"rows": r, "gone": 1} for r in (1, 2, 4, 8)]
     other = conv(15)
-    found = transfer(here, TILES, {here: records(here, earlier), other: records(other, TILES)})
+    found = transfer_points(here, TILES, {here: records(here, earlier), other: records(other, TILES)})
     assert found is not None
     assert found.source == here
     assert [TILES[i] for i in found.indices] == [{"rows": 8}, {"rows": 4}, {"rows": 2}]
     # Those that it still has are known already: an interrupted search begins with the same points again.
-    found = transfer(here, TILES, {here: records(here, TILES), other: records(other, TILES)})
+    found = transfer_points(here, TILES, {here: records(here, TILES), other: records(other, TILES)})
     assert found is not None
     assert found.source == other

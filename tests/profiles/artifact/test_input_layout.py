@@ -43,8 +43,8 @@ def values(seed: int, batch: int) -> dict[str, Any]:
     return {
         "dense": chance.standard_normal((batch, 3)).astype(np.float32),
         **{name: chance.integers(0, 99, (batch, width)) for name, width in (("a", 1), ("many", 4), ("b", 1))},
-        "s": Strings.of([chance.bytes(chance.integers(0, 11)) for _ in range(batch)]),
-        "t": Strings.of([chance.bytes(chance.integers(0, 7)) for _ in range(batch)]),
+        "s": Strings.from_values([chance.bytes(chance.integers(0, 11)) for _ in range(batch)]),
+        "t": Strings.from_values([chance.bytes(chance.integers(0, 7)) for _ in range(batch)]),
     }
 
 
@@ -81,10 +81,15 @@ def test_several_queries_as_one() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "error", "says"),
     [
-        ("s", Strings.of([b"x" * 21, b""]), TooLargeError, "'s': 21 bytes of text in 2 rows; at most 10 a row, on av"),
-        ("s", Strings.of([b"x"]), RequestError, "'s': expected uint8 data and 3 int32 offsets"),
+        (
+            "s",
+            Strings.from_values([b"x" * 21, b""]),
+            TooLargeError,
+            "'s': 21 bytes of text in 2 rows; at most 10 a row, on av",
+        ),
+        ("s", Strings.from_values([b"x"]), RequestError, "'s': expected uint8 data and 3 int32 offsets"),
         ("s", np.zeros((2, 1), np.int64), RequestError, "'s': expected 2 strings, got int64"),
-        ("a", Strings.of([b"", b""]), RequestError, r"'a': expected int64 \[2, 1\], got 2 strings"),
+        ("a", Strings.from_values([b"", b""]), RequestError, r"'a': expected int64 \[2, 1\], got 2 strings"),
         ("a", np.zeros(3, np.int64), RequestError, r"'a': expected int64 \[2, 1\], got int64 \[3\]"),
         ("b", None, RequestError, "'b' is missing"),
     ],

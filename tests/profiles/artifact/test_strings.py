@@ -15,18 +15,18 @@ TEXTS = st.lists(st.binary(max_size=20), max_size=12)
 
 @given(TEXTS)
 def test_bytes_come_out_as_they_went_in(values: list[bytes]) -> None:
-    strings = Strings.of(values).checked("s", len(values))
+    strings = Strings.from_values(values).checked("s", len(values))
     assert strings.tolist() == values and len(strings) == len(values) and strings.size == sum(map(len, values))
 
 
 @given(st.lists(TEXTS, max_size=5))
 def test_joined_they_stand_one_after_the_other(parts: list[list[bytes]]) -> None:
-    joined = Strings.concat([Strings.of(part) for part in parts])
+    joined = Strings.concat([Strings.from_values(part) for part in parts])
     assert joined.tolist() == [value for part in parts for value in part]
 
 
 def test_text_is_utf8() -> None:
-    assert Strings.of(["Größe", b"\xff\0"]).tolist() == ["Größe".encode(), b"\xff\0"]
+    assert Strings.from_values(["Größe", b"\xff\0"]).tolist() == ["Größe".encode(), b"\xff\0"]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ ODD = [b"", b"\0", b"a\0b", b"\xff\xfe\x80", "Größe".encode(), b";" * 9]
 def inputs(query: Query) -> dict[str, Any]:
     names, texts, ids = query
     column = np.array(ids, np.int64).reshape(-1, 1)
-    return {"name": Strings.of(names), "text": Strings.of(texts), "id": column}
+    return {"name": Strings.from_values(names), "text": Strings.from_values(texts), "id": column}
 
 
 def drawn(seed: int, rows: int) -> Query:
@@ -70,7 +70,7 @@ def test_too_much_text_is_refused_and_costs_no_slot(artifacts: Path) -> None:
             with pytest.raises(RequestError, match="'text': expected 1 strings, got int64"):
                 await client.infer("words", {**inputs(short), "text": np.zeros((1, 1), np.int64)})
             with pytest.raises(RequestError, match=r"'text': expected uint8 data and 2 int32 offsets, got \(3,\)"):
-                await client.infer("words", {**inputs(short), "text": Strings.of([b"a", b"b"])})
+                await client.infer("words", {**inputs(short), "text": Strings.from_values([b"a", b"b"])})
             falling = Strings(np.zeros(9, np.uint8), np.array([0, 9, 3], np.int32))
             with pytest.raises(RequestError, match="'text': offsets fall at row 1"):
                 await client.infer("words", {**inputs(drawn(1, 2)), "text": falling})

@@ -68,7 +68,7 @@ def test_nothing_outside_of_a_region_is_read(offset: int, size: int) -> None:
 
 
 def test_outputs_are_written_where_they_were_asked_and_nowhere_else(regions: SharedMemoryRegions, key: str) -> None:
-    values, texts = np.arange(6, dtype=np.float32).reshape(2, 3), Strings.of([b"ab", b"c"])
+    values, texts = np.arange(6, dtype=np.float32).reshape(2, 3), Strings.from_values([b"ab", b"c"])
     raw = bytes(tensor_bytes(texts))
     places = {"a": TensorLocation("all", 100, 32), "b": TensorLocation("all", 4000 - len(raw), len(raw))}
     regions.check_outputs(places)

@@ -35,5 +35,5 @@ def test_a_made_up_count_takes_no_memory() -> None:
 
 def test_large_ones() -> None:
     for items in ([b"x" * 10_000_000], [b""] * 1_000_000, [b";" * 1_000_000, b"end"]):
-        strings = Strings.of(items)
+        strings = Strings.from_values(items)
         assert length_prefixed.decode("x", length_prefixed.encode(strings), len(items)).tolist() == items

@@ -26,7 +26,7 @@ MARKER = b"marker of another query "
 def inputs(query: Query) -> dict[str, Any]:
     names, texts, ids = query
     column = np.array(ids, np.int64).reshape(-1, 1)
-    return {"name": Strings.of(names), "text": Strings.of(texts), "id": column}
+    return {"name": Strings.from_values(names), "text": Strings.from_values(texts), "id": column}
 
 
 def drawn(seed: int, rows: int) -> Query:

@@ -22,7 +22,7 @@ from running_engine import WAIT_S
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime.block_runner import Watch
-from veltair.profiles.runtime.executor import Executor, ModelRun, aligned, empty
+from veltair.profiles.runtime.executor import Executor, ModelRun, aligned_copy, aligned_zeros
 from veltair.profiles.runtime.pinned_threads import PinnedThreads
 from veltair.server.ipc.messages import BlockDone, KernelFailed, ModelsLoaded
 
@@ -47,15 +47,15 @@ def load(artifacts: Path, name: str) -> Executor:
 
 def chain(executor: Executor, turns: int, seed: int) -> tuple[ModelRun, np.ndarray]:
     """A run of the chain models, and the output that it will write."""
-    inputs = [empty((1,), "int32"), empty((1,), "int32")]
+    inputs = [aligned_zeros((1,), "int32"), aligned_zeros((1,), "int32")]
     inputs[0][:], inputs[1][:] = turns, seed
-    output = empty((1,), "int32")
+    output = aligned_zeros((1,), "int32")
     return executor.bind(1, inputs, [output]), output
 
 
 def run_all(executor: Executor, x: np.ndarray, version: int = 0) -> np.ndarray:
-    output = empty((len(x), MLP[-1]), "float32")
-    executor.bind(len(x), [aligned(x)], [output]).block(0, [version] * len(executor.manifest.layers))()
+    output = aligned_zeros((len(x), MLP[-1]), "float32")
+    executor.bind(len(x), [aligned_copy(x)], [output]).block(0, [version] * len(executor.manifest.layers))()
     return output
 
 
@@ -73,8 +73,8 @@ def test_any_cut_into_blocks_gives_what_the_model_gives(artifacts: Path, pool: P
     for batch in (1, 3, 7, 8):
         x = RNG.standard_normal((batch, MLP[0]), np.float32)
         for cuts in ([0, 3], [0, 1, 3], [0, 2, 3], [0, 1, 2, 3]):
-            output = empty((batch, MLP[-1]), "float32")
-            run = executor.bind(batch, [aligned(x)], [output])
+            output = aligned_zeros((batch, MLP[-1]), "float32")
+            run = executor.bind(batch, [aligned_copy(x)], [output])
             for start, stop in pairwise(cuts):
                 run.block(start, RNG.integers(0, 2, stop - start).tolist())()
             np.testing.assert_allclose(output, mlp(artifacts, x), rtol=1e-4, atol=1e-4)

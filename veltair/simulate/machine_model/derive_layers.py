@@ -28,7 +28,7 @@ def derive_model_shape(path: Path, model: str) -> ModelShape:
     from veltair.compiler.onnx import onnx_model
     from veltair.compiler.pipeline import lower
 
-    graph: LayerGraph = lower(onnx_model.load(path), "fp32")
+    graph: LayerGraph = lower(onnx_model.load_model(path), "fp32")
     return ModelShape(model, file_digest(path), tuple(map(layer_shape, graph.layers)))
 
 

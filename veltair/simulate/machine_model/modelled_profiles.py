@@ -233,7 +233,7 @@ def _choose(layer: _LayerCandidates, share_ns: float, versions: int) -> list[int
         for at, run in enumerate(tuple(map(int, row)) for row in alone.tolist())
     ]
     dominant = frontier.extract_dominant(c for c in candidates if c.best_ns <= share_ns)
-    picked = [int(c.point["at"]) for c in frontier.spread(dominant, versions)]
+    picked = [int(c.point["at"]) for c in frontier.pick_evenly(dominant, versions)]
     wanted = [solo, *(at for at in picked if at != solo)][:versions]
-    kept = [wanted[i] for i in frontier.prune(times[wanted].reshape(len(wanted), -1), protected=(0,))]
+    kept = [wanted[i] for i in frontier.prune_versions(times[wanted].reshape(len(wanted), -1), protected=(0,))]
     return sorted(kept, key=lambda at: int(layer.candidates.block_size[at]))

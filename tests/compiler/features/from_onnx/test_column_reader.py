@@ -17,7 +17,7 @@ from veltair.compiler.features.feature_model import join_features
 from veltair.compiler.features.feature_reference import reference_inputs, reference_layer
 from veltair.compiler.features.kernel.columns_kernel import ColumnsSpace
 from veltair.compiler.features.random_features import draw_buffers
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.machine.isa import cpu_features
 from veltair.profiles.artifact.strings import Strings
 
@@ -148,7 +148,7 @@ def drawn(inputs: Inputs, batch: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, (kind, shape) in inputs.items():
         if kind == STRING:
-            found[name] = Strings.of([TEXTS[name][i % 6] for i in range(batch)])
+            found[name] = Strings.from_values([TEXTS[name][i % 6] for i in range(batch)])
         elif kind == INT:
             found[name] = np.array([[5, -7, 3][i % 3] for i in range(batch)])[:, None]
         else:
@@ -176,7 +176,7 @@ def test_what_is_left_gives_the_same_behind_the_columns(nodes: Any, inputs: Inpu
         for name, (kind, shape) in inputs.items()
     }
     expected = run(str(path), feeds)
-    loaded = load(path, 6)
+    loaded = load_model(path, 6)
     front = join_features(loaded, None)
     assert front is not None
     left = helper.make_graph(
@@ -194,7 +194,7 @@ def test_what_is_left_gives_the_same_behind_the_columns(nodes: Any, inputs: Inpu
 
 def test_columns_side_by_side_are_one_kernel(tmp_path: Path) -> None:
     nodes, inputs = WHOLE[2]
-    front = join_features(load(model(tmp_path / "m.onnx", nodes, inputs, ["y"]), 4), None)
+    front = join_features(load_model(model(tmp_path / "m.onnx", nodes, inputs, ["y"]), 4), None)
     assert front is not None
     assert [len(joined.columns) for joined in front.description.inputs] == [2]
     (spec,) = front.layers
@@ -212,5 +212,5 @@ def test_numbers_that_are_not_only_counted_are_left_alone(other: str, tmp_path: 
         node("ReduceMax", ["also"], "m"),
         node("Add", ["rows", "m"], "y"),
     ]
-    loaded = load(model(tmp_path / "m.onnx", nodes, inputs, ["y"]), 4)
+    loaded = load_model(model(tmp_path / "m.onnx", nodes, inputs, ["y"]), 4)
     assert loaded.columns is None and [port.name for port in loaded.inputs] == ["x"]

@@ -9,7 +9,7 @@ import pytest
 from features.column_nets import CITY, HISTORY, STRING, encoder, model, node
 from onnx import TensorProto
 
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.errors import ModelError
 
 LOOKED_UP = node("Gather", ["cities", "h"], "h.rows")
@@ -63,11 +63,11 @@ def test_what_cannot_be_taken_names_the_node(nodes: Any, says: str, tmp_path: Pa
     ends = [name for n in nodes for name in n.output if name not in read]
     inputs = {name: (STRING, ["B"]) for name in ("city", "history") if name in read}
     with pytest.raises(ModelError, match=says):
-        load(model(tmp_path / "m.onnx", nodes, inputs, ends), 4)
+        load_model(model(tmp_path / "m.onnx", nodes, inputs, ends), 4)
 
 
 def test_a_string_that_nobody_encodes_is_refused(tmp_path: Path) -> None:
     nodes = [node("Relu", ["plain"], "y"), node("Identity", ["city"], "z")]
     path = model(tmp_path / "m.onnx", nodes, {"plain": (1, ["B", 2]), "city": (STRING, ["B"])}, ["y"])
     with pytest.raises(ModelError, match="no column begins at its strings"):
-        load(path, 4)
+        load_model(path, 4)

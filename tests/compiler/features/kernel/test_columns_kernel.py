@@ -19,10 +19,10 @@ from veltair.compiler.features.kernel.columns_kernel import concatenated_layer
 from veltair.compiler.features.text_code.tokens import BLOCK, NOTED
 from veltair.compiler.features.vocabularies import LONGEST_PROBE, MOST_SLOTS_PER_KEY, Vocabularies, fill_slots
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
-from veltair.compiler.tuning.layer_reference import packed, unpacked
-from veltair.compiler.tuning.layer_reference import reference as layer_reference
+from veltair.compiler.tuning.layer_reference import pack_activation, unpack_activation
+from veltair.compiler.tuning.layer_reference import reference_outputs as layer_reference
 from veltair.profiles.artifact.manifest import Storage
-from veltair.profiles.runtime.executor import aligned
+from veltair.profiles.runtime.executor import aligned_copy
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_every_code_path_equals_the_reference(compiled: CompiledColumns, whole: 
 
 def test_the_reference_of_the_layer_is_that_of_its_columns(compiled: CompiledColumns) -> None:
     """As the search checks candidates: from the merged inputs alone, offsets that fall among them."""
-    arrays = [aligned(array) for array in compiled.arrays(raw_features(8, 8), 8)]
+    arrays = [aligned_copy(array) for array in compiled.arrays(raw_features(8, 8), 8)]
     arrays[compiled.names.index("ends")][[1, 20]] = [2**31 - 1, -1]
     expected = layer_reference(compiled.spec, arrays)
     assert expected is not None and SPACES["columns"].points(compiled.spec, LESS)
@@ -84,18 +84,22 @@ def test_computed_numbers_beside_columns(whole: FeatureDescription, dtype: str) 
     code = CompiledColumns(whole, POINT, changed=changed)
     for batch in (1, 19, 33):
         chance, raw = np.random.default_rng(batch), raw_features(batch, batch)
-        pieces = [packed(tensor, chance.standard_normal(tensor.at(batch)).astype(np.float32)) for tensor in (a, b, c)]
-        out = code.run([aligned(array) for array in (*code.arrays(raw, batch), *pieces)], batch)
-        left, middle, right = (unpacked(tensor, piece) for tensor, piece in zip((a, b, c), pieces, strict=True))
+        pieces = [
+            pack_activation(tensor, chance.standard_normal(tensor.at(batch)).astype(np.float32)) for tensor in (a, b, c)
+        ]
+        out = code.run([aligned_copy(array) for array in (*code.arrays(raw, batch), *pieces)], batch)
+        left, middle, right = (
+            unpack_activation(tensor, piece) for tensor, piece in zip((a, b, c), pieces, strict=True)
+        )
         expected = np.concatenate([left, middle, reference_inputs(whole, raw)["x"], right], 1)
         worst = 1e-5 if dtype == "float32" else 2**-8
-        np.testing.assert_allclose(unpacked(code.spec.outputs[0], out), expected, rtol=worst, atol=1e-6)
+        np.testing.assert_allclose(unpack_activation(code.spec.outputs[0], out), expected, rtol=worst, atol=1e-6)
         same = layer_reference(code.spec, [*code.arrays(raw, batch), *pieces])
         assert same is not None
-        np.testing.assert_allclose(unpacked(code.spec.outputs[0], same[0]), expected, rtol=worst, atol=1e-6)
+        np.testing.assert_allclose(unpack_activation(code.spec.outputs[0], same[0]), expected, rtol=worst, atol=1e-6)
     raw["dense"][0] = np.uint32(0xFFFFFFFF).view(np.float32)  # rounding must not make a number of it
-    out = code.run([aligned(array) for array in (*code.arrays(raw, batch), *pieces)], batch)
-    assert (np.isnan(unpacked(code.spec.outputs[0], out)).sum(1) == [3] + [0] * (batch - 1)).all()
+    out = code.run([aligned_copy(array) for array in (*code.arrays(raw, batch), *pieces)], batch)
+    assert (np.isnan(unpack_activation(code.spec.outputs[0], out)).sum(1) == [3] + [0] * (batch - 1)).all()
     drawn = code.spec.parameters.draw_inputs(5, np.random.default_rng(0))
     assert drawn is not None
     assert [(d.dtype, d.size) for d in drawn] == [(np.dtype(t.dtype), np.prod(t.at(5))) for t in code.spec.inputs]
@@ -167,7 +171,7 @@ def test_what_is_cut_off_is_not_even_read() -> None:
     code, raw = CompiledColumns(some, POINT, max_batch=1), {"t": [text]}
     memory = mmap.mmap(-1, 2 * page)
     memory[:page] = text[:page]
-    letters, arrays = np.frombuffer(memory, np.uint8), [aligned(array) for array in code.arrays(raw, 1)]
+    letters, arrays = np.frombuffer(memory, np.uint8), [aligned_copy(array) for array in code.arrays(raw, 1)]
     arrays[code.names.index("bytes")] = letters
     second = ctypes.c_void_p(letters.ctypes.data + page)
     assert ctypes.CDLL(None).mprotect(second, ctypes.c_size_t(page), 0) == 0

@@ -21,7 +21,7 @@ from veltair.compiler.features.feature_description import FeatureDescription
 from veltair.compiler.features.feature_model import join_features
 from veltair.compiler.features.feature_reference import reference_inputs
 from veltair.compiler.graph.layer_spec import Point
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.errors import ModelError
 from veltair.machine.isa import ISAS, cpu_features
 from veltair.profiles.artifact.manifest import Storage
@@ -182,7 +182,7 @@ def test_from_history_strings_to_the_score(folder: Path, capsys: pytest.CaptureF
 
 
 def test_ids_are_measured_as_they_come(folder: Path) -> None:
-    front = join_features(load(folder / "m.onnx", 3), load_features(folder / "m.toml"))
+    front = join_features(load_model(folder / "m.onnx", 3), load_features(folder / "m.toml"))
     assert front is not None
     ids = {name: span for name, span in front.bounds.items() if not name.endswith("/columns")}
     assert ids == {"user_id": (0, 39), "history": (0, 29)} and front.bounds["user_id/columns"] == (0, 39)
@@ -208,12 +208,12 @@ def test_sequences_that_do_not_fit_are_refused(folder: Path, old: str, new: str,
     assert old in DESCRIPTION
     (folder / "wrong.toml").write_text(DESCRIPTION.replace(old, new))
     with pytest.raises(ModelError, match=says):
-        join_features(load(folder / "m.onnx", 3), load_features(folder / "wrong.toml"))
+        join_features(load_model(folder / "m.onnx", 3), load_features(folder / "wrong.toml"))
 
 
 def test_a_description_of_sequences_is_one_kernel_a_layer(folder: Path) -> None:
     description: FeatureDescription = load_features(folder / "m.toml")
-    front = join_features(load(folder / "m.onnx", 3), description)
+    front = join_features(load_model(folder / "m.onnx", 3), description)
     assert front is not None and [spec.outputs[0].dtype for spec in front.layers] == ["int64", "int64"] + 2 * [
         "float32"
     ]

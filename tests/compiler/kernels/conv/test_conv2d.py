@@ -10,7 +10,7 @@ from run_kernels import OLDER_CPUS, compile_ahead, halo_is_zero, require_feature
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.shared_library import machine_code
+from veltair.compiler.shared_library import compile_function
 from veltair.machine.isa import cpu_features
 
 TOLERANCE = {"direct": 1e-5, "winograd": 1e-4}
@@ -79,7 +79,7 @@ def test_default_tiles_for_avx2_fit_its_registers(spec: LayerSpec) -> None:
     narrow = OLDER_CPUS["haswell"]
     space = SPACES[spec.op]
     kernel = space.build(spec, space.points(spec, narrow)[0], narrow)
-    code = machine_code(kernel.function, "main", {"kind": "llvm", "mcpu": "haswell"})
+    code = compile_function(kernel.function, "main", {"kind": "llvm", "mcpu": "haswell"})
     products = re.findall(r"vfn?m[a-z]+\d+ps\s.*", code.mod.inspect_source("asm"))
     assert len(products) >= 12
     assert not [line for line in products if "%rsp" in line or "%rbp" in line or "zmm" in line]

@@ -10,7 +10,7 @@ from run_kernels import OLDER_CPUS, compile_ahead, halo_is_zero, require_feature
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.shared_library import machine_code
+from veltair.compiler.shared_library import compile_function
 from veltair.machine.isa import ISAS
 
 
@@ -44,7 +44,7 @@ def test_code_without_tiles_has_none() -> None:
     space = SPACES[spec.op]
     kernel = space.build(spec, space.points(spec, lesser)[0], lesser)
     target = {"kind": "llvm", "mcpu": "x86-64-v4", "mattr": ["+avx512bf16"]}
-    code = machine_code(kernel.function, "main", target).mod.inspect_source("asm")
+    code = compile_function(kernel.function, "main", target).mod.inspect_source("asm")
     products = re.findall(r"vdpbf16ps\s.*", code)
     assert len(products) >= 16
     assert not [line for line in products if "%rsp" in line or "%rbp" in line]

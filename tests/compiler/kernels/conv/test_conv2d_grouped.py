@@ -14,7 +14,7 @@ from run_kernels import OLDER_CPUS, compile_ahead, halo_is_zero, require_feature
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.kernels.conv.conv_weights import input_range
-from veltair.compiler.onnx.onnx_model import load
+from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
 
 LIMIT = {"fp32": 1e-5, "bf16": 2e-2, "dots": 2e-2}
@@ -91,7 +91,7 @@ def test_every_point_on_every_instruction_set(mcpu: str, shuffled: bool) -> None
 
 def test_only_the_inputs_of_a_group_are_read(tmp_path: Path) -> None:
     net = Net(x=[1, 256, 7, 7])
-    model = load(net.save(tmp_path / "net.onnx", net("Conv", "x", normal(256, 8, 3, 3), group=32)), 1)
+    model = load_model(net.save(tmp_path / "net.onnx", net("Conv", "x", normal(256, 8, 3, 3), group=32)), 1)
     (spec,) = (layer for layer in lower(model, "fp32").layers if layer.op == "conv2d")
     assert input_range(spec, 32).blocks == 2 and spec.flops == 2 * 25 * 256 * 8 * 9
     for features in OLDER_CPUS.values():
