@@ -8,13 +8,7 @@ from random import Random
 from hypothesis import strategies as st
 from scheduler_builders import make_machine, make_profile, make_query, make_tenant, snapshot
 
-from veltair.scheduler.events import (
-    BlockFailed,
-    CountersSampled,
-    QueryArrived,
-    QueryCancelled,
-    WorkersChanged,
-)
+from veltair.scheduler.events import BlockFailed, CountersSampled, QueryArrived, QueryCancelled, WorkersChanged
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.scheduler.policies.policy import Policy
 from veltair.scheduler.query_states import QueryState

@@ -1,60 +1,13 @@
-"""Sums of one-hot vectors and of concatenated tensors: equal to ONNX Runtime, and to numpy in every version."""
+"""Sums of one-hot vectors and of concatenated tensors become one layer, equal to ONNX Runtime."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
-from onnx_nets import Arrays, run
-from run_kernels import compile_ahead, run_and_compare
-
-from veltair.compiler.design_spaces import SPACES
-from veltair.compiler.graph.layer_spec import Activation, LayerSpec
-from veltair.compiler.graph.parameters.recommendation import ConcatSumParameters, OneHotSumParameters
-from veltair.machine.isa import cpu_features
-
-random = np.random.default_rng(5)
-ROWS = 7
-
-
-def drawn(*shape: int) -> NDArray[np.float32]:
-    return random.standard_normal(shape, dtype=np.float32)
-
-
-def operators(tmp_path: Path, nodes: list[Any], feeds: Arrays, constants: Arrays) -> list[str]:
-    """The layers' of a model that gives in `y` what ONNX Runtime gives; its batch is symbolic."""
-    given = [
-        helper.make_tensor_value_info(
-            name, TensorProto.INT64 if array.dtype == np.int64 else TensorProto.FLOAT, ["n", *array.shape[1:]]
-        )
-        for name, array in feeds.items()
-    ]
-    graph = helper.make_graph(
-        [helper.make_node(op, reads.split(), [name], **more) for op, reads, name, more in nodes],
-        "net",
-        given,
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
-    )
-    path = tmp_path / "net.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    (found,), operators = run(path, feeds, "fp32", ROWS, max_batch=32)
-    (wanted,) = ort.InferenceSession(str(path)).run(None, feeds)
-    assert found.shape == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
-    return operators
-
-
-def ids(lookups: int, depth: int) -> NDArray[np.int64]:
-    """Some of them outside of [-depth, depth)."""
-    return random.integers(-depth - 3, depth + 3, (ROWS, lookups))
-
+from onnx_nets import Arrays
+from row_models import ROWS, drawn, ids, operators, random
 
 ONES: Arrays = {"values": np.array([0, 1], np.float32), "one": np.array([1])}
 COUNTS = [("OneHot", "a d5 values", "h", {}), ("ReduceSum", "h one", "s", {"keepdims": 0})]
@@ -114,19 +67,3 @@ def test_concat_sum_copies_nothing(tmp_path: Path, shapes: list[tuple[int, ...]]
     )
     nodes = [joined, total]
     assert operators(tmp_path, nodes, feeds, ONES) == ["concat_sum"]
-
-
-@pytest.mark.parametrize("mcpu", ["", "haswell"])
-@pytest.mark.parametrize("op", ["concat_sum", "one_hot_sum"])
-def test_every_version_equals_numpy(op: str, mcpu: str) -> None:
-    counts = op == "one_hot_sum"
-    widths = (9, 3) if counts else (36, 12, 84)
-    inputs = tuple(Activation(f"x{i}", "int64" if counts else "float32", (-1, w)) for i, w in enumerate(widths))
-    width = 22 if counts else 12
-    parameters = OneHotSumParameters((5, 17), (1.0, 0.5)) if counts else ConcatSumParameters(0.5)
-    y = Activation("y", "float32", (-1, width))
-    spec = LayerSpec(op, op, inputs, (y,), {}, 1, max_batch=64, parameters=parameters)
-    values = [ids(w, 8) if counts else drawn(ROWS, w) for w in widths]
-    for point in compile_ahead(spec, SPACES[op].points(spec, cpu_features()), mcpu):
-        error, _ = run_and_compare(spec, point, values, ROWS, mcpu)
-        assert error < 1e-6, point
