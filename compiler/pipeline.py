@@ -51,7 +51,7 @@ from veltair.types import Environment
 # but their roundings add up with depth: 3.5 % measured on ResNet-50 and MobileNet-V2 with random weights.
 TOLERANCE = {"fp32": 1e-3, "bf16": 0.1}
 MAX_SIZES = 5  # batch sizes that are timed
-QOS_FACTOR = 3  # the default target: so many times what the model takes alone, rounded up to a millisecond
+QOS_FACTOR = 3  # the default target is this times the model's solo time, rounded up to a millisecond
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,4 @@
-"""Events, which the scheduler is told, and decisions, which it returns. Time is `int` nanoseconds."""
+"""Events, which the scheduler receives, and decisions, which it returns. Time is `int` nanoseconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from veltair.types import CoreSet, CounterSample, LayerBlock, Query, Record
 
-# Events: what the scheduler is told.
+# Events: the scheduler's inputs.
 
 
 class QueryArrived(Record, frozen=True):

@@ -194,7 +194,7 @@ class Scheduler:
         before = leader.state
         state.cancel(leader, event.query)
         if leader.state is before:
-            return  # the batch goes on for the others, or it has been told already
+            return  # the batch continues for its other queries, or was stopped before
         if leader.state is _CANCELLING:
             decisions.append(CancelQuery(leader.query.id))
         else:

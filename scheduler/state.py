@@ -137,7 +137,7 @@ class SchedulerState:
         return run.core_set
 
     def stop(self, active: ActiveQuery) -> None:
-        """The block is told to stop at its next layer."""
+        """Mark the block as asked to stop at its next layer."""
         self._move(active, Trigger.STOP)
 
     def finish_block(self, active: ActiveQuery, run: RunningBlock, stop: int, now_ns: int) -> None:
@@ -170,7 +170,7 @@ class SchedulerState:
         self._move(active, trigger)
 
     def change_workers(self, workers: int) -> None:
-        """So many queries may hold a worker from now on; those that already do keep it."""
+        """Change how many queries may hold a worker; those that hold one keep it."""
         self.workers = workers
         self.most_in_flight = len(self.in_flight)
 

@@ -34,7 +34,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shared_memory: bool = False  # clients may pass tensors in shared memory of this user
     drain_timeout_s: PositiveReal = 30.0
     counter_model: str | None = None  # file of `veltair profile --fit-proxy`, used where there are L3 counters
-    event_log: str | None = None  # JSON lines of every event and decision, for scheduler/replay.py
+    event_log: str | None = None  # JSON lines of every event and decision, for `veltair replay`
 
 
 class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""Errors by the party at fault, which decides what the caller sees.
+"""Errors by the party at fault, which decides what the caller gets.
 
 A `UserError` is the fault of an input: the command line exits with 2, the server answers with the HTTP status (and gRPC
 code name) of the class. An `InvariantError` is a defect of this project.

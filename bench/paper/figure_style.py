@@ -15,7 +15,7 @@ from bench.paths import ROOT
 from veltair.machine.environment import describe_environment
 
 FIGURES = ROOT / "docs" / "figures"
-# Okabe & Ito (2008): told apart with every common colour blindness, and as greys by their order of lightness.
+# Okabe & Ito (2008): distinguishable with every common colour blindness, and as greys by their order of lightness.
 COLOURS = {
     "blue": "#0072B2",
     "orange": "#E69F00",

@@ -4,7 +4,7 @@
     python -m bench.recsys.ember measure DIR [--torch PYTHON] [--json FILE]
 
 `ladder`: emb-opt0 to 3 (Ember, Table 4) on one core, each with the better of 0 and 16 rows ahead. emb-opt0 is scalar as
-it is written, and LLVM turns into vectors what it sees through: sums and copies, not dot products. Sums are of two
+it is written, and LLVM turns into vectors what it can analyse: sums and copies, not dot products. Sums are of two
 tables' worth of segments of Ember's RM1, RM2 and RM3 in one table of 16K rows, ids drawn by Zipf's law with exponent 0,
 0.8 and 1.2 (locality L0, L1, L2). Graphs and triples have the sizes of Ember's Table 2 (products' rows cut to 1M),
 uniform neighbours, and at most SEGMENTS segments a run. Blocks are of a tensor of 4096 tokens.

@@ -60,7 +60,7 @@ def prefetch(element: Expr, level: int = 2) -> None:
 def allocate_scratch(shape: tuple[int, ...], dtype: str) -> Any:
     """Memory of one task, which AMX tiles may be stored to.
 
-    TVM cuts a buffer down to what it sees read and written, and it does not see how far a tile reaches. So the last
+    TVM cuts a buffer down to the accesses it finds, and it cannot tell how far a tile reaches. So the last
     element is written first, and the rows keep their distance.
     """
     buffer = T.alloc_buffer(shape, dtype, scope="global")

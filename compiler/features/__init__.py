@@ -18,7 +18,7 @@ The way to that kernel, for columns that a description or the ONNX file itself d
    reads bytes.
 
 `feature_reference` computes the same in plain Python, for tests and for the check of every code version;
-`random_features` draws inputs for both. `compiler.graph`, `compiler.onnx`, `compiler.patterns`, `compiler.tuning`,
-`compiler.locality` and the pipeline import this folder; it imports `compiler.embedding`, `compiler.graph`,
+`random_features` draws inputs for both. `compiler.graph`, `compiler.onnx`, `compiler.patterns`, `compiler.tuning`
+and the pipeline import this folder; it imports `compiler.embedding`, `compiler.graph`,
 `compiler.onnx` and the helpers of `compiler.kernels`.
 """

@@ -52,7 +52,7 @@ def load_rows(table: FeatureTable, path: Path) -> NDArray[np.float32]:
 
 
 def read_parts(table: FeatureTable, path: Path) -> tuple[int, Callable[[int], NDArray[Any]]]:
-    """How many rows to read at once, and a function that gives so many from a row on.
+    """How many rows to read at once, and a function that reads up to that many rows from a given one.
 
     Rows are asked for in their order, since random ones are drawn. Raises ModelError for a file that cannot be read.
     """

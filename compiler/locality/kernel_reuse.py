@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from veltair.compiler.features.kernel.columns_parameters import ColumnsParameters
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec
 from veltair.compiler.locality.affine import AffineExpr, NonAffineTerm, StridedRange, single_value
 from veltair.compiler.locality.loop_nest import Access, Body, Box, Guard, Loop, LoopNest, add_box, loop_range
@@ -49,15 +48,16 @@ def kernel_reuse(spec: LayerSpec, kernel: Kernel, batch: int = 1) -> Reuse:
 
 
 def compulsory_bytes(spec: LayerSpec, batch: int) -> int:
-    """The bytes that must be moved once: inputs, outputs and weights; of tables only the rows that are looked up."""
+    """Bytes that a layer must move once: inputs, outputs and weights; of tables only the rows that are looked up."""
     moved = sum(_bytes(tensor, batch) for tensor in (*spec.inputs, *spec.outputs))
+    weight_bytes = spec.parameters.weight_bytes_read(batch)
+    if weight_bytes is not None:
+        return moved + weight_bytes
     tables: dict[str, int] = {}
     if spec.op in ("embedding", "embedding_bag"):
         tables = {f"table{i}": int(np.prod(ids.at(batch))) for i, ids in enumerate(spec.inputs)}
     if spec.op == "lookups":
         tables = dict.fromkeys(spec.weights, int(np.prod(spec.inputs[0].at(batch))))
-    if spec.op == "columns":
-        return moved + min(spec.weights["tables"].nbytes, batch * spec.parameters_as(ColumnsParameters).table.row_bytes)
     for name, weight in spec.weights.items():
         moved += min(weight.nbytes, tables[name] * weight[0].nbytes) if name in tables else weight.nbytes
     return moved
@@ -142,7 +142,7 @@ class _FootprintCounter:
                 steps.append(divisor)
 
         def some(size: int) -> dict[int, StridedRange]:
-            """The middle one of the stretches of so many tasks."""
+            """Variable ranges of the middle one of the stretches of `size` tasks."""
             first = count // size // 2 * size
             return {**ranges, loop.variable: StridedRange(first, first + size - 1, 1 if size > 1 else 0)}
 

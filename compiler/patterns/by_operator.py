@@ -64,7 +64,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "Dropout": (alias,),
 }
 
-# Searches for groups of nodes that are one layer. Each sees the matches of those before it.
+# Searches for groups of nodes that are one layer. Each gets the matches of those before it.
 FINDERS: tuple[Finder, ...] = (
     find_recurrences,
     find_sums,

@@ -18,8 +18,8 @@ from veltair.compiler.patterns.batch_norm import FoldedBatchNorm
 from veltair.compiler.patterns.epilogue import Epilogue
 from veltair.profiles.artifact.manifest import shape_at
 
-FEW_ROWS = 4  # up to so many, reading the weights is what a dense layer waits for: half the bytes, half the time
-TILE_ROWS = 16  # from so many on, at the greatest batch, products are made in bfloat16
+FEW_ROWS = 4  # up to this number, reading the weights is what a dense layer waits for: half the bytes, half the time
+TILE_ROWS = 16  # from this number on, at the greatest batch, products are made in bfloat16
 
 
 def matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
@@ -112,7 +112,7 @@ class DenseLayer:
 
 
 def multiplies_in_bf16(rows: int, view: ModelView) -> bool:
-    """Whether a product of so many rows (-k: k times the batch) is made in bfloat16."""
+    """Whether a product of this number of rows (-k: k times the batch) is computed in bfloat16."""
     (greatest,) = shape_at((rows,), view.max_batch)
     return view.dtype == "uint16" and greatest >= TILE_ROWS
 

@@ -45,7 +45,7 @@ def _caches() -> tuple[tuple[float, float], ...]:
 
 
 def move_ns(size_bytes: float, footprint_bytes: float) -> float:
-    """Time to read or write so many bytes of data of this footprint."""
+    """Time to read or write a number of bytes of data with this footprint."""
     return size_bytes / next(rate for limit, rate in _caches() if footprint_bytes <= limit)
 
 
@@ -96,7 +96,7 @@ def scratch_bytes(space: IterationSpace, setting: KernelSchedule) -> int:
 
 
 def latency_ns(space: IterationSpace, setting: KernelSchedule, cores: int = 0) -> float:
-    """Latency-evaluator: time of a kernel on so many cores, by default all."""
+    """Latency-evaluator: time of a kernel on `cores` cores, by default all."""
     cores = cores or len(usable_machine().cores)
     units = units_of(space, setting.columns)
     tasks = ceil(units / setting.rows)

@@ -26,7 +26,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 # A dot product does the work of two fp32 products. Convolutions in fp32 need fewer of them (Winograd), so a dot has to
 # take clearly less than two: with equal times ResNet-50 takes 0.6 of its time in fp32, with 4 times as long 1.7.
 DEAREST_DOT = 1.5  # products in whose time a dot product has to be done
-SUMS, DEPTH, ROUNDS = 24, 512, 8  # vectors of sums, which hide the latency; numbers read from L1, so many times
+SUMS, DEPTH, ROUNDS = 24, 512, 8  # vectors of sums, which hide the latency; numbers read from L1; repetitions
 
 
 def pick_precision(

@@ -6,7 +6,7 @@ An artifact is a folder with three files, each covered by the digest:
     weights.bin     every constant in the layout that its kernels want, 64-byte aligned; mapped, never copied
     kernels.so      every code version of every layer as a symbol of its own
 
-It is written beside its final name and renamed, so that a reader sees all of it or nothing.
+It is written beside its final name and renamed, so that a reader finds all of it or nothing.
 """
 
 from __future__ import annotations

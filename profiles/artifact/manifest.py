@@ -131,7 +131,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     buffers: tuple[Buffer, ...]
-    arena_bytes: int  # zeroed once by whoever allocates it: halos of padded activations rely on it
+    arena_bytes: int  # zeroed once when it is allocated: halos of padded activations rely on it
     layers: tuple[LayerEntry, ...]
     environment: dict[str, str]
     source_digest: str  # sha256 of the ONNX file

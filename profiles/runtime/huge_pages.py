@@ -35,7 +35,7 @@ _FIXED, _FAILED = 0x10, ctypes.c_void_p(-1).value  # of mmap
 def map_file(path: Path) -> NDArray[np.uint8]:
     """A file's bytes, entered into this process's page tables at once, in large pages where the kernel takes them.
 
-    A write makes a copy of the page that only this process sees.
+    A write makes a copy of the page that is private to this process.
     """
     size = path.stat().st_size
     if not size:

@@ -39,7 +39,7 @@ ModelTimes: TypeAlias = tuple[tuple[int, ...], ...]  # ns by (batches, cores)
 PAUSE_S = 0.005  # between two queries: long enough for threads and cores to fall asleep
 TURNS = 5
 RUNS, LEAST_RUNS = 12, 3  # in a turn
-TURN_S = 0.4  # for a batch on so many cores, unless the least number of runs takes longer
+TURN_S = 0.4  # time for one batch size on one core count, unless the least number of runs takes longer
 IN_MODEL = "within the model"
 
 

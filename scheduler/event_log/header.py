@@ -43,7 +43,7 @@ class InterferenceSettings(Record, frozen=True):
 class SchedulerSettings(Record, frozen=True):
     """What a scheduler is made of, without the profiles.
 
-    Whoever records a log makes the scheduler with `make_scheduler`, too, so that the header cannot say otherwise.
+    A recorder makes its scheduler with `make_scheduler`, too, so that the header always matches it.
 
     >>> settings = SchedulerSettings("fcfs", Machine(((0, 1),)), 2, 1.0, (), InterferenceSettings("observed", {}))
     >>> settings.make_scheduler({}).stats().workers

@@ -1,4 +1,4 @@
-"""Where the front refuses a request before the engine sees it.
+"""Admission in the front: refuses a request before it reaches the engine.
 
 In the order in which a request passes them:
 

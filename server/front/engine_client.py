@@ -28,7 +28,7 @@ FIRST_RESTART_S, LONGEST_RESTART_S = 0.1, 30.0
 
 
 class EngineClient:
-    """The engine as the front uses it, whichever process runs it now.
+    """The front's client of the engine; it outlives restarts of the engine process.
 
     Create it with `start`, in the main thread: the engine dies with the thread that started it. ::
 

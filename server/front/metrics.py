@@ -99,7 +99,7 @@ class Metrics:
                     latency.add_metric((*key, quantile), ms / 1e3)
         yield from (duration, queue, execution, outcomes, met, target, inferences, versions, latency)
         yield CounterMetricFamily(
-            "veltair_unknown_model_requests", "Requests for a model that nobody serves", self.unknown_model_requests
+            "veltair_unknown_model_requests", "Requests for a model that is not served", self.unknown_model_requests
         )
         yield CounterMetricFamily(
             "veltair_malformed_requests", "Requests that could not be decoded", self.malformed_requests

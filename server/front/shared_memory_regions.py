@@ -111,7 +111,7 @@ class SharedMemoryRegions:
         ]
 
     def check_outputs(self, locations: Mapping[str, TensorLocation]) -> None:
-        """Check before the query runs that outputs can be written there. Raises RequestError."""
+        """Check, before the query runs, that outputs can be written to their locations. Raises RequestError."""
         if locations:
             self.require_allowed()
         for output, location in locations.items():
@@ -120,12 +120,12 @@ class SharedMemoryRegions:
     def write_outputs(
         self, outputs: Mapping[str, Tensor], locations: Mapping[str, TensorLocation]
     ) -> dict[str, TensorLocation]:
-        """Write outputs there. Returns the locations, cut to what was written. Raises RequestError."""
+        """Write the outputs to their locations. Returns the locations with the sizes written. Raises RequestError."""
         stored = {}
         for output, location in locations.items():
             data, where = tensor_bytes(outputs[output]), f"output {output!r}"
             if len(data) > location.size_bytes:
-                raise RequestError(f"{where}: takes {len(data)} bytes, its place has {location.size_bytes}")
+                raise RequestError(f"{where}: takes {len(data)} bytes, its shared memory has {location.size_bytes}")
             file, at = self._file_and_offset(where, location)
             try:
                 if os.fstat(file).st_size < at + len(data) or os.pwrite(file, data, at) < len(data):

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rows",
         type=int,
-        help=f"of each embedding table: of dlrm exactly so many (default {DlrmShape().rows}), of others at most"
+        help=f"of each embedding table: exactly this number for dlrm (default {DlrmShape().rows}), for others at most"
         f" (default: as published, cut where that exceeds 1/{MEMORY_SHARE} of the memory)",
     )
     parser.add_argument("--json", action="store_true", help="print what there is, or what was written, as JSON")

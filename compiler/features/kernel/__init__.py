@@ -4,5 +4,5 @@
 a column needs, `column_slots` what the numbers of its row are, `column_table` and `slot_writer` write them.
 `column_emitter` chooses among `row_lookup` (one row of a table), `row_sums` (several, added up) and `sequence_emitter`
 (several, kept apart), which build on `index_emitter`, `bucketize`, `column_values` and `table_rows`.
-`compiler.kernels`, `compiler.patterns`, `compiler.locality` and `compiler.features` import this folder.
+`compiler.kernels`, `compiler.patterns` and `compiler.features` import this folder.
 """

@@ -48,6 +48,10 @@ class ColumnsParameters(LayerParameters):
             self.description.features_read_by(self.joined.columns)
         )
 
+    def weight_bytes_read(self, batch: int) -> int:
+        """Bytes of the rows that a batch reads, at most all tables."""
+        return min(self.table.tables.nbytes, batch * self.table.row_bytes)
+
     def draw_inputs(self, batch: int, rng: np.random.Generator) -> list[NDArray[Any]]:
         """Raw features of the described kinds and sizes, packed, and normally distributed numbers to copy."""
         numbers = [rng.standard_normal(tensor.at(batch), np.float32) for tensor in self.copied]

@@ -140,7 +140,7 @@ def emit_numbers(values: ColumnValues, column: Expr, kind: ValueKind) -> None:
 
 
 def combiner_scale(values: ColumnValues, column: Expr, count: Expr) -> Expr:
-    """The factor of a sum of so many values, as float64: 1, 1 / count or 1 / sqrt(count)."""
+    """The factor of a sum of `count` values, as float64: 1, 1 / count or 1 / sqrt(count)."""
     combiner, count = values.slot(column, "combiner"), in_register(T.cast(count, "float64"))
     mean, root = T.float64(1) / count, T.float64(1) / T.sqrt(count)
     inverse = T.Select(combiner == COMBINERS.index("mean"), mean, root)

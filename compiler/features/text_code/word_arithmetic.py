@@ -45,7 +45,7 @@ def remainder(value: Expr, divisor: Expr, reciprocal: Expr) -> Expr:
 
 
 def rotate(value: Expr, by: int) -> Expr:
-    """Rotated right by so many bits."""
+    """The word rotated right by a number of bits."""
     value = in_register(value)
     return T.bitwise_or(T.shift_right(value, u64_constant(by)), T.shift_left(value, u64_constant(64 - by)))
 

@@ -39,8 +39,15 @@ class LayerParameters:
 
     @property
     def note(self) -> str:
-        """What people should know of the layer: `veltair inspect` prints it. Empty for most layers."""
+        """A remark about the layer that `veltair inspect` prints; empty for most layers."""
         return ""
+
+    def weight_bytes_read(self, batch: int) -> int | None:
+        """Bytes of weights that a query of this batch reads; None where op and shapes of the layer determine them.
+
+        A layer whose parameters decide how many rows of its tables are read overrides this.
+        """
+        return None
 
     def draw_inputs(self, batch: int, rng: np.random.Generator) -> list[NDArray[Any]] | None:
         """Random inputs of the layer, in its order; None where every input can be drawn by itself.

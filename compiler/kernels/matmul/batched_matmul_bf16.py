@@ -43,7 +43,7 @@ from veltair.compiler.kernels.matmul.pair_packing import (
     pack_transposed_right,
 )
 
-FEW_ROWS = 4  # below so many, packing costs more than blocks save; 9 x 32 x 9 in vectors takes 0.46 to 0.6 of the time
+FEW_ROWS = 4  # below this, packing costs more than blocks save; 9 x 32 x 9 in vectors takes 0.46 to 0.6 of the time
 PACKED_BYTES = 256 << 10  # a task's share of the right operand at most: it stays in L2
 SMALL = 1 << 16  # multiply-adds of one product of matrices, up to which a task takes several products
 

@@ -21,7 +21,7 @@ from veltair.compiler.kernels.matmul.amx_tiles import LEFT, RIGHT, STEP, TILE, c
 from veltair.compiler.kernels.matmul.matrix_unit import MatrixUnit
 
 ROWS = 8  # of a register tile of dot products
-UNROLLED = 4  # up to so many steps stand side by side instead of in a loop
+UNROLLED = 4  # up to this number, steps are unrolled instead of looped over
 
 
 @dataclass(frozen=True, slots=True)

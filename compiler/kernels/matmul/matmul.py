@@ -33,7 +33,7 @@ from veltair.compiler.kernels.matmul.matmul_operands import MatmulEpilogue, max_
 # operands in memory. AVX2 has half as many registers, and a vector takes two.
 AVX512_TILES = ((4, 6), (4, 4), (4, 1), (2, 6), (2, 12), (2, 4), (2, 1), (1, 6), (1, 12), (1, 4), (1, 1))
 AVX2_TILES = ((1, 6), (1, 4), (4, 1), (2, 1), (1, 1))
-MANY_ROWS = 16  # at the greatest batch: so many are worth copying
+MANY_ROWS = 16  # at the greatest batch: from here on, copying rows pays
 
 
 class Matmul:

@@ -58,7 +58,7 @@ class TokenEmbedding:
 
 
 def _row_of(ids: Any, image: Expr, token: Expr, rows: int) -> Expr:
-    """The row that an id picks of a table of so many rows."""
+    """The row of a table that an id selects; `rows` is the table's length."""
     number = T.bind(ids[image, token])
     inside = T.And(number >= 0, number < rows)
     return T.bind(T.cast(T.Select(inside, number, T.cast(0, ids.dtype)), "int32"))

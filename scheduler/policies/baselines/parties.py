@@ -73,7 +73,7 @@ class Parties(Policy):
         self._queues = TenantQueues()
         self._next_poll_ns = 0
         self._watched: Partition | None = None  # the one that was downsized last …
-        self._watch = 0  # … for so many more polls
+        self._watch = 0  # … for this number of further polls
 
     def query_arrived(self, active: ActiveQuery, now_ns: int) -> None:
         self._queues.add(active)

@@ -77,7 +77,7 @@ def test_outputs_are_written_where_they_were_asked_and_nowhere_else(regions: Sha
     now = (FOLDER / key[1:]).read_bytes()
     assert now[196:220] == values.tobytes() and now[4096 - len(raw) :] == raw
     assert now[:196] == CONTENT[:196] and now[220 : 4096 - len(raw)] == CONTENT[220 : 4096 - len(raw)]
-    with pytest.raises(RequestError, match="takes 24 bytes, its place has 23"):
+    with pytest.raises(RequestError, match="takes 24 bytes, its shared memory has 23"):
         regions.write_outputs({"a": values}, {"a": TensorLocation("all", 0, 23)})
     with pytest.raises(RequestError, match="outside of region 'all'"):
         regions.check_outputs({"a": TensorLocation("all", 3990, 24)})

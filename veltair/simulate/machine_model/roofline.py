@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from veltair.simulate.machine_model.machine_model import MachineModel
 
 Table = NDArray[np.float64]
-_EMPTY = 1e-6  # bytes: a level that needs no more than the one before is reached together with it
+_EMPTY = 1e-6  # bytes: a level that needs at most as much as the one before is reached together with it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """DLRM's RM1, RM2 and RM3, Wide & Deep and NCF as DeepRecSys (Gupta et al. 2020) configures them for its simulator.
 
-RM1 and RM2 are bound by lookups, RM3 by its towers. Rows and dense values stand side by side, none is multiplied with
-another ("cat"). Its configurations give the first width of a bottom tower as that of the dense input.
+RM1 and RM2 are bound by lookups, RM3 by its towers. Rows and dense values are concatenated, without products of pairs
+("cat"). In DeepRecSys' configurations, the first width of a bottom tower is that of the dense input.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from veltair.zoo.recommendation.recommender import RecommenderGraph, RecommenderSpec
 from veltair.zoo.recommendation.table_sizes import EmbeddingTable
 
-MAX_BATCH = 1024  # sizes of queries are log-normal (5.1, 0.2), capped here
+MAX_BATCH = 1024  # DeepRecSys draws query sizes from a log-normal distribution (5.1, 0.2), capped at this
 
 
 def _dlrm(
@@ -25,23 +25,23 @@ def _dlrm(
     qos_ms: int,
 ) -> RecommenderSpec:
     def build(g: RecommenderGraph) -> tuple[str, int]:
-        """dense float32 (n, bottom[0]), sparse_0 … int64 (n, lookups) or, of one lookup, (n,) -> probability (n, 1)."""
+        """dense float32 (n, bottom[0]), sparse_0 … int64 (n, lookups), or (n,) for one lookup -> probability (n, 1)."""
         x = g.tower(g.floats("dense", bottom[0]), "bottom", bottom)
         bags = [g.lookups(f"table_{i}", f"sparse_{i}", lookups, f"bag_{i}") for i in range(tables)]
         x = g.node("Concat", [x, *bags], "features", axis=1)
         widths = (bottom[-1] + tables * dim, *top)
         return g.score(g.tower(x, "top", widths), f"top.{len(top)}", widths[-1]), 1
 
-    bound = math.sqrt(3 / lookups)  # a bag of rows has variance one
+    bound = math.sqrt(3 / lookups)  # gives the sum of a bag variance one
     listed = tuple(EmbeddingTable(f"table_{i}", rows, dim, bound) for i in range(tables))
     return RecommenderSpec(name, listed, build, qos_ms, MAX_BATCH)
 
 
 def _ncf(g: RecommenderGraph) -> tuple[str, int]:
-    """user, item int64 (n,) -> relevance float32 (n, 64), rectified.
+    """user, item int64 (n,) -> relevance float32 (n, 64), after a ReLU.
 
-    Each has a row to be multiplied with the other's and one for a tower (He et al. 2017). The configuration ends in 64
-    values and leaves the score to whoever reads them.
+    Each id has one row for the product and one for the tower (He et al. 2017). DeepRecSys' configuration ends in 64
+    values, without a layer that reduces them to a score.
     """
     ids = {name: g.ids(name) for name in ("user", "item")}
     users, user, items, item = (g.rows(name, ids[name.partition("_")[0]], f"{name}.row") for name in NCF_TABLES)

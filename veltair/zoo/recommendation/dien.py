@@ -1,7 +1,7 @@
 """DIEN (Zhou et al. 2019) on Amazon's book reviews, as DeepRec's model zoo trains it, at AtRec's widths.
 
-A GRU follows the items of a history, attention compares each of its states with the item in question, and a GRU whose
-update gate attention closes (AUGRU) gives the interest. An id of 0 in a history is no item: histories end before it.
+A GRU runs over the items of a history, attention compares each of its states with the candidate item, and a GRU whose
+update gate is scaled by attention (AUGRU) computes the interest. An id of 0 ends a history.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from veltair.zoo.recommendation.recommender import RecommenderGraph, Recommender
 from veltair.zoo.recommendation.table_sizes import EmbeddingTable
 
 STEPS, DIM = 50, 4
-HIDDEN = 2 * DIM  # of an item and its category
+HIDDEN = 2 * DIM  # an item's row and its category's
 ATTENTION, TOP = (80, 40), (200, 80)
-TABLES = {"users": 543_060, "items": 367_983, "categories": 1_601}  # the data set's, counted by DIEN's authors
-MASKED = -4294967295.0  # a score before softmax where there is no item: -2**32 + 1
+TABLES = {
+    "users": 543_060,
+    "items": 367_983,
+    "categories": 1_601,
+}  # ids in the data set, as DIEN's authors counted
+MASKED = -4294967295.0  # score before the softmax of a step without an item: -2**32 + 1
 SLOPE = 0.1
 SEPARATOR = "\x02"
-HISTORY_BYTES = 1024  # room for a history
+HISTORY_BYTES = 1024  # longest text of a history
 
 
 def _build(g: RecommenderGraph) -> tuple[str, int]:
@@ -55,13 +59,13 @@ def _build(g: RecommenderGraph) -> tuple[str, int]:
 
 
 def _item(g: RecommenderGraph, item: str, category: str, name: str, axis: int) -> str:
-    """Rows of item and category side by side."""
+    """The rows of item and category, concatenated."""
     rows = [g.rows("items", item, f"{name}.item"), g.rows("categories", category, f"{name}.category")]
     return g.node("Concat", rows, name, axis=axis)
 
 
 def _gru(g: RecommenderGraph, x: str) -> str:
-    """States (n, 50, 8) of a GRU over x, as TensorFlow's GRUCell starts: gates' biases are one."""
+    """States (n, 50, 8) of a GRU over x, initialised as TensorFlow's GRUCell: biases of the gates are one."""
     bound = math.sqrt(6 / (2 * HIDDEN + HIDDEN))
     weights = [g.rng.uniform(-bound, bound, (1, 3 * HIDDEN, HIDDEN)).astype(np.float32) for _ in range(2)]
     bias = np.concatenate([np.ones(2 * HIDDEN), np.zeros(4 * HIDDEN)]).astype(np.float32)[None]
@@ -73,7 +77,7 @@ def _gru(g: RecommenderGraph, x: str) -> str:
 
 
 def _attention(g: RecommenderGraph, item: str, states: str, seen: str) -> str:
-    """Weights (n, 50) of the states, by a small net over query, state, difference and product."""
+    """Attention weights (n, 50) of the states: a small network over query, state, difference and product."""
     slope = g.constant("attention.slope", np.full(HIDDEN, SLOPE, np.float32))
     query = g.node("PRelu", [g.linear(item, "attention.linear", HIDDEN, HIDDEN), slope], "attention.query")
     times = g.constant("attention.times", np.array([1, STEPS, 1], np.int64))
@@ -95,9 +99,9 @@ def _attention(g: RecommenderGraph, item: str, states: str, seen: str) -> str:
 
 
 def _last(g: RecommenderGraph, mask: str, states: str) -> str:
-    """The state (n, 8) at the last item of each history; zeros where there is none.
+    """The state (n, 8) at the last item of each history; zeros for an empty one.
 
-    Later steps never change it, so the recurrences may run to the end whatever the length.
+    Later steps do not change it, so the recurrences run to the end at any length.
     """
     ends = [g.constant(f"next.{key}", np.array([end], np.int64)) for key, end in (("from", 1), ("to", STEPS))]
     pads = g.constant("next.pads", np.array([0, 0, 0, 1], np.int64))
@@ -107,7 +111,7 @@ def _last(g: RecommenderGraph, mask: str, states: str) -> str:
 
 
 def _describe(tables: Mapping[str, EmbeddingTable]) -> DescriptionEntries:
-    """Every input from text, as the logs have it: hashed, but for id 0, which is no item."""
+    """A description that hashes every input from text, as logs store it; id 0 stays free for "no item"."""
     single = {"user": "users", "item": "items", "category": "categories"}
     sequences = {"history_item": "items", "history_category": "categories"}
     history: DescriptionEntry = {

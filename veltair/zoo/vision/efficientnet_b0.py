@@ -8,7 +8,7 @@ import onnx
 from veltair.zoo.conv_graph import PLAIN_LIFT, ConvGraph, image_model
 from veltair.zoo.moments import TensorMoments
 
-# expansion, kernel, channels, blocks, stride of the first
+# expansion, kernel, channels, blocks, stride of the first block
 STAGES = (
     (1, 3, 16, 1, 1),
     (6, 3, 24, 2, 2),

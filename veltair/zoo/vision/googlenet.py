@@ -1,5 +1,7 @@
-"""GoogLeNet (Inception v1, Szegedy et al. 2014, table 1) as torchvision's: batch norms, a 3x3 convolution where the
-paper has 5x5, poolings that round up, no auxiliary heads: 6,624,904 parameters."""
+"""GoogLeNet (Inception v1, Szegedy et al. 2014, table 1) in torchvision's variant: 6,624,904 parameters.
+
+It has batch norms, 3x3 convolutions in place of the paper's 5x5, poolings that round up, and no auxiliary heads.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import onnx
 from veltair.zoo.conv_graph import PLAIN_LIFT, ConvGraph, image_model
 from veltair.zoo.moments import TensorMoments
 
-# 1x1; 3x3 reduced, 3x3; 5x5 reduced, 5x5; projection of the pool. None: a pooling of that window at stride 2.
+# Channels: 1x1; reduction for the 3x3, 3x3; reduction for the 5x5, 5x5; projection of the pooling. A single number is
+# the window of a pooling at stride 2.
 BLOCKS: dict[str, tuple[int, int, int, int, int, int] | int] = {
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),

@@ -8,7 +8,7 @@ import onnx
 from veltair.zoo.conv_graph import ConvGraph, image_model
 from veltair.zoo.moments import TensorMoments
 
-# expansion, channels, blocks, stride of the first
+# expansion, channels, blocks, stride of the first block
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 
 

@@ -8,7 +8,7 @@ import onnx
 from veltair.zoo.conv_graph import ConvGraph, image_model
 from veltair.zoo.moments import TensorMoments
 
-STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # width, blocks, stride of the first
+STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # width, blocks, stride of the first block
 EXPANSION = 4
 
 

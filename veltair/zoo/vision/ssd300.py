@@ -1,7 +1,7 @@
 """SSD-300 on VGG-16 for the 91 classes of COCO (Liu et al. 2015), as torchvision's ssd300_vgg16: 35,641,826 parameters.
 
-The graph gives what non-maximum suppression takes, but for the boxes' decoding: their offsets from the 8732 default
-boxes, and the classes' scores.
+The graph ends before boxes are decoded and non-maximum suppression runs. Its outputs are the offsets from the 8732
+default boxes, and the scores of the classes.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from veltair.zoo.conv_graph import PLAIN_LIFT, ConvGraph, image_model
 from veltair.zoo.moments import TensorMoments
 
 CLASSES, BOXES = 91, 8732
-# VGG-16: convolutions of a stage; all but the last pool their result, and the third rounds up (75 -> 38).
+# VGG-16: channels and convolutions of a stage. A pooling follows all but the last; the third rounds up (75 -> 38).
 STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 # Channels of a 1x1 and of a 3x3 convolution, stride and padding of the latter.
 EXTRAS = ((256, 512, 2, 1), (128, 256, 2, 1), (128, 256, 1, 0), (128, 256, 1, 0))
-ANCHORS = (4, 6, 6, 6, 4, 4)  # boxes of a position, by feature map
+ANCHORS = (4, 6, 6, 6, 4, 4)  # boxes per position of each feature map
 SIZES = (38, 19, 10, 5, 3, 1)
 
 
 def build(seed: int) -> onnx.ModelProto:
-    """float32 (1, 3, 300, 300) -> boxes (1, 8732, 4), scores (1, 8732, 91) that sum to one over the classes, the
-    background first; opset 17; same seed, same bytes."""
+    """float32 (1, 3, 300, 300) -> boxes (1, 8732, 4), scores (1, 8732, 91); opset 17; same seed, same bytes.
+
+    Scores sum to one over the classes, the first of which is the background.
+    """
     g = ConvGraph(np.random.default_rng(seed))
     x = g.image("input", 3)
     features = []
@@ -63,7 +65,7 @@ def _conv(
 
 
 def _normalised(g: ConvGraph, x: TensorMoments, name: str) -> TensorMoments:
-    """Each pixel's channels scaled to length one, then by learned factors about 20 (ParseNet's L2 normalisation)."""
+    """ParseNet's L2 normalisation: each pixel's channels are scaled to length one, then by learned factors near 20."""
     scale = 20 * g.rng.uniform(0.8, 1.2, x.channels)
     factors = g.constant(f"{name}.scale", scale.astype(np.float32)[None, :, None, None])
     g.node("ReduceL2", [x.name], f"{name}.length", axes=[1], keepdims=1)
@@ -78,7 +80,7 @@ def _normalised(g: ConvGraph, x: TensorMoments, name: str) -> TensorMoments:
 
 
 def _head(g: ConvGraph, features: list[TensorMoments], name: str, width: int, gain: float) -> str:
-    """(1, 8732, width): a 3x3 convolution on every feature map, the anchors moved behind the pixels."""
+    """(1, 8732, width): a 3x3 convolution on every feature map, its result transposed so that anchors follow pixels."""
     parts = []
     for i, (x, anchors, size) in enumerate(zip(features, ANCHORS, SIZES, strict=True)):
         y = g.conv(x, f"{name}.{i}", anchors * width, kernel=3, gain=gain)

@@ -1,7 +1,7 @@
 """SSD-300 on MobileNet v1 for the 91 classes of COCO, as MLPerf's (TensorFlow's ssd_mobilenet_v1_coco_2018_01_28).
 
-Convolutions pad as TensorFlow does ("same": at stride 2 the odd pixel goes below and to the right). The graph gives
-what non-maximum suppression takes, but for the boxes' decoding: their codes against the 1917 default boxes, and the
+Convolutions pad as TensorFlow does ("same": at stride 2 the odd pixel goes below and to the right). The graph ends
+before box decoding and non-maximum suppression: it returns codes relative to the 1917 default boxes, and the
 classes' scores.
 """
 
@@ -14,11 +14,11 @@ from veltair.zoo.conv_graph import PLAIN_LIFT, ConvGraph, image_model
 from veltair.zoo.moments import TensorMoments
 
 CLASSES, BOXES, SIZE = 91, 1917, 300
-# Channels and stride of each depthwise separable convolution; the features of two of them are taken.
+# Channels and stride of each depthwise separable convolution; two of them are also feature maps of the heads.
 BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
 TAKEN = (11, 13)
 EXTRAS = ((256, 512), (128, 256), (128, 256), (64, 128))  # channels of a 1x1 and of a 3x3 convolution of stride 2
-ANCHORS = (3, 6, 6, 6, 6, 6)  # boxes of a position, by feature map
+ANCHORS = (3, 6, 6, 6, 6, 6)  # boxes per position of each feature map
 EPSILON = 1e-3
 
 
@@ -57,7 +57,7 @@ def _same(size: int, kernel: int, stride: int) -> tuple[int, list[int]]:
 
 
 def _head(g: ConvGraph, features: list[TensorMoments], name: str, width: int, gain: float) -> str:
-    """(1, 1917, width): a 1x1 convolution on every feature map, the anchors moved behind the pixels."""
+    """(1, 1917, width): a 1x1 convolution on every feature map, its result transposed so that anchors follow pixels."""
     parts = []
     for i, (x, anchors) in enumerate(zip(features, ANCHORS, strict=True)):
         y = g.conv(x, f"{name}.{i}", anchors * width, kernel=1, gain=gain)

@@ -8,14 +8,16 @@ import onnx
 from veltair.zoo.conv_graph import ConvGraph, image_model
 
 CHANNELS = (16, 32, 64, 128, 256, 512, 1024, 1024)
-POOLED = 6  # of these, each followed by a pooling; that of the last has stride 1 and keeps the size
+POOLED = 6  # the first convolutions, which a pooling follows; the last pooling has stride 1 and keeps the size
 BOXES, CLASSES = 5, 20
 SLOPE = 0.1
 
 
 def build(seed: int) -> onnx.ModelProto:
-    """float32 (1, 3, 416, 416) -> grid (1, 125, 13, 13): for each of 5 boxes x, y, w, h, objectness and 20 classes,
-    before their sigmoids; opset 17, batch norms not folded; same seed, same bytes."""
+    """float32 (1, 3, 416, 416) -> grid (1, 125, 13, 13); opset 17, batch norms not folded; same seed, same bytes.
+
+    The grid holds x, y, w, h, objectness and 20 classes of each of 5 boxes, before any sigmoid.
+    """
     g = ConvGraph(np.random.default_rng(seed))
     x = g.image("input", 3)
     for i, channels in enumerate(CHANNELS, 1):
