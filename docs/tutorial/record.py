@@ -16,6 +16,8 @@ from pathlib import Path
 
 OUTPUT = Path(__file__).parent / "output"
 LAYER = "/layer2.0.2.conv"  # a 3x3 convolution of ResNet-50 with two code versions
+WORKLOAD = "workload conv2d_bf16 uint16[1,128,56,56]/32 uint16[1,128,28,28]/32"
+DUMPS = ("01-import-model", "07-settle-halos", "08-search-candidates")  # phases whose dump the page shows
 CONFIG = """\
 [server]
 http = "127.0.0.1:0"
@@ -67,9 +69,13 @@ def record_layer() -> None:
     keep("compile.txt", compiled.splitlines())
     dumps = sorted(Path("dump").iterdir())
     keep("dump.txt", (f"{path.name:40}{len(path.read_text('utf-8').splitlines()):6} lines" for path in dumps))
-    for number, path in enumerate(dumps, 1):
-        found = [line for line in path.read_text("utf-8").splitlines() if LAYER in line]
-        keep(f"dump-{number:02}.txt", found[:6] or ["(not there yet)"])
+    imported, settled, chosen = (Path("dump", f"{name}.txt").read_text("utf-8") for name in DUMPS)
+    for name, text in zip(DUMPS[:2], (imported, settled), strict=True):
+        keep(f"dump-{name}.txt", next(part for part in text.split("\n\n") if LAYER in part).splitlines())
+    lines = chosen.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(WORKLOAD) and "strides=(2,2)" in line)
+    last = next(i for i in range(first + 1, len(lines)) if not lines[i].startswith("    "))
+    keep(f"dump-{DUMPS[2]}.txt", lines[first:last])
     keep("inspect.txt", of_layer(veltair("inspect", "artifacts/resnet50")))
     keep("verify.txt", veltair("verify", "artifacts/resnet50", "resnet50.onnx").splitlines())
     keep("plan.txt", veltair("plan", "artifacts/resnet50", "--cores", "2", "--qos-ms", "30").splitlines())
@@ -85,12 +91,12 @@ def record_query() -> None:
     started: list[str] = []
     while not started or "Dashboard" not in started[-1]:
         started.append(daemon.stdout.readline().rstrip())
-    keep("serve.txt", started)
+    keep("serve.txt", (line for line in started if not line.startswith("20")))  # without the lines of the log
     address = next(line.partition("grpc://")[2] for line in started if "grpc://" in line)
     asked = subprocess.run([sys.executable, "ask.py", address], capture_output=True, text=True, check=True)
     keep("ask.txt", asked.stdout.splitlines())
     daemon.send_signal(signal.SIGINT)
-    keep("drain.txt", daemon.communicate()[0].splitlines())
+    daemon.wait(30)
     lines = Path("events.jsonl").read_text("utf-8").splitlines()
     keep("events.txt", (shortened(line) for line in lines))
     keep("replay.txt", veltair("replay", "events.jsonl").splitlines())
