@@ -129,7 +129,7 @@ def decision_list(_: str) -> str:
         text = path.read_text("utf-8")
         title = text.splitlines()[0].lstrip("# ")
         with contextlib.suppress(IndexError):
-            first = text.split("## Decision", 1)[1].strip().split("\n\n")[0].replace("\n", " ")
+            first = text.split("## Decision", 1)[1].strip().removeprefix("- ").split("\n\n")[0].replace("\n", " ")
             sentence = re.split(r"(?<=[a-z0-9)`])\. ", first)[0].rstrip(".")
             rows.append(f"| [{title}]({path.name}) | {sentence}. |")
     return "\n".join(["| record | decision |", "| --- | --- |", *rows])

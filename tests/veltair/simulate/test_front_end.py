@@ -18,38 +18,33 @@ from veltair.types import LayerBlock
 LAYER_NS = 4001e3  # of kind c on one core: 4 ms, and its launch
 
 
-@pytest.fixture
-def world(tmp_path):
-    """A model of two layers of 4 ms on one core; `world(cores, target_ms, arrivals_s, front…)` is a simulation."""
-
-    def make(cores, target_ms, arrivals_s, policy="fcfs", **front):
-        model = small_machine(cores, **front)
-        path = tmp_path / "arrivals.txt"
-        path.write_text("\n".join(map(str, arrivals_s)) + "\n")
-        tenant = TenantWorkload(name="m", qps=1, target_ms=target_ms, arrivals="file", file=str(path))
-        load = WorkloadShape(duration_s=1.0, warmup=0.0)
-        simulation = Simulation(SimulationScenario((tenant,), load), model, {"m": [small_model(model, "cc")]})
-        return simulation.run(policy, 1).outcomes[0].latency_ns / 1e3
-
-    return make
+def latencies_us(folder, cores, target_ms, arrivals_s, **front):
+    """Latencies of queries that arrive at these times for a model of two layers of 4 ms on one core, under fcfs."""
+    model = small_machine(cores, **front)
+    path = folder / "arrivals.txt"
+    path.write_text("\n".join(map(str, arrivals_s)) + "\n")
+    tenant = TenantWorkload(name="m", qps=1, target_ms=target_ms, arrivals="file", file=str(path))
+    load = WorkloadShape(duration_s=1.0, warmup=0.0)
+    simulation = Simulation(SimulationScenario((tenant,), load), model, {"m": [small_model(model, "cc")]})
+    return simulation.run("fcfs", 1).outcomes[0].latency_ns / 1e3
 
 
-def test_a_lone_query_takes_its_front_time_more(world):
-    alone = world(2, 9, [0.0])
+def test_a_lone_query_takes_its_front_time_more(tmp_path):
+    alone = latencies_us(tmp_path, 2, 9, [0.0])
     assert alone == pytest.approx([2 * LAYER_NS / 1e3], rel=1e-6)
-    assert world(2, 9, [0.0], front_ns=3e6) == pytest.approx(alone + 3e3, rel=1e-6)
-    assert world(2, 9, [0.0], dispatch_ns=5e4) == pytest.approx(alone + 50, rel=1e-6)
+    assert latencies_us(tmp_path, 2, 9, [0.0], front_ns=3e6) == pytest.approx(alone + 3e3, rel=1e-6)
+    assert latencies_us(tmp_path, 2, 9, [0.0], dispatch_ns=5e4) == pytest.approx(alone + 50, rel=1e-6)
 
 
-def test_the_front_end_serves_one_query_after_another(world):
+def test_the_front_end_serves_one_query_after_another(tmp_path):
     # Decoded at 1 and 2 ms; the first answer is encoded at 9 to 10, the second at 10 to 11.
-    took = world(2, 9, [0.0, 0.0], front_ns=2e6)
+    took = latencies_us(tmp_path, 2, 9, [0.0, 0.0], front_ns=2e6)
     assert took == pytest.approx([1e3 + 8002 + 1e3, 2e3 + 8002 + 1e3], rel=1e-3)
 
 
-def test_front_end_and_block_share_a_core_where_all_are_held(world):
+def test_front_end_and_block_share_a_core_where_all_are_held(tmp_path):
     # The first query's block begins at 1 ms; at 4 the second query is decoded, on the same core: 2 ms for both.
-    first, second = world(1, 90, [0.0, 0.004], front_ns=2e6)
+    first, second = latencies_us(tmp_path, 1, 90, [0.0, 0.004], front_ns=2e6)
     # At 10 its block begins, beside it the first answer is encoded.
     assert first == pytest.approx(1e3 + 8002 + 1e3 + 2e3, rel=1e-3)
     assert second == pytest.approx(10_002 - 4000 + 8002 + 1e3 + 1e3, rel=1e-3)

@@ -40,29 +40,22 @@ def test_cores_are_handed_out_by_domain_or_by_number(aware, second):
     assert [pool.take(2), pool.take(3)] == [(0, 1), second]
 
 
-@pytest.fixture(scope="session")
-def worlds():
+@st.composite
+def simulations(draw_):
     """Small simulations: one or two models, few or many cores, idle to overloaded."""
-
-    @st.composite
-    def build(draw_):
-        cores = draw_(st.sampled_from((1, 3, 6, 16)))
-        model = small_machine(cores, domain_cores=draw_(st.sampled_from((1, 2, 4))))
-        texts = draw_(st.lists(st.sampled_from(("c", "s", "ck", "ksc", "ccsck", "kkksssccc")), min_size=1, max_size=2))
-        models = {f"m{i}": [small_model(model, text, f"m{i}")] for i, text in enumerate(texts)}
-        tenants = []
-        for name, (known,) in models.items():
-            one_core_ns = sum(versions[0].latency.at(1.0, 1) for versions in known.profile.versions)
-            target_ms = one_core_ns / 1e6 * draw_(st.sampled_from((0.2, 0.7, 1.5, 4.0)))
-            load = draw_(st.sampled_from((0.2, 0.8, 1.6)))
-            qps = load * cores / one_core_ns * 1e9 / len(texts)
-            tenants.append(TenantWorkload(name=name, model=name, qps=qps, target_ms=target_ms))
-        load = WorkloadShape(
-            queries=draw_(st.integers(1, 40)), warmup=0.2, workers=draw_(st.sampled_from((None, 1, 3)))
-        )
-        return Simulation(SimulationScenario(tuple(tenants), load), model, models)
-
-    return build()
+    cores = draw_(st.sampled_from((1, 3, 6, 16)))
+    model = small_machine(cores, domain_cores=draw_(st.sampled_from((1, 2, 4))))
+    texts = draw_(st.lists(st.sampled_from(("c", "s", "ck", "ksc", "ccsck", "kkksssccc")), min_size=1, max_size=2))
+    models = {f"m{i}": [small_model(model, text, f"m{i}")] for i, text in enumerate(texts)}
+    tenants = []
+    for name, (known,) in models.items():
+        one_core_ns = sum(versions[0].latency.at(1.0, 1) for versions in known.profile.versions)
+        target_ms = one_core_ns / 1e6 * draw_(st.sampled_from((0.2, 0.7, 1.5, 4.0)))
+        load = draw_(st.sampled_from((0.2, 0.8, 1.6)))
+        qps = load * cores / one_core_ns * 1e9 / len(texts)
+        tenants.append(TenantWorkload(name=name, model=name, qps=qps, target_ms=target_ms))
+    load = WorkloadShape(queries=draw_(st.integers(1, 40)), warmup=0.2, workers=draw_(st.sampled_from((None, 1, 3))))
+    return Simulation(SimulationScenario(tuple(tenants), load), model, models)
 
 
 def told(simulation, policy, seed):
@@ -81,8 +74,8 @@ def _is_event(line, kinds):
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=12)
 @given(data=st.data())
-def test_what_holds_in_every_run(worlds, policy, data):
-    simulation = data.draw(worlds)
+def test_what_holds_in_every_run(policy, data):
+    simulation = data.draw(simulations())
     seed = data.draw(st.integers(0, 5))
     run, lines, entries = told(simulation, policy, seed)
     cores = set(simulation.machine.cores)

@@ -1,4 +1,4 @@
-"""The virtual machine with surroundings that change while blocks run."""
+"""The virtual machine with interference that change while blocks run."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Crowded:
         self.stirred = False
 
 
-def ends(scheduler, surroundings, *arrivals):
-    virtual = VirtualMachine(scheduler, surroundings)
+def ends(scheduler, interference, *arrivals):
+    virtual = VirtualMachine(scheduler, interference)
     for query in arrivals:
         virtual.add_event(QueryArrived(query.arrival_ns, query))
     told = [(event, decisions) for event, decisions in virtual.run()]

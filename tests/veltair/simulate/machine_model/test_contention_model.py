@@ -15,111 +15,105 @@ from veltair.types import LayerBlock
 MB = 2**20
 
 
-@pytest.fixture
-def place():
-    """A machine of four domains of four cores: `place(layers)` makes one with a model of such layers on it."""
+def neighbours(layers, **machine):
+    """A contention model of four domains of four cores, and a function that starts a block of such layers on it."""
+    model = small_machine(16, **machine)
+    known = small_model(model, layers)
+    rates = {("m", 1): ExecutionRate(known.work, model)}
+    interference = ContentionModel(model, model.machine(), rates, np.random.default_rng(1))
 
-    def make(layers, **other):
-        model = small_machine(16, **other)
-        known = small_model(model, layers)
-        surroundings = ContentionModel(
-            model, model.machine(), {("m", 1): ExecutionRate(known.work, model)}, np.random.default_rng(1)
-        )
+    def enter(query, cores, *, version=0, grown=False):
+        block = LayerBlock(query, 0, len(layers), (version,) * len(layers), len(cores), 0)
+        return interference.enter(block, tuple(cores), known.profile, grown=grown)
 
-        def enter(query, cores, *, version=0, grown=False):
-            block = LayerBlock(query, 0, len(layers), (version,) * len(layers), len(cores), 0)
-            return surroundings.enter(block, tuple(cores), known.profile, grown=grown)
-
-        return surroundings, enter
-
-    return make
+    return interference, enter
 
 
-def ends(surroundings):
-    return {query: timeline[-1] for query, timeline in surroundings.changed()}
+def ends(interference):
+    return {query: timeline[-1] for query, timeline in interference.changed()}
 
 
-def test_a_block_alone_takes_the_slowest_of_its_resources(place):
-    surroundings, enter = place("cks")
+def test_a_block_alone_takes_the_slowest_of_its_resources():
+    interference, enter = neighbours("cks")
     enter(1, range(4))
     # 1 us to launch each; computing; 12 MB kept of 16, so computing; 40 MB over a link of 40 GB/s
-    assert dict(surroundings.changed())[1] == pytest.approx([0, 1001e3, 1001e3 + 501e3, 1502e3 + 1001e3])
-    assert ends(surroundings) == {}
+    assert dict(interference.changed())[1] == pytest.approx([0, 1001e3, 1001e3 + 501e3, 1502e3 + 1001e3])
+    assert ends(interference) == {}
 
 
-def test_streams_share_the_memory_and_draw_all_of_it(place):
-    surroundings, enter = place("s")
+def test_streams_share_the_memory_and_draw_all_of_it():
+    interference, enter = neighbours("s")
     for query in range(4):
         enter(query, range(4 * query, 4 * query + 4))
     # 40 GB/s each through their links, 80 together: 20 each
-    took = ends(surroundings)
+    took = ends(interference)
     assert took == pytest.approx(dict.fromkeys(range(4), 2001e3), rel=0.02)
-    surroundings.leave(3)
-    assert ends(surroundings) == pytest.approx(dict.fromkeys(range(3), 1501e3), rel=0.02)
-    surroundings.leave(2)
-    assert ends(surroundings) == pytest.approx(dict.fromkeys(range(2), 1001e3), rel=0.02)
+    interference.leave(3)
+    assert ends(interference) == pytest.approx(dict.fromkeys(range(3), 1501e3), rel=0.02)
+    interference.leave(2)
+    assert ends(interference) == pytest.approx(dict.fromkeys(range(2), 1001e3), rel=0.02)
 
 
-def test_computing_does_not_suffer_from_streams(place):
-    surroundings, enter = place("c")
+def test_computing_does_not_suffer_from_streams():
+    interference, enter = neighbours("c")
     enter(0, range(4))
-    alone = ends(surroundings)[0]
-    surroundings, enter = place("cs")
+    alone = ends(interference)[0]
+    interference, enter = neighbours("cs")
     for query in range(4):
         enter(query, range(4 * query, 4 * query + 4))
-    assert dict(surroundings.changed())[0][1] == pytest.approx(alone)
+    assert dict(interference.changed())[0][1] == pytest.approx(alone)
 
 
-def test_neighbours_in_a_domain_share_its_cache_and_others_do_not(place):
-    surroundings, enter = place("k", core_gb_s=8.0, dram_gb_s=1e6)
+def test_neighbours_in_a_domain_share_its_cache_and_others_do_not():
+    interference, enter = neighbours("k", core_gb_s=8.0, dram_gb_s=1e6)
     enter(0, (0, 1))
     enter(1, (4, 5))
-    assert ends(surroundings) == pytest.approx({0: 1001e3, 1: 1001e3})  # computing
+    assert ends(interference) == pytest.approx({0: 1001e3, 1: 1001e3})  # computing
     enter(2, (2, 3))
     # 12 MB are wanted twice of 16: each keeps 8, and a third of the 59 MB moves that it could save, at 16 GB/s
     slow_ns = (1e6 + 59e6 / 3) / 16 + 1e3
-    assert ends(surroundings) == pytest.approx({0: slow_ns, 2: slow_ns})
-    surroundings.leave(2)
-    assert ends(surroundings) == pytest.approx({0: 1001e3})
+    assert ends(interference) == pytest.approx({0: slow_ns, 2: slow_ns})
+    interference.leave(2)
+    assert ends(interference) == pytest.approx({0: 1001e3})
     enter(3, (2, 3), version=1)
     # the other version wants but 3 MB: there is room for both
-    assert ends(surroundings) == pytest.approx({0: 1001e3, 3: 1101e3})
+    assert ends(interference) == pytest.approx({0: 1001e3, 3: 1101e3})
 
 
-def test_growth_costs_what_the_machine_says(place):
-    surroundings, enter = place("c")
+def test_growth_costs_what_the_machine_says():
+    interference, enter = neighbours("c")
     assert enter(0, range(2)) == 0
-    ends(surroundings)
+    ends(interference)
     costs = []
     for _ in range(4000):
         costs.append(enter(0, range(4), grown=True))
     assert np.median(costs) == pytest.approx(100e3, rel=0.1)
     assert np.mean(costs) == pytest.approx(220e3, rel=0.15)
-    assert ends(surroundings) == pytest.approx({0: 1001e3})
-    assert list(surroundings.running) == [0]
+    assert ends(interference) == pytest.approx({0: 1001e3})
+    assert list(interference.running) == [0]
 
 
-def test_a_core_draws_less_while_memory_answers_late(place):
-    surroundings, enter = place("s", loaded_latency=(1.0, 1.0, 3.0))
+def test_a_core_draws_less_while_memory_answers_late():
+    interference, enter = neighbours("s", loaded_latency=(1.0, 1.0, 3.0))
     enter(0, (0,))
-    assert ends(surroundings) == pytest.approx({0: 2001e3})  # 40 MB through a core of 20 GB/s
+    assert ends(interference) == pytest.approx({0: 2001e3})  # 40 MB through a core of 20 GB/s
     enter(1, range(4, 8))
     # half of the bandwidth is used beside it, a fourth beside the other: memory answers as fast as before
-    assert ends(surroundings) == pytest.approx({0: 2001e3, 1: 1001e3}, rel=0.02)
+    assert ends(interference) == pytest.approx({0: 2001e3, 1: 1001e3}, rel=0.02)
     enter(2, (8,))
     # three quarters are used beside both, and memory takes twice as long: 10 GB/s
-    assert ends(surroundings)[2] == pytest.approx(4001e3)
+    assert ends(interference)[2] == pytest.approx(4001e3)
 
 
-def test_cores_apart_have_a_cache_and_a_link_each(place):
-    surroundings, enter = place("k", core_gb_s=16.0)
+def test_cores_apart_have_a_cache_and_a_link_each():
+    interference, enter = neighbours("k", core_gb_s=16.0)
     enter(0, (0, 4))
     enter(1, (1, 8))
     # 12 MB are wanted twice of three domains: 6 + 6 in the first one, 6 in the others
-    assert ends(surroundings) == pytest.approx({0: 1001e3, 1: 1001e3})  # computing
-    surroundings, enter = place("s")
+    assert ends(interference) == pytest.approx({0: 1001e3, 1: 1001e3})  # computing
+    interference, enter = neighbours("s")
     enter(0, (0, 1, 4, 5))
-    assert ends(surroundings) == pytest.approx({0: 501e3})  # 40 MB over two links of 40 GB/s
+    assert ends(interference) == pytest.approx({0: 501e3})  # 40 MB over two links of 40 GB/s
 
 
 @given(
