@@ -37,7 +37,7 @@ class ActiveQuery(State):
         """Whether nobody waits for the query or its batch any more."""
         return self.cancelled and not self.members
 
-    def awaited(self) -> Iterator[ActiveQuery]:
+    def live_queries(self) -> Iterator[ActiveQuery]:
         """The query and its members, without those that are cancelled."""
         if not self.cancelled:
             yield self

@@ -84,7 +84,7 @@ class Symbols:
 
     def unify(self, a: Extent, b: Extent) -> Extent:
         """An operator asks for equal extents (fig. 7c). Raises InvariantError for two numbers that differ."""
-        a, b = self.found(a), self.found(b)
+        a, b = self.resolve(a), self.resolve(b)
         if a == b:
             return a
         for one, other in ((a, b), (b, a)):
@@ -95,17 +95,17 @@ class Symbols:
                 return other
         raise InvariantError(f"extents {a} and {b} cannot be equal")
 
-    def found(self, extent: Extent) -> Extent:
+    def resolve(self, extent: Extent) -> Extent:
         """The extent in terms of symbols that are left."""
         while any(symbol in self._same for term in extent.terms for symbol in term):
             extent = extent.substitute(self._same)
         return extent
 
-    def upper(self, extent: Extent) -> Extent:
+    def upper_bound(self, extent: Extent) -> Extent:
         """The most it may be, in terms of symbols without a bound (fig. 5): those of the inputs."""
-        extent = self.found(extent)
+        extent = self.resolve(extent)
         while any(symbol in self._upper for term in extent.terms for symbol in term):
-            extent = self.found(extent.substitute(self._upper))
+            extent = self.resolve(extent.substitute(self._upper))
         return extent
 
 
@@ -132,7 +132,7 @@ def has_one_value(feature: Feature) -> bool:
     """Whether no row can have two values, so that there is nothing to reduce (RECom 5.2)."""
     symbols = Symbols()
     values, rows = count_values(feature, symbols, Extent.from_value("batch"), Extent.from_value("bytes"))
-    return symbols.upper(values) == rows
+    return symbols.upper_bound(values) == rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class MergedBuffer:
         for name, shape, itemsize in tensors:
             size = Extent.from_value(itemsize)
             for extent in shape:
-                size = size * symbols.upper(extent)
+                size = size * symbols.upper_bound(extent)
             sizes[name] = size
         return cls(sizes)
 

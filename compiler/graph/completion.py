@@ -20,7 +20,7 @@ def complete_outputs(view: ModelView, builder: GraphBuilder) -> None:
     """
     builder.import_deferred()
     for port in view.outputs:
-        builder.plain(port.name)
+        builder.to_row_major(port.name)
     inputs = {port.name for port in view.inputs}
     taken = inputs | set(builder.slices) | {where.whole for where in builder.slices.values()}
     for port in view.outputs:

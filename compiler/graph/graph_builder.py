@@ -100,7 +100,7 @@ class GraphBuilder:
             raise ModelError(f"tensor {name!r}: a constant stands where a computed tensor is expected")
         return self._tensors[name]
 
-    def blocked(self, name: str, block: int | None = None) -> Activation:
+    def to_blocked(self, name: str, block: int | None = None) -> Activation:
         """The tensor in blocks; converted by a layer of its own where it is row-major."""
         tensor = self.tensor(name)
         if tensor.block:
@@ -116,9 +116,9 @@ class GraphBuilder:
 
     def rows(self, name: str) -> Activation:
         """The tensor row-major, in bfloat16 if it was made so."""
-        return self.plain(name) if self.tensor(name).block else self._tensors[name]
+        return self.to_row_major(name) if self.tensor(name).block else self._tensors[name]
 
-    def narrowed(self, tensor: Activation) -> Activation:
+    def to_bf16(self, tensor: Activation) -> Activation:
         """A row-major tensor of float32 in bfloat16; one of bfloat16 as it is."""
         if tensor.dtype == "uint16":
             return tensor
@@ -128,7 +128,7 @@ class GraphBuilder:
             self.emit(twin, "cast", [tensor], [narrow])
         return self._tensors[twin]
 
-    def plain(self, name: str) -> Activation:
+    def to_row_major(self, name: str) -> Activation:
         """The tensor row-major and of its ONNX type, under its own name if it was made so."""
         tensor = self.tensor(name)
         values = self._view.values
@@ -146,7 +146,7 @@ class GraphBuilder:
             self.emit(twin, "to_plain" if tensor.block else "cast", [tensor], [plain])
         return self._tensors[twin]
 
-    def reshaped(self, tensor: Activation, shape: tuple[int, ...]) -> Activation:
+    def reshape(self, tensor: Activation, shape: tuple[int, ...]) -> Activation:
         """A view of a row-major tensor in another shape."""
         if tensor.shape == shape:
             return tensor
@@ -239,7 +239,7 @@ class GraphBuilder:
     def place(self, name: str, where: Slice) -> bool:
         """Have a tensor made right where it is wanted, if it has no place yet and its memory is ours to choose."""
         base = self._views.get(name, name)
-        if base not in self.movable():
+        if base not in self.movable_tensors():
             return False
         self._slices[base] = where
         return True
@@ -248,7 +248,7 @@ class GraphBuilder:
         """Settle where a tensor lies that a layer is about to make."""
         self._slices[name] = where
 
-    def movable(self) -> set[str]:
+    def movable_tensors(self) -> set[str]:
         """Tensors that layers make, whole or in slices, and that have no fixed place so far."""
         made = {tensor.name for layer in self._layers for tensor in layer.outputs}
         wholes = {where.whole for where in self._slices.values()}
@@ -274,7 +274,7 @@ class GraphBuilder:
             for name in node.output
             if name and (name in view.output_names or any(id(user) not in inside for user in view.users_of(name)))
         ]
-        plain = {name: self.plain(name) for name in inputs}
+        plain = {name: self.to_row_major(name) for name in inputs}
         region = self._import_nodes(
             nodes, view.values, view.constants, inputs, outputs, view.max_batch, view.model.opset
         )

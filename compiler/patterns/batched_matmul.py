@@ -85,7 +85,7 @@ def batched_matmul(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
         if name in view.constants:
             weights[side] = np.ascontiguousarray(view.constants[name], np.float32)
         else:
-            inputs.append(builder.rows(name) if narrow else builder.plain(name))
+            inputs.append(builder.rows(name) if narrow else builder.to_row_major(name))
     weights["bias"] = np.broadcast_to(np.asarray(bias, np.float32), shape[-1:]).copy()
     constant = ",".join(side for side in ("left", "right") if side in weights)
     parameters = BatchedMatmulParameters(found.left_order, found.right_order, constant, scale, epilogue.activation)

@@ -48,7 +48,7 @@ def _concat_batch_rows(node: onnx.NodeProto, axis: int, view: ModelView, builder
     whole = replace(y, shape=shape)
     if shape != y.shape:
         y = replace(y, name=f"{output}/rows")
-    inputs = [builder.reshaped(piece, (rows, product_of(piece.shape[axis:]))) for piece in pieces]
+    inputs = [builder.reshape(piece, (rows, product_of(piece.shape[axis:]))) for piece in pieces]
     if not join_columns(node, inputs, y, view, builder):
         builder.emit(node.name, "concat_rows", inputs, [y])
     if shape != y.shape:
@@ -62,7 +62,7 @@ def _concat_channels(node: onnx.NodeProto, view: ModelView, builder: GraphBuilde
     A piece that cannot be made in place (its channels begin within a block, or it lies in another tensor's memory) is
     copied, by one layer for each run of such pieces.
     """
-    pieces = [builder.blocked(name) for name in node.input]
+    pieces = [builder.to_blocked(name) for name in node.input]
     if any(piece.block != view.block for piece in pieces):
         return False
     shape = view.shape_of(node.output[0])
@@ -102,7 +102,7 @@ def _place_rows(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder, pi
     shape = view.shape_of(node.output[0])
     bases = [builder.views.get(piece.name, piece.name) for piece in pieces]
     alike = not any(piece.block for piece in pieces) and len({piece.dtype for piece in pieces}) == 1
-    if shape[0] != 1 or not alike or len(set(bases)) < len(bases) or not builder.movable().issuperset(bases):
+    if shape[0] != 1 or not alike or len(set(bases)) < len(bases) or not builder.movable_tensors().issuperset(bases):
         return False
     row_bytes = int(np.prod(shape[2:])) * np.dtype(pieces[0].dtype).itemsize
     starts = np.cumsum([0, *(piece.shape[1] for piece in pieces)])[:-1].tolist()

@@ -34,7 +34,7 @@ def layer_norm(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> 
     narrow = multiplies_in_bf16(rows, view) and readable_as_bf16(node.output[0], view)
     y = Activation(f"{node.output[0]}/rows", "uint16" if narrow else "float32", (rows, width))
     parameters = LayerNormParameters(float(attribute(node, "epsilon", 1e-5)))
-    inputs = [builder.reshaped(x, (rows, width))]
+    inputs = [builder.reshape(x, (rows, width))]
     builder.emit(node.name, "layer_norm", inputs, [y], parameters, weights, 8 * abs(rows) * width)
     builder.alias(Activation(node.output[0], y.dtype, shape), y.name)
     return True

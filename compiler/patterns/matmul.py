@@ -99,14 +99,14 @@ class DenseLayer:
         flops = 2 * abs(rows) * int(np.prod(self.weight.shape))
         sides = [self.gate, self.residual]
         if multiplies_in_bf16(rows, view):
-            inputs = [builder.reshaped(builder.narrowed(builder.rows(self.x)), (rows, depth))]
+            inputs = [builder.reshape(builder.to_bf16(builder.rows(self.x)), (rows, depth))]
             op, storage = "matmul_bf16", None
         else:
-            inputs = [builder.reshaped(builder.plain(self.x), (rows, depth))]
+            inputs = [builder.reshape(builder.to_row_major(self.x), (rows, depth))]
             few = view.dtype == "uint16" and 0 < rows <= FEW_ROWS
             op, storage = "matmul", WeightStorage.BF16 if few else WeightStorage.FP32
-            sides = [builder.plain(side.name) if side else None for side in sides]
-        inputs += [builder.reshaped(side, y.shape) for side in sides if side is not None]
+            sides = [builder.to_row_major(side.name) if side else None for side in sides]
+        inputs += [builder.reshape(side, y.shape) for side in sides if side is not None]
         parameters = MatmulParameters(self.activation, storage, gated=self.gate is not None)
         builder.emit(self.name, op, inputs, [y], parameters, weights, flops)
 

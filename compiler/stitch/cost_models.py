@@ -156,9 +156,9 @@ def _unit_ns(space: IterationSpace, setting: KernelSchedule) -> float:
                 work += _cycles(ops[name])
                 stack.extend(ops[name].operands)
         reductions = sum(op.kind in REDUCTIONS for op in sinks)
-        chain = ADD_LATENCY / (1 if space.across else setting.unroll) if reductions else 0.0
+        chain = ADD_LATENCY / (1 if space.reduces_across else setting.unroll) if reductions else 0.0
         cycles += vectors * max(work + reductions * CHEAP_CYCLES, chain)
-        cycles += reductions * (0 if space.across else FOLD_CYCLES)
+        cycles += reductions * (0 if space.reduces_across else FOLD_CYCLES)
         for op in sinks:
             if op.kind not in REDUCTIONS:
                 size = _row_bytes(space, op.output, setting.columns)

@@ -42,7 +42,7 @@ class IterationSpace:
     varies: Mapping[str, tuple[bool, ...]]
 
     @property
-    def across(self) -> bool:
+    def reduces_across(self) -> bool:
         """Whether reductions run across the vectors rather than along them."""
         return any(self.reduced) and not self.reduced[-1]
 
@@ -63,7 +63,7 @@ class IterationSpace:
 
     def is_row(self, name: str) -> bool:
         """Whether a value is one for a whole row: it varies along no axis that a task's inner loops run over."""
-        loops = [*self.inner, *([] if self.across else [len(self.extents) - 1])]
+        loops = [*self.inner, *([] if self.reduces_across else [len(self.extents) - 1])]
         return not any(self.varies[name][i] for i in loops)
 
     @cached_property

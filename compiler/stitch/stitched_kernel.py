@@ -63,7 +63,7 @@ class StitchedKernel:
         self._width = space.extents[-1]
         self._columns = min(schedule.columns or self._width, self._width) if space.splits else self._width
         self._chunks = -(-self._width // self._columns)
-        step = schedule.unroll * LANES if space.across else -(-self._columns // LANES) * LANES
+        step = schedule.unroll * LANES if space.reduces_across else -(-self._columns // LANES) * LANES
         self._values = ValueEmitter(space, views, space.kept(schedule.scheme), self._columns, step)
         self._ops = self._values.ops
         self._units: Expr = self._chunks
@@ -102,7 +102,7 @@ class StitchedKernel:
             last = place == len(outer) - 1
             index[axis] = rest if last else T.bind(rest % self._extents[axis])
             rest = rest if last else T.bind(rest // self._extents[axis])
-        if self.space.across:
+        if self.space.reduces_across:
             for columns, first in self._steps(chunk):
                 vectors = [RowVector([*index[:-1], first + k * LANES], lanes, k, {}) for k, lanes in enumerate(columns)]
                 for phase in range(self.space.phases):
@@ -148,12 +148,12 @@ class StitchedKernel:
         if not sinks:
             return
         reductions = [op for op in sinks if op.kind in REDUCTIONS]
-        slots = len(rows) if space.across else self.schedule.unroll
+        slots = len(rows) if space.reduces_across else self.schedule.unroll
         for op in reductions:
             for k in range(slots):
                 vector_store(self._accumulators[op.output], broadcast(NEUTRAL[op.kind]), k * LANES)
         with self._inner_loops() as place:
-            if space.across:
+            if space.reduces_across:
                 placed = [RowVector(self._placed(v.index, place), v.lanes, v.slot, v.row) for v in rows]
                 self._emit_step(phase, sinks, placed)
             else:
@@ -170,7 +170,7 @@ class StitchedKernel:
     def _end_reduction(self, op: StitchOp, rows: Sequence[RowVector], slots: int) -> None:
         """Makes what the accumulators of a reduction hold values of the rows."""
         accumulator = self._accumulators[op.output]
-        if self.space.across:
+        if self.space.reduces_across:
             for vector in rows:
                 vector.row[op.output] = vector_in_register(vector_load(accumulator, vector.slot * LANES))
             return
@@ -220,7 +220,7 @@ class StitchedKernel:
 
     def _accumulate(self, op: StitchOp, vector: RowVector, phase: int) -> None:
         value = self._values.value(str(op.terms[0]), vector, phase)
-        if vector.lanes < LANES and not self.space.across:
+        if vector.lanes < LANES and not self.space.reduces_across:
             inside = T.ramp(T.int32(0), 1, LANES) < T.broadcast(T.int32(vector.lanes), LANES)
             value = T.Select(inside, value, broadcast(NEUTRAL[op.kind]))
         accumulator = self._accumulators[op.output]

@@ -151,8 +151,8 @@ class ValueEmitter:
         line: Expr = 0
         for axis in self.space.inner:
             line = line * self.space.extents[axis] + vector.index[axis]
-        column = vector.slot * LANES if self.space.across else vector.index[-1]
-        if not self.space.across and self._columns < self.space.extents[-1]:
+        column = vector.slot * LANES if self.space.reduces_across else vector.index[-1]
+        if not self.space.reduces_across and self._columns < self.space.extents[-1]:
             column = column % self._columns
         return line * self._step + column
 

@@ -32,7 +32,7 @@ class InterferenceModel(Protocol):
         among them. None stands for the front end's work.
         """
 
-    def attend(self, work_ns: float) -> None:
+    def set_front_end_work(self, work_ns: float) -> None:
         """The front end begins work of this many ns, on no core of its own; 0: it has none."""
 
 
@@ -58,7 +58,7 @@ class Alone:
     def leave(self, query: int) -> None:
         self._entered = [(block, cores) for block, cores in self._entered if block.query != query]
 
-    def attend(self, work_ns: float) -> None:
+    def set_front_end_work(self, work_ns: float) -> None:
         self._front_ns = work_ns
 
     def changed(self) -> Iterator[tuple[int | None, Timeline]]:

@@ -156,7 +156,7 @@ class VirtualMachine:
     def _begin_front_end_work(self) -> None:
         work_ns, _ = self._front_end_work[0]
         self._front_end = Execution(layers=1, since_ns=self.now_ns)
-        self.interference.attend(work_ns)
+        self.interference.set_front_end_work(work_ns)
 
     def _finish_front_end_work(self) -> Event | None:
         _, then = self._front_end_work.popleft()
@@ -164,7 +164,7 @@ class VirtualMachine:
             self._begin_front_end_work()
         else:
             self._front_end = None
-            self.interference.attend(0.0)
+            self.interference.set_front_end_work(0.0)
         return then(self.now_ns)
 
     def _push(self, time_ns: int, entry: Event | Callback) -> None:
@@ -179,14 +179,16 @@ class VirtualMachine:
                 leader = state.leader_of.get(query) or state.in_flight.get(query) or state.waiting.get(query)
                 if leader is None or query in self.outcome:
                     return False
-                if leader.query.id not in self._running or any(each.query.id != query for each in leader.awaited()):
+                if leader.query.id not in self._running or any(
+                    each.query.id != query for each in leader.live_queries()
+                ):
                     self._end(query, "cancelled")
                 else:
                     self._running[leader.query.id].cancelled = query
             case BlockFailed(query=query):
                 if query not in state.in_flight:
                     return False
-                lost = [each.query.id for each in state.in_flight[query].awaited()]
+                lost = [each.query.id for each in state.in_flight[query].live_queries()]
                 if (running := self._running.get(query)) is not None:
                     self._leave(running)
                     lost += [] if running.cancelled is None else [running.cancelled]

@@ -63,7 +63,7 @@ def import_to_relax(
         raise ModelError(f"no way to compile {named}: {reason}") from None
 
 
-def fuse(module: tvm.IRModule) -> tvm.IRModule:
+def fuse_operators(module: tvm.IRModule) -> tvm.IRModule:
     """The module with its operators fused; each function that comes out is a layer."""
     passes = [
         relax.transform.DecomposeOpsForInference(),

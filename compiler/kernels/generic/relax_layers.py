@@ -16,7 +16,7 @@ from tvm import relax
 from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.generic import GenericParameters
-from veltair.compiler.kernels.generic.relax_import import fuse, import_to_relax
+from veltair.compiler.kernels.generic.relax_import import fuse_operators, import_to_relax
 from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
@@ -43,7 +43,7 @@ def import_layers(
     for node in nodes:
         if node.op_type in UNCHECKED and node.input[1] not in constants:
             raise ModelError(f"node {node.name!r}: {node.op_type} with computed indices is not supported (unchecked)")
-    module = fuse(import_to_relax(nodes, values, constants, inputs, outputs, opset))
+    module = fuse_operators(import_to_relax(nodes, values, constants, inputs, outputs, opset))
     return RelaxReader(module, nodes[0].name, inputs, outputs, max_batch).read()
 
 

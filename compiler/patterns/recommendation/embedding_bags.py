@@ -100,7 +100,7 @@ def embedding_bag(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) 
     shape = view.shape_of(bags[0].output)
     flat = shape == (count, width)
     outputs = [Activation(bag.output if flat else f"{bag.output}/rows", "float32", (count, width)) for bag in bags]
-    inputs = [builder.reshaped(builder.plain(bag.ids.name), bag.shape) for bag in bags]
+    inputs = [builder.reshape(builder.to_row_major(bag.ids.name), bag.shape) for bag in bags]
     weights = {f"table{i}": builder.tables.encode(bag.gather.input[0], bag.table) for i, bag in enumerate(bags)}
     parameters = EmbeddingBagParameters(
         reduce=bags[0].reduce,

@@ -58,11 +58,11 @@ def lookups(node: NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     if found is None:
         return False
     first, *others = found.inputs
-    ids = builder.plain(first)
+    ids = builder.to_row_major(first)
     inputs = [ids]
     for name in others:  # weights are as many as ids; other ids are one a row
         shape = ids.shape if view.values[name].dtype == "float32" else ids.shape[:1]
-        inputs.append(builder.reshaped(builder.plain(name), shape))
+        inputs.append(builder.reshape(builder.to_row_major(name), shape))
     tables = view.constants
     weights = {f"table{i}": builder.tables.encode(name, tables[name]) for i, name in enumerate(found.tables)}
     dim = view.shape_of(found.tables[0])[1]

@@ -87,8 +87,8 @@ def _emit_one_hot_sum(node: onnx.NodeProto, found: OneHotSumMatch, view: ModelVi
     rows = shape[0]
     inputs = []
     for name in found.ids:
-        ids = builder.plain(name)
-        inputs.append(builder.reshaped(ids, (rows, product_of(ids.shape[1:]))))
+        ids = builder.to_row_major(name)
+        inputs.append(builder.reshape(ids, (rows, product_of(ids.shape[1:]))))
     parameters = OneHotSumParameters(found.depths, found.scales)
     lookups = sum(tensor.shape[1] for tensor in inputs)
     weights: dict[str, NDArray[Any]] = {}
@@ -107,7 +107,7 @@ def _emit_concat_sum(node: onnx.NodeProto, found: ConcatSumMatch, view: ModelVie
     for name in found.pieces:
         piece = builder.rows(name)
         inputs.append(
-            builder.reshaped(piece, (product_of(piece.shape[: found.axis]), product_of(piece.shape[found.axis :])))
+            builder.reshape(piece, (product_of(piece.shape[: found.axis]), product_of(piece.shape[found.axis :])))
         )
     width = product_of(view.shape_of(found.pieces[0])[found.axis + 1 :])
     y = Activation(f"{node.output[0]}/sums", "float32", (inputs[0].shape[0], width))

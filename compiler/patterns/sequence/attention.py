@@ -105,16 +105,16 @@ def attention(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         places = tuple((0, i * width) for i in range(3))
     else:
         inputs = [builder.rows(name) for name in found.sources]
-        inputs = [builder.reshaped(x, (product_of(x.shape[:2]), width)) for x in inputs]
+        inputs = [builder.reshape(x, (product_of(x.shape[:2]), width)) for x in inputs]
         if len({x.dtype for x in inputs}) > 1:
-            inputs = [builder.narrowed(x) for x in inputs]
+            inputs = [builder.to_bf16(x) for x in inputs]
         places = tuple((i, 0) for i in range(3))
     weights: dict[str, NDArray[Any]] = {}
     if found.mask and found.mask in view.constants:
         mask = view.constants[found.mask]
         weights["mask"] = np.asarray(mask, np.float32).reshape((1,) * (4 - mask.ndim) + mask.shape)
     elif found.mask:
-        inputs.append(builder.plain(found.mask))
+        inputs.append(builder.to_row_major(found.mask))
     parameters = AttentionParameters(
         heads=heads,
         width=width // heads,

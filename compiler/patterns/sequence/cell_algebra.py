@@ -98,13 +98,13 @@ class ScanBody:
         found: dict[TermKey, Array] = {}
         for (outer, inner), factor in value.terms.items():
             if inner is None and outer == ONE:
-                add(found, (ONE, None), np.broadcast_to(factor, value.width) @ weight)
+                add_term(found, (ONE, None), np.broadcast_to(factor, value.width) @ weight)
             elif inner is None:
                 spread = np.broadcast_to(factor, value.width)
                 narrow = self.width_of(outer) == 1 < value.width
-                add(found, (ONE, outer), spread[None] @ weight if narrow else spread[:, None] * weight)
+                add_term(found, (ONE, outer), spread[None] @ weight if narrow else spread[:, None] * weight)
             elif outer == ONE:
-                add(found, (ONE, inner), factor @ weight)
+                add_term(found, (ONE, inner), factor @ weight)
             else:
                 raise LookupError("a product of a gated product")
         return self.normalised(SymbolicTensor(weight.shape[1], found))
@@ -115,9 +115,9 @@ class ScanBody:
         for (outer, inner), factor in value.terms.items():
             width = value.width
             if inner is not None and factor.shape == (width, width) and not np.any(factor - np.diag(np.diag(factor))):
-                add(found, (tuple(sorted((*outer, *inner))), None), np.diag(factor))
+                add_term(found, (tuple(sorted((*outer, *inner))), None), np.diag(factor))
             else:
-                add(found, (outer, inner), factor)
+                add_term(found, (outer, inner), factor)
         return SymbolicTensor(value.width, {key: factor for key, factor in found.items() if np.any(factor)})
 
     def columns(self, value: SymbolicTensor, start: int, stop: int) -> SymbolicTensor:
@@ -146,7 +146,7 @@ class ScanBody:
         found: dict[TermKey, Array] = {}
         for value, factor in ((left, 1.0), (right, sign)):
             for key, array in value.terms.items():
-                add(found, key, factor * np.broadcast_to(array, (*array.shape[:-1], width)))
+                add_term(found, key, factor * np.broadcast_to(array, (*array.shape[:-1], width)))
         return self.normalised(SymbolicTensor(width, found))
 
     def times(self, left: SymbolicTensor, right: SymbolicTensor) -> SymbolicTensor:
@@ -156,11 +156,11 @@ class ScanBody:
             for (other_outer, other_inner), other in right.terms.items():
                 if inner is not None and other_inner is not None:
                     raise LookupError("a product of two matrix products")
-                add(found, (tuple(sorted((*outer, *other_outer))), inner or other_inner), factor * other)
+                add_term(found, (tuple(sorted((*outer, *other_outer))), inner or other_inner), factor * other)
         return self.normalised(SymbolicTensor(max(left.width, right.width), found))
 
 
-def add(found: dict[TermKey, Array], key: TermKey, factor: Array) -> None:
+def add_term(found: dict[TermKey, Array], key: TermKey, factor: Array) -> None:
     """Add a term."""
     found[key] = found[key] + factor if key in found else np.asarray(factor, np.float64)
 
@@ -234,7 +234,7 @@ OPERATORS: Mapping[str, Callable[[ScanBody, onnx.NodeProto], list[SymbolicTensor
 }
 
 
-def same(left: SymbolicTensor, right: SymbolicTensor) -> bool:
+def equal_sums(left: SymbolicTensor, right: SymbolicTensor) -> bool:
     """Whether two sums are equal but for rounding."""
     return left.terms.keys() == right.terms.keys() and all(
         np.allclose(left.terms[key], right.terms[key]) for key in left.terms

@@ -23,8 +23,8 @@ from veltair.compiler.patterns.sequence.cell_algebra import (
     ScanBody,
     SymbolicTensor,
     TermKey,
-    add,
-    same,
+    add_term,
+    equal_sums,
 )
 
 
@@ -66,7 +66,7 @@ def read_cell(graph: onnx.GraphProto, widths: Mapping[str, int], constants: Mapp
                 for sign in (1.0, -1.0):
                     if _is_update(new, state, update, candidate, score, sign):
                         weights, reset, x = _weights(body, state, given, update, candidate, sign)
-                        states = tuple(o.name for o in graph.output if same(body.value(o.name), new))
+                        states = tuple(o.name for o in graph.output if equal_sums(body.value(o.name), new))
                         return GatedCell(x, score, reset, weights, states)
     raise LookupError("its new state is not u h + (1 - u) c with a gate u and a candidate c")
 
@@ -80,9 +80,9 @@ def _is_update(new: SymbolicTensor, state: str, update: str, candidate: str, sco
     wanted: dict[TermKey, Array] = {((candidate,), None): one}
     for product, factor in gate.items():
         for atom, by in ((state, factor), (candidate, -factor)):
-            add(wanted, (tuple(sorted((*product, atom))), None), by * one)
+            add_term(wanted, (tuple(sorted((*product, atom))), None), by * one)
     wanted = {key: factor for key, factor in wanted.items() if np.any(factor)}
-    return same(new, SymbolicTensor(new.width, wanted))
+    return equal_sums(new, SymbolicTensor(new.width, wanted))
 
 
 def _weights(

@@ -69,7 +69,7 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     found = view.matches.at(node, RecurrenceMatch)
     if found is None:
         return False
-    x = builder.plain(found.x)
+    x = builder.to_row_major(found.x)
     first, second, width = x.shape
     rows, steps = (first, second) if found.order is SequenceOrder.ROWS_FIRST else (second, first)
     hidden = found.weights["recurrent"].shape[0]
@@ -78,7 +78,7 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     tensors = {"scores": found.scores, "initial": found.initial, "lengths": found.lengths}
     for name, tensor in tensors.items():
         if tensor:
-            reads[name] = builder.reshaped(builder.plain(tensor), shapes[name])
+            reads[name] = builder.reshape(builder.to_row_major(tensor), shapes[name])
     axes, end, inner = found.states_order, "".join(found.states[:1]), list[onnx.NodeProto]()
     if len(found.states) == 1:
         axes, end, inner = _absorb_transposes(end, axes, view)

@@ -62,7 +62,7 @@ def embedding(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     narrow = multiplies_in_bf16(rows, view) and readable_as_bf16(node.output[0], view)
     y = Activation(f"{node.output[0]}/rows", "uint16" if narrow else "float32", (rows, width))
     parameters = LayerNormParameters(float(attribute(node, "epsilon", 1e-5)))
-    inputs = [builder.plain(name) for name in found.ids]
+    inputs = [builder.to_row_major(name) for name in found.ids]
     builder.emit(node.name, "embedding", inputs, [y], parameters, weights, 8 * abs(rows) * width)
     builder.alias(Activation(node.output[0], y.dtype, shape), y.name)
     return True

@@ -19,7 +19,7 @@ def lrn(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     size = attribute(node, "size", 1)
     if len(shape) != 4 or size > 2 * LANES + 1 or attribute(node, "beta", 0.75) != 0.75:  # no net has another
         return False
-    x = builder.blocked(node.input[0])
+    x = builder.to_blocked(node.input[0])
     y = Activation(node.output[0], view.dtype, shape, view.block)
     parameters = LrnParameters(size, attribute(node, "alpha", 1e-4), attribute(node, "bias", 1.0))
     flops = int(np.prod(np.abs(shape))) * (size + 4)

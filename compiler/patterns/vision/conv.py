@@ -39,7 +39,7 @@ def conv(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     pads = padding(node, shape[2:], out[2:], kernel, strides, dilations)
     if min(pads) < 0:
         return False
-    x = builder.blocked(node.input[0], shape[1] if shape[1] <= MAX_FOLDED_CHANNELS and not depthwise else None)
+    x = builder.to_blocked(node.input[0], shape[1] if shape[1] <= MAX_FOLDED_CHANNELS and not depthwise else None)
     epilogue = Epilogue.behind(node, view, builder)
     output, swallowed = epilogue.output, epilogue.swallowed
     mixable = epilogue.residual is None and not depthwise

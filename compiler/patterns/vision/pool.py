@@ -25,7 +25,7 @@ def pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> bool:
     pads = padding(node, shape[2:], out[2:], kernel, strides, (1, 1))
     if any(p >= k for p, k in zip(pads, kernel * 2, strict=True)) and not attribute(node, "ceil_mode", 0):
         return False
-    x = builder.blocked(node.input[0])
+    x = builder.to_blocked(node.input[0])
     y = Activation(node.output[0], view.dtype, out, view.block)
     kind = PoolKind.MAXIMUM if node.op_type == "MaxPool" else PoolKind.AVERAGE
     parameters = Pool2dParameters(kernel, strides, pads, kind, attribute(node, "count_include_pad", 0))
@@ -43,7 +43,7 @@ def global_pool(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) ->
         made = builder.is_made(node.input[0]) and builder.tensors[node.input[0]].block
         if not made or sorted(axis % 4 for axis in reduced_axes(node, view.constants)) != [2, 3]:
             return False
-    x = builder.blocked(node.input[0])
+    x = builder.to_blocked(node.input[0])
     y = Activation(node.output[0], "float32", (*shape[:2], 1, 1))
     out = view.shape_of(node.output[0])
     if len(out) == 2:

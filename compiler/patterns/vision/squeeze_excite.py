@@ -35,7 +35,7 @@ def squeeze_excite(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder)
     product = view.only_user(pooled)
     if product is None or product.op_type != "Mul" or sorted(product.input) != sorted((name, pooled)):
         return False
-    x = builder.blocked(name)
+    x = builder.to_blocked(name)
     if x.block != view.block:
         return False
     epilogue = Epilogue.behind(product, view, builder, residual=False)

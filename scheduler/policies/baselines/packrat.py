@@ -108,10 +108,10 @@ class Packrat(Policy):
             for pack in self.packs.values():
                 anew |= pack.observe(period_ns)
         if anew:
-            choose(list(self.packs.values()), state.cores)
+            assign_threads(list(self.packs.values()), state.cores)
 
 
-def choose(packs: list[Pack], cores: int) -> None:
+def assign_threads(packs: list[Pack], cores: int) -> None:
     """Sets threads and instances of every pack for the rates that are expected.
 
     Each pack first takes the number of threads that holds its QoS and keeps up with its load on the least cores, or

@@ -37,11 +37,11 @@ class Partition:
         return fmean(self.slacks)
 
     @property
-    def short(self) -> bool:
+    def lacks_cores(self) -> bool:
         return self.fresh and max(self.slacks[-1], self.slack) < TOO_LITTLE
 
     @property
-    def rich(self) -> bool:
+    def has_spare_time(self) -> bool:
         return self.fresh and min(self.slacks[-1], self.slack) > PLENTY
 
     def measure(self, oldest_ns: int) -> None:
@@ -128,7 +128,7 @@ class Parties(Policy):
             partition.measure(oldest_ns[name])
             partition.rest = max(0, partition.rest - polls)
         self._watch_downsized(polls)
-        short = [partition for partition in self.partitions.values() if partition.short]
+        short = [partition for partition in self.partitions.values() if partition.lacks_cores]
         if short:
             self._upsize(min(short, key=attrgetter("slack")))
         elif self._watched is None:
@@ -151,13 +151,13 @@ class Parties(Policy):
         else:
             giving = [partition for partition in self.partitions.values() if partition.cores > 1]
             richest = max(giving, key=attrgetter("slack"), default=worst)
-            if richest is worst or richest.short:
+            if richest is worst or richest.lacks_cores:
                 return
             richest.cores -= 1
         worst.cores += 1
 
     def _downsize(self) -> None:
-        giving = [p for p in self.partitions.values() if p.rich and not p.rest and p.cores > 1]
+        giving = [p for p in self.partitions.values() if p.has_spare_time and not p.rest and p.cores > 1]
         if giving:
             self._watched = max(giving, key=attrgetter("slack"))
             self._watch = POLLS_WATCHED

@@ -53,7 +53,7 @@ class Planaria(Policy):
         if self._cut_for != state.workers:
             self._cut_for = state.workers
             servable = (*state.in_flight.values(), *_startable(state))
-            self._shares = shares([_task(active, now_ns) for active in servable], state.cores)
+            self._shares = share_cores([_task(active, now_ns) for active in servable], state.cores)
             self._astray = self._find_astray(state)
         if (astray := next(self._astray, None)) is not None:
             return Stop(astray)
@@ -93,7 +93,7 @@ def _task(active: ActiveQuery, now_ns: int) -> Task:
     return Task(active, start, slack_ns, least)
 
 
-def shares(tasks: list[Task], cores: int) -> dict[int, int]:
+def share_cores(tasks: list[Task], cores: int) -> dict[int, int]:
     """Cores by query id; at most `cores` together, and at least one query gets some (scheduler.py of planaria.code)."""
     granted = {task.active.query.id: task.least or 0 for task in tasks}
     spare = cores - sum(granted.values())

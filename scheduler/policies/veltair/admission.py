@@ -104,7 +104,7 @@ def refuse_past_deadline(
 def own_deadline_ns(active: ActiveQuery) -> float:
     """The deadline that came with the query, or the last of its batch's; infinite if one came without."""
     latest_ns = 0
-    for each in active.awaited():
+    for each in active.live_queries():
         deadline_ns = each.query.deadline_ns
         if deadline_ns is None:
             return inf

@@ -15,10 +15,10 @@ def test_upper_bounds_follow_bounds_and_equalities() -> None:
     symbols = Symbols()
     kept = symbols.new("kept", BATCH * 3 + 1)
     fewer = symbols.new("fewer", kept)
-    assert symbols.upper(fewer * 8) == BATCH * 24 + 8
+    assert symbols.upper_bound(fewer * 8) == BATCH * 24 + 8
     same = symbols.new("same", BATCH * 100)
-    assert symbols.unify(fewer, same) == same and symbols.upper(fewer) == BATCH * 100
-    assert symbols.unify(same, kept) == kept and symbols.upper(fewer + same) == BATCH * 6 + 2
+    assert symbols.unify(fewer, same) == same and symbols.upper_bound(fewer) == BATCH * 100
+    assert symbols.unify(same, kept) == kept and symbols.upper_bound(fewer + same) == BATCH * 6 + 2
     assert (BATCH * BATCH + 2).at({"batch": 3}) == 11
     with pytest.raises(InvariantError, match="cannot be equal"):
         symbols.unify(Extent.from_value(3), Extent.from_value(4))

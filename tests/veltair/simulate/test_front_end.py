@@ -60,13 +60,13 @@ def test_a_block_that_shares_its_core_goes_half_as_fast(held, halved):
     for query, cores in enumerate(held):
         contention.enter(LayerBlock(query, 0, 1, (0,), len(cores), 0), cores, known.profile, grown=False)
     alone = {query: timeline[-1] for query, timeline in contention.changed()}
-    contention.attend(1000.0)
+    contention.set_front_end_work(1000.0)
     shared = {query: timeline[-1] for query, timeline in contention.changed()}
     front_ns = shared.pop(None)
     assert front_ns == (2000 if halved else 1000)
     assert len(shared) == (1 if halved else 0)
     assert all(timeline == pytest.approx(2 * alone[query]) for query, timeline in shared.items())
-    contention.attend(0.0)
+    contention.set_front_end_work(0.0)
     assert {query: timeline[-1] for query, timeline in contention.changed()} == {q: alone[q] for q in shared}
 
 

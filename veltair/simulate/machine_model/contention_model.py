@@ -128,7 +128,7 @@ class ContentionModel:
             wanted[domain] -= keeps
         self._changed_domains.update(shares)
 
-    def attend(self, work_ns: float) -> None:
+    def set_front_end_work(self, work_ns: float) -> None:
         self._front_ns, self._front_new = work_ns, True
         if work_ns:
             self._front_core = int(self._rng.integers(len(self._domain_of)))

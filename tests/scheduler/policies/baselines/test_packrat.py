@@ -5,7 +5,7 @@ from scheduler_builders import make_machine, make_query, make_tenant, simple_pro
 
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.events import BlockFinished, QueryArrived
-from veltair.scheduler.policies.baselines.packrat import PERIOD_NS, Pack, choose
+from veltair.scheduler.policies.baselines.packrat import PERIOD_NS, Pack, assign_threads
 from veltair.scheduler.scheduler import Scheduler
 
 STIFF = (80, 60, 50, 45, 44, 43, 42, 41)  # ns on 1 … 8 cores
@@ -36,7 +36,7 @@ def pack():
 )
 def test_threads_and_instances(pack, packs, cores, expected):
     made = [pack(*row) for row in packs]
-    choose(made, cores)
+    assign_threads(made, cores)
     assert [(pack.threads, pack.instances) for pack in made] == expected
     assert sum(pack.threads * pack.instances for pack in made) <= cores
 

@@ -4,7 +4,7 @@ import pytest
 from scheduler_builders import make_machine, make_query, make_tenant, simple_profile
 
 from veltair.scheduler.events import BlockFinished, FinishQuery, QueryArrived, StartBlock, StopBlock, WorkersChanged
-from veltair.scheduler.policies.baselines.planaria import Task, shares
+from veltair.scheduler.policies.baselines.planaria import Task, share_cores
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import LayerBlock, QoSTarget, Tenant
 
@@ -49,7 +49,7 @@ def state():
     ],
 )
 def test_shares(state, cores, rows, expected):
-    assert shares(state(*rows), cores) == expected
+    assert share_cores(state(*rows), cores) == expected
 
 
 def start(query, first, cores, predicted_ns, core_set):
