@@ -34,7 +34,12 @@ class SendToken:
 
 @dataclass(frozen=True, slots=True)
 class Traversal:
-    """loop_tr: the part of a `For` that the access side runs."""
+    """loop_tr: the part of a `For` that the access side runs.
+
+    >>> lookups = Traversal("p", "begin", "stop", (), (SendToken("p_ite"),), lanes=1)
+    >>> [node.index for node in Traversal("b", 0, "segments", (), (lookups,), lanes=1).inner()]
+    ['p']
+    """
 
     index: str
     begin: StreamIndex | int
@@ -49,7 +54,11 @@ class Traversal:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Work of the execute side, named by the loop and its event (Ember 4): "p_beg", "e_ite", "e_end", …"""
+    """Work of the execute side, named by the loop and its event (Ember 4): "p_beg", "e_ite", "e_end", …
+
+    >>> Token("e_end", rows=("row",), scalars=("weight",), body=()).rows
+    ('row',)
+    """
 
     name: str
     rows: tuple[str, ...]  # streams of rows among its operands: where each row begins
@@ -59,7 +68,13 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class DecoupledProgram:
-    """Both sides of a program; `decouple` makes one."""
+    """Both sides of a program; `decouple` makes one.
+
+    >>> from veltair.compiler.embedding.families import sls
+    >>> from veltair.compiler.graph.layer_spec import Activation
+    >>> decouple(sls(Activation("table", "float32", (100, 8)), dim=8)).lookups.index
+    'p'
+    """
 
     program: EmbeddingProgram
     access: Traversal

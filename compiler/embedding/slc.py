@@ -104,7 +104,11 @@ Value: TypeAlias = str | float | MemoryCell | Operation
 
 @dataclass(frozen=True, slots=True)
 class StoreCell:
-    """cell = value"""
+    """cell = value
+
+    >>> str(StoreCell(MemoryCell("out", ("b", "e")), "row"))
+    'out[b, e] = row'
+    """
 
     cell: MemoryCell
     value: Value
@@ -115,7 +119,11 @@ class StoreCell:
 
 @dataclass(frozen=True, slots=True)
 class AddToCell:
-    """cell += value"""
+    """cell += value
+
+    >>> str(AddToCell(MemoryCell("out", ("b", "e")), "row"))
+    'out[b, e] += row'
+    """
 
     cell: MemoryCell
     value: Value
@@ -126,7 +134,11 @@ class AddToCell:
 
 @dataclass(frozen=True, slots=True)
 class SetVariable:
-    """variable = value, for a number that the execute side holds"""
+    """variable = value, for a number that the execute side holds
+
+    >>> str(SetVariable("dot", 0.0))
+    'dot = 0.0'
+    """
 
     variable: str
     value: Value
@@ -137,7 +149,11 @@ class SetVariable:
 
 @dataclass(frozen=True, slots=True)
 class AddToVariable:
-    """variable += the sum of all lanes of a value"""
+    """variable += the sum of all lanes of a value
+
+    >>> str(AddToVariable("dot", Operation("mul", ("self", "row"))))
+    'dot += mul(self, row)'
+    """
 
     variable: str
     value: Value
@@ -148,7 +164,11 @@ class AddToVariable:
 
 @dataclass(frozen=True, slots=True)
 class ElementLoop:
-    """A loop of the execute side over the elements of a row."""
+    """A loop of the execute side over the elements of a row.
+
+    >>> str(ElementLoop("e", (AddToVariable("dot", "row"),), lanes=16))
+    'for<16> e: dot += row'
+    """
 
     index: str
     body: tuple[Statement, ...]
@@ -164,14 +184,22 @@ Statement: TypeAlias = StoreCell | AddToCell | SetVariable | AddToVariable | Ele
 
 @dataclass(frozen=True, slots=True)
 class Callback:
-    """Statements that the execute side runs where the callback stands in the loop."""
+    """Statements that the execute side runs where the callback stands in the loop.
+
+    >>> str(Callback((SetVariable("dot", 0.0),)).body[0])
+    'dot = 0.0'
+    """
 
     body: tuple[Statement, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """slc.push: an element goes into a buffer stream, which callbacks behind the loop read as a whole."""
+    """slc.push: an element goes into a buffer stream, which callbacks behind the loop read as a whole.
+
+    >>> Push("row").stream
+    'row'
+    """
 
     stream: str
 
@@ -182,6 +210,9 @@ class For:
 
     stop: "segments" for the outer loop, "dim" for the elements of a row.
     counter: the execute side's name of the step, if it counts steps itself.
+
+    >>> For("p", "begin", "stop", streams=(("id", LoadStream("ids", ("p",))),), body=(Push("id"),)).lanes
+    1
     """
 
     index: str
@@ -198,6 +229,11 @@ class EmbeddingProgram:
     """One embedding operation: segments of a batch, the lookups of each, the elements of their rows.
 
     The memories are the operands of its code, in order; "out" is written. A row has `dim` numbers. `families` has some.
+
+    >>> ids = Activation("ids", "int64", (-1,))
+    >>> print(EmbeddingProgram("gather", (ids,), dim=8, loop=For("b", 0, "segments", (), ())))
+    gather(ids: int64[-1])
+      for b from 0 to segments
     """
 
     name: str

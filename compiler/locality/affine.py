@@ -75,6 +75,10 @@ class NonAffineTerm:
     """A term that is not affine.
 
     kind: "div" or "mod" by a constant, "min", "max", "any" (either of the two), "product" or "unknown".
+
+    >>> half = NonAffineTerm("div", loop_variable(0), AffineExpr((), 2))
+    >>> AffineExpr(((half, 1),)).span({0: full_range(8)})
+    StridedRange(first=0, last=3, step=1)
     """
 
     kind: str

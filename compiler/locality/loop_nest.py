@@ -37,7 +37,11 @@ Box: TypeAlias = tuple[StridedRange, ...]  # one range a dimension
 
 @dataclass(slots=True)
 class Access:
-    """Accessed boxes of one storage, relative to the same moving corner."""
+    """Accessed boxes of one storage, relative to the same moving corner.
+
+    >>> Access(storage=0, corner=(AffineExpr(((7, 4),)),), boxes=[(full_range(4),)]).boxes[0][0].length
+    4
+    """
 
     storage: int
     corner: tuple[AffineExpr, ...]
@@ -46,7 +50,11 @@ class Access:
 
 @dataclass(slots=True)
 class Condition:
-    """A condition of a branch: none of the sums is negative. Without sums, it depends on data."""
+    """A condition of a branch: none of the sums is negative. Without sums, it depends on data.
+
+    >>> Condition((AffineExpr((), -1),)).never({})
+    True
+    """
 
     sides: tuple[AffineExpr, ...] = ()
 
@@ -56,7 +64,11 @@ class Condition:
 
 @dataclass(slots=True)
 class Body:
-    """The statements of a loop: accesses outside of inner loops, then inner loops and branches."""
+    """The statements of a loop: accesses outside of inner loops, then inner loops and branches.
+
+    >>> Body().accesses, Body().inner
+    ([], [])
+    """
 
     accesses: list[Access] = field(default_factory=list)
     inner: list[Loop | Guard] = field(default_factory=list)
@@ -64,7 +76,12 @@ class Body:
 
 @dataclass(slots=True)
 class Loop:
-    """One loop over `start`, start + 1, … for `extent` iterations."""
+    """One loop over `start`, start + 1, … for `extent` iterations.
+
+    >>> loop = Loop(variable=7, start=AffineExpr((), 2), extent=AffineExpr((), 3), parallel=False, body=Body())
+    >>> loop_range(loop, {})
+    StridedRange(first=2, last=4, step=1)
+    """
 
     variable: int
     start: AffineExpr
@@ -75,7 +92,11 @@ class Loop:
 
 @dataclass(slots=True)
 class Guard:
-    """A branch: code that runs where the condition holds."""
+    """A branch: code that runs where the condition holds.
+
+    >>> Guard(Condition(sides=()), Body()).condition.never({})
+    False
+    """
 
     condition: Condition
     body: Body
@@ -83,7 +104,11 @@ class Guard:
 
 @dataclass(slots=True)
 class LoopNest:
-    """All loops of one kernel. `tir_reader.read_loop_nest` makes it."""
+    """All loops of one kernel. `tir_reader.read_loop_nest` makes it.
+
+    >>> LoopNest([TensorStorage((4, 8), item_bytes=2, scratch=False)], Body()).storages[0].shape
+    (4, 8)
+    """
 
     storages: list[TensorStorage]
     body: Body
