@@ -63,7 +63,11 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class TensorMetadata:
-    """An input of a served model, e.g. `TensorMetadata("x", "FP32", (-1, 3, 224, 224))`."""
+    """An input of a served model.
+
+    >>> TensorMetadata("x", "FP32", (-1, 3, 224, 224)).datatype
+    'FP32'
+    """
 
     name: str
     datatype: str  # of the protocol: "FP32", "INT64", …

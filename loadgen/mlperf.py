@@ -32,7 +32,12 @@ OVER_NS = 2_000_000  # a failed query is completed this long after its target
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One test, as the child process gets it."""
+    """One test, as the child process gets it.
+
+    >>> job = Job(LoadSettings("grpc://127.0.0.1:8001"), TenantLoad("resnet50", qps=40, target_ms=25), logs="/tmp/logs")
+    >>> job.tenant.name
+    'resnet50'
+    """
 
     load: LoadSettings
     tenant: TenantLoad
@@ -40,7 +45,12 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The result of one test."""
+    """The result of one test.
+
+    >>> result = TenantResult("m", 40.0, 39.5, 8.0, 14.0, 19.0, target_ms=25.0, qos_rate=0.99, refused=0, errors=0)
+    >>> Verdict(result, "VALID", failures={}).validity
+    'VALID'
+    """
 
     result: TenantResult
     validity: str  # MLPerf's word: VALID or INVALID

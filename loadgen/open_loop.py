@@ -36,7 +36,13 @@ class ArrivalSchedule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """What became of the queries of a schedule; times in ns from the start of the run."""
+    """What became of the queries of a schedule; times in ns from the start of the run.
+
+    ::
+
+        trace = await run_open_loop(client, streams, schedule, asyncio.Event())
+        latency_ns = (trace.done_ns - schedule.arrival_ns)[trace.outcome == Outcome.OK]
+    """
 
     schedule: ArrivalSchedule
     sent_ns: Times  # (queries,) 0 where unsent

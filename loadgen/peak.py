@@ -14,7 +14,11 @@ LOWEST, HIGHEST = 2.0**-10, 2.0**10  # of the factor: beyond them the scenario's
 
 
 class LoadRun(NamedTuple):
-    """One run of the load at one scale."""
+    """One run of the load at one scale.
+
+    >>> LoadRun([], SendLag(late_share=0.2)).lag.too_large
+    True
+    """
 
     tenants: list[TenantOutcomes]
     lag: SendLag

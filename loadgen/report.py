@@ -25,7 +25,12 @@ MAX_REASONS = 3  # of failures that are printed per tenant
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """One factor of a peak search."""
+    """One factor of a peak search.
+
+    >>> result = ProbeResult(2.0, (1,), True, offered_qps=80.0, qps=79.5, qos_rate={"resnet50": 0.97}, max_lag_ms=0.3)
+    >>> result.qos_rate["resnet50"]
+    0.97
+    """
 
     scale: float
     seeds: tuple[int, ...]
@@ -37,7 +42,12 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The result of `veltair load`, as `--json` prints it."""
+    """The result of `veltair load`, as `--json` prints it.
+
+    >>> client = Environment("EPYC", ("avx2",), 2, 1 << 34, "6.18", "3.11")
+    >>> Report([], peak_qps=None, environment=client, max_lag_ms=0.3).environment.cores
+    2
+    """
 
     tenants: list[TenantResult]  # at the peak, where one was searched
     peak_qps: float | None  # served, all tenants together; 0: no load held; None: not searched, or stopped

@@ -76,7 +76,12 @@ class TenantLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A scenario file."""
+    """A scenario file.
+
+    >>> load = LoadSettings("grpc://127.0.0.1:8001")
+    >>> Scenario(load, (TenantLoad("resnet50", qps=40, target_ms=25),)).tenants[0].name
+    'resnet50'
+    """
 
     load: LoadSettings
     tenants: Annotated[tuple[TenantLoad, ...], Meta(min_length=1)]

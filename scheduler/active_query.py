@@ -16,6 +16,11 @@ class ActiveQuery(State):
     """An admitted, unfinished query. Where it leads a batch, it stands for the whole batch.
 
     Policies read it; only `SchedulerState` writes it. See `Scheduler` for an example.
+
+    ::
+
+        active = ActiveQuery(query, tenant, costs, qos_ns=15_000_000, due_ns=15_000_000, avg_cores=4)
+        active.next_block(SOLO, costs.layers, 4)  # the whole model on 4 cores
     """
 
     query: Query

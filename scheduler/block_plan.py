@@ -14,7 +14,12 @@ from veltair.types import Machine, ModelProfile
 
 @dataclass(frozen=True, slots=True)
 class PlannedBlock:
-    """Layers [start, stop) as the policy forms them if the blocks before take just what is predicted."""
+    """Layers [start, stop) as the policy forms them if the blocks before take just what is predicted.
+
+    >>> block = PlannedBlock(0, 2, 4, 90, 100, versions=(0, 1), avg_cores=3, threshold_cores=1, capped=False)
+    >>> block.cores, block.predicted_ns
+    (4, 90)
+    """
 
     start: int
     stop: int
@@ -29,7 +34,13 @@ class PlannedBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """All blocks of one query; `explain` makes one."""
+    """All blocks of one query; `explain` makes one.
+
+    ::
+
+        plan = explain(profile, machine, qos_ns=15_000_000)
+        [block.cores for block in plan.blocks]
+    """
 
     model: str
     batch: int

@@ -35,7 +35,11 @@ class Budget(Record, frozen=True):
 
 
 class FormedBlock(Record, frozen=True):
-    """A block of layers [start, stop) and the cores that it should get; `form_block` makes one."""
+    """A block of layers [start, stop) and the cores that it should get; `form_block` makes one.
+
+    >>> FormedBlock(start=0, stop=3, cores=4, qos_ns=5_000_000, capped=False).cores
+    4
+    """
 
     start: int
     stop: int

@@ -10,14 +10,22 @@ from veltair.types import CoreSet, CounterSample, LayerBlock, Query, Record
 
 
 class QueryArrived(Record, frozen=True):
-    """A query is here; the scheduler starts it, lets it wait or rejects it."""
+    """A query is here; the scheduler starts it, lets it wait or rejects it.
+
+    >>> QueryArrived(1_000_000, Query(7, "vision", arrival_ns=1_000_000)).query.id
+    7
+    """
 
     time_ns: int
     query: Query
 
 
 class BlockFinished(Record, frozen=True):
-    """A block ended. `stop` is the layer reached; it is before the block's stop only after StopBlock or CancelQuery."""
+    """A block ended. `stop` is the layer reached; it is before the block's stop only after StopBlock or CancelQuery.
+
+    >>> BlockFinished(time_ns=1_130_000, query=7, stop=2, elapsed_ns=120_000).stop
+    2
+    """
 
     time_ns: int
     query: int
@@ -26,7 +34,11 @@ class BlockFinished(Record, frozen=True):
 
 
 class BlockFailed(Record, frozen=True):
-    """The worker died or refused; the query is lost, and its batch with it; its cores are free."""
+    """The worker died or refused; the query is lost, and its batch with it; its cores are free.
+
+    >>> BlockFailed(time_ns=1_130_000, query=7, reason="the worker died").reason
+    'the worker died'
+    """
 
     time_ns: int
     query: int
@@ -34,7 +46,11 @@ class BlockFailed(Record, frozen=True):
 
 
 class BlockGrown(Record, frozen=True):
-    """The worker took up a larger core set at a layer boundary."""
+    """The worker took up a larger core set at a layer boundary.
+
+    >>> BlockGrown(time_ns=1_050_000, query=7, layer=1, core_set=(0, 1, 2)).core_set
+    (0, 1, 2)
+    """
 
     time_ns: int
     query: int
@@ -46,6 +62,9 @@ class QueryCancelled(Record, frozen=True):
     """The client went away or its deadline expired; the query stops at its next layer.
 
     One that runs as part of a batch is only left out of the answers, even if the batch runs in its name.
+
+    >>> QueryCancelled(time_ns=1_050_000, query=7).query
+    7
     """
 
     time_ns: int
@@ -53,14 +72,23 @@ class QueryCancelled(Record, frozen=True):
 
 
 class CountersSampled(Record, frozen=True):
-    """The hardware counters were read."""
+    """The hardware counters were read.
+
+    >>> sample = CounterSample(time_ns=10**9, window_ns=10**7, l3_accesses=5000, l3_misses=400, source="perf")
+    >>> CountersSampled(10**9, sample).sample.l3_misses
+    400
+    """
 
     time_ns: int
     sample: CounterSample
 
 
 class WorkersChanged(Record, frozen=True):
-    """How many queries may be in flight (one live worker each)."""
+    """How many queries may be in flight (one live worker each).
+
+    >>> WorkersChanged(time_ns=1_000_000, workers=3).workers
+    3
+    """
 
     time_ns: int
     workers: int
@@ -75,7 +103,12 @@ Event: TypeAlias = (
 
 
 class StartBlock(Record, frozen=True):
-    """Run this block on these cores now."""
+    """Run this block on these cores now.
+
+    >>> block = LayerBlock(query=7, start=0, stop=2, versions=(0, 1), cores=4, predicted_ns=120_000)
+    >>> StartBlock(block, core_set=(0, 1), conflict=True).core_set
+    (0, 1)
+    """
 
     block: LayerBlock
     core_set: CoreSet
@@ -85,20 +118,32 @@ class StartBlock(Record, frozen=True):
 
 
 class GrowBlock(Record, frozen=True):
-    """The running block may use more cores from its next layer on."""
+    """The running block may use more cores from its next layer on.
+
+    >>> GrowBlock(query=7, core_set=(0, 1, 2, 3)).core_set
+    (0, 1, 2, 3)
+    """
 
     query: int
     core_set: CoreSet  # the whole new set
 
 
 class FinishQuery(Record, frozen=True):
-    """The query has run to its end; its answer goes out."""
+    """The query has run to its end; its answer goes out.
+
+    >>> FinishQuery(7).query
+    7
+    """
 
     query: int
 
 
 class RejectQuery(Record, frozen=True):
-    """The query is given up; the reason goes to its client."""
+    """The query is given up; the reason goes to its client.
+
+    >>> RejectQuery(7, reason="cannot be in time").reason
+    'cannot be in time'
+    """
 
     query: int
     reason: str
@@ -108,13 +153,20 @@ class CancelQuery(Record, frozen=True):
     """Stop the query's running block at its next layer; a BlockFinished or BlockFailed follows.
 
     The query is the block's: of a batch that nobody waits for any more, the one that leads it.
+
+    >>> CancelQuery(7).query
+    7
     """
 
     query: int
 
 
 class StopBlock(Record, frozen=True):
-    """Stop the running block at its next layer; a BlockFinished or BlockFailed follows, and the query goes on later."""
+    """Stop the running block at its next layer; a BlockFinished or BlockFailed follows, and the query goes on later.
+
+    >>> StopBlock(7).query
+    7
+    """
 
     query: int
 

@@ -17,14 +17,22 @@ HIGHEST_LEVEL = 8.0
 
 
 class BlockTimed(Record, frozen=True):
-    """A block ended: what it took, and what its profile says for the same layers, versions and cores alone."""
+    """A block ended: what it took, and what its profile says for the same layers, versions and cores alone.
+
+    >>> BlockTimed(elapsed_ns=30, solo_ns=10).solo_ns
+    10
+    """
 
     elapsed_ns: int
     solo_ns: int  # 0 if it was stopped before its first layer
 
 
 class DemandChanged(Record, frozen=True):
-    """The memory bandwidth that the running blocks need together, by their profiles."""
+    """The memory bandwidth that the running blocks need together, by their profiles.
+
+    >>> DemandChanged(bytes_per_ns=150.0).bytes_per_ns
+    150.0
+    """
 
     bytes_per_ns: float  # = GB/s
 

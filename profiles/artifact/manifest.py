@@ -91,7 +91,12 @@ class Port(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VersionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One code version of a layer, with its latencies."""
+    """One code version of a layer, with its latencies.
+
+    >>> version = VersionEntry("conv_v1", (0, 1), 65536, 64, point={"tile": 8}, latency_ns=(((100, 60),),))
+    >>> version.latency_ns[0][0][1]  # the first batch and level, on 2 cores
+    60
+    """
 
     symbol: str
     arguments: tuple[int, ...]  # indices into Manifest.buffers, in the kernel's order
@@ -103,7 +108,11 @@ class VersionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One layer with all its code versions."""
+    """One layer with all its code versions.
+
+    >>> LayerEntry("fc", "matmul", inputs=(0,), outputs=(1,), flops=(128,), bytes=(512,), versions=()).op
+    'matmul'
+    """
 
     name: str
     op: str
@@ -116,7 +125,13 @@ class LayerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A compiled model: its layers, tensors, latencies and the digests of its two other files."""
+    """A compiled model: its layers, tensors, latencies and the digests of its two other files.
+
+    ::
+
+        manifest = msgspec.json.decode(Path("artifacts/mlp/manifest.json").read_bytes(), type=Manifest)
+        manifest.layers[0].versions[0].latency_ns[0][0][3]  # the smallest batch, alone, on 4 cores
+    """
 
     schema: int
     model: str

@@ -60,7 +60,13 @@ class KernelTable:
 
 
 class BoundKernels:
-    """The kernels on the tensors of one query."""
+    """The kernels on the tensors of one query.
+
+    ::
+
+        bound = table.bind(tensors)
+        bound.block(2, versions=(0, 1))()  # layers 2 and 3
+    """
 
     __slots__ = ("_address", "_keep", "_run", "_table")
 
@@ -80,7 +86,14 @@ class BoundKernels:
 
 
 class BoundBlock:
-    """Layers that are ready to run, any number of times."""
+    """Layers that are ready to run, any number of times.
+
+    ::
+
+        block = table.bind(tensors).block(0, versions)
+        block()  # all layers
+        stopped_at = block.run(0, watch, sequence)  # until the scheduler wants attention
+    """
 
     __slots__ = ("_address", "_bound", "_rows", "start", "stop")
 

@@ -78,6 +78,10 @@ class LogHeader(Record, frozen=True):
 
     `origin` is the recorder's: its "kind" and where the profiles come from. `daemon`: the artifact's folder of each
     model. `simulation`: the machine model, the cores in use and the scenario.
+
+    >>> settings = SchedulerSettings("fcfs", Machine(((0, 1),)), 2, 1.0, (), InterferenceSettings("observed", {}))
+    >>> LogHeader(VERSION, settings, profiles={}, origin={"kind": "daemon"}).origin["kind"]
+    'daemon'
     """
 
     version: int
