@@ -167,6 +167,11 @@ class FeatureDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """A checked description: every name that it uses is defined, every step fits its feature.
 
     `description_file.load_description` reads one from TOML.
+
+    >>> user, joined = Feature(name="user", kind="int"), ColumnInput(name="x", columns=("user",))
+    >>> column = FeatureColumn(feature="user", name="user", identity=100)
+    >>> FeatureDescription(features=(user,), columns=(column,), inputs=(joined,)).gives_ids(joined)
+    True
     """
 
     features: tuple[Feature, ...]

@@ -24,7 +24,13 @@ from veltair.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class FeatureModel:
-    """An ONNX model, and the layers of columns that stand before it; `join_features` makes one."""
+    """An ONNX model, and the layers of columns that stand before it; `join_features` makes one.
+
+    ::
+
+        joined = join_features(model, load_description(Path("features.toml")))
+        joined.layers  # one for each input of the description
+    """
 
     model: OnnxModel  # without the inputs that columns give
     description: FeatureDescription

@@ -42,7 +42,11 @@ class IndexRange:
 
 @dataclass(frozen=True, slots=True)
 class MapInto:
-    """Every index becomes one of `into`: a hash, boundaries, a vocabulary."""
+    """Every index becomes one of `into`: a hash, boundaries, a vocabulary.
+
+    >>> MapInto(IndexRange(0, 1000)).after(IndexRange())
+    IndexRange(low=0, high=1000)
+    """
 
     into: IndexRange
 
@@ -52,7 +56,11 @@ class MapInto:
 
 @dataclass(frozen=True, slots=True)
 class KeepAll:
-    """The values stay, as in a reshape."""
+    """The values stay, as in a reshape.
+
+    >>> KeepAll().after(IndexRange(0, 5))
+    IndexRange(low=0, high=5)
+    """
 
     def after(self, before: IndexRange) -> IndexRange:
         return before
@@ -60,7 +68,11 @@ class KeepAll:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceOutside:
-    """An index outside of `inside` becomes `value`."""
+    """An index outside of `inside` becomes `value`.
+
+    >>> ReplaceOutside(inside=IndexRange(0, 10), value=0).after(IndexRange(-1, 8))
+    IndexRange(low=0, high=8)
+    """
 
     inside: IndexRange
     value: int
@@ -73,7 +85,11 @@ class ReplaceOutside:
 
 @dataclass(frozen=True, slots=True)
 class RemoveOutside:
-    """An index outside of `inside` is removed."""
+    """An index outside of `inside` is removed.
+
+    >>> RemoveOutside(inside=IndexRange(0, 10)).after(IndexRange(-1, 20))
+    IndexRange(low=0, high=10)
+    """
 
     inside: IndexRange
 

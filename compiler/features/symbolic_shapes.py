@@ -17,7 +17,11 @@ Monomial = tuple[str, ...]  # symbols of a product, sorted
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A sum of products of symbols, each with a whole number before it."""
+    """A sum of products of symbols, each with a whole number before it.
+
+    >>> str(Extent.from_value("batch") * 4 + 1)
+    '4*batch + 1'
+    """
 
     terms: Mapping[Monomial, int]
 
@@ -70,7 +74,13 @@ Shape = tuple[Extent, ...]
 
 @dataclass(slots=True)
 class Symbols:
-    """Extents that are known only at run time: which of them are equal, and how large each may become."""
+    """Extents that are known only at run time: which of them are equal, and how large each may become.
+
+    >>> symbols = Symbols()
+    >>> tokens = symbols.new("tokens", upper=Extent.from_value("batch") * 50)
+    >>> str(symbols.upper(tokens))
+    '50*batch'
+    """
 
     _same: dict[str, Extent] = field(default_factory=dict)  # a symbol that was unified -> what it equals
     _upper: dict[str, Extent] = field(default_factory=dict)
@@ -137,7 +147,12 @@ def has_one_value(feature: Feature) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MergedBuffer:
-    """One buffer for many tensors, each as large as it may become: allotted once, when the batch is known."""
+    """One buffer for many tensors, each as large as it may become: allotted once, when the batch is known.
+
+    >>> batch = Extent.from_value("batch")
+    >>> MergedBuffer.place([("ids", [batch], 8), ("sums", [batch * 4], 4)], Symbols()).at({"batch": 3})
+    ({'ids': 0, 'sums': 64}, 128)
+    """
 
     sizes: Mapping[str, Extent]  # bytes
 

@@ -16,6 +16,12 @@ from veltair.compiler.patterns.activations import activation_behind
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
+    """What is swallowed into an anchor's layer: [+ residual, or + bias (N)] [activation].
+
+    >>> Epilogue("y", activation="relu").residual is None
+    True
+    """
+
     output: str  # name of the tensor that comes out at the end
     activation: str = "none"
     residual: Activation | None = None

@@ -56,7 +56,14 @@ def stitched_function(
 
 
 class StitchedKernel:
-    """Emits the tasks of one program; `stitched_function` makes it inside the function that it emits into."""
+    """Emits the tasks of one program; `stitched_function` makes it inside the function that it emits into.
+
+    ::
+
+        kernel = StitchedKernel(space, schedule, OperandViews.declare(space, operands, names, buffers))
+        with T.parallel(0, kernel.tasks) as task:
+            kernel.emit(task)
+    """
 
     def __init__(self, space: IterationSpace, schedule: KernelSchedule, views: OperandViews) -> None:
         self.space, self.schedule, self._extents = space, schedule, views.extents

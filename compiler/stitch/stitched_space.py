@@ -21,6 +21,12 @@ class StitchedSpace:
     """Design space of layers with `StitchedParameters`.
 
     A point: `rows` units in a task, composition `scheme`, `unroll` vectors in a step, `columns` of a unit (0: all).
+
+    ::
+
+        avx2 = frozenset({"avx2"})
+        point = StitchedSpace().points(spec, avx2)[0]  # the one of the least estimated latency
+        kernel = StitchedSpace().build(spec, point, avx2)
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

@@ -22,7 +22,11 @@ DEEP = 4  # bindings in a chain before a variable ends it
 
 @dataclass(slots=True)
 class RowVector:
-    """16 lanes of an iteration, and the values that are computed for them so far."""
+    """16 lanes of an iteration, and the values that are computed for them so far.
+
+    >>> RowVector(index=[0, 16], lanes=4, slot=1, row={}).bound  # columns 16 to 19 of row 0
+    {}
+    """
 
     index: list[Expr]  # along each axis
     lanes: int  # that count; the others are beyond the last column
@@ -33,7 +37,13 @@ class RowVector:
 
 @dataclass(frozen=True, slots=True)
 class OperandViews:
-    """The memory of the operands, seen in the axes of an iteration space."""
+    """The memory of the operands, seen in the axes of an iteration space.
+
+    ::
+
+        views = OperandViews.declare(space, operands, names, buffers)
+        views.buffers["x"]  # (batch, 64), if x varies along both axes
+    """
 
     buffers: Mapping[str, Any]  # by value, with the axes along which the value varies
     extents: Sequence[Expr]  # of all axes, outermost first
@@ -64,6 +74,12 @@ class ValueEmitter:
 
     `kept` are the values that stay in a buffer between phases, a line of `step` numbers for each place of the inner
     axes; `columns` is the width of a unit.
+
+    ::
+
+        values = ValueEmitter(space, views, space.kept(schedule.scheme), columns=64, step=32)
+        values.begin_task()
+        values.write("y", values.value("y", vector, phase=0), vector)
     """
 
     def __init__(

@@ -38,7 +38,12 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class ExtractedColumns:
-    """Columns that were taken out of an ONNX model; `extract_columns` makes them."""
+    """Columns that were taken out of an ONNX model; `extract_columns` makes them.
+
+    >>> description = FeatureDescription(features=(), columns=(), inputs=())
+    >>> ExtractedColumns(description, {"users": np.zeros((100, 16), np.float32)}).tables["users"].shape
+    (100, 16)
+    """
 
     description: FeatureDescription
     tables: Mapping[str, NDArray[np.float32]]  # rows by the name of the table

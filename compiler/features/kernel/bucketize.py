@@ -37,6 +37,10 @@ class BucketEmitter:
     """Emits the buckets of a tile's rows of one column, from `base` on in `out`.
 
     A NaN is below no boundary and so in the last bucket, or has the column's default, if that is not -1.
+
+    ::
+
+        BucketEmitter(values, column, base, path.kind, lookup.indices).emit()
     """
 
     def __init__(self, values: ColumnValues, column: Expr, base: Expr, kind: ValueKind, out: Any) -> None:

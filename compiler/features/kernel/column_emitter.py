@@ -20,7 +20,14 @@ from veltair.compiler.features.text_code.word_arithmetic import in_register
 
 
 class ColumnEmitter:
-    """Emits the code for one task's columns. To be made inside the task that runs it."""
+    """Emits the code for one task's columns. To be made inside the task that runs it.
+
+    ::
+
+        code = ColumnEmitter(task)
+        code.emit(path)  # the code path of all columns of the task
+        code.emit_copies(dim=16)  # of columns that copy a row of a table
+    """
 
     def __init__(self, task: ColumnTask) -> None:
         self._task, self._indices = task, IndexEmitter(task)

@@ -52,6 +52,11 @@ class ColumnTable:
     """What the kernel reads besides raw features: all columns that one input of the model joins.
 
     `build_column_table` makes one; `ColumnsParameters.table` holds it.
+
+    ::
+
+        table = build_column_table(description, joined, store)
+        table.slots  # what the kernel reads of each column, int64
     """
 
     width: int  # numbers of a row of the output

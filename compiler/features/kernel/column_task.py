@@ -13,6 +13,13 @@ class ColumnTask:
     """A tile: `columns` columns of one code path from `first_column` on, `rows` rows of the batch from `start` on.
 
     The expressions are those of the generated code; the other fields are known when it is generated.
+
+    ::
+
+        start = T.bind(tile * 256)
+        rows = T.bind(T.min(256, batch - start))
+        task = ColumnTask(buffers, first, count, start, rows, batch, most_rows=256, most_columns=32, prefetches=False,
+                          longest_key=20, widest=64, permutes=True)
     """
 
     buffers: dict[str, Any]  # operands by name: packed buffers of raw features, weights, "out"

@@ -20,6 +20,12 @@ class ColumnValues:
     """Emits reads of a column's slots and values. To be made inside the task that runs it.
 
     `column`, here and in the classes that build on it, is the column's row in the column table.
+
+    ::
+
+        values = ColumnValues(task)
+        width = values.slot(column, "row_width")
+        number = task.buffers["ints"][values.place_of(column, row)]
     """
 
     def __init__(self, task: ColumnTask) -> None:

@@ -105,6 +105,10 @@ class ColumnsSpace:
 
     A point: rows and columns of a tile; `along` "rows", where each core takes tiles of rows, or "columns", where it
     takes columns, which share no table with those of others; `ahead` 1 to prefetch rows of large tables.
+
+    >>> spec = LayerSpec("x", "columns", (), (), {}, flops=0, max_batch=64)
+    >>> ColumnsSpace().points(spec, frozenset({"avx2"}))[0]
+    {'rows': 64, 'columns': 32, 'along': 'columns', 'ahead': 0}
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

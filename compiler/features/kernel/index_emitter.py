@@ -25,7 +25,14 @@ from veltair.compiler.features.text_code.word_arithmetic import in_register, rem
 
 
 class IndexEmitter(ColumnValues):
-    """Emits the index of each value of a column: an int32 in out[0], ABSENT where there is none."""
+    """Emits the index of each value of a column: an int32 in out[0], ABSENT where there is none.
+
+    ::
+
+        index = T.alloc_buffer((1,), "int32", scope="global")
+        with emitter.for_each_value(column, path.kind, path.step, row, index):
+            found = in_register(index[0])
+    """
 
     def emit_index(self, column: Expr, kind: ValueKind, step: ColumnStep, row: Expr, out: Any) -> None:
         """The index of the only value of a row, without guards."""

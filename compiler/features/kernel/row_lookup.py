@@ -16,7 +16,14 @@ from veltair.compiler.features.text_code.word_arithmetic import in_register
 
 
 class RowLookup:
-    """Emits the indices of a tile, checked, into `indices`, and the copies of the rows that they name."""
+    """Emits the indices of a tile, checked, into `indices`, and the copies of the rows that they name.
+
+    ::
+
+        lookup = RowLookup(emitter, table)
+        lookup.emit_indices(column, place, path)  # for each column of the task
+        lookup.emit_copies(dim=16)
+    """
 
     def __init__(self, emitter: IndexEmitter, table: TableRows) -> None:
         self._emitter, self._table, self._task = emitter, table, emitter.task

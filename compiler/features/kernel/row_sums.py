@@ -23,6 +23,10 @@ class RowSums:
     Indices are found in advance of their rows, those of some rows of the batch together, and no token is stored (AtRec
     IV-A, Ember): up to NOTED indices wait in `_ids`, each row of the batch remembers where its own end, and `_settle`
     adds up what waits.
+
+    ::
+
+        RowSums(emitter, table, column, path).emit()
     """
 
     def __init__(self, emitter: IndexEmitter, table: TableRows, column: Expr, path: CodePath) -> None:

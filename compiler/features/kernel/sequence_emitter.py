@@ -18,7 +18,13 @@ from veltair.compiler.features.text_code.word_arithmetic import in_register
 
 
 class SequenceEmitter:
-    """Emits columns whose combiner is "sequence", and those that pass on ids, lengths or masks."""
+    """Emits columns whose combiner is "sequence", and those that pass on ids, lengths or masks.
+
+    ::
+
+        sequences = SequenceEmitter(emitter, table)
+        sequences.emit_ids(column, path)  # one id for each value, then the column's pad
+    """
 
     def __init__(self, emitter: IndexEmitter, table: TableRows) -> None:
         self._task, self._emitter, self._table = emitter.task, emitter, table

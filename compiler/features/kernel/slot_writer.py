@@ -35,6 +35,12 @@ class SlotWriter:
     """Writes a row for each of the ordered columns, then one for each part of their texts.
 
     `build_column_table` is its only user: `write_column` for each column in order, then `finish`.
+
+    ::
+
+        writer = SlotWriter(description, store, [column])
+        writer.write_column(column, feature, table, width=16, output_start=0)
+        rows, vocabularies = writer.finish()
     """
 
     def __init__(self, description: FeatureDescription, store: TableStore, ordered: Sequence[FeatureColumn]) -> None:

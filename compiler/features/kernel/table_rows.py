@@ -19,7 +19,14 @@ LINE = 64  # bytes of the cache
 
 
 class TableRows:
-    """Emits reads of rows. `width`: numbers of a row, int64 in code."""
+    """Emits reads of rows. `width`: numbers of a row, int64 in code.
+
+    ::
+
+        table = TableRows(values)
+        table.fetch(table.begin(column, index, width), width)  # in advance
+        reader = table.row(column, index, width)
+    """
 
     def __init__(self, values: ColumnValues) -> None:
         self._values, self._tables = values, values.task.buffers["tables"]

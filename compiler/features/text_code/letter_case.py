@@ -17,7 +17,11 @@ UPPER = [CASES.index(case) for case in ("upper", "upper unicode")]
 
 
 class Twin(NamedTuple):
-    """A letter of Unicode that becomes an ASCII letter in one of the cases."""
+    """A letter of Unicode that becomes an ASCII letter in one of the cases.
+
+    >>> len(Twin(CASES.index("upper unicode"), "ſ", "S").letter.encode())  # bytes that become one
+    2
+    """
 
     case: int
     letter: str

@@ -26,6 +26,12 @@ class Attention:
     """inputs: rows of heads side by side (images * tokens, …), which hold Q, K and V at their places[, mask, which
     broadcasts to (images, heads, tokens, keys)]; weights: mask, if it is constant; output (images * tokens, heads *
     width) in the inputs' type, fp32 or bfloat16. Parameters: `AttentionParameters`.
+
+    ::
+
+        avx2 = frozenset({"avx2"})
+        point = Attention().points(spec, avx2)[0]  # {"unit": "vector", "chunks": 1, "rows": 6, "columns": 1}
+        kernel = Attention().build(spec, point, avx2)
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

@@ -38,7 +38,11 @@ class TileMode(StrEnum):
 
 
 class StackOutput(NamedTuple):
-    """One output of a stack of tiles."""
+    """One output of a stack of tiles.
+
+    >>> StackOutput(sum_rows=[0, 1, 16, 17], row=0, column=3).column  # pooled 2 x 2
+    3
+    """
 
     sum_rows: list[Expr]  # rows of the stack's sums, of which the greatest counts
     row: Expr  # in the output tensor

@@ -63,7 +63,11 @@ def conv2d_amx(spec: LayerSpec, point: Point) -> Kernel:
 
 
 class TilePlacement(NamedTuple):
-    """What one register block computes."""
+    """What one register block computes.
+
+    >>> TilePlacement(unit=1, stack=4, kept=0).stack
+    4
+    """
 
     unit: Expr  # of output channels
     stack: Expr  # of outputs

@@ -14,7 +14,11 @@ from veltair.compiler.graph.parameters.vision import Conv2dParameters
 
 
 class RowsColumns(NamedTuple):
-    """One number for the vertical direction and one for the horizontal."""
+    """One number for the vertical direction and one for the horizontal.
+
+    >>> RowsColumns(rows=3, columns=1).rows
+    3
+    """
 
     rows: int
     columns: int

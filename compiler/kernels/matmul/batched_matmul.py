@@ -38,6 +38,12 @@ class BatchedMatmul:
 
     The orders of the operands are the transposes that make (…, M, K) and (…, K, N) of them. Parameters:
     `BatchedMatmulParameters`.
+
+    >>> from veltair.compiler.graph.layer_spec import Activation
+    >>> x = Activation("x", "float32", (2, 32, 32))
+    >>> spec = LayerSpec("product", "batched_matmul", (x, x), (x,), {}, flops=0)
+    >>> BatchedMatmul().points(spec, frozenset({"avx2"}))[0]
+    {'columns': 1, 'rows': 6, 'chunks': 1}
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

@@ -52,6 +52,13 @@ class BatchedMatmulBf16:
     """`BatchedMatmul` in a model of bfloat16: operands and output are fp32 or bfloat16, blocks multiply bfloat16.
 
     Points without a "unit" are those of `BatchedMatmul`, whose products are fp32.
+
+    >>> from veltair.compiler.graph.layer_spec import Activation
+    >>> x, order = Activation("x", "uint16", (2, 32, 32)), (0, 1, 2)
+    >>> parameters = BatchedMatmulParameters(order, order, "", 1.0, "none")
+    >>> spec = LayerSpec("product", "batched_matmul_bf16", (x, x), (x,), {}, flops=0, parameters=parameters)
+    >>> BatchedMatmulBf16().points(spec, frozenset({"avx2", "avx512", "avx512_bf16", "amx_bf16"}))[0]
+    {'unit': 'amx', 'panels': 1, 'chunks': 1, 'together': 8}
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

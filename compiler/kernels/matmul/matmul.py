@@ -42,6 +42,13 @@ class Matmul:
 
     M may depend on the batch. Products are fp32, however the weights lie in memory. Parameters: `MatmulParameters`.
     Points with "panels" are those of `BlockedMatmul`.
+
+    >>> from veltair.compiler.graph.layer_spec import Activation
+    >>> x, y = Activation("x", "float32", (-1, 64)), Activation("y", "float32", (-1, 32))
+    >>> parameters = MatmulParameters("relu", WeightStorage.FP32)
+    >>> spec = LayerSpec("dense", "matmul", (x,), (y,), {}, flops=0, parameters=parameters)
+    >>> Matmul().points(spec, frozenset({"avx2"}))[0]
+    {'columns': 2, 'rows': 1, 'tall': 1}
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

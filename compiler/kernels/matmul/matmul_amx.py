@@ -39,7 +39,11 @@ ACCUMULATORS = range(4)
 
 
 class Block(NamedTuple):
-    """A register block: 32 rows x 32 columns of the output."""
+    """A register block: 32 rows x 32 columns of the output.
+
+    >>> Block(panel=2, first_row=32, slot=0).first_row
+    32
+    """
 
     panel: Expr  # which 32 columns
     first_row: Expr

@@ -15,6 +15,12 @@ class MatmulBf16:
 
     Gate, residual and output are fp32 or bfloat16. M may depend on the batch. Sums, bias, activation and what gate and
     residual do to them are fp32. Parameters: `MatmulParameters`.
+
+    >>> from veltair.compiler.graph.layer_spec import Activation
+    >>> x, y = Activation("x", "uint16", (-128, 768)), Activation("y", "uint16", (-128, 768))
+    >>> spec = LayerSpec("dense", "matmul_bf16", (x,), (y,), {}, flops=0)
+    >>> MatmulBf16().points(spec, frozenset({"avx2", "avx512", "avx512_bf16", "amx_bf16"}))[0]
+    {'unit': 'amx', 'panels': 6, 'chunks': 1, 'steps': 8}
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

@@ -30,6 +30,12 @@ class Recurrent:
         c = tanh(x W + (r h) R + b), or tanh(x W + r (h R + candidate_bias) + b) where the reset comes after the product
 
     Behind the length of a row, its state stays as it is and its `states` are zeros. Parameters: `RecurrentParameters`.
+
+    ::
+
+        avx2 = frozenset({"avx2"})
+        point = Recurrent().points(spec, avx2)[0]  # of 36 states: {"tiles": 1, "units": 6, "hoisted": 0}
+        kernel = Recurrent().build(spec, point, avx2)
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

@@ -14,7 +14,13 @@ from veltair.compiler.kernels.matmul.batched_operands import unravel
 
 
 class Cast:
-    """inputs: x of any shape; output: the same in the other type. Vectors hold 16 elements of the last axis."""
+    """inputs: x of any shape; output: the same in the other type. Vectors hold 16 elements of the last axis.
+
+    >>> from veltair.compiler.graph.layer_spec import Activation
+    >>> x, y = Activation("x", "float32", (-1, 64)), Activation("y", "uint16", (-1, 64))
+    >>> Cast().points(LayerSpec("cast", "cast", (x,), (y,), {}, flops=0), frozenset({"avx2"}))
+    [{}]
+    """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         return [{}]

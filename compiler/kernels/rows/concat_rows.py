@@ -17,7 +17,13 @@ from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
 
 
 class ConcatRows:
-    """inputs: any number of x (M, W); output (M, sum of W); each float32 or bfloat16. M may depend on the batch."""
+    """inputs: any number of x (M, W); output (M, sum of W); each float32 or bfloat16. M may depend on the batch.
+
+    >>> from veltair.compiler.graph.layer_spec import Activation
+    >>> x, y = Activation("x", "float32", (8, 16)), Activation("y", "float32", (8, 32))
+    >>> ConcatRows().points(LayerSpec("join", "concat_rows", (x, x), (y,), {}, flops=0), frozenset({"avx2"}))
+    [{'rows': 4}, {'rows': 1}]
+    """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
         rows = spec.most(spec.outputs[0].shape[0])

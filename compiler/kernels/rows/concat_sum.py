@@ -26,6 +26,12 @@ class ConcatSum:
 
     This is what a concatenation and a sum over the same axis give (AtRec III-B2). Where D divides 16, vectors run along
     a row, whatever lies in it, and are folded at its end; else they run along D. Parameters: `ConcatSumParameters`.
+
+    >>> from veltair.compiler.graph.layer_spec import Activation
+    >>> x, y = Activation("x", "float32", (-1, 32)), Activation("y", "float32", (-1, 16))
+    >>> spec = LayerSpec("sum", "concat_sum", (x, x), (y,), {}, flops=0, max_batch=16)
+    >>> ConcatSum().points(spec, frozenset({"avx2"}))
+    [{'rows': 16}, {'rows': 4}]
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

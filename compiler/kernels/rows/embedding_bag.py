@@ -37,6 +37,11 @@ class TaskScope(StrEnum):
 class EmbeddingBag:
     """inputs: ids (B, L) int64 or int32 for each table; weights: table0, table1, … of R rows, as
     `row_storage.encode_rows` keeps them; outputs: (B, D) for each table. Parameters: `EmbeddingBagParameters`.
+
+    >>> ids, y = Activation("ids", "int64", (-1, 8)), Activation("y", "float32", (-1, 16))
+    >>> spec = LayerSpec("bag", "embedding_bag", (ids,), (y,), {}, flops=0, max_batch=16)
+    >>> EmbeddingBag().points(spec, frozenset({"avx2"}))[0]
+    {'ahead': 16, 'bags': 16, 'along': 'tables'}
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

@@ -22,6 +22,11 @@ class LayerNorm:
     """inputs: x (rows, N); weights: scale (N), shift (N); output (rows, N). Each is fp32 or bfloat16, sums are fp32.
 
     Parameters: `LayerNormParameters`.
+
+    >>> from veltair.compiler.graph.layer_spec import Activation
+    >>> x = Activation("x", "float32", (-128, 768))
+    >>> LayerNorm().points(LayerSpec("norm", "layer_norm", (x,), (x,), {}, flops=0), frozenset({"avx2"}))[0]
+    {'rows': 32}
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

@@ -20,6 +20,11 @@ class Lookups:
         triples    ids (B,) of heads, relations and tails
 
     An id that is no row of its table reads row 0.
+
+    >>> ids, y = Activation("ids", "int64", (-1, 8)), Activation("y", "float32", (-1, 16))
+    >>> spec = LayerSpec("lookup", "lookups", (ids,), (y,), {}, flops=0, max_batch=16)
+    >>> Lookups().points(spec, frozenset({"avx2"}))[0]
+    {'ahead': 16, 'bags': 16}
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

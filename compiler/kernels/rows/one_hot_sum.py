@@ -22,6 +22,12 @@ class OneHotSum:
 
     As in ONNX's OneHot, ids below 0 count from the depth down, and ids outside of the depth count nothing. Parameters:
     `OneHotSumParameters`.
+
+    >>> from veltair.compiler.graph.layer_spec import Activation
+    >>> ids, y = Activation("ids", "int64", (-1, 1)), Activation("y", "float32", (-1, 5))
+    >>> spec = LayerSpec("one_hot", "one_hot_sum", (ids,), (y,), {}, flops=0, max_batch=16)
+    >>> OneHotSum().points(spec, frozenset({"avx2"}))
+    [{'rows': 16}, {'rows': 4}]
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

@@ -22,6 +22,11 @@ from veltair.compiler.kernels.rows.layer_norm import RowNormalisation
 class TokenEmbedding:
     """inputs: ids (batch, tokens) for each table; weights: table0, table1, … (rows, N), positions (tokens, N), scale
     and shift (N); output (batch * tokens, N), fp32 or bfloat16. Parameters: `LayerNormParameters`.
+
+    >>> from veltair.compiler.graph.layer_spec import Activation
+    >>> ids, y = Activation("ids", "int64", (-1, 128)), Activation("y", "float32", (-128, 768))
+    >>> TokenEmbedding().points(LayerSpec("embed", "embedding", (ids,), (y,), {}, flops=0), frozenset({"avx2"}))[0]
+    {'rows': 32}
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:

@@ -40,7 +40,12 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class JoinedProjections:
-    """Projections of one tensor that are one product."""
+    """Projections of one tensor that are one product.
+
+    >>> query, key, value = (Projection("x", f"w{i}", f"b{i}", f"y{i}", ()) for i in range(3))
+    >>> len(JoinedProjections((query, key, value)).projections)
+    3
+    """
 
     projections: tuple[Projection, ...]
 
