@@ -22,7 +22,11 @@ from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The memory of one tensor."""
+    """The memory of one tensor.
+
+    >>> Allocation("arena", offset=4096).kind
+    'arena'
+    """
 
     kind: Literal["input", "output", "arena"]
     offset: int  # bytes into the arena, or the position among the model's input tensors or outputs
@@ -30,7 +34,11 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """The allocations of a model's tensors. `plan_arena` makes it."""
+    """The allocations of a model's tensors. `plan_arena` makes it.
+
+    >>> Arena({"y": Allocation("arena", 64)}, bytes=4096).allocations["y"].offset
+    64
+    """
 
     allocations: Mapping[str, Allocation]  # by activation name, views included
     bytes: int

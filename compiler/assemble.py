@@ -22,7 +22,11 @@ from veltair.profiles.artifact.manifest import Buffer, LayerEntry, VersionEntry
 
 @dataclass(frozen=True, slots=True)
 class ArtifactParts:
-    """The contents of the two files beside the manifest, as the manifest describes them."""
+    """The contents of the two files beside the manifest, as the manifest describes them.
+
+    >>> ArtifactParts(layers=(), buffers=(), arena_bytes=8192, weights_digest="00c0ffee").arena_bytes
+    8192
+    """
 
     layers: tuple[LayerEntry, ...]
     buffers: tuple[Buffer, ...]

@@ -41,7 +41,13 @@ DISTANCES = (0, 4, 8, 16, 32)  # rows; a power of two, since the queue is a ring
 
 @dataclass(frozen=True, slots=True)
 class FlatMemory:
-    """An operand as one flat buffer; `flat_memory` makes one."""
+    """An operand as one flat buffer; `flat_memory` makes one.
+
+    Use, inside a kernel::
+
+        memories = {name: flat_memory(buffer) for name, buffer in operands.items()}
+        first = memories["table"].flat[0]
+    """
 
     flat: Any
     rows: Expr  # an id of a table is compared with it

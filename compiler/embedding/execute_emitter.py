@@ -42,6 +42,12 @@ class ExecuteEmitter:
     """Emits the bodies of tokens. To be made inside the task that they run in, which owns its variables.
 
     `AccessEmitter` makes one and runs the tokens in it.
+
+    Use, inside a task::
+
+        execute = ExecuteEmitter(out, dim=64, wide=True)
+        execute.declare_sums()
+        execute.run(token.body, TokenOperands(numbers, rows))
     """
 
     def __init__(self, out: Any, dim: int, wide: bool) -> None:

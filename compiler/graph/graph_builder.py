@@ -41,7 +41,13 @@ NO_PARAMETERS = LayerParameters()
 
 
 class GraphBuilder:
-    """Emits, replaces, aliases and places the tensors and layers of one model."""
+    """Emits, replaces, aliases and places the tensors and layers of one model.
+
+    ::
+
+        builder = GraphBuilder(view, TableStorage(), import_region)
+        builder.emit("relu_0", "elementwise", [builder.tensor("x")], [y], ElementwiseParameters(("relu",)))
+    """
 
     def __init__(self, view: ModelView, tables: TableStorage, import_nodes: NodeImporter) -> None:
         self.tables = tables

@@ -16,6 +16,9 @@ class Slice:
     """Where a tensor lies inside a concatenated one: from `start` on along the second dimension in memory.
 
     At batch 1 that is one contiguous piece: channel blocks of a blocked tensor, rows of a row-major one.
+
+    >>> Slice("joined", start=2).whole
+    'joined'
     """
 
     whole: str
@@ -24,7 +27,13 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class LayerGraph:
-    """A lowered model: layers in order, and which names are views of another tensor's memory."""
+    """A lowered model: layers in order, and which names are views of another tensor's memory.
+
+    >>> joined = Activation("joined", "float32", (-1, 4, 8))
+    >>> slices, tensors = {"y": Slice("joined", start=2)}, {"joined": joined}
+    >>> LayerGraph((), {"view": "y"}, slices, tensors, inputs=(), outputs=(), max_batch=1).owner("view")
+    ('joined', 64)
+    """
 
     layers: tuple[LayerSpec, ...]
     views: Mapping[str, str]  # name -> name of the tensor that it shares memory with, transitively resolved

@@ -74,7 +74,12 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer before it has code. `weights` are its constants as ONNX lays them out."""
+    """One layer before it has code. `weights` are its constants as ONNX lays them out.
+
+    >>> x, y = Activation("x", "float32", (-1, 8)), Activation("y", "float32", (-1, 8))
+    >>> LayerSpec("softmax_0", "softmax", (x,), (y,), weights={}, flops=0).workload
+    'softmax float32[-1,8]/0 float32[-1,8]/0'
+    """
 
     name: str
     op: str
@@ -112,7 +117,11 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Code of one version of one layer: takes the inputs, the packed weights, then the outputs."""
+    """Code of one version of one layer: takes the inputs, the packed weights, then the outputs.
+
+    >>> Kernel(function=None, weights=(), block_size=4096, parallelism=16).parallelism
+    16
+    """
 
     function: Any  # tvm.tirx.PrimFunc without a name
     weights: tuple[NDArray[Any], ...]

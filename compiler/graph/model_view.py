@@ -57,7 +57,13 @@ class Matches:
 
 @dataclass(frozen=True)
 class ModelView:
-    """What patterns read of the model. `dtype` and `block` are those of blocked activations at its precision."""
+    """What patterns read of the model. `dtype` and `block` are those of blocked activations at its precision.
+
+    ::
+
+        view = ModelView(load_model(path), "fp32")
+        relus = [node for node in view.nodes if node.op_type == "Relu" and view.only_user(node.output[0])]
+    """
 
     model: OnnxModel
     precision: str  # "fp32" or "bf16"

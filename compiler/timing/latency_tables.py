@@ -41,7 +41,12 @@ class TimingJob:
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """The inputs of modelled levels besides the solo times."""
+    """The inputs of modelled levels besides the solo times.
+
+    >>> memory = MemorySystem(l2_bytes=1 << 20, llc_bytes=1 << 25, llc_bytes_per_ns=8.0, dram_bytes_per_ns=2.0)
+    >>> MemoryModel(memory, resident_bytes=(1 << 24, 1 << 26)).memory.llc_bytes
+    33554432
+    """
 
     memory: MemorySystem
     resident_bytes: tuple[int, ...]  # (batches); bytes that the whole model touches
@@ -49,7 +54,12 @@ class MemoryModel:
 
 @dataclass(frozen=True, slots=True)
 class LatencyTables:
-    """Times of all jobs at all batch sizes, interference levels and core counts."""
+    """Times of all jobs at all batch sizes, interference levels and core counts.
+
+    >>> tables = LatencyTables((1.0,), ("measured",), np.array([[[[900, 500]]]]))
+    >>> int(tables.latency_ns[0, 0, 0, 1])  # the first job at its first batch size, alone, on 2 cores
+    500
+    """
 
     levels: tuple[float, ...]  # ascending from 1.0
     sources: tuple[LevelSource, ...]  # of each level

@@ -80,7 +80,13 @@ def result_operands(spec: LayerSpec, batch: int) -> list[Operand]:
 
 
 class Meter:
-    """A measuring process, started when first needed and again after each candidate that killed it."""
+    """A measuring process, started when first needed and again after each candidate that killed it.
+
+    ::
+
+        with Meter(cores) as meter:
+            run_ns = meter.time(library, symbol, operands, counts=[1, 2])  # median ns on 1 and on 2 cores
+    """
 
     def __init__(self, cores: CoreSet, patience_s: float = PATIENCE_S) -> None:
         self.cores = cores

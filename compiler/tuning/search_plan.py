@@ -23,7 +23,12 @@ FAILED_NS = 1 << 62  # the time of a candidate that failed
 
 @dataclass(slots=True)
 class SearchPlan:
-    """What is known of a workload, and how much of it is to be measured. `plan_search` makes it."""
+    """What is known of a workload, and how much of it is to be measured. `plan_search` makes it.
+
+    >>> spec = LayerSpec("softmax_0", "softmax", (), (), weights={}, flops=0)
+    >>> SearchPlan(spec, [{"unroll": 1}, {"unroll": 2}], records=[], foreign=(), budget=64).left
+    2
+    """
 
     spec: LayerSpec
     points: Sequence[Point]

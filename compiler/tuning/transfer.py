@@ -25,13 +25,23 @@ _TENSOR = re.compile(r"(\w+)\[([-\d,]*)\]/(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
+    """Points that a search begins with, taken over from another workload.
+
+    >>> Transfer("softmax float32[-1,8]/0 float32[-1,8]/0", indices=(3, 0)).indices[0]
+    3
+    """
+
     source: str  # the workload whose points they were
     indices: tuple[int, ...]  # into the points of the space that takes them, the most promising first
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`LayerSpec.workload`, taken apart."""
+    """`LayerSpec.workload`, taken apart.
+
+    >>> parse_workload("matmul float32[-1,8]/0 float32[-1,4]/0 activation=relu").brief
+    '[-1,8] to [-1,4]'
+    """
 
     op: str
     tensors: tuple[tuple[str, tuple[int, ...], int], ...]  # dtype, shape, block
