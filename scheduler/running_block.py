@@ -8,7 +8,13 @@ from veltair.types import CoreSet, LayerBlock, State
 
 
 class RunningBlock(State):
-    """A block that runs now, as the scheduler sees it. Not to be confused with the server's message of that name."""
+    """A block that runs now, as the scheduler sees it. Not to be confused with the server's message of that name.
+
+    ::
+
+        run = state.in_flight[7].run  # of the query 7
+        run.bytes_per_ns  # memory bandwidth that it needs, in GB/s
+    """
 
     block: LayerBlock
     level: int  # grid index: its versions are the best at it on the cores that it wanted

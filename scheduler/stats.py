@@ -24,7 +24,13 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """The present state in numbers, and totals since the start (`Totals`); `Scheduler.stats()` makes one."""
+    """The present state in numbers, and totals since the start (`Totals`); `Scheduler.stats()` makes one.
+
+    >>> from veltair.scheduler.scheduler import Scheduler
+    >>> from veltair.types import Machine
+    >>> Scheduler(Machine(((0, 1),)), [], {}, "fcfs", workers=2).stats().workers
+    2
+    """
 
     waiting: dict[str, int]  # by tenant: queries that have not started
     in_flight: int  # queries that hold a worker

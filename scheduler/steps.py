@@ -13,6 +13,10 @@ class Start(Record, frozen=True):
     """Start this block now, on as many of its cores as are free (at least one must be).
 
     All that the start changes stands here; the policy itself changes nothing.
+
+    ::
+
+        Start(active, active.next_block(SOLO, active.costs.layers, 4), SOLO)  # the rest of the model on 4 cores
     """
 
     active: ActiveQuery
@@ -25,20 +29,35 @@ class Start(Record, frozen=True):
 
 
 class Grow(Record, frozen=True):
-    """Give a running block this many of the free cores in addition."""
+    """Give a running block this many of the free cores in addition.
+
+    ::
+
+        Grow(active, more=2)
+    """
 
     active: ActiveQuery
     more: int
 
 
 class Stop(Record, frozen=True):
-    """End a running block at its next layer; the query stays, and goes on from there when it is started again."""
+    """End a running block at its next layer; the query stays, and goes on from there when it is started again.
+
+    ::
+
+        Stop(active)
+    """
 
     active: ActiveQuery
 
 
 class Reject(Record, frozen=True):
-    """Give up a query, or a batch, that runs no block now."""
+    """Give up a query, or a batch, that runs no block now.
+
+    ::
+
+        Reject(active, "cannot be in time")
+    """
 
     active: ActiveQuery
     reason: str

@@ -10,7 +10,13 @@ from veltair.scheduler.costs.profile_costs import ProfileCosts
 
 
 class Batch(NamedTuple):
-    """Queries that could join a leader; `candidate_batches` makes them."""
+    """Queries that could join a leader; `candidate_batches` makes them.
+
+    ::
+
+        batch = Batch(members=(second, third), costs=costs, due_ns=15_000_000)
+        Start(leader, block, SOLO, members=batch.members, costs=batch.costs)
+    """
 
     members: tuple[ActiveQuery, ...]  # without the leader
     costs: ProfileCosts  # of the smallest profiled batch that holds them all

@@ -18,6 +18,10 @@ class VeltairFull(Policy):
 
     It fails under overload: as nothing is refused, every query waits behind those that are late already, and soon
     none is in time. One query that needs many cores does not hold up the others, since blocks start on what is free.
+
+    >>> from veltair.scheduler.policies.by_name import make_policy
+    >>> type(make_policy("veltair-as")).__name__  # VeltairFull(adapt_versions=False)
+    'VeltairFull'
     """
 
     def __init__(self, *, adapt_versions: bool = True, against_slack: bool = True) -> None:

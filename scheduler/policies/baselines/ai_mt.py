@@ -28,6 +28,10 @@ class AiMt(Policy):
     rule of the layer-wise baseline. Ties go round robin, to the query that has waited longest since its last block.
 
     It fails where all models are bound by the same resource: then it only holds blocks back. It has no deadlines.
+
+    >>> from veltair.scheduler.policies.by_name import make_policy
+    >>> type(make_policy("ai-mt")).__name__
+    'AiMt'
     """
 
     def __init__(self, bytes_per_ns: float | None = None) -> None:

@@ -22,6 +22,10 @@ class Clockwork(Policy):
 
     It fails where times are not those of the profile: under interference its estimates are too short, and queries
     that it has started end late. A head that needs many cores keeps the free ones idle.
+
+    >>> from veltair.scheduler.policies.by_name import make_policy
+    >>> type(make_policy("clockwork")).__name__
+    'Clockwork'
     """
 
     def __init__(self) -> None:

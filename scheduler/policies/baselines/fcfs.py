@@ -15,6 +15,10 @@ class Fcfs(Policy):
 
     It fails by head-of-line blocking: a query that needs many cores keeps the free ones idle until it can start, and
     cores that were right for a quiet machine are too few under interference.
+
+    >>> from veltair.scheduler.policies.by_name import make_policy
+    >>> type(make_policy("fcfs")).__name__
+    'Fcfs'
     """
 
     def next_step(self, state: SchedulerState, now_ns: int) -> Start | None:

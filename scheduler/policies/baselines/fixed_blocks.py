@@ -22,6 +22,10 @@ class FixedBlocks(Policy):
 
     It fails at both ends of the block length: short blocks conflict often, since each asks for the peak of its own
     layers; long ones hold the cores of their hungriest layer throughout. Nothing is refused under overload.
+
+    >>> from veltair.scheduler.policies.by_name import make_policy
+    >>> type(make_policy("block-6")).__name__  # FixedBlocks(6)
+    'FixedBlocks'
     """
 
     def __init__(self, layers: int, *, adapt_versions: bool = False) -> None:

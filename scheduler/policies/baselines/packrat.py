@@ -22,7 +22,13 @@ BUSY = 0.8  # an instance is planned to be in use for this share of its time
 
 @dataclass(slots=True)
 class Pack:
-    """What a tenant runs on: `instances` queries side by side, each on `threads` cores."""
+    """What a tenant runs on: `instances` queries side by side, each on `threads` cores.
+
+    ::
+
+        pack = Pack(qos_ns=15_000_000, costs=costs, threads=2, instances=3)
+        pack.cores_on(threads=4)  # for the present load
+    """
 
     qos_ns: int
     costs: ProfileCosts  # of the last query
@@ -57,6 +63,9 @@ class Packrat(Policy):
 
     It fails under loads that change faster than a quarter of a second, and under interference, which its solo times
     do not contain.
+
+    >>> Packrat().packs
+    {}
     """
 
     def __init__(self) -> None:

@@ -25,6 +25,15 @@ POLLS_OF_REST = 100  # after one that hurt
 
 @dataclass(slots=True)
 class Partition:
+    """The cores of a tenant, and its slack (1 - latency / QoS) at the last polls; latencies in ns.
+
+    >>> from veltair.types import QoSTarget
+    >>> partition = Partition(Tenant("vision", "resnet50", QoSTarget(100)), cores=4, latencies_ns=[50])
+    >>> partition.measure(oldest_ns=0)
+    >>> partition.slacks[-1]
+    0.5
+    """
+
     tenant: Tenant
     cores: int
     latencies_ns: list[int] = field(default_factory=list)  # of the queries that finished since the last poll
@@ -65,6 +74,9 @@ class Parties(Policy):
 
     It fails under bursts, since a partition follows the load by ten cores a second at most, and idle cores of one
     tenant cannot serve another.
+
+    >>> Parties().partitions
+    {}
     """
 
     def __init__(self) -> None:

@@ -16,6 +16,13 @@ from veltair.types import Record
 
 
 class Task(Record, frozen=True):
+    """A query that wants a share of the cores: where it stands and what it needs to be in time; times in ns.
+
+    ::
+
+        Task(active, active.next_layer, slack_ns=2_000_000, least=4).rest_ns  # on 4 cores
+    """
+
     active: ActiveQuery
     start: int  # the layer that it stands at
     slack_ns: int
@@ -36,6 +43,10 @@ class Planaria(Policy):
 
     It fails when queries arrive faster than layers end: each arrival stops blocks on all cores, and what remains of
     a query's time goes into stopping and starting.
+
+    >>> from veltair.scheduler.policies.by_name import make_policy
+    >>> type(make_policy("planaria")).__name__
+    'Planaria'
     """
 
     def __init__(self) -> None:

@@ -24,6 +24,10 @@ class Prema(Policy):
     waits reach a level, which can be computed: a block ends at the first layer boundary after that.
 
     It fails on many cores: one query at a time cannot use them, and the others wait.
+
+    >>> from veltair.scheduler.policies.by_name import make_policy
+    >>> type(make_policy("prema")).__name__
+    'Prema'
     """
 
     def __init__(self) -> None:

@@ -33,6 +33,10 @@ class Veltair(Policy):
     It fails where the profile does: a model whose time varies much from query to query has a latest start that is too
     late for its slow queries, and the correction follows only their mean. Late tenants starve while others load the
     machine fully.
+
+    >>> from veltair.scheduler.policies.by_name import make_policy
+    >>> type(make_policy("veltair")).__name__
+    'Veltair'
     """
 
     def __init__(self) -> None:
