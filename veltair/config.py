@@ -53,7 +53,11 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole file. Paths are absolute here; relative ones in the file start at the file's folder."""
+    """A whole file. Paths are absolute here; relative ones in the file start at the file's folder.
+
+    >>> ServeConfig(tenants=(TenantConfig(name="resnet50", artifact="/srv/resnet50"),)).server.policy
+    'veltair'
+    """
 
     server: ServerConfig = ServerConfig()
     tenants: Annotated[tuple[TenantConfig, ...], msgspec.Meta(min_length=1)]

@@ -18,11 +18,20 @@ class Record(Struct, frozen=True, gc=False):
     """Base of values that every decision creates anew, ten times as fast as a frozen dataclass.
 
     They have no reference cycles and are not tracked by the garbage collector.
+
+    >>> Query(7, "vision", arrival_ns=0) == Query(7, "vision", arrival_ns=0)
+    True
     """
 
 
 class State(Struct, eq=False, gc=False):
-    """Base of objects that change during their life and are equal only to themselves; created as fast as a `Record`."""
+    """Base of objects that change during their life and are equal only to themselves; created as fast as a `Record`.
+
+    >>> class Progress(State):
+    ...     layer: int = 0
+    >>> Progress() == Progress()
+    False
+    """
 
 
 @dataclass(frozen=True, slots=True)

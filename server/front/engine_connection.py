@@ -45,7 +45,13 @@ class QueryResult:
 
 @dataclass(frozen=True, slots=True)
 class HeldQuery:
-    """A query that holds a slot; `result` may be set before the slot is free."""
+    """A query that holds a slot; `result` may be set before the slot is free.
+
+    ::
+
+        held = HeldQuery(loop.create_future(), tenant=0, slot=3, batch=1, arrival_ns=time.monotonic_ns())
+        outputs = (await held.result).outputs
+    """
 
     result: asyncio.Future[QueryResult]
     tenant: int

@@ -35,7 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """The methods of the inference service, by their names in the protocol."""
+    """The methods of the inference service, by their names in the protocol.
+
+    ::
+
+        descriptor = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+        methods = methods_by_path(descriptor, InferenceServicer(service), {"ModelInferRequest": parse_request})
+    """
 
     def __init__(self, service: InferenceService) -> None:
         self._service = service

@@ -27,7 +27,12 @@ class Message(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class TenantSpec(msgspec.Struct, frozen=True):
-    """A tenant as the engine and its workers need it; the front has checked the artifact's digests."""
+    """A tenant as the engine and its workers need it; the front has checked the artifact's digests.
+
+    >>> tenant = TenantSpec("vision", "/srv/resnet50", "ab12", 15_000_000, 0.95, priority=1, batching=True)
+    >>> LoadModels((tenant,), cores=(0, 1), slots=4).tenants[0].qos_ns
+    15000000
+    """
 
     name: str
     artifact: str  # absolute path
@@ -42,7 +47,11 @@ class TenantSpec(msgspec.Struct, frozen=True):
 
 
 class ConfigureEngine(Message, frozen=True):
-    """The first message. The engine answers with `EngineReady` or `StartFailed`."""
+    """The first message. The engine answers with `EngineReady` or `StartFailed`.
+    To serve on all cores that it may use::
+
+        ConfigureEngine((tenant,), "veltair", cores=None, workers=4, spare_workers=1, slots=256, event_log=None)
+    """
 
     tenants: tuple[TenantSpec, ...]
     policy: str
@@ -56,7 +65,11 @@ class ConfigureEngine(Message, frozen=True):
 
 
 class InferQuery(Message, frozen=True):
-    """Run a query whose inputs lie in its slot. The engine sends exactly one `QueryEnded`, which frees the slot."""
+    """Run a query whose inputs lie in its slot. The engine sends exactly one `QueryEnded`, which frees the slot.
+
+    >>> InferQuery(7, tenant=0, slot=3, batch=1, arrival_ns=100, deadline_ns=None).slot
+    3
+    """
 
     query: int  # unique and ascending within an engine's life
     tenant: int  # index into ConfigureEngine.tenants
@@ -67,38 +80,42 @@ class InferQuery(Message, frozen=True):
 
 
 class AbortQuery(Message, frozen=True):
-    """Nobody waits for this query any more."""
+    """Nobody waits for this query any more: `AbortQuery(query=7)`."""
 
     query: int
 
 
 class GetStatus(Message, frozen=True):
-    """The engine answers with an `EngineStatus`."""
+    """The engine answers with an `EngineStatus`.
+
+    >>> msgspec.msgpack.decode(msgspec.msgpack.encode(GetStatus()))
+    {'type': 'GetStatus'}
+    """
 
 
 class Shutdown(Message, frozen=True):
-    """Exit at once. The front sends it when every query is answered, or when it stops waiting for answers."""
+    """Exit at once: `Shutdown()`. The front sends it when all queries are answered, or when it stops waiting."""
 
 
 # Engine to front
 
 
 class EngineReady(Message, frozen=True):
-    """Every worker has loaded every model."""
+    """Every worker has loaded every model: `EngineReady(workers=4, cores=(0, 1))`."""
 
     workers: int
     cores: CoreSet
 
 
 class StartFailed(Message, frozen=True):
-    """The engine or a worker cannot start. `kind` is the class of the error in veltair.errors."""
+    """The engine or a worker cannot start: `StartFailed("ConfigError", "no core")`; `kind` is one of veltair.errors."""
 
     kind: str
     reason: str
 
 
 class CoreChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A block in execution moved to other cores before `layer`."""
+    """A block in execution moved to other cores before `layer`: `CoreChange(2, (0, 1), time_ns=200)`."""
 
     layer: int
     cores: CoreSet
@@ -135,7 +152,7 @@ Outcome: TypeAlias = Literal["done", "rejected", "cancelled", "failed", "worker_
 
 
 class QueryEnded(Message, frozen=True):
-    """A query has ended. No process touches its slot any more."""
+    """A query has ended: `QueryEnded(7, "rejected", "cannot be in time")`. No process touches its slot any more."""
 
     query: int
     outcome: Outcome
@@ -144,7 +161,11 @@ class QueryEnded(Message, frozen=True):
 
 
 class TenantStatus(msgspec.Struct, frozen=True):
-    """Counts of one tenant since the engine started."""
+    """Counts of one tenant since the engine started.
+
+    >>> TenantStatus(arrived=3, done=2, batches={1: 2}).batches[1]
+    2
+    """
 
     arrived: int = 0
     waiting: int = 0  # now: admitted by the scheduler, not started
@@ -160,7 +181,7 @@ class TenantStatus(msgspec.Struct, frozen=True):
 
 
 class BlockStatus(msgspec.Struct, frozen=True):
-    """A block in execution now."""
+    """A block in execution now, e.g. `status.running[0].layer` of an `EngineStatus`."""
 
     query: int
     tenant: str
@@ -175,7 +196,7 @@ class BlockStatus(msgspec.Struct, frozen=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
-    """A worker process now."""
+    """A worker process now: `WorkerStatus(pid=4711, state="busy", query=7, started_ns=100)`."""
 
     pid: int
     state: Literal["starting", "idle", "busy"]
@@ -184,7 +205,11 @@ class WorkerStatus(msgspec.Struct, frozen=True):
 
 
 class EngineStatus(Message, frozen=True):
-    """The engine now. A gap is a worker's idle time between two blocks of one query started back to back."""
+    """The engine now.
+    A gap is a worker's idle time between two blocks of one query started back to back; on average, in ns::
+
+        status.gap_ns / status.gaps
+    """
 
     time_ns: int
     level: float
@@ -206,7 +231,7 @@ class EngineStatus(Message, frozen=True):
 
 
 class LoadModels(Message, frozen=True):
-    """A worker's first message. The worker answers with `ModelsLoaded` or `StartFailed`."""
+    """A worker's first message: `LoadModels((tenant,), (0, 1), 4)`. It answers with `ModelsLoaded` or `StartFailed`."""
 
     tenants: tuple[TenantSpec, ...]
     cores: CoreSet
@@ -214,7 +239,7 @@ class LoadModels(Message, frozen=True):
 
 
 class BatchMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One query of a batch: the slot of its tensors and its number of samples."""
+    """One query of a batch: the slot of its tensors and its number of samples, `BatchMember(slot=3, samples=1)`."""
 
     slot: int
     samples: int
@@ -224,6 +249,9 @@ class RunBlock(Message, frozen=True):
     """Run layers [start, start + len(versions)) of a query or a batch, on the cores that the worker's cell holds.
 
     `cores` is what the cell holds when this is sent: the worker reports when it finds other cores there.
+
+    >>> RunBlock(7, 0, (BatchMember(slot=3, samples=1),), start=0, versions=(0, 2), cores=(0, 1)).versions
+    (0, 2)
     """
 
     query: int  # the batch's first
@@ -238,11 +266,11 @@ class RunBlock(Message, frozen=True):
 
 
 class ModelsLoaded(Message, frozen=True):
-    """The worker is ready for blocks."""
+    """The worker is ready for blocks: `ModelsLoaded()`."""
 
 
 class BlockDone(Message, frozen=True):
-    """The block reached layer `stop`, which lies before its end when the cell asked it to stop."""
+    """The block reached layer `stop`, before its end if the cell asked it to stop: `BlockDone(7, 3, 100, 350)`."""
 
     query: int
     stop: int
@@ -251,14 +279,14 @@ class BlockDone(Message, frozen=True):
 
 
 class KernelFailed(Message, frozen=True):
-    """A kernel raised an error; the worker lives."""
+    """A kernel raised an error; the worker lives: `KernelFailed(query=7, reason="out of memory")`."""
 
     query: int
     reason: str
 
 
 class CoresChanged(Message, frozen=True):
-    """The worker found another core set in its cell before `layer`, and uses it from there on."""
+    """The worker found another core set before `layer`, and uses it from there: `CoresChanged(7, 2, (0, 1), 100)`."""
 
     query: int
     layer: int

@@ -91,7 +91,12 @@ class StoppedError(Exception):
 
 
 class LoadCommand:
-    """One invocation: its arguments, and what has been measured so far."""
+    """One invocation: its arguments, and what has been measured so far.
+
+    ::
+
+        status = await LoadCommand(args, read_scenario(args.scenario)).run()
+    """
 
     def __init__(self, args: argparse.Namespace, scenario: Scenario) -> None:
         self._args, self._scenario = args, scenario

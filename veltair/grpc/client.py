@@ -40,7 +40,14 @@ class StatusError(Exception):
 
 
 class ClientCall(Stream):
-    """A unary call. `response` becomes the message, or raises StatusError or CallLostError."""
+    """A unary call. `response` becomes the message, or raises StatusError or CallLostError.
+
+    ::
+
+        call = ClientCall()
+        connection.open_stream(call)
+        message = await call.response  # once its headers and its request are sent
+    """
 
     def __init__(self) -> None:
         super().__init__(MAX_RESPONSE_BYTES)
@@ -80,7 +87,13 @@ class ClientCall(Stream):
 
 
 class ServerConnection(AsyncioConnection):
-    """The client's end of a connection to a server. Calls beyond the server's limit of streams wait for their turn."""
+    """The client's end of a connection to a server. Calls beyond the server's limit of streams wait for their turn.
+
+    ::
+
+        connection = await Channel("127.0.0.1", 8001).connect()
+        response = await connection.call(head, message_prefix(0))  # an empty request
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -47,7 +47,12 @@ def _protobuf_parser(message: Any) -> Callable[[memoryview], Any]:
 
 
 class ClientConnection(AsyncioConnection):
-    """The server's end of one client's connection, listed by its server as long as it is open."""
+    """The server's end of one client's connection, listed by its server as long as it is open.
+
+    ::
+
+        await loop.create_server(lambda: ClientConnection(server), sock=listener)
+    """
 
     def __init__(self, server: Server) -> None:
         super().__init__(server.new_call)

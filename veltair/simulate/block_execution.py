@@ -51,7 +51,13 @@ class Execution(State):
 
 
 class BlockExecution(Execution, kw_only=True):
-    """A block that runs; `VirtualMachine` makes one for each StartBlock."""
+    """A block that runs; `VirtualMachine` makes one for each StartBlock.
+
+    >>> block = LayerBlock(query=7, start=0, stop=2, versions=(0, 1), cores=1, predicted_ns=100)
+    >>> run = BlockExecution(2, 0.0, block=block, granted=(0,), core_set=(0,), began_ns=0, stop_early=True)
+    >>> run.halts_at_next_layer
+    True
+    """
 
     block: LayerBlock
     granted: CoreSet

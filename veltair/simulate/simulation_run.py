@@ -32,7 +32,14 @@ class SimulationRun:
 
 
 class RunMeter:
-    """Counts blocks, conflicts and core time between the end of the warm-up and the end of the arrivals."""
+    """Counts blocks, conflicts and core time between the end of the warm-up and the end of the arrivals.
+
+    >>> from veltair.types import Machine
+    >>> meter = RunMeter(Scheduler(Machine(((0, 1),)), [], {}, "fcfs", workers=1), warm_ns=0, duration_ns=100)
+    >>> meter.add(50, [])
+    >>> meter.blocks, meter.core_ns
+    (0, 0.0)
+    """
 
     __slots__ = ("_cores", "_from_ns", "_pool", "_since_ns", "_to_ns", "_used", "blocks", "conflicts", "core_ns")
 

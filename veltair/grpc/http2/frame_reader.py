@@ -39,6 +39,11 @@ class FrameReader(ABC):
 
     Method names are those of `asyncio.BufferedProtocol`, so that a transport can call them without a layer between.
     `expects_preface`: the other side is a client, whose bytes begin with `PREFACE`.
+
+    ::
+
+        reader.get_buffer(-1)[: len(data)] = data  # as a transport does
+        reader.buffer_updated(len(data))  # calls `accept_data`, `end_of_stream` and `handle_control`
     """
 
     def __init__(self, *, expects_preface: bool) -> None:

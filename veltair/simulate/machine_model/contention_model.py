@@ -29,7 +29,12 @@ class DomainShares(Record, frozen=True):
 
 
 class CoRunner(State):
-    """A running block and the pressures on it."""
+    """A running block and the pressures on it.
+
+    ::
+
+        block = CoRunner(segment, core_set=(0, 1), domains=DomainShares({0: 1.0}, []), kept=[])  # alone on its domain
+    """
 
     segment: Segment
     core_set: CoreSet
