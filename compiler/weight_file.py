@@ -10,7 +10,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from veltair.compiler.timing.measure import content_digest, in_file, write_chunks
-from veltair.compiler.timing.measuring_process import FileTensor
+from veltair.compiler.timing.measuring_messages import FileTensor
 from veltair.profiles.artifact.manifest import ALIGNMENT
 
 

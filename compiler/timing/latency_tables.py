@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.timing.co_runners import GRADES, distinct_levels, run_co_runners
 from veltair.compiler.timing.measure import Meter
-from veltair.compiler.timing.measuring_process import Operand
+from veltair.compiler.timing.measuring_messages import Operand
 from veltair.compiler.timing.modelled_interference import MemorySystem, distinct_shares, modelled_slowdowns
 from veltair.machine.cache_traffic import Reuse
 from veltair.profiles.artifact.manifest import LevelSource

@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Activation, Kernel, LayerSpec
-from veltair.compiler.timing.measuring_process import (
+from veltair.compiler.timing.measuring_messages import (
     FileTensor,
     InlineTensor,
-    KernelFailed,
     KernelOutputs,
     KernelTimes,
+    MeasurementFailed,
     Operand,
     OutputTensor,
     RandomTensor,
@@ -186,7 +186,7 @@ class Meter:
         except BaseException:  # an interrupt too leaves an answer on its way that nobody would wait for
             self._stop()
             raise
-        if isinstance(answer, KernelFailed):
+        if isinstance(answer, MeasurementFailed):
             raise CandidateError(f"{symbol}: {answer.reason}")
         return answer
 

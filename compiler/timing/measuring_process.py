@@ -13,12 +13,27 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from veltair.compiler.timing.measuring_messages import (
+    FileTensor,
+    InlineTensor,
+    KernelOutputs,
+    KernelTimes,
+    MeasurementFailed,
+    Operand,
+    OutputTensor,
+    RandomTensor,
+    Request,
+    Response,
+    RunKernel,
+    TensorSequence,
+    TimeKernel,
+)
 from veltair.machine.isa import cpu_features
 from veltair.profiles.artifact.manifest import ALIGNMENT
 
@@ -26,93 +41,6 @@ MIN_RUNS, FEW_RUNS, MAX_RUNS = 5, 3, 2000
 LONG_NS = 1_000_000_000  # a measurement that takes longer than this makes do with FEW_RUNS
 MAX_COPIES = 64
 KEPT_BYTES = 64 << 20  # mappings from this size on are kept: to populate them takes longer than to measure
-
-
-class InlineTensor(msgspec.Struct, frozen=True, tag=True):
-    """A tensor whose content is in the message."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    content: bytes
-
-
-class FileTensor(msgspec.Struct, frozen=True, tag=True):
-    """A tensor that lies in a file, row-major, from `offset` on."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    path: str
-    offset: int
-
-
-class RandomTensor(msgspec.Struct, frozen=True, tag=True):
-    """Random values in `region` (start and stop of each axis), zeros around it.
-
-    Floats are normal, "uint16" holds the bits of bfloat16 ones; integers are uniform in low … high and drawn anew
-    before each timed run: ids that stay the same would make every table look as if it fitted the cache.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    region: tuple[tuple[int, int], ...]
-    low: int = 0
-    high: int = 0
-
-
-class TensorSequence(msgspec.Struct, frozen=True, tag=True):
-    """An input with `count` contents in a file, one after the other; each timed run takes the next one."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    path: str
-    count: int
-
-
-class OutputTensor(msgspec.Struct, frozen=True, tag=True):
-    """A tensor that the kernel writes; zeros before."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
-Operand: TypeAlias = InlineTensor | FileTensor | RandomTensor | TensorSequence | OutputTensor
-
-
-class TimeKernel(msgspec.Struct, frozen=True, tag=True):
-    """Asks for the median time of a kernel on each of `counts` cores; one above `limit_ns` is not measured long."""
-
-    library: str
-    symbol: str
-    operands: tuple[Operand, ...]
-    counts: tuple[int, ...]
-    budget_ns: int
-    limit_ns: int
-    rotate_bytes: int  # weights are copied until they take so much, and the copies used in turn
-
-
-class RunKernel(msgspec.Struct, frozen=True, tag=True):
-    """Asks for one run, and the contents of the outputs."""
-
-    library: str
-    symbol: str
-    operands: tuple[Operand, ...]
-    count: int
-
-
-class KernelTimes(msgspec.Struct, frozen=True, tag=True):
-    run_ns: tuple[int, ...]
-
-
-class KernelOutputs(msgspec.Struct, frozen=True, tag=True):
-    contents: tuple[bytes, ...]
-
-
-class KernelFailed(msgspec.Struct, frozen=True, tag=True):
-    reason: str
-
-
-Request: TypeAlias = TimeKernel | RunKernel
-Response: TypeAlias = KernelTimes | KernelOutputs | KernelFailed
 
 
 class _MeasuringProcess:
@@ -290,7 +218,7 @@ def main(descriptor: int, cores: tuple[int, ...]) -> None:
             try:
                 answer = bench.answer(decoder.decode(raw))
             except Exception as error:  # what a kernel raises is the answer, whatever it is
-                answer = KernelFailed(f"{type(error).__name__}: {error}"[:500])
+                answer = MeasurementFailed(f"{type(error).__name__}: {error}"[:500])
             connection.send_bytes(msgspec.msgpack.encode(answer))
 
 

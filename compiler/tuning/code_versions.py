@@ -17,7 +17,7 @@ from veltair.compiler.locality.kernel_reuse import compulsory_bytes, kernel_reus
 from veltair.compiler.shared_library import ObjectFile, compile_objects, link_library
 from veltair.compiler.timing.latency_tables import LatencyTables, MemoryModel, TimingJob, count_passes, measure_tables
 from veltair.compiler.timing.measure import CandidateError, Meter, result_operands
-from veltair.compiler.timing.measuring_process import Operand
+from veltair.compiler.timing.measuring_messages import Operand
 from veltair.compiler.timing.modelled_interference import MemorySystem
 from veltair.compiler.tuning import frontier
 from veltair.compiler.tuning.correctness import ReferenceCheck

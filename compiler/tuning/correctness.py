@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.timing.measure import Bounds, Meter, interior_slices, result_operands
-from veltair.compiler.timing.measuring_process import InlineTensor, Operand
+from veltair.compiler.timing.measuring_messages import InlineTensor, Operand
 from veltair.compiler.tuning.layer_reference import pack_activation, reference_outputs, unpack_activation
 from veltair.profiles.artifact.manifest import shape_at
 

@@ -17,7 +17,7 @@ from veltair.compiler.codegen.vectors import LANES, broadcast
 from veltair.compiler.codegen.weight_packing import pack_bf16_pairs
 from veltair.compiler.shared_library import compile_object, link_library
 from veltair.compiler.timing.measure import Meter
-from veltair.compiler.timing.measuring_process import InlineTensor, OutputTensor
+from veltair.compiler.timing.measuring_messages import InlineTensor, OutputTensor
 from veltair.errors import ConfigError
 from veltair.machine.isa import tvm_target
 from veltair.machine.topology import usable_machine

@@ -21,7 +21,7 @@ from veltair.compiler.features.random_features import draw_features
 from veltair.compiler.onnx.onnx_model import load_model as load_onnx
 from veltair.compiler.pipeline import lower
 from veltair.compiler.timing.measure import Meter
-from veltair.compiler.timing.measuring_process import TensorSequence
+from veltair.compiler.timing.measuring_messages import TensorSequence
 from veltair.errors import ModelError
 from veltair.machine.isa import ISAS, cpu_features
 from veltair.machine.topology import usable_machine

@@ -96,7 +96,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> dict[float, list[tuple[int, ...]]
         def __exit__(self, *_: object) -> None:
             METERS[-1].grade = 0
 
-    monkeypatch.setattr(latency_tables, "pressing", Noted)
+    monkeypatch.setattr(latency_tables, "run_co_runners", Noted)
     return noted
 
 

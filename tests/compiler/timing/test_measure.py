@@ -19,7 +19,7 @@ from veltair.compiler.timing.measure import (
     interior_slices,
     write_chunks,
 )
-from veltair.compiler.timing.measuring_process import FileTensor, InlineTensor, OutputTensor, RandomTensor
+from veltair.compiler.timing.measuring_messages import FileTensor, InlineTensor, OutputTensor, RandomTensor
 from veltair.machine.isa import tvm_target
 from veltair.machine.topology import usable_machine
 
