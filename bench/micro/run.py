@@ -8,13 +8,36 @@ The results go to `.build/micro`, or with `--save` to `bench/results/micro`, whe
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 from bench.paths import RESULTS, ROOT
 
 BENCHES = ("decisions", "headers", "kernels", "messages", "requests")
 COMMITTED = RESULTS / "micro"
+PRIVATE = {"hostname", "python_executable", "command", "boot_time", "uptime", "date"}  # of one machine, one hour
+    "hostname",
+    "python_executable",
+    "command",
+    "boot_time",
+    "uptime",
+    "date",
+}  # facts of one machine or one hour
+
+
+def without_private(value: Any) -> Any:
+    """pyperf's JSON without the metadata that says where, rather than on what, a bench ran."""
+    if isinstance(value, dict):
+        return {key: without_private(inner) for key, inner in value.items() if key not in PRIVATE}
+    return [without_private(inner) for inner in value] if isinstance(value, list) else value
+
+
+def strip(path: Path) -> None:
+    """Rewrites a result file without its private metadata."""
+    path.write_text(json.dumps(without_private(json.loads(path.read_text("utf-8")))) + "\n", "utf-8")
 
 
 def main() -> int:
@@ -29,6 +52,7 @@ def main() -> int:
         print(f"== {bench}", flush=True)
         command = [sys.executable, "-m", f"bench.micro.{bench}", "-o", str(result), *options]
         subprocess.run(command, check=True, cwd=ROOT)
+        strip(result)
         if committed != result and committed.exists():
             compare = [sys.executable, "-m", "pyperf", "compare_to", "--table", str(committed), str(result)]
             subprocess.run(compare, check=True)
