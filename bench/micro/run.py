@@ -19,13 +19,6 @@ from bench.paths import RESULTS, ROOT
 BENCHES = ("decisions", "headers", "kernels", "messages", "requests")
 COMMITTED = RESULTS / "micro"
 PRIVATE = {"hostname", "python_executable", "command", "boot_time", "uptime", "date"}  # of one machine, one hour
-    "hostname",
-    "python_executable",
-    "command",
-    "boot_time",
-    "uptime",
-    "date",
-}  # facts of one machine or one hour
 
 
 def without_private(value: Any) -> Any:
