@@ -78,7 +78,7 @@ class Symbols:
 
     >>> symbols = Symbols()
     >>> tokens = symbols.new("tokens", upper=Extent.from_value("batch") * 50)
-    >>> str(symbols.upper(tokens))
+    >>> str(symbols.upper_bound(tokens))
     '50*batch'
     """
 
