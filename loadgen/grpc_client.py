@@ -9,7 +9,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from veltair.errors import ConfigError
-from veltair.grpc.client import CallLostError, Channel, StatusError, encode_request_head
+from veltair.grpc.client import CallLostError, GrpcChannel, StatusError, encode_request_head
 from veltair.grpc.http2.frames import message_prefix
 from veltair.loadgen.client import ModelMetadata, Outcome, Payload, Response, SharedTensor, TensorMetadata
 from veltair.loadgen.model_config import build_metadata
@@ -35,13 +35,13 @@ class GrpcClient:
         self._host, self._port = host, port
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._timeout_s = timeout_s
-        self._channels: list[Channel] = []
+        self._channels: list[GrpcChannel] = []
         self._last_used = 0
         self._infer_head = self._request_head("ModelInfer")
 
     async def open(self, connections: int) -> None:
         """Make the connections. Raises ConfigError when nobody listens."""
-        self._channels = [Channel(self._host, self._port) for _ in range(connections)]
+        self._channels = [GrpcChannel(self._host, self._port) for _ in range(connections)]
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.gather(*(channel.connect() for channel in self._channels))

@@ -91,7 +91,7 @@ class ServerConnection(AsyncioConnection):
 
     ::
 
-        connection = await Channel("127.0.0.1", 8001).connect()
+        connection = await GrpcChannel("127.0.0.1", 8001).connect()
         response = await connection.call(head, message_prefix(0))  # an empty request
     """
 
@@ -162,12 +162,12 @@ class ServerConnection(AsyncioConnection):
                 return
 
 
-class Channel:
+class GrpcChannel:
     """One connection to a server, made again after it was lost.
 
     ::
 
-        channel = Channel("127.0.0.1", 8001)
+        channel = GrpcChannel("127.0.0.1", 8001)
         head = encode_request_head("127.0.0.1:8001", "/inference.GRPCInferenceService/ServerLive")
         response = await (await channel.connect()).call(head, message_prefix(0))
     """

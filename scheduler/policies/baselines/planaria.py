@@ -15,12 +15,12 @@ from veltair.scheduler.steps import Grow, Start, Step, Stop
 from veltair.types import Record
 
 
-class Task(Record, frozen=True):
+class PlanariaTask(Record, frozen=True):
     """A query that wants a share of the cores: where it stands and what it needs to be in time; times in ns.
 
     ::
 
-        Task(active, active.next_layer, slack_ns=2_000_000, least=4).rest_ns  # on 4 cores
+        PlanariaTask(active, active.next_layer, slack_ns=2_000_000, least=4).rest_ns  # on 4 cores
     """
 
     active: ActiveQuery
@@ -97,14 +97,14 @@ def _startable(state: SchedulerState) -> Iterator[ActiveQuery]:
     return islice(state.waiting.values(), max(0, state.workers - len(state.in_flight)))
 
 
-def _task(active: ActiveQuery, now_ns: int) -> Task:
+def _task(active: ActiveQuery, now_ns: int) -> PlanariaTask:
     run, slack_ns = active.run, active.due_ns - now_ns
     start = active.next_layer if run is None else run.layer_at(now_ns)
     least = active.costs.cores_to_end(SOLO, start, slack_ns) if slack_ns > 0 else None
-    return Task(active, start, slack_ns, least)
+    return PlanariaTask(active, start, slack_ns, least)
 
 
-def share_cores(tasks: list[Task], cores: int) -> dict[int, int]:
+def share_cores(tasks: list[PlanariaTask], cores: int) -> dict[int, int]:
     """Cores by query id; at most `cores` together, and at least one query gets some (scheduler.py of planaria.code)."""
     granted = {task.active.query.id: task.least or 0 for task in tasks}
     spare = cores - sum(granted.values())
@@ -123,7 +123,7 @@ def share_cores(tasks: list[Task], cores: int) -> dict[int, int]:
     return granted
 
 
-def _spread(granted: dict[int, int], tasks: list[Task], spare: int) -> None:
+def _spread(granted: dict[int, int], tasks: list[PlanariaTask], spare: int) -> None:
     """In proportion to priority over what is left, the highest first; what rounding leaves goes to the highest
     priority. Nobody gets more than the profile measured.
     """

@@ -8,7 +8,7 @@ import grpc
 import pytest
 import uvloop
 
-from veltair.grpc.client import CallLostError, Channel, encode_request_head
+from veltair.grpc.client import CallLostError, GrpcChannel, encode_request_head
 from veltair.grpc.http2 import hpack
 from veltair.grpc.http2.frames import DATA, HEADERS, REFUSED_STREAM, message_prefix
 from veltair.grpc.http2.stream import Stream
@@ -18,7 +18,7 @@ HEAD = encode_request_head("127.0.0.1", "/t/call")
 EMPTY = message_prefix(0)
 
 
-async def start_grpcio_server(handler: Any, max_streams: int) -> tuple[Any, Channel]:
+async def start_grpcio_server(handler: Any, max_streams: int) -> tuple[Any, GrpcChannel]:
     server = grpc.aio.server(
         options=[("grpc.max_concurrent_streams", max_streams), ("grpc.max_receive_message_length", -1)]
     )
@@ -26,15 +26,15 @@ async def start_grpcio_server(handler: Any, max_streams: int) -> tuple[Any, Chan
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    return server, Channel("127.0.0.1", port)
+    return server, GrpcChannel("127.0.0.1", port)
 
 
-async def start_server(accept: Callable[[], Stream]) -> tuple[asyncio.Server, Channel]:
+async def start_server(accept: Callable[[], Stream]) -> tuple[asyncio.Server, GrpcChannel]:
     server = await asyncio.get_running_loop().create_server(lambda: AsyncioConnection(accept), "127.0.0.1", 0)
-    return server, Channel("127.0.0.1", server.sockets[0].getsockname()[1])
+    return server, GrpcChannel("127.0.0.1", server.sockets[0].getsockname()[1])
 
 
-async def call(channel: Channel, request: bytes = EMPTY) -> bytes:
+async def call(channel: GrpcChannel, request: bytes = EMPTY) -> bytes:
     return bytes(await (await channel.connect()).call(HEAD, request))
 
 

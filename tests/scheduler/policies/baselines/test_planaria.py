@@ -4,7 +4,7 @@ import pytest
 from scheduler_builders import make_machine, make_query, make_tenant, simple_profile
 
 from veltair.scheduler.events import BlockFinished, FinishQuery, QueryArrived, StartBlock, StopBlock, WorkersChanged
-from veltair.scheduler.policies.baselines.planaria import Task, share_cores
+from veltair.scheduler.policies.baselines.planaria import PlanariaTask, share_cores
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import LayerBlock, QoSTarget, Tenant
 
@@ -24,7 +24,7 @@ def state():
             scheduler.handle(QueryArrived(0, make_query(id)))
             active = scheduler.state.waiting[id]
             active.tenant = Tenant("a", "m", QoSTarget(100), priority)
-            made.append(Task(active, 0, slack_ns, least))
+            made.append(PlanariaTask(active, 0, slack_ns, least))
         return made
 
     return tasks
