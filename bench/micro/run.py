@@ -18,7 +18,8 @@ from bench.paths import RESULTS, ROOT
 
 BENCHES = ("decisions", "headers", "kernels", "messages", "requests")
 COMMITTED = RESULTS / "micro"
-PRIVATE = {"hostname", "python_executable", "command", "boot_time", "uptime", "date"}  # of one machine, one hour
+# Facts of one machine or one hour.
+PRIVATE = {"hostname", "python_executable", "command", "boot_time", "uptime", "date", "python_config_args"}
 
 
 def without_private(value: Any) -> Any:
