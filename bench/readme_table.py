@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from statistics import geometric_mean
-from typing import Any
 
 from bench.kernels.networks import KERNEL_RESULTS, NetworkTimes
 from bench.part_tables import markdown_table
 from bench.paths import RESULTS, ROOT
 from bench.serving.peak_figure import median_peaks
+from bench.tables import read
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- measured: python -m bench.readme_table -->", "<!-- end measured -->"
@@ -47,7 +46,7 @@ def mix_row(title: str, name: str, percentile: float) -> list[str]:
 
 def recom_row() -> list[str]:
     """RECom's E from raw features to the score."""
-    rows = json.loads((RESULTS / "recsys.json").read_text("utf-8"))["models"]["recom_e"]["rows"]
+    rows = read("recsys")["models"]["recom_e"]["rows"]
 
     def ms(engine: str, precision: str) -> float:
         (found,) = (
@@ -64,7 +63,7 @@ def recom_row() -> list[str]:
 
 
 def overhead_row() -> list[str]:
-    found: dict[str, Any] = json.loads((RESULTS / "overhead.json").read_text("utf-8"))
+    found = read("overhead")
     value = f"{found['overhead_p50_ms']:.2f} ms"
     return ["what the daemon adds to a small query over gRPC, p50", value, f"bar {found['bar_p50_ms']} ms", ""]
 
