@@ -88,7 +88,9 @@ class PeerEngine:
     pool: ThreadPoolExecutor  # first come, first served
     ready: bool = True
 
-    async def infer(self, tenant: str, inputs: Feeds, *, deadline_ns: int | None = None) -> QueryResult:
+    async def infer(
+        self, tenant: str, inputs: Feeds, *, deadline_ns: int | None = None, traced: bool = False
+    ) -> QueryResult:
         arrival_ns = time.monotonic_ns()
 
         def work() -> QueryResult:
@@ -100,7 +102,7 @@ class PeerEngine:
 
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
-    async def snapshot(self, since: int = 0) -> Snapshot:
+    async def snapshot(self, since: int | None = None) -> Snapshot:
         raise OverloadedError("a peer engine has no scheduler to look at")
 
 

@@ -157,9 +157,9 @@ class Engine:
                     self._infer(message)
                 case m.AbortQuery(query=query):
                     self._abort(query)
-                case m.GetStatus():
+                case m.GetStatus(since=since):
                     stats = self._scheduler.stats()
-                    self._front.send(collect_status(stats, self._queries, self._supervisor, self._timings))
+                    self._front.send(collect_status(stats, self._queries, self._supervisor, self._timings, since))
                 case m.Shutdown():
                     self._stopping = True
                     return
@@ -204,8 +204,8 @@ class Engine:
                 batch = self._queries.batch(query)
                 logger.error("query %d of %s: %s", query, batch.tenant, reason)
                 self._fail(batch, "failed", reason)
-            case m.CoresChanged(query=query, layer=layer, cores=cores, time_ns=time_ns):
-                self._queries.batch(query).core_changes.append(m.CoreChange(layer, cores, time_ns))
+            case m.CoresChanged(query=query, layer=layer, cores=cores):
+                self._queries.batch(query).change_cores(message)
                 self._decide(BlockGrown(time.monotonic_ns(), query, layer, cores))
             case m.ModelsLoaded():
                 self._supervisor.models_loaded(worker)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from veltair.scheduler.stats import SchedulerStats
 from veltair.server.engine.in_flight_queries import InFlightQueries
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
-from veltair.server.ipc.messages import EngineStatus, WorkerStatus
+from veltair.server.ipc.messages import EngineStatus
+from veltair.server.ipc.status_records import WorkerStatus
 
 
 @dataclass(slots=True)
@@ -26,9 +27,15 @@ class Timings:
 
 
 def collect_status(
-    stats: SchedulerStats, queries: InFlightQueries, supervisor: WorkerSupervisor, timings: Timings
+    stats: SchedulerStats,
+    queries: InFlightQueries,
+    supervisor: WorkerSupervisor,
+    timings: Timings,
+    since: int | None,
 ) -> EngineStatus:
-    """The engine now. `stats` are the scheduler's own."""
+    """The engine now, with blocks after the cursor `since` unless that is None. `stats` are the scheduler's own."""
+    history = queries.history
+    blocks, cursor = ((), history.count) if since is None else history.page(since)
     running = dict.fromkeys(queries.counters, 0)
     for batch in queries.batches():
         running[batch.tenant] += len(batch.queries)
@@ -38,7 +45,8 @@ def collect_status(
         level_source=stats.level_source,
         conflicts=stats.conflicts,
         capped_blocks=stats.capped_blocks,
-        blocks=stats.blocks_started,
+        blocks_started=stats.blocks_started,
+        blocks_ended=history.count,
         scheduler_ns=timings.scheduler_ns,
         scheduler_events=timings.scheduler_events,
         gap_ns=timings.gap_ns,
@@ -47,4 +55,6 @@ def collect_status(
         tenants={name: each.status(stats.waiting[name], running[name]) for name, each in queries.counters.items()},
         running=tuple(batch.block_status(batch.order) for batch in queries.batches() if batch.order),
         workers=tuple(WorkerStatus(w.pid, w.state, w.query, w.started_ns) for w in supervisor.all),
+        blocks=blocks,
+        cursor=cursor,
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from veltair.scheduler.events import StartBlock
 from veltair.server.engine.pending_query import PendingQuery
 from veltair.server.engine.worker_process import WorkerProcess
-from veltair.server.ipc.messages import BatchMember, BlockDone, BlockRecord, BlockStatus, CoreChange
+from veltair.server.ipc.messages import BatchMember, BlockDone, CoresChanged
+from veltair.server.ipc.status_records import BlockRecord, BlockStatus, CoreChange
 
 
 @dataclass(slots=True)
@@ -51,6 +52,10 @@ class InFlightBatch:
     def fully_cancelled(self) -> bool:
         """Whether nobody waits for any of its queries."""
         return all(query.cancelled for query in self.queries)
+
+    def change_cores(self, changed: CoresChanged) -> None:
+        """Record that the block in execution has moved to other cores."""
+        self.core_changes.append(CoreChange(changed.layer, changed.cores, changed.time_ns))
 
     def complete_block(self, order: StartBlock, done: BlockDone) -> None:
         """Record the block in execution, which has ended."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from veltair.errors import InvariantError
 from veltair.scheduler.events import CancelQuery, Decision, FinishQuery, GrowBlock, RejectQuery, StartBlock, StopBlock
+from veltair.server.engine.block_history import BlockHistory
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.pending_query import PendingQuery
 from veltair.server.engine.tenant_counters import TenantCounters
@@ -37,6 +38,7 @@ class InFlightQueries:
         self._queries: dict[int, PendingQuery] = {}  # by id
         self._batches: dict[int, InFlightBatch] = {}  # by id, which is that of its first query
         self.counters = {spec.name: TenantCounters(spec.qos_ns) for spec in tenants}
+        self.history = BlockHistory()
 
     def batch(self, query: int) -> InFlightBatch:
         """The batch with the id of this query. Raises KeyError when there is none."""
@@ -82,6 +84,7 @@ class InFlightQueries:
         del self._batches[batch.id]
         batch.order = None
         self._supervisor.release(batch.worker)
+        self.history.add(batch.blocks)
         for query in batch.queries:
             self._end(query, "cancelled" if query.cancelled else outcome, reason)
 
@@ -114,8 +117,7 @@ class InFlightQueries:
             self._end(query, outcome, reason)
 
     def _end(self, query: PendingQuery, outcome: m.Outcome, reason: str = "") -> None:
-        query_id = query.message.query
-        del self._queries[query_id]
-        self.counters[query.tenant].count_end(query, outcome, time.monotonic_ns())
-        blocks = tuple(query.batch.blocks) if query.batch else ()
-        self._front.send(m.QueryEnded(query_id, outcome, reason, blocks))
+        ended = query.end(outcome, reason)
+        del self._queries[ended.query]
+        self.counters[query.tenant].count_end(query, ended, time.monotonic_ns())
+        self._front.send(ended)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from veltair.server.ipc.messages import InferQuery
+from veltair.server.ipc.messages import InferQuery, Outcome, QueryEnded
+from veltair.server.ipc.status_records import BlockRecord
 
 if TYPE_CHECKING:
     from veltair.server.engine.in_flight_batch import InFlightBatch
@@ -16,11 +18,31 @@ class PendingQuery:
     """A query that has not ended: it waits (`batch` is None) or runs in a batch.
 
     >>> message = InferQuery(query=1, tenant=0, slot=3, batch=1, arrival_ns=0, deadline_ns=10**9)
-    >>> PendingQuery(message, "mlp").batch is None
+    >>> query = PendingQuery(message, "mlp")
+    >>> query.batch is None
     True
+    >>> query.end("cancelled")
+    QueryEnded(query=1, outcome='cancelled', reason='', queue_ns=0, execute_ns=0, blocks=())
     """
 
     message: InferQuery
     tenant: str
     batch: InFlightBatch | None = None  # from its first block to its end
     cancelled: bool = False
+
+    @property
+    def blocks(self) -> Sequence[BlockRecord]:
+        """Those that its batch has run."""
+        return self.batch.blocks if self.batch else ()
+
+    def end(self, outcome: Outcome, reason: str = "") -> QueryEnded:
+        """What the front is told of its end now."""
+        message, blocks = self.message, self.blocks
+        return QueryEnded(
+            message.query,
+            outcome,
+            reason,
+            queue_ns=blocks[0].begin_ns - message.arrival_ns if blocks else 0,
+            execute_ns=sum([block.elapsed_ns for block in blocks]),
+            blocks=tuple(blocks) if message.traced else (),
+        )

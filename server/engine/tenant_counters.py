@@ -6,7 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from veltair.server.engine.pending_query import PendingQuery
-from veltair.server.ipc.messages import Outcome, TenantStatus
+from veltair.server.ipc.messages import QueryEnded
+from veltair.server.ipc.status_records import TenantStatus
+
+MOST_BLOCK_VERSIONS = 1024  # kept apart before they are summed up
 
 
 @dataclass(slots=True)
@@ -16,7 +19,7 @@ class TenantCounters:
     >>> from veltair.server.ipc.messages import InferQuery
     >>> counters = TenantCounters(qos_ns=10**7, arrived=1)
     >>> query = PendingQuery(InferQuery(1, 0, 0, 1, arrival_ns=0, deadline_ns=10**7), "mlp")
-    >>> counters.count_end(query, "rejected", now_ns=5)
+    >>> counters.count_end(query, query.end("rejected"), now_ns=5)
     >>> counters.status(waiting=0, running=0).rejected
     1
     """
@@ -31,16 +34,21 @@ class TenantCounters:
     queue_ns: int = 0
     execute_ns: int = 0
     batches: Counter[int] = field(default_factory=Counter)  # batches started, by their number of queries
+    versions: Counter[int] = field(default_factory=Counter)  # layers run by code version, without `block_versions`
+    block_versions: Counter[tuple[int, ...]] = field(default_factory=Counter)  # blocks run by their layers' versions
 
-    def count_end(self, query: PendingQuery, outcome: Outcome, now_ns: int) -> None:
-        """Count a query that has ended."""
-        match outcome:
+    def count_end(self, query: PendingQuery, ended: QueryEnded, now_ns: int) -> None:
+        """Count a query that has ended. The layers of a batch count for each of its queries."""
+        match ended.outcome:
             case "done":
-                blocks = query.batch.blocks if query.batch else []
                 self.done += 1
                 self.within_qos += now_ns - query.message.arrival_ns <= self.qos_ns
-                self.queue_ns += blocks[0].begin_ns - query.message.arrival_ns
-                self.execute_ns += sum(block.elapsed_ns for block in blocks)
+                self.queue_ns += ended.queue_ns
+                self.execute_ns += ended.execute_ns
+                for block in query.blocks:
+                    self.block_versions[block.versions] += 1
+                if len(self.block_versions) > MOST_BLOCK_VERSIONS:
+                    self._sum_versions()
             case "rejected":
                 self.rejected += 1
             case "cancelled":
@@ -48,8 +56,15 @@ class TenantCounters:
             case "failed" | "worker_died":
                 self.failed += 1
 
+    def _sum_versions(self) -> None:
+        for versions, blocks in self.block_versions.items():
+            for version in versions:
+                self.versions[version] += blocks
+        self.block_versions.clear()
+
     def status(self, waiting: int, running: int) -> TenantStatus:
         """The counts as a message, with the queries that wait and run now."""
+        self._sum_versions()
         return TenantStatus(
             arrived=self.arrived,
             waiting=waiting,
@@ -62,4 +77,5 @@ class TenantCounters:
             queue_ns=self.queue_ns,
             execute_ns=self.execute_ns,
             batches=dict(self.batches),
+            versions=dict(self.versions),
         )

@@ -24,7 +24,8 @@ from veltair.server.front.inference_service import InferenceEngine
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.recent_window import SECOND_NS
 from veltair.server.front.snapshot import Snapshot
-from veltair.server.ipc.messages import BlockRecord, BlockStatus, EngineStatus
+from veltair.server.ipc.messages import EngineStatus
+from veltair.server.ipc.status_records import BlockRecord, BlockStatus
 from veltair.types import CoreSet, Machine
 
 PERIOD_S = 1.0
@@ -68,8 +69,8 @@ class Dashboard:
         self._recent: list[BlockRecord] = []  # blocks that ended within the last second
         self._before: EngineStatus | None = None
 
-    async def snapshot(self, since: int = 0) -> Snapshot | None:
-        """The server now; None while the engine cannot answer."""
+    async def snapshot(self, since: int | None = None) -> Snapshot | None:
+        """The server now, as `EngineClient.snapshot` gives it; None while the engine cannot answer."""
         try:
             return await self._engine.snapshot(since)
         except VeltairError:
@@ -186,7 +187,7 @@ class Dashboard:
             "waiting": tenant.waiting if tenant else None,
             "running": tenant.running if tenant else None,
             "cores": sum(len(b.cores) for b in status.running if b.tenant == name) if status else None,
-            "versions": {str(version): n for version, n in sorted(counts.versions.items())},
+            "versions": {str(version): n for version, n in sorted(tenant.versions.items())} if tenant else {},
             "answered": counts.outcomes["ok"],
         }
 
@@ -219,7 +220,7 @@ def engine_summary(status: EngineStatus, before: EngineStatus | None) -> dict[st
         "level": status.level,
         "level_source": status.level_source,
         "conflicts_per_s": rate(status.conflicts, before.conflicts) if before else None,
-        "blocks_per_s": rate(status.blocks, before.blocks) if before else None,
+        "blocks_per_s": rate(status.blocks_started, before.blocks_started) if before else None,
         "scheduler_us_per_query": status.scheduler_ns / 1e3 / arrived if arrived else None,
         "gap_us": status.gap_ns / 1e3 / status.gaps if status.gaps else None,
         "workers": {state: states[state] for state in ("idle", "busy", "starting")},

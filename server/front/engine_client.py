@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,13 +15,12 @@ from veltair.server.front.admission import refuse_past_deadline, refuse_while_dr
 from veltair.server.front.engine_connection import EngineConnection, QueryResult
 from veltair.server.front.served_tenant import ServedTenant, load_tenants
 from veltair.server.front.snapshot import Snapshot
-from veltair.server.ipc.messages import BlockRecord, ConfigureEngine, QueryEnded, Shutdown
+from veltair.server.ipc.messages import ConfigureEngine, Shutdown
 from veltair.server.protocol.datatypes import Tensor
 from veltair.types import CoreSet
 
 logger = logging.getLogger("veltair.server")
 
-KEPT_BLOCKS = 8192
 EXIT_S = 5.0  # an engine has this long to exit after Shutdown before it is killed
 FIRST_RESTART_S, LONGEST_RESTART_S = 0.1, 30.0
 
@@ -49,8 +47,8 @@ class EngineClient:
         self._restarter: asyncio.Task[None] | None = None
         self._draining = False
         self._ids = itertools.count(1)
-        self._blocks: deque[BlockRecord] = deque(maxlen=KEPT_BLOCKS)
-        self._cursor = 0
+        self._cursor = 0  # the highest that was handed out
+        self._first_cursor = 0  # where the blocks of this engine begin
 
     @classmethod
     async def start(cls, config: ServeConfig) -> EngineClient:
@@ -68,12 +66,14 @@ class EngineClient:
         """Whether new queries are accepted."""
         return self._engine is not None and not self._engine.exited.done() and not self._draining
 
-    async def infer(self, tenant: str, inputs: Mapping[str, Tensor], *, deadline_ns: int | None = None) -> QueryResult:
+    async def infer(
+        self, tenant: str, inputs: Mapping[str, Tensor], *, deadline_ns: int | None = None, traced: bool = False
+    ) -> QueryResult:
         """Run one query. Its ids must have been checked; names, shapes and dtypes are checked here.
 
         `deadline_ns` is on the monotonic clock; the query is cancelled then. Cancelling the caller cancels the query,
-        which stops at its next layer. Raises RequestError, OverloadedError, DeadlineError, WorkerDiedError, or
-        QueryError for a kernel that failed.
+        which stops at its next layer. The result of a `traced` query has its blocks. Raises RequestError,
+        OverloadedError, DeadlineError, WorkerDiedError, or QueryError for a kernel that failed.
         """
         arrival_ns = time.monotonic_ns()
         if tenant not in self._index:
@@ -82,7 +82,7 @@ class EngineClient:
         engine = self._running_engine()
         refuse_past_deadline(deadline_ns, arrival_ns, "the query arrived")
         query = next(self._ids)
-        result = engine.send_query(query, self._index[tenant], inputs, arrival_ns, deadline_ns)
+        result = engine.send_query(query, self._index[tenant], inputs, arrival_ns, deadline_ns, traced=traced)
         timer = None
         if deadline_ns is not None:
             loop = asyncio.get_running_loop()
@@ -96,15 +96,19 @@ class EngineClient:
             if timer is not None:
                 timer.cancel()
 
-    async def snapshot(self, since: int = 0) -> Snapshot:
-        """The server now, with the blocks of queries that ended after the cursor `since` (the last 8,192 are kept).
+    async def snapshot(self, since: int | None = None) -> Snapshot:
+        """The server now; with a cursor `since`, also the blocks after it that the engine still has (the last 8,192).
 
         Raises OverloadedError while the engine is restarted.
         """
-        engine = self._running_engine()
-        status = await engine.status()
-        fresh = min(max(self._cursor - since, 0), len(self._blocks))
-        blocks = itertools.islice(self._blocks, len(self._blocks) - fresh, None)
+        engine, first = self._running_engine(), self._first_cursor
+        status = await engine.status(None if since is None else max(0, since - first))
+        blocks = list(status.blocks)
+        while status.cursor < status.blocks_ended:
+            status = await engine.status(status.cursor)
+            blocks += status.blocks
+        cursor = first + status.cursor
+        self._cursor = max(self._cursor, cursor)
         server = self.config.server
         return Snapshot(
             status=status,
@@ -117,7 +121,7 @@ class EngineClient:
             slots=server.queue_slots,
             draining=self._draining,
             blocks=tuple(blocks),
-            cursor=self._cursor,
+            cursor=cursor,
         )
 
     async def drain(self) -> None:
@@ -167,13 +171,14 @@ class EngineClient:
             counter_model=None if model is None else read_counter_coefficients(Path(model)),
             planned_share=server.planned_share,
         )
-        engine = EngineConnection(configure, self._manifests, self._keep_blocks)
+        engine = EngineConnection(configure, self._manifests)
         try:
             ready = await engine.ready
         except BaseException:
             await asyncio.shield(_stop(engine))
             raise
         self._cores, self._worker_target = ready.cores, ready.workers
+        self._first_cursor = self._cursor
         self._engine = engine
         return engine
 
@@ -191,11 +196,6 @@ class EngineClient:
                     engine = await self._start_engine()
                 except VeltairError as error:
                     logger.error("the engine does not start: %s; next try in %.1f s", error, delay_s)
-
-    def _keep_blocks(self, ended: QueryEnded) -> None:
-        own = [block for block in ended.blocks if block.query == ended.query]  # a batch's come with its first query
-        self._blocks.extend(own)
-        self._cursor += len(own)
 
 
 def _expire(engine: EngineConnection, query: int, result: asyncio.Future[QueryResult]) -> None:

@@ -24,6 +24,7 @@ from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.front.admission import FreeSlots
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
+from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.protocol.validation import batch_size
@@ -40,7 +41,7 @@ class QueryResult:
     outputs: Mapping[str, NDArray[Any]]
     queue_ns: int  # arrival to first block
     execute_ns: int  # in blocks
-    blocks: tuple[m.BlockRecord, ...]
+    blocks: tuple[BlockRecord, ...]  # of a traced query
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class HeldQuery:
 
     ::
 
-        held = HeldQuery(loop.create_future(), tenant=0, slot=3, batch=1, arrival_ns=time.monotonic_ns())
+        held = HeldQuery(loop.create_future(), tenant=0, slot=3, batch=1)
         outputs = (await held.result).outputs
     """
 
@@ -57,7 +58,6 @@ class HeldQuery:
     tenant: int
     slot: int
     batch: int
-    arrival_ns: int
 
 
 class EngineConnection:
@@ -65,17 +65,14 @@ class EngineConnection:
 
     ::
 
-        engine = EngineConnection(configure, manifests, on_end=remember)
+        engine = EngineConnection(configure, manifests)
         await engine.ready
-        result = await engine.send_query(1, tenant, inputs, arrival_ns, deadline_ns)
+        result = await engine.send_query(1, tenant, inputs, arrival_ns, deadline_ns, traced=False)
     """
 
-    def __init__(
-        self, configure: m.ConfigureEngine, manifests: Sequence[Manifest], on_end: Callable[[m.QueryEnded], None]
-    ) -> None:
-        """`manifests`: one for each tenant. `on_end` is called with the end of every query."""
+    def __init__(self, configure: m.ConfigureEngine, manifests: Sequence[Manifest]) -> None:
+        """`manifests`: one for each tenant."""
         self._loop = asyncio.get_running_loop()
-        self._on_end = on_end
         self.ready: asyncio.Future[m.EngineReady] = self._loop.create_future()
         self.exited: asyncio.Future[int] = self._loop.create_future()  # exit code
         self.held: dict[int, HeldQuery] = {}
@@ -104,7 +101,14 @@ class EngineConnection:
         self.send(configure)
 
     def send_query(
-        self, query: int, tenant: int, inputs: Mapping[str, Tensor], arrival_ns: int, deadline_ns: int | None
+        self,
+        query: int,
+        tenant: int,
+        inputs: Mapping[str, Tensor],
+        arrival_ns: int,
+        deadline_ns: int | None,
+        *,
+        traced: bool,
     ) -> asyncio.Future[QueryResult]:
         """Copy the inputs into a slot and send the query.
 
@@ -116,8 +120,8 @@ class EngineConnection:
         except BaseException:
             self._slots.give_back(tenant, slot)
             raise
-        held = self.held[query] = HeldQuery(self._loop.create_future(), tenant, slot, batch, arrival_ns)
-        self.send(m.InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns))
+        held = self.held[query] = HeldQuery(self._loop.create_future(), tenant, slot, batch)
+        self.send(m.InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns, traced))
         return held.result
 
     def abort(self, query: int) -> None:
@@ -125,11 +129,13 @@ class EngineConnection:
         if query in self.held:
             self.send(m.AbortQuery(query))
 
-    async def status(self) -> m.EngineStatus:
-        """Raises OverloadedError when the engine process ends before it answers."""
+    async def status(self, since: int | None = None) -> m.EngineStatus:
+        """The engine now, with a page of the blocks after its cursor `since` unless that is None.
+
+        Raises OverloadedError when the engine process ends before it answers."""
         future: asyncio.Future[m.EngineStatus] = self._loop.create_future()
         self._status_requests.append(future)
-        self.send(m.GetStatus())
+        self.send(m.GetStatus(since))
         return await future
 
     async def wait_until_idle(self) -> None:
@@ -166,12 +172,11 @@ class EngineConnection:
         InputLayout.of(manifest).fill(self._pool.inputs(tenant, slot, batch), inputs, batch)
         return batch
 
-    def _read_result(self, held: HeldQuery, blocks: tuple[m.BlockRecord, ...]) -> QueryResult:
+    def _read_result(self, held: HeldQuery, ended: m.QueryEnded) -> QueryResult:
         fields = self._pool.regions[held.tenant].outputs
         views = self._pool.outputs(held.tenant, held.slot, held.batch)
         outputs = {field.name: view.copy() for field, view in zip(fields, views, strict=True)}
-        execute_ns = sum(block.elapsed_ns for block in blocks)
-        return QueryResult(outputs, blocks[0].begin_ns - held.arrival_ns, execute_ns, blocks)
+        return QueryResult(outputs, ended.queue_ns, ended.execute_ns, ended.blocks)
 
     # The socket
 
@@ -213,7 +218,7 @@ class EngineConnection:
         if not held.result.done():
             match ended.outcome:
                 case "done":
-                    held.result.set_result(self._read_result(held, ended.blocks))
+                    held.result.set_result(self._read_result(held, ended))
                 case "rejected":
                     held.result.set_exception(OverloadedError(ended.reason))
                 case "worker_died":
@@ -223,7 +228,6 @@ class EngineConnection:
                 case "cancelled":
                     held.result.set_exception(DeadlineError("cancelled"))
         self._slots.give_back(held.tenant, held.slot)
-        self._on_end(ended)
         self._settle_all_ended()
 
     def _settle_all_ended(self) -> None:

@@ -51,10 +51,10 @@ class InferenceEngine(Protocol):
     def ready(self) -> bool: ...
 
     async def infer(
-        self, tenant: str, inputs: Mapping[str, Tensor], *, deadline_ns: int | None = None
+        self, tenant: str, inputs: Mapping[str, Tensor], *, deadline_ns: int | None = None, traced: bool = False
     ) -> QueryResult: ...
 
-    async def snapshot(self, since: int = 0) -> Snapshot: ...
+    async def snapshot(self, since: int | None = None) -> Snapshot: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +128,12 @@ class InferenceService:
         if timeout is not None:
             deadline_ns = min(arrival_ns + timeout, deadline_ns or arrival_ns + timeout)
         refuse_past_deadline(deadline_ns, time.monotonic_ns(), "the request was read")
-        result = await self.engine.infer(name, inputs, deadline_ns=deadline_ns)
+        traced = request.parameters.get(TRACE_PARAMETER) in (True, "true", 1)
+        result = await self.engine.infer(name, inputs, deadline_ns=deadline_ns, traced=traced)
         outputs = {output: result.outputs[output] for output in wanted}
         stored = self.regions.write_outputs(outputs, locations)
         batch = batch_size(manifest.inputs, inputs)
-        counts.count_answer(time.monotonic_ns() - arrival_ns, result.queue_ns, result.execute_ns, batch, result.blocks)
-        traced = request.parameters.get(TRACE_PARAMETER) in (True, "true", 1)
+        counts.count_answer(time.monotonic_ns() - arrival_ns, result.queue_ns, result.execute_ns, batch)
         return InferenceResponse(name, outputs, stored, _trace(result) if traced else {})
 
     def _validator(self, name: str, manifest: Manifest) -> InputValidator:

@@ -35,7 +35,7 @@ class Metrics:
     """Counts by tenant, and `/metrics` from them and a snapshot of the engine.
 
     >>> metrics = Metrics({"mlp": ("mlp", QoSTarget(10_000_000))})
-    >>> metrics.tenants["mlp"].count_answer(4_000_000, 1_000_000, 3_000_000, batch=1, blocks=())
+    >>> metrics.tenants["mlp"].count_answer(4_000_000, 1_000_000, 3_000_000, batch=1)
     >>> b'veltair_qos_met_total{model="mlp",tenant="mlp"} 1.0' in metrics.page(snapshot=None)
     True
     """
@@ -74,9 +74,6 @@ class Metrics:
         met = CounterMetricFamily("veltair_qos_met", "Answered within the target", labels=labels)
         target = GaugeMetricFamily("veltair_qos_target_seconds", "The latency target", labels=labels)
         inferences = CounterMetricFamily("veltair_inferences", "Batch elements answered", labels=labels)
-        versions = CounterMetricFamily(
-            "veltair_code_versions", "Layers run in each code version", labels=(*labels, "version")
-        )
         latency = GaugeMetricFamily(
             "veltair_latency_seconds", "Quantiles of the last 60 s", labels=(*labels, "quantile")
         )
@@ -88,8 +85,6 @@ class Metrics:
                 family.add_metric(key, histogram.buckets(), histogram.sum_ns / SECOND_NS)
             for outcome in OUTCOMES:
                 outcomes.add_metric((*key, outcome), counts.outcomes[outcome])
-            for version, count in sorted(counts.versions.items()):
-                versions.add_metric((*key, str(version)), count)
             met.add_metric(key, counts.qos_met)
             target.add_metric(key, counts.target_ns / SECOND_NS)
             inferences.add_metric(key, counts.inferences)
@@ -97,7 +92,7 @@ class Metrics:
             for quantile, ms in (("0.5", recent.p50_ms), ("0.95", recent.p95_ms), ("0.99", recent.p99_ms)):
                 if ms is not None:
                     latency.add_metric((*key, quantile), ms / 1e3)
-        yield from (duration, queue, execution, outcomes, met, target, inferences, versions, latency)
+        yield from (duration, queue, execution, outcomes, met, target, inferences, latency)
         yield CounterMetricFamily(
             "veltair_unknown_model_requests", "Requests for a model that is not served", self.unknown_model_requests
         )
@@ -111,14 +106,19 @@ class Metrics:
         running = GaugeMetricFamily("veltair_queries_running", "Queries started and not ended", labels=("tenant",))
         allocated = GaugeMetricFamily("veltair_cores_allocated", "Cores held by blocks now", labels=("tenant",))
         batches = HistogramMetricFamily("veltair_batch_queries", "Queries in a batch, by batch", labels=("tenant",))
-        for name in self.tenants:
+        versions = CounterMetricFamily(
+            "veltair_code_versions", "Layers run in each code version", labels=("tenant", "model", "version")
+        )
+        for name, counts in self.tenants.items():
             tenant = status.tenants.get(name)
             waiting.add_metric((name,), tenant.waiting if tenant else 0)
             running.add_metric((name,), tenant.running if tenant else 0)
             allocated.add_metric((name,), sum(len(b.cores) for b in status.running if b.tenant == name))
             sizes = tenant.batches if tenant else {}
             batches.add_metric((name,), _batch_buckets(sizes), float(sum(size * n for size, n in sizes.items())))
-        yield from (waiting, running, allocated, batches)
+            for version, layers in sorted(tenant.versions.items() if tenant else ()):
+                versions.add_metric((name, counts.model, str(version)), layers)
+        yield from (waiting, running, allocated, batches, versions)
 
     def _engine_metrics(self, snapshot: Snapshot) -> Iterator[Metric]:
         status = snapshot.status
@@ -126,7 +126,7 @@ class Metrics:
         level = GaugeMetricFamily("veltair_interference_level", "Slowdown against running alone", labels=("source",))
         level.add_metric((status.level_source,), status.level)
         yield level
-        yield CounterMetricFamily("veltair_blocks", "Layer-blocks started", status.blocks)
+        yield CounterMetricFamily("veltair_blocks", "Layer-blocks started", status.blocks_started)
         yield CounterMetricFamily("veltair_conflicts", "Blocks that got fewer cores than wanted", status.conflicts)
         yield CounterMetricFamily("veltair_capped_blocks", "Blocks capped at the threshold", status.capped_blocks)
         yield SummaryMetricFamily(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
 
 from veltair.errors import DeadlineError, OverloadedError, RequestError
 from veltair.server.front.recent_window import FAILED, OK, REFUSED, SECOND_NS, RecentWindow
-from veltair.server.ipc.messages import BlockRecord
 from veltair.types import QoSTarget
 
 OUTCOMES = ("ok", "invalid", "overloaded", "deadline", "cancelled", "failed")
-
+_WINDOW_OUTCOMES = {"ok": OK, "overloaded": REFUSED, "deadline": REFUSED, "failed": FAILED}
 _EDGES_NS = tuple(step * 10**power for power in range(5, 10) for step in (1, 2, 5))  # 100 us … 5 s
 
 
@@ -70,7 +68,7 @@ class RequestCounts:
     """Counts of one tenant's requests since the front started.
 
     >>> counts = RequestCounts("mlp", QoSTarget(10_000_000))
-    >>> counts.count_answer(4_000_000, queue_ns=1_000_000, execute_ns=3_000_000, batch=2, blocks=())
+    >>> counts.count_answer(4_000_000, queue_ns=1_000_000, execute_ns=3_000_000, batch=2)
     >>> counts.outcomes["ok"], counts.qos_met, counts.inferences
     (1, 1, 2)
     """
@@ -83,15 +81,12 @@ class RequestCounts:
         self.execution = DurationHistogram()
         self.window = RecentWindow(qos.latency_ns, qos.percentile)
         self.outcomes: Counter[str] = Counter()  # requests by OUTCOMES
-        self.versions: Counter[int] = Counter()  # layers run in each code version
         self.qos_met = 0
         self.inferences = 0  # batch elements
-        self.last_ms = 0  # of the last answer, wall clock since 1970
+        self.last_ms = 0  # of the latest answer, wall clock since 1970
         self.failed_ns = 0  # arrival to refusal or failure, summed
 
-    def count_answer(
-        self, duration_ns: int, queue_ns: int, execute_ns: int, batch: int, blocks: Iterable[BlockRecord]
-    ) -> None:
+    def count_answer(self, duration_ns: int, queue_ns: int, execute_ns: int, batch: int) -> None:
         """Count a request that was answered."""
         self.outcomes["ok"] += 1
         self.qos_met += duration_ns <= self.target_ns
@@ -100,17 +95,12 @@ class RequestCounts:
         self.queue.add(queue_ns)
         self.execution.add(execute_ns)
         self.window.add(time.monotonic_ns(), duration_ns, OK)
-        self.last_ms = time.time_ns() // 1_000_000
-        for block in blocks:
-            for version in block.versions:
-                self.versions[version] += 1
+        self.last_ms = max(self.last_ms, time.time_ns() // 1_000_000)
 
     def count_error(self, error: BaseException, duration_ns: int) -> None:
         """Count a request that got an error or whose client left. A client's own faults do not lower the QoS rate."""
         outcome = outcome_of_error(error)
         self.outcomes[outcome] += 1
         self.failed_ns += duration_ns
-        if outcome in ("overloaded", "deadline"):
-            self.window.add(time.monotonic_ns(), duration_ns, REFUSED)
-        elif outcome == "failed":
-            self.window.add(time.monotonic_ns(), duration_ns, FAILED)
+        if outcome in _WINDOW_OUTCOMES:
+            self.window.add(time.monotonic_ns(), duration_ns, _WINDOW_OUTCOMES[outcome])

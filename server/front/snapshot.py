@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from veltair.server.ipc.messages import BlockRecord, EngineStatus
+from veltair.server.ipc.messages import EngineStatus
+from veltair.server.ipc.status_records import BlockRecord
 from veltair.types import CoreSet
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The server now. Counts restart from zero when the engine process is restarted.
+    """The server now. The engine's counts restart from zero with its process; cursors go on.
 
     ::
 
-        first = await client.snapshot()
+        first = await client.snapshot(since=0)
         later = await client.snapshot(since=first.cursor)  # later.blocks ended in between
     """
 
@@ -27,5 +28,5 @@ class Snapshot:
     held: int  # queries that hold a slot
     slots: int
     draining: bool
-    blocks: tuple[BlockRecord, ...]  # of ended queries, oldest first
+    blocks: tuple[BlockRecord, ...]  # of ended queries, oldest first; none unless asked for
     cursor: int  # pass it as `since` to get the blocks that follow

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from veltair.config import CounterCoefficients
+from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
 from veltair.types import CoreSet
 
 
@@ -77,6 +78,7 @@ class InferQuery(Message, frozen=True):
     batch: int
     arrival_ns: int
     deadline_ns: int | None  # set by the client; None: only the tenant's target applies
+    traced: bool = False  # its QueryEnded shall hold its blocks
 
 
 class AbortQuery(Message, frozen=True):
@@ -86,11 +88,13 @@ class AbortQuery(Message, frozen=True):
 
 
 class GetStatus(Message, frozen=True):
-    """The engine answers with an `EngineStatus`.
+    """The engine answers with an `EngineStatus`, with blocks that ended after the cursor `since`: `GetStatus(since=0)`.
 
     >>> msgspec.msgpack.decode(msgspec.msgpack.encode(GetStatus()))
-    {'type': 'GetStatus'}
+    {'type': 'GetStatus', 'since': None}
     """
+
+    since: int | None = None  # None: no blocks
 
 
 class Shutdown(Message, frozen=True):
@@ -114,94 +118,22 @@ class StartFailed(Message, frozen=True):
     reason: str
 
 
-class CoreChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A block in execution moved to other cores before `layer`: `CoreChange(2, (0, 1), time_ns=200)`."""
-
-    layer: int
-    cores: CoreSet
-    time_ns: int
-
-
-class BlockRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A block that has run: layers [start, stop) of a query, first on `cores`, then on those of each core change.
-
-    >>> record = BlockRecord(1, "mlp", 0, 3, (0, 2, 2), (0, 1), begin_ns=100, end_ns=350, conflict=False, level=1.0)
-    >>> record.elapsed_ns
-    250
-    """
-
-    query: int
-    tenant: str
-    start: int
-    stop: int
-    versions: tuple[int, ...]  # one for each layer that ran
-    cores: CoreSet
-    begin_ns: int
-    end_ns: int
-    conflict: bool  # it wanted more cores than were free
-    level: float  # interference level that the versions were chosen for
-    core_changes: tuple[CoreChange, ...] = ()
-    queries: int = 1  # in the batch that it ran for; the batch has the id of its first query
-
-    @property
-    def elapsed_ns(self) -> int:
-        return self.end_ns - self.begin_ns
-
-
 Outcome: TypeAlias = Literal["done", "rejected", "cancelled", "failed", "worker_died"]
 
 
 class QueryEnded(Message, frozen=True):
-    """A query has ended: `QueryEnded(7, "rejected", "cannot be in time")`. No process touches its slot any more."""
+    """A query has ended: `QueryEnded(7, "rejected", "cannot be in time")`. No process touches its slot any more.
+
+    Queries that ran as one batch ran in the same blocks: `execute_ns` and `blocks` are the batch's for each of them,
+    and the blocks have the id of its first query. `queue_ns` begins with the query's own arrival.
+    """
 
     query: int
     outcome: Outcome
     reason: str = ""
-    blocks: tuple[BlockRecord, ...] = ()
-
-
-class TenantStatus(msgspec.Struct, frozen=True):
-    """Counts of one tenant since the engine started.
-
-    >>> TenantStatus(arrived=3, done=2, batches={1: 2}).batches[1]
-    2
-    """
-
-    arrived: int = 0
-    waiting: int = 0  # now: admitted by the scheduler, not started
-    running: int = 0  # now: started, not ended
-    done: int = 0
-    within_qos: int = 0  # done with arrival to end within the target
-    rejected: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    queue_ns: int = 0  # arrival to first block, summed over the done queries
-    execute_ns: int = 0  # in blocks, summed over the done queries
-    batches: dict[int, int] = {}  # batches started, by their number of queries
-
-
-class BlockStatus(msgspec.Struct, frozen=True):
-    """A block in execution now, e.g. `status.running[0].layer` of an `EngineStatus`."""
-
-    query: int
-    tenant: str
-    worker: int  # process id
-    start: int
-    stop: int
-    layer: int  # in execution
-    versions: tuple[int, ...]
-    cores: CoreSet
-    conflict: bool
-    since_ns: int  # when the scheduler ordered it
-
-
-class WorkerStatus(msgspec.Struct, frozen=True):
-    """A worker process now: `WorkerStatus(pid=4711, state="busy", query=7, started_ns=100)`."""
-
-    pid: int
-    state: Literal["starting", "idle", "busy"]
-    query: int | None
-    started_ns: int
+    queue_ns: int = 0  # arrival to first block; 0 if none ran
+    execute_ns: int = 0  # in blocks
+    blocks: tuple[BlockRecord, ...] = ()  # of a traced query
 
 
 class EngineStatus(Message, frozen=True):
@@ -216,7 +148,8 @@ class EngineStatus(Message, frozen=True):
     level_source: str
     conflicts: int
     capped_blocks: int
-    blocks: int  # started
+    blocks_started: int
+    blocks_ended: int  # of ended queries; a batch's count once
     scheduler_ns: int  # spent deciding, summed over all events
     scheduler_events: int
     gap_ns: int
@@ -225,6 +158,8 @@ class EngineStatus(Message, frozen=True):
     tenants: dict[str, TenantStatus]
     running: tuple[BlockStatus, ...]
     workers: tuple[WorkerStatus, ...]
+    blocks: tuple[BlockRecord, ...]  # of ended queries, oldest first: as many as one message takes
+    cursor: int  # the number of blocks up to the last of these; below `blocks_ended`, ask again from here
 
 
 # Engine to worker

@@ -21,7 +21,8 @@ from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.served_tenant import ServedTenant
 from veltair.server.front.snapshot import Snapshot
-from veltair.server.ipc.messages import BlockRecord, BlockStatus, EngineStatus, TenantStatus, WorkerStatus
+from veltair.server.ipc.messages import EngineStatus
+from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
 from veltair.types import Machine, QoSTarget
 
 LIMIT = 4 << 20
@@ -67,7 +68,9 @@ class NumpyEngine:
     blocks: list[BlockRecord] = field(default_factory=list)
     cancelled: int = 0
 
-    async def infer(self, tenant: str, inputs: Mapping[str, Any], *, deadline_ns: int | None = None) -> QueryResult:
+    async def infer(
+        self, tenant: str, inputs: Mapping[str, Any], *, deadline_ns: int | None = None, traced: bool = False
+    ) -> QueryResult:
         self.deadlines.append(deadline_ns)
         if self.gate is not None:
             try:
@@ -81,29 +84,36 @@ class NumpyEngine:
         block = BlockRecord(1, tenant, 0, 3, (0, 2, 2), (0, 1), now - 2 * MS, now, True, 1.25)
         self.blocks.append(block)
         sums = {name: inputs[name].sum(axis=1, keepdims=True) for name in ("x", "ids")}
-        return QueryResult({"sum": sums["x"], "ids_sum": sums["ids"]}, 3 * MS, 2 * MS, (block,))
+        return QueryResult({"sum": sums["x"], "ids_sum": sums["ids"]}, 3 * MS, 2 * MS, (block,) if traced else ())
 
-    async def snapshot(self, since: int = 0) -> Snapshot:
+    async def snapshot(self, since: int | None = None) -> Snapshot:
         if not self.ready:
             raise OverloadedError("the engine is restarting")
         done = len(self.blocks)
+        blocks = () if since is None else tuple(self.blocks[since:])
+        counts = TenantStatus(
+            arrived=done, waiting=5, running=1, batches={1: 7, 3: 2, 200: 1}, versions={0: done, 2: 2 * done}
+        )
         status = EngineStatus(
             time_ns=time.monotonic_ns(),
             level=1.25,
             level_source="observed",
             conflicts=4,
             capped_blocks=1,
-            blocks=9,
+            blocks_started=9,
+            blocks_ended=done,
             scheduler_ns=9000,
             scheduler_events=3,
             gap_ns=500,
             gaps=1,
             worker_deaths=2,
-            tenants={"sums": TenantStatus(arrived=done, waiting=5, running=1, batches={1: 7, 3: 2, 200: 1})},
+            tenants={"sums": counts},
             running=(BlockStatus(7, "sums", 1, 0, 3, 1, (0, 0, 0), (0, 1), False, 0),),
             workers=(WorkerStatus(1, "busy", 7, 0), WorkerStatus(2, "idle", None, 0)),
+            blocks=blocks,
+            cursor=done,
         )
-        return Snapshot(status, "fcfs", (0, 1), 2, 1, 0, 0, 8, False, tuple(self.blocks[since:]), done)
+        return Snapshot(status, "fcfs", (0, 1), 2, 1, 0, 0, 8, False, blocks, done)
 
 
 class Front:

@@ -12,7 +12,7 @@ from typing import Any
 from veltair import config
 from veltair.config import ServeConfig
 from veltair.server.front.engine_client import EngineClient
-from veltair.server.ipc.messages import BlockStatus
+from veltair.server.ipc.status_records import BlockStatus
 
 WAIT_S = 60.0  # for what must come; a test that waits so long has failed
 

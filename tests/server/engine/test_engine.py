@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,8 +37,8 @@ def test_answers_equal_numpys_at_every_batch_while_tenants_share_the_cores(artif
     async def scenario() -> None:
         async with serving(serve_config(artifacts, "mlp", "spin", policy=policy)) as client:
             xs = batches(64)
-            mlp = [client.infer("mlp", {"x": x}) for x in xs]
-            spin = [client.infer("spin", spin_inputs(turns, seed=turns)) for turns in range(1, 33)]
+            mlp = [client.infer("mlp", {"x": x}, traced=True) for x in xs]
+            spin = [client.infer("spin", spin_inputs(turns, seed=turns), traced=True) for turns in range(1, 33)]
             answers = await asyncio.gather(*mlp, *spin)
             for x, answer in zip(xs, answers[:64], strict=True):
                 np.testing.assert_allclose(answer.outputs["y"], mlp_outputs(x), rtol=1e-4, atol=1e-4)
@@ -53,7 +54,7 @@ def test_answers_equal_numpys_at_every_batch_while_tenants_share_the_cores(artif
 def test_the_default_policy_refuses_at_once_what_cannot_be_in_time(artifacts: Path) -> None:
     async def scenario() -> None:
         async with serving(serve_config(artifacts, "spin", policy="veltair")) as client:
-            burst = [client.infer("spin", spin_inputs(turns, seed=turns)) for turns in range(1, 201)]
+            burst = [client.infer("spin", spin_inputs(turns, seed=turns), traced=True) for turns in range(1, 201)]
             answers = await asyncio.gather(*burst, return_exceptions=True)
             refused = [answer for answer in answers if isinstance(answer, OverloadedError)]
             assert 0 < len(refused) < 200
@@ -102,7 +103,7 @@ def test_a_cancelled_query_stops_at_its_next_layer_and_gives_its_slot_and_worker
             with pytest.raises(asyncio.CancelledError):
                 await task
             await emptied(client)
-            snapshot = await client.snapshot()
+            snapshot = await client.snapshot(since=0)
             assert snapshot.status.tenants["spin"].cancelled == 1
             ran = [block for block in snapshot.blocks if block.query == running.query]
             assert ran[-1].stop < SPIN_LAYERS
@@ -130,7 +131,7 @@ def test_a_query_cancelled_while_it_waits_never_runs(artifacts: Path) -> None:
             await emptied(client)
             counts = (await client.snapshot()).status.tenants["mlp"]
             assert (counts.arrived, counts.cancelled, counts.done) == (1, 1, 0)
-            assert not [block for block in (await client.snapshot()).blocks if block.tenant == "mlp"]
+            assert not [block for block in (await client.snapshot(since=0)).blocks if block.tenant == "mlp"]
 
     asyncio.run(scenario())
 
@@ -194,8 +195,10 @@ def test_what_does_not_fit_is_refused_and_costs_no_slot(artifacts: Path) -> None
 def test_snapshot_counts_and_hands_out_each_block_once(artifacts: Path) -> None:
     async def scenario() -> None:
         async with serving(serve_config(artifacts, "mlp", "spin")) as client:
-            await asyncio.gather(*(client.infer("mlp", {"x": x}) for x in batches(10)))
-            first = await client.snapshot()
+            answers = await asyncio.gather(*(client.infer("mlp", {"x": x}) for x in batches(10)))
+            assert not any(answer.blocks for answer in answers)  # none was traced
+            first = await client.snapshot(since=0)
+            assert not (await client.snapshot()).blocks
             await client.infer("spin", spin_inputs(1))
             second = await client.snapshot(since=first.cursor)
             assert len(first.blocks) == first.cursor >= 10
@@ -203,6 +206,9 @@ def test_snapshot_counts_and_hands_out_each_block_once(artifacts: Path) -> None:
             counts = second.status.tenants["mlp"]
             assert (counts.arrived, counts.done, counts.waiting, counts.running) == (10, 10, 0, 0)
             assert counts.execute_ns == sum(block.elapsed_ns for block in first.blocks)
+            assert counts.execute_ns == sum(answer.execute_ns for answer in answers)
+            assert counts.queue_ns == sum(answer.queue_ns for answer in answers)
+            assert counts.versions == Counter(version for block in first.blocks for version in block.versions)
             assert second.status.scheduler_events >= 22
             assert second.status.scheduler_ns > 0
             assert [w.state for w in second.status.workers].count("busy") == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from veltair.errors import WorkerDiedError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.engine_connection import QueryResult
-from veltair.server.ipc.messages import BatchMember, TenantStatus
+from veltair.server.ipc.messages import BatchMember
+from veltair.server.ipc.status_records import TenantStatus
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.worker.batch_buffers import BatchBuffers
 
@@ -77,7 +79,7 @@ async def behind_a_long_one(client: EngineClient, sizes: list[int]) -> tuple[lis
     xs = [samples(size) for size in sizes]
     tasks = []
     for i, x in enumerate(xs, 1):  # one by one, so that they wait in this order
-        tasks.append(asyncio.create_task(client.infer("mlp", {"x": x})))
+        tasks.append(asyncio.create_task(client.infer("mlp", {"x": x}, traced=True)))
         await waiting(client, "mlp", i)
     long.cancel()
     await asyncio.wait([long])
@@ -96,10 +98,20 @@ def test_members_of_different_sizes_get_their_own_rows(artifacts: Path, tmp_path
             assert [answer.blocks[0].queries for answer in answers] == [5, 5, 5, 5, 5, 2, 2]
             assert len({answer.blocks[0].query for answer in answers}) == 2
             assert (await counts(client, "mlp")).batches == {5: 1, 2: 1}
-            snapshot = await client.snapshot()
+            snapshot = await client.snapshot(since=0)
             assert snapshot.held == 0
             ran = [block for block in snapshot.blocks if block.tenant == "mlp"]
             assert len(ran) == len({(block.query, block.start) for block in ran})  # each listed once
+            for answer in answers:  # each waited from its own arrival, and ran in the blocks of its batch
+                own = [block for block in ran if block.query == answer.blocks[0].query]
+                assert list(answer.blocks) == own
+                assert answer.execute_ns == sum(block.elapsed_ns for block in own)
+            waits = [answer.queue_ns for answer in answers]
+            assert waits[:5] == sorted(waits[:5], reverse=True) and waits[5] > waits[6]
+            layers = Counter[int]()
+            for block in ran:
+                layers.update(list(block.versions) * block.queries)
+            assert (await counts(client, "mlp")).versions == layers
 
     asyncio.run(scenario())
     assert main(["replay", str(tmp_path / "log")]) == 0
@@ -189,8 +201,9 @@ def test_a_batch_that_nobody_waits_for_stops(artifacts: Path) -> None:
                 tasks[index].cancel()
             await asyncio.wait(tasks)
             await emptied(client)
-            snapshot = await client.snapshot()
+            snapshot = await client.snapshot(since=0)
             assert snapshot.status.tenants["spins"].cancelled == 4
+            assert snapshot.status.tenants["spins"].versions == {}
             assert snapshot.status.worker_deaths == 0
             assert snapshot.blocks[-1].stop < SPIN_LAYERS
 

@@ -100,7 +100,7 @@ def test_queries_of_a_tenant_run_as_one_batch(artifacts: Path) -> None:
             await block_under_way(client, "spin")
             tasks = []
             for count, query in enumerate(queries, 1):
-                tasks.append(asyncio.create_task(client.infer("words", inputs(query))))
+                tasks.append(asyncio.create_task(client.infer("words", inputs(query), traced=True)))
                 await waiting(client, count)
             long.cancel()
             answers = await asyncio.gather(*tasks)

@@ -11,7 +11,7 @@ from in_process_front import Front, run
 
 from veltair.server.front import dashboard
 from veltair.server.front.dashboard import busy_shares, run_lengths
-from veltair.server.ipc.messages import BlockRecord, BlockStatus, CoreChange
+from veltair.server.ipc.status_records import BlockRecord, BlockStatus, CoreChange
 
 
 def test_the_page_runs_nothing_from_elsewhere() -> None:
@@ -56,12 +56,13 @@ def test_events(monkeypatch: pytest.MonkeyPatch) -> None:
         (block,) = frame["blocks"]
         assert block[:4] == ["sums", 1, 0, 3] and block[7] is True and block[9] == [[0, 1], [2, 2]]
         assert frame["tenants"][0]["answered"] == 1
+        assert frame["tenants"][0]["versions"] == {"0": 1, "2": 2}
         assert frame["tenants"][0]["qos_rate"] == 1.0
         assert frame["tenants"][0]["waiting"] == 5
         assert frame["engine"]["level"] == 1.25
         front.engine.ready = False
         _, frame = await next_event(stream)
-        assert frame["engine"] is None and frame["blocks"] == []
+        assert frame["engine"] is None and frame["blocks"] == [] and frame["tenants"][0]["versions"] == {}
         front.engine.ready = True
         _, frame = await next_event(stream)
         assert frame["blocks"] == []  # sent already

@@ -105,7 +105,9 @@ def test_the_client_runs_on_uvloop_too(artifacts: Path) -> None:
 def test_a_killed_engine_fails_its_queries_takes_its_workers_along_and_comes_back(artifacts: Path) -> None:
     async def scenario() -> None:
         async with serving(serve_config(artifacts, "spin", "mlp")) as client:
-            before = await client.snapshot()
+            await client.infer("mlp", {"x": X})
+            before = await client.snapshot(since=0)
+            assert before.cursor == len(before.blocks) > 0
             workers = await pids(client)
             query = asyncio.create_task(client.infer("spin", spin_inputs(LONG_TURNS)))
             await block_under_way(client, "spin")
@@ -120,7 +122,9 @@ def test_a_killed_engine_fails_its_queries_takes_its_workers_along_and_comes_bac
 
             await until("an engine again", back)
             assert right(await client.infer("mlp", {"x": X}))
-            after = await client.snapshot()
+            after = await client.snapshot(since=before.cursor)
+            assert after.cursor - before.cursor == len(after.blocks) > 0  # none of the old engine's
+            assert {block.tenant for block in after.blocks} == {"mlp"}
             assert after.engine_pid != before.engine_pid
             assert after.engine_restarts == 1
 
