@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 SECOND_NS = 1_000_000_000
 CAPACITY = 1 << 14  # requests kept for each tenant; at higher rates a window is cut to these
@@ -57,6 +58,17 @@ class RecentWindow:
         self._latency[at] = latency_ns
         self._outcome[at] = outcome
         self._count += 1
+
+    def add_batch(self, end_ns: NDArray[np.int64], latency_ns: NDArray[np.int64], outcome: NDArray[np.int8]) -> None:
+        """As `add` for one request after the other."""
+        stop = self._count + len(end_ns)
+        first = max(self._count, stop - CAPACITY)  # those before it would be overwritten
+        at = np.arange(first, stop) % CAPACITY
+        skipped = first - self._count
+        self._end[at] = end_ns[skipped:]
+        self._latency[at] = latency_ns[skipped:]
+        self._outcome[at] = outcome[skipped:]
+        self._count = stop
 
     def stats(self, start_ns: int, stop_ns: int) -> WindowStats:
         """Of requests that ended in [start, stop). If the ring has overwritten part of the span, from its oldest."""

@@ -5,13 +5,31 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from veltair.errors import DeadlineError, OverloadedError, RequestError
 from veltair.server.front.recent_window import FAILED, OK, REFUSED, SECOND_NS, RecentWindow
 from veltair.types import QoSTarget
 
 OUTCOMES = ("ok", "invalid", "overloaded", "deadline", "cancelled", "failed")
+# A request that ended outside Python. `end_ns` is on the monotonic clock.
+ENDED_REQUEST = np.dtype(
+    [
+        ("end_ns", np.int64),
+        ("duration_ns", np.int64),  # arrival to answer
+        ("queue_ns", np.int64),  # arrival to the first block
+        ("execute_ns", np.int64),  # in blocks
+        ("batch", np.int32),
+        ("outcome", np.int32),  # index into OUTCOMES
+    ]
+)
+
 _WINDOW_OUTCOMES = {"ok": OK, "overloaded": REFUSED, "deadline": REFUSED, "failed": FAILED}
+_NOT_IN_WINDOW = -1
+_WINDOW_CODES = np.array([_WINDOW_OUTCOMES.get(outcome, _NOT_IN_WINDOW) for outcome in OUTCOMES], np.int8)
 _EDGES_NS = tuple(step * 10**power for power in range(5, 10) for step in (1, 2, 5))  # 100 us … 5 s
 
 
@@ -46,6 +64,12 @@ class DurationHistogram:
     def add(self, duration_ns: int) -> None:
         self._counts[bisect_left(self._edges_ns, duration_ns)] += 1
         self._sum_ns += duration_ns
+
+    def add_batch(self, durations_ns: NDArray[np.int64]) -> None:
+        """As `add` for each of them."""
+        added = np.bincount(np.searchsorted(self._edges_ns, durations_ns), minlength=len(self._counts))
+        self._counts = [count + more for count, more in zip(self._counts, added.tolist(), strict=True)]
+        self._sum_ns += int(durations_ns.sum())
 
     @property
     def count(self) -> int:
@@ -104,3 +128,31 @@ class RequestCounts:
         self.failed_ns += duration_ns
         if outcome in _WINDOW_OUTCOMES:
             self.window.add(time.monotonic_ns(), duration_ns, _WINDOW_OUTCOMES[outcome])
+
+    def count_batch(self, records: NDArray[Any], monotonic_ns: int, wall_ns: int) -> None:
+        """Count requests that have ended, an array of ENDED_REQUEST, as if each had been counted when it ended.
+
+        `monotonic_ns` and `wall_ns` are both clocks, read at one moment.
+
+        >>> counts = RequestCounts("mlp", QoSTarget(10_000_000))
+        >>> ended = (5_000_000, 4_000_000, 1_000_000, 3_000_000, 2, OUTCOMES.index("ok"))
+        >>> counts.count_batch(np.array([ended], ENDED_REQUEST), monotonic_ns=6_000_000, wall_ns=1_000_000_000)
+        >>> counts.outcomes["ok"], counts.inferences, counts.last_ms
+        (1, 2, 999)
+        """
+        outcome, duration_ns = records["outcome"], records["duration_ns"]
+        by_outcome = np.bincount(outcome, minlength=len(OUTCOMES)).tolist()
+        self.outcomes.update(dict(zip(OUTCOMES, by_outcome, strict=True)))
+        answered = records[outcome == OUTCOMES.index("ok")]
+        if len(answered):
+            self.qos_met += int((answered["duration_ns"] <= self.target_ns).sum())
+            self.inferences += int(answered["batch"].sum())
+            self.duration.add_batch(answered["duration_ns"])
+            self.queue.add_batch(answered["queue_ns"])
+            self.execution.add_batch(answered["execute_ns"])
+            last_ns = int(answered["end_ns"].max()) + wall_ns - monotonic_ns
+            self.last_ms = max(self.last_ms, last_ns // 1_000_000)
+        self.failed_ns += int(duration_ns.sum()) - int(answered["duration_ns"].sum())
+        code = _WINDOW_CODES[outcome]
+        seen = code != _NOT_IN_WINDOW
+        self.window.add_batch(records["end_ns"][seen], duration_ns[seen], code[seen])

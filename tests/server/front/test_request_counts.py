@@ -1,0 +1,117 @@
+"""Counting requests in a batch gives what counting them one by one gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestError
+from veltair.server.front import recent_window, request_counts
+from veltair.server.front.recent_window import CAPACITY, RecentWindow
+from veltair.server.front.request_counts import ENDED_REQUEST, OUTCOMES, DurationHistogram, RequestCounts
+from veltair.types import QoSTarget
+
+MS = 1_000_000
+TARGET = QoSTarget(7 * MS, 0.9)
+WALL_NS = 1_700_000_000_123_456_789  # wall clock less monotonic clock
+ERRORS = {
+    "invalid": RequestError("x"),
+    "overloaded": OverloadedError("x"),
+    "deadline": DeadlineError("x"),
+    "cancelled": asyncio.CancelledError(),
+    "failed": QueryError("x"),
+}
+
+
+class Clocks:
+    """In place of the module `time`."""
+
+    now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def time_ns(self) -> int:
+        return self.now_ns + WALL_NS
+
+
+def count_one_by_one(counts: RequestCounts, records: NDArray[Any], patch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks()
+    patch.setattr(request_counts, "time", clocks)
+    for clocks.now_ns, duration_ns, queue_ns, execute_ns, batch, outcome in records.tolist():
+        if OUTCOMES[outcome] == "ok":
+            counts.count_answer(duration_ns, queue_ns, execute_ns, batch)
+        else:
+            counts.count_error(ERRORS[OUTCOMES[outcome]], duration_ns)
+
+
+def state(value: object) -> object:
+    """All that an object holds, to compare it."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, DurationHistogram):
+        return value.buckets(), value.sum_ns
+    return {k: state(v) for k, v in vars(value).items()} if isinstance(value, RequestCounts | RecentWindow) else value
+
+
+edges = st.sampled_from((0, 99_999, 100_000, 100_001, 7 * MS - 1, 7 * MS, 7 * MS + 1, 5_000 * MS, 5_000 * MS + 1))
+durations = edges | st.integers(0, 10**12)
+outcomes = st.integers(0, len(OUTCOMES) - 1)
+record = st.tuples(st.integers(0, 10**15), durations, durations, durations, st.integers(1, 2**31 - 1), outcomes)
+batches = st.lists(st.lists(record, max_size=20), max_size=4)
+
+
+@given(batches, st.integers(0, 10**15))
+def test_a_batch_counts_as_its_records_one_by_one(drawn: list[list[tuple[int, ...]]], drained_ns: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recent_window, "CAPACITY", 8)  # so that batches overwrite it, in part and more than once
+        batched, single = RequestCounts("mlp", TARGET), RequestCounts("mlp", TARGET)
+        for rows in drawn:
+            records = np.array(rows, ENDED_REQUEST)
+            batched.count_batch(records, monotonic_ns=drained_ns, wall_ns=drained_ns + WALL_NS)
+            count_one_by_one(single, records, patch)
+            assert state(batched) == state(single)
+
+
+def test_a_batch_larger_than_the_window_leaves_its_last_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(3)
+    batched, single = RequestCounts("mlp", TARGET), RequestCounts("mlp", TARGET)
+    for size in (CAPACITY - 5, 100, 2 * CAPACITY + 77):
+        records = np.zeros(size, ENDED_REQUEST)
+        for name in ("end_ns", "duration_ns", "queue_ns", "execute_ns"):
+            records[name] = random.integers(0, 20 * MS, size)
+        records["batch"] = random.integers(1, 9, size)
+        records["outcome"] = random.integers(0, len(OUTCOMES), size)
+        batched.count_batch(records, monotonic_ns=0, wall_ns=WALL_NS)
+        count_one_by_one(single, records, monkeypatch)
+        assert state(batched) == state(single)
+    assert batched.window.stats(0, 20 * MS) == single.window.stats(0, 20 * MS)
+
+
+def test_a_batch_counts_beside_single_requests_and_its_late_end_is_not_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = RequestCounts("mlp", TARGET)
+    rows = [(500 * MS, 8 * MS, 2 * MS, 6 * MS, 3, 0), (400 * MS, MS, 0, 0, 1, OUTCOMES.index("overloaded"))]
+    count_one_by_one(counts, np.array([(900 * MS, 7 * MS, MS, 6 * MS, 1, 0)], ENDED_REQUEST), monkeypatch)
+    counts.count_batch(np.array(rows, ENDED_REQUEST), monotonic_ns=1_000 * MS, wall_ns=1_000 * MS + WALL_NS)
+    assert counts.outcomes == Counter(ok=2, overloaded=1)
+    assert (counts.qos_met, counts.inferences, counts.failed_ns) == (1, 4, MS)
+    assert counts.last_ms == (900 * MS + WALL_NS) // MS
+    stats = counts.window.stats(0, 1_000 * MS)
+    assert (stats.qps, stats.refused_qps, stats.qos_rate) == (2.0, 1.0, 1 / 3)
+
+
+def test_an_outcome_that_does_not_exist_is_refused_before_anything_is_counted() -> None:
+    counts = RequestCounts("mlp", TARGET)
+    for outcome in (-1, len(OUTCOMES)):
+        with pytest.raises(ValueError, match=r"negative|longer"):
+            counts.count_batch(np.array([(0, 0, 0, 0, 1, outcome)], ENDED_REQUEST), 0, 0)
+    assert state(counts) == state(RequestCounts("mlp", TARGET))
