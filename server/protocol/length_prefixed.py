@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.errors import RequestError, TooLargeError, VeltairError
+from veltair.errors import RequestError, TooLargeError
 from veltair.profiles.artifact.strings import MOST_BYTES, Strings
+from veltair.server.ipc.native_library import native_library
 
 PREFIX_BYTES = 4
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The C functions, which run without the interpreter lock. Raises VeltairError where they were not built."""
-    spec = find_spec("veltair.server.protocol._length_prefixed")
-    if spec is None or spec.origin is None:
-        raise VeltairError("veltair's native part is missing: install the package with pip, which builds it with gcc")
-    library = ctypes.CDLL(spec.origin)
+    library = native_library("veltair.server.protocol._length_prefixed")
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     library.unprefix.argtypes, library.unprefix.restype = (pointer, size, size, pointer, pointer), size
     library.prefix.argtypes, library.prefix.restype = (pointer, pointer, size, pointer), None

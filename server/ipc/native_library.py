@@ -1,0 +1,24 @@
+"""Loads the small C libraries of the server: plain C for ctypes, built as extensions when the package is installed."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.util import find_spec
+
+from veltair.errors import VeltairError
+
+
+@cache
+def native_library(module: str) -> ctypes.CDLL:
+    """The C functions of an extension module, which run without the interpreter lock.
+
+    Raises VeltairError where it was not built.
+
+    >>> native_library("veltair.server.protocol._length_prefixed").prefix.__name__
+    'prefix'
+    """
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise VeltairError("veltair's native part is missing: install the package with pip, which builds it with gcc")
+    return ctypes.CDLL(spec.origin)
