@@ -8,7 +8,7 @@ The way of a query:
    the engine process.
 3. `engine/` passes the query to `veltair.scheduler` and carries out its decisions: it gives the query a worker
    process and orders one layer-block after the other.
-4. `worker/` runs each block on the cores that the engine wrote into `ipc/worker_cell.py`.
+4. `worker/` runs each block that the engine writes into its `ipc/worker_cell.py`, on the cores that stand there.
 5. `QueryEnded` returns to the front, which answers the client and updates `front/metrics.py`.
 
 `veltair.commands.serve` starts the front. Only `veltair/` and `bench/` may import this package.

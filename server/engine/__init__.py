@@ -1,4 +1,4 @@
-"""The engine process: turns messages into scheduler events, and the scheduler's decisions into messages.
+"""The engine process: turns messages into scheduler events, and carries out the scheduler's decisions.
 
 A query arrives as `InferQuery` (`engine`), waits as a `PendingQuery`, runs in an `InFlightBatch` on one
 `WorkerProcess`, and ends as `QueryEnded` (`in_flight_queries`). Its blocks stay in `block_history`, from which the

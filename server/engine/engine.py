@@ -1,4 +1,4 @@
-"""`Engine`: messages become scheduler events, decisions become messages. One thread, which never blocks on a query.
+"""`Engine`: messages become scheduler events, decisions orders and messages. One thread, which never blocks on a query.
 
 The front starts it as `python -m veltair.server.engine.engine PARENT SOCKET TENSORS` (two inherited descriptors).
 """
@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import select
 import socket
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 from veltair.errors import InvariantError, VeltairError
-from veltair.machine.hardware_counters import L3Counters, open_counters
 from veltair.profiles.runtime.huge_pages import move_to_huge_pages
 from veltair.profiles.runtime.locked_memory import locked_in_memory
 from veltair.scheduler.event_log.header import SchedulerSettings
@@ -24,17 +23,17 @@ from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
     BlockGrown,
-    CountersSampled,
     Event,
     QueryArrived,
     QueryCancelled,
     WorkersChanged,
 )
+from veltair.server.engine.counter_sampling import CounterSampling
 from veltair.server.engine.engine_status import Timings, collect_status
-from veltair.server.engine.event_log import EventLog, interference_settings, make_daemon_header
+from veltair.server.engine.event_log import interference_settings, open_event_log
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
-from veltair.server.engine.machine_limits import default_workers, limit_machine
+from veltair.server.engine.machine_limits import default_workers, largest_cell, limit_machine
 from veltair.server.engine.tenants import tenants_and_profiles
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
@@ -42,12 +41,12 @@ from veltair.server.ipc import messages as m
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, set_nice
 from veltair.server.ipc.tenant_artifact import open_artifact
+from veltair.server.ipc.worker_cell import BlockEnd
 from veltair.types import Query
 
 logger = logging.getLogger("veltair.engine")
 
 NICE = -10  # above the workers: a decision that waits for a core leaves cores idle
-SAMPLE_NS = 10_000_000  # between two readings of the L3 counters
 FAILED_STARTS = 3  # in a row before any worker was ready: the daemon gives up
 FRONT_BURST = 16  # messages from the front before the workers are served again
 
@@ -69,8 +68,8 @@ class Engine:
         self._cores = cores = machine.cores
         self._workers = configure.workers or default_workers(len(cores), artifacts)
         self._allowed = self._workers  # batches in flight at once, as the scheduler knows it
-        self._counters: L3Counters | None = open_counters(cores)
-        if configure.counter_model and not self._counters:
+        self._sampling = CounterSampling(cores)
+        if configure.counter_model and not self._sampling.available:
             logger.warning("counter_model is not used: no L3 counters; the level comes from observed slowdown")
         tenants, profiles = tenants_and_profiles(configure.tenants, artifacts)
         settings = SchedulerSettings(
@@ -79,22 +78,19 @@ class Engine:
             workers=self._workers,
             planned_share=configure.planned_share,
             tenants=tenants,
-            interference=interference_settings(configure.counter_model if self._counters else None),
+            interference=interference_settings(configure.counter_model if self._sampling.available else None),
         )
         self._scheduler = settings.make_scheduler(profiles)
-        self._log: EventLog | None = None
-        if configure.event_log:
-            header = make_daemon_header(settings, tenants, profiles, configure.tenants)
-            self._log = EventLog(Path(configure.event_log), header)
+        self._log = open_event_log(configure, settings, tenants, profiles)
         self._front = front
-        self._next_sample_ns = 0
         self._ready = self._stopping = False
         self._timings = Timings()
         self._poll = select.epoll()
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
         load = m.LoadModels(configure.tenants, cores, configure.slots)
-        self._supervisor = WorkerSupervisor(self._poll, self._workers + configure.spare_workers, tensors, load)
+        target, size = self._workers + configure.spare_workers, largest_cell(artifacts)
+        self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, size)
         self._queries = InFlightQueries(front, configure.tenants, self._supervisor)
 
     def run(self) -> None:
@@ -118,33 +114,31 @@ class Engine:
             if fd == front.fileno():
                 front.flush()
                 self._read_front()
+            elif fd == supervisor.bell:
+                self._answer_bell()
             elif (worker := supervisor.workers.get(fd)) is not None:
                 self._read_worker(worker, exited=fd == worker.pidfd)
         now_ns = time.monotonic_ns()
         supervisor.start_missing(now_ns)
-        if self._counters and now_ns >= self._next_sample_ns:
-            self._next_sample_ns = now_ns + SAMPLE_NS
-            self._decide(CountersSampled(now_ns, self._counters.sample(now_ns)))
-        events = select.EPOLLIN | (select.EPOLLOUT if front.backlog else 0)
-        if events != self._front_events:
-            self._front_events = events
-            self._poll.modify(front.fileno(), events)
+        if (sampled := self._sampling.sample_if_due(now_ns)) is not None:
+            self._decide(sampled)
+        wanted = select.EPOLLIN | (select.EPOLLOUT if front.backlog else 0)
+        if wanted != self._front_events:
+            self._front_events = wanted
+            self._poll.modify(front.fileno(), wanted)
 
     def _urgency(self, event: tuple[int, int]) -> int:
         """Dead workers come first, so that nothing starts on them; the front last: cores wait for workers' messages."""
         fd = event[0]
-        worker = self._supervisor.workers.get(fd)
-        if worker is None:
+        if fd == self._front.fileno():
             return 2
-        return 0 if fd == worker.pidfd else 1
+        worker = self._supervisor.workers.get(fd)
+        return 0 if worker is not None and fd == worker.pidfd else 1
 
     def _poll_timeout_s(self) -> float | None:
         now_ns = time.monotonic_ns()
-        start_s = self._supervisor.seconds_to_start(now_ns)
-        if self._counters is None:
-            return start_s
-        sample_s = max(0.0, (self._next_sample_ns - now_ns) / 1e9)
-        return sample_s if start_s is None else min(start_s, sample_s)
+        start_s, sample_s = self._supervisor.seconds_to_start(now_ns), self._sampling.seconds_to_sample(now_ns)
+        return sample_s if start_s is None else start_s if sample_s is None else min(start_s, sample_s)
 
     # The front
 
@@ -156,7 +150,8 @@ class Engine:
                 case m.InferQuery() as message:
                     self._infer(message)
                 case m.AbortQuery(query=query):
-                    self._abort(query)
+                    if self._queries.cancel(query):
+                        self._decide(QueryCancelled(time.monotonic_ns(), query))
                 case m.GetStatus(since=since):
                     stats = self._scheduler.stats()
                     self._front.send(collect_status(stats, self._queries, self._supervisor, self._timings, since))
@@ -170,10 +165,6 @@ class Engine:
         tenant = self._queries.add(message).tenant
         query = Query(message.query, tenant, message.arrival_ns, message.deadline_ns, message.batch)
         self._decide(QueryArrived(time.monotonic_ns(), query))
-
-    def _abort(self, query: int) -> None:
-        if self._queries.cancel(query):
-            self._decide(QueryCancelled(time.monotonic_ns(), query))
 
     # Workers
 
@@ -189,7 +180,20 @@ class Engine:
                 self._supervisor.kill_disconnected(worker)
                 self._mark_dead(worker)
         if exited:
+            self._take_end(worker)  # it may have finished its block before it died
             self._reap(worker)
+
+    def _answer_bell(self) -> None:
+        os.eventfd_read(self._supervisor.bell)  # before the cells: an end that is written meanwhile rings again
+        for worker in [batch.worker for batch in self._queries.batches()]:
+            self._take_end(worker)
+
+    def _take_end(self, worker: WorkerProcess) -> None:
+        if (end := worker.cell.take_end()) is None:
+            return
+        if end.reported and worker.alive:  # a dead worker's messages have been read
+            self._read_worker(worker, exited=False)
+        self._block_ended(end)
 
     def _mark_dead(self, worker: WorkerProcess) -> None:
         """Before anything else, so that the scheduler does not start another query on it."""
@@ -198,8 +202,6 @@ class Engine:
 
     def _handle_worker_message(self, worker: WorkerProcess, message: m.FromWorker) -> None:
         match message:
-            case m.BlockDone():
-                self._block_done(message)
             case m.KernelFailed(query=query, reason=reason):
                 batch = self._queries.batch(query)
                 logger.error("query %d of %s: %s", query, batch.tenant, reason)
@@ -215,19 +217,17 @@ class Engine:
                 if not self._ready:
                     self._give_up(message)
 
-    def _block_done(self, done: m.BlockDone) -> None:
-        batch = self._queries.batch(done.query)
-        if batch.order is None:
-            raise InvariantError(f"a worker finished {done}, which was not ordered")
+    def _block_ended(self, end: BlockEnd) -> None:
+        batch = self._queries.batch(end.query)
         if batch.idle_since_ns:
-            self._timings.gap_ns += done.begin_ns - batch.idle_since_ns
+            self._timings.gap_ns += end.begin_ns - batch.idle_since_ns
             self._timings.gaps += 1
-        batch.complete_block(batch.order, done)
+        batch.complete_block(end)
         if batch.fully_cancelled:
             self._queries.complete(batch, "cancelled")
-        batch.idle_since_ns = done.end_ns
-        elapsed_ns = done.end_ns - done.begin_ns
-        self._decide(BlockFinished(time.monotonic_ns(), done.query, done.stop, elapsed_ns))
+        batch.idle_since_ns = end.end_ns
+        elapsed_ns = end.end_ns - end.begin_ns
+        self._decide(BlockFinished(time.monotonic_ns(), end.query, end.stop, elapsed_ns))
         if not batch.running:
             batch.idle_since_ns = 0
 

@@ -20,7 +20,7 @@ from veltair.scheduler.event_log.header import (
 )
 from veltair.scheduler.event_log.records import dump_decision, dump_event
 from veltair.scheduler.events import Decision, Event
-from veltair.server.ipc.messages import TenantSpec
+from veltair.server.ipc.messages import ConfigureEngine
 from veltair.types import ModelProfile, Tenant
 
 
@@ -69,12 +69,18 @@ def interference_settings(counter_model: CounterCoefficients | None) -> Interfer
     )
 
 
-def make_daemon_header(
+def open_event_log(
+    configure: ConfigureEngine,
     settings: SchedulerSettings,
     tenants: Sequence[Tenant],
     profiles: Mapping[str, Sequence[ModelProfile]],
-    specs: Sequence[TenantSpec],
-) -> LogHeader:
-    """The header of the engine's log. `specs`: one for each tenant, in order; they say where its artifact is."""
-    folders = {tenant.model: spec.artifact for tenant, spec in zip(tenants, specs, strict=True)}
-    return make_header(settings, profiles, {"kind": "daemon", "artifacts": folders})
+) -> EventLog | None:
+    """The log that the configuration names, or None. `tenants`: one for each of the configuration, in order.
+
+    Raises ConfigError where nothing can be written.
+    """
+    if not configure.event_log:
+        return None
+    folders = {tenant.model: spec.artifact for tenant, spec in zip(tenants, configure.tenants, strict=True)}
+    header = make_header(settings, profiles, {"kind": "daemon", "artifacts": folders})
+    return EventLog(Path(configure.event_log), header)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
+from veltair.errors import InvariantError
 from veltair.scheduler.events import StartBlock
 from veltair.server.engine.pending_query import PendingQuery
 from veltair.server.engine.worker_process import WorkerProcess
-from veltair.server.ipc.messages import BatchMember, BlockDone, CoresChanged
+from veltair.server.ipc.messages import CoresChanged
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, CoreChange
+from veltair.server.ipc.worker_cell import BlockEnd, Members, Order
 
 
 @dataclass(slots=True)
@@ -18,13 +21,13 @@ class InFlightBatch:
     ::
 
         batch = InFlightBatch([first, second], worker)
-        batch.order = start_block  # a decision of the scheduler, sent to the worker as RunBlock
-        batch.complete_block(start_block, block_done)
+        batch.start_block(start_block)  # a decision of the scheduler
+        batch.complete_block(block_end)
     """
 
     queries: list[PendingQuery]
     worker: WorkerProcess
-    members: tuple[BatchMember, ...] = field(init=False)
+    members: Members = field(init=False)
     order: StartBlock | None = None  # the block in execution
     ordered_ns: int = 0  # when
     core_changes: list[CoreChange] = field(default_factory=list)  # of the block in execution
@@ -32,7 +35,7 @@ class InFlightBatch:
     idle_since_ns: int = 0  # the end of the last block, while the next follows at once; else 0
 
     def __post_init__(self) -> None:
-        self.members = tuple([BatchMember(query.message.slot, query.message.batch) for query in self.queries])
+        self.members = Members.of([(query.message.slot, query.message.batch) for query in self.queries])
         for query in self.queries:
             query.batch = self
 
@@ -57,18 +60,26 @@ class InFlightBatch:
         """Record that the block in execution has moved to other cores."""
         self.core_changes.append(CoreChange(changed.layer, changed.cores, changed.time_ns))
 
-    def complete_block(self, order: StartBlock, done: BlockDone) -> None:
-        """Record the block in execution, which has ended."""
+    def start_block(self, order: StartBlock) -> None:
+        """Have the worker run it."""
+        block, tenant = order.block, self.queries[0].message.tenant
+        self.order, self.ordered_ns = order, time.monotonic_ns()
+        self.worker.order(Order(block.query, tenant, self.members, block.start, block.versions, order.core_set))
+
+    def complete_block(self, end: BlockEnd) -> None:
+        """Record the block in execution, which has ended. Raises InvariantError when there is none."""
+        if (order := self.order) is None:
+            raise InvariantError(f"a worker finished {end}, which was not ordered")
         block = order.block
         record = BlockRecord(
             query=block.query,
             tenant=self.tenant,
             start=block.start,
-            stop=done.stop,
-            versions=block.versions[: done.stop - block.start],
+            stop=end.stop,
+            versions=block.versions[: end.stop - block.start],
             cores=order.core_set,
-            begin_ns=done.begin_ns,
-            end_ns=done.end_ns,
+            begin_ns=end.begin_ns,
+            end_ns=end.end_ns,
             conflict=order.conflict,
             level=order.level,
             core_changes=tuple(self.core_changes),

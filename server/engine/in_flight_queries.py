@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 
 from veltair.errors import InvariantError
 from veltair.scheduler.events import CancelQuery, Decision, FinishQuery, GrowBlock, RejectQuery, StartBlock, StopBlock
@@ -14,7 +13,7 @@ from veltair.server.engine.pending_query import PendingQuery
 from veltair.server.engine.tenant_counters import TenantCounters
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
-from veltair.server.ipc.channel import Channel, ChannelClosedError
+from veltair.server.ipc.channel import Channel
 
 
 class InFlightQueries:
@@ -98,15 +97,7 @@ class InFlightQueries:
             batch = InFlightBatch([self._queries[query] for query in (block.query, *order.members)], worker)
             self._batches[block.query] = batch
             self.counters[batch.tenant].batches[len(batch.queries)] += 1
-        batch.order, batch.ordered_ns = order, time.monotonic_ns()
-        worker = batch.worker
-        worker.pin_main_thread(order.core_set)
-        worker.cell.cancel(0)  # the block before this one may have been stopped
-        worker.cell.set_cores(order.core_set)
-        tenant = batch.queries[0].message.tenant
-        message = m.RunBlock(block.query, tenant, batch.members, block.start, block.versions, order.core_set)
-        with suppress(ChannelClosedError):  # it has just died: its pidfd reports that next
-            worker.channel.send(message)
+        batch.start_block(order)
 
     def _end_as_decided(self, query_id: int, outcome: m.Outcome, reason: str = "") -> None:
         """End a query, or its whole batch with the first of its queries that the scheduler names."""

@@ -8,7 +8,7 @@ from veltair.errors import ConfigError
 from veltair.machine.memory import memory_bytes
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact
-from veltair.server.ipc.worker_cell import MAX_CORES
+from veltair.server.ipc.worker_cell import MAX_CORES, cell_bytes
 from veltair.types import Machine
 
 WORKER_BYTES = 160 << 20  # interpreter, numpy, TVM runtime and code of the kernels; models come on top
@@ -38,3 +38,9 @@ def default_workers(cores: int, artifacts: Sequence[Artifact]) -> int:
     arenas = {artifact.digest: artifact.manifest.arena_bytes for artifact in artifacts}
     fitting = memory_bytes() // 2 // (WORKER_BYTES + sum(arenas.values()))
     return max(2, min(2 * cores, fitting))
+
+
+def largest_cell(artifacts: Sequence[Artifact]) -> int:
+    """The size of a cell that takes any block of any of these models."""
+    manifests = [artifact.manifest for artifact in artifacts]
+    return cell_bytes(max(len(each.layers) for each in manifests), max(each.max_batch for each in manifests))

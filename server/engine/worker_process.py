@@ -7,13 +7,29 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Literal
 
 from veltair.profiles.runtime.pinned_threads import kernel_environment
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
 from veltair.server.ipc.messages import FromWorker, LoadModels
-from veltair.server.ipc.worker_cell import WorkerCell, create_worker_cell
+from veltair.server.ipc.worker_cell import Order, WorkerCell, create_worker_cell
 from veltair.types import CoreSet
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What every worker is started with.
+
+    >>> setup = WorkerSetup(LoadModels((), cores=(0, 1), slots=4), tensors=5, bell=6, cell_bytes=4096)
+    >>> setup.load.cores
+    (0, 1)
+    """
+
+    load: LoadModels
+    tensors: int  # descriptor of the tensor pool
+    bell: int  # descriptor of the eventfd that it writes when a block has ended
+    cell_bytes: int
 
 
 class WorkerProcess:
@@ -21,16 +37,18 @@ class WorkerProcess:
 
     ::
 
-        worker = WorkerProcess(tensors=pool_fd, load=LoadModels(tenants, cores, slots))
+        worker = WorkerProcess(setup)
         worker.channel.receive()  # ModelsLoaded or StartFailed
-        worker.channel.send(RunBlock(…))
+        worker.order(Order(…))
+        os.eventfd_read(setup.bell)
+        worker.cell.take_end()
     """
 
-    def __init__(self, tensors: int, load: LoadModels) -> None:
-        """`tensors` is the pool's descriptor. Raises OSError when the system cannot start another process."""
+    def __init__(self, setup: WorkerSetup) -> None:
+        """Raises OSError when the system cannot start another process."""
         ours, theirs = socket_pair()
-        fd = create_worker_cell()
-        inherited = (theirs.fileno(), fd, tensors)
+        fd = create_worker_cell(setup.cell_bytes)
+        inherited = (theirs.fileno(), fd, setup.bell, setup.tensors)
         command = [sys.executable, "-P", "-m", "veltair.server.worker.worker", str(os.getpid()), *map(str, inherited)]
         try:
             self.process = subprocess.Popen(
@@ -58,7 +76,12 @@ class WorkerProcess:
         self._main_core = -1  # where its main thread is pinned, if known
         self.started_ns = time.monotonic_ns()
         with suppress(ChannelClosedError):  # the pidfd reports its end
-            self.channel.send(load)
+            self.channel.send(setup.load)
+
+    def order(self, order: Order) -> None:
+        """Have it run a block. Nothing happens when it has just died: its pidfd reports that next."""
+        self.pin_main_thread(order.cores)
+        self.cell.publish_order(order)
 
     def pin_main_thread(self, cores: CoreSet) -> None:
         """Have the worker's main thread wake up on one of these cores.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import select
 import signal
 from contextlib import suppress
 
-from veltair.server.engine.worker_process import WorkerProcess
+from veltair.server.engine.worker_process import WorkerProcess, WorkerSetup
 from veltair.server.ipc.messages import LoadModels
 
 logger = logging.getLogger("veltair.engine")
@@ -25,13 +26,16 @@ class WorkerSupervisor:
         supervisor.release(worker)
     """
 
-    def __init__(self, poll: select.epoll, target: int, tensors: int, load: LoadModels) -> None:
-        """Registers each worker's socket and pidfd in `poll`. `tensors`: the descriptor of the tensor pool."""
+    def __init__(self, poll: select.epoll, target: int, tensors: int, load: LoadModels, cell_bytes: int) -> None:
+        """Registers each worker's socket and pidfd in `poll`, and the bell that all of them ring when a block has
+        ended. `tensors`: the descriptor of the tensor pool."""
+        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        poll.register(self.bell, select.EPOLLIN)
         self.workers: dict[int, WorkerProcess] = {}  # by the descriptors of their socket and their pidfd
         self.deaths = 0
         self._poll = poll
         self._target = target
-        self._arguments = (tensors, load)
+        self._setup = WorkerSetup(load, tensors, self.bell, cell_bytes)
         self._idle: list[WorkerProcess] = []  # the one used last is taken first: its caches are warm
         self._living = 0
         self.failed_starts = 0  # in a row
@@ -50,7 +54,7 @@ class WorkerSupervisor:
         """Start the workers that are missing, unless the last starts failed and the next try is not due."""
         while self._living < self._target and now_ns >= self._next_start_ns:
             try:
-                worker = WorkerProcess(*self._arguments)
+                worker = WorkerProcess(self._setup)
             except OSError as error:
                 self._back_off(now_ns, f"a worker process cannot be started ({error})")
                 return
@@ -122,6 +126,8 @@ class WorkerSupervisor:
             worker.close()
         self.workers.clear()
         self._idle.clear()
+        self._poll.unregister(self.bell)
+        os.close(self.bell)
 
 
 def _describe_exit(code: int) -> str:

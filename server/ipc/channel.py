@@ -81,5 +81,14 @@ class Channel(Generic[T]):
             raise ChannelClosedError
         return self._decoder.decode(self._view[:size])
 
+    def is_closed(self) -> bool:
+        """Whether the other end is gone, and all that it sent has been received. Does not block."""
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True
+
     def close(self) -> None:
         self.socket.close()

@@ -4,8 +4,10 @@ Tensors do not travel here; they lie in the tensor pool. All times are CLOCK_MON
 
     front -> engine    ConfigureEngine, InferQuery, AbortQuery, GetStatus, Shutdown
     engine -> front    EngineReady, StartFailed, QueryEnded, EngineStatus
-    engine -> worker   LoadModels, RunBlock
-    worker -> engine   ModelsLoaded, StartFailed, BlockDone, KernelFailed, CoresChanged
+    engine -> worker   LoadModels
+    worker -> engine   ModelsLoaded, StartFailed, KernelFailed, CoresChanged
+
+Blocks are ordered, and their end is told, in the worker's cell (`worker_cell`).
 """
 
 from __future__ import annotations
@@ -173,30 +175,6 @@ class LoadModels(Message, frozen=True):
     slots: int
 
 
-class BatchMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One query of a batch: the slot of its tensors and its number of samples, `BatchMember(slot=3, samples=1)`."""
-
-    slot: int
-    samples: int
-
-
-class RunBlock(Message, frozen=True):
-    """Run layers [start, start + len(versions)) of a query or a batch, on the cores that the worker's cell holds.
-
-    `cores` is what the cell holds when this is sent: the worker reports when it finds other cores there.
-
-    >>> RunBlock(7, 0, (BatchMember(slot=3, samples=1),), start=0, versions=(0, 2), cores=(0, 1)).versions
-    (0, 2)
-    """
-
-    query: int  # the batch's first
-    tenant: int
-    members: tuple[BatchMember, ...]
-    start: int
-    versions: tuple[int, ...]
-    cores: CoreSet
-
-
 # Worker to engine
 
 
@@ -204,17 +182,8 @@ class ModelsLoaded(Message, frozen=True):
     """The worker is ready for blocks: `ModelsLoaded()`."""
 
 
-class BlockDone(Message, frozen=True):
-    """The block reached layer `stop`, before its end if the cell asked it to stop: `BlockDone(7, 3, 100, 350)`."""
-
-    query: int
-    stop: int
-    begin_ns: int
-    end_ns: int
-
-
 class KernelFailed(Message, frozen=True):
-    """A kernel raised an error; the worker lives: `KernelFailed(query=7, reason="out of memory")`."""
+    """A kernel raised an error, which ends the block; the worker lives: `KernelFailed(query=7, reason="no memory")`."""
 
     query: int
     reason: str
@@ -231,5 +200,5 @@ class CoresChanged(Message, frozen=True):
 
 ToEngine: TypeAlias = ConfigureEngine | InferQuery | AbortQuery | GetStatus | Shutdown
 ToFront: TypeAlias = EngineReady | StartFailed | QueryEnded | EngineStatus
-ToWorker: TypeAlias = LoadModels | RunBlock
-FromWorker: TypeAlias = ModelsLoaded | StartFailed | BlockDone | KernelFailed | CoresChanged
+ToWorker: TypeAlias = LoadModels
+FromWorker: TypeAlias = ModelsLoaded | StartFailed | KernelFailed | CoresChanged

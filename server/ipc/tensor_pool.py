@@ -105,7 +105,7 @@ class TensorPool:
 
     def __init__(self, fd: int, manifests: Sequence[Manifest], slots: int) -> None:
         self.regions = lay_out_regions(manifests, slots)
-        self._slots = slots
+        self.slots = slots  # of each tenant
         self._bytes = np.frombuffer(mmap.mmap(fd, _pool_bytes(self.regions, slots)), np.uint8)
 
     def inputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
@@ -115,17 +115,6 @@ class TensorPool:
     def outputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
         """Views of a slot's outputs, in the order of the region's fields."""
         return self._views(self.regions[tenant].outputs, tenant, slot, batch)
-
-    def rows(self, fields: Sequence[TensorField], tenant: int, batch: int) -> list[NDArray[Any]]:
-        """For each field one view over all the tenant's slots, with `batch` rows a slot: (slots, batch, …)."""
-        region = self.regions[tenant]
-        views = []
-        for field in fields:
-            item, shape = ITEM_BYTES[field.dtype], field.shape_at(batch)
-            strides = (region.slot_bytes, *(math.prod(shape[i:]) * item for i in range(1, len(shape) + 1)))
-            offset = region.offset + field.offset
-            views.append(np.ndarray((self._slots, *shape), field.dtype, self._bytes, offset, strides))
-        return views
 
     def _views(self, fields: Sequence[TensorField], tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
         region = self.regions[tenant]

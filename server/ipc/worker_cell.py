@@ -1,9 +1,25 @@
-"""`WorkerCell`: a page of shared memory that the engine writes and one worker reads between layers.
+"""`WorkerCell`: shared memory in which the engine orders blocks of one worker, steers them, and learns of their end.
 
-Words of 8 bytes: sequence, cancelled query, progress, unused, then the core set as 1,024 bits. The sequence is odd
-while the engine writes and even after, so a reader that finds it even and unchanged has read one state. Only the
-progress is written by the worker. A message to the worker and a change of the cell need no order between them: the
-cell always holds the present core set, and a cancellation names its query.
+What one side writes while the other reads has a cache line of its own:
+
+    byte    field                                                    written by
+    0       u64 sequence, u64 cancelled query                        engine, at any time
+    64      u64 progress: the layer in execution                     worker, in a block
+    128     u32 done: number of the last order that has ended        worker
+    136     the end: u64 query, u32 stop, u32 reported, u64 begin_ns, u64 end_ns
+    192     core set, as 1,024 bits                                  engine, at any time
+    320     core set at the time of the order, likewise              engine, between two blocks
+    448     u32 ordered: number of the last order                    engine
+    456     the order: u64 query, u32 queries, u32 layers,
+    472     its key: u32 tenant, u32 start, u32 slot, u32 samples, then a u32 version for each layer,
+            then for each query u32 slot, u32 samples
+
+All is little-endian. The sequence is odd while the engine writes the core set or the cancelled query and even after,
+so a reader that finds it even and unchanged has read one state; a block stops when it changes. Orders are numbered
+from 1 on. The engine writes the next one only when it knows that the last has ended, so nothing else guards it and
+the end: `worker_cell.c` publishes each by its number and wakes who waits for it, the worker in a futex wait on
+`ordered`, the engine by an eventfd that all its workers share, the bell. A block that failed has no end here, but a
+message, `KernelFailed`.
 """
 
 from __future__ import annotations
@@ -11,82 +27,263 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from functools import cache, lru_cache
+from struct import Struct, pack, unpack
+from typing import Any, NamedTuple
 
+import msgspec
+
+from veltair.server.ipc.native_library import native_library
 from veltair.types import CoreSet
 
 MAX_CORES = 1024
-_SEQUENCE, _CANCELLED, _PROGRESS = range(3)
-_MASK = slice(32, 32 + MAX_CORES // 8)
+BATCH = 0xFFFF_FFFF  # in place of a slot: several queries, gathered in memory of the worker's own
+_SEQUENCE, _CANCELLED, _PROGRESS = 0, 1, 8  # words of 8 bytes
+_DONE, _ORDERED = 32, 112  # words of 4 bytes
+_END_AT, _END = 136, Struct("<QIIQQ")
+_CORES = slice(192, 192 + MAX_CORES // 8)
+_CORES_ORDERED = slice(320, 320 + MAX_CORES // 8)
+_ORDER_AT, _ORDER = 456, Struct("<QIIIIII")
+_HEAD, _KEY_AT, _KEY = Struct("<QII"), 472, Struct("<IIII")
+_VERSIONS_AT, _VERSION_BYTES, _QUERY_BYTES = 488, 4, 8
 
 
-def create_worker_cell() -> int:
-    """A new page, all zero: no core, nothing cancelled (query ids start at 1). Returns its descriptor."""
+class Members(msgspec.Struct, frozen=True, gc=False):
+    """The queries of a batch, mostly one, each with its slot and its number of samples.
+
+    >>> members = Members.of([(3, 1), (9, 2)])
+    >>> members.samples, members.slot == BATCH, Members.of([(3, 1)]).slot
+    (3, True, 3)
+    """
+
+    slot: int  # of the only query, or BATCH
+    samples: int  # of all
+    packed: bytes  # slot and samples of each, as in the cell
+
+    @classmethod
+    def of(cls, queries: list[tuple[int, int]]) -> Members:
+        """From the slot and the samples of each query."""
+        flat = [number for query in queries for number in query]
+        slot = flat[0] if len(queries) == 1 else BATCH
+        return cls(slot, sum(flat[1::2]), pack(f"<{len(flat)}I", *flat))
+
+
+def unpack_members(packed: bytes) -> list[tuple[int, int]]:
+    """The slot and the samples of each query.
+
+    >>> unpack_members(Members.of([(3, 1), (9, 2)]).packed)
+    [(3, 1), (9, 2)]
+    """
+    flat = unpack(f"<{len(packed) // 4}I", packed)
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+class Order(msgspec.Struct, frozen=True, gc=False):
+    """Run layers [start, start + len(versions)) of a query or a batch, on these cores unless the cell holds others by
+    then; the worker reports those.
+
+    >>> Order(7, 0, Members.of([(3, 1)]), start=0, versions=(0, 2), cores=(0, 1)).members.slot
+    3
+    """
+
+    query: int  # the batch's first
+    tenant: int
+    members: Members
+    start: int
+    versions: tuple[int, ...]
+    cores: CoreSet
+
+
+class BlockKey(NamedTuple):
+    """What a worker prepares a block from: blocks of one key differ in nothing but the rows of a batch.
+
+    >>> BlockKey(tenant=0, start=4, slot=3, samples=1, versions=(0, 2)).slot
+    3
+    """
+
+    tenant: int
+    start: int
+    slot: int  # or BATCH
+    samples: int
+    versions: tuple[int, ...]
+
+
+def unpack_key(packed: bytes) -> BlockKey:
+    """The key of an order, whose bytes serve as it is where it is only compared."""
+    tenant, start, slot, samples = _KEY.unpack_from(packed)
+    layers = (len(packed) - _KEY.size) // _VERSION_BYTES
+    return BlockKey(tenant, start, slot, samples, unpack(f"<{layers}I", packed[_KEY.size :]))
+
+
+class BlockEnd(msgspec.Struct, frozen=True, gc=False):
+    """The block reached layer `stop`, before its end if the cell asked it to stop.
+
+    >>> BlockEnd(query=7, stop=3, reported=False, begin_ns=100, end_ns=350).stop
+    3
+    """
+
+    query: int
+    stop: int
+    reported: bool  # the worker sent messages during the block, which come before its end
+    begin_ns: int
+    end_ns: int
+
+
+def cell_bytes(layers: int, queries: int) -> int:
+    """Size of a cell for blocks of that many layers and batches of that many queries."""
+    size = _VERSIONS_AT + _VERSION_BYTES * layers + _QUERY_BYTES * queries
+    return -(-size // 8) * 8
+
+
+def create_worker_cell(size: int) -> int:
+    """New memory, all zero: no order, no core, nothing cancelled (query ids start at 1). Returns its descriptor."""
     fd = os.memfd_create("veltair-cell", os.MFD_CLOEXEC)
-    os.truncate(fd, mmap.PAGESIZE)
+    os.truncate(fd, size)
     return fd
 
 
 class WorkerCell:
-    """Maps the page behind a descriptor of `create_worker_cell`; the descriptor may be closed afterwards.
+    """Maps the memory behind a descriptor of `create_worker_cell`; the descriptor may be closed afterwards.
 
-    >>> cell = WorkerCell(create_worker_cell())
-    >>> cell.set_cores((0, 5))
-    >>> cell.cancel(77)
-    >>> cell.read()
-    (4, (0, 5), 77)
+    >>> cell = WorkerCell(create_worker_cell(cell_bytes(layers=64, queries=8)))
+    >>> cell.publish_order(Order(77, 0, Members.of([(3, 1)]), start=0, versions=(0, 2), cores=(0, 5)))
+    >>> cell.wait_for_order(patience_ns=0)
+    True
+    >>> query, key = cell.read_order()
+    >>> query, unpack_key(key).versions, cell.read()
+    (77, (0, 2), (2, (0, 5), 0))
     """
 
     def __init__(self, fd: int) -> None:
-        self._page = mmap.mmap(fd, mmap.PAGESIZE)
-        self.words = memoryview(self._page).cast("Q")
+        self._page = mmap.mmap(fd, os.fstat(fd).st_size)
+        self._words = memoryview(self._page).cast("Q")
+        self._halves = memoryview(self._page).cast("I")
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
+        self._functions = _functions()
+        self._cores: CoreSet = ()  # the engine: what it wrote last
+        self._cancelled = self._ordered = self._ended = 0
+        self._taken = 0  # the worker: the order that it took last
 
     # The engine's side
 
+    def publish_order(self, order: Order) -> None:
+        """Wake the worker to run this; its last block has ended. Takes back a cancellation."""
+        if order.cores != self._cores or self._cancelled:
+            self._write(order.cores, 0)
+        page, members, versions = self._page, order.members, _pack_versions(order.versions)
+        begin = _VERSIONS_AT + len(versions)
+        end = begin + len(members.packed)
+        queries, layers = len(members.packed) // _QUERY_BYTES, len(order.versions)
+        key = order.tenant, order.start, members.slot, members.samples
+        _ORDER.pack_into(page, _ORDER_AT, order.query, queries, layers, *key)
+        page[_VERSIONS_AT:begin] = versions
+        page[begin:end] = members.packed
+        page[_CORES_ORDERED] = _pack_cores(order.cores)
+        self._ordered = (self._ordered + 1) & 0xFFFF_FFFF
+        self._functions.publish_order(self._base + 4 * _ORDERED, self._ordered)
+
     def set_cores(self, cores: CoreSet) -> None:
         """The worker moves to these cores before its next layer."""
-        mask = sum(1 << core for core in cores)
-        self.words[_SEQUENCE] += 1
-        self._page[_MASK] = mask.to_bytes(MAX_CORES // 8, "little")
-        self.words[_SEQUENCE] += 1
+        self._write(cores, self._cancelled)
 
     def cancel(self, query: int) -> None:
-        """The worker stops this query before its next layer; 0 cancels none."""
-        self.words[_SEQUENCE] += 1
-        self.words[_CANCELLED] = query
-        self.words[_SEQUENCE] += 1
+        """The worker stops this query before its next layer."""
+        self._write(self._cores, query)
+
+    def _write(self, cores: CoreSet, cancelled: int) -> None:
+        words = self._words
+        self._cores, self._cancelled = cores, cancelled
+        words[_SEQUENCE] += 1
+        self._page[_CORES] = _pack_cores(cores)
+        words[_CANCELLED] = cancelled
+        words[_SEQUENCE] += 1
+
+    def take_end(self) -> BlockEnd | None:
+        """The end of the block ordered last, once; None while it runs."""
+        if self._halves[_DONE] == self._ended:
+            return None
+        self._ended = self._functions.ended(self._base + 4 * _DONE)
+        query, stop, reported, begin_ns, end_ns = _END.unpack_from(self._page, _END_AT)
+        return BlockEnd(query, stop, bool(reported), begin_ns, end_ns)
 
     # The worker's side
 
+    def wait_for_order(self, patience_ns: int) -> bool:
+        """Sleep until there is an order that was not seen; False when there is none after that time or a signal."""
+        number: int = self._functions.wait_for_order(self._base + 4 * _ORDERED, self._taken, patience_ns)
+        before, self._taken = self._taken, number
+        return number != before
+
+    def read_order(self) -> tuple[int, bytes]:
+        """Query and key (`unpack_key`) of the last order."""
+        query, _, layers = _HEAD.unpack_from(self._page, _ORDER_AT)
+        return query, self._page[_KEY_AT : _VERSIONS_AT + _VERSION_BYTES * layers]
+
+    def read_members(self) -> bytes:
+        """The queries of the last order (`unpack_members`)."""
+        _, queries, layers = _HEAD.unpack_from(self._page, _ORDER_AT)
+        begin = _VERSIONS_AT + _VERSION_BYTES * layers
+        return self._page[begin : begin + _QUERY_BYTES * queries]
+
+    def read_ordered_cores(self) -> CoreSet:
+        """The core set at the time of the last order."""
+        return _unpack_cores(self._page[_CORES_ORDERED])
+
+    def publish_end(self, end: BlockEnd, bell: int) -> None:
+        """Tell the engine that the block has ended. `bell`: the descriptor of its eventfd."""
+        _END.pack_into(self._page, _END_AT, end.query, end.stop, end.reported, end.begin_ns, end.end_ns)
+        self._functions.publish_end(self._base + 4 * _DONE, self._taken, bell)
+
     def word_addresses(self) -> tuple[int, int]:
         """Addresses of the sequence and the progress, for native code; valid as long as this cell lives."""
-        base = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
-        return base + 8 * _SEQUENCE, base + 8 * _PROGRESS
+        return self._base + 8 * _SEQUENCE, self._base + 8 * _PROGRESS
 
     @property
     def sequence(self) -> int:
-        return self.words[_SEQUENCE]
+        return self._words[_SEQUENCE]
 
     def read(self) -> tuple[int, CoreSet, int]:
         """Sequence, core set and cancelled query, all of one moment."""
         while True:
-            sequence = self.words[_SEQUENCE]
-            mask = int.from_bytes(self._page[_MASK], "little")
-            cancelled = self.words[_CANCELLED]
-            if sequence % 2 == 0 and self.words[_SEQUENCE] == sequence:
-                return sequence, _bits(mask), cancelled
+            sequence = self._words[_SEQUENCE]
+            mask = self._page[_CORES]
+            cancelled = self._words[_CANCELLED]
+            if sequence % 2 == 0 and self._words[_SEQUENCE] == sequence:
+                return sequence, _unpack_cores(mask), cancelled
 
     @property
     def progress(self) -> int:
         """The layer in execution, or the last one that was."""
-        return self.words[_PROGRESS]
-
-    @progress.setter
-    def progress(self, layer: int) -> None:
-        self.words[_PROGRESS] = layer
+        return self._words[_PROGRESS]
 
 
-def _bits(mask: int) -> CoreSet:
-    cores = []
+@cache
+def _functions() -> Any:
+    library = native_library("veltair.server.ipc._worker_cell")
+    word, number = ctypes.c_void_p, ctypes.c_uint32
+    library.publish_order.argtypes, library.publish_order.restype = (word, number), None
+    library.wait_for_order.argtypes, library.wait_for_order.restype = (word, number, ctypes.c_int64), number
+    library.publish_end.argtypes, library.publish_end.restype = (word, number, ctypes.c_int), None
+    library.ended.argtypes, library.ended.restype = (word,), number
+    return library
+
+
+# A plan orders the same versions again and again, on the same few core sets.
+
+
+@lru_cache(maxsize=4096)
+def _pack_versions(versions: tuple[int, ...]) -> bytes:
+    return pack(f"<{len(versions)}I", *versions)
+
+
+@lru_cache(maxsize=4096)
+def _pack_cores(cores: CoreSet) -> bytes:
+    return sum(1 << core for core in cores).to_bytes(MAX_CORES // 8, "little")
+
+
+@lru_cache(maxsize=4096)
+def _unpack_cores(packed: bytes) -> CoreSet:
+    mask, cores = int.from_bytes(packed, "little"), []
     while mask:
         low = mask & -mask
         cores.append(low.bit_length() - 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,18 @@ from numpy.typing import NDArray
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.runtime.executor import aligned_zeros
-from veltair.server.ipc.messages import BatchMember
-from veltair.server.ipc.tensor_pool import TensorPool
+from veltair.server.ipc.native_library import native_library
+from veltair.server.ipc.tensor_pool import TensorField, TensorPool
+from veltair.server.ipc.worker_cell import unpack_members
+
+FIELD = np.dtype([("slots", np.uint64), ("batch", np.uint64), ("row_bytes", np.int64)])
+_MEMBER_BYTES, _NO_SLOT, _NO_BATCH = 8, -1, -2
 
 
 class BatchBuffers:
     """Buffers for one batch of a tenant in a worker's own memory; every input and output has a row for each sample.
 
-    ::
+    `members` are those of an order, packed::
 
         buffers.gather(members)  # from the members' slots
         run_kernels(buffers.inputs(samples), buffers.outputs(samples))
@@ -28,10 +34,13 @@ class BatchBuffers:
     def __init__(self, pool: TensorPool, tenant: int, manifest: Manifest) -> None:
         self._pool, self._tenant, self._manifest = pool, tenant, manifest
         region, self._max_samples = pool.regions[tenant], manifest.max_batch
-        self._sources = pool.rows(region.inputs, tenant, self._max_samples)
-        self._targets = pool.rows(region.outputs, tenant, self._max_samples)
         self._inputs = [aligned_zeros(field.shape_at(self._max_samples), field.dtype) for field in region.inputs]
         self._outputs = [aligned_zeros(field.shape_at(self._max_samples), field.dtype) for field in region.outputs]
+        self._sources = _field_table(region.inputs, pool.inputs(tenant, 0, 1), self._inputs)
+        self._targets = _field_table(region.outputs, pool.outputs(tenant, 0, 1), self._outputs)
+        self._addresses = _address(self._sources), _address(self._targets)
+        self._slot_bytes = region.slot_bytes
+        self._functions = _functions()
 
     def inputs(self, samples: int) -> list[NDArray[Any]]:
         """In the order of `Manifest.input_tensors`, each cut to this many samples."""
@@ -41,33 +50,56 @@ class BatchBuffers:
     def outputs(self, samples: int) -> list[NDArray[Any]]:
         return [array[:samples] for array in self._outputs]
 
-    def gather(self, members: Sequence[BatchMember]) -> None:
+    def gather(self, members: bytes) -> None:
         """Copy the inputs of all members from their slots.
 
         Raises IndexError for a slot that does not exist, ValueError for more rows than the buffers hold.
         """
-        rows = self._slots_and_rows(members)
-        inputs = self.inputs(len(rows[0]))
+        samples = self._count_samples(members)
         if self._manifest.packed_buffers:  # a packed buffer has no rows: it is packed feature by feature
-            InputLayout.of(self._manifest).merge(inputs, [(self._slot(member), member.samples) for member in members])
+            parts = [(self._pool.inputs(self._tenant, slot, count), count) for slot, count in unpack_members(members)]
+            InputLayout.of(self._manifest).merge(self.inputs(samples), parts)
             return
-        for array, source in zip(inputs, self._sources, strict=True):
-            array[...] = source[rows]
+        count = len(members) // _MEMBER_BYTES
+        self._functions.gather(self._addresses[0], len(self._sources), self._slot_bytes, members, count)
 
-    def scatter(self, members: Sequence[BatchMember]) -> None:
-        """Copy the outputs of all members to their slots."""
-        rows = self._slots_and_rows(members)
-        for array, target in zip(self.outputs(len(rows[0])), self._targets, strict=True):
-            target[rows] = array
+    def scatter(self, members: bytes) -> None:
+        """Copy the outputs of all members to their slots. Raises as `gather` does."""
+        self._count_samples(members)
+        count = len(members) // _MEMBER_BYTES
+        self._functions.scatter(self._addresses[1], len(self._targets), self._slot_bytes, members, count)
 
-    def _slot(self, member: BatchMember) -> list[NDArray[Any]]:
-        return self._pool.inputs(self._tenant, member.slot, member.samples)
+    def _count_samples(self, members: bytes) -> int:
+        slots, count = self._pool.slots, len(members) // _MEMBER_BYTES
+        samples: int = self._functions.count_samples(members, count, slots, self._max_samples)
+        if samples == _NO_SLOT:
+            raise IndexError(f"expected slots below {slots}, got {unpack_members(members)}")
+        if samples == _NO_BATCH:
+            raise ValueError(f"expected a batch of at most {self._max_samples} samples, got {unpack_members(members)}")
+        return samples
 
-    def _slots_and_rows(self, members: Sequence[BatchMember]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Of each sample of the batch: its slot, and its row within the slot."""
-        samples = np.array([member.samples for member in members], np.intp)
-        total = int(samples.sum())
-        if samples.min() < 1 or total > self._max_samples:
-            raise ValueError(f"expected a batch of at most {self._max_samples} samples, got {samples.tolist()}")
-        slots = np.repeat(np.array([member.slot for member in members], np.intp), samples)
-        return slots, np.arange(total) - np.repeat(samples.cumsum() - samples, samples)
+
+@cache
+def _functions() -> Any:
+    library = native_library("veltair.server.worker._batch_rows")
+    fields, members, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64
+    library.count_samples.argtypes, library.count_samples.restype = (members, number, number, number), number
+    for copy in (library.gather, library.scatter):
+        copy.argtypes, copy.restype = (fields, number, number, members, number), None
+    return library
+
+
+def _field_table(
+    fields: Sequence[TensorField], slots: Sequence[NDArray[Any]], batch: Sequence[NDArray[Any]]
+) -> NDArray[Any]:
+    """`slots` are views of the first one."""
+    table = np.zeros(len(fields), FIELD)
+    table["slots"] = [_address(array) for array in slots]
+    table["batch"] = [_address(array) for array in batch]
+    table["row_bytes"] = [field.bytes_at(1) for field in fields]
+    return table
+
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

@@ -1,7 +1,7 @@
 """`Worker`: holds every tenant's model and runs one query or batch at a time, block by block.
 
-The engine starts it as `python -m veltair.server.worker.worker PARENT SOCKET CELL POOL` (the last three are inherited
-descriptors). It ends when the engine's end of the socket closes, or with the engine.
+The engine starts it as `python -m veltair.server.worker.worker PARENT SOCKET CELL BELL POOL` (the last four are
+inherited descriptors). It ends with the engine, or soon after the engine's end of the socket closes.
 """
 
 from __future__ import annotations
@@ -13,23 +13,15 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from veltair.errors import VeltairError
 from veltair.server.ipc.channel import Channel, ChannelClosedError
-from veltair.server.ipc.messages import (
-    BlockDone,
-    CoresChanged,
-    KernelFailed,
-    LoadModels,
-    ModelsLoaded,
-    RunBlock,
-    StartFailed,
-    ToWorker,
-)
+from veltair.server.ipc.messages import CoresChanged, KernelFailed, LoadModels, ModelsLoaded, StartFailed, ToWorker
 from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, set_nice
 from veltair.server.ipc.tenant_artifact import open_artifact
-from veltair.server.ipc.worker_cell import WorkerCell
+from veltair.server.ipc.worker_cell import BATCH, BlockEnd, WorkerCell, unpack_key
 
 if TYPE_CHECKING:
     from veltair.profiles.artifact.artifact_folder import Artifact
@@ -43,6 +35,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("veltair.worker")
 
 MAX_BOUND = 512  # bindings kept: one per slot and number of samples that was seen
+MAX_PREPARED = 4096  # blocks kept: for each binding those that were ordered
+PATIENCE_NS = 1_000_000_000  # without an order, before the worker looks whether the engine is still there
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBlock:
+    """A block that is bound to its tensors, with the batch to gather before it or to scatter after it.
+
+    ::
+
+        prepared = PreparedBlock(run.block(0, versions), gather=None, scatter=None)
+    """
+
+    block: BoundBlock
+    gather: BatchBuffers | None  # where the block is the first of a batch
+    scatter: BatchBuffers | None  # where it is the last of a batch
 
 
 class Worker:
@@ -50,25 +58,30 @@ class Worker:
 
     ::
 
-        worker = Worker(channel, cell, pool, threads)
+        worker = Worker(channel, cell, bell, pool, threads)
         worker.load(artifacts)
         worker.serve()  # until the engine closes its end of the channel
     """
 
-    def __init__(self, channel: Channel[ToWorker], cell: WorkerCell, pool: TensorPool, threads: PinnedThreads) -> None:
-        """`channel` blocks. `threads` run the kernels, pinned to the cores that `cell` holds."""
+    def __init__(
+        self, channel: Channel[ToWorker], cell: WorkerCell, bell: int, pool: TensorPool, threads: PinnedThreads
+    ) -> None:
+        """`channel` blocks. `bell`: a descriptor. `threads` run the kernels, pinned to the cores that `cell` holds."""
         from veltair.profiles.runtime.block_runner import Watch
 
         self._channel = channel
         self._cell = cell
+        self._bell = bell
         self._pool = pool
         self._threads = threads
         self._executors: list[executor.Executor] = []  # by tenant; tenants with the same artifact share one
-        self._bound: dict[tuple[int, int | None, int], executor.ModelRun] = {}  # (tenant, slot, samples)
+        self._bound: dict[tuple[int, int, int], executor.ModelRun] = {}  # (tenant, slot, samples)
+        self._prepared: dict[bytes, PreparedBlock] = {}  # by the packed key of their order
         self._batches: dict[int, BatchBuffers] = {}  # by tenant; a batch's bindings have no slot
         self._watch = Watch(*cell.word_addresses())
-        self._sequence = -1  # of the cell, as last read
-        self._reported_cores: CoreSet = ()  # the block's cores as the engine knows them
+        self._sequence = -1  # of the cell when the threads were moved last
+        self._known_cores: CoreSet = ()  # the block's cores as the engine knows them
+        self._reported = False  # whether this block sent messages
 
     def load(self, artifacts: Sequence[Artifact]) -> None:
         """Load every artifact and run it once. Raises ArtifactError."""
@@ -82,41 +95,53 @@ class Worker:
             self._executors.append(loaded[artifact.digest])
 
     def serve(self) -> None:
-        """Run blocks. Raises ChannelClosedError when the engine closes its end."""
+        """Run blocks. Raises ChannelClosedError when the engine has closed its end."""
         while True:
-            message = self._channel.receive()
-            if isinstance(message, RunBlock):
-                self._channel.send(self._run(message))
+            if self._cell.wait_for_order(PATIENCE_NS):
+                self._run_order()
+            elif self._channel.is_closed():
+                raise ChannelClosedError
 
-    def _run(self, message: RunBlock) -> BlockDone | KernelFailed:
+    def _run_order(self) -> None:
+        query, key = self._cell.read_order()
+        self._reported = False
         try:
-            batch = self._batch(message.tenant) if len(message.members) > 1 else None
-            if batch and message.start == 0:
-                batch.gather(message.members)
-            block = self._bind(message, batch)
+            prepared = self._prepared.get(key) or self._prepare(key)
+            if prepared.gather:
+                prepared.gather.gather(self._cell.read_members())
             begin_ns = time.monotonic_ns()
-            stop = self._run_layers(message, block)
+            stop = self._run_layers(query, prepared.block)
             end_ns = time.monotonic_ns()
-            if batch and stop == len(self._executors[message.tenant].manifest.layers):
-                batch.scatter(message.members)
-            return BlockDone(message.query, stop, begin_ns, end_ns)
+            if prepared.scatter and stop == prepared.block.stop:
+                prepared.scatter.scatter(self._cell.read_members())
         except Exception as error:  # whatever a kernel raises costs this batch alone
-            return KernelFailed(message.query, f"{type(error).__name__}: {error}")
+            self._channel.send(KernelFailed(query, f"{type(error).__name__}: {error}"))
+        else:
+            self._cell.publish_end(BlockEnd(query, stop, self._reported, begin_ns, end_ns), self._bell)
 
-    def _bind(self, message: RunBlock, batch: BatchBuffers | None) -> BoundBlock:
-        tenant, slot = message.tenant, message.members[0].slot
-        samples = sum([member.samples for member in message.members])
-        key = (tenant, None if batch else slot, samples)
+    def _prepare(self, packed: bytes) -> PreparedBlock:
+        key = unpack_key(packed)
+        batch = self._batch(key.tenant) if key.slot == BATCH else None
+        block = self._bind(key.tenant, key.slot, key.samples, batch).block(key.start, key.versions)
+        first, last = key.start == 0, block.stop == len(self._executors[key.tenant].manifest.layers)
+        if len(self._prepared) >= MAX_PREPARED:
+            self._prepared.clear()
+        prepared = self._prepared[packed] = PreparedBlock(block, batch if first else None, batch if last else None)
+        return prepared
+
+    def _bind(self, tenant: int, slot: int, samples: int, batch: BatchBuffers | None) -> executor.ModelRun:
+        key = tenant, slot, samples
         bound = self._bound.get(key)
         if bound is None:
             if len(self._bound) >= MAX_BOUND:
                 self._bound.clear()
+                self._prepared.clear()  # they keep their bindings
             if batch:
                 inputs, outputs = batch.inputs(samples), batch.outputs(samples)
             else:
                 inputs, outputs = self._pool.inputs(tenant, slot, samples), self._pool.outputs(tenant, slot, samples)
             bound = self._bound[key] = self._executors[tenant].bind(samples, inputs, outputs)
-        return bound.block(message.start, message.versions)
+        return bound
 
     def _batch(self, tenant: int) -> BatchBuffers:
         from veltair.server.worker.batch_buffers import BatchBuffers
@@ -125,25 +150,29 @@ class Worker:
             self._batches[tenant] = BatchBuffers(self._pool, tenant, self._executors[tenant].manifest)
         return self._batches[tenant]
 
-    def _run_layers(self, message: RunBlock, block: BoundBlock) -> int:
+    def _run_layers(self, query: int, block: BoundBlock) -> int:
         """All layers of the block in one call, or in one more each time the cell has changed. Returns the layer
         reached."""
-        self._reported_cores = message.cores
         layer = block.start
+        if self._cell.sequence != self._sequence:  # other cores than those of the last block, mostly
+            self._known_cores = self._cell.read_ordered_cores()
+            if not self._read_cell(query, layer):
+                return layer
         while (layer := block.run(layer, self._watch, self._sequence)) < block.stop:
-            if not self._read_cell(message, layer):
+            if not self._read_cell(query, layer):
                 break
         return layer
 
-    def _read_cell(self, message: RunBlock, layer: int) -> bool:
+    def _read_cell(self, query: int, layer: int) -> bool:
         """Move to the cores that the cell holds now; returns False when this query is cancelled."""
-        self._sequence, cores, cancelled = self._cell.read()
-        if cancelled == message.query:
+        sequence, cores, cancelled = self._cell.read()
+        if cancelled == query:
             return False
         self._threads.move_to(cores)
-        if cores != self._reported_cores:
-            self._reported_cores = cores
-            self._channel.send(CoresChanged(message.query, layer, cores, time.monotonic_ns()))
+        self._sequence = sequence
+        if cores != self._known_cores:
+            self._known_cores, self._reported = cores, True
+            self._channel.send(CoresChanged(query, layer, cores, time.monotonic_ns()))
         return True
 
 
@@ -165,7 +194,7 @@ def warm_up(executor: executor.Executor) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run a worker process. Returns its exit code."""
-    parent, sock, cell, pool = map(int, arguments)
+    parent, sock, cell, bell, pool = map(int, arguments)
     die_with_parent(parent)
     ignore_termination_signals()
     set_nice(0)  # the engine's own is inherited
@@ -175,7 +204,7 @@ def main(arguments: Sequence[str]) -> int:
         if not isinstance(load, LoadModels):
             raise TypeError(f"expected LoadModels first, got {load!r}")
         try:
-            worker = _load_worker(channel, WorkerCell(cell), pool, load)
+            worker = _load_worker(channel, WorkerCell(cell), bell, pool, load)
         except VeltairError as error:
             channel.send(StartFailed(type(error).__name__, str(error)))
             return 1
@@ -190,7 +219,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _load_worker(channel: Channel[ToWorker], cell: WorkerCell, pool_fd: int, load: LoadModels) -> Worker:
+def _load_worker(channel: Channel[ToWorker], cell: WorkerCell, bell: int, pool_fd: int, load: LoadModels) -> Worker:
     # Imported here, at the worker's own priority: loading TVM takes a third of a second of a core.
     from veltair.profiles.runtime.pinned_threads import PinnedThreads
     from veltair.server.ipc.tensor_pool import TensorPool
@@ -198,7 +227,7 @@ def _load_worker(channel: Channel[ToWorker], cell: WorkerCell, pool_fd: int, loa
     artifacts = [open_artifact(spec) for spec in load.tenants]
     pool = TensorPool(pool_fd, [artifact.manifest for artifact in artifacts], load.slots)
     os.close(pool_fd)
-    worker = Worker(channel, cell, pool, PinnedThreads(load.cores))
+    worker = Worker(channel, cell, bell, pool, PinnedThreads(load.cores))
     worker.load(artifacts)
     gc.collect()
     gc.freeze()

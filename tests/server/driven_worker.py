@@ -11,15 +11,10 @@ from running_engine import WAIT_S, living
 
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import load_artifact
-from veltair.server.engine.worker_process import WorkerProcess
-from veltair.server.ipc.messages import (
-    BatchMember,
-    FromWorker,
-    LoadModels,
-    RunBlock,
-    TenantSpec,
-)
+from veltair.server.engine.worker_process import WorkerProcess, WorkerSetup
+from veltair.server.ipc.messages import FromWorker, LoadModels, TenantSpec
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.ipc.worker_cell import BlockEnd, Members, Order, cell_bytes
 
 CORES = usable_machine().cores
 
@@ -34,9 +29,15 @@ class Driven:
         spec = TenantSpec(name, str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1, False)
         fd = create_tensor_pool([loaded.manifest], 2)
         self.pool = TensorPool(fd, [loaded.manifest], 2)
-        self.process = WorkerProcess(fd, LoadModels((spec,), CORES, 2))
+        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        size = cell_bytes(len(loaded.manifest.layers), loaded.manifest.max_batch)
+        self.process = WorkerProcess(WorkerSetup(LoadModels((spec,), CORES, 2), fd, self.bell, size))
         os.close(fd)
         self.cell = self.process.cell
+
+    def close(self) -> None:
+        self.process.close()
+        os.close(self.bell)
 
     def next(self) -> FromWorker:
         assert select.select([self.process.channel], [], [], WAIT_S)[0], "the worker says nothing"
@@ -44,13 +45,21 @@ class Driven:
         assert message is not None
         return message
 
+    def end(self) -> BlockEnd:
+        """How the block ended, once the bell rings."""
+        assert select.select([self.bell], [], [], WAIT_S)[0], "the bell does not ring"
+        assert os.eventfd_read(self.bell) == 1
+        end = self.cell.take_end()
+        assert end is not None
+        assert self.cell.take_end() is None
+        return end
+
     def run(
         self, query: int, turns: int, cores: tuple[int, ...], start: int = 0, versions: tuple[int, ...] = ALL
     ) -> None:
         for view, value in zip(self.pool.inputs(0, 1, 1), (turns, 5), strict=True):
             view[:] = value
-        self.cell.set_cores(cores)
-        self.process.channel.send(RunBlock(query, 0, (BatchMember(1, 1),), start, versions, cores))
+        self.cell.publish_order(Order(query, 0, Members.of([(1, 1)]), start, versions, cores))
 
     def reach(self, layer: int) -> None:
         """Until that layer is in execution; the worker says so in its cell."""

@@ -55,9 +55,14 @@ async def block_under_way(client: EngineClient, tenant: str) -> BlockStatus:
     return found
 
 
+def process_state(pid: int) -> str:
+    """The state of the process's main thread, as `ps` shows it; X when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
 def living(pid: int) -> bool:
     """Whether the process runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return process_state(pid) not in ("Z", "X")

@@ -22,9 +22,9 @@ from veltair.errors import WorkerDiedError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.engine_connection import QueryResult
-from veltair.server.ipc.messages import BatchMember
 from veltair.server.ipc.status_records import TenantStatus
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.ipc.worker_cell import Members
 from veltair.server.worker.batch_buffers import BatchBuffers
 
 pytestmark = pytest.mark.slow
@@ -215,8 +215,9 @@ def test_gathering_refuses_what_does_not_fit(artifacts: Path) -> None:
     fd = create_tensor_pool([manifest], 2)
     batch = BatchBuffers(TensorPool(fd, [manifest], 2), 0, manifest)
     os.close(fd)
-    for parts in ((BatchMember(0, 5), BatchMember(1, 4)), (BatchMember(0, 0), BatchMember(1, 1))):
-        with pytest.raises(ValueError, match="at most 8 samples"):
-            batch.gather(parts)
-    with pytest.raises(IndexError):
-        batch.gather((BatchMember(0, 1), BatchMember(2, 1)))
+    for copy in (batch.gather, batch.scatter):
+        for parts in ([(0, 5), (1, 4)], [(0, 0), (1, 1)]):
+            with pytest.raises(ValueError, match="at most 8 samples"):
+                copy(Members.of(parts).packed)
+        with pytest.raises(IndexError, match="slots below 2"):
+            copy(Members.of([(0, 1), (2, 1)]).packed)

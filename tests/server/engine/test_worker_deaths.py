@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from example_models import LONG_TURNS, mlp_outputs, spin_inputs, spin_state
-from running_engine import block_under_way, serve_config, serving, until
+from running_engine import block_under_way, living, process_state, serve_config, serving, until
 
 from veltair.errors import WorkerDiedError
 from veltair.server.front.engine_client import EngineClient
@@ -22,6 +22,7 @@ from veltair.server.front.engine_connection import QueryResult
 pytestmark = pytest.mark.slow
 
 
+TURNS = 10_000_000  # about 2 ms a layer: long enough to be seen in execution
 X = np.random.default_rng(1).standard_normal((5, 16), dtype=np.float32)
 
 
@@ -65,6 +66,32 @@ def test_a_killed_worker_costs_its_own_query_only_and_is_replaced(artifacts: Pat
             assert (await client.snapshot()).held == 0
             both = await asyncio.gather(*(client.infer("spin", spin_inputs(2, seed)) for seed in (1, 2)))
             assert [a.outputs["state"][0] for a in both] == [spin_state(2, 1), spin_state(2, 2)]
+
+    asyncio.run(scenario())
+
+
+def test_a_block_that_ended_before_its_worker_was_killed_counts(artifacts: Path) -> None:
+    """The engine, which was held up, hears of the end and of the death at the same time."""
+
+    async def scenario() -> None:
+        async with serving(serve_config(artifacts, "spin", policy="fcfs", workers=1)) as client:
+            await client.infer("spin", spin_inputs(1))
+            query = asyncio.create_task(client.infer("spin", spin_inputs(TURNS, 3)))
+            running = await block_under_way(client, "spin")
+            engine = (await client.snapshot()).engine_pid
+            os.kill(engine, signal.SIGSTOP)
+            try:
+                while process_state(running.worker) != "S":  # it waits for an order
+                    await asyncio.sleep(0)
+                os.kill(running.worker, signal.SIGKILL)
+                while living(running.worker):
+                    await asyncio.sleep(0)
+            finally:
+                os.kill(engine, signal.SIGCONT)
+            await query
+            await replaced(client, running.worker)
+            status = (await client.snapshot()).status
+            assert (status.worker_deaths, status.tenants["spin"].done, status.tenants["spin"].failed) == (1, 2, 0)
 
     asyncio.run(scenario())
 

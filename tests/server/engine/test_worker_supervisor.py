@@ -20,7 +20,7 @@ def test_starts_that_fail_are_tried_again_ever_more_rarely(monkeypatch: pytest.M
     poll = select.epoll()
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     fd = os.memfd_create("tensors")
-    supervisor = WorkerSupervisor(poll, 2, fd, LoadModels((), (0,), 1))
+    supervisor = WorkerSupervisor(poll, 2, fd, LoadModels((), (0,), 1), 4096)
     now_ns, waits = 0, []
     for _ in range(12):
         supervisor.start_missing(now_ns)
@@ -32,6 +32,7 @@ def test_starts_that_fail_are_tried_again_ever_more_rarely(monkeypatch: pytest.M
         assert supervisor.failed_starts == failed, "tried again too early"
         waits.append(wait_s)
         now_ns += round(wait_s * 1e9)
+    supervisor.close()
     os.close(fd)
     assert waits[:4] == [0.1, 0.2, 0.4, 0.8]
     assert waits[-1] == LONGEST_DELAY_S

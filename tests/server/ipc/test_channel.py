@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
-from veltair.server.ipc.messages import AbortQuery, BlockDone, FromWorker, ModelsLoaded, ToEngine
+from veltair.server.ipc.messages import AbortQuery, FromWorker, KernelFailed, ModelsLoaded, ToEngine
 
 
 def channels() -> tuple[Channel[FromWorker], Channel[ToEngine]]:
@@ -21,10 +21,11 @@ def channels() -> tuple[Channel[FromWorker], Channel[ToEngine]]:
 def test_messages_arrive_whole_in_order_and_typed() -> None:
     engine, worker = channels()
     worker.send(ModelsLoaded())
-    worker.send(BlockDone(3, 4, 5, 1 << 62))
+    worker.send(KernelFailed(1 << 62, "no memory"))
     assert engine.receive() == ModelsLoaded()
-    assert engine.receive() == BlockDone(3, 4, 5, 1 << 62)
+    assert engine.receive() == KernelFailed(1 << 62, "no memory")
     assert engine.receive() is None
+    assert not engine.is_closed()
     engine.send(AbortQuery(9))
     assert worker.receive() == AbortQuery(9)
     with pytest.raises(msgspec.ValidationError):
@@ -38,12 +39,12 @@ def test_what_the_system_does_not_take_waits_and_keeps_its_order() -> None:
     engine, worker = channels()
     worker.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     for query in range(1, 2001):
-        worker.send(BlockDone(query, 1, 2, 3))
+        worker.send(KernelFailed(query, ""))
     assert worker.backlog
     received = []
     while len(received) < 2000:
         while (message := engine.receive()) is not None:
-            assert isinstance(message, BlockDone)
+            assert isinstance(message, KernelFailed)
             received.append(message.query)
         worker.flush()
     assert received == list(range(1, 2001))
@@ -55,8 +56,11 @@ def test_what_the_system_does_not_take_waits_and_keeps_its_order() -> None:
 def test_the_last_words_are_read_before_the_end_is_seen() -> None:
     engine, worker = channels()
     worker.send(ModelsLoaded())
+    assert not engine.is_closed()
     worker.close()
+    assert not engine.is_closed()
     assert engine.receive() == ModelsLoaded()
+    assert engine.is_closed()
     with pytest.raises(ChannelClosedError):
         engine.receive()
     with pytest.raises(ChannelClosedError):

@@ -13,8 +13,8 @@ from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.artifact.strings import Strings
-from veltair.server.ipc.messages import BatchMember
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.ipc.worker_cell import Members
 from veltair.server.worker.batch_buffers import BatchBuffers
 
 Query = tuple[list[bytes], list[bytes], list[int]]  # names, texts, ids
@@ -55,7 +55,7 @@ def test_a_batch_gathers_what_each_slot_was_last_given(artifacts: Path) -> None:
             InputLayout.of(manifest).fill(pool.inputs(0, slot, 4), inputs(before), 4)
         for slot, (query, rows) in enumerate(zip(queries, sizes, strict=True)):
             InputLayout.of(manifest).fill(pool.inputs(0, slot, rows), inputs(query), rows)
-        batch.gather([BatchMember(slot, rows) for slot, rows in enumerate(sizes)])
+        batch.gather(Members.of(list(enumerate(sizes))).packed)
         names, texts, ids = InputLayout.of(manifest).slots(batch.inputs(sum(sizes)), sum(sizes))
         assert names.strings().tolist() == [name for query in queries for name in query[0]]
         assert texts.strings().tolist() == [text for query in queries for text in query[1]]

@@ -24,7 +24,7 @@ from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime.block_runner import Watch
 from veltair.profiles.runtime.executor import Executor, ModelRun, aligned_copy, aligned_zeros
 from veltair.profiles.runtime.pinned_threads import PinnedThreads
-from veltair.server.ipc.messages import BlockDone, KernelFailed, ModelsLoaded
+from veltair.server.ipc.messages import KernelFailed, ModelsLoaded
 
 pytestmark = pytest.mark.slow
 
@@ -145,11 +145,10 @@ def test_a_worker_reports_the_failure_and_serves_the_next_query(artifacts: Path)
         assert "too much for a brittle layer" in broke.reason
         assert worker.cell.progress == 11
         worker.run(2, 0, CORES)
-        assert isinstance(done := worker.next(), BlockDone)
-        assert done.stop == LAYERS
+        assert worker.end().stop == LAYERS
         assert worker.pool.outputs(0, 1, 1)[0].tolist() == [5 + LAYERS]
     finally:
-        worker.process.close()
+        worker.close()
 
 
 def test_two_threads_may_run_kernels_at_once(artifacts: Path, pool: PinnedThreads) -> None:

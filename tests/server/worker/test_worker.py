@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,20 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from driven_worker import ALL, CORES, Driven
+from driven_worker import CORES, Driven
 from example_models import LONG_TURNS, SPIN_LAYERS, spin_state
 from running_engine import WAIT_S
 
 from veltair.server.ipc.channel import ChannelClosedError
-from veltair.server.ipc.messages import (
-    BatchMember,
-    BlockDone,
-    CoresChanged,
-    KernelFailed,
-    ModelsLoaded,
-    RunBlock,
-    StartFailed,
-)
+from veltair.server.ipc.messages import CoresChanged, KernelFailed, ModelsLoaded, StartFailed
 
 pytestmark = pytest.mark.slow
 
@@ -33,17 +27,16 @@ def worker(artifacts: Path) -> Iterator[Driven]:
     driven = Driven(artifacts)
     assert driven.next() == ModelsLoaded()
     yield driven
-    driven.process.close()
+    driven.close()
 
 
 def test_a_query_runs_in_blocks_and_keeps_its_activations_between_them(worker: Driven) -> None:
     stops = [0, 1, 20, SPIN_LAYERS]
     for start, stop in pairwise(stops):
         worker.run(1, 3, CORES, start, (0,) * (stop - start))
-        done = worker.next()
-        assert isinstance(done, BlockDone)
-        assert (done.query, done.stop) == (1, stop)
-        assert done.begin_ns < done.end_ns
+        end = worker.end()
+        assert (end.query, end.stop, end.reported) == (1, stop, False)
+        assert end.begin_ns < end.end_ns
     assert worker.pool.outputs(0, 1, 1)[0].tolist() == [spin_state(3, 5)]
 
 
@@ -51,20 +44,16 @@ def test_it_stops_at_the_next_layer_when_its_query_is_cancelled_and_serves_the_n
     worker.run(1, LONG_TURNS, CORES)
     worker.reach(1)
     worker.cell.cancel(1)
-    done = worker.next()
-    assert isinstance(done, BlockDone)
-    assert 1 < done.stop < SPIN_LAYERS
+    assert 1 < worker.end().stop < SPIN_LAYERS
     worker.run(2, 3, CORES)
-    assert isinstance(done := worker.next(), BlockDone)
-    assert done.stop == SPIN_LAYERS
+    assert worker.end().stop == SPIN_LAYERS
     assert worker.pool.outputs(0, 1, 1)[0].tolist() == [spin_state(3, 5)]
 
 
 def test_a_cancellation_of_another_query_is_none_of_its_business(worker: Driven) -> None:
     worker.run(2, 3, CORES)
     worker.cell.cancel(1)
-    assert isinstance(done := worker.next(), BlockDone)
-    assert done.stop == SPIN_LAYERS
+    assert worker.end().stop == SPIN_LAYERS
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
@@ -84,7 +73,7 @@ def test_it_takes_up_a_new_core_set_between_two_layers_and_reports_it(worker: Dr
     assert shrunk.cores == CORES[:1]
     assert worker.pinned()[0] == {CORES[0]}
     worker.cell.cancel(1)
-    assert isinstance(worker.next(), BlockDone)
+    assert worker.end().reported
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
@@ -93,7 +82,7 @@ def test_an_idle_worker_is_moved_before_it_is_woken_and_only_where_it_must(worke
         worker.process.pin_main_thread(cores)
         assert os.sched_getaffinity(worker.process.pid) == {CORES[core]}  # its first thread, which launches
         worker.run(1, 3, cores)
-        assert isinstance(worker.next(), BlockDone)
+        assert not worker.end().reported
         assert worker.pinned()[0] == {CORES[core]}
 
 
@@ -105,14 +94,17 @@ def test_a_worker_that_is_gone_cannot_be_moved_and_need_not(worker: Driven) -> N
 
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_a_core_set_that_changed_before_the_block_began_is_reported_too(worker: Driven) -> None:
-    for view, value in zip(worker.pool.inputs(0, 1, 1), (3, 5), strict=True):
-        view[:] = value
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, worker.process.pid, os.WSTOPPED)
+    worker.run(1, 3, CORES[:1])
     worker.cell.set_cores(CORES[:2])
-    worker.process.channel.send(RunBlock(1, 0, (BatchMember(1, 1),), 0, ALL, CORES[:1]))
+    os.kill(worker.process.pid, signal.SIGCONT)
     grown = worker.next()
     assert isinstance(grown, CoresChanged)
     assert (grown.layer, grown.cores) == (0, CORES[:2])
-    assert isinstance(worker.next(), BlockDone)
+    assert worker.end().reported
+    worker.run(2, 3, CORES[:2])
+    assert not worker.end().reported
 
 
 def test_what_a_kernel_raises_costs_the_block_and_not_the_worker(worker: Driven) -> None:
@@ -121,8 +113,29 @@ def test_what_a_kernel_raises_costs_the_block_and_not_the_worker(worker: Driven)
     assert isinstance(broke, KernelFailed)
     assert broke.query == 1
     assert "IndexError" in broke.reason
+    assert worker.cell.take_end() is None
     worker.run(2, 3, CORES)
-    assert isinstance(worker.next(), BlockDone)
+    assert worker.end().query == 2
+
+
+def test_the_same_order_again_runs_the_block_that_is_prepared_already(worker: Driven) -> None:
+    for query in range(1, 6):
+        worker.run(query, query, CORES)
+        assert worker.end().query == query
+        assert worker.pool.outputs(0, 1, 1)[0].tolist() == [spin_state(query, 5)]
+
+
+def test_a_worker_killed_in_a_block_leaves_no_end_and_one_killed_after_it_does(worker: Driven) -> None:
+    worker.run(1, 3, CORES)
+    assert select.select([worker.bell], [], [], WAIT_S)[0]
+    worker.run(2, LONG_TURNS, CORES)
+    worker.reach(1)
+    worker.process.process.kill()
+    worker.process.process.wait()
+    end = worker.cell.take_end()
+    assert end is not None
+    assert (end.query, end.stop) == (1, SPIN_LAYERS)
+    assert worker.cell.take_end() is None
 
 
 def test_it_leaves_when_its_socket_closes(worker: Driven) -> None:
@@ -141,7 +154,7 @@ def test_it_refuses_an_artifact_of_another_digest(artifacts: Path) -> None:
         with pytest.raises(ChannelClosedError):
             driven.process.channel.receive()
     finally:
-        driven.process.close()
+        driven.close()
 
 
 def test_the_worker_has_the_runtime_alone_and_the_other_processes_no_tvm(worker: Driven) -> None:
