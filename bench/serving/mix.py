@@ -1,6 +1,7 @@
-"""A mix of models served by this daemon under several policies and by its peers behind the same front end.
+"""A mix of models served by this daemon under several policies, by peers behind the same front end, and by Triton.
 
     python -m bench.serving.mix SCENARIO.toml [--policies a,b] [--rounds 3] [--percentiles 0.95,0.99] [--shared-memory]
+        [--triton-python PATH]
 
 The scenario's tenants name models of the zoo or of the onnx package's `light_*` networks; they are built and compiled
 into demo/mix first. Then every round takes each stack in turn: it starts the stack, searches the greatest load at which
@@ -29,6 +30,7 @@ import onnx
 import psutil
 
 from bench.paths import CLI, DEMO, RESULTS
+from bench.serving import triton
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
 from veltair.machine.environment import describe_environment
 from veltair.zoo.recommendation.table_sizes import most_rows
@@ -48,6 +50,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each load of a search is held")
     parser.add_argument("--stacks", default="", help="only those with this in their names")
     parser.add_argument("--shared-memory", action="store_true", help="queries name tensors in shared memory")
+    triton.add_argument(parser)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of this machine's results")
     parser.add_argument("--again", action="store_true", help="measure what was measured already")
     args = parser.parse_args()
@@ -59,10 +62,12 @@ def main() -> int:
     scenario = read_document(args.scenario)
     if args.shared_memory:
         scenario["load"]["shared_memory"] = True
+    if args.triton_python is None:
+        print("== Triton is not among the peers: no --triton-python (see CONTRIBUTING.md)", file=sys.stderr, flush=True)
     config = prepare(args.scenario)
     for number in range(1, args.rounds + 1):
         for percentile in map(float, args.percentiles.split(",")):
-            for name, command in stacks(config, args.policies).items():
+            for name, command in stacks(config, args.policies, args.triton_python).items():
                 if (name, percentile, number) in done or args.stacks not in name:
                     continue
                 print(f"== round {number}, {percentile:.0%}: {name}", flush=True)
@@ -118,8 +123,11 @@ def with_settings(scenario: Scenario, percentile: float, seed: int, duration_s: 
     return changed
 
 
-def stacks(config: Path, policies: str) -> dict[str, list[str]]:
-    """The command of each stack by its name. A peer gets what its makers advise for low latency and for throughput."""
+def stacks(config: Path, policies: str, triton_python: str | None = None) -> dict[str, list[str]]:
+    """The command of each stack by its name. A peer gets what its makers advise for low latency and for throughput.
+
+    Triton is among them where `triton_python` says which Python has it. It serves one query at a time of each model.
+    """
     cores = len(psutil.Process().cpu_affinity())
     peers = [sys.executable, "-m", "bench.serving.peers", str(config), str(FOLDER / "models"), "--engine"]
 
@@ -134,6 +142,10 @@ def stacks(config: Path, policies: str) -> dict[str, list[str]]:
         f"ONNX Runtime, {cores} threads, one at a time": peer("onnxruntime", cores, 1),
         f"ONNX Runtime, one thread each, {cores} at a time": peer("onnxruntime", 1, cores),
     }
+    if triton_python is not None:
+        for engine, name in triton.ENGINES.items():
+            command = triton.command(config, FOLDER / "models", triton_python, engine, cores)
+            theirs[f"Triton with {name}, {cores} threads"] = command
     return ours | theirs
 
 
