@@ -1,9 +1,10 @@
 """Measures every committed result again, then writes `docs/measurements.md` from the results.
 
-    python -m bench.run [--only kernels|recsys|overhead|scheduler|mixes]
+    python -m bench.run [--only kernels|recsys|overhead|scheduler|mixes|way] [--triton-python PATH]
 
-`overhead` needs the demo's artifacts (`make demo` first); the other parts build and compile the models that they need.
-Run it on a machine that does nothing else: the mixes take an hour each on 2 cores.
+`overhead` and `way` need the demo's artifacts (`make demo` first); the other parts build and compile the models that
+they need. Triton is among the peers where `--triton-python` says which Python has it. Run it on a machine that does
+nothing else: the mixes take an hour each on 2 cores.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 
 from bench import tables
 from bench.paths import DEMO, RESULTS, ROOT, SCENARIOS
+from bench.serving import triton
 
 MIXES = ("vision", "demo", "recsys")  # of scenarios/
 
@@ -28,38 +30,46 @@ def main() -> int:
         "overhead": measure_overhead,
         "scheduler": measure_scheduler,
         "mixes": measure_mixes,
+        "way": measure_way,
     }
     parser.add_argument("--only", choices=parts)
+    triton.add_argument(parser)
     args = parser.parse_args()
+    peers = ["--triton-python", args.triton_python] if args.triton_python else []
     RESULTS.mkdir(exist_ok=True)
     for name, measure in parts.items():
         if args.only in (None, name):
             print(f"== {name}", flush=True)
-            measure()
+            measure(peers)
     tables.write()
     return 0
 
 
-def measure_networks() -> None:
+def measure_networks(_: Sequence[str]) -> None:
     _run("bench.kernels.networks", "--again")
 
 
-def measure_recommenders() -> None:
+def measure_recommenders(_: Sequence[str]) -> None:
     _run("bench.recsys.models", "--again")
 
 
-def measure_overhead() -> None:
+def measure_overhead(_: Sequence[str]) -> None:
     _save("overhead", _run("bench.serving.overhead", str(DEMO / "artifacts" / "dlrm"), capture=True))
 
 
-def measure_scheduler() -> None:
+def measure_scheduler(_: Sequence[str]) -> None:
     _save("scheduler", _run("bench.paper.scheduling_cost", capture=True))
 
 
-def measure_mixes() -> None:
+def measure_mixes(peers: Sequence[str]) -> None:
     """The greatest load of each mix with every tenant's QoS held, by this daemon and by its peers."""
     for name in MIXES:
-        _run("bench.serving.mix", str(SCENARIOS / f"{name}.toml"), "--again")
+        _run("bench.serving.mix", str(SCENARIOS / f"{name}.toml"), "--again", *peers)
+
+
+def measure_way(peers: Sequence[str]) -> None:
+    """What the way of a query costs, in this daemon and in its peer."""
+    _run("bench.serving.way", "--again", *peers)
 
 
 def _run(module: str, *arguments: str, capture: bool = False) -> str:

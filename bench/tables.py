@@ -19,6 +19,7 @@ from bench.paper import reality
 from bench.paths import RESULTS, ROOT
 from bench.recsys import models
 from bench.serving import mix
+from bench.serving.way import summary as way
 
 PAGE = ROOT / "docs" / "measurements.md"
 
@@ -30,6 +31,7 @@ class Section:
     title: str
     text: str
     table: Callable[[], str]
+    needs: str = ""  # a result file without which the section is left out
 
 
 def read(name: str) -> dict[str, Any]:
@@ -111,6 +113,11 @@ def overhead() -> str:
         f"| execution, p50 | {found['execute_p50_ms']:.2f} |",
     ]
     return f"{environment_line(found['environment'])}\n\n" + "\n".join(lines)
+
+
+def way_of_a_query() -> str:
+    found = read("way")
+    return f"{environment_line(found['environment'])}\n\n{way.markdown(found)}"
 
 
 def reality_tables() -> str:
@@ -220,6 +227,18 @@ bench.serving.overhead`). The client's own work is included, so the figures are 
         overhead,
     ),
     Section(
+        "The way of a query, beside Triton",
+        """What serving costs around the model: this daemon, and NVIDIA's Triton with ONNX Runtime (fp32) and with
+OpenVINO (its default precision) behind its Python backend, in turn; medians of the rounds (`python -m
+bench.serving.way`). A lone client asks one query after the other with NVIDIA's client library; CPU times are those of
+the server's processes; the load generator runs on the same cores, and its own CPU time is shown. Triton's engines run
+DLRM on one thread and the networks on all. "Served over raw" is the peak over what the cores could serve with nothing
+but the model, as one core runs it, and the load generator. The demo's mix is compared with the models' times on all
+cores.""",
+        way_of_a_query,
+        needs="way",
+    ),
+    Section(
         "Cost of scheduling",
         """The scheduler alone at 64 cores, in us (`python -m bench.paper.scheduling_cost`). One event, such as the end
 of a block, may start several blocks, so events and decisions are counted separately. Bars: 50 us a decision at p99,
@@ -252,6 +271,8 @@ def page() -> str:
         "recommendation models, overhead, scheduling and mixes again (after `make demo`).",
     ]
     for section in SECTIONS:
+        if section.needs and not (RESULTS / f"{section.needs}.json").exists():
+            continue
         parts += [f"## {section.title}", section.text, section.table()]
     return "\n\n".join(parts) + "\n"
 

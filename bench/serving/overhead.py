@@ -16,13 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import grpc
-import numpy as np
 from rich.console import Console
 from rich.progress import track
 from tritonclient.grpc import InferenceServerClient, InferInput, service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype
 
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
+from bench.serving.way.lone_client import draw_inputs
 from veltair.machine.environment import describe_environment
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 
@@ -52,19 +52,10 @@ def main() -> int:
 
 def _measure(address: str, artifact: Artifact, queries: int) -> list[tuple[float, float, float]]:
     """Round trip, queueing and execution of each query, in milliseconds."""
-    random = np.random.default_rng(0)
-    inputs = []
-    for port in artifact.manifest.inputs:
-        shape = port.at(1)
-        if port.high is not None:
-            values = random.integers(port.low or 0, port.high + 1, shape).astype(port.dtype)
-        else:
-            values = random.standard_normal(shape).astype(port.dtype)
-        tensor = InferInput(port.name, shape, np_to_triton_dtype(values.dtype))
-        tensor.set_data_from_numpy(values)
-        inputs.append(tensor)
     request = service_pb2.ModelInferRequest(model_name="model")
-    for tensor in inputs:
+    for name, values in draw_inputs(artifact.manifest).items():
+        tensor = InferInput(name, values.shape, np_to_triton_dtype(values.dtype))
+        tensor.set_data_from_numpy(values)
         request.inputs.append(tensor._get_tensor())
         request.raw_input_contents.append(tensor._get_content())
     request.parameters["veltair_trace"].bool_param = True

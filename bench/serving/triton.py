@@ -175,6 +175,16 @@ def command(config_path: Path, models: Path, python: str, engine: str, threads: 
     return [sys.executable, "-m", "bench.serving.triton", str(config_path), str(models), *given]
 
 
+def versions(python: str) -> dict[str, str]:
+    """The versions of the server and of its engines."""
+    code = "import json, sys, importlib.metadata as m; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+    done = subprocess.run(
+        [python, "-c", code, "nvidia-pytriton", *ENGINES], check=True, stdout=subprocess.PIPE, text=True
+    )
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
 def add_argument(parser: argparse.ArgumentParser) -> None:
     """`--triton-python` of a bench that has Triton among its peers."""
     text = "a Python with nvidia-pytriton, ONNX Runtime and OpenVINO; default: measure without Triton"
