@@ -6,6 +6,7 @@ import io
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +18,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from bench import tables
-from bench.serving.way import lone_client, summary
+from bench.serving.way import lone_client, open_load, summary
 from bench.serving.way.plan import DEMO_MIX, ROWS, SUBJECTS, Measurement, measurements
 from bench.serving.way.server_cpu import cpu_ns, role
+from veltair.loadgen.client import Outcome
+from veltair.loadgen.open_loop import ArrivalSchedule, Trace
+from veltair.loadgen.tenant_streams import TenantStream
 from veltair.profiles.artifact.manifest import Port
 
 STACKS = ["veltair", "Triton with ONNX Runtime"]
@@ -84,6 +88,28 @@ def test_inputs_are_within_the_bounds_of_ids() -> None:
     assert (found["x"].shape, found["x"].dtype) == ((1, 7), np.float32)
 
 
+def test_latencies_are_those_of_answered_queries_from_their_scheduled_arrival() -> None:
+    streams = [TenantStream(name, 1.0, 10**9, 0.95, (b"",)) for name in ("a", "idle", "b")]
+    arrival_ns = np.array([0, 1_000_000, 2_000_000, 3_000_000])
+    schedule = ArrivalSchedule(arrival_ns, np.array([0, 2, 0, 0]), np.zeros(4, np.int64), (0, 10**9))
+    done_ns = arrival_ns + np.array([2_000_000, 7_000_000, 4_000_000, 99_000_000])
+    outcome = np.array([Outcome.OK, Outcome.OK, Outcome.OK, Outcome.REFUSED], np.int8)
+    trace = Trace(schedule, arrival_ns, done_ns, outcome, (0, 10**9), Counter())
+    found = open_load.latencies(trace, streams)
+    assert found["a"] == {"queries": 3, "answered": 2, "mean_ms": 3.0, "p50_ms": 3.0, "p95_ms": 3.9}
+    assert found["b"] == {"queries": 1, "answered": 1, "mean_ms": 7.0, "p50_ms": 7.0, "p95_ms": 7.0}
+    assert "idle" not in found
+
+
+def test_nothing_answered_is_no_measurement() -> None:
+    streams = [TenantStream("a", 1.0, 10**9, 0.95, (b"",))]
+    one = np.array([0])
+    schedule = ArrivalSchedule(one, one, one, (0, 10**9))
+    trace = Trace(schedule, one, one + 5, np.array([Outcome.ERROR], np.int8), (0, 10**9), Counter({(0, "gone"): 1}))
+    with pytest.raises(SystemExit, match="gone"):
+        open_load.latencies(trace, streams)
+
+
 def entry(number: int, model: str, stack: str, row: str, protocol: str, **values: Any) -> dict[str, Any]:
     return Measurement(number, model, stack, row, protocol)._asdict() | values
 
@@ -106,14 +132,18 @@ def lines_of(entries: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
 def test_cells_are_medians_of_both_protocols() -> None:
     seen = [("grpc", 1.0), ("grpc", 5.0), ("grpc", 2.0), ("http", 0.5)]
     lone = [
-        entry(n, "dlrm", "veltair", "lone", p, p50_ms=ms, p95_ms=2 * ms, executed_ms=0.1)
+        entry(n, "dlrm", "veltair", "lone", p, p50_ms=ms, p95_ms=2 * ms, mean_ms=ms, executed_ms=0.25)
         for n, (p, ms) in enumerate(seen)
     ]
-    assert lines_of(lone) == {"lone client, p50 ms": ["2.00 / 0.50"], "lone client, p95 ms": ["4.00 / 1.00"]}
+    assert lines_of(lone) == {
+        "lone client, p50 ms": ["2.00 / 0.50"],
+        "lone client, p95 ms": ["4.00 / 1.00"],
+        "lone client, mean less what the server counts as the model, ms": ["1.75 / 0.25"],
+    }
 
 
 def test_the_models_own_time_is_that_of_the_stacks_engine_in_the_same_round() -> None:
-    times = {"p95_ms": 9.0, "executed_ms": 1.0}
+    times = {"p95_ms": 9.0, "mean_ms": 8.0, "executed_ms": 1.0}
     entries = [
         raw(1, "resnet50", 8.0, 4.0),
         raw(2, "resnet50", 20.0, 10.0),
@@ -156,7 +186,9 @@ def test_the_mix_is_compared_with_the_models_times_on_all_cores() -> None:
 def test_the_table_is_the_same_for_the_terminal_and_the_page() -> None:
     found = {
         "cores": 2,
-        "measurements": [entry(1, "dlrm", "veltair", "lone", "http", p50_ms=1.0, p95_ms=2.0, executed_ms=0.1)],
+        "measurements": [
+            entry(1, "dlrm", "veltair", "lone", "http", p50_ms=1.0, p95_ms=2.0, mean_ms=1.25, executed_ms=0.25)
+        ],
     }
     assert summary.markdown(found).splitlines() == [
         "| gRPC / HTTP | veltair |",
@@ -164,6 +196,7 @@ def test_the_table_is_the_same_for_the_terminal_and_the_page() -> None:
         "| **DLRM, one row (7 KB)** |  |",
         "| lone client, p50 ms |  / 1.00 |",
         "| lone client, p95 ms |  / 2.00 |",
+        "| lone client, mean less what the server counts as the model, ms |  / 1.00 |",
     ]
     text = io.StringIO()
     summary.show(found, Console(file=text, width=100))
@@ -177,7 +210,7 @@ def test_the_page_has_the_section_once_there_are_results(tmp_path: Any, monkeypa
     (tmp_path / "way.json").unlink(missing_ok=True)
     title = "## The way of a query, beside Triton"
     assert title not in tables.page()
-    lone = entry(1, "dlrm", "veltair", "lone", "grpc", p50_ms=1.25, p95_ms=2.0, executed_ms=0.1)
+    lone = entry(1, "dlrm", "veltair", "lone", "grpc", p50_ms=1.25, p95_ms=2.0, mean_ms=1.5, executed_ms=0.1)
     environment = {"cpu": "EPYC", "cores": 2, "kernel": "6.18", "python": "3.11"}
     found = {"environment": environment, "cores": 2, "measurements": [lone]}
     (tmp_path / "way.json").write_text(json.dumps(found), "utf-8")

@@ -47,10 +47,12 @@ from bench.serving.way.plan import (
     Measurement,
     measurements,
 )
-from veltair.loadgen.scenario import read_scenario
+from veltair.loadgen.scenario import TenantLoad, read_scenario
 from veltair.machine.environment import describe_environment
 from veltair.machine.malloc import reuse_message_memory
 from veltair.profiles.artifact.artifact_folder import load_artifact
+
+MIX_LONGER = 4  # a fifth of the peak has few queries of ResNet-50
 
 Command = Callable[[Path, int], list[str]]  # from a configuration of the daemon, and the threads of a peer's engine
 
@@ -162,11 +164,12 @@ def _measure_together(
         keep(first, raw(args, first.model))
         return
     alone = SUBJECTS.get(first.model)
-    names = list(SUBJECTS) if alone is None else [alone.name]
+    tenants = demo_tenants() if alone is None else [alone.tenant(alone.first_qps)]
+    models = [ServedModel(each.name, (args.artifacts / each.name).resolve(), each.target_ms) for each in tenants]
     threads = 1 if alone is not None and alone.one_thread else cores()
     with tempfile.TemporaryDirectory(prefix="veltair-way-") as folder:
         config = Path(folder) / "serve.toml"
-        write_toml(config, configuration([ServedModel(name, (args.artifacts / name).resolve()) for name in names]))
+        write_toml(config, configuration(models))
         with running(servers[first.stack](config, threads)) as (pid, at):
             for measurement in together:
                 announce(measurement)
@@ -200,15 +203,20 @@ def measure(args: argparse.Namespace, what: Measurement, pid: int, at: dict[str,
     return {"peak_qps": peak_qps, "at_peak": at_peak}
 
 
+def demo_tenants() -> Sequence[TenantLoad]:
+    """The demo's models with their loads and targets."""
+    return read_scenario(SCENARIOS / "demo.toml").tenants
+
+
 def mix(seconds: float, pid: int, target: str) -> dict[str, Any]:
     """The demo's mix: its peak, and a load of a fifth of that."""
-    tenants = read_scenario(SCENARIOS / "demo.toml").tenants
+    tenants = demo_tenants()
     peak_qps = open_load.find_peak(target, tenants, seconds)
     if not peak_qps:
         return {"peak_qps": peak_qps, "at_share": None}
     scale = DEMO_SHARE * peak_qps / sum(tenant.qps for tenant in tenants)
     scaled = [msgspec.structs.replace(tenant, qps=tenant.qps * scale) for tenant in tenants]
-    return {"peak_qps": peak_qps, "at_share": open_load.drive(pid, target, scaled, seconds)}
+    return {"peak_qps": peak_qps, "at_share": open_load.drive(pid, target, scaled, MIX_LONGER * seconds)}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 from numpy.typing import NDArray
-from tritonclient.utils import np_to_triton_dtype, shared_memory
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 
 from veltair.profiles.artifact.manifest import Manifest
 
@@ -62,17 +62,22 @@ def ask(protocol: str, at: Mapping[str, str], model: str, arrays: Arrays, querie
 
 def _timed(client: Any, http: str, model: str, inputs: list[Any], queries: int) -> dict[str, Any]:
     for _ in range(max(1, round(queries * WARM_UP))):
-        client.infer(model, inputs)
+        with suppress(InferenceServerException):
+            client.infer(model, inputs)
     count, computed_ns = _computed(http, model)
     taken_ms = []
     for _ in range(queries):
         begin_ns = time.perf_counter_ns()
-        client.infer(model, inputs)
-        taken_ms.append((time.perf_counter_ns() - begin_ns) / 1e6)
+        with suppress(InferenceServerException):  # refused: the machine was too slow for the target at that moment
+            client.infer(model, inputs)
+            taken_ms.append((time.perf_counter_ns() - begin_ns) / 1e6)
+    if not taken_ms:
+        raise SystemExit(f"{model}: the server answered none of {queries} queries")
     count_now, computed_now_ns = _computed(http, model)
     p50_ms, p95_ms = np.percentile(taken_ms, [50, 95]).round(4).tolist()
     executed_ms = round((computed_now_ns - computed_ns) / (count_now - count) / 1e6, 4)
     return {
+        "answered": len(taken_ms),
         "p50_ms": p50_ms,
         "p95_ms": p95_ms,
         "mean_ms": round(float(np.mean(taken_ms)), 4),
