@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from echo_server import LIMIT_BYTES, WAIT_S, Service, new_server, run_with_server
 
+from veltair.grpc.http2 import frames, hpack
 from veltair.grpc.http2.frames import STREAM_WINDOW_BYTES
 from veltair.grpc.server import Server
 
@@ -71,6 +72,37 @@ def test_refusals(refusal: Refusal) -> None:
             await channel.unary_unary(f"/t/{refusal.method}")(refusal.request)
         assert caught.value.code() is refusal.code
         assert await channel.unary_unary("/t/echo")(b"the connection lives") == b"the connection lives"
+
+    run_with_server(body)
+
+
+@pytest.mark.parametrize(
+    ("method", "timeout", "expected"),
+    [
+        ("GET", "1S", (":status", "415")),
+        ("POST", "12x", ("grpc-status", str(grpc.StatusCode.INTERNAL.value[0]))),
+    ],
+)
+def test_requests_that_are_not_grpc(method: str, timeout: str, expected: hpack.Field) -> None:
+    block = hpack.encode(
+        [
+            (":method", method),
+            (":path", "/t/echo"),
+            ("content-type", "application/grpc"),
+            ("grpc-timeout", timeout),
+        ]
+    )
+    flags = frames.END_HEADERS | frames.END_STREAM
+
+    async def body(channel: Any, server: Server, service: Service, port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(frames.PREFACE + frames.frame_head(frames.HEADERS, flags, 1, len(block)) + block)
+        kind = None
+        while kind != frames.HEADERS:
+            high, low, kind, *_ = frames.FRAME_HEAD.unpack(await reader.readexactly(frames.FRAME_HEAD.size))
+            payload = await reader.readexactly(high << 16 | low)
+        writer.close()
+        assert expected in hpack.Decoder().decode(payload)
 
     run_with_server(body)
 

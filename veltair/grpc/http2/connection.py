@@ -11,7 +11,6 @@ from veltair.grpc.http2.frames import (
     CONNECTION_WINDOW_BYTES,
     CONTROL_BYTES,
     DATA,
-    DATA_FRAME_BYTES,
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW_BYTES,
     END_STREAM,
@@ -22,13 +21,13 @@ from veltair.grpc.http2.frames import (
     MAX_STREAMS,
     PREFACE,
     PROTOCOL_ERROR,
-    RST_STREAM,
     SETTING,
     SETTINGS,
     STREAM_WINDOW_BYTES,
     WINDOW_UPDATE,
     WORD,
     ProtocolError,
+    check_size,
     frame_head,
     parse_word,
 )
@@ -89,7 +88,7 @@ class Connection(FrameReader):
         settings = {
             frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
             frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
-            frames.MAX_FRAME_SIZE: DATA_FRAME_BYTES,
+            frames.MAX_FRAME_SIZE: frames.DATA_FRAME_BYTES,
             frames.MAX_HEADER_LIST_SIZE: CONTROL_BYTES,
         }
         self.write_frame(SETTINGS, 0, 0, b"".join(SETTING.pack(*item) for item in settings.items()))
@@ -211,12 +210,13 @@ class Connection(FrameReader):
                 self._headers_received(number, *block)
         elif kind == WINDOW_UPDATE:
             self._grow_window(number, parse_word(payload) & LARGEST_WINDOW_BYTES)
-        elif kind == RST_STREAM:
+        elif kind == frames.RST_STREAM:
             self._reset_received(number, parse_word(payload))
         elif kind == SETTINGS and not flags & ACK:
             self._apply_settings(payload)
         elif kind == frames.PING and not flags & ACK:
-            self._reply(frames.PING, payload)
+            check_size(payload, frames.PING_BYTES)
+            self._reply(frames.PING, ACK, 0, payload)
         elif kind == GOAWAY:
             self._goaway_received(parse_word(payload[:4]) & LARGEST_WINDOW_BYTES)
         elif kind == frames.PUSH_PROMISE:
@@ -229,7 +229,7 @@ class Connection(FrameReader):
                 raise ProtocolError(PROTOCOL_ERROR, f"stream {number} is the server's")
             self.last_stream = number
             if self.leaving or len(self.streams) >= MAX_STREAMS:
-                self.write_frame(RST_STREAM, 0, number, WORD.pack(frames.REFUSED_STREAM))
+                self._reply(frames.RST_STREAM, 0, number, WORD.pack(frames.REFUSED_STREAM))
                 return
             stream = self._accept()
             stream.number = number
@@ -275,7 +275,7 @@ class Connection(FrameReader):
                 self._frame_bytes = value
             elif key == frames.MAX_CONCURRENT_STREAMS:
                 self.max_streams = value
-        self._reply(SETTINGS)
+        self._reply(SETTINGS, ACK, 0)
         self.settings_received()
         self._flush_all()
 
@@ -292,9 +292,9 @@ class Connection(FrameReader):
         if max(self._window, stream.send_window if stream else 0) > LARGEST_WINDOW_BYTES:
             raise ProtocolError(FLOW_CONTROL_ERROR, "a window that is too large")
 
-    def _reply(self, kind: int, payload: bytes = b"") -> None:
-        """Acknowledge a control frame."""
+    def _reply(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:
+        """Write a frame that answers one of the other side's."""
         self._unread_replies = self._unread_replies + 1 if self._paused else 0
         if self._unread_replies > MAX_UNREAD_REPLIES:
             raise ProtocolError(frames.ENHANCE_YOUR_CALM, "control frames whose answers are not read")
-        self.write_frame(kind, ACK, 0, payload)
+        self.write_frame(kind, flags, number, payload)

@@ -17,6 +17,7 @@ CONTROL_BYTES = 1 << 14  # its largest other frame, and its largest header block
 STREAM_WINDOW_BYTES = 1 << 23  # what it may send ahead of the reader of one stream
 CONNECTION_WINDOW_BYTES = 1 << 30  # streams bound the memory in use, so this window does not
 MAX_STREAMS = 4096
+PING_BYTES = 8
 
 FRAME_HEAD = struct.Struct(">BHBBI")  # length in 8 + 16 bits, kind, flags, stream
 SETTING, WORD, MESSAGE_PREFIX = struct.Struct(">HI"), struct.Struct(">I"), struct.Struct(">BI")
@@ -40,10 +41,20 @@ def frame_head(kind: int, flags: int, stream: int, size: int) -> bytes:
     return FRAME_HEAD.pack(size >> 16, size & 0xFFFF, kind, flags, stream)
 
 
+def check_size(payload: bytes, size: int) -> None:
+    """Raise ProtocolError for a payload of another size.
+
+    >>> check_size(bytes(7), PING_BYTES)
+    Traceback (most recent call last):
+    veltair.grpc.http2.frames.ProtocolError: a frame that is too short or too long
+    """
+    if len(payload) != size:
+        raise ProtocolError(FRAME_SIZE_ERROR, "a frame that is too short or too long")
+
+
 def parse_word(payload: bytes) -> int:
     """The 32-bit number that is the whole payload. Raises ProtocolError for another size."""
-    if len(payload) != WORD.size:
-        raise ProtocolError(FRAME_SIZE_ERROR, "a frame that is too short or too long")
+    check_size(payload, WORD.size)
     return int.from_bytes(payload, "big")
 
 

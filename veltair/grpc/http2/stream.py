@@ -43,6 +43,7 @@ class Stream(ABC):
         self._prefix = bytearray()
         self._message: memoryview | None = None  # being received
         self._filled = self._compressed = 0
+        self._refused = False  # a message was too large
         self._receive_window = STREAM_WINDOW_BYTES  # bytes that the other side may send
         self._unacknowledged = 0  # bytes received since the last update of the window
         self._end_queued = False
@@ -59,7 +60,7 @@ class Stream(ABC):
 
     @abstractmethod
     def message_too_large(self, size: int) -> None:
-        """A message of more than `max_message_bytes` is announced: the stream has to end."""
+        """A message of more than `max_message_bytes` is announced: the stream has to end. Further data is dropped."""
 
     @abstractmethod
     def end_received(self) -> None:
@@ -108,7 +109,7 @@ class Stream(ABC):
 
     def feed(self, data: memoryview) -> None:
         """Take a part of the data frames' payload: messages, each behind a flag and its length."""
-        while not self.closed:
+        while not self.closed and not self._refused:
             if (message := self._message) is None:
                 missing = MESSAGE_PREFIX.size - len(self._prefix)
                 self._prefix += data[:missing]
@@ -117,6 +118,7 @@ class Stream(ABC):
                     return
                 self._compressed, size = MESSAGE_PREFIX.unpack(self._prefix)
                 if size > self._max_message_bytes:
+                    self._refused = True
                     self.message_too_large(size)
                     return
                 message = self._message = np.empty(size, np.uint8).data

@@ -1,138 +1,82 @@
-"""A server's connection against peers that cut, pad, hold back or break the protocol."""
+"""A connection against peers that cut, pad, hold back or break the protocol: in Python and in C."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import struct
-from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
-import grpc
 import pytest
-from echo_server import Service, run_with_server
+from http2_ends import LOST, Call, End, Event, PythonEnd
+from native_end import NativeEnd
+from wire_frames import frame, parse_frames, setting, word
 
 from veltair.grpc.http2 import frames, hpack
-from veltair.grpc.http2.connection import MAX_RESETS, Connection
-from veltair.grpc.http2.stream import Stream
-from veltair.grpc.server import Server
+from veltair.grpc.http2.connection import MAX_RESETS, MAX_UNREAD_REPLIES
+
+Implementation: TypeAlias = type[PythonEnd] | type[NativeEnd]
 
 HEAD = [(":method", "POST"), (":scheme", "http"), (":path", "/t/echo"), ("content-type", "application/grpc")]
+STATUS, TRAILERS = [(":status", "200")], [("grpc-status", "0")]
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+@pytest.fixture(params=[PythonEnd, NativeEnd], ids=["python", "native"])
+def implementation(request: pytest.FixtureRequest) -> Implementation:
+    found: Implementation = request.param
+    return found
 
 
 REQUEST = frame(frames.HEADERS, frames.END_HEADERS, 1, hpack.encode(HEAD))
 PADDED = frames.PADDED | frames.END_STREAM
 BODY = frames.message_prefix(3) + b"abc"
+BEGIN = frames.PREFACE + frame(frames.SETTINGS, 0, 0)
 
 
-def parse_frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
-    """Frames as (kind, flags, stream, payload)."""
-    replies = []
-    while len(data) >= 9:
-        size = int.from_bytes(data[:3], "big")
-        replies.append((data[3], data[4], int.from_bytes(data[5:9], "big"), data[9 : 9 + size]))
-        data = data[9 + size :]
-    return replies
+def echo(call: Call, event: Event) -> None:
+    if event[0] == "message":
+        call.headers(STATUS)
+        call.data(frames.message_prefix(len(event[1])) + event[1])
+        call.headers(TRAILERS, end=True)
 
 
-class MemoryTransport:
-    """Collects what one end of a connection writes."""
-
-    def __init__(self) -> None:
-        self.written, self.closed = bytearray(), False
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def writelines(self, parts: list[bytes | memoryview]) -> None:
-        self.written += b"".join(parts)
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
+def ignore(call: Call, event: Event) -> None: ...
 
 
-class RecordingStream(Stream):
-    """Records what it receives; as a server's stream it echoes the message."""
-
-    def __init__(self) -> None:
-        super().__init__(1 << 20)
-        self.received: list[Any] = []
-
-    def headers_received(self, fields: list[hpack.Field]) -> None:
-        self.received.append(fields)
-
-    def message_received(self, data: memoryview, *, compressed: bool) -> None:
-        self.received.append(bytes(data))
-        if self.connection.is_server:
-            self.queue(frames.HEADERS, hpack.encode(STATUS))
-            self.send(frames.DATA, frames.message_prefix(len(data)) + bytes(data), end=True)
-
-    def message_too_large(self, size: int) -> None: ...
-
-    def end_received(self) -> None:
-        self.received.append("end")
-
-    def aborted(self, code: int | None) -> None:
-        self.received.append(("aborted", code))
+def exchange(implementation: Implementation, sent: bytes, step: int = 1 << 20) -> list[Any]:
+    """The frames that an echoing server sends for these bytes, read `step` at a time."""
+    server = implementation(True, echo)
+    server.feed(sent, step)
+    return parse_frames(server.take())
 
 
-STATUS = [(":status", "200")]
+def run(*ends: End, most: int = 1 << 20) -> None:
+    """Hand over what two ends send, in reads of at most `most` bytes, until none sends any more."""
+    one, other = ends
+    quiet = False
+    while not quiet:
+        sent, answered = one.take(), other.take()
+        quiet = not sent and not answered
+        other.feed(sent, most)
+        one.feed(answered, most)
 
 
-def deliver(sender: Connection, receiver: Connection, most: int) -> None:
-    """Hand over what a connection has written, in reads of at most `most` bytes."""
-    written = sender.transport.written  # type: ignore[attr-defined]
-    while written:
-        buffer = receiver.get_buffer(-1)
-        size = min(len(buffer), most, len(written))
-        buffer[:size] = written[:size]
-        del written[:size]
-        receiver.buffer_updated(size)
+def content(call: Call) -> list[Event]:
+    return [event for event in call.events if event[0] != "flushed"]
 
 
 @pytest.mark.parametrize("most", [1, 1000, 1 << 20])
 @pytest.mark.parametrize("size", [0, 100, 300_000])
-def test_two_ends_in_memory(most: int, size: int) -> None:
+def test_two_ends_in_memory(implementation: Implementation, most: int, size: int) -> None:
     """The protocol needs neither sockets nor an event loop."""
-    client, server = Connection(), Connection(RecordingStream)
-    for end in (client, server):
-        end.start(MemoryTransport())
-    call, message = RecordingStream(), os.urandom(size)
-    client.open_stream(call)
-    call.queue(frames.HEADERS, hpack.encode(HEAD))
-    call.send(frames.DATA, frames.message_prefix(size) + message, end=True)
-    while client.transport.written or server.transport.written:  # type: ignore[attr-defined]
-        deliver(client, server, most)
-        deliver(server, client, most)
-    assert call.received == [STATUS, message, "end"]
+    client, server = implementation(False, ignore), implementation(True, echo)
+    call, message = client.open(), os.urandom(size)
+    call.headers(HEAD)
+    call.data(frames.message_prefix(size) + message, end=True)
+    run(client, server, most=most)
+    answer = [("headers", STATUS), ("message", message, False), ("headers", TRAILERS), ("end",), ("closed",)]
+    assert content(call) == answer
+    assert client.ready == server.ready == 1
     assert not client.streams and not server.streams
-
-
-def exchange(sent: bytes, enough: Callable[[list[Any]], bool], step: int = 1 << 20) -> list[Any]:
-    """The frames that the server sends for these bytes, sent `step` at a time, until `enough` or it closes."""
-
-    async def body(channel: Any, server: Server, service: Service, port: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for at in range(0, len(sent), step):
-            writer.write(sent[at : at + step])
-            await writer.drain()
-            await asyncio.sleep(0)
-        data = b""
-        while not enough(parse_frames(data)) and (part := await reader.read(1 << 16)):
-            data += part
-        writer.close()
-        found.extend(parse_frames(data))
-
-    found: list[Any] = []
-    run_with_server(body)
-    return found
 
 
 def has_trailers(replies: list[Any]) -> bool:
@@ -159,8 +103,8 @@ def has_trailers(replies: list[Any]) -> bool:
         + frame(frames.DATA, frames.END_STREAM, 1, BODY),
     ],
 )
-def test_frames_however_they_are_cut(sent: bytes, step: int) -> None:
-    replies = exchange(frames.PREFACE + frame(frames.SETTINGS, 0, 0) + sent, has_trailers, step)
+def test_frames_however_they_are_cut(implementation: Implementation, sent: bytes, step: int) -> None:
+    replies = exchange(implementation, BEGIN + sent, step)
     assert b"".join(payload for kind, _, _, payload in replies if kind == frames.DATA) == BODY
     (trailers,) = [
         payload for kind, flags, _, payload in replies if kind == frames.HEADERS and flags & frames.END_STREAM
@@ -168,21 +112,20 @@ def test_frames_however_they_are_cut(sent: bytes, step: int) -> None:
     assert hpack.Decoder().decode(trailers) == [("grpc-status", "0")]
 
 
-def test_answers_wait_for_the_clients_windows() -> None:
-    small = struct.pack(">HI", 4, 2)
-    begin = (
-        frames.PREFACE + frame(frames.SETTINGS, 0, 0, small) + REQUEST + frame(frames.DATA, frames.END_STREAM, 1, BODY)
-    )
-
+def test_answers_wait_for_the_clients_windows(implementation: Implementation) -> None:
     def data(replies: list[Any]) -> bytes:
         return b"".join(payload for kind, _, _, payload in replies if kind == frames.DATA)
 
-    replies = exchange(begin + frame(frames.PING, 0, 0, bytes(8)), lambda f: any(k == frames.PING for k, *_ in f))
+    server = implementation(True, echo)
+    server.feed(frames.PREFACE + setting(frames.INITIAL_WINDOW_SIZE, 2) + REQUEST + frame(frames.DATA, 1, 1, BODY))
+    replies = parse_frames(server.take())
     assert data(replies) == BODY[:2] and not has_trailers(replies)
-    more = frame(frames.WINDOW_UPDATE, 0, 1, struct.pack(">I", 3)) + frame(
-        frames.SETTINGS, 0, 0, struct.pack(">HI", 4, 100)
-    )
-    assert data(exchange(begin + more, has_trailers)) == BODY
+    server.feed(word(frames.WINDOW_UPDATE, 1, 3))
+    assert data(parse_frames(server.take())) == BODY[2:5]
+    server.feed(setting(frames.INITIAL_WINDOW_SIZE, 100))
+    replies = parse_frames(server.take())
+    assert data(replies) == BODY[5:] and has_trailers(replies)
+    assert not server.streams
 
 
 @pytest.mark.parametrize(
@@ -198,6 +141,7 @@ def test_answers_wait_for_the_clients_windows() -> None:
         (frame(frames.HEADERS, 0, 1) + frame(frames.CONTINUATION, 0, 1, bytes(9000)) * 2, frames.ENHANCE_YOUR_CALM),
         (frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff"), frames.COMPRESSION_ERROR),
         (frame(frames.PING, 0, 0, bytes(1 << 15)), frames.FRAME_SIZE_ERROR),
+        (frame(frames.PING, 0, 0, bytes(7)), frames.FRAME_SIZE_ERROR),
         (frame(frames.RST_STREAM, 0, 1, b"\0"), frames.FRAME_SIZE_ERROR),
         (frame(frames.RST_STREAM, 0, 1, bytes(4)), frames.PROTOCOL_ERROR),
         (
@@ -222,19 +166,125 @@ def test_answers_wait_for_the_clients_windows() -> None:
         ),
     ],
 )
-def test_a_peer_that_breaks_the_protocol_gets_the_error_and_is_cut_off(sent: bytes, code: int) -> None:
-    preface = b"" if sent.startswith(b"GET") else frames.PREFACE
-    replies = exchange(preface + sent, lambda replies: False)
-    (goodbye,) = [payload for kind, _, _, payload in replies if kind == frames.GOAWAY]
+def test_a_peer_that_breaks_the_protocol_gets_the_error_and_is_cut_off(
+    implementation: Implementation, sent: bytes, code: int
+) -> None:
+    server = implementation(True, hold if b"/t/idle" in sent else echo)
+    server.feed((b"" if sent.startswith(b"GET") else frames.PREFACE) + sent)
+    (goodbye,) = [payload for kind, _, _, payload in parse_frames(server.take()) if kind == frames.GOAWAY]
     assert int.from_bytes(goodbye[4:8], "big") == code
+    assert server.failed and server.leaving and not server.streams
+    assert server.take() == b""
 
 
-def test_requests_that_are_not_grpc() -> None:
-    for fields, expected in (
-        ([(":method", "GET"), *HEAD[1:]], (":status", "415")),
-        ([*HEAD, ("grpc-timeout", "12x")], ("grpc-status", str(grpc.StatusCode.INTERNAL.value[0]))),
-    ):
-        sent = frame(frames.HEADERS, frames.END_HEADERS | frames.END_STREAM, 1, hpack.encode(fields))
-        replies = exchange(frames.PREFACE + sent, has_trailers)
-        (head,) = [payload for kind, _, _, payload in replies if kind == frames.HEADERS]
-        assert expected in hpack.Decoder().decode(head)
+def hold(call: Call, event: Event) -> None:
+    if event[0] == "headers":
+        call.hold(True)
+
+
+def test_a_reader_that_takes_its_time_holds_the_window(implementation: Implementation) -> None:
+    part = frame(frames.DATA, 0, 1, frames.message_prefix((1 << 20) - 5) + bytes((1 << 20) - 5))
+    server = implementation(True, hold)
+    server.feed(BEGIN + REQUEST)
+    server.take()
+    server.feed(part * 6)
+    assert server.take() == b""
+    server.calls[0].hold(False)
+    assert server.take() == word(frames.WINDOW_UPDATE, 1, 6 << 20)
+    server.feed(part * 5)
+    assert server.take() == word(frames.WINDOW_UPDATE, 1, 5 << 20)
+
+
+def test_a_message_that_is_too_large_is_announced_once(implementation: Implementation) -> None:
+    server = implementation(True, ignore, 3)
+    announced = frames.message_prefix(4) + b"abcd" + BODY
+    server.feed(BEGIN + REQUEST + frame(frames.DATA, frames.END_STREAM, 1, announced), 1)
+    assert content(server.calls[0]) == [("headers", HEAD), ("too_large", 4), ("end",)]
+    server.calls[0].headers(TRAILERS, end=True)
+    assert server.calls[0].closed
+
+
+def test_an_answer_ahead_of_the_requests_end_resets_the_client(implementation: Implementation) -> None:
+    server = implementation(True, echo)
+    server.feed(BEGIN + REQUEST + frame(frames.DATA, 0, 1, BODY))
+    assert parse_frames(server.take())[-1] == (frames.RST_STREAM, 0, 1, struct.pack(">I", frames.NO_ERROR))
+    server.feed(frame(frames.DATA, frames.END_STREAM, 1, BODY))  # which crossed the answer
+    assert content(server.calls[0]) == [("headers", HEAD), ("message", b"abc", False), ("closed",)]
+    assert not server.failed
+
+
+def test_streams_end_with_the_connection_or_by_a_reset(implementation: Implementation) -> None:
+    client, server = implementation(False, ignore), implementation(True, ignore)
+    calls = [client.open() for _ in range(3)]
+    for call in calls:
+        call.headers(HEAD)
+    run(client, server)
+    calls[0].reset(frames.CANCEL)
+    calls[0].headers(HEAD)
+    run(client, server)
+    assert [call.of_kind("aborted") for call in server.calls] == [[frames.CANCEL], [], []]
+    client.feed(frame(frames.GOAWAY, 0, 0, struct.pack(">II", 3, 0)))
+    client.lose()
+    server.lose()
+    assert [call.of_kind("aborted") for call in calls] == [[], [LOST], [frames.REFUSED_STREAM]]
+    assert [call.of_kind("aborted") for call in server.calls] == [[frames.CANCEL], [LOST], [LOST]]
+    assert all(call.events[-1] == ("closed",) for call in calls + server.calls)
+
+
+def test_no_streams_begin_once_one_side_leaves(implementation: Implementation) -> None:
+    server = implementation(True, echo)
+    server.feed(BEGIN + REQUEST)
+    server.take()
+    server.leave()
+    server.leave()
+    assert server.take() == frame(frames.GOAWAY, 0, 0, struct.pack(">II", 1, 0))
+    server.feed(frame(frames.HEADERS, frames.END_HEADERS, 3, hpack.encode(HEAD)))
+    assert server.take() == word(frames.RST_STREAM, 3, frames.REFUSED_STREAM)
+    server.feed(frame(frames.DATA, frames.END_STREAM, 1, BODY))
+    assert has_trailers(parse_frames(server.take()))
+
+
+def test_streams_beyond_the_limit_are_refused(implementation: Implementation) -> None:
+    server, block = implementation(True, ignore), hpack.encode(HEAD)
+    server.feed(BEGIN)
+    server.take()
+    numbers = range(1, 2 * frames.MAX_STREAMS + 2, 2)
+    server.feed(b"".join(frame(frames.HEADERS, frames.END_HEADERS, number, block) for number in numbers))
+    assert server.take() == word(frames.RST_STREAM, numbers[-1], frames.REFUSED_STREAM)
+    assert server.streams == len(server.calls) == frames.MAX_STREAMS
+
+
+def test_data_waits_until_the_output_is_taken(implementation: Implementation) -> None:
+    """Only so much is kept for a client that does not read; its control frames are answered, up to a limit."""
+    message = frames.message_prefix(800_000) + os.urandom(800_000)
+    limit = 1 << 20
+
+    def answer(call: Call, event: Event) -> None:
+        if event == ("headers", HEAD):
+            call.headers(STATUS)
+            call.data(message)
+            call.headers(TRAILERS, end=True)
+
+    server = implementation(True, answer)
+    windows = setting(frames.INITIAL_WINDOW_SIZE, 1 << 30) + word(frames.WINDOW_UPDATE, 0, 1 << 30)
+    server.feed(frames.PREFACE + windows)
+    block = hpack.encode(HEAD)
+    flags = frames.END_HEADERS | frames.END_STREAM
+    server.feed(b"".join(frame(frames.HEADERS, flags, number, block) for number in (1, 3, 5)))
+    assert server.streams == 2  # the first one is over; the second fills the output
+    sent = b""
+    while part := server.take(limit // 4):
+        sent += part
+    replies = parse_frames(sent)
+    assert not server.streams
+    for number in (1, 3, 5):
+        found = [payload for kind, _, stream, payload in replies if kind == frames.DATA and stream == number]
+        assert b"".join(found) == message
+
+    for number in (7, 9):
+        server.feed(frame(frames.HEADERS, flags, number, block))
+    server.feed(frame(frames.PING, 0, 0, bytes(8)) * MAX_UNREAD_REPLIES)
+    assert not server.failed
+    server.feed(frame(frames.PING, 0, 0, bytes(8)))
+    assert server.failed
+    assert parse_frames(server.take())[-1][0] == frames.GOAWAY

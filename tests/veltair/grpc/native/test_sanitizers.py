@@ -1,0 +1,55 @@
+"""The C code under the address and undefined-behaviour sanitizers, on damaged sessions."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+from http2_ends import PythonEnd
+from http2_sessions import MAX_MESSAGE_BYTES, Session, react
+
+import veltair.grpc.native
+
+SOURCES = Path(veltair.grpc.native.__file__).parent
+FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined"]
+SESSIONS, ROUNDS = 100, 20
+
+
+class RecordingEnd(PythonEnd):
+    """Keeps what is fed to it, and takes all of it."""
+
+    def feed(self, data: bytes, most: int = 1 << 30) -> None:
+        self.fed = getattr(self, "fed", b"") + data
+        super().feed(data, most)
+
+
+def compile_fuzzer(folder: Path) -> Path:
+    """Build the driver; skips without a compiler that has the sanitizers."""
+    probe, program = folder / "probe.c", folder / "session_fuzz"
+    probe.write_text("int main(void) { return 0; }\n")
+    try:
+        found = subprocess.run(["gcc", *FLAGS, str(probe), "-o", str(folder / "probe")], capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("NOT TESTED: there is no gcc")
+    if found.returncode != 0:
+        pytest.skip(f"NOT TESTED: gcc has no sanitizers: {found.stderr.decode()}")
+    sources = [Path(__file__).with_name("session_fuzz.c"), *sorted(SOURCES.glob("*.c"))]
+    command = ["gcc", *FLAGS, "-fno-sanitize-recover=all", f"-I{SOURCES}", *map(str, sources), "-o", str(program)]
+    subprocess.run(command, check=True)
+    return program
+
+
+def test_damaged_sessions(tmp_path: Path) -> None:
+    program, corpus = compile_fuzzer(tmp_path), tmp_path / "sessions"
+    with corpus.open("wb") as file:
+        for seed in range(SESSIONS):
+            session = Session(seed)
+            end = RecordingEnd(session.server, react, MAX_MESSAGE_BYTES)
+            session.play(end)
+            file.write(struct.pack("<BI", session.server, len(end.fed)) + end.fed)
+    found = subprocess.run([program, corpus, str(ROUNDS)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-5000:]
+    messages = int(found.stdout.split()[0])
+    assert messages > SESSIONS * ROUNDS // 4  # most sessions get somewhere

@@ -1,0 +1,164 @@
+/* Incoming frames other than data: headers, settings, windows, resets. */
+#include <string.h>
+
+#include "http2_internal.h"
+
+enum { SETTING_BYTES = 6, PRIORITY_BYTES = 5, PING_BYTES = 8, WORD_BYTES = 4 };
+
+static bool read_whole_word(h2_connection *connection, const uint8_t *payload, size_t size, uint32_t *word) {
+  if (size != WORD_BYTES) return h2_fail(connection, FRAME_SIZE_ERROR, "a frame that is too short or too long");
+  *word = read_word(payload);
+  return true;
+}
+
+/* A complete header block. */
+static bool block_received(h2_connection *connection, uint32_t number, const uint8_t *block, size_t size) {
+  const hpack_field *fields;
+  int error;
+  const bool ends_stream = connection->block_ends_stream;
+  connection->in_block = false;
+  const int count = hpack_decode(connection->decoder, block, size, &fields, &error);
+  if (count < 0) return h2_fail(connection, (uint32_t)error, "a header block that cannot be decoded");
+  h2_stream *stream = h2_find_stream(connection, number);
+  if (!stream && connection->server && number > connection->last_stream) {
+    if (number % 2 == 0) return h2_fail(connection, PROTOCOL_ERROR, "stream %u is the server's", number);
+    connection->last_stream = number;
+    if (!connection->leaving && connection->streams < MAX_STREAMS) stream = h2_add_stream(connection, number);
+    if (!stream) {
+      uint8_t code[WORD_BYTES];
+      write_word(code, REFUSED_STREAM);
+      return h2_reply(connection, RST_STREAM, 0, number, code, sizeof code);
+    }
+  }
+  if (!stream) return true;
+  if (!stream->remote_open)
+    return h2_fail(connection, PROTOCOL_ERROR, "headers of stream %u behind its end", number);
+  connection->handler.headers(connection->owner, stream, fields, count);
+  if (ends_stream) h2_end_received(stream);
+  return true;
+}
+
+/* A block in one frame is decoded where it is; one of several is put together first. */
+static bool headers_received(h2_connection *connection, uint8_t flags, uint32_t number, const uint8_t *payload,
+                             size_t size) {
+  size_t skipped = 0, padding = 0;
+  if (flags & PADDED) {
+    skipped = 1;
+    padding = size ? payload[0] : 0;
+  }
+  if (flags & HAS_PRIORITY) skipped += PRIORITY_BYTES;
+  if (skipped + padding > size)
+    return h2_fail(connection, PROTOCOL_ERROR, "a frame with more padding than bytes");
+  connection->block_ends_stream = flags & END_STREAM;
+  payload += skipped;
+  size -= skipped + padding;
+  if (flags & END_HEADERS) return block_received(connection, number, payload, size);
+  memcpy(connection->block, payload, size);
+  connection->block_size = size;
+  connection->block_stream = number;
+  connection->in_block = true;
+  return true;
+}
+
+static bool continuation_received(h2_connection *connection, uint8_t flags, uint32_t number, const uint8_t *payload,
+                                  size_t size) {
+  if (!connection->in_block) return h2_fail(connection, PROTOCOL_ERROR, "a continuation of nothing");
+  if (size > CONTROL_BYTES - connection->block_size)
+    return h2_fail(connection, ENHANCE_YOUR_CALM, "a header block that is too large");
+  memcpy(connection->block + connection->block_size, payload, size);
+  connection->block_size += size;
+  return !(flags & END_HEADERS) || block_received(connection, number, connection->block, connection->block_size);
+}
+
+static bool window_update_received(h2_connection *connection, uint32_t number, const uint8_t *payload, size_t size) {
+  uint32_t more = 0;
+  if (!read_whole_word(connection, payload, size, &more)) return false;
+  more &= LARGEST_WINDOW_BYTES;
+  if (!more || number > connection->last_stream)
+    return h2_fail(connection, PROTOCOL_ERROR, "the window of stream %u cannot grow by %u", number, more);
+  h2_stream *stream = number == NO_STREAM ? NULL : h2_find_stream(connection, number);
+  if (number == NO_STREAM) {
+    connection->window += more;
+    h2_flush_all(connection);
+  } else if (stream) {
+    stream->send_window += more;
+    h2_flush(stream);
+  }
+  if (connection->window > LARGEST_WINDOW_BYTES || (stream && stream->send_window > LARGEST_WINDOW_BYTES))
+    return h2_fail(connection, FLOW_CONTROL_ERROR, "a window that is too large");
+  return true;
+}
+
+static bool reset_received(h2_connection *connection, uint32_t number, const uint8_t *payload, size_t size) {
+  uint32_t code = 0;
+  if (!read_whole_word(connection, payload, size, &code)) return false;
+  if (number == NO_STREAM || number > connection->last_stream)
+    return h2_fail(connection, PROTOCOL_ERROR, "stream %u is not open", number);
+  h2_stream *stream = h2_find_stream(connection, number);
+  if (!stream) return true;
+  h2_abort(stream, code);
+  if (++connection->resets > MAX_RESETS)
+    return h2_fail(connection, ENHANCE_YOUR_CALM, "too many calls that are reset");
+  return true;
+}
+
+static bool setting_received(h2_connection *connection, unsigned key, uint32_t value) {
+  if (key == INITIAL_WINDOW_SIZE) {
+    if (value > LARGEST_WINDOW_BYTES) return h2_fail(connection, FLOW_CONTROL_ERROR, "a window that is too large");
+    for (h2_stream *stream = connection->first; stream; stream = stream->next)
+      stream->send_window += value - connection->first_window;
+    connection->first_window = value;
+  } else if (key == MAX_FRAME_SIZE) {
+    if (value < DEFAULT_FRAME_BYTES || value >= 1 << 24)
+      return h2_fail(connection, PROTOCOL_ERROR, "frames of %u bytes", value);
+    connection->frame_bytes = value;
+  } else if (key == MAX_CONCURRENT_STREAMS) {
+    connection->max_streams = value;
+  }
+  return true;
+}
+
+static bool settings_received(h2_connection *connection, const uint8_t *payload, size_t size) {
+  if (size % SETTING_BYTES) return h2_fail(connection, FRAME_SIZE_ERROR, "settings of odd length");
+  for (size_t at = 0; at < size; at += SETTING_BYTES) {
+    const unsigned key = (unsigned)payload[at] << 8 | payload[at + 1];
+    if (!setting_received(connection, key, read_word(payload + at + 2))) return false;
+  }
+  if (!h2_reply(connection, SETTINGS, ACK, NO_STREAM, NULL, 0)) return false;
+  if (connection->handler.ready) connection->handler.ready(connection->owner);
+  h2_flush_all(connection);
+  return true;
+}
+
+static bool ping_received(h2_connection *connection, const uint8_t *payload, size_t size) {
+  if (size != PING_BYTES) return h2_fail(connection, FRAME_SIZE_ERROR, "a frame that is too short or too long");
+  return h2_reply(connection, PING, ACK, NO_STREAM, payload, size);
+}
+
+/* The other side leaves; it has not processed our streams above the number it says. */
+static bool goaway_received(h2_connection *connection, const uint8_t *payload, size_t size) {
+  uint32_t last = 0;
+  if (!read_whole_word(connection, payload, size < WORD_BYTES ? size : WORD_BYTES, &last)) return false;
+  last &= INT32_MAX;
+  connection->leaving = true;
+  for (h2_stream *stream = connection->first; stream && !connection->server; stream = stream->next)
+    if (!stream->closed && stream->number > last) h2_abort(stream, REFUSED_STREAM);
+  return true;
+}
+
+bool h2_handle_control(h2_connection *connection, uint8_t kind, uint8_t flags, uint32_t number, const uint8_t *payload,
+                       size_t size) {
+  if (connection->in_block && (kind != CONTINUATION || number != connection->block_stream))
+    return h2_fail(connection, PROTOCOL_ERROR, "a header block that is cut off");
+  switch (kind) {
+    case HEADERS: return headers_received(connection, flags, number, payload, size);
+    case CONTINUATION: return continuation_received(connection, flags, number, payload, size);
+    case WINDOW_UPDATE: return window_update_received(connection, number, payload, size);
+    case RST_STREAM: return reset_received(connection, number, payload, size);
+    case SETTINGS: return flags & ACK || settings_received(connection, payload, size);
+    case PING: return flags & ACK || ping_received(connection, payload, size);
+    case GOAWAY: return goaway_received(connection, payload, size);
+    case PUSH_PROMISE: return h2_fail(connection, PROTOCOL_ERROR, "a pushed response");
+    default: return true;
+  }
+}
