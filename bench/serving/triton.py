@@ -20,12 +20,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,8 +139,9 @@ def wait_until_ready(process: subprocess.Popen[bytes], http: str, log: Path) -> 
 
 
 def serve(args: argparse.Namespace) -> None:
+    """Serves until SIGTERM or SIGINT, or until the server ends by itself."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # from here on, so that no server is left behind
     installation = TritonInstallation.of(args.triton_python)
-    stop = threading.Event()
     with tempfile.TemporaryDirectory(prefix="veltair-triton-") as scratch:
         folder = Path(scratch)
         write_repository(folder / "models", args.config, args.models, args.engine, args.threads)
@@ -159,11 +159,9 @@ def serve(args: argparse.Namespace) -> None:
             )
         try:
             wait_until_ready(process, f"{HOST}:{http_port}", log)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: stop.set())
             at = {"ready": True, "grpc": f"{HOST}:{grpc_port}", "http": f"{HOST}:{http_port}"}
             print(json.dumps(at), flush=True)
-            stop.wait()
+            process.wait()
         finally:
             process.terminate()
             process.wait()
@@ -198,7 +196,9 @@ def main() -> int:
     parser.add_argument("--triton-python", metavar="PATH", required=True, help="a Python with nvidia-pytriton")
     parser.add_argument("--engine", choices=tuple(ENGINES), required=True)
     parser.add_argument("--threads", type=int, required=True)
-    serve(parser.parse_args())
+    args = parser.parse_args()
+    with suppress(KeyboardInterrupt):
+        serve(args)
     return 0
 
 
