@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.query_states import QueryState
 from veltair.scheduler.running_block import RunningBlock
@@ -42,11 +40,10 @@ class ActiveQuery(State):
         """Whether nobody waits for the query or its batch any more."""
         return self.cancelled and not self.members
 
-    def live_queries(self) -> Iterator[ActiveQuery]:
+    @property
+    def live_queries(self) -> tuple[ActiveQuery, ...]:
         """The query and its members, without those that are cancelled."""
-        if not self.cancelled:
-            yield self
-        yield from self.members
+        return self.members if self.cancelled else (self, *self.members)
 
     def next_block(self, level: int, stop: int, cores: int, costs: ProfileCosts | None = None) -> LayerBlock:
         """The layers from the next one to `stop`, each in its best version for that level and number of cores.

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from operator import attrgetter
+from typing import NamedTuple
 
 from veltair.errors import ConfigError
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.events import RejectQuery
 from veltair.types import Query, Tenant
 
-_batch = attrgetter("profile.batch")
+
+class _Plan(NamedTuple):
+    """What all queries of a tenant have in common."""
+
+    tenant: Tenant
+    qos_ns: int  # the target that policies plan with
+    batches: list[int]  # that its model was profiled for, ascending
+    costs: list[tuple[ProfileCosts, int]]  # of these, each with Avg_C against the target
 
 
 class Admission:
@@ -29,32 +37,37 @@ class Admission:
         admission.admit(Query(1, tenant.name, arrival_ns=0)).due_ns  # 0.9 of the tenant's target
     """
 
-    __slots__ = ("_costs", "_planned_share", "tenants")
+    __slots__ = ("_planned_share", "_plans", "tenants")
 
     def __init__(self, tenants: Iterable[Tenant], catalogue: ProfileCatalogue, planned_share: float) -> None:
         """`planned_share`: see `Scheduler`. Raises ConfigError."""
         if not 0 < planned_share <= 1:
             raise ConfigError(f"planned share of the QoS: expected above 0 and at most 1, got {planned_share}")
-        self._costs, self._planned_share = catalogue.costs, planned_share
+        self._planned_share = planned_share
         self.tenants = _index_tenants(tenants, catalogue)
+        self._plans = {name: _plan(tenant, catalogue, planned_share) for name, tenant in self.tenants.items()}
 
     def admit(self, query: Query) -> ActiveQuery | RejectQuery:
         """Picks the profile with the smallest batch that holds the query. Its tenant must be known.
 
         The query is due by its tenant's target or by its own deadline, whichever comes first.
         """
-        tenant = self.tenants[query.tenant]
-        by_batch = self._costs[tenant.model]
-        i = bisect_left(by_batch, query.batch, key=_batch)
-        if i == len(by_batch):
-            most = by_batch[-1].profile.batch
+        tenant, qos_ns, batches, by_batch = self._plans[query.tenant]
+        i = bisect_left(batches, query.batch)
+        if i == len(batches):
+            most = batches[-1]
             return RejectQuery(query.id, f"{tenant.model} takes at most {most} items in a query, got {query.batch}")
-        costs, share = by_batch[i], self._planned_share
-        qos_ns = within_ns = max(1, round(tenant.qos.latency_ns * share))
+        costs, avg_cores = by_batch[i]
+        within_ns = qos_ns
         if query.deadline_ns is not None:
-            within_ns = min(qos_ns, round((query.deadline_ns - query.arrival_ns) * share))
-        due_ns = query.arrival_ns + within_ns
-        return ActiveQuery(query, tenant, costs, qos_ns, due_ns, costs.cores_for_rest(SOLO, 0, qos_ns))
+            within_ns = min(qos_ns, round((query.deadline_ns - query.arrival_ns) * self._planned_share))
+        return ActiveQuery(query, tenant, costs, qos_ns, query.arrival_ns + within_ns, avg_cores)
+
+
+def _plan(tenant: Tenant, catalogue: ProfileCatalogue, planned_share: float) -> _Plan:
+    qos_ns, by_batch = max(1, round(tenant.qos.latency_ns * planned_share)), catalogue.costs[tenant.model]
+    batches = [costs.profile.batch for costs in by_batch]
+    return _Plan(tenant, qos_ns, batches, [(costs, costs.cores_for_rest(SOLO, 0, qos_ns)) for costs in by_batch])
 
 
 def _index_tenants(tenants: Iterable[Tenant], catalogue: ProfileCatalogue) -> dict[str, Tenant]:

@@ -182,7 +182,7 @@ class Scheduler:
         self._policy.block_ended(active, run, event.stop, event.elapsed_ns)
         if active.state is _ENDED:
             self._tell_ended(active)
-            decisions += [FinishQuery(each.query.id) for each in active.live_queries()]
+            decisions += [FinishQuery(each.query.id) for each in active.live_queries]
 
     def _take_up_cores(self, event: BlockGrown) -> None:
         self.state.running_blocks[event.query].take_up(event.layer, len(event.core_set), self._now_ns)
@@ -261,7 +261,7 @@ class Scheduler:
         if not may_take(active.state, Trigger.REJECT):
             self._raise(f"the policy wants to give up query {active.query.id}, which runs a block or has ended")
         self._end(active, Trigger.REJECT)
-        return [RejectQuery(each.query.id, step.reason) for each in active.live_queries()]
+        return [RejectQuery(each.query.id, step.reason) for each in active.live_queries]
 
     def _end(self, active: ActiveQuery, trigger: Trigger) -> None:
         """Ends a query, and all that run in its name."""

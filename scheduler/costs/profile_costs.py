@@ -41,6 +41,7 @@ class ProfileCosts:
         "_layer_work",
         "_least_ns",
         "_most",
+        "_most_within",
         "_prefix_ns",
         "_rest_ns",
         "_slopes",
@@ -93,7 +94,9 @@ class ProfileCosts:
         self._most = solo.shape[1]
         self._alone_ns = _packed(_sums(alone))  # the same versions as in _prefix_ns, alone
         self._solo_ns = _packed(solo.reshape(-1, self.cores).T)  # [cores - 1][layer * most versions + version]
+        # what has been asked for
         self._slopes: dict[tuple[int, int, bool], LayerSlopes] = {}
+        self._most_within: dict[tuple[int, int, float], int] = {}
 
         # As prefix sums. The time is that on one core, alone: on more, each layer would get just what it needs there.
         self.time_work: list[int] = prefix[SOLO, :, 0].tolist()
@@ -177,6 +180,17 @@ class ProfileCosts:
             return bisect_left(least, least[row + bound - 1], row, row + bound) - row + 1
         times = list(self._times_ns(level, start, stop, bound))
         return times.index(min(times)) + 1
+
+    def most_cores_within(self, level: int, start: int, factor: float) -> int:
+        """The most cores that run layers [start, end) for at most `factor` times the core time of one."""
+        key = level, start, factor
+        cores = self._most_within.get(key)
+        if cores is None:
+            most_ns, cores = factor * self.time_ns(level, 1, start, self.layers), self.cores
+            while cores > 1 and cores * self.time_ns(level, cores, start, self.layers) > most_ns:
+                cores -= 1
+            self._most_within[key] = cores
+        return cores
 
     def _times_ns(self, level: int, start: int, stop: int, bound: int) -> Iterator[int]:
         """The times of layers [start, stop) on 1 … bound cores."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.types import Tenant
@@ -36,7 +36,7 @@ class TenantQueues:
         """How many samples the tenant's waiting queries have together."""
         return self._samples[tenant.name]
 
-    def queue(self, tenant: Tenant) -> Iterable[ActiveQuery]:
+    def queue(self, tenant: Tenant) -> Collection[ActiveQuery]:
         """The tenant's waiting queries."""
         return self._queues.get(tenant.name, {}).values()
 

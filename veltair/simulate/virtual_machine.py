@@ -180,7 +180,7 @@ class VirtualMachine:
                 if leader is None or query in self.outcome:
                     return False
                 if leader.query.id not in self._running or any(
-                    each.query.id != query for each in leader.live_queries()
+                    each.query.id != query for each in leader.live_queries
                 ):
                     self._end(query, "cancelled")
                 else:
@@ -188,7 +188,7 @@ class VirtualMachine:
             case BlockFailed(query=query):
                 if query not in state.in_flight:
                     return False
-                lost = [each.query.id for each in state.in_flight[query].live_queries()]
+                lost = [each.query.id for each in state.in_flight[query].live_queries]
                 if (running := self._running.get(query)) is not None:
                     self._leave(running)
                     lost += [] if running.cancelled is None else [running.cancelled]

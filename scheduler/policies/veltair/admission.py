@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from math import inf
 
 from veltair.scheduler.active_query import ActiveQuery
-from veltair.scheduler.costs.level_grid import SOLO
+from veltair.scheduler.policies.veltair.backlog import SampleCosts, WaitingKind
 from veltair.scheduler.policies.veltair.correction import Corrections, remaining_core_ns, remaining_ns
 from veltair.scheduler.policies.veltair.sizing import PLANNED
 from veltair.scheduler.policies.veltair.waiting_queries import WaitingQueries
 from veltair.scheduler.state import SchedulerState
-from veltair.types import Tenant
 
 IDLE = 1.3  # what work on hand counts for at arrival: cores lie idle in conflicts and between blocks
 
@@ -29,12 +29,21 @@ class ArrivalCheck:
 
     def __init__(self, corrections: Corrections, waiting: WaitingQueries) -> None:
         self._corrections, self._waiting = corrections, waiting
+        self._sample_costs: dict[str, SampleCosts] = {}  # by tenant, of those that batch
+
+    def is_in_time(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> bool:
+        """Whether a query that has just arrived holds its target and its own deadline if it starts now."""
+        rest_ns = remaining_ns(state, active, self._corrections[active.tenant.name])
+        if rest_ns > active.qos_ns or active.due_ns - rest_ns < now_ns:
+            return False
+        return now_ns + rest_ns <= own_deadline_ns(active)
 
     def refuse(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> str | None:
         """Why a query that has just arrived cannot be in time, if so; else it joins the waiting ones."""
         rest_ns = remaining_ns(state, active, self._corrections[active.tenant.name])
         if now_ns + rest_ns > (deadline_ns := own_deadline_ns(active)):
             return f"cannot be in time: needs {ms(rest_ns)} ms, {ms(max(0, deadline_ns - now_ns))} ms are left"
+        self._waiting.backlog.add(active)
         if rest_ns > active.qos_ns:
             self._waiting.add_late(active)
             return None
@@ -49,40 +58,63 @@ class ArrivalCheck:
         """
         if state.free and len(state.waiting) == 1 and len(state.in_flight) < state.workers:
             return 0.0
-        priority = new.tenant.priority
-        work = [
-            (active.due_ns, remaining_core_ns(active, self._corrections[active.tenant.name], now_ns))
-            for active in state.in_flight.values()
-            if active.tenant.priority >= priority and active.due_ns > now_ns
+        priority, due_ns, cores = new.tenant.priority, new.due_ns, state.cores
+        running, backlog = self._running_work(state, priority, now_ns), self._waiting.backlog
+        waiting = [
+            (kind.due_after(now_ns), self._core_ns(state, kind))
+            for kind in backlog.kinds()
+            if kind.tenant.priority >= priority
         ]
-        sample_ns: dict[str, float] = {}  # by tenant
-        for active in state.waiting.values():
-            tenant = active.tenant
-            if tenant.priority >= priority and (active.due_ns > now_ns or active is new):
-                core_ns = remaining_core_ns(active, self._corrections[tenant.name], now_ns)
-                if tenant.batching:
-                    if tenant.name not in sample_ns:
-                        sample_ns[tenant.name] = self._batched_sample_ns(state, tenant)
-                    core_ns = min(core_ns, sample_ns[tenant.name] * active.query.batch)
-                work.append((active.due_ns, core_ns))
-        if now_ns + IDLE * sum([core_ns for _, core_ns in work]) / state.cores <= new.due_ns:
+        if due_ns <= now_ns:
+            waiting.append(([due_ns], self._core_ns(state, backlog.kind_of(new))))
+        all_ns = sum([core_ns for _, core_ns in running]) + sum([len(dues) * core_ns for dues, core_ns in waiting])
+        end_ns = now_ns + IDLE * all_ns / cores
+        if end_ns <= due_ns:
             return 0.0  # all of it is done by then
+        before_ns = sum([core_ns for due, core_ns in running if due < due_ns])
+        work = [entry for entry in running if entry[0] >= due_ns]
+        for dues, core_ns in waiting:
+            first = bisect_left(dues, due_ns)
+            before_ns += first * core_ns
+            work += [(due, core_ns) for due in dues[first : bisect_left(dues, end_ns, first)]]  # the rest is in time
         work.sort()
-        done_ns, worst = float(now_ns), 0.0
-        for due_ns, core_ns in work:
-            done_ns += IDLE * core_ns / state.cores
-            if due_ns >= new.due_ns and done_ns - due_ns > worst:
-                worst = done_ns - due_ns
+        done_ns, worst = now_ns + IDLE * before_ns / cores, 0.0
+        for due, core_ns in work:
+            done_ns += IDLE * core_ns / cores
+            if done_ns - due > worst:
+                worst = done_ns - due
         return worst
 
-    def _batched_sample_ns(self, state: SchedulerState, tenant: Tenant) -> float:
-        """The core time of one sample in the largest batch that the waiting queries fill now and that is in time."""
-        samples, least = self._waiting.batchable.count_samples(tenant), inf
-        for costs in state.costs[tenant.model]:
-            if costs.profile.batch > samples or costs.least_rest_ns[SOLO][0] > tenant.qos.latency_ns * PLANNED:
-                break
-            least = min(least, costs.rest_on_one_ns[SOLO][0] / costs.profile.batch)
-        return least * self._corrections[tenant.name].one_core
+    def _running_work(self, state: SchedulerState, priority: int, now_ns: int) -> list[tuple[int, float]]:
+        """Of the queries in flight of at least this priority that can still be in time: when each is due, and the cores
+        x time of what is left of it.
+        """
+        work: list[tuple[int, float]] = []
+        for active in state.in_flight.values():
+            due_ns, run = active.due_ns, active.run
+            if due_ns <= now_ns or active.tenant.priority < priority:
+                continue
+            if run is None or active.next_layer < active.costs.layers:
+                work.append((due_ns, remaining_core_ns(active, self._corrections[active.tenant.name], now_ns)))
+            elif run.ends_ns > now_ns:
+                work.append((due_ns, (run.ends_ns - now_ns) * len(run.core_set)))
+        return work
+
+    def _core_ns(self, state: SchedulerState, kind: WaitingKind) -> float:
+        """Cores x time of one waiting query of the kind, or its part of the largest batch that the waiting queries
+        fill now and that is in time.
+        """
+        tenant = kind.tenant
+        correction = self._corrections[tenant.name]
+        core_ns = kind.core_ns(correction)
+        if not tenant.batching:
+            return core_ns
+        costs = self._sample_costs.get(tenant.name)
+        if costs is None:
+            costs = SampleCosts(state.costs[tenant.model], tenant.qos.latency_ns * PLANNED)
+            self._sample_costs[tenant.name] = costs
+        sample_ns = costs.least_ns(self._waiting.batchable.count_samples(tenant)) * correction.one_core
+        return min(core_ns, sample_ns * kind.samples)
 
 
 def refuse_overdue(state: SchedulerState, latest_ns: float, now_ns: int) -> str | None:
@@ -103,8 +135,10 @@ def refuse_past_deadline(
 
 def own_deadline_ns(active: ActiveQuery) -> float:
     """The deadline that came with the query, or the last of its batch's; infinite if one came without."""
+    if not active.members and active.query.deadline_ns is None:
+        return inf
     latest_ns = 0
-    for each in active.live_queries():
+    for each in active.live_queries:
         deadline_ns = each.query.deadline_ns
         if deadline_ns is None:
             return inf

@@ -23,10 +23,13 @@ def choose_batch(
     """
     level = state.next_level(now_ns)
     best, most = None, 0.0
+    alone_ns, counted = leader.costs.rest_on_one_ns[level][0], 0
     for batch in candidate_batches(state.costs, leader, queue):
-        alone_ns = sum(each.costs.rest_on_one_ns[level][0] for each in (leader, *batch.members)) * correction.one_core
+        alone_ns += sum([each.costs.rest_on_one_ns[level][0] for each in batch.members[counted:]])
+        counted = len(batch.members)
         slack_ns = (batch.due_ns - now_ns) * PLANNED
-        if (saved_ns := alone_ns - least_core_ns(batch.costs, level, slack_ns, correction)) > most:
+        saved_ns = alone_ns * correction.one_core - least_core_ns(batch.costs, level, slack_ns, correction)
+        if saved_ns > most:
             best, most = batch, saved_ns
     return best
 

@@ -13,6 +13,7 @@ from veltair.scheduler.policies.veltair.correction import Correction, Correction
 from veltair.scheduler.policies.veltair.preemption import Preemption
 from veltair.scheduler.policies.veltair.sizing import size_block
 from veltair.scheduler.policies.veltair.waiting_queries import WaitingQueries
+from veltair.scheduler.query_states import QueryState
 from veltair.scheduler.running_block import RunningBlock
 from veltair.scheduler.state import SchedulerState
 from veltair.scheduler.steps import Grow, Reject, Start, Step, Stop
@@ -60,8 +61,13 @@ class Veltair(Policy):
     def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
         while self._arrived:
             arrived = self._arrived.pop()
+            if self._has_no_rival(state) and self._arrival_check.is_in_time(state, arrived, now_ns):
+                self._waiting.know_priority(arrived.tenant.priority)
+                return self._start(state, arrived, now_ns)  # the rest of the check and the queues would find the same
             if (reason := self._arrival_check.refuse(state, arrived, now_ns)) is not None:
                 return Reject(arrived, reason)
+        if not (state.waiting or state.wants_cores):
+            return None
         first, late = None, None
         least: float = inf
         for active in state.between_blocks():
@@ -89,13 +95,22 @@ class Veltair(Policy):
             return None
         return self._grow(state, now_ns) if first is None else self._start(state, first, now_ns)
 
+    def _has_no_rival(self, state: SchedulerState) -> bool:
+        """Whether the one query that waits can start, and no other query wants cores."""
+        return (
+            len(state.waiting) == 1
+            and not state.wants_cores
+            and state.free > 0
+            and len(state.in_flight) < state.workers
+        )
+
     def _start(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> Start:
         tenant, batch = active.tenant, None
         correction = self._corrections[tenant.name]
-        if tenant.batching and active.query.id in state.waiting:
-            batch = choose_batch(state, active, self._waiting.batchable.queue(tenant), correction, now_ns)
-        step = size_block(state, active, batch, correction, now_ns)
         self._waiting.discard(active)
+        if tenant.batching and active.state is QueryState.WAITING and (queue := self._waiting.batchable.queue(tenant)):
+            batch = choose_batch(state, active, queue, correction, now_ns)
+        step = size_block(state, active, batch, correction, now_ns)
         for member in step.members:
             self._waiting.discard(member)
             self._preemption.forget(member.query.id)

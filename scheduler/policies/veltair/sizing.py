@@ -72,8 +72,10 @@ def cores_that_pay(costs: ProfileCosts, start: int, level: int, correction: Corr
     them cheaper.
     """
     dearer = max(1.0, correction.several / correction.one_core)
+    cores = costs.most_cores_within(level, start, WORTH)
+    if cores == 1 or dearer == 1.0:
+        return cores
     most_ns = WORTH * costs.time_ns(level, 1, start, costs.layers)
-    cores = costs.cores
     while cores > 1 and cores * dearer * costs.time_ns(level, cores, start, costs.layers) > most_ns:
         cores -= 1
     return cores

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.policies.tenant_queues import TenantQueues
+from veltair.scheduler.policies.veltair.backlog import Backlog
 from veltair.scheduler.policies.veltair.correction import Corrections, remaining_ns
 from veltair.scheduler.state import SchedulerState
 
@@ -26,6 +27,11 @@ class WaitingQueries:
         self._timely: dict[int, list[_Entry]] = {}  # heaps by priority
         self.late: dict[int, ActiveQuery] = {}  # wait, and cannot be in time
         self.batchable = TenantQueues()  # wait, can be in time, and their tenants batch
+        self.backlog = Backlog()  # all that wait, and one that is being checked
+
+    def know_priority(self, priority: int) -> None:
+        """Heads come in the order in which their priorities were first seen."""
+        self._timely.setdefault(priority, [])
 
     def add_timely(self, active: ActiveQuery, latest_ns: float) -> None:
         """A query that is in time if it starts by `latest_ns`."""
@@ -44,9 +50,10 @@ class WaitingQueries:
         heappop(self._timely[active.tenant.priority])
 
     def discard(self, active: ActiveQuery) -> None:
-        """The query starts or has ended. Its entry in a heap is dropped when it comes first."""
-        self.late.pop(active.query.id, None)
-        self.batchable.discard(active)
+        """The query starts or has ended, or both. Its entry in a heap is dropped when it comes first."""
+        if self.backlog.discard(active):
+            self.late.pop(active.query.id, None)
+            self.batchable.discard(active)
 
     def heads(self, state: SchedulerState, now_ns: int) -> Iterator[tuple[int, float, ActiveQuery]]:
         """Of each priority the query that must start first: (priority, its latest start as of now, query)."""

@@ -57,6 +57,15 @@ def test_core_needs_are_found_by_scanning(layers, data):
     )
 
 
+@given(models, st.floats(0.5, 3.0))
+def test_the_most_cores_for_some_core_time_are_found_by_scanning(layers, factor):
+    costs = ProfileCosts(make_profile(layers, levels=LEVELS), LEVELS, CORES)
+    for at, start in product(range(len(LEVELS)), range(len(layers))):
+        core_ns = [cores * costs.time_ns(at, cores, start, len(layers)) for cores in range(1, CORES + 1)]
+        most = max((cores for cores in range(2, CORES + 1) if core_ns[cores - 1] <= factor * core_ns[0]), default=1)
+        assert [costs.most_cores_within(at, start, factor) for _ in range(2)] == [most] * 2
+
+
 def test_more_cores_may_be_slower():
     costs = ProfileCosts(simple_profile((50, 20, 40, 30)), (1.0,), 4)
     assert costs.cores_for_rest(SOLO, 0, 30) == 2
