@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.paths import RESULTS, ROOT
 
-BENCHES = ("decisions", "headers", "kernels", "messages", "requests")
+BENCHES = ("decisions", "headers", "kernels", "messages", "requests", "small_queries")
 COMMITTED = RESULTS / "micro"
 # Facts of one machine or one hour.
 PRIVATE = {"hostname", "python_executable", "command", "boot_time", "uptime", "date", "python_config_args"}

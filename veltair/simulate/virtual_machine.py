@@ -179,9 +179,7 @@ class VirtualMachine:
                 leader = state.leader_of.get(query) or state.in_flight.get(query) or state.waiting.get(query)
                 if leader is None or query in self.outcome:
                     return False
-                if leader.query.id not in self._running or any(
-                    each.query.id != query for each in leader.live_queries
-                ):
+                if leader.query.id not in self._running or any(each.query.id != query for each in leader.live_queries):
                     self._end(query, "cancelled")
                 else:
                     self._running[leader.query.id].cancelled = query
