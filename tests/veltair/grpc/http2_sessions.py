@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 
 from http2_ends import Call, End, Event
 from wire_frames import frame
@@ -14,15 +15,7 @@ from veltair.grpc.http2 import frames, hpack
 REQUEST = [(":method", "POST"), (":path", "/t/echo"), ("content-type", "application/grpc"), ("te", "trailers")]
 ANSWER, TRAILERS = [(":status", "200"), ("content-type", "application/grpc")], [("grpc-status", "0")]
 MAX_MESSAGE_BYTES = 40_000
-# Blocks besides the encoder's: kept fields, indices of the table, packed texts, errors.
-BLOCKS = [
-    b"\x83\x86\x44\x07/t/echo",
-    b"\xbe",
-    bytes.fromhex("828684418cf1e3c2e5f23a6ba0ab90f4ff"),
-    b"\x3f\xe1\x1f",
-    b"\xff\xff",
-    b"",
-]
+BROKEN_BLOCKS = [b"\xff\xff", b"\xc4", b"\x80", b"\x41\x05ab", b""]
 
 
 @dataclass
@@ -97,13 +90,14 @@ class Session:
         elif kind in (frames.HEADERS, frames.CONTINUATION):
             flags |= frames.END_HEADERS * (chance.random() >= wild)
             fields = REQUEST if self.server else chance.choice([ANSWER, TRAILERS])
-            payload = (
-                hpack.encode(fields) if chance.random() < 0.8 else chance.choice(BLOCKS[: None if disorder else 1])
-            )
+            payload = chance.choice(BROKEN_BLOCKS) if disorder else hpack.encode(fields) + kept_fields(chance)
+            if chance.random() < 0.01:
+                payload = bytes([0x20 | chance.randrange(31)]) + payload  # a small table
+            elif chance.random() < 0.05:
+                payload = b"\x3f\xe1\x1f" + payload  # as large as it may be
             flags &= ~frames.PADDED & ~frames.HAS_PRIORITY
-            if chance.random() < 0.2:
-                flags |= frames.HAS_PRIORITY
-                payload = bytes(5) + payload
+            if kind == frames.HEADERS and chance.random() < 0.3:
+                return cut_headers(chance, flags, number, payload)
         elif kind == frames.RST_STREAM:
             payload = chance.randbytes(4)
         elif kind == frames.SETTINGS:
@@ -126,6 +120,33 @@ class Session:
         if disorder and chance.random() < 0.5:
             data[chance.randrange(min(len(data), 40))] = chance.randrange(256)
         return bytes(data)
+
+
+def kept_fields(chance: random.Random) -> bytes:
+    """Fields that the decoder keeps, each said again by its index; their texts are plain or packed."""
+    block = b""
+    for _ in range(chance.choice([0, 0, 1, 4])):
+        size = chance.choice([0, 10, 100, 1000, 1900])
+        length = size if size < 127 else 127
+        digits = b"" if size < 127 else bytes([(size - 127) & 0x7F | 0x80, (size - 127) >> 7])
+        name = b"\x02ab" if chance.random() < 0.7 else bytes.fromhex("8825a849e95ba97d7f")
+        block += b"\x40" + name + bytes([length]) + digits + chance.randbytes(size)
+        block += b"\xbe" * (chance.random() < 0.3 and size + 40 < 300)
+    return block
+
+
+def cut_headers(chance: random.Random, flags: int, number: int, block: bytes) -> bytes:
+    """A header block in several frames, the first one with padding and a priority."""
+    cuts = sorted(chance.randrange(len(block) + 1) for _ in range(chance.randrange(3)))
+    first, *rest = (block[begin:end] for begin, end in pairwise([0, *cuts, len(block)]))
+    padding = chance.randrange(256)
+    flags |= frames.PADDED | frames.HAS_PRIORITY
+    first = bytes([padding]) + bytes(5) + first + bytes(padding)
+    if not rest:
+        return frame(frames.HEADERS, flags, number, first)
+    parts = [frame(frames.HEADERS, flags & ~frames.END_HEADERS, number, first)]
+    parts += [frame(frames.CONTINUATION, 0, number, part) for part in rest[:-1]]
+    return b"".join(parts) + frame(frames.CONTINUATION, flags & frames.END_HEADERS, number, rest[-1])
 
 
 def message(chance: random.Random) -> bytes:

@@ -1,6 +1,6 @@
 /* One end of an HTTP/2 connection (RFC 9113) without TLS and without I/O, as gRPC uses it: frames, streams, flow
- * control, length-prefixed messages. The C counterpart of http2/connection.py, frame_reader.py and stream.py, which are its
- * reference: the same tests run against both.
+ * control, length-prefixed messages. The C counterpart of http2/connection.py, frame_reader.py and stream.py, which are
+ * its reference: the same tests run against both.
  *
  * Bytes that arrive go in through h2_target and h2_filled; bytes to send wait in h2_output until h2_sent. Nothing here
  * but h2_free_message is thread-safe: a connection belongs to one thread.
