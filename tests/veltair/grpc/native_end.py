@@ -52,6 +52,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "h2_open": (c_void_p, (c_void_p,)),
     "h2_headers": (None, (c_void_p, c_char_p, c_size_t, c_bool)),
     "h2_data": (None, (c_void_p, c_char_p, c_size_t, c_bool)),
+    "h2_kept_data": (None, (c_void_p, c_void_p, c_size_t, c_bool)),
+    "h2_output_pieces": (c_int, (c_void_p, c_void_p, c_int)),
     "h2_reset": (None, (c_void_p, c_uint32)),
     "h2_hold": (None, (c_void_p, c_bool)),
     "h2_remote_open": (c_bool, (c_void_p,)),
@@ -144,6 +146,8 @@ class NativeCall(Call):
 
 
 class NativeEnd(End):
+    call_type = NativeCall
+
     def __init__(self, server: bool, react: Reaction, max_message_bytes: int = 1 << 20) -> None:
         super().__init__(server, react, max_message_bytes)
         # Kept, as C calls them later.
@@ -157,7 +161,7 @@ class NativeEnd(End):
         """The call of a stream: its context is the call's place in `calls`, plus one."""
         place = library.h2_context(stream)
         if place is None:
-            self.calls.append(NativeCall(stream))
+            self.calls.append(self.call_type(stream))
             place = len(self.calls)
             library.h2_set_context(stream, place)
         call = self.calls[place - 1]

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include "hpack.h"
 
@@ -54,6 +55,8 @@ void h2_filled(h2_connection *connection, size_t size);
 /* What waits to be sent, in order: `*size` bytes, valid until the next call that queues something. h2_sent(n) drops the
  * first n of them. Above 1 MB no frame of a stream is added until h2_sent drains it below. */
 const uint8_t *h2_output(h2_connection *connection, size_t *size);
+/* The same in pieces: with h2_kept_data it lies in several places, and h2_output gives the first. Returns how many. */
+int h2_output_pieces(const h2_connection *connection, struct iovec *pieces, int most);
 void h2_sent(h2_connection *connection, size_t size);
 
 /* The connection has to be closed once its output is sent: the other side broke the protocol (a GOAWAY says how). */
@@ -71,6 +74,8 @@ h2_stream *h2_open(h2_connection *connection);
  * control decides when it leaves. Ignored behind an end and on closed streams. `end`: nothing follows. */
 void h2_headers(h2_stream *stream, const uint8_t *block, size_t size, bool end);
 void h2_data(h2_stream *stream, const uint8_t *data, size_t size, bool end);
+/* Without a copy of large data: the caller keeps it until h2_free, as the output may refer to it. */
+void h2_kept_data(h2_stream *stream, const uint8_t *data, size_t size, bool end);
 /* Ends a stream at once with a RST_STREAM, where it is not over yet. `closed` is called. */
 void h2_reset(h2_stream *stream, uint32_t code);
 /* On streams whose messages are taken one by one: while `held` nothing extends the stream's receive window. */

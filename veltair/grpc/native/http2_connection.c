@@ -195,6 +195,7 @@ void h2_free(h2_connection *connection) {
   if (connection->orphan) h2_free_message(connection->orphan);
   if (connection->decoder) hpack_free(connection->decoder);
   free(connection->output);
+  free(connection->views);
   free(connection);
 }
 

@@ -42,11 +42,19 @@ enum { PREFACE_BYTES = sizeof PREFACE - 1 };
 /* A frame, or the rest of one, that waits for windows or the output. */
 typedef struct pending_frame {
   struct pending_frame *next;
+  const uint8_t *data; /* `bytes`, or the caller's, who keeps them */
   size_t size, sent;
   uint8_t kind;
-  bool end;
+  bool end, kept;
   uint8_t bytes[];
 } pending_frame;
+
+/* Bytes that their owner keeps, in the output behind its own bytes before `at`, which counts from the connection's begin. */
+typedef struct {
+  uint64_t at;
+  const uint8_t *data;
+  size_t size;
+} output_view;
 
 struct h2_stream {
   h2_connection *connection;
@@ -105,6 +113,10 @@ struct h2_connection {
   int unread_replies;   /* answers to control frames since the output is full */
   uint8_t *output;
   size_t output_begin, output_end, output_room;
+  uint64_t output_dropped; /* bytes that have been in front of output_begin since the connection began */
+  output_view *views;
+  size_t views_begin, views_end, views_room;
+  size_t viewed; /* bytes of all views */
 
   uint8_t block[CONTROL_BYTES];
   uint8_t scratch[SCRATCH_BYTES];

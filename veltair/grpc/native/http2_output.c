@@ -1,19 +1,22 @@
-/* Outgoing frames: one growing buffer of bytes to send, and what waits for windows. */
+/* Outgoing frames: one growing buffer of bytes to send, views of large data between them, and what waits for windows. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "http2_internal.h"
 
 enum { FIRST_OUTPUT_BYTES = 1 << 12, KEPT_OUTPUT_BYTES = 1 << 22 };
+enum { VIEW_BYTES = 1 << 13, FIRST_VIEWS = 16 }; /* VIEW_BYTES: smaller data is copied, which takes less than a view */
 
-static size_t unsent(const h2_connection *connection) { return connection->output_end - connection->output_begin; }
+static size_t own_unsent(const h2_connection *connection) { return connection->output_end - connection->output_begin; }
+
+static size_t unsent(const h2_connection *connection) { return own_unsent(connection) + connection->viewed; }
 
 static bool is_full(const h2_connection *connection) { return unsent(connection) > OUTPUT_BYTES; }
 
 /* Room for `size` more bytes; NULL when there is no memory, which ends the connection. */
 static uint8_t *extend_output(h2_connection *connection, size_t size) {
   if (size > connection->output_room - connection->output_end) {
-    const size_t present = unsent(connection);
+    const size_t present = own_unsent(connection);
     if (connection->output_begin >= present && connection->output_begin >= size) {
       memcpy(connection->output, connection->output + connection->output_begin, present);
     } else {
@@ -42,14 +45,37 @@ void h2_write(h2_connection *connection, const void *bytes, size_t size) {
   if (target) memcpy(target, bytes, size);
 }
 
-void h2_write_frame(h2_connection *connection, uint8_t kind, uint8_t flags, uint32_t number, const void *payload,
-                    size_t size) {
-  uint8_t *target = extend_output(connection, FRAME_HEAD_BYTES + size);
-  if (!target) return;
+/* Writes the head of a frame of `size` bytes. Returns the room behind it, of `room` bytes, or NULL. */
+static uint8_t *write_head(h2_connection *connection, uint8_t kind, uint8_t flags, uint32_t number, size_t size,
+                           size_t room) {
+  uint8_t *target = extend_output(connection, FRAME_HEAD_BYTES + room);
+  if (!target) return NULL;
   write_word(target, (uint32_t)size << 8 | kind);
   target[4] = flags;
   write_word(target + 5, number);
-  if (size) memcpy(target + FRAME_HEAD_BYTES, payload, size);
+  return target + FRAME_HEAD_BYTES;
+}
+
+void h2_write_frame(h2_connection *connection, uint8_t kind, uint8_t flags, uint32_t number, const void *payload,
+                    size_t size) {
+  uint8_t *target = write_head(connection, kind, flags, number, size, size);
+  if (target && size) memcpy(target, payload, size);
+}
+
+static void add_view(h2_connection *connection, const uint8_t *data, size_t size) {
+  if (connection->views_end == connection->views_room) {
+    const size_t room = connection->views_room ? 2 * connection->views_room : FIRST_VIEWS;
+    output_view *larger = realloc(connection->views, room * sizeof *larger);
+    if (!larger) {
+      connection->failed = connection->leaving = true;
+      return;
+    }
+    connection->views = larger;
+    connection->views_room = room;
+  }
+  const uint64_t at = connection->output_dropped + own_unsent(connection);
+  connection->views[connection->views_end++] = (output_view){at, data, size};
+  connection->viewed += size;
 }
 
 void h2_write_word(h2_connection *connection, uint8_t kind, uint32_t number, uint32_t word) {
@@ -67,11 +93,11 @@ bool h2_reply(h2_connection *connection, uint8_t kind, uint8_t flags, uint32_t n
   return true;
 }
 
-/* Writes what windows and output allow of data[*sent …]. Returns whether that was all. */
-static bool write_data(h2_stream *stream, const uint8_t *data, size_t size, size_t *sent, bool end) {
+/* Writes what windows and output allow of the rest of a frame of data. Returns whether that was all. */
+static bool write_data(h2_stream *stream, pending_frame *frame) {
   h2_connection *connection = stream->connection;
   while (!is_full(connection) && !connection->failed) {
-    size_t part = size - *sent;
+    size_t part = frame->size - frame->sent;
     if (part) {
       int64_t allowed = connection->window < stream->send_window ? connection->window : stream->send_window;
       if (allowed > (int64_t)connection->frame_bytes) allowed = (int64_t)connection->frame_bytes;
@@ -80,19 +106,25 @@ static bool write_data(h2_stream *stream, const uint8_t *data, size_t size, size
       connection->window -= (int64_t)part;
       stream->send_window -= (int64_t)part;
     }
-    const bool all = *sent + part == size;
-    h2_write_frame(connection, DATA, all && end ? END_STREAM : 0, stream->number, data + *sent, part);
-    *sent += part;
+    const bool all = frame->sent + part == frame->size;
+    const uint8_t flags = all && frame->end ? END_STREAM : 0;
+    if (!frame->kept || part < VIEW_BYTES) {
+      h2_write_frame(connection, DATA, flags, stream->number, frame->data + frame->sent, part);
+    } else if (write_head(connection, DATA, flags, stream->number, part, 0)) {
+      add_view(connection, frame->data + frame->sent, part);
+    }
+    frame->sent += part;
     if (all) return true;
   }
   return false;
 }
 
-static bool write_any(h2_stream *stream, uint8_t kind, const uint8_t *data, size_t size, size_t *sent, bool end) {
+static bool write_any(h2_stream *stream, pending_frame *frame) {
   h2_connection *connection = stream->connection;
-  if (kind == DATA) return write_data(stream, data, size, sent, end);
+  if (frame->kind == DATA) return write_data(stream, frame);
   if (is_full(connection) || connection->failed) return false;
-  h2_write_frame(connection, HEADERS, END_HEADERS | (end ? END_STREAM : 0), stream->number, data, size);
+  h2_write_frame(connection, HEADERS, END_HEADERS | (frame->end ? END_STREAM : 0), stream->number, frame->data,
+                 frame->size);
   return true;
 }
 
@@ -122,7 +154,7 @@ static void written(h2_stream *stream, bool ended) {
 void h2_flush(h2_stream *stream) {
   bool ended = false;
   for (pending_frame *frame; (frame = stream->first);) {
-    if (!write_any(stream, frame->kind, frame->bytes, frame->size, &frame->sent, frame->end)) break;
+    if (!write_any(stream, frame)) break;
     ended = frame->end;
     stream->first = frame->next;
     if (!stream->first) stream->connection->waiting--;
@@ -145,15 +177,21 @@ void h2_drop_pending(h2_stream *stream) {
   }
 }
 
-static void append_pending(h2_stream *stream, uint8_t kind, const uint8_t *data, size_t size, bool end) {
+/* Keeps the rest of a frame for later. */
+static void append_pending(h2_stream *stream, const pending_frame *rest) {
   h2_connection *connection = stream->connection;
-  pending_frame *frame = size < SIZE_MAX - sizeof *frame ? malloc(sizeof *frame + size) : NULL;
+  const uint8_t *data = rest->data + rest->sent;
+  const size_t size = rest->size - rest->sent, copied = rest->kept ? 0 : size;
+  pending_frame *frame = copied < SIZE_MAX - sizeof *frame ? malloc(sizeof *frame + copied) : NULL;
   if (!frame) {
     connection->failed = connection->leaving = true;
     return;
   }
-  *frame = (pending_frame){.size = size, .kind = kind, .end = end};
-  if (size) memcpy(frame->bytes, data, size);
+  *frame = (pending_frame){.data = data, .size = size, .kind = rest->kind, .end = rest->end, .kept = rest->kept};
+  if (!rest->kept) {
+    if (size) memcpy(frame->bytes, data, size);
+    frame->data = frame->bytes;
+  }
   if (stream->first) {
     stream->last->next = frame;
   } else {
@@ -164,44 +202,87 @@ static void append_pending(h2_stream *stream, uint8_t kind, const uint8_t *data,
 }
 
 /* Straight into the output, without a copy in between, where nothing is in the way. */
-static void queue(h2_stream *stream, uint8_t kind, const uint8_t *data, size_t size, bool end) {
+static void queue(h2_stream *stream, pending_frame *frame) {
   if (stream->closed) return;
   h2_begin_call(stream->connection);
-  size_t sent = 0;
   if (stream->end_queued) {
     written(stream, false); /* nothing was, but whoever waits for `flushed` gets it */
   } else {
-    stream->end_queued = end;
-    if (!stream->first && write_any(stream, kind, data, size, &sent, end)) {
-      written(stream, end);
-    } else {
-      append_pending(stream, kind, data + sent, size - sent, end);
-    }
+    stream->end_queued = frame->end;
+    if (!stream->first && write_any(stream, frame)) written(stream, frame->end);
+    else append_pending(stream, frame);
   }
   h2_end_call(stream->connection);
 }
 
 void h2_headers(h2_stream *stream, const uint8_t *block, size_t size, bool end) {
-  queue(stream, HEADERS, block, size, end);
+  queue(stream, &(pending_frame){.data = block, .size = size, .kind = HEADERS, .end = end});
 }
 
-void h2_data(h2_stream *stream, const uint8_t *data, size_t size, bool end) { queue(stream, DATA, data, size, end); }
+void h2_data(h2_stream *stream, const uint8_t *data, size_t size, bool end) {
+  queue(stream, &(pending_frame){.data = data, .size = size, .kind = DATA, .end = end});
+}
+
+void h2_kept_data(h2_stream *stream, const uint8_t *data, size_t size, bool end) {
+  queue(stream, &(pending_frame){.data = data, .size = size, .kind = DATA, .end = end, .kept = true});
+}
+
+int h2_output_pieces(const h2_connection *connection, struct iovec *pieces, int most) {
+  int count = 0;
+  size_t begin = connection->output_begin;
+  uint64_t at = connection->output_dropped;
+  for (size_t i = connection->views_begin; count < most; i++) {
+    const output_view *view = i < connection->views_end ? &connection->views[i] : NULL;
+    const size_t own = view ? (size_t)(view->at - at) : connection->output_end - begin;
+    if (own) pieces[count++] = (struct iovec){connection->output + begin, own};
+    if (!view) break;
+    if (count < most) pieces[count++] = (struct iovec){(void *)view->data, view->size};
+    begin += own;
+    at += own;
+  }
+  return count;
+}
 
 const uint8_t *h2_output(h2_connection *connection, size_t *size) {
-  *size = unsent(connection);
-  return connection->output + connection->output_begin;
+  struct iovec first = {connection->output, 0};
+  h2_output_pieces(connection, &first, 1);
+  *size = first.iov_len;
+  return first.iov_base;
+}
+
+static void drop_own(h2_connection *connection, size_t size) {
+  connection->output_begin += size;
+  connection->output_dropped += size;
+  if (connection->output_begin < connection->output_end) return;
+  connection->output_begin = connection->output_end = 0;
+  if (connection->output_room > KEPT_OUTPUT_BYTES) {
+    free(connection->output);
+    connection->output = NULL;
+    connection->output_room = 0;
+  }
+}
+
+/* Drops up to `size` bytes of the first view. Returns how many. */
+static size_t drop_viewed(h2_connection *connection, size_t size) {
+  output_view *view = &connection->views[connection->views_begin];
+  if (size > view->size) size = view->size;
+  view->data += size;
+  view->size -= size;
+  connection->viewed -= size;
+  if (!view->size) connection->views_begin++;
+  if (connection->views_begin == connection->views_end) connection->views_begin = connection->views_end = 0;
+  return size;
 }
 
 void h2_sent(h2_connection *connection, size_t size) {
   const bool was_full = is_full(connection);
-  connection->output_begin += size;
-  if (connection->output_begin == connection->output_end) {
-    connection->output_begin = connection->output_end = 0;
-    if (connection->output_room > KEPT_OUTPUT_BYTES) {
-      free(connection->output);
-      connection->output = NULL;
-      connection->output_room = 0;
-    }
+  while (size) {
+    size_t own = own_unsent(connection);
+    if (connection->viewed) own = (size_t)(connection->views[connection->views_begin].at - connection->output_dropped);
+    if (own > size) own = size;
+    if (own) drop_own(connection, own);
+    size -= own;
+    if (size) size -= drop_viewed(connection, size);
   }
   if (was_full && !is_full(connection)) {
     h2_begin_call(connection);

@@ -38,7 +38,7 @@ static void make_known(session *s, h2_stream *stream) {
 /* Returns whether the stream is still there. */
 static bool act(session *s, h2_stream *stream) {
   static const uint8_t block[] = "\x88\x00\x02te\x08trailers";
-  static uint8_t data[200000];
+  static const uint8_t data[200000];
   const size_t before = s->open;
   switch (pick(s, 12)) {
     case 0: h2_headers(stream, block, sizeof block - 1, false); break;
@@ -48,6 +48,7 @@ static bool act(session *s, h2_stream *stream) {
     case 4: h2_reset(stream, 8); break;
     case 5: h2_hold(stream, true); break;
     case 6: h2_hold(stream, false); break;
+    case 7: h2_kept_data(stream, data, pick(s, sizeof data), pick(s, 3) == 0); break;
     default: break;
   }
   return s->open == before;
