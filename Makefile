@@ -11,7 +11,7 @@ demo: $(VENV)/ready
 test: lint types docs doctest pytest
 
 # The pinned requirements, then the project itself, without looking anything up again.
-$(VENV)/ready: requirements/dev.lock pyproject.toml $(wildcard profiles/runtime/*.[ch] server/*/*.c veltair/grpc/native/*.[ch])
+$(VENV)/ready: requirements/dev.lock pyproject.toml $(wildcard profiles/runtime/*.[ch] server/*/*.c loadgen/native/*.[ch] veltair/grpc/native/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from tritonclient.grpc import service_pb2 as pb
 
@@ -18,6 +18,20 @@ from veltair.loadgen.payloads import encode_tensor
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 MAX_ERROR = 300  # characters of an error that are kept
 REFUSALS = ("UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
+
+
+class CallSettings(NamedTuple):
+    """What it takes to make the client's infer calls by other means.
+
+    >>> CallSettings("::1", 8001, head=b"...", connections=4, timeout_s=10.0).port
+    8001
+    """
+
+    host: str  # a numeric address, which has been connected to
+    port: int
+    head: bytes  # the header block of each call
+    connections: int
+    timeout_s: float
 
 
 class GrpcClient:
@@ -37,6 +51,7 @@ class GrpcClient:
         self._timeout_s = timeout_s
         self._channels: list[GrpcChannel] = []
         self._last_used = 0
+        self._peer = host, port
         self._infer_head = self._request_head("ModelInfer")
 
     async def open(self, connections: int) -> None:
@@ -44,10 +59,15 @@ class GrpcClient:
         self._channels = [GrpcChannel(self._host, self._port) for _ in range(connections)]
         try:
             async with asyncio.timeout(self._timeout_s):
-                await asyncio.gather(*(channel.connect() for channel in self._channels))
+                opened = await asyncio.gather(*(channel.connect() for channel in self._channels))
         except (TimeoutError, OSError):
             await self.close()
             raise ConfigError(f"load.target: cannot reach grpc://{self._address}") from None
+        self._peer = opened[0].peer
+
+    @property
+    def call_settings(self) -> CallSettings:
+        return CallSettings(*self._peer, self._infer_head, len(self._channels), self._timeout_s)
 
     async def close(self) -> None:
         for channel in self._channels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import time
 from collections import Counter
@@ -16,6 +17,8 @@ from veltair.loadgen.arrivals import Times, poisson_arrivals_ns, tenant_rngs
 from veltair.loadgen.client import InferenceClient, Outcome
 from veltair.loadgen.precise_timer import PreciseTimer
 from veltair.loadgen.tenant_streams import TenantStream
+
+STOPPED_EARLY = "the run was stopped before an answer"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +53,17 @@ class Trace:
     outcome: NDArray[np.int8]  # (queries,) of Outcome
     window_ns: tuple[int, int]  # the schedule's, cut short if the run was
     failures: Counter[tuple[int, str]]  # (stream, reason) of refused and failed queries
+    cpu_ns: int  # CPU time of this process during the run
+
+
+class RunCounts(ctypes.Structure):
+    """How many queries were sent and are done, counted during the run; native code writes it too.
+
+    >>> RunCounts(sent=3, done=1).sent
+    3
+    """
+
+    _fields_ = (("sent", ctypes.c_int64), ("done", ctypes.c_int64))
 
 
 def draw_schedule(
@@ -71,12 +85,14 @@ async def run_open_loop(
     streams: Sequence[TenantStream],
     schedule: ArrivalSchedule,
     stop: asyncio.Event,
+    counts: RunCounts | None = None,
 ) -> Trace:
     """Send the queries of a schedule and wait until each has its outcome (clients have timeouts of their own).
 
     Once `stop` is set nothing more is sent. A query without a response after the longest target is then an error: it
     has missed its target anyway.
     """
+    counts = counts or RunCounts()
     count = len(schedule.arrival_ns)
     arrival: list[int] = schedule.arrival_ns.tolist()
     owner: list[int] = schedule.stream.tolist()
@@ -90,12 +106,14 @@ async def run_open_loop(
     async def query(i: int) -> None:
         stream = owner[i]
         sent[i] = time.monotonic_ns() - start
-        outcome[i], why = Outcome.ERROR, "the run was stopped before an answer"  # if cancelled
+        counts.sent += 1
+        outcome[i], why = Outcome.ERROR, STOPPED_EARLY  # if cancelled
         try:
             response = await client.send(streams[stream].requests[request[i]])
             outcome[i], why = response.outcome, response.detail
         finally:
             done[i] = time.monotonic_ns() - start
+            counts.done += 1
             if outcome[i] != Outcome.OK:
                 failures[stream, why] += 1
 
@@ -114,7 +132,7 @@ async def run_open_loop(
 
     gc.collect()
     gc.freeze()  # a collection that walks all requests would delay the queries that are due meanwhile
-    start = time.monotonic_ns()
+    start, cpu_ns = time.monotonic_ns(), time.process_time_ns()
     try:
         with PreciseTimer() as timer:
             sending, stopping = create_task(send_all(timer)), create_task(stop.wait())
@@ -138,6 +156,7 @@ async def run_open_loop(
         np.array(outcome, np.int8),
         window,
         failures,
+        time.process_time_ns() - cpu_ns,
     )
 
 

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from veltair.loadgen.open_loop import RunCounts
 from veltair.loadgen.peak import Probe
 from veltair.loadgen.scenario import TenantLoad
 from veltair.loadgen.tenant_results import TenantResult
@@ -45,7 +46,7 @@ class Report(msgspec.Struct, frozen=True):
     """The result of `veltair load`, as `--json` prints it.
 
     >>> client = Environment("EPYC", ("avx2",), 2, 1 << 34, "6.18", "3.11")
-    >>> Report([], peak_qps=None, environment=client, max_lag_ms=0.3).environment.cores
+    >>> Report([], None, client, max_lag_ms=0.3, client_cpu_us_per_query=12.5).environment.cores
     2
     """
 
@@ -53,6 +54,7 @@ class Report(msgspec.Struct, frozen=True):
     peak_qps: float | None  # served, all tenants together; 0: no load held; None: not searched, or stopped
     environment: Environment  # of the client's machine
     max_lag_ms: float | None  # the client's own worst delay in sending; None: not known (MLPerf's engine)
+    client_cpu_us_per_query: float | None  # the client's CPU time, over all runs; None: not known
     probes: list[ProbeResult] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -114,8 +116,10 @@ def print_failures(console: Console, failures: Counter[tuple[str, str]]) -> None
 
 
 @asynccontextmanager
-async def progress_bar(console: Console, what: str, total_s: float) -> AsyncIterator[None]:
-    """Show elapsed time while the body of the `async with` runs; draws nothing without a terminal."""
+async def progress_bar(
+    console: Console, what: str, total_s: float, counts: RunCounts | None = None
+) -> AsyncIterator[None]:
+    """Show elapsed time and counts while the body of the `async with` runs; draws nothing without a terminal."""
     if not console.is_terminal:
         yield
         return
@@ -128,18 +132,21 @@ async def progress_bar(console: Console, what: str, total_s: float) -> AsyncIter
     )
     # No thread of rich's own, which would take the interpreter from the queries at any moment.
     with Progress(*columns, console=console, auto_refresh=False, transient=True) as progress:
-        drawing = asyncio.create_task(_draw(progress, progress.add_task(what, total=total_s, left=""), total_s))
+        task = progress.add_task(what, total=total_s, left="")
+        drawing = asyncio.create_task(_draw(progress, task, total_s, counts))
         try:
             yield
         finally:
             drawing.cancel()
 
 
-async def _draw(progress: Progress, task: TaskID, total_s: float) -> None:
+async def _draw(progress: Progress, task: TaskID, total_s: float, counts: RunCounts | None) -> None:
     start = time.monotonic()
     while True:
         left = total_s - (time.monotonic() - start)
         text = f"{left:.0f} s left" if left > 0 else "waiting for the last answers"
+        if counts is not None:
+            text += f", {counts.sent} sent, {counts.sent - counts.done} in flight"
         progress.update(task, completed=min(total_s, total_s - left), left=text, refresh=True)
         await asyncio.sleep(REFRESH_S)
 

@@ -29,7 +29,8 @@ from onnx import TensorProto, helper
 
 from bench.paths import CLI
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
-from veltair.loadgen.open_loop import draw_schedule, run_open_loop
+from veltair.loadgen.open_loop import draw_schedule
+from veltair.loadgen.run_schedule import run_schedule
 from veltair.loadgen.scenario import LoadSettings, TenantLoad
 from veltair.loadgen.tenant_streams import connect, prepare_streams
 from veltair.machine.environment import describe_environment
@@ -110,7 +111,7 @@ async def _drive(pid: int, address: str, name: str, seconds: float) -> dict[str,
         streams = await prepare_streams(client, [TenantLoad(name=name, qps=QPS, target_ms=1000.0)], 1)
         schedule = draw_schedule(streams, 1.0, 1, 0.0, seconds)
         before = _cpu_ns(pid)
-        trace = await run_open_loop(client, streams, schedule, asyncio.Event())
+        trace = await run_schedule(client, streams, schedule, asyncio.Event())
         took = {key: (after - before[key]) / len(schedule.arrival_ns) for key, after in _cpu_ns(pid).items()}
     finally:
         await client.close()

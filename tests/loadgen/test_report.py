@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 import io
 from collections import Counter
 
 import pytest
 from rich.console import Console
 
-from veltair.loadgen.report import print_failures, results_table
+from veltair.loadgen.open_loop import RunCounts
+from veltair.loadgen.report import print_failures, progress_bar, results_table
 from veltair.loadgen.scenario import TenantLoad
 from veltair.loadgen.tenant_results import TenantResult
 
@@ -60,3 +62,24 @@ def test_the_commonest_reasons_per_tenant():
         "a: 3 x [reason] 3",
         "b: 2 x full",
     ]
+
+
+@pytest.mark.parametrize(
+    ("total_s", "counts", "text"),
+    [
+        (60.0, RunCounts(sent=12, done=5), "60 s left, 12 sent, 7 in flight"),
+        (0.0, RunCounts(sent=5, done=5), "waiting for the last answers, 5 sent, 0 in flight"),
+        (60.0, None, "60 s left"),
+    ],
+)
+def test_the_bar_shows_the_time_left_and_what_is_in_flight(total_s, counts, text):
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+
+    async def draw() -> None:
+        async with progress_bar(console, "load", total_s, counts):
+            await asyncio.sleep(0)
+
+    asyncio.run(draw())
+    drawn = console.file.getvalue()
+    assert text in drawn
+    assert ("in flight" in drawn) == (counts is not None)

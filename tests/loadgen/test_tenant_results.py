@@ -35,7 +35,7 @@ def trace_of(rows, window_ns=(START, STOP)) -> Trace:
     schedule = ArrivalSchedule(arrival, stream, np.zeros(len(rows), np.int64), window_ns)
     unsent = outcome == Outcome.UNSENT
     sent = np.where(unsent, 0, arrival + late)
-    return Trace(schedule, sent, np.where(unsent, 0, sent + took), outcome, window_ns, Counter())
+    return Trace(schedule, sent, np.where(unsent, 0, sent + took), outcome, window_ns, Counter(), 0)
 
 
 @given(queries)

@@ -21,10 +21,11 @@ from rich.console import Console
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.loadgen import mlperf
 from veltair.loadgen.client import InferenceClient
-from veltair.loadgen.open_loop import Trace, draw_schedule, run_open_loop
+from veltair.loadgen.open_loop import RunCounts, Trace, draw_schedule
 from veltair.loadgen.peak import LoadRun, Probe, find_peak
 from veltair.loadgen.report import Report, print_failures, probe_result, progress_bar, results_table
-from veltair.loadgen.scenario import Scenario, read_scenario
+from veltair.loadgen.run_schedule import run_schedule
+from veltair.loadgen.scenario import MAX_CONNECTIONS, Scenario, read_scenario
 from veltair.loadgen.tenant_results import SendLag, count_outcomes, measure_send_lag, summarize
 from veltair.loadgen.tenant_streams import TenantStream, connect, measure_solo_ns, prepare_streams, wait_until_idle
 from veltair.machine.environment import describe_environment
@@ -43,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=int, default=3, metavar="N", help="runs per probe of --find-peak, most must hold (default 3)"
     )
     parser.add_argument(
+        "--connections", type=int, metavar="N", help="connections to the daemon, instead of the scenario's (default 4)"
+    )
+    parser.add_argument(
         "--engine",
         choices=("builtin", "mlperf"),
         default="builtin",
@@ -59,6 +63,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         _check(args)
         scenario = read_scenario(args.scenario)
+        if args.connections is not None:
+            load = msgspec.structs.replace(scenario.load, connections=args.connections)
+            scenario = msgspec.structs.replace(scenario, load=load)
         _raise_file_limit()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(LoadCommand(args, scenario).run())
@@ -75,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     if args.seeds < 1:
         raise ConfigError(f"--seeds: expected at least 1, got {args.seeds}")
+    if args.connections is not None and not 1 <= args.connections <= MAX_CONNECTIONS:
+        raise ConfigError(f"--connections: expected 1 to {MAX_CONNECTIONS}, got {args.connections}")
     if args.engine == "mlperf" and args.find_peak:
         raise ConfigError("--find-peak: searched by the builtin engine only, not by --engine mlperf")
 
@@ -103,6 +112,7 @@ class LoadCommand:
         self._stop = asyncio.Event()
         self._notes = Console(stderr=True, markup=False, highlight=False)
         self._failures: Counter[tuple[str, str]] = Counter()
+        self._cpu_ns = self._sent = 0  # CPU time and queries of all runs
 
     async def run(self) -> int:
         report = await (self._run_mlperf() if self._args.engine == "mlperf" else self._run_builtin())
@@ -128,8 +138,11 @@ class LoadCommand:
     ) -> Trace:
         load = self._scenario.load
         schedule = draw_schedule(streams, scale, seed, load.warmup_s, load.duration_s)
-        async with progress_bar(self._notes, title, load.warmup_s + load.duration_s):
-            trace = await run_open_loop(client, streams, schedule, self._stop)
+        counts = RunCounts()
+        async with progress_bar(self._notes, title, load.warmup_s + load.duration_s, counts):
+            trace = await run_schedule(client, streams, schedule, self._stop, counts)
+        self._cpu_ns += trace.cpu_ns
+        self._sent += counts.sent
         self._failures.update({(streams[i].name, why): n for (i, why), n in trace.failures.items()})
         return trace
 
@@ -137,7 +150,7 @@ class LoadCommand:
         lag = measure_send_lag(trace, streams)
         self._warn(lag)
         rows = [summarize(outcomes) for outcomes in count_outcomes(trace, streams)]
-        return Report(rows, None, describe_environment(), lag.max_ns / 1e6)
+        return Report(rows, None, describe_environment(), lag.max_ns / 1e6, self._cpu_us_per_query)
 
     async def _search_peak(self, client: InferenceClient, streams: list[TenantStream]) -> Report:
         seed = self._scenario.load.seed
@@ -177,6 +190,7 @@ class LoadCommand:
             round(best.qps, 4) if best else nothing_held,
             describe_environment(),
             lag.max_ns / 1e6,
+            self._cpu_us_per_query,
             [probe_result(probe) for probe in probes],
         )
 
@@ -202,7 +216,11 @@ class LoadCommand:
             return None
         self._failures.update({(name, why): count for why, count in verdict.failures.items()})
         self._notes.print(f"MLPerf calls the result {verdict.validity}")
-        return Report([verdict.result], None, describe_environment(), None)
+        return Report([verdict.result], None, describe_environment(), None, None)
+
+    @property
+    def _cpu_us_per_query(self) -> float | None:
+        return round(self._cpu_ns / 1e3 / self._sent, 2) if self._sent else None
 
     @contextmanager
     def _stop_on_sigint(self) -> Iterator[None]:
@@ -253,7 +271,9 @@ class LoadCommand:
         console = Console()
         console.print(results_table(report.tenants, self._scenario.tenants, title, wide=console.width >= 100))
         if report.max_lag_ms is not None:
-            self._notes.print(f"client lag at most {report.max_lag_ms:.2f} ms", style="dim")
+            cpu = report.client_cpu_us_per_query
+            note = "" if cpu is None else f", {cpu:.0f} us of the client's CPU time a query"
+            self._notes.print(f"client lag at most {report.max_lag_ms:.2f} ms{note}", style="dim")
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ class AsyncioConnection(Connection, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's has another base
         stream.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        self.peer: tuple[str, int] = (stream.get_extra_info("peername") or ("", 0))[:2]  # empty: it has left already
         # The system notices a peer that vanished without closing.
         stream.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.start(stream)

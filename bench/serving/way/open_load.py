@@ -19,7 +19,8 @@ from bench.paths import CLI
 from bench.serving.daemon import write_toml
 from bench.serving.way.server_cpu import cpu_ns
 from veltair.loadgen.client import Outcome
-from veltair.loadgen.open_loop import Trace, draw_schedule, run_open_loop
+from veltair.loadgen.open_loop import Trace, draw_schedule
+from veltair.loadgen.run_schedule import run_schedule
 from veltair.loadgen.scenario import LoadSettings, TenantLoad
 from veltair.loadgen.tenant_streams import TenantStream, connect, prepare_streams
 
@@ -63,9 +64,8 @@ async def _drive(root: int, target: str, tenants: Sequence[TenantLoad], seconds:
         streams = await prepare_streams(client, tenants, SEED)
 
         async def hold(duration_s: float) -> Trace:
-            return await run_open_loop(
-                client, streams, draw_schedule(streams, 1.0, SEED, 0.0, duration_s), asyncio.Event()
-            )
+            schedule = draw_schedule(streams, 1.0, SEED, 0.0, duration_s)
+            return await run_schedule(client, streams, schedule, asyncio.Event())
 
         await hold(WARM_UP * seconds)
         before = {"client": time.process_time_ns(), **cpu_ns(root)}

@@ -33,7 +33,8 @@ def test_json(own_fake_server, tmp_path, capsys, scheme):
     path = write_scenario(tmp_path, own_fake_server.url(scheme), tenants, duration_s=1.0, warmup_s=0.0)
     assert load(path, "--json") == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert set(document) == {"tenants", "peak_qps", "environment", "max_lag_ms"}
+    assert set(document) == {"tenants", "peak_qps", "environment", "max_lag_ms", "client_cpu_us_per_query"}
+    assert document["client_cpu_us_per_query"] > 0
     assert document["peak_qps"] is None
     assert document["environment"]["cores"] >= 1
     rows = {row["name"]: row for row in document["tenants"]}
@@ -58,7 +59,7 @@ def test_a_table_for_people(fake_server, tmp_path, capsys):
     assert load(path) == 0
     captured = capsys.readouterr()
     assert "echo" in captured.out and "QoS rate" in captured.out
-    assert "client lag at most" in captured.err
+    assert "client lag at most" in captured.err and "us of the client's CPU time a query" in captured.err
     assert "503 queue full" in captured.err
 
 
@@ -105,6 +106,7 @@ def test_a_model_that_cannot_be_driven(fake_server, tmp_path, capsys, model, exp
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (["--connections", "0"], "--connections: expected 1 to 256, got 0"),
         (["--seeds", "0"], "--seeds: expected at least 1"),
         (["--engine", "mlperf", "--find-peak"], "--find-peak"),
         (["--engine", "mlperf"], "--tenant: expected one of echo, third, got none"),
@@ -143,9 +145,10 @@ def test_the_peak_of_a_server_whose_capacity_is_known(own_fake_server, tmp_path,
 
 
 @pytest.mark.parametrize("arguments", [[], ["--find-peak"]])
-def test_sigint_prints_what_was_measured_so_far(own_fake_server, tmp_path, arguments):
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_sigint_prints_what_was_measured_so_far(own_fake_server, tmp_path, scheme, arguments):
     path = write_scenario(
-        tmp_path, own_fake_server.url("http"), [("echo", 100.0, 200.0)], duration_s=3_000.0, warmup_s=0.0
+        tmp_path, own_fake_server.url(scheme), [("echo", 100.0, 200.0)], duration_s=3_000.0, warmup_s=0.0
     )
     command = [sys.executable, "-m", "veltair.commands.load", str(path), "--json", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
