@@ -1,21 +1,14 @@
-"""`Engine`: messages become scheduler events, decisions orders and messages. One thread, which never blocks on a query.
-
-The front starts it as `python -m veltair.server.engine.engine PARENT SOCKET TENSORS` (two inherited descriptors).
-"""
+"""`Engine`: messages become scheduler events, decisions orders and messages. One thread; it never blocks on a query."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import select
-import socket
-import sys
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
-from veltair.errors import InvariantError, VeltairError
+from veltair.errors import InvariantError
 from veltair.profiles.runtime.huge_pages import move_to_huge_pages
 from veltair.profiles.runtime.locked_memory import locked_in_memory
 from veltair.scheduler.event_log.header import SchedulerSettings
@@ -31,6 +24,7 @@ from veltair.scheduler.events import (
 from veltair.server.engine.counter_sampling import CounterSampling
 from veltair.server.engine.engine_status import Timings, collect_status
 from veltair.server.engine.event_log import interference_settings, open_event_log
+from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
 from veltair.server.engine.machine_limits import default_workers, largest_cell, limit_machine
@@ -39,14 +33,12 @@ from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.channel import Channel, ChannelClosedError
-from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, set_nice
 from veltair.server.ipc.tenant_artifact import open_artifact
 from veltair.server.ipc.worker_cell import BlockEnd
 from veltair.types import Query
 
 logger = logging.getLogger("veltair.engine")
 
-NICE = -10  # above the workers: a decision that waits for a core leaves cores idle
 FAILED_STARTS = 3  # in a row before any worker was ready: the daemon gives up
 FRONT_BURST = 16  # messages from the front before the workers are served again
 
@@ -91,7 +83,8 @@ class Engine:
         load = m.LoadModels(configure.tenants, cores, configure.slots)
         target, size = self._workers + configure.spare_workers, largest_cell(artifacts)
         self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, size)
-        self._queries = InFlightQueries(front, configure.tenants, self._supervisor)
+        self._lanes = FrontLanes(self._poll, configure.lanes)
+        self._queries = InFlightQueries(front, self._lanes, configure.tenants, self._supervisor)
 
     def run(self) -> None:
         """Serve until the front sends Shutdown or is gone."""
@@ -116,8 +109,11 @@ class Engine:
                 self._read_front()
             elif fd == supervisor.bell:
                 self._answer_bell()
+            elif fd == self._lanes.bell:
+                self._read_lanes()
             elif (worker := supervisor.workers.get(fd)) is not None:
                 self._read_worker(worker, exited=fd == worker.pidfd)
+            self._lanes.wake_fronts()
         now_ns = time.monotonic_ns()
         supervisor.start_missing(now_ns)
         if (sampled := self._sampling.sample_if_due(now_ns)) is not None:
@@ -130,7 +126,7 @@ class Engine:
     def _urgency(self, event: tuple[int, int]) -> int:
         """Dead workers come first, so that nothing starts on them; the front last: cores wait for workers' messages."""
         fd = event[0]
-        if fd == self._front.fileno():
+        if fd in (self._front.fileno(), self._lanes.bell):
             return 2
         worker = self._supervisor.workers.get(fd)
         return 0 if worker is not None and fd == worker.pidfd else 1
@@ -161,8 +157,15 @@ class Engine:
                 case m.ConfigureEngine():
                     raise InvariantError("the engine is configured once")
 
-    def _infer(self, message: m.InferQuery) -> None:
-        tenant = self._queries.add(message).tenant
+    def _read_lanes(self) -> None:
+        for lane, message in self._lanes.take(FRONT_BURST):
+            if isinstance(message, m.AbortQuery):
+                self._abort(message.query)
+            else:
+                self._infer(message, lane)
+
+    def _infer(self, message: m.InferQuery, lane: int | None = None) -> None:
+        tenant = self._queries.add(message, lane).tenant
         query = Query(message.query, tenant, message.arrival_ns, message.deadline_ns, message.batch)
         self._decide(QueryArrived(time.monotonic_ns(), query))
 
@@ -268,33 +271,3 @@ class Engine:
     def _fail(self, batch: InFlightBatch, outcome: m.Outcome, reason: str) -> None:
         self._queries.complete(batch, outcome, reason)
         self._decide(BlockFailed(time.monotonic_ns(), batch.id, reason))
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the engine process. Returns its exit code."""
-    parent, sock, tensors = map(int, arguments)
-    die_with_parent(parent)
-    ignore_termination_signals()
-    set_nice(NICE)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    front: Channel[m.ToEngine] = Channel(socket.socket(fileno=sock), m.ToEngine)
-    try:
-        configure = front.receive()
-        if not isinstance(configure, m.ConfigureEngine):
-            raise InvariantError(f"expected ConfigureEngine first, got {configure!r}")
-        try:
-            engine = Engine(front, tensors, configure)
-        except VeltairError as error:
-            front.send(m.StartFailed(type(error).__name__, str(error)))
-            return 2
-    except ChannelClosedError:
-        return 0
-    front.socket.setblocking(False)
-    gc.collect()
-    gc.freeze()
-    engine.run()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from veltair.errors import InvariantError
 from veltair.scheduler.events import CancelQuery, Decision, FinishQuery, GrowBlock, RejectQuery, StartBlock, StopBlock
 from veltair.server.engine.block_history import BlockHistory
+from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.pending_query import PendingQuery
 from veltair.server.engine.tenant_counters import TenantCounters
@@ -31,9 +32,13 @@ class InFlightQueries:
     """
 
     def __init__(
-        self, front: Channel[m.ToEngine], tenants: Sequence[m.TenantSpec], supervisor: WorkerSupervisor
+        self,
+        front: Channel[m.ToEngine],
+        lanes: FrontLanes,
+        tenants: Sequence[m.TenantSpec],
+        supervisor: WorkerSupervisor,
     ) -> None:
-        self._front, self._tenants, self._supervisor = front, tenants, supervisor
+        self._front, self._lanes, self._tenants, self._supervisor = front, lanes, tenants, supervisor
         self._queries: dict[int, PendingQuery] = {}  # by id
         self._batches: dict[int, InFlightBatch] = {}  # by id, which is that of its first query
         self.counters = {spec.name: TenantCounters(spec.qos_ns) for spec in tenants}
@@ -46,9 +51,9 @@ class InFlightQueries:
     def batches(self) -> Collection[InFlightBatch]:
         return self._batches.values()
 
-    def add(self, message: m.InferQuery) -> PendingQuery:
-        """Take in a query that has arrived."""
-        query = self._queries[message.query] = PendingQuery(message, self._tenants[message.tenant].name)
+    def add(self, message: m.InferQuery, lane: int | None = None) -> PendingQuery:
+        """Take in a query that has arrived, by a lane or as a message."""
+        query = self._queries[message.query] = PendingQuery(message, self._tenants[message.tenant].name, lane)
         self.counters[query.tenant].arrived += 1
         return query
 
@@ -111,4 +116,7 @@ class InFlightQueries:
         ended = query.end(outcome, reason)
         del self._queries[ended.query]
         self.counters[query.tenant].count_end(query, ended, time.monotonic_ns())
-        self._front.send(ended)
+        if query.lane is None:
+            self._front.send(ended)
+        else:
+            self._lanes.end(query.lane, ended, query.message.tenant, query.message.slot)

@@ -27,6 +27,7 @@ class PendingQuery:
 
     message: InferQuery
     tenant: str
+    lane: int | None = None  # it came by this lane, not as a message
     batch: InFlightBatch | None = None  # from its first block to its end
     cancelled: bool = False
 

@@ -23,6 +23,9 @@ from veltair.errors import DeadlineError, OverloadedError, UnknownModelError
 from veltair.server.front.model_metadata import VERSION
 from veltair.server.front.served_tenant import ServedTenant
 
+READ = "the request was read"  # when a deadline had passed
+EXPIRED = "the deadline passed before the query was answered"
+
 
 def resolve_tenant(tenants: Mapping[str, ServedTenant], model: str, version: str = "", tenant: str = "") -> str:
     """The name of the tenant that a request is for.
@@ -49,13 +52,23 @@ def resolve_tenant(tenants: Mapping[str, ServedTenant], model: str, version: str
 def refuse_past_deadline(deadline_ns: int | None, now_ns: int, when: str) -> None:
     """Raises DeadlineError. `when`: what just happened, for the message."""
     if deadline_ns is not None and deadline_ns <= now_ns:
-        raise DeadlineError(f"the deadline had passed when {when}")
+        raise DeadlineError(describe_past_deadline(when))
+
+
+def describe_past_deadline(when: str) -> str:
+    """What a client reads when its deadline passes before its query begins."""
+    return f"the deadline had passed when {when}"
 
 
 def refuse_while_draining(draining: bool) -> None:
     """Raises OverloadedError."""
     if draining:
         raise OverloadedError("the server is shutting down")
+
+
+def describe_full(slots: int) -> str:
+    """What a client reads when all slots are taken."""
+    return f"{slots} queries are held already, the most this server takes; try later"
 
 
 class FreeSlots:
@@ -77,7 +90,7 @@ class FreeSlots:
     def take(self, tenant: int) -> int:
         """A slot of the tenant's region. Raises OverloadedError when none is left."""
         if self.taken == self._slots:
-            raise OverloadedError(f"{self._slots} queries are held already, the most this server takes; try later")
+            raise OverloadedError(describe_full(self._slots))
         self.taken += 1
         return self._free[tenant].pop()
 

@@ -134,6 +134,7 @@ class Dashboard:
 
     async def _hello(self) -> dict[str, Any]:
         """The first event of a stream: what stays as it is, and the charts of the last minute."""
+        self._metrics.refresh()
         now = time.monotonic_ns()
         start = now // SECOND_NS - HISTORY_S
         tenants = []
@@ -153,6 +154,7 @@ class Dashboard:
 
     def _frame(self, now_ns: int, snapshot: Snapshot | None) -> dict[str, Any]:
         """One event: every tenant, the engine, and the blocks that ended since the frame before."""
+        self._metrics.refresh()
         status = snapshot.status if snapshot else None
         frame: dict[str, Any] = {
             "now_ms": now_ns / 1e6,

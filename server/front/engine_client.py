@@ -11,12 +11,14 @@ from pathlib import Path
 
 from veltair.config import ServeConfig, read_counter_coefficients
 from veltair.errors import DeadlineError, OverloadedError, QueryError, UnknownModelError, VeltairError
-from veltair.server.front.admission import refuse_past_deadline, refuse_while_draining
+from veltair.server.front.admission import EXPIRED, refuse_past_deadline, refuse_while_draining
 from veltair.server.front.engine_connection import EngineConnection, QueryResult
 from veltair.server.front.served_tenant import ServedTenant, load_tenants
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.messages import ConfigureEngine, Shutdown
 from veltair.server.protocol.datatypes import Tensor
+from veltair.server.wire.io_threads import IoThreads
+from veltair.server.wire.plan import SlotViews
 from veltair.types import CoreSet
 
 logger = logging.getLogger("veltair.server")
@@ -35,8 +37,11 @@ class EngineClient:
         await client.drain()
     """
 
-    def __init__(self, config: ServeConfig, tenants: Mapping[str, ServedTenant]) -> None:
+    def __init__(
+        self, config: ServeConfig, tenants: Mapping[str, ServedTenant], threads: IoThreads | None = None
+    ) -> None:
         self.config = config
+        self._threads = threads
         self.tenants = tenants
         self._index = {name: index for index, name in enumerate(tenants)}
         self._manifests = [tenant.manifest for tenant in tenants.values()]
@@ -46,17 +51,17 @@ class EngineClient:
         self._restarts = 0
         self._restarter: asyncio.Task[None] | None = None
         self._draining = False
-        self._ids = itertools.count(1)
+        self._next_id = threads.next_query if threads else itertools.count(1).__next__
         self._cursor = 0  # the highest that was handed out
         self._first_cursor = 0  # where the blocks of this engine begin
 
     @classmethod
-    async def start(cls, config: ServeConfig) -> EngineClient:
+    async def start(cls, config: ServeConfig, threads: IoThreads | None = None) -> EngineClient:
         """Check the artifacts, start the engine and wait until every worker has loaded every model.
 
-        Raises ArtifactError or ConfigError.
+        `threads` send queries of their own. Raises ArtifactError or ConfigError.
         """
-        client = cls(config, await load_tenants(config))
+        client = cls(config, await load_tenants(config), threads)
         engine = await client._start_engine()
         client._restarter = asyncio.create_task(client._restart_whenever_it_ends(engine))
         return client
@@ -81,7 +86,7 @@ class EngineClient:
         refuse_while_draining(self._draining)
         engine = self._running_engine()
         refuse_past_deadline(deadline_ns, arrival_ns, "the query arrived")
-        query = next(self._ids)
+        query = self._next_id()
         result = engine.send_query(query, self._index[tenant], inputs, arrival_ns, deadline_ns, traced=traced)
         timer = None
         if deadline_ns is not None:
@@ -117,7 +122,7 @@ class EngineClient:
             worker_target=self._worker_target,
             engine_pid=engine.pid,
             engine_restarts=self._restarts,
-            held=len(engine.held),
+            held=engine.slots_taken,
             slots=server.queue_slots,
             draining=self._draining,
             blocks=tuple(blocks),
@@ -129,7 +134,7 @@ class EngineClient:
 
         What is not answered within `drain_timeout_s` fails with QueryError. Another task may `shut_down` meanwhile.
         """
-        self._draining = True
+        self._begin_drain()
         engine = self._engine
         if engine is not None:
             try:
@@ -140,7 +145,7 @@ class EngineClient:
 
     async def shut_down(self) -> None:
         """End at once: queries that are not answered fail with QueryError. Does nothing the second time."""
-        self._draining = True
+        self._begin_drain()
         if self._restarter is not None and not self._restarter.done():
             self._restarter.cancel()
             await asyncio.wait([self._restarter])
@@ -149,6 +154,20 @@ class EngineClient:
             return
         engine.fail_all(lambda: QueryError("the server shut down before the query was answered"))
         await _stop(engine)
+
+    def slot_views(self, tenant: str, batch: int) -> tuple[int, SlotViews] | None:
+        """The tenant's number, and the memory of a query of this batch; None while the engine is restarted."""
+        index = self._index[tenant]
+        return None if self._engine is None else (index, self._engine.slot_views(index, batch))
+
+    def open_to_threads(self) -> None:
+        """Have the I/O threads take queries, unless the server is shutting down."""
+        if self._threads is not None:
+            self._threads.set_open(not self._draining)
+
+    def _begin_drain(self) -> None:
+        self._draining = True
+        self.open_to_threads()
 
     # Starting and restarting the engine process
 
@@ -171,7 +190,7 @@ class EngineClient:
             counter_model=None if model is None else read_counter_coefficients(Path(model)),
             planned_share=server.planned_share,
         )
-        engine = EngineConnection(configure, self._manifests)
+        engine = EngineConnection(configure, self._manifests, self._threads)
         try:
             ready = await engine.ready
         except BaseException:
@@ -200,7 +219,7 @@ class EngineClient:
 
 def _expire(engine: EngineConnection, query: int, result: asyncio.Future[QueryResult]) -> None:
     if not result.done():
-        result.set_exception(DeadlineError("the deadline passed before the query was answered"))
+        result.set_exception(DeadlineError(EXPIRED))
         engine.abort(query)
 
 

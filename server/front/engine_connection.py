@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from veltair import errors
@@ -28,6 +29,11 @@ from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.protocol.validation import batch_size
+from veltair.server.wire.engine_link import EngineLink
+from veltair.server.wire.io_threads import IoThreads
+from veltair.server.wire.plan import SlotViews
+
+_LAST_QUERIES_S = 0.002  # between two looks at the queries that the I/O threads still hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +76,10 @@ class EngineConnection:
         result = await engine.send_query(1, tenant, inputs, arrival_ns, deadline_ns, traced=False)
     """
 
-    def __init__(self, configure: m.ConfigureEngine, manifests: Sequence[Manifest]) -> None:
-        """`manifests`: one for each tenant."""
+    def __init__(
+        self, configure: m.ConfigureEngine, manifests: Sequence[Manifest], threads: IoThreads | None = None
+    ) -> None:
+        """`manifests`: one for each tenant. `threads` send their queries to this engine once it is ready."""
         self._loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[m.EngineReady] = self._loop.create_future()
         self.exited: asyncio.Future[int] = self._loop.create_future()  # exit code
@@ -79,12 +87,17 @@ class EngineConnection:
         self._status_requests: list[asyncio.Future[m.EngineStatus]] = []
         self._all_ended: asyncio.Future[None] | None = None
         self._manifests = manifests
-        self._slots = FreeSlots(len(manifests), configure.slots)
         tensors = create_tensor_pool(manifests, configure.slots)
         self._pool = TensorPool(tensors, manifests, configure.slots)
+        self._link = None
+        if threads is not None:
+            self._link = EngineLink(threads, self._pool, len(manifests), configure.slots)
+            configure = replace(configure, lanes=self._link.descriptors)
+        self._slots = self._link or FreeSlots(len(manifests), configure.slots)
         ours, theirs = socket_pair()
-        inherited = (theirs.fileno(), tensors)
-        command = [sys.executable, "-P", "-m", "veltair.server.engine.engine", str(os.getpid()), *map(str, inherited)]
+        arguments = (os.getpid(), theirs.fileno(), tensors)
+        command = [sys.executable, "-P", "-m", "veltair.server.engine.engine_main", *map(str, arguments)]
+        inherited = (theirs.fileno(), tensors, *(self._link.inherited if self._link else ()))
         try:
             self._process = subprocess.Popen(
                 command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=2, env=engine_environment()
@@ -143,6 +156,8 @@ class EngineConnection:
         if self.held:
             self._all_ended = self._loop.create_future()
             await self._all_ended
+        while self._slots.taken and not self.exited.done():  # by queries of the I/O threads
+            await asyncio.sleep(_LAST_QUERIES_S)
 
     def send(self, message: m.Message) -> None:
         """Does nothing when the process is gone."""
@@ -162,6 +177,15 @@ class EngineConnection:
                 held.result.set_exception(make_error())
 
     # Tensors
+
+    @property
+    def slots_taken(self) -> int:
+        return self._slots.taken
+
+    def slot_views(self, tenant: int, batch: int) -> SlotViews:
+        """Views of the tenant's first slot; all its slots are laid out alike."""
+        address = self._pool.address + self._pool.regions[tenant].offset
+        return SlotViews(address, self._pool.inputs(tenant, 0, batch), self._pool.outputs(tenant, 0, batch))
 
     def _write_inputs(self, tenant: int, slot: int, inputs: Mapping[str, Tensor]) -> int:
         """Copy the inputs into the slot. Returns the batch."""
@@ -208,6 +232,8 @@ class EngineConnection:
                     request.set_result(message)
             case m.EngineReady():
                 if not self.ready.done():
+                    if self._link is not None:
+                        self._link.use()
                     self.ready.set_result(message)
             case m.StartFailed(kind=kind, reason=reason):
                 if not self.ready.done():
@@ -243,7 +269,10 @@ class EngineConnection:
         code = self._process.wait()
         os.close(self._pidfd)
         self._channel.close()
-        self.fail_all(lambda: WorkerDiedError(f"the engine process ended (code {code}) and took the query along"))
+        why = f"the engine process ended (code {code}) and took the query along"
+        if self._link is not None:
+            self._link.leave(why)
+        self.fail_all(lambda: WorkerDiedError(why))
         self.held.clear()
         self._settle_all_ended()
         for request in self._status_requests:

@@ -15,15 +15,18 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 
-from veltair.config import split_address
+from veltair.config import ServerConfig, split_address
 from veltair.errors import ConfigError, QueryError, RequestError, UnsupportedError
 from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
 from veltair.server.front import model_metadata
-from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
+from veltair.server.front.admission import EXPIRED, READ, describe_full, describe_past_deadline
+from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
+from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.protocol.compressed_body import inflate
 from veltair.server.protocol.grpc_codec import GrpcRequest, decode_request, encode_response, parse_request
 from veltair.server.protocol.infer_request import InferRequest
+from veltair.server.wire.io_threads import IoThreads
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 STREAM_DEPTH = 32  # requests of one stream in flight; further ones are read when a response was sent
@@ -43,8 +46,10 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         methods = methods_by_path(descriptor, InferenceServicer(service), {"ModelInferRequest": parse_request})
     """
 
-    def __init__(self, service: InferenceService) -> None:
+    def __init__(self, service: InferenceService, learner: PlanLearner | None = None) -> None:
+        """`learner` writes down what requests become, where I/O threads can follow it."""
         self._service = service
+        self._learner = learner
 
     async def ServerLive(self, request: Any, context: Any) -> Any:
         return pb.ServerLiveResponse(live=True)
@@ -79,12 +84,13 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             self._service.metrics.malformed_requests += 1
             raise
         left_s = context.time_remaining()
+        tenant = _metadata(context, TENANT_HEADER)
         inferred = await self._service.infer(
             message.model_name,
             message.model_version,
             request,
             arrival_ns=arrival_ns,
-            tenant=_metadata(context, TENANT_HEADER),
+            tenant=tenant,
             deadline_ns=None if left_s is None else arrival_ns + int(left_s * 1e9),
         )
         response = encode_response(
@@ -97,6 +103,8 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         )
         if _wants_final_mark(request):
             response.parameters[FINAL_RESPONSE].bool_param = True
+        if self._learner is not None and not wants_trace(request.parameters):
+            self._learner.learn(grpc_request, tenant, request, self._service.engine.tenants[inferred.tenant], response)
         return response
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -184,6 +192,21 @@ def _wants_final_mark(request: InferRequest) -> bool:
     return request.parameters.get(_WANTS_FINAL_MARK) is True
 
 
+def start_threads(server: ServerConfig) -> IoThreads | None:
+    """The I/O threads that the configuration asks for; None for none. Raises VeltairError."""
+    if not server.fronts:
+        return None
+    return IoThreads(
+        server.fronts,
+        infer_path=f"/{SERVICE}/ModelInfer",
+        tenant_header=TENANT_HEADER,
+        max_message_bytes=(server.body_limit_mb << 20) + MESSAGE_SLACK_BYTES,
+        full=describe_full(server.queue_slots),
+        read_late=describe_past_deadline(READ),
+        expired=EXPIRED,
+    )
+
+
 class GrpcFront:
     """The listening server; `address` is what it is bound to.
 
@@ -194,27 +217,35 @@ class GrpcFront:
         await front.stop(grace_s=2.0)
     """
 
-    def __init__(self, server: Server, address: str, checks: Any) -> None:
+    def __init__(self, server: Server | IoThreads, address: str, checks: Any) -> None:
         self._server = server
         self.address = address
         self._checks = checks
 
     @classmethod
-    async def start(cls, service: InferenceService, address: str) -> GrpcFront:
-        """Raises ConfigError when it cannot listen there."""
+    async def start(cls, service: InferenceService, address: str, learner: PlanLearner | None = None) -> GrpcFront:
+        """Raises ConfigError when it cannot listen there.
+
+        With a `learner` its I/O threads read and write, without one Python does.
+        """
         checks = health.aio.HealthServicer()
         for name in ("", SERVICE):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
         reflector = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
-        services = ((pb, InferenceServicer(service)), (health_pb2, checks), (reflection_pb2, reflector))
+        services = ((pb, InferenceServicer(service, learner)), (health_pb2, checks), (reflection_pb2, reflector))
         methods: dict[str, Method] = {}
         for module, servicer in services:
             for descriptor in module.DESCRIPTOR.services_by_name.values():
                 methods |= methods_by_path(descriptor, servicer, {"ModelInferRequest": parse_request})
-        server = Server(methods, service.body_limit_bytes + MESSAGE_SLACK_BYTES, inflate)
         host, port = split_address(address)
+        server: Server | IoThreads
         try:
-            port = await server.start(host, port)
+            if learner is None:
+                server = Server(methods, service.body_limit_bytes + MESSAGE_SLACK_BYTES, inflate)
+                port = await server.start(host, port)
+            else:
+                server = learner.threads
+                port = await server.listen(host, port, methods, inflate, service.metrics.count_ended)
         except OSError:
             raise ConfigError(f"server.grpc: cannot listen on {address}") from None
         return cls(server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", checks)

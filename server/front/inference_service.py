@@ -13,7 +13,7 @@ import msgspec
 from veltair.errors import UnknownModelError, UnsupportedError
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.front import model_metadata
-from veltair.server.front.admission import refuse_past_deadline, resolve_tenant
+from veltair.server.front.admission import READ, refuse_past_deadline, resolve_tenant
 from veltair.server.front.engine_connection import QueryResult
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.request_counts import RequestCounts
@@ -127,8 +127,8 @@ class InferenceService:
         timeout = timeout_ns(request.parameters)
         if timeout is not None:
             deadline_ns = min(arrival_ns + timeout, deadline_ns or arrival_ns + timeout)
-        refuse_past_deadline(deadline_ns, time.monotonic_ns(), "the request was read")
-        traced = request.parameters.get(TRACE_PARAMETER) in (True, "true", 1)
+        refuse_past_deadline(deadline_ns, time.monotonic_ns(), READ)
+        traced = wants_trace(request.parameters)
         result = await self.engine.infer(name, inputs, deadline_ns=deadline_ns, traced=traced)
         outputs = {output: result.outputs[output] for output in wanted}
         stored = self.regions.write_outputs(outputs, locations)
@@ -161,6 +161,7 @@ class InferenceService:
 
     def statistics(self, model: str = "", version: str = "") -> dict[str, Any]:
         """Statistics of one model, or of all."""
+        self.metrics.refresh()
         names = [self.resolve_tenant(model, version)] if model else list(self.engine.tenants)
         return {"model_stats": [model_metadata.model_statistics(name, self.metrics.tenants[name]) for name in names]}
 
@@ -174,6 +175,10 @@ class InferenceService:
     async def close(self) -> None:
         self.regions.close()
         await self.parser.close()
+
+
+def wants_trace(parameters: Mapping[str, Parameter]) -> bool:
+    return parameters.get(TRACE_PARAMETER) in (True, "true", 1)
 
 
 def _trace(result: QueryResult) -> dict[str, Parameter]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -45,6 +47,7 @@ class Metrics:
         self.unknown_model_requests = 0  # requests for a model that no tenant serves
         self.malformed_requests = 0  # requests that could not be decoded
         self.tenants = {name: RequestCounts(model, qos) for name, (model, qos) in targets.items()}
+        self.refresh: Callable[[], None] = lambda: None  # counts what has ended without Python; before any reading
         self._snapshot: Snapshot | None = None
         self._processes: Sequence[DaemonProcess] = ()
         self._registry = CollectorRegistry()
@@ -53,7 +56,16 @@ class Metrics:
     def page(self, snapshot: Snapshot | None, processes: Sequence[DaemonProcess] = ()) -> bytes:
         """The text for /metrics, without the engine's part while there is no engine."""
         self._snapshot, self._processes = snapshot, processes
+        self.refresh()
         return generate_latest(self._registry)
+
+    def count_ended(self, records: NDArray[Any]) -> None:
+        """Count requests that have ended without Python: ENDED_REQUEST, and `tenant`, a number."""
+        monotonic_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+        for index, counts in enumerate(self.tenants.values()):
+            own = records[records["tenant"] == index]
+            if len(own):
+                counts.count_batch(own, monotonic_ns, wall_ns)
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,7 @@ class SharedMemoryRegions:
         self.allowed = allowed
         self._limit_bytes = limit_bytes
         self._regions: dict[str, SharedMemoryRegion] = {}
+        self.on_unregister: Callable[[], None] = lambda: None  # before a region's file is closed
 
     def require_allowed(self) -> None:
         """Raises UnsupportedError when the configuration does not allow shared memory."""
@@ -86,6 +87,7 @@ class SharedMemoryRegions:
     def unregister(self, name: str = "") -> None:
         """Forget one region, known or not; all of them without a name."""
         self.require_allowed()
+        self.on_unregister()
         for each in [name] if name else list(self._regions):
             if (region := self._regions.pop(each, None)) is not None:
                 os.close(region.file)
@@ -115,7 +117,7 @@ class SharedMemoryRegions:
         if locations:
             self.require_allowed()
         for output, location in locations.items():
-            self._file_and_offset(f"output {output!r}", location)
+            self.file_and_offset(f"output {output!r}", location)
 
     def write_outputs(
         self, outputs: Mapping[str, Tensor], locations: Mapping[str, TensorLocation]
@@ -126,7 +128,7 @@ class SharedMemoryRegions:
             data, where = tensor_bytes(outputs[output]), f"output {output!r}"
             if len(data) > location.size_bytes:
                 raise RequestError(f"{where}: takes {len(data)} bytes, its shared memory has {location.size_bytes}")
-            file, at = self._file_and_offset(where, location)
+            file, at = self.file_and_offset(where, location)
             try:
                 if os.fstat(file).st_size < at + len(data) or os.pwrite(file, data, at) < len(data):
                     raise RequestError(f"{where}: region {location.region!r:.80} has become shorter than it was")
@@ -141,13 +143,14 @@ class SharedMemoryRegions:
         self._regions.clear()
 
     def _read(self, where: str, location: TensorLocation) -> bytes:
-        file, at = self._file_and_offset(where, location)
+        file, at = self.file_and_offset(where, location)
         data = os.pread(file, location.size_bytes, at)
         if len(data) < location.size_bytes:
             raise RequestError(f"{where}: region {location.region!r:.80} has become shorter than it was")
         return data
 
-    def _file_and_offset(self, where: str, location: TensorLocation) -> tuple[int, int]:
+    def file_and_offset(self, where: str, location: TensorLocation) -> tuple[int, int]:
+        """Where the location lies in the client's file. Raises RequestError, which begins with `where`."""
         region = self._region(location.region)
         if location.offset + location.size_bytes > region.size_bytes:
             raise RequestError(

@@ -49,6 +49,15 @@ class TenantSpec(msgspec.Struct, frozen=True):
 # Front to engine
 
 
+class LaneDescriptors(msgspec.Struct, frozen=True):
+    """Descriptors that the engine inherits: `LaneDescriptors(lanes=7, records=1024, bell=8, wakes=(9,))`."""
+
+    lanes: int  # memory of all lanes (`ipc/lane.py`)
+    records: int  # of each ring
+    bell: int  # wakes the engine
+    wakes: tuple[int, ...]  # each wakes the thread of a lane
+
+
 class ConfigureEngine(Message, frozen=True):
     """The first message. The engine answers with `EngineReady` or `StartFailed`.
     To serve on all cores that it may use::
@@ -65,6 +74,7 @@ class ConfigureEngine(Message, frozen=True):
     event_log: str | None
     counter_model: CounterCoefficients | None = None
     planned_share: float = 1.0  # of each target and deadline; policies plan with this share
+    lanes: LaneDescriptors | None = None  # of the front's I/O threads
 
 
 class InferQuery(Message, frozen=True):

@@ -108,6 +108,12 @@ class TensorPool:
         self.slots = slots  # of each tenant
         self._bytes = np.frombuffer(mmap.mmap(fd, _pool_bytes(self.regions, slots)), np.uint8)
 
+    @property
+    def address(self) -> int:
+        """Of its first byte, for native code; valid as long as this object lives."""
+        address: int = self._bytes.__array_interface__["data"][0]
+        return address
+
     def inputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
         """Views of a slot's inputs, in the order of the region's fields."""
         return self._views(self.regions[tenant].inputs, tenant, slot, batch)

@@ -56,6 +56,7 @@ class GrpcRequest(NamedTuple):
 
     message: Any
     buffers: Sequence[bytes | memoryview]  # the raw contents
+    data: memoryview  # all of it, as it came
 
 
 def parse_request(data: memoryview) -> GrpcRequest:
@@ -69,7 +70,7 @@ def parse_request(data: memoryview) -> GrpcRequest:
     for _ in range(max(_MAX_FIELDS, len(data) // _FIELD_BYTES)):
         if at == len(data):
             message = pb.ModelInferRequest.FromString(b"".join([*rest, data[kept:]]))
-            return GrpcRequest(message, buffers)
+            return GrpcRequest(message, buffers, data)
         begin = at
         tag, at = _varint(data, at)
         if tag & 7 != _LENGTH_DELIMITED:  # this message has none; unknown ones are protobuf's
@@ -83,7 +84,7 @@ def parse_request(data: memoryview) -> GrpcRequest:
             kept = at + size
         at += size
     message = pb.ModelInferRequest.FromString(bytes(data))
-    return GrpcRequest(message, message.raw_input_contents)
+    return GrpcRequest(message, message.raw_input_contents, data)
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
@@ -99,7 +100,8 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def decode_request(request: GrpcRequest) -> InferRequest:
     """Raises RequestError."""
-    (message, buffers), taken = request, 0
+    message, buffers, _ = request
+    taken = 0
     inputs = []
     for tensor in message.inputs:
         where = f"input {tensor.name!r}"

@@ -26,10 +26,11 @@ from veltair.machine.malloc import reuse_message_memory
 from veltair.server.engine.machine_limits import limit_machine
 from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.engine_client import EngineClient
-from veltair.server.front.grpc_front import GrpcFront
+from veltair.server.front.grpc_front import GrpcFront, start_threads
 from veltair.server.front.http_front import application
 from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
+from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.ipc.process_setup import set_nice
 
 FLUSH_S = 2.0  # for responses still being sent when everything else has ended
@@ -80,8 +81,11 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
         loop.add_signal_handler(number, lambda: stop_now.set() if stop.is_set() else stop.set())
     listener = _listen(config.server.http)
     started = time.monotonic()
-    with contextlib.closing(listener):
-        starting = asyncio.create_task(EngineClient.start(config))
+    with contextlib.closing(listener), contextlib.ExitStack() as held:
+        threads = start_threads(config.server)
+        if threads is not None:
+            held.callback(threads.close)
+        starting = asyncio.create_task(EngineClient.start(config, threads))
         if not await _ended_before(stop, starting):
             starting.cancel()
             await asyncio.wait([starting])
@@ -92,16 +96,20 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
         service: InferenceService | None = None
         try:
             metrics = Metrics({n: (t.manifest.model, t.qos) for n, t in client.tenants.items()})
+            if threads is not None:
+                metrics.refresh = threads.drain_counts
             limit_bytes = config.server.body_limit_mb << 20
             service = InferenceService(client, metrics, limit_bytes, shared_memory=config.server.shared_memory)
             layers = {name: len(tenant.manifest.layers) for name, tenant in client.tenants.items()}
             about = {"version": service.version, "policy": config.server.policy, "layers": layers}
             dashboard = Dashboard(client, metrics, limit_machine(config.server.cores), about)
-            grpc_front = await GrpcFront.start(service, config.server.grpc)
+            learner = None if threads is None else PlanLearner(threads, client, service.regions)
+            grpc_front = await GrpcFront.start(service, config.server.grpc, learner)
             http = _http_server(service, dashboard)
             http_task = asyncio.create_task(http.serve(sockets=[listener]))
             gc.collect()
             gc.freeze()  # what exists now stays: later collections skip it
+            client.open_to_threads()
             _announce(config, _address(listener), grpc_front.address, time.monotonic() - started, as_json)
             await _ended_before(stop, http_task)
             await _drain(client, grpc_front, stop_now)

@@ -25,8 +25,8 @@ READ_AHEAD = 2  # requests of one stream that are read before the method takes t
 _JOINED_BYTES = 1 << 16  # up to which a message is copied behind its prefix
 
 _OK_FIELDS = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-accept-encoding", ENCODINGS)]
-_OK_HEAD = hpack.encode(_OK_FIELDS)
-_OK_TRAILERS = hpack.encode([("grpc-status", "0")])
+ANSWER_HEAD = hpack.encode(_OK_FIELDS)
+ANSWER_TRAILERS = hpack.encode([("grpc-status", "0")])
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 # (body, encoding, largest size) -> the decompressed body; raises RequestError
@@ -103,9 +103,13 @@ class ServerCall(Stream):
         self._queue_response(message)
         if not self.closed:
             self.connection.flush(self)
-        if self.pending:
+        if self.unsent:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
+
+    @property
+    def streams_responses(self) -> bool:
+        return self._method is not None and self._method.server_streaming
 
     # Receiving
 
@@ -212,7 +216,7 @@ class ServerCall(Stream):
     def _queue_response(self, message: Any) -> None:
         if not self._head_sent:
             self._head_sent = True
-            self.queue(HEADERS, _OK_HEAD)
+            self.queue(HEADERS, ANSWER_HEAD)
         data = message.SerializeToString()
         prefix = message_prefix(len(data))
         if len(data) <= _JOINED_BYTES:
@@ -222,7 +226,7 @@ class ServerCall(Stream):
             self.queue(DATA, data)
 
     def _finish(self, code: grpc.StatusCode, text: str) -> None:
-        trailers = _OK_TRAILERS
+        trailers = ANSWER_TRAILERS
         if code is not grpc.StatusCode.OK:
             number, _ = code.value
             detail = quote(text[:MAX_DETAIL], safe=" !#$&'()*+,/:;=?@[]\"<>\\^`{|}")

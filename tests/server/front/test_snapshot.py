@@ -19,7 +19,7 @@ class Engine:
     """In place of an EngineConnection; a page holds three blocks."""
 
     pid = 1
-    held = ()
+    slots_taken = 0
 
     def __init__(self) -> None:
         self.exited = asyncio.get_running_loop().create_future()

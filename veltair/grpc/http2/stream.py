@@ -79,6 +79,11 @@ class Stream(ABC):
 
     # Sending
 
+    @property
+    def unsent(self) -> bool:
+        """Whether something that was sent waits for its turn."""
+        return bool(self.pending)
+
     def queue(self, kind: int, payload: bytes | memoryview, *, end: bool = False) -> None:
         """Add a frame of headers, or data of any size, that leaves with the next `send`; ignored behind an end."""
         if not self.closed and not self._end_queued:

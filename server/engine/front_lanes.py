@@ -1,0 +1,56 @@
+"""`FrontLanes`: the engine's end of the lanes that the front's I/O threads write queries to."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+from collections.abc import Iterator
+from contextlib import suppress
+
+from veltair.server.ipc.lane import Lane, lane_bytes
+from veltair.server.ipc.messages import AbortQuery, InferQuery, LaneDescriptors, QueryEnded
+
+
+class FrontLanes:
+    """All lanes of one front, by number; none where Python reads and writes for it.
+
+    ::
+
+        lanes = FrontLanes(poll, configure.lanes)
+        for lane, message in lanes.take(most=16):  # once the bell has rung
+            …
+        lanes.end(lane, ended, tenant, slot)
+        lanes.wake_fronts()
+    """
+
+    def __init__(self, poll: select.epoll, descriptors: LaneDescriptors | None) -> None:
+        """Registers the bell in `poll`. The descriptors are inherited from the front."""
+        self._told: set[int] = set()  # lanes whose threads are to be woken
+        self._lanes: list[Lane] = []
+        self.bell = -1  # readable when a lane has messages
+        if descriptors is not None:
+            self.bell, self._wakes, records = descriptors.bell, descriptors.wakes, descriptors.records
+            memory = mmap.mmap(descriptors.lanes, len(self._wakes) * lane_bytes(records))
+            self._lanes = [Lane(memory, index, records) for index in range(len(self._wakes))]
+            poll.register(self.bell, select.EPOLLIN)
+
+    def take(self, most: int) -> Iterator[tuple[int, InferQuery | AbortQuery]]:
+        """The next messages with their lanes, at most so many of each; the bell rings again for what is left."""
+        os.eventfd_read(self.bell)
+        for index, lane in enumerate(self._lanes):
+            for message in lane.take(most):
+                yield index, message
+        if any(lane.waiting for lane in self._lanes):
+            os.eventfd_write(self.bell, 1)
+
+    def end(self, lane: int, ended: QueryEnded, tenant: int, slot: int) -> None:
+        """Tell the front of a query's end, which it reads with the next `wake_fronts`."""
+        self._lanes[lane].end(ended, tenant, slot)
+        self._told.add(lane)
+
+    def wake_fronts(self) -> None:
+        """Wake the threads that have something to read."""
+        while self._told:
+            with suppress(BlockingIOError):  # it is awake
+                os.eventfd_write(self._wakes[self._told.pop()], 1)

@@ -1,0 +1,128 @@
+"""`Lane`: two rings of records in memory that one I/O thread of the front shares with the engine.
+
+The engine's end of `server/wire/lane.c`. A ring has one writer and one reader; it never overruns, since a slot has one
+query at a time, and a query three records at most. Words of 8 bytes, each in a cache line pair of its own: the heads
+and tails of both rings; then the records.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from veltair.server.ipc.messages import AbortQuery, InferQuery, Outcome, QueryEnded
+
+OUTCOMES: tuple[Outcome, ...] = ("done", "rejected", "cancelled", "failed", "worker_died")
+
+_LINE_WORDS = 16
+_QUERY_HEAD, _QUERY_TAIL, _END_HEAD, _END_TAIL = range(0, 4 * _LINE_WORDS, _LINE_WORDS)
+_HEAD_BYTES = 8 * 4 * _LINE_WORDS
+_QUERY = struct.Struct("<Qiiiiqq24x")  # id, kind, tenant, slot, batch, arrival, deadline
+_END = struct.Struct("<QiiiIqq216s")  # id, tenant, slot, outcome, bytes of the reason, queue, execute, reason
+_REASON_BYTES = 216
+_INFER, _ABORT = 0, 1
+_OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
+
+
+def ring_records(slots: int) -> int:
+    """Records of each ring for this many queries at once: a power of two.
+
+    >>> ring_records(256)
+    1024
+    """
+    return 1 << max(4 * slots - 1, 1).bit_length()
+
+
+def lane_bytes(records: int) -> int:
+    return _HEAD_BYTES + records * (_QUERY.size + _END.size)
+
+
+def create_lanes(lanes: int, records: int) -> int:
+    """New memory for lanes, all empty. Returns its descriptor."""
+    fd = os.memfd_create("veltair-lanes", os.MFD_CLOEXEC)
+    os.truncate(fd, lanes * lane_bytes(records))
+    return fd
+
+
+class LaneQuery(NamedTuple):
+    """Where a query of a lane lies: `LaneQuery(tenant=0, slot=3)`."""
+
+    tenant: int
+    slot: int
+
+
+class Lane:
+    """One lane in the memory behind a descriptor of `create_lanes`.
+
+    >>> lane = Lane(mmap.mmap(create_lanes(1, ring_records(4)), 0), lane=0, records=ring_records(4))
+    >>> lane.submit(InferQuery(7, tenant=0, slot=3, batch=1, arrival_ns=100, deadline_ns=None))
+    >>> [message.query for message in lane.take(most=16)]
+    [7]
+    >>> lane.end(QueryEnded(7, "done", queue_ns=1, execute_ns=2), tenant=0, slot=3)
+    >>> lane.take_end().outcome
+    'done'
+    """
+
+    def __init__(self, memory: mmap.mmap, lane: int, records: int) -> None:
+        begin = lane * lane_bytes(records)
+        self._memory = memory
+        self._words = memoryview(memory)[begin : begin + _HEAD_BYTES].cast("Q")
+        self._queries = begin + _HEAD_BYTES
+        self._ends = self._queries + records * _QUERY.size
+        self._records = records
+
+    # The engine's side
+
+    def take(self, most: int) -> Iterator[InferQuery | AbortQuery]:
+        """The next messages from the front, `most` of them at most."""
+        words, mask = self._words, self._records - 1
+        head, tail = words[_QUERY_HEAD], words[_QUERY_TAIL]
+        for at in range(head, min(tail, head + most)):
+            offset = self._queries + (at & mask) * _QUERY.size
+            query, kind, tenant, slot, batch, arrival_ns, deadline_ns = _QUERY.unpack_from(self._memory, offset)
+            words[_QUERY_HEAD] = at + 1
+            if kind == _INFER:
+                yield InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns or None)
+            else:
+                yield AbortQuery(query)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are messages from the front."""
+        return self._words[_QUERY_HEAD] != self._words[_QUERY_TAIL]
+
+    def end(self, ended: QueryEnded, tenant: int, slot: int) -> None:
+        """Tell the front that a query has ended."""
+        tail = self._words[_END_TAIL]
+        reason = ended.reason.encode()[:_REASON_BYTES]
+        offset = self._ends + (tail & self._records - 1) * _END.size
+        code = _OUTCOME_CODES[ended.outcome]
+        _END.pack_into(
+            self._memory, offset, ended.query, tenant, slot, code, len(reason), ended.queue_ns, ended.execute_ns, reason
+        )
+        self._words[_END_TAIL] = tail + 1
+
+    # The front's side, as the I/O threads do it
+
+    def submit(self, message: InferQuery | AbortQuery) -> None:
+        tail = self._words[_QUERY_TAIL]
+        offset = self._queries + (tail & self._records - 1) * _QUERY.size
+        if isinstance(message, AbortQuery):
+            _QUERY.pack_into(self._memory, offset, message.query, _ABORT, 0, 0, 0, 0, 0)
+        else:
+            where = (message.query, _INFER, message.tenant, message.slot, message.batch)
+            _QUERY.pack_into(self._memory, offset, *where, message.arrival_ns, message.deadline_ns or 0)
+        self._words[_QUERY_TAIL] = tail + 1
+
+    def take_end(self) -> QueryEnded | None:
+        """The next end of a query; None when there is none."""
+        head = self._words[_END_HEAD]
+        if head == self._words[_END_TAIL]:
+            return None
+        offset = self._ends + (head & self._records - 1) * _END.size
+        query, _, _, code, size, queue_ns, execute_ns, reason = _END.unpack_from(self._memory, offset)
+        self._words[_END_HEAD] = head + 1
+        return QueryEnded(query, OUTCOMES[code], reason[:size].decode(errors="replace"), queue_ns, execute_ns)

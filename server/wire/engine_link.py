@@ -1,0 +1,86 @@
+"""`EngineLink`: joins the I/O threads with one engine process, by the tensor pool and a lane for each thread."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from veltair.errors import OverloadedError, VeltairError
+from veltair.server.ipc.lane import create_lanes, lane_bytes, ring_records
+from veltair.server.ipc.messages import LaneDescriptors
+from veltair.server.ipc.tensor_pool import TensorPool
+from veltair.server.wire import native
+from veltair.server.wire.io_threads import IoThreads
+
+
+class EngineLink:
+    """The I/O threads' way to one engine process. It knows the free slots, in the place of `FreeSlots`.
+
+    ::
+
+        link = EngineLink(threads, pool, tenants=2, slots=256)
+        link.use()  # once the engine is ready
+        link.leave("the engine process ended")
+    """
+
+    def __init__(self, threads: IoThreads, pool: TensorPool, tenants: int, slots: int) -> None:
+        """Raises VeltairError when there is no memory."""
+        self._threads, self._pool = threads, pool  # which the threads use
+        self._native = native.library()
+        records = ring_records(slots)
+        lanes = create_lanes(threads.count, records)
+        self._memory = mmap.mmap(lanes, threads.count * lane_bytes(records))
+        bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.descriptors = LaneDescriptors(lanes, records, bell, tuple(threads.wake_descriptors))
+        offsets = np.array([region.offset for region in pool.regions], np.uint64)
+        sizes = np.array([region.slot_bytes for region in pool.regions], np.uint64)
+        self._handle = self._native.wire_link(
+            threads.handle,
+            pool.address,
+            ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),
+            records,
+            bell,
+            tenants,
+            slots,
+            offsets.ctypes.data,
+            sizes.ctypes.data,
+        )
+        if not self._handle:
+            raise VeltairError("no memory for the queries of the I/O threads")
+
+    @property
+    def inherited(self) -> Sequence[int]:
+        """Descriptors that the engine process needs."""
+        return (self.descriptors.lanes, self.descriptors.bell, *self.descriptors.wakes)
+
+    def use(self) -> None:
+        """Have the threads send their queries to this engine."""
+        self._native.wire_use(self._threads.handle, self._handle, None)
+
+    def leave(self, why: str) -> None:
+        """No thread uses this engine any more; the queries that wait for it fail for this reason."""
+        handle, self._handle = self._handle, None
+        if self._threads.handle:
+            self._native.wire_use(self._threads.handle, None, why.encode())
+        self._native.wire_unlink(handle)
+        os.close(self.descriptors.lanes)
+        os.close(self.descriptors.bell)
+
+    @property
+    def taken(self) -> int:
+        count: int = self._native.wire_slots_taken(self._handle) if self._handle else 0
+        return count
+
+    def take(self, tenant: int) -> int:
+        """A slot of the tenant's region. Raises OverloadedError when none is left."""
+        slot: int = self._native.wire_take_slot(self._handle, tenant)
+        if slot < 0:
+            raise OverloadedError(self._threads.full)
+        return slot
+
+    def give_back(self, tenant: int, slot: int) -> None:
+        self._native.wire_give_back_slot(self._handle, tenant, slot)

@@ -1,0 +1,211 @@
+/* The calls of a gRPC connection: inference without peculiarities becomes a query, everything else is Python's. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "wire.h"
+
+enum { INTERNAL = 13, RESOURCE_EXHAUSTED = 8 };
+enum { MOST_DETAIL = 2048 /* bytes of a status message */ };
+
+static bool is(const hpack_field *field, const char *name) {
+  return field->name_size == strlen(name) && !memcmp(field->name, name, field->name_size);
+}
+
+static bool begins(const hpack_field *field, const char *text) {
+  return field->value_size >= strlen(text) && !memcmp(field->value, text, strlen(text));
+}
+
+static bool has(const hpack_field *field, const char *text) { return field->value_size == strlen(text) && begins(field, text); }
+
+/* grpc-timeout: up to eight digits and a unit. 0 for a value that cannot be read. */
+static int64_t deadline_of(const hpack_field *field, int64_t now) {
+  static const char units[] = "HMSmun";
+  static const int64_t unit_ns[] = {3600000000000, 60000000000, 1000000000, 1000000, 1000, 1};
+  const uint32_t digits = field->value_size - 1;
+  if (!field->value_size || !digits || digits > 8) return 0;
+  int64_t value = 0;
+  for (uint32_t i = 0; i < digits; i++) {
+    if (field->value[i] < '0' || field->value[i] > '9') return 0;
+    value = value * 10 + (field->value[i] - '0');
+  }
+  const char *unit = memchr(units, field->value[digits], sizeof units - 1);
+  return unit ? now + value * unit_ns[unit - units] : 0;
+}
+
+static void refuse_http(call *of) {
+  uint8_t block[32];
+  const hpack_field status = {":status", "415", 7, 3};
+  of->state = OVER;
+  h2_headers(of->stream, block, hpack_encode(block, &status), true);
+  mark_dirty(of->connection);
+}
+
+/* Whether the head is one of a call; what it says is kept. */
+static bool read_head(call *new, const hpack_field *fields, int count) {
+  bool post = false, grpc = false, infer = false, plain = true;
+  for (int i = 0; i < count; i++) {
+    const hpack_field *field = &fields[i];
+    if (is(field, ":method")) post = has(field, "POST");
+    else if (is(field, ":path")) infer = has(field, new->connection->thread->wire->infer_path);
+    else if (is(field, "content-type")) grpc = begins(field, "application/grpc");
+    else if (is(field, "grpc-encoding")) plain = has(field, "identity");
+    else if (is(field, "grpc-timeout")) {
+      new->deadline_ns = deadline_of(field, new->arrival_ns);
+      plain = plain && new->deadline_ns;
+    }
+  }
+  new->answerable = infer && plain;
+  return post && grpc;
+}
+
+/* The tenant's name in the packed fields, which stay where they are. */
+static void find_tenant(call *new, const char *name) {
+  const size_t name_size = strlen(name);
+  for (const uint8_t *at = new->fields, *end = at + new->fields_bytes; at < end;) {
+    uint32_t size[2];
+    memcpy(size, at, sizeof size);
+    at += sizeof size;
+    if (size[0] == name_size && !memcmp(at, name, name_size) && !new->tenant) {
+      new->tenant = at + size[0];
+      new->tenant_bytes = size[1];
+    }
+    at += size[0] + size[1];
+  }
+}
+
+static void headers(void *owner, h2_stream *stream, const hpack_field *fields, int count) {
+  if (h2_context(stream)) return; /* trailers mean nothing to a server */
+  call *new = calloc(1, sizeof *new);
+  if (!new) {
+    h2_reset(stream, 2 /* INTERNAL_ERROR */);
+    return;
+  }
+  *new = (call){.stream = stream, .connection = owner, .arrival_ns = now_ns()};
+  h2_set_context(stream, new);
+  const bool call_of_grpc = read_head(new, fields, count);
+  new->fields = pack_fields(fields, count, &new->fields_bytes);
+  if (!call_of_grpc || !new->fields) {
+    refuse_http(new);
+    return;
+  }
+  find_tenant(new, new->connection->thread->wire->tenant_header);
+  if (!new->answerable) python_open(new);
+}
+
+static void message(void *owner, h2_stream *stream, uint8_t *data, size_t size, bool compressed) {
+  (void)owner;
+  call *of = h2_context(stream);
+  if (of && of->state == RECEIVING && !of->message && !compressed) {
+    of->message = data;
+    of->message_bytes = size;
+    return;
+  }
+  if (of && of->state == RECEIVING) python_open(of);
+  if (of && of->state == PYTHON) python_message(of, data, size, compressed);
+  else h2_free_message(data);
+}
+
+static void end(void *owner, h2_stream *stream) {
+  (void)owner;
+  call *of = h2_context(stream);
+  if (!of) return;
+  of->ended = true;
+  if (of->state == PYTHON) {
+    python_ended(of);
+  } else if (of->state == RECEIVING) {
+    if (!of->message || !query_begin(of)) {
+      python_open(of);
+      return;
+    }
+    h2_free_message(of->message);
+    of->message = NULL;
+  }
+}
+
+static void too_large(void *owner, h2_stream *stream, size_t size) {
+  connection *on = owner;
+  call *of = h2_context(stream);
+  if (!of) return;
+  char text[128];
+  const size_t most = on->thread->wire->max_message_bytes;
+  const int written = snprintf(text, sizeof text, "a message of %zu bytes; %zu bytes are allowed", size, most);
+  if (of->state == PYTHON) python_aborted(of, RESOURCE_EXHAUSTED);
+  grpc_finish(of, RESOURCE_EXHAUSTED, text, (size_t)written);
+}
+
+static void aborted(void *owner, h2_stream *stream, int64_t code) {
+  (void)owner;
+  call *of = h2_context(stream);
+  if (!of) return;
+  if (of->query) query_abandon(of->query);
+  if (of->state == PYTHON) python_aborted(of, code);
+  of->state = OVER;
+}
+
+static void flushed(void *owner, h2_stream *stream) {
+  (void)owner;
+  call *of = h2_context(stream);
+  if (of && of->state == PYTHON) python_flushed(of);
+}
+
+static void closed(void *owner, h2_stream *stream) {
+  (void)owner;
+  call *of = h2_context(stream);
+  if (!of) return;
+  h2_set_context(stream, NULL);
+  if (of->query) query_abandon(of->query);
+  python_forget(of);
+  if (of->message) h2_free_message(of->message);
+  free(of->fields);
+  free(of);
+}
+
+const h2_handler grpc_handler = {
+    .headers = headers, .message = message, .too_large = too_large, .end = end,
+    .aborted = aborted, .flushed = flushed, .closed = closed,
+};
+
+void grpc_answer(call *of, const uint8_t *data, size_t size) {
+  const wire *owner = of->connection->thread->wire;
+  h2_stream *stream = of->stream;
+  of->state = OVER;
+  mark_dirty(of->connection);
+  h2_headers(stream, owner->head, owner->head_bytes, false);
+  h2_data(stream, data, size, false);
+  h2_headers(stream, owner->trailers, owner->trailers_bytes, true);
+}
+
+/* Percent-encodes what a status message may not contain. Returns the size; `target` has three times the room. */
+static size_t quote(char *target, const char *text, size_t size) {
+  static const char digits[] = "0123456789ABCDEF";
+  char *at = target;
+  for (size_t i = 0; i < size; i++) {
+    const uint8_t byte = (uint8_t)text[i];
+    if (byte >= 0x20 && byte < 0x7F && byte != '%') {
+      *at++ = (char)byte;
+    } else {
+      *at++ = '%';
+      *at++ = digits[byte >> 4];
+      *at++ = digits[byte & 15];
+    }
+  }
+  return (size_t)(at - target);
+}
+
+void grpc_finish(call *of, int32_t code, const char *text, size_t size) {
+  char number[12], detail[3 * MOST_DETAIL];
+  if (size > MOST_DETAIL) size = MOST_DETAIL;
+  const hpack_field fields[] = {
+      {":status", "200", 7, 3},
+      {"content-type", "application/grpc", 12, 16},
+      {"grpc-status", number, 11, (uint32_t)snprintf(number, sizeof number, "%d", (int)code)},
+      {"grpc-message", detail, 12, (uint32_t)quote(detail, text, size)},
+  };
+  uint8_t block[sizeof detail + 256];
+  size_t used = 0;
+  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) used += hpack_encode(block + used, &fields[i]);
+  of->state = OVER;
+  mark_dirty(of->connection);
+  h2_headers(of->stream, block, used, true);
+}

@@ -1,0 +1,230 @@
+/* One I/O thread: connections, the engine's lane, Python's commands and deadlines, in one loop of epoll. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "wire.h"
+
+enum { EVENTS = 64, ACCEPTS = 16 /* connections taken at a time */ };
+enum { TURN_BYTES = 1 << 20 /* read from one connection before others have their turn */ };
+
+int64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+void thread_wake(io_thread *thread) {
+  const uint64_t one = 1;
+  if (write(thread->wake, &one, sizeof one) < 0) return; /* it is full: the thread is awake */
+}
+
+void mark_dirty(connection *at) {
+  if (at->dirty) return;
+  at->dirty = true;
+  at->next_dirty = at->thread->dirty;
+  at->thread->dirty = at;
+}
+
+static void watch(const io_thread *thread, int operation, int fd, uint32_t events, void *about) {
+  struct epoll_event event = {.events = events, .data.ptr = about};
+  epoll_ctl(thread->epoll, operation, fd, &event);
+}
+
+static void open_connection(io_thread *thread, int fd) {
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on); /* the system notices a peer that vanished */
+  connection *new = calloc(1, sizeof *new);
+  if (new) *new = (connection){.thread = thread, .fd = fd, .next = thread->connections};
+  if (!new || !(new->h2 = h2_new(true, thread->wire->max_message_bytes, &grpc_handler, new))) {
+    free(new);
+    close(fd);
+    return;
+  }
+  if (new->next) new->next->previous = new;
+  thread->connections = new;
+  watch(thread, EPOLL_CTL_ADD, fd, EPOLLIN, new);
+  mark_dirty(new);
+}
+
+static void accept_connections(io_thread *thread) {
+  for (int i = 0; i < ACCEPTS; i++) {
+    const int fd = accept4(thread->wire->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) return; /* there is none, or no descriptor is free: the next event tells again */
+    open_connection(thread, fd);
+  }
+}
+
+static void close_connection(connection *at) {
+  io_thread *thread = at->thread;
+  if (at->next) at->next->previous = at->previous;
+  if (at->previous) at->previous->next = at->next;
+  else thread->connections = at->next;
+  at->dirty = true; /* what its calls do now reaches nobody */
+  h2_free(at->h2);
+  close(at->fd);
+  free(at);
+}
+
+static void receive(connection *at) {
+  for (size_t taken = 0; taken < TURN_BYTES && !h2_failed(at->h2);) {
+    size_t room;
+    uint8_t *target = h2_target(at->h2, &room);
+    const ssize_t got = recv(at->fd, target, room, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (got <= 0) {
+      at->broken = true;
+      break;
+    }
+    h2_filled(at->h2, (size_t)got);
+    taken += (size_t)got;
+    if ((size_t)got < room) break;
+  }
+  mark_dirty(at);
+}
+
+/* Sends what waits, as far as the system takes it. */
+static void transmit(connection *at) {
+  size_t size;
+  const uint8_t *data;
+  while (!at->broken && (data = h2_output(at->h2, &size), size)) {
+    const ssize_t sent = send(at->fd, data, size, MSG_NOSIGNAL);
+    if (sent >= 0) h2_sent(at->h2, (size_t)sent);
+    else if (errno == EAGAIN || errno == EWOULDBLOCK) break;
+    else if (errno != EINTR) at->broken = true;
+  }
+  if (at->broken) return;
+  h2_output(at->h2, &size);
+  if (h2_failed(at->h2) && !size) at->broken = true;
+  const bool wants_write = size > 0;
+  if (wants_write == at->wants_write) return;
+  at->wants_write = wants_write;
+  watch(at->thread, EPOLL_CTL_MOD, at->fd, EPOLLIN | (wants_write ? EPOLLOUT : 0), at);
+}
+
+static void transmit_all(io_thread *thread) {
+  for (connection *at; (at = thread->dirty);) {
+    thread->dirty = at->next_dirty;
+    at->dirty = false;
+    transmit(at);
+    if (at->broken) close_connection(at);
+  }
+}
+
+static void announce_leave(io_thread *thread) {
+  for (connection *at = thread->connections; at; at = at->next) {
+    h2_leave(at->h2);
+    mark_dirty(at);
+  }
+}
+
+static void tell_when_idle(io_thread *thread) {
+  size_t open = 0;
+  for (connection *at = thread->connections; at; at = at->next) open += h2_streams(at->h2);
+  if (open) return;
+  pthread_mutex_lock(&thread->lock);
+  thread->idle = true;
+  pthread_mutex_unlock(&thread->lock);
+  post_notice(thread->wire, NOTICE_IDLE);
+}
+
+/* What Python's thread has asked for. Returns whether the thread goes on. */
+static bool obey(io_thread *thread) {
+  pthread_mutex_lock(&thread->lock);
+  const bool change = thread->link_changed, stopping = thread->stopping;
+  const bool leave = thread->leaving && !thread->left;
+  engine_link *link = thread->next_link;
+  const char *text = thread->link_text;
+  pthread_mutex_unlock(&thread->lock);
+  if (change) {
+    queries_fail(thread, text);
+    link_release(thread->link);
+    thread->link = link;
+    pthread_mutex_lock(&thread->lock);
+    thread->link_changed = false;
+    pthread_cond_broadcast(&thread->settled);
+    pthread_mutex_unlock(&thread->lock);
+  }
+  if (leave) {
+    thread->left = true;
+    epoll_ctl(thread->epoll, EPOLL_CTL_DEL, thread->wire->listener, NULL);
+    announce_leave(thread);
+  }
+  commands_run(thread);
+  return !stopping;
+}
+
+static int timeout_ms(const io_thread *thread) {
+  if (thread->next_deadline_ns == INT64_MAX) return -1;
+  const int64_t left_ms = (thread->next_deadline_ns - now_ns() + 999999) / 1000000;
+  return left_ms < 0 ? 0 : left_ms > INT_MAX ? INT_MAX : (int)left_ms;
+}
+
+static void handle(io_thread *thread, const struct epoll_event *event) {
+  if (event->data.ptr == thread) {
+    uint64_t rings;
+    if (read(thread->wake, &rings, sizeof rings) < 0) return;
+  } else if (event->data.ptr == thread->wire) {
+    accept_connections(thread);
+  } else {
+    connection *at = event->data.ptr;
+    if (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(at);
+    else mark_dirty(at);
+  }
+}
+
+static void *serve(void *argument) {
+  io_thread *thread = argument;
+  struct epoll_event events[EVENTS];
+  for (bool serving = true; serving;) {
+    const int count = epoll_wait(thread->epoll, events, EVENTS, timeout_ms(thread));
+    queries_end(thread);
+    for (int i = 0; i < count; i++) handle(thread, &events[i]);
+    if (thread->next_deadline_ns != INT64_MAX) queries_expire(thread, now_ns());
+    serving = obey(thread);
+    transmit_all(thread);
+    if (thread->left && !thread->idle) tell_when_idle(thread);
+  }
+  queries_fail(thread, "the server shut down before the query was answered");
+  transmit_all(thread);
+  while (thread->connections) close_connection(thread->connections);
+  link_release(thread->link);
+  return NULL;
+}
+
+bool thread_start(wire *owner, int index) {
+  io_thread *thread = &owner->thread[index];
+  *thread = (io_thread){.wire = owner, .index = index, .next_deadline_ns = INT64_MAX};
+  thread->last_command = &thread->first_command;
+  pthread_mutex_init(&thread->lock, NULL);
+  pthread_cond_init(&thread->settled, NULL);
+  thread->epoll = epoll_create1(EPOLL_CLOEXEC);
+  thread->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (thread->epoll < 0 || thread->wake < 0) return false;
+  watch(thread, EPOLL_CTL_ADD, thread->wake, EPOLLIN, thread);
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are Python's business */
+  const int failed = pthread_create(&thread->thread, NULL, serve, thread);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (failed) return false;
+  char name[16] = "veltair-io";
+  pthread_setname_np(thread->thread, name);
+  return true;
+}
+
+void thread_listen(io_thread *thread) {
+  watch(thread, EPOLL_CTL_ADD, thread->wire->listener, EPOLLIN | EPOLLEXCLUSIVE, thread->wire);
+}

@@ -1,0 +1,46 @@
+/* A lane: two rings in memory that one I/O thread of the front and the engine share. ipc/lane.py is the engine's end,
+ * and the reference of the layout.
+ *
+ * Each ring has one writer and one reader, and records of fixed size. A ring never overruns: a slot has one query at a
+ * time, and a query three records at most.
+ */
+#ifndef VELTAIR_LANE_H
+#define VELTAIR_LANE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum { LANE_INFER, LANE_ABORT };
+
+typedef struct {
+  uint64_t query;
+  int32_t kind, tenant, slot, batch;
+  int64_t arrival_ns, deadline_ns; /* CLOCK_MONOTONIC; a deadline of 0: none */
+  uint64_t unused[3];
+} lane_query; /* 64 bytes: front to engine */
+
+enum { LANE_REASON = 216 };
+typedef struct {
+  uint64_t query;
+  int32_t tenant, slot;
+  int32_t outcome; /* lane.OUTCOMES */
+  uint32_t reason_bytes;
+  int64_t queue_ns, execute_ns;
+  char reason[LANE_REASON];
+} lane_end; /* 256 bytes: engine to front */
+
+typedef struct {
+  uint64_t *query_head, *query_tail, *end_head, *end_tail;
+  lane_query *query;
+  lane_end *end;
+  uint64_t records; /* of each ring, a power of two */
+} lane;
+
+/* The lane at `memory`; its size in bytes is lane_bytes(records). */
+lane lane_at(void *memory, uint64_t records);
+uint64_t lane_bytes(uint64_t records);
+
+bool lane_push(lane *to, const lane_query *record); /* false: full */
+bool lane_pop(lane *from, lane_end *record);        /* false: empty */
+
+#endif

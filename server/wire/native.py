@@ -1,0 +1,150 @@
+"""The functions of `wire.c`, and the records that cross between it and Python."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from veltair.server.ipc.native_library import native_library
+
+_POINTER, _SIZE, _U64, _I32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32
+
+# An ended query, as `RequestCounts.count_batch` takes it, and its tenant.
+ENDED = np.dtype(
+    [
+        ("end_ns", "i8"),
+        ("duration_ns", "i8"),
+        ("queue_ns", "i8"),
+        ("execute_ns", "i8"),
+        ("batch", "i4"),
+        ("outcome", "i4"),
+        ("tenant", "i4"),
+        ("unused", "i4"),
+    ]
+)
+INPUT = np.dtype(
+    [
+        ("bytes", "u8"),
+        ("offset", "u8"),
+        ("element", "i4"),
+        ("file", "i4"),
+        ("file_offset", "i8"),
+        ("low", "i8"),
+        ("high", "i8"),
+        ("text_offset", "u8"),
+        ("text_bytes", "u8"),
+    ]
+)
+OUTPUT = np.dtype(
+    [("bytes", "u8"), ("offset", "u8"), ("file_offset", "i8"), ("file", "i4"), ("unused", "i4"), ("error", "S160")]
+)
+_ELEMENTS = ("", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "strings")  # by numpy's names; "": of any range
+ELEMENTS = {name: code for code, name in enumerate(_ELEMENTS)}
+
+# Kinds of events, and of commands.
+COUNTS, IDLE, OPEN, MESSAGE, END, ABORTED, FLUSHED = range(7)
+SEND_HEADERS, SEND_DATA, TELL_FLUSHED, TAKEN, RESET = range(5)
+
+
+class CallEvent(ctypes.Structure):
+    """What happened to a call that Python handles."""
+
+    _fields_ = (
+        ("next", _POINTER),
+        ("call", _U64),
+        ("code", ctypes.c_int64),
+        ("data", _POINTER),
+        ("size", _SIZE),
+        ("kind", _I32),
+    )
+
+
+class Refusal(ctypes.Structure):
+    """A status of gRPC with its text."""
+
+    _fields_ = (("code", _I32), ("text", ctypes.c_char_p))
+
+
+class Settings(ctypes.Structure):
+    """What `wire_start` gets."""
+
+    _fields_ = (
+        ("threads", _I32),
+        ("outcome_code", _I32 * 5),
+        ("max_message_bytes", _SIZE),
+        ("full", Refusal),
+        ("read_late", Refusal),
+        ("expired", Refusal),
+        ("infer_path", ctypes.c_char_p),
+        ("tenant_header", ctypes.c_char_p),
+        ("head", ctypes.c_char_p),
+        ("trailers", ctypes.c_char_p),
+        ("head_bytes", _SIZE),
+        ("trailers_bytes", _SIZE),
+    )
+
+
+class PlanValues(ctypes.Structure):
+    """A plan as `wire_add_plan` reads it; the fields that are unnamed here are its own."""
+
+    _fields_ = (
+        ("references", ctypes.c_int),
+        ("hash", _U64),
+        ("next", _POINTER),
+        ("tenant", _I32),
+        ("batch", _I32),
+        ("timeout_ns", ctypes.c_int64),
+        ("inputs", ctypes.c_uint32),
+        ("outputs", ctypes.c_uint32),
+        ("input", _POINTER),
+        ("output", _POINTER),
+        ("key_bytes", _SIZE),
+        ("tail_bytes", _SIZE),
+        ("begin_bytes", _SIZE),
+        ("rest_bytes", _SIZE),
+        ("key", _POINTER),
+        ("begin", ctypes.c_char_p),
+        ("rest", ctypes.c_char_p),
+    )
+
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
+    "wire_start": (_POINTER, _POINTER),
+    "wire_stop": (None, _POINTER),
+    "wire_events_fd": (ctypes.c_int, _POINTER),
+    "wire_wake_fd": (ctypes.c_int, _POINTER, ctypes.c_int),
+    "wire_next_query": (_U64, _POINTER),
+    "wire_listen": (None, _POINTER, ctypes.c_int),
+    "wire_open": (None, _POINTER, ctypes.c_int),
+    "wire_link": (_POINTER, _POINTER, _POINTER, _POINTER, _U64, ctypes.c_int, _I32, _I32, _POINTER, _POINTER),
+    "wire_unlink": (None, _POINTER),
+    "wire_lane_bytes": (_SIZE, _U64),
+    "wire_use": (None, _POINTER, _POINTER, ctypes.c_char_p),
+    "wire_take_slot": (_I32, _POINTER, _I32),
+    "wire_give_back_slot": (None, _POINTER, _I32, _I32),
+    "wire_slots_taken": (_I32, _POINTER),
+    "wire_add_plan": (ctypes.c_int, _POINTER, _POINTER, _SIZE, ctypes.c_char_p, _SIZE, _POINTER),
+    "wire_clear_plans": (None, _POINTER),
+    "wire_take_counts": (ctypes.c_uint32, _POINTER, ctypes.c_int, _POINTER, ctypes.c_uint32),
+    "wire_next_event": (ctypes.POINTER(CallEvent), _POINTER),
+    "wire_free_event": (None, ctypes.POINTER(CallEvent)),
+    "wire_command": (ctypes.c_int, _POINTER, _U64, ctypes.c_int, ctypes.c_int, _POINTER, _SIZE),
+    "wire_leave": (None, _POINTER),
+    "wire_idle": (ctypes.c_int, _POINTER),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The functions of `wire.c`, which run without the interpreter lock.
+
+    Raises VeltairError where they were not built.
+    """
+    loaded = native_library("veltair.server.wire._wire")
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, tuple(arguments)
+    return loaded

@@ -1,0 +1,15 @@
+/* The slots of the tensor pool that no query holds: front/admission.py's FreeSlots for several threads. */
+#ifndef VELTAIR_SLOTS_H
+#define VELTAIR_SLOTS_H
+
+#include <stdint.h>
+
+typedef struct slot_table slot_table;
+slot_table *slots_new(int32_t tenants, int32_t slots);
+void slots_free(slot_table *table);
+/* A slot of the tenant's region, the one given back last; -1: as many are taken as there may be in all. */
+int32_t slots_take(slot_table *table, int32_t tenant);
+void slots_give_back(slot_table *table, int32_t tenant, int32_t slot);
+int32_t slots_taken(slot_table *table);
+
+#endif

@@ -1,0 +1,203 @@
+/* What Python calls (native.py), from its own threads. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "python_calls.h"
+#include "wire.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef struct { /* native.Settings */
+  int32_t threads;
+  int32_t outcome_code[OUTCOMES];
+  uint64_t max_message_bytes;
+  refusal full, read_late, expired;
+  const char *infer_path, *tenant_header;
+  const uint8_t *head, *trailers;
+  uint64_t head_bytes, trailers_bytes;
+} settings;
+
+/* Starts the threads, which do nothing yet. Everything that `given` points to stays valid until wire_stop. NULL where
+ * the system gives no memory, descriptor or thread. */
+EXPORT wire *wire_start(const settings *given) {
+  wire *new = calloc(1, sizeof *new);
+  if (!new || given->threads < 1 || given->threads > MOST_THREADS) return NULL;
+  new->listener = -1;
+  new->max_message_bytes = given->max_message_bytes;
+  new->full = given->full, new->read_late = given->read_late, new->expired = given->expired;
+  memcpy(new->outcome_code, given->outcome_code, sizeof new->outcome_code);
+  new->infer_path = given->infer_path, new->tenant_header = given->tenant_header;
+  new->head = given->head, new->head_bytes = given->head_bytes;
+  new->trailers = given->trailers, new->trailers_bytes = given->trailers_bytes;
+  atomic_init(&new->next_query, 1);
+  new->last_event = &new->first_event;
+  pthread_mutex_init(&new->lock, NULL);
+  new->plans = plans_new();
+  new->thread = calloc((size_t)given->threads, sizeof *new->thread);
+  new->events = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (!new->plans || !new->thread || new->events < 0) return NULL;
+  for (int i = 0; i < given->threads; i++) {
+    if (!thread_start(new, i)) return NULL;
+    new->threads++;
+  }
+  return new;
+}
+
+EXPORT int wire_events_fd(const wire *of) { return of->events; }
+
+EXPORT int wire_wake_fd(const wire *of, int thread) { return of->thread[thread].wake; }
+
+EXPORT uint64_t wire_next_query(wire *of) { return atomic_fetch_add(&of->next_query, 1); }
+
+/* Accepts connections on `listener`, which is non-blocking and stays the caller's. */
+EXPORT void wire_listen(wire *of, int listener) {
+  of->listener = listener;
+  for (int i = 0; i < of->threads; i++) thread_listen(&of->thread[i]);
+}
+
+/* Whether queries are taken; while they are not, every request goes to Python, which says why. */
+EXPORT void wire_open(wire *of, int open) { atomic_store(&of->open, open); }
+
+/* The engine process, from its start on. `lanes`: one for each thread, one behind the other. */
+EXPORT engine_link *wire_link(wire *of, uint8_t *pool, void *lanes, uint64_t records, int bell, int32_t tenants, int32_t slots,
+                              const uint64_t *region_offset, const uint64_t *slot_bytes) {
+  engine_link *new = calloc(1, sizeof *new + 2 * (size_t)tenants * sizeof(uint64_t));
+  if (!new) return NULL;
+  uint64_t *const copies = (uint64_t *)(void *)(new + 1);
+  memcpy(copies, region_offset, (size_t)tenants * sizeof *copies);
+  memcpy(copies + tenants, slot_bytes, (size_t)tenants * sizeof *copies);
+  *new = (engine_link){.pool = pool, .tenants = tenants, .slots = slots, .bell = bell,
+                       .region_offset = copies, .slot_bytes = copies + tenants};
+  atomic_init(&new->references, 1);
+  new->free = slots_new(tenants, slots);
+  new->held = calloc((size_t)tenants * (size_t)slots, sizeof(query *));
+  if (!new->free || !new->held) {
+    free(new->held);
+    if (new->free) slots_free(new->free);
+    free(new);
+    return NULL;
+  }
+  for (int i = 0; i < of->threads; i++) new->lanes[i] = lane_at((uint8_t *)lanes + (uint64_t)i * lane_bytes(records), records);
+  return new;
+}
+
+EXPORT void wire_unlink(engine_link *link) { link_release(link); }
+
+EXPORT uint64_t wire_lane_bytes(uint64_t records) { return lane_bytes(records); }
+
+/* Has all threads use this engine, or none (NULL). Queries that wait for another fail with `text`, which stays valid.
+ * No thread uses the last one's memory when it returns. */
+EXPORT void wire_use(wire *of, engine_link *link, const char *text) {
+  for (int i = 0; i < of->threads; i++) {
+    io_thread *thread = &of->thread[i];
+    if (link) atomic_fetch_add(&link->references, 1);
+    pthread_mutex_lock(&thread->lock);
+    thread->next_link = link;
+    thread->link_text = text;
+    thread->link_changed = true;
+    pthread_mutex_unlock(&thread->lock);
+    thread_wake(thread);
+  }
+  for (int i = 0; i < of->threads; i++) {
+    io_thread *thread = &of->thread[i];
+    pthread_mutex_lock(&thread->lock);
+    while (thread->link_changed) pthread_cond_wait(&thread->settled, &thread->lock);
+    pthread_mutex_unlock(&thread->lock);
+  }
+}
+
+EXPORT int32_t wire_take_slot(engine_link *link, int32_t tenant) { return slots_take(link->free, tenant); }
+
+EXPORT void wire_give_back_slot(engine_link *link, int32_t tenant, int32_t slot) { slots_give_back(link->free, tenant, slot); }
+
+EXPORT int32_t wire_slots_taken(engine_link *link) { return slots_taken(link->free); }
+
+/* Adds a plan for requests with the head of `message`. Returns whether such requests can have one. */
+EXPORT int wire_add_plan(wire *of, const uint8_t *message, uint64_t size, const uint8_t *tenant, uint64_t tenant_bytes,
+                         const plan *values) {
+  plan_key key;
+  if (!message_key(message, size, tenant, tenant_bytes, &key)) return false;
+  plan *new = plan_new(&key, values);
+  if (!new) return false;
+  plans_add(of->plans, new);
+  return true;
+}
+
+EXPORT void wire_clear_plans(wire *of) { plans_clear(of->plans); }
+
+/* Moves up to `most` counts into `target`. Returns how many. */
+EXPORT uint32_t wire_take_counts(wire *of, int thread, ended_query *target, uint32_t most) {
+  io_thread *from = &of->thread[thread];
+  pthread_mutex_lock(&from->lock);
+  const uint32_t count = from->ended_count < most ? from->ended_count : most;
+  if (count) {
+    memcpy(target, from->ended, count * sizeof *target);
+    memmove(from->ended, from->ended + count, (from->ended_count - count) * sizeof *target);
+    from->ended_count -= count;
+  }
+  pthread_mutex_unlock(&from->lock);
+  return count;
+}
+
+EXPORT call_event *wire_next_event(wire *of) { return event_next(of); }
+
+EXPORT void wire_free_event(call_event *event) { event_free(event); }
+
+EXPORT int wire_command(wire *of, uint64_t call, int kind, int last, const uint8_t *data, uint64_t size) {
+  return command_post(of, call, kind, last, data, size);
+}
+
+/* Accepts no more calls, and tells clients so; NOTICE_IDLE comes from each thread once it has none. */
+EXPORT void wire_leave(wire *of) {
+  for (int i = 0; i < of->threads; i++) {
+    io_thread *thread = &of->thread[i];
+    pthread_mutex_lock(&thread->lock);
+    thread->leaving = true;
+    pthread_mutex_unlock(&thread->lock);
+    thread_wake(thread);
+  }
+}
+
+EXPORT int wire_idle(wire *of) {
+  bool idle = true;
+  for (int i = 0; i < of->threads; i++) {
+    pthread_mutex_lock(&of->thread[i].lock);
+    idle = idle && of->thread[i].idle;
+    pthread_mutex_unlock(&of->thread[i].lock);
+  }
+  return idle;
+}
+
+/* Ends the threads and closes all connections. */
+EXPORT void wire_stop(wire *of) {
+  for (int i = 0; i < of->threads; i++) {
+    io_thread *thread = &of->thread[i];
+    pthread_mutex_lock(&thread->lock);
+    thread->stopping = true;
+    pthread_mutex_unlock(&thread->lock);
+    thread_wake(thread);
+  }
+  for (int i = 0; i < of->threads; i++) {
+    io_thread *thread = &of->thread[i];
+    pthread_join(thread->thread, NULL);
+    commands_drop(thread);
+    close(thread->epoll);
+    close(thread->wake);
+    free(thread->calls);
+    free(thread->generation);
+    free(thread->free_call);
+    free(thread->ended);
+    free(thread->scratch);
+    pthread_mutex_destroy(&thread->lock);
+    pthread_cond_destroy(&thread->settled);
+  }
+  for (call_event *event; (event = event_next(of));) event_free(event);
+  plans_free(of->plans);
+  pthread_mutex_destroy(&of->lock);
+  close(of->events);
+  free(of->thread);
+  free(of);
+}
