@@ -114,12 +114,14 @@ static void end(void *owner, h2_stream *stream) {
   if (of->state == PYTHON) {
     python_ended(of);
   } else if (of->state == RECEIVING) {
-    if (!of->message || !query_begin(of)) {
-      python_open(of);
-      return;
-    }
-    h2_free_message(of->message);
+    uint8_t *const data = of->message;
     of->message = NULL;
+    if (data && query_begin(of, data, of->message_bytes)) { /* a refusal has freed the call */
+      h2_free_message(data);
+    } else {
+      of->message = data;
+      python_open(of);
+    }
   }
 }
 

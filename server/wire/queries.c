@@ -140,12 +140,12 @@ static bool submit(call *call, plan *plan, const head *from, int32_t slot, int64
   return true;
 }
 
-bool query_begin(call *call) {
+bool query_begin(call *call, const uint8_t *message, size_t size) {
   io_thread *thread = call->connection->thread;
   wire *owner = thread->wire;
   engine_link *link = thread->link;
   head from;
-  if (!link || !atomic_load(&owner->open) || !split(call->message, call->message_bytes, &from)) return false;
+  if (!link || !atomic_load(&owner->open) || !split(message, size, &from)) return false;
   from.key.part[2] = call->tenant;
   from.key.size[2] = call->tenant_bytes;
   plan *plan = plans_find(owner->plans, &from.key);

@@ -163,8 +163,8 @@ void grpc_finish(call *call, int32_t code, const char *text, size_t size);
 /* queries.c */
 /* The head of a ModelInferRequest as a key. False for a message that only Python can read. */
 bool message_key(const uint8_t *message, size_t size, const uint8_t *tenant, size_t tenant_bytes, plan_key *key);
-/* Whether the call's message became a query or was refused; if not, Python has to look at it. */
-bool query_begin(call *call);
+/* Whether the call's message became a query or was refused, which ends the call; if not, Python has to look at it. */
+bool query_begin(call *call, const uint8_t *message, size_t size);
 void query_abandon(query *query); /* the client left */
 void queries_end(io_thread *thread); /* all that the engine has answered */
 void queries_expire(io_thread *thread, int64_t now);
