@@ -60,9 +60,19 @@ static bool split(const uint8_t *begin, size_t bytes, head *found) {
   return true;
 }
 
+/* Whether nothing but tensors follows the head: any other field there would have a say in what the request means. */
+static bool ends_with_tensors(const head *from) {
+  for (const uint8_t *at = from->raw; at < from->end;) {
+    size_t size;
+    if (*at++ != TAG_RAW_INPUT || !read_size(&at, from->end, &size)) return false;
+    at += size;
+  }
+  return true;
+}
+
 bool message_key(const uint8_t *message, size_t size, const uint8_t *tenant, size_t tenant_bytes, plan_key *key) {
   head found;
-  if (!split(message, size, &found)) return false;
+  if (!split(message, size, &found) || !ends_with_tensors(&found)) return false;
   *key = found.key;
   key->part[2] = tenant;
   key->size[2] = tenant_bytes;
