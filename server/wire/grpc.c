@@ -18,6 +18,8 @@ static bool begins(const hpack_field *field, const char *text) {
 
 static bool has(const hpack_field *field, const char *text) { return field->value_size == strlen(text) && begins(field, text); }
 
+static const int64_t NEVER_NS = INT64_C(1) << 62;
+
 /* grpc-timeout: up to eight digits and a unit. 0 for a value that cannot be read. */
 static int64_t deadline_of(const hpack_field *field, int64_t now) {
   static const char units[] = "HMSmun";
@@ -30,7 +32,9 @@ static int64_t deadline_of(const hpack_field *field, int64_t now) {
     value = value * 10 + (field->value[i] - '0');
   }
   const char *unit = memchr(units, field->value[digits], sizeof units - 1);
-  return unit ? now + value * unit_ns[unit - units] : 0;
+  if (!unit) return 0;
+  const int64_t step_ns = unit_ns[unit - units];
+  return value > (NEVER_NS - now) / step_ns ? NEVER_NS : now + value * step_ns;
 }
 
 static void refuse_http(call *of) {
@@ -43,7 +47,7 @@ static void refuse_http(call *of) {
 
 /* Whether the head is one of a call; what it says is kept. */
 static bool read_head(call *new, const hpack_field *fields, int count) {
-  bool post = false, grpc = false, infer = false, plain = true;
+  bool post = false, grpc = false, infer = false, plain = true, timely = true;
   for (int i = 0; i < count; i++) {
     const hpack_field *field = &fields[i];
     if (is(field, ":method")) post = has(field, "POST");
@@ -52,10 +56,10 @@ static bool read_head(call *new, const hpack_field *fields, int count) {
     else if (is(field, "grpc-encoding")) plain = has(field, "identity");
     else if (is(field, "grpc-timeout")) {
       new->deadline_ns = deadline_of(field, new->arrival_ns);
-      plain = plain && new->deadline_ns;
+      timely = new->deadline_ns;
     }
   }
-  new->answerable = infer && plain;
+  new->answerable = infer && plain && timely;
   return post && grpc;
 }
 
