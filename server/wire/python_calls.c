@@ -179,9 +179,12 @@ static void run(io_thread *thread, const command *given) {
     case COMMAND_TAKEN:
       if (--of->taken < READ_AHEAD) h2_hold(of->stream, false);
       break;
-    case COMMAND_RESET:
-      h2_reset(of->stream, given->size >= sizeof(uint32_t) ? *(const uint32_t *)(const void *)given->data : 0);
+    case COMMAND_RESET: {
+      uint32_t code = 0; /* the data are not aligned */
+      if (given->size >= sizeof code) memcpy(&code, given->data, sizeof code);
+      h2_reset(of->stream, code);
       break;
+    }
     default:
       break;
   }
