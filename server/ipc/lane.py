@@ -97,7 +97,7 @@ class Lane:
     def end(self, ended: QueryEnded, tenant: int, slot: int) -> None:
         """Tell the front that a query has ended."""
         tail = self._words[_END_TAIL]
-        reason = ended.reason.encode()[:_REASON_BYTES]
+        reason = _cut(ended.reason)
         offset = self._ends + (tail & self._records - 1) * _END.size
         code = _OUTCOME_CODES[ended.outcome]
         _END.pack_into(
@@ -126,3 +126,9 @@ class Lane:
         query, _, _, code, size, queue_ns, execute_ns, reason = _END.unpack_from(self._memory, offset)
         self._words[_END_HEAD] = head + 1
         return QueryEnded(query, OUTCOMES[code], reason[:size].decode(errors="replace"), queue_ns, execute_ns)
+
+
+def _cut(reason: str) -> bytes:
+    """As much of the reason as a record has room for, in whole characters."""
+    encoded = reason.encode(errors="replace")
+    return encoded if len(encoded) <= _REASON_BYTES else encoded[:_REASON_BYTES].decode(errors="ignore").encode()
