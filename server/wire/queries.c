@@ -23,13 +23,13 @@ typedef struct {
   const uint8_t *raw, *end;
 } head;
 
-/* The number at *at, which is moved behind it; false when it is cut off or has more than four bytes. */
+/* The length at *at, which is moved behind it; false when it is cut off, reaches too far or is longer than it has to be. */
 static bool read_size(const uint8_t **at, const uint8_t *end, size_t *value) {
   *value = 0;
   for (int shift = 0; shift < 32 && *at < end; shift += 7) {
     const uint8_t byte = *(*at)++;
     *value |= (size_t)(byte & 0x7F) << shift;
-    if (byte < 0x80) return *value <= (size_t)(end - *at);
+    if (byte < 0x80) return (byte || !shift) && *value <= (size_t)(end - *at);
   }
   return false;
 }
@@ -47,7 +47,7 @@ static bool split(const uint8_t *begin, size_t bytes, head *found) {
       if (found->id.bytes) return false;
       for (size_t i = 0; i < size; i++)
         if (at[i] >= 0x80) return false; /* it may be no UTF-8 */
-      found->id = (part){field, (size_t)(at + size - field)};
+      found->id = (part){field, size ? (size_t)(at + size - field) : 0}; /* an empty one is left out of a response */
       found->key.part[0] = begin;
       found->key.size[0] = (size_t)(field - begin);
       behind = at + size;
