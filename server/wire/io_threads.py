@@ -145,7 +145,7 @@ class IoThreads:
         """Requests with the head of this one follow the plan. Returns whether such a head can have one."""
         if not self.handle:
             return False
-        source, values, name = np.frombuffer(message, np.uint8), plan.values(), tenant.encode()
+        source, values, name = np.frombuffer(message, np.uint8), plan.values(), tenant.encode("latin-1")
         added = self._native.wire_add_plan(
             self.handle, source.ctypes.data, source.size, name, len(name), ctypes.byref(values)
         )
