@@ -235,6 +235,7 @@ static size_t respond(io_thread *thread, const query *q, const uint8_t *slot) {
   return size;
 }
 
+static const char CANCELLED_TEXT[] = "cancelled"; /* as EngineConnection says it */
 static const int COUNTED[OUTCOMES] = {COUNTED_OK, COUNTED_OVERLOADED, COUNTED_DEADLINE, COUNTED_FAILED, COUNTED_FAILED};
 
 static void answer(io_thread *thread, call *call, const query *q, const lane_end *end) {
@@ -251,6 +252,7 @@ static void answer(io_thread *thread, call *call, const query *q, const lane_end
     size = respond(thread, q, slot);
     if (!size) outcome = FAILED, reason = "out of memory", reason_bytes = strlen(reason);
   }
+  if (outcome == CANCELLED) reason = CANCELLED_TEXT, reason_bytes = sizeof CANCELLED_TEXT - 1;
   count(thread, q->plan, q->arrival_ns, end->queue_ns, end->execute_ns, COUNTED[outcome]);
   if (outcome == DONE) grpc_answer(call, thread->scratch, size);
   else grpc_finish(call, thread->wire->outcome_code[outcome], reason, reason_bytes);
