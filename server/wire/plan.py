@@ -150,9 +150,9 @@ def _outputs(
         if location is not None:
             place = files[location]
             error = f"output {output.name!r}: region {location.region!r:.80} has become shorter than it was"
-            if location.size_bytes < view.nbytes:
+            if location.size_bytes < view.nbytes or len(error.encode()) >= OUTPUT["error"].itemsize:
                 return None
-        rows.append((view.nbytes, _address(view) - views.address, place.offset, place.file, 0, error.encode()[:159]))
+        rows.append((view.nbytes, _address(view) - views.address, place.offset, place.file, 0, error.encode()))
     return rows
 
 
