@@ -166,8 +166,11 @@ class IoThreads:
                 self._counted(ended[:taken])
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no more calls, let running ones end within the grace, then close all connections."""
-        if self._listener is not None:
+        """Accept no more calls, let running ones end within the grace, then close all connections.
+
+        Does nothing the second time.
+        """
+        if self._listener is not None and self.handle:
             self._idle = asyncio.Event()
             self._native.wire_leave(self.handle)
             with contextlib.suppress(TimeoutError):
