@@ -41,8 +41,8 @@ static void refuse_http(call *of) {
   uint8_t block[32];
   const hpack_field status = {":status", "415", 7, 3};
   of->state = OVER;
-  h2_headers(of->stream, block, hpack_encode(block, &status), true);
   mark_dirty(of->connection);
+  h2_headers(of->stream, block, hpack_encode(block, &status), true); /* frees the call */
 }
 
 /* Whether the head is one of a call; what it says is kept. */

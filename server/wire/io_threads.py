@@ -175,6 +175,7 @@ class IoThreads:
             self._native.wire_leave(self.handle)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), grace_s)
+        if self._listener is not None and self.handle:  # nobody has closed it meanwhile
             asyncio.get_running_loop().remove_reader(self._native.wire_events_fd(self.handle))
             self.drain_counts()
         self.close()
