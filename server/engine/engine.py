@@ -146,8 +146,7 @@ class Engine:
                 case m.InferQuery() as message:
                     self._infer(message)
                 case m.AbortQuery(query=query):
-                    if self._queries.cancel(query):
-                        self._decide(QueryCancelled(time.monotonic_ns(), query))
+                    self._abort(query)
                 case m.GetStatus(since=since):
                     stats = self._scheduler.stats()
                     self._front.send(collect_status(stats, self._queries, self._supervisor, self._timings, since))
@@ -168,6 +167,10 @@ class Engine:
         tenant = self._queries.add(message, lane).tenant
         query = Query(message.query, tenant, message.arrival_ns, message.deadline_ns, message.batch)
         self._decide(QueryArrived(time.monotonic_ns(), query))
+
+    def _abort(self, query: int) -> None:
+        if self._queries.cancel(query):
+            self._decide(QueryCancelled(time.monotonic_ns(), query))
 
     # Workers
 
