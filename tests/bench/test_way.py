@@ -94,7 +94,7 @@ def test_latencies_are_those_of_answered_queries_from_their_scheduled_arrival() 
     schedule = ArrivalSchedule(arrival_ns, np.array([0, 2, 0, 0]), np.zeros(4, np.int64), (0, 10**9))
     done_ns = arrival_ns + np.array([2_000_000, 7_000_000, 4_000_000, 99_000_000])
     outcome = np.array([Outcome.OK, Outcome.OK, Outcome.OK, Outcome.REFUSED], np.int8)
-    trace = Trace(schedule, arrival_ns, done_ns, outcome, (0, 10**9), Counter())
+    trace = Trace(schedule, arrival_ns, done_ns, outcome, (0, 10**9), Counter(), cpu_ns=0)
     found = open_load.latencies(trace, streams)
     assert found["a"] == {"queries": 3, "answered": 2, "mean_ms": 3.0, "p50_ms": 3.0, "p95_ms": 3.9}
     assert found["b"] == {"queries": 1, "answered": 1, "mean_ms": 7.0, "p50_ms": 7.0, "p95_ms": 7.0}
@@ -105,7 +105,8 @@ def test_nothing_answered_is_no_measurement() -> None:
     streams = [TenantStream("a", 1.0, 10**9, 0.95, (b"",))]
     one = np.array([0])
     schedule = ArrivalSchedule(one, one, one, (0, 10**9))
-    trace = Trace(schedule, one, one + 5, np.array([Outcome.ERROR], np.int8), (0, 10**9), Counter({(0, "gone"): 1}))
+    failed, reasons = np.array([Outcome.ERROR], np.int8), Counter({(0, "gone"): 1})
+    trace = Trace(schedule, one, one + 5, failed, (0, 10**9), reasons, cpu_ns=0)
     with pytest.raises(SystemExit, match="gone"):
         open_load.latencies(trace, streams)
 
