@@ -77,7 +77,7 @@ def test_progress_and_sizes_can_be_read() -> None:
     async def run() -> tuple[NativeRun, Trace]:
         client = GrpcClient("127.0.0.1", await server.start(), 10.0)
         await client.open(2)
-        sender = NativeRun(client.call_settings, one_stream(["ok"] * 20), one_by_one(20, 2.0), counts)
+        sender = NativeRun(client.call_settings, one_stream(["ok"] * 20), one_by_one(20, 20.0), counts)
         trace = await sender.run(asyncio.Event())
         await client.close()
         server.close()

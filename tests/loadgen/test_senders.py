@@ -24,6 +24,7 @@ from veltair.loadgen.open_loop import STOPPED_EARLY, ArrivalSchedule, RunCounts,
 from veltair.loadgen.tenant_streams import TenantStream
 
 OK, REFUSED, ERROR, UNSENT = Outcome.OK, Outcome.REFUSED, Outcome.ERROR, Outcome.UNSENT
+TIMEOUT_S = 1.0
 EXPECTED = {
     "ok": (OK, ""),
     "status 0 fine": (OK, ""),
@@ -36,7 +37,7 @@ EXPECTED = {
     "http 502": (ERROR, "HTTP status 502, no status of gRPC"),
     "reset 2": (ERROR, "the call was reset with code 2"),
     "overlong": (ERROR, "an answer of 2147483648 bytes was announced"),
-    "hang": (ERROR, "no answer within 0.2 s"),
+    "hang": (ERROR, "no answer within 1 s"),
 }
 sender = pytest.mark.parametrize("sender", list(SENDERS))
 
@@ -44,7 +45,7 @@ sender = pytest.mark.parametrize("sender", list(SENDERS))
 @sender
 @pytest.mark.parametrize("request_text", EXPECTED)
 def test_each_end_is_one_outcome_and_harms_no_other_query(sender, request_text):
-    trace, server = play(sender, one_stream(["ok", request_text, "ok"]), one_by_one(3, 5.0), timeout_s=0.2)
+    trace, server = play(sender, one_stream(["ok", request_text, "ok"]), one_by_one(3, 5.0), timeout_s=TIMEOUT_S)
     outcome, why = EXPECTED[request_text]
     assert trace.outcome.tolist() == [OK, outcome, OK]
     assert failures(trace) == ({why: 1} if why else {})
@@ -52,17 +53,17 @@ def test_each_end_is_one_outcome_and_harms_no_other_query(sender, request_text):
     assert len(server.connections) == (1 if sender == "python" else 2)  # the client has one of its own
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(list(EXPECTED)), min_size=1, max_size=40), st.integers(1, 5), st.floats(0, 2))
 def test_any_mixture_is_counted_exactly(texts, connections, gap_ms):
     schedule = one_by_one(len(texts), gap_ms)
-    trace, server = play("native", one_stream(texts), schedule, connections=connections, timeout_s=0.2)
+    trace, server = play("native", one_stream(texts), schedule, connections=connections, timeout_s=TIMEOUT_S)
     assert trace.outcome.tolist() == [EXPECTED[text][0] for text in texts]
     assert failures(trace) == Counter(EXPECTED[text][1] for text in texts if EXPECTED[text][1])
     assert Counter(server.requests) == Counter(texts)
     assert (trace.sent_ns >= schedule.arrival_ns).all() and (trace.done_ns >= trace.sent_ns).all()
     timed_out = np.array(["hang" in text for text in texts])
-    assert ((trace.done_ns - trace.sent_ns)[timed_out] >= 200 * MS).all()
+    assert ((trace.done_ns - trace.sent_ns)[timed_out] >= TIMEOUT_S * 1000 * MS).all()
     assert len(server.aborted) == texts.count("hang") + texts.count("overlong")  # cancelled, so that the server stops
 
 
@@ -70,7 +71,9 @@ def test_any_mixture_is_counted_exactly(texts, connections, gap_ms):
 @pytest.mark.parametrize("end", ["drop", "half"])
 def test_a_lost_connection_costs_its_calls_and_is_made_anew(sender, end):
     texts = ["hang", "hang", end, "ok", "ok"]
-    trace, server = play(sender, one_stream(texts), one_by_one(5, 60.0))
+    arrival_ns = np.array([0, 0, 0, 600, 600], np.int64) * MS
+    schedule = ArrivalSchedule(arrival_ns, np.zeros(5, np.int64), np.arange(5), (0, 601 * MS))
+    trace, server = play(sender, one_stream(texts), schedule)
     assert trace.outcome.tolist() == [ERROR, ERROR, ERROR, OK, OK]
     assert failures(trace) == {"the connection was lost": 3}
     assert server.requests == texts
@@ -78,7 +81,7 @@ def test_a_lost_connection_costs_its_calls_and_is_made_anew(sender, end):
 
 @sender
 def test_a_server_that_leaves_gets_the_next_calls_over_a_new_connection(sender):
-    trace, server = play(sender, one_stream(["hold", "leave", "ok"]), one_by_one(3, 60.0), before=release_at(3))
+    trace, server = play(sender, one_stream(["hold", "leave", "ok"]), one_by_one(3, 300.0), before=release_at(3))
     assert trace.outcome.tolist() == [OK] * 3
     assert server.requests == ["hold", "leave", "ok"]
 
@@ -130,11 +133,11 @@ def test_stop_sends_nothing_more_and_waits_for_answers_as_long_as_the_longest_ta
     def before(server: ScriptedServer, stop: asyncio.Event) -> None:
         server.on_request = lambda: stop.set() if len(server.requests) == 2 else None
 
-    trace, server = play(sender, one_stream(["ok", "hang", "ok"], target_ms=100), schedule, before=before)
+    trace, server = play(sender, one_stream(["ok", "hang", "ok"], target_ms=500), schedule, before=before)
     assert server.requests == ["ok", "hang"]
     assert trace.outcome.tolist() == [OK, ERROR, UNSENT]
     assert failures(trace) == {STOPPED_EARLY: 1}
-    assert MS <= trace.window_ns[1] <= trace.done_ns[1] - 100 * MS
+    assert MS <= trace.window_ns[1] <= trace.done_ns[1] - 500 * MS
     assert trace.sent_ns[2] == trace.done_ns[2] == 0
 
 
