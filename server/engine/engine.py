@@ -27,7 +27,7 @@ from veltair.server.engine.event_log import interference_settings, open_event_lo
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
-from veltair.server.engine.machine_limits import default_workers, largest_cell, limit_machine
+from veltair.server.engine.machine_limits import default_workers, home_core, largest_cell, limit_machine
 from veltair.server.engine.tenants import tenants_and_profiles
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
@@ -58,6 +58,7 @@ class Engine:
         self._weights = {artifact.weights for artifact in artifacts}
         machine = limit_machine(configure.cores)
         self._cores = cores = machine.cores
+        self._home = home_core(machine)
         self._workers = configure.workers or default_workers(len(cores), artifacts)
         self._allowed = self._workers  # batches in flight at once, as the scheduler knows it
         self._sampling = CounterSampling(cores)
@@ -88,6 +89,8 @@ class Engine:
 
     def run(self) -> None:
         """Serve until the front sends Shutdown or is gone."""
+        if self._home is not None:
+            os.sched_setaffinity(0, (self._home,))
         with ExitStack() as held:
             if self._log:
                 held.callback(self._log.close)

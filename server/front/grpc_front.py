@@ -192,12 +192,16 @@ def _wants_final_mark(request: InferRequest) -> bool:
     return request.parameters.get(_WANTS_FINAL_MARK) is True
 
 
-def start_threads(server: ServerConfig) -> IoThreads | None:
-    """The I/O threads that the configuration asks for; None for none. Raises VeltairError."""
+def start_threads(server: ServerConfig, home: int | None) -> IoThreads | None:
+    """The I/O threads that the configuration asks for; None for none. One alone stays on the core `home`.
+
+    Raises VeltairError.
+    """
     if not server.fronts:
         return None
     return IoThreads(
         server.fronts,
+        home=home if server.fronts == 1 else None,
         infer_path=f"/{SERVICE}/ModelInfer",
         tenant_header=TENANT_HEADER,
         max_message_bytes=(server.body_limit_mb << 20) + MESSAGE_SLACK_BYTES,

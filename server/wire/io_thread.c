@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -217,7 +218,16 @@ bool thread_start(wire *owner, int index) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are Python's business */
-  const int failed = pthread_create(&thread->thread, NULL, serve, thread);
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  if (owner->home >= 0) {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    CPU_SET(owner->home, &cores);
+    pthread_attr_setaffinity_np(&attributes, sizeof cores, &cores);
+  }
+  const int failed = pthread_create(&thread->thread, &attributes, serve, thread);
+  pthread_attr_destroy(&attributes);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (failed) return false;
   char name[16] = "veltair-io";

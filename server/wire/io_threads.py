@@ -59,6 +59,7 @@ class IoThreads:
         self,
         threads: int,
         *,
+        home: int | None = None,
         infer_path: str,
         tenant_header: str,
         max_message_bytes: int,
@@ -69,6 +70,7 @@ class IoThreads:
         """Raises VeltairError when the system gives no thread.
 
         Args:
+            home: the core that they stay on; None: any.
             infer_path: of the method whose requests may have plans.
             tenant_header: metadata that belongs to the head of a request.
             full: what a client reads when no slot is free.
@@ -88,6 +90,7 @@ class IoThreads:
         late = status_number(DeadlineError)
         self._settings = Settings(  # the threads read it as long as they live
             threads=threads,
+            home=-1 if home is None else home,
             outcome_code=(ctypes.c_int32 * len(OUTCOMES))(*(status_number(_ERRORS[name]) for name in OUTCOMES)),
             max_message_bytes=max_message_bytes,
             full=Refusal(status_number(OverloadedError), full.encode()),

@@ -73,6 +73,7 @@ class Settings(ctypes.Structure):
 
     _fields_ = (
         ("threads", _I32),
+        ("home", _I32),
         ("outcome_code", _I32 * 5),
         ("max_message_bytes", _SIZE),
         ("full", Refusal),

@@ -11,7 +11,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 typedef struct { /* native.Settings */
-  int32_t threads;
+  int32_t threads, home;
   int32_t outcome_code[OUTCOMES];
   uint64_t max_message_bytes;
   refusal full, read_late, expired;
@@ -26,6 +26,7 @@ EXPORT wire *wire_start(const settings *given) {
   wire *new = calloc(1, sizeof *new);
   if (!new || given->threads < 1 || given->threads > MOST_THREADS) return NULL;
   new->listener = -1;
+  new->home = given->home;
   new->max_message_bytes = given->max_message_bytes;
   new->full = given->full, new->read_late = given->read_late, new->expired = given->expired;
   memcpy(new->outcome_code, given->outcome_code, sizeof new->outcome_code);

@@ -133,6 +133,7 @@ typedef struct wire {
   int threads;
   io_thread *thread;
   int listener;
+  int home; /* the core that the threads stay on; -1: any */
   size_t max_message_bytes;
   plan_table *plans;
   atomic_uint_fast64_t next_query; /* its number; those of Python come from here too */

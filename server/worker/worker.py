@@ -203,6 +203,7 @@ def main(arguments: Sequence[str]) -> int:
         load = channel.receive()
         if not isinstance(load, LoadModels):
             raise TypeError(f"expected LoadModels first, got {load!r}")
+        os.sched_setaffinity(0, load.cores)  # the engine's own are inherited
         try:
             worker = _load_worker(channel, WorkerCell(cell), bell, pool, load)
         except VeltairError as error:

@@ -23,7 +23,7 @@ from rich.console import Console
 from veltair.config import ServeConfig, read_config, split_address
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.machine.malloc import reuse_message_memory
-from veltair.server.engine.machine_limits import limit_machine
+from veltair.server.engine.machine_limits import home_core, limit_machine
 from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.grpc_front import GrpcFront, start_threads
@@ -82,7 +82,7 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
     listener = _listen(config.server.http)
     started = time.monotonic()
     with contextlib.closing(listener), contextlib.ExitStack() as held:
-        threads = start_threads(config.server)
+        threads = start_threads(config.server, home_core(limit_machine(config.server.cores)))
         if threads is not None:
             held.callback(threads.close)
         starting = asyncio.create_task(EngineClient.start(config, threads))
