@@ -106,7 +106,10 @@ class Engine:
 
     def _poll_once(self) -> None:
         front, supervisor = self._front, self._supervisor
-        for fd, _ in sorted(self._poll.poll(self._poll_timeout_s()), key=self._urgency):
+        events = self._poll.poll(self._poll_timeout_s())
+        if len(events) > 1:
+            events.sort(key=self._urgency)
+        for fd, _ in events:
             if fd == front.fileno():
                 front.flush()
                 self._read_front()
@@ -193,7 +196,7 @@ class Engine:
             self._reap(worker)
 
     def _answer_bell(self) -> None:
-        os.eventfd_read(self._supervisor.bell)  # before the cells: an end that is written meanwhile rings again
+        # An end that is written meanwhile rings again.
         for worker in [batch.worker for batch in self._queries.batches()]:
             self._take_end(worker)
 

@@ -30,7 +30,7 @@ class WorkerSupervisor:
         """Registers each worker's socket and pidfd in `poll`, and the bell that all of them ring when a block has
         ended. `tensors`: the descriptor of the tensor pool."""
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        poll.register(self.bell, select.EPOLLIN)
+        poll.register(self.bell, select.EPOLLIN | select.EPOLLET)  # each write tells; nobody reads it
         self.workers: dict[int, WorkerProcess] = {}  # by the descriptors of their socket and their pidfd
         self.deaths = 0
         self._poll = poll

@@ -45,6 +45,7 @@ _CORES = slice(192, 192 + MAX_CORES // 8)
 _CORES_ORDERED = slice(320, 320 + MAX_CORES // 8)
 _ORDER_AT, _ORDER = 456, Struct("<QIIIIII")
 _HEAD, _KEY_AT, _KEY = Struct("<QII"), 472, Struct("<IIII")
+_MEMBER = Struct("<II")
 _VERSIONS_AT, _VERSION_BYTES, _QUERY_BYTES = 488, 4, 8
 
 
@@ -63,9 +64,11 @@ class Members(msgspec.Struct, frozen=True, gc=False):
     @classmethod
     def of(cls, queries: list[tuple[int, int]]) -> Members:
         """From the slot and the samples of each query."""
+        if len(queries) == 1:
+            slot, samples = queries[0]
+            return cls(slot, samples, _MEMBER.pack(slot, samples))
         flat = [number for query in queries for number in query]
-        slot = flat[0] if len(queries) == 1 else BATCH
-        return cls(slot, sum(flat[1::2]), pack(f"<{len(flat)}I", *flat))
+        return cls(BATCH, sum(flat[1::2]), pack(f"<{len(flat)}I", *flat))
 
 
 def unpack_members(packed: bytes) -> list[tuple[int, int]]:

@@ -174,10 +174,8 @@ static int timeout_ms(const io_thread *thread) {
 }
 
 static void handle(io_thread *thread, const struct epoll_event *event) {
-  if (event->data.ptr == thread) {
-    uint64_t rings;
-    if (read(thread->wake, &rings, sizeof rings) < 0) return;
-  } else if (event->data.ptr == thread->wire) {
+  if (event->data.ptr == thread) return; /* the loop looks at everything that it is woken for */
+  if (event->data.ptr == thread->wire) {
     accept_connections(thread);
   } else {
     connection *at = event->data.ptr;
@@ -214,7 +212,7 @@ bool thread_start(wire *owner, int index) {
   thread->epoll = epoll_create1(EPOLL_CLOEXEC);
   thread->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (thread->epoll < 0 || thread->wake < 0) return false;
-  watch(thread, EPOLL_CTL_ADD, thread->wake, EPOLLIN, thread);
+  watch(thread, EPOLL_CTL_ADD, thread->wake, EPOLLIN | EPOLLET, thread); /* each write tells; nobody reads it */
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are Python's business */
