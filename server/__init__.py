@@ -2,8 +2,9 @@
 
 The way of a query:
 
-1. `front/` accepts the HTTP or gRPC request. `protocol/` decodes and validates it; `front/admission.py` and the codecs
-   refuse what cannot be served.
+1. `wire/` accepts the request in threads of C, and carries out steps 2 and 5 itself where the request's head is known.
+   Else `front/` and `protocol/` decode and validate it; `front/admission.py` and the codecs refuse what cannot be
+   served.
 2. `front/engine_connection.py` copies the inputs into shared memory (`ipc/tensor_pool.py`) and sends `InferQuery` to
    the engine process.
 3. `engine/` passes the query to `veltair.scheduler` and carries out its decisions: it gives the query a worker
