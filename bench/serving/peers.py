@@ -34,6 +34,7 @@ from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.served_tenant import ServedTenant
 from veltair.server.front.snapshot import Snapshot
+from veltair.server.ipc.stages import EngineStamps
 from veltair.types import QoSTarget
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -98,7 +99,9 @@ class PeerEngine:
             if deadline_ns is not None and begin_ns > deadline_ns:
                 raise DeadlineError("the deadline passed before the query began")
             outputs = self.sessions[tenant](inputs)
-            return QueryResult(outputs, begin_ns - arrival_ns, time.monotonic_ns() - begin_ns, ())
+            end_ns = time.monotonic_ns()
+            stamps = EngineStamps(arrival_ns, begin_ns, end_ns, end_ns)
+            return QueryResult(outputs, begin_ns - arrival_ns, end_ns - begin_ns, arrival_ns, stamps)
 
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 

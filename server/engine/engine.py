@@ -170,9 +170,10 @@ class Engine:
                 self._infer(message, lane)
 
     def _infer(self, message: m.InferQuery, lane: int | None = None) -> None:
-        tenant = self._queries.add(message, lane).tenant
+        now_ns = time.monotonic_ns()
+        tenant = self._queries.add(message, now_ns, lane).tenant
         query = Query(message.query, tenant, message.arrival_ns, message.deadline_ns, message.batch)
-        self._decide(QueryArrived(time.monotonic_ns(), query))
+        self._decide(QueryArrived(now_ns, query))
 
     def _abort(self, query: int) -> None:
         if self._queries.cancel(query):

@@ -26,7 +26,7 @@ class InFlightQueries:
 
     ::
 
-        queries.add(infer_query)
+        queries.add(infer_query, time.monotonic_ns())
         for decision in scheduler.handle(event):
             queries.carry_out(decision)
     """
@@ -51,9 +51,10 @@ class InFlightQueries:
     def batches(self) -> Collection[InFlightBatch]:
         return self._batches.values()
 
-    def add(self, message: m.InferQuery, lane: int | None = None) -> PendingQuery:
+    def add(self, message: m.InferQuery, taken_ns: int, lane: int | None = None) -> PendingQuery:
         """Take in a query that has arrived, by a lane or as a message."""
-        query = self._queries[message.query] = PendingQuery(message, self._tenants[message.tenant].name, lane)
+        tenant = self._tenants[message.tenant].name
+        query = self._queries[message.query] = PendingQuery(message, tenant, taken_ns, lane)
         self.counters[query.tenant].arrived += 1
         return query
 
@@ -113,9 +114,9 @@ class InFlightQueries:
             self._end(query, outcome, reason)
 
     def _end(self, query: PendingQuery, outcome: m.Outcome, reason: str = "") -> None:
-        ended = query.end(outcome, reason)
+        ended = query.end(outcome, time.monotonic_ns(), reason)
         del self._queries[ended.query]
-        self.counters[query.tenant].count_end(query, ended, time.monotonic_ns())
+        self.counters[query.tenant].count_end(query, ended)
         if query.lane is None:
             self._front.send(ended)
         else:

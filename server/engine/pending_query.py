@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from veltair.server.ipc.messages import InferQuery, Outcome, QueryEnded
+from veltair.server.ipc.stages import EngineStamps
 from veltair.server.ipc.status_records import BlockRecord
 
 if TYPE_CHECKING:
@@ -18,15 +19,16 @@ class PendingQuery:
     """A query that has not ended: it waits (`batch` is None) or runs in a batch.
 
     >>> message = InferQuery(query=1, tenant=0, slot=3, batch=1, arrival_ns=0, deadline_ns=10**9)
-    >>> query = PendingQuery(message, "mlp")
+    >>> query = PendingQuery(message, "mlp", taken_ns=3)
     >>> query.batch is None
     True
-    >>> query.end("cancelled")
-    QueryEnded(query=1, outcome='cancelled', reason='', queue_ns=0, execute_ns=0, blocks=())
+    >>> query.end("cancelled", now_ns=5).stamps
+    EngineStamps(taken_ns=3, begin_ns=5, end_ns=5, ended_ns=5)
     """
 
     message: InferQuery
     tenant: str
+    taken_ns: int  # when the engine took it
     lane: int | None = None  # it came by this lane, not as a message
     batch: InFlightBatch | None = None  # from its first block to its end
     cancelled: bool = False
@@ -36,14 +38,15 @@ class PendingQuery:
         """Those that its batch has run."""
         return self.batch.blocks if self.batch else ()
 
-    def end(self, outcome: Outcome, reason: str = "") -> QueryEnded:
+    def end(self, outcome: Outcome, now_ns: int, reason: str = "") -> QueryEnded:
         """What the front is told of its end now."""
         message, blocks = self.message, self.blocks
+        begin_ns, end_ns = (blocks[0].begin_ns, blocks[-1].end_ns) if blocks else (now_ns, now_ns)
         return QueryEnded(
             message.query,
             outcome,
             reason,
-            queue_ns=blocks[0].begin_ns - message.arrival_ns if blocks else 0,
             execute_ns=sum([block.elapsed_ns for block in blocks]),
+            stamps=EngineStamps(self.taken_ns, begin_ns, end_ns, now_ns),
             blocks=tuple(blocks) if message.traced else (),
         )

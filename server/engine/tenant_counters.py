@@ -18,8 +18,8 @@ class TenantCounters:
 
     >>> from veltair.server.ipc.messages import InferQuery
     >>> counters = TenantCounters(qos_ns=10**7, arrived=1)
-    >>> query = PendingQuery(InferQuery(1, 0, 0, 1, arrival_ns=0, deadline_ns=10**7), "mlp")
-    >>> counters.count_end(query, query.end("rejected"), now_ns=5)
+    >>> query = PendingQuery(InferQuery(1, 0, 0, 1, arrival_ns=0, deadline_ns=10**7), "mlp", taken_ns=3)
+    >>> counters.count_end(query, query.end("rejected", now_ns=5))
     >>> counters.status(waiting=0, running=0).rejected
     1
     """
@@ -37,13 +37,13 @@ class TenantCounters:
     versions: Counter[int] = field(default_factory=Counter)  # layers run by code version, without `block_versions`
     block_versions: Counter[tuple[int, ...]] = field(default_factory=Counter)  # blocks run by their layers' versions
 
-    def count_end(self, query: PendingQuery, ended: QueryEnded, now_ns: int) -> None:
+    def count_end(self, query: PendingQuery, ended: QueryEnded) -> None:
         """Count a query that has ended. The layers of a batch count for each of its queries."""
         match ended.outcome:
             case "done":
                 self.done += 1
-                self.within_qos += now_ns - query.message.arrival_ns <= self.qos_ns
-                self.queue_ns += ended.queue_ns
+                self.within_qos += ended.stamps.ended_ns - query.message.arrival_ns <= self.qos_ns
+                self.queue_ns += ended.stamps.begin_ns - query.message.arrival_ns
                 self.execute_ns += ended.execute_ns
                 for block in query.blocks:
                     self.block_versions[block.versions] += 1

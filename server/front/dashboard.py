@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from importlib.resources import files
 from itertools import groupby
@@ -23,13 +23,16 @@ from veltair.errors import OverloadedError, VeltairError
 from veltair.server.front.inference_service import InferenceEngine
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.recent_window import SECOND_NS
+from veltair.server.front.request_counts import StageTotals
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.messages import EngineStatus
+from veltair.server.ipc.stages import STAGES
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus
 from veltair.types import CoreSet, Machine
 
 PERIOD_S = 1.0
 RECENT_NS = 10 * SECOND_NS  # the span of the table's rates and quantiles
+STAGE_FRAMES = 11  # means of stages are those between the first and the last: 10 s
 HISTORY_S = 60  # sent once to a new viewer, so that its charts do not start empty
 BUSY_SPAN_NS = SECOND_NS
 BUSY_LAG_NS = SECOND_NS // 4  # blocks are known when their query ends: the busy second ends a little earlier
@@ -68,6 +71,7 @@ class Dashboard:
         self._cursor = 0  # blocks up to here were sent
         self._recent: list[BlockRecord] = []  # blocks that ended within the last second
         self._before: EngineStatus | None = None
+        self._totals: deque[dict[str, StageTotals]] = deque(maxlen=STAGE_FRAMES)  # by tenant, a frame each
 
     async def snapshot(self, since: int | None = None) -> Snapshot | None:
         """The server now, as `EngineClient.snapshot` gives it; None while the engine cannot answer."""
@@ -113,6 +117,7 @@ class Dashboard:
 
     async def _send_frames(self) -> None:
         self._before, self._cursor, self._recent = None, 0, []
+        self._totals.clear()
         while self._viewers:
             started = time.monotonic()
             snapshot = await self.snapshot(self._cursor)
@@ -150,11 +155,13 @@ class Dashboard:
                     "history": {"qps": [s.qps for s in seconds], "tail_ms": [s.tail_ms for s in seconds]},
                 }
             )
-        return {"about": self._about, "domains": self._machine.domains, "tenants": tenants}
+        stages = [stage._asdict() for stage in STAGES]
+        return {"about": self._about, "domains": self._machine.domains, "stages": stages, "tenants": tenants}
 
     def _frame(self, now_ns: int, snapshot: Snapshot | None) -> dict[str, Any]:
         """One event: every tenant, the engine, and the blocks that ended since the frame before."""
         self._metrics.refresh()
+        self._totals.append({name: counts.stage_totals() for name, counts in self._metrics.tenants.items()})
         status = snapshot.status if snapshot else None
         frame: dict[str, Any] = {
             "now_ms": now_ns / 1e6,
@@ -191,6 +198,7 @@ class Dashboard:
             "cores": sum(len(b.cores) for b in status.running if b.tenant == name) if status else None,
             "versions": {str(version): n for version, n in sorted(tenant.versions.items())} if tenant else {},
             "answered": counts.outcomes["ok"],
+            "stages_ms": self._totals[-1][name].means_ms(since=self._totals[0][name]),
         }
 
     def _block(self, b: BlockRecord) -> list[Any]:

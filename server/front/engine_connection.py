@@ -10,6 +10,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.front.admission import FreeSlots
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
+from veltair.server.ipc.stages import EngineStamps
 from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.protocol.datatypes import Tensor
@@ -40,14 +42,16 @@ _LAST_QUERIES_S = 0.002  # between two looks at the queries that the I/O threads
 class QueryResult:
     """What a query gave, and how it was served.
 
-    >>> QueryResult({}, queue_ns=3_000, execute_ns=2_000, blocks=()).queue_ns
+    >>> QueryResult({}, queue_ns=3_000, execute_ns=2_000, submitted_ns=0, stamps=EngineStamps(1, 2, 3, 4)).queue_ns
     3000
     """
 
     outputs: Mapping[str, NDArray[Any]]
     queue_ns: int  # arrival to first block
     execute_ns: int  # in blocks
-    blocks: tuple[BlockRecord, ...]  # of a traced query
+    submitted_ns: int  # when the front handed it to the engine
+    stamps: EngineStamps
+    blocks: tuple[BlockRecord, ...] = ()  # of a traced query
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +60,13 @@ class HeldQuery:
 
     ::
 
-        held = HeldQuery(loop.create_future(), tenant=0, slot=3, batch=1)
+        held = HeldQuery(loop.create_future(), infer_query, submitted_ns=time.monotonic_ns())
         outputs = (await held.result).outputs
     """
 
     result: asyncio.Future[QueryResult]
-    tenant: int
-    slot: int
-    batch: int
+    message: m.InferQuery
+    submitted_ns: int
 
 
 class EngineConnection:
@@ -133,8 +136,9 @@ class EngineConnection:
         except BaseException:
             self._slots.give_back(tenant, slot)
             raise
-        held = self.held[query] = HeldQuery(self._loop.create_future(), tenant, slot, batch)
-        self.send(m.InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns, traced))
+        message = m.InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns, traced)
+        held = self.held[query] = HeldQuery(self._loop.create_future(), message, time.monotonic_ns())
+        self.send(message)
         return held.result
 
     def abort(self, query: int) -> None:
@@ -197,10 +201,12 @@ class EngineConnection:
         return batch
 
     def _read_result(self, held: HeldQuery, ended: m.QueryEnded) -> QueryResult:
-        fields = self._pool.regions[held.tenant].outputs
-        views = self._pool.outputs(held.tenant, held.slot, held.batch)
+        query, stamps = held.message, ended.stamps
+        fields = self._pool.regions[query.tenant].outputs
+        views = self._pool.outputs(query.tenant, query.slot, query.batch)
         outputs = {field.name: view.copy() for field, view in zip(fields, views, strict=True)}
-        return QueryResult(outputs, ended.queue_ns, ended.execute_ns, ended.blocks)
+        queue_ns = stamps.begin_ns - query.arrival_ns
+        return QueryResult(outputs, queue_ns, ended.execute_ns, held.submitted_ns, stamps, ended.blocks)
 
     # The socket
 
@@ -253,7 +259,7 @@ class EngineConnection:
                     held.result.set_exception(QueryError(ended.reason))
                 case "cancelled":
                     held.result.set_exception(DeadlineError("cancelled"))
-        self._slots.give_back(held.tenant, held.slot)
+        self._slots.give_back(held.message.tenant, held.message.slot)
         self._settle_all_ended()
 
     def _settle_all_ended(self) -> None:
@@ -275,9 +281,8 @@ class EngineConnection:
         self.fail_all(lambda: WorkerDiedError(why))
         self.held.clear()
         self._settle_all_ended()
-        for request in self._status_requests:
-            if not request.done():
-                request.set_exception(OverloadedError("the engine process ended"))
+        for request in [each for each in self._status_requests if not each.done()]:
+            request.set_exception(OverloadedError("the engine process ended"))
         if not self.ready.done():
             self.ready.set_exception(QueryError(f"the engine process ended (code {code}) before it was ready"))
         self.exited.set_result(code)

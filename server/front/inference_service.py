@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from typing import Any, NoReturn, Protocol
@@ -20,6 +20,7 @@ from veltair.server.front.request_counts import RequestCounts
 from veltair.server.front.served_tenant import ServedTenant
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.front.snapshot import Snapshot
+from veltair.server.ipc.stages import ANSWER, STAGES, stage_times
 from veltair.server.protocol.datatypes import Array, Tensor
 from veltair.server.protocol.infer_request import InferRequest, Parameter, TensorLocation
 from veltair.server.protocol.json_parser import JsonParser
@@ -133,8 +134,11 @@ class InferenceService:
         outputs = {output: result.outputs[output] for output in wanted}
         stored = self.regions.write_outputs(outputs, locations)
         batch = batch_size(manifest.inputs, inputs)
-        counts.count_answer(time.monotonic_ns() - arrival_ns, result.queue_ns, result.execute_ns, batch)
-        return InferenceResponse(name, outputs, stored, _trace(result) if traced else {})
+        stages = stage_times(
+            arrival_ns, result.submitted_ns, result.stamps, result.execute_ns, answered_ns=time.monotonic_ns()
+        )
+        counts.count_answer(stages, batch)
+        return InferenceResponse(name, outputs, stored, _trace(result, stages) if traced else {})
 
     def _validator(self, name: str, manifest: Manifest) -> InputValidator:
         """The validator of a tenant's inputs, for the manifest that it has now."""
@@ -181,7 +185,8 @@ def wants_trace(parameters: Mapping[str, Parameter]) -> bool:
     return parameters.get(TRACE_PARAMETER) in (True, "true", 1)
 
 
-def _trace(result: QueryResult) -> dict[str, Parameter]:
+def _trace(result: QueryResult, stages: Sequence[int]) -> dict[str, Parameter]:
+    """All stages but the answer, which is under way."""
     blocks = [
         {
             "start": block.start,
@@ -195,6 +200,6 @@ def _trace(result: QueryResult) -> dict[str, Parameter]:
     ]
     return {
         "queue_ns": result.queue_ns,
-        "execute_ns": result.execute_ns,
+        **{f"{stage.name}_ns": taken for stage, taken in zip(STAGES[:ANSWER], stages, strict=False)},
         "blocks": msgspec.json.encode(blocks).decode(),
     }

@@ -25,6 +25,7 @@ from veltair.server.front.process_metrics import DaemonProcess, process_metrics
 from veltair.server.front.recent_window import SECOND_NS
 from veltair.server.front.request_counts import OUTCOMES, RequestCounts
 from veltair.server.front.snapshot import Snapshot
+from veltair.server.ipc.stages import STAGES
 from veltair.types import QoSTarget
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -37,7 +38,7 @@ class Metrics:
     """Counts by tenant, and `/metrics` from them and a snapshot of the engine.
 
     >>> metrics = Metrics({"mlp": ("mlp", QoSTarget(10_000_000))})
-    >>> metrics.tenants["mlp"].count_answer(4_000_000, 1_000_000, 3_000_000, batch=1)
+    >>> metrics.tenants["mlp"].count_answer((100_000, 20_000, 80_000, 3_000_000, 0, 300_000, 500_000), batch=1)
     >>> b'veltair_qos_met_total{model="mlp",tenant="mlp"} 1.0' in metrics.page(snapshot=None)
     True
     """
@@ -82,6 +83,9 @@ class Metrics:
         )
         queue = HistogramMetricFamily("veltair_queue_wait_seconds", "Arrival to the first block", labels=labels)
         execution = HistogramMetricFamily("veltair_execution_seconds", "Time in blocks", labels=labels)
+        stages = CounterMetricFamily(
+            "veltair_stage_seconds", "Stages of answered requests, summed", labels=(*labels, "stage")
+        )
         outcomes = CounterMetricFamily("veltair_requests", "Requests by how they ended", labels=(*labels, "outcome"))
         met = CounterMetricFamily("veltair_qos_met", "Answered within the target", labels=labels)
         target = GaugeMetricFamily("veltair_qos_target_seconds", "The latency target", labels=labels)
@@ -95,6 +99,8 @@ class Metrics:
             histograms = ((duration, counts.duration), (queue, counts.queue), (execution, counts.execution))
             for family, histogram in histograms:
                 family.add_metric(key, histogram.buckets(), histogram.sum_ns / SECOND_NS)
+            for stage, taken_ns in zip(STAGES, counts.stage_ns, strict=True):
+                stages.add_metric((*key, stage.name), taken_ns / SECOND_NS)
             for outcome in OUTCOMES:
                 outcomes.add_metric((*key, outcome), counts.outcomes[outcome])
             met.add_metric(key, counts.qos_met)
@@ -104,7 +110,7 @@ class Metrics:
             for quantile, ms in (("0.5", recent.p50_ms), ("0.95", recent.p95_ms), ("0.99", recent.p99_ms)):
                 if ms is not None:
                     latency.add_metric((*key, quantile), ms / 1e3)
-        yield from (duration, queue, execution, outcomes, met, target, inferences, latency)
+        yield from (duration, queue, execution, stages, outcomes, met, target, inferences, latency)
         yield CounterMetricFamily(
             "veltair_unknown_model_requests", "Requests for a model that is not served", self.unknown_model_requests
         )

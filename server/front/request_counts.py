@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import DeadlineError, OverloadedError, RequestError
 from veltair.server.front.recent_window import FAILED, OK, REFUSED, SECOND_NS, RecentWindow
+from veltair.server.ipc.stages import EXECUTE, STAGES
 from veltair.types import QoSTarget
 
 OUTCOMES = ("ok", "invalid", "overloaded", "deadline", "cancelled", "failed")
@@ -20,8 +22,7 @@ ENDED_REQUEST = np.dtype(
     [
         ("end_ns", np.int64),
         ("duration_ns", np.int64),  # arrival to answer
-        ("queue_ns", np.int64),  # arrival to the first block
-        ("execute_ns", np.int64),  # in blocks
+        ("stage_ns", np.int64, len(STAGES)),  # of an answered one; they add up to its duration
         ("batch", np.int32),
         ("outcome", np.int32),  # index into OUTCOMES
     ]
@@ -88,11 +89,30 @@ class DurationHistogram:
         return rows
 
 
+class StageTotals(NamedTuple):
+    """What a tenant's answered requests took so far, by stage.
+
+    >>> StageTotals(3, (0, 6_000_000)).means_ms(since=StageTotals(1, (0, 2_000_000)))
+    [0.0, 2.0]
+    """
+
+    answered: int
+    stage_ns: tuple[int, ...]
+
+    def means_ms(self, since: StageTotals) -> list[float] | None:
+        """Of the requests that were answered in between; None without any."""
+        answered = self.answered - since.answered
+        if not answered:
+            return None
+        pairs = zip(self.stage_ns, since.stage_ns, strict=True)
+        return [round((now - before) / answered / 1e6, 6) for now, before in pairs]
+
+
 class RequestCounts:
     """Counts of one tenant's requests since the front started.
 
     >>> counts = RequestCounts("mlp", QoSTarget(10_000_000))
-    >>> counts.count_answer(4_000_000, queue_ns=1_000_000, execute_ns=3_000_000, batch=2)
+    >>> counts.count_answer(stage_ns=(100_000, 20_000, 80_000, 3_000_000, 0, 300_000, 500_000), batch=2)
     >>> counts.outcomes["ok"], counts.qos_met, counts.inferences
     (1, 1, 2)
     """
@@ -104,20 +124,23 @@ class RequestCounts:
         self.queue = DurationHistogram()
         self.execution = DurationHistogram()
         self.window = RecentWindow(qos.latency_ns, qos.percentile)
+        self.stage_ns = [0] * len(STAGES)  # of all answered requests
         self.outcomes: Counter[str] = Counter()  # requests by OUTCOMES
         self.qos_met = 0
         self.inferences = 0  # batch elements
         self.last_ms = 0  # of the latest answer, wall clock since 1970
         self.failed_ns = 0  # arrival to refusal or failure, summed
 
-    def count_answer(self, duration_ns: int, queue_ns: int, execute_ns: int, batch: int) -> None:
-        """Count a request that was answered."""
+    def count_answer(self, stage_ns: Sequence[int], batch: int) -> None:
+        """Count a request that was answered. `stage_ns`: how long each of STAGES took."""
+        duration_ns = sum(stage_ns)
+        self.stage_ns = [total + taken for total, taken in zip(self.stage_ns, stage_ns, strict=True)]
         self.outcomes["ok"] += 1
         self.qos_met += duration_ns <= self.target_ns
         self.inferences += batch
         self.duration.add(duration_ns)
-        self.queue.add(queue_ns)
-        self.execution.add(execute_ns)
+        self.queue.add(sum(stage_ns[:EXECUTE]))
+        self.execution.add(stage_ns[EXECUTE])
         self.window.add(time.monotonic_ns(), duration_ns, OK)
         self.last_ms = max(self.last_ms, time.time_ns() // 1_000_000)
 
@@ -135,7 +158,8 @@ class RequestCounts:
         `monotonic_ns` and `wall_ns` are both clocks, read at one moment.
 
         >>> counts = RequestCounts("mlp", QoSTarget(10_000_000))
-        >>> ended = (5_000_000, 4_000_000, 1_000_000, 3_000_000, 2, OUTCOMES.index("ok"))
+        >>> stages = (100_000, 20_000, 80_000, 3_000_000, 0, 300_000, 500_000)
+        >>> ended = (5_000_000, sum(stages), stages, 2, OUTCOMES.index("ok"))
         >>> counts.count_batch(np.array([ended], ENDED_REQUEST), monotonic_ns=6_000_000, wall_ns=1_000_000_000)
         >>> counts.outcomes["ok"], counts.inferences, counts.last_ms
         (1, 2, 999)
@@ -148,11 +172,18 @@ class RequestCounts:
             self.qos_met += int((answered["duration_ns"] <= self.target_ns).sum())
             self.inferences += int(answered["batch"].sum())
             self.duration.add_batch(answered["duration_ns"])
-            self.queue.add_batch(answered["queue_ns"])
-            self.execution.add_batch(answered["execute_ns"])
+            stage_ns = answered["stage_ns"]  # (requests, stages)
+            taken = stage_ns.sum(axis=0).tolist()
+            self.stage_ns = [total + more for total, more in zip(self.stage_ns, taken, strict=True)]
+            self.queue.add_batch(stage_ns[:, :EXECUTE].sum(axis=1))
+            self.execution.add_batch(stage_ns[:, EXECUTE])
             last_ns = int(answered["end_ns"].max()) + wall_ns - monotonic_ns
             self.last_ms = max(self.last_ms, last_ns // 1_000_000)
         self.failed_ns += int(duration_ns.sum()) - int(answered["duration_ns"].sum())
         code = _WINDOW_CODES[outcome]
         seen = code != _NOT_IN_WINDOW
         self.window.add_batch(records["end_ns"][seen], duration_ns[seen], code[seen])
+
+    def stage_totals(self) -> StageTotals:
+        """The stages so far."""
+        return StageTotals(self.outcomes["ok"], tuple(self.stage_ns))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from veltair.server.ipc.messages import AbortQuery, InferQuery, Outcome, QueryEnded
+from veltair.server.ipc.stages import EngineStamps
 
 OUTCOMES: tuple[Outcome, ...] = ("done", "rejected", "cancelled", "failed", "worker_died")
 
@@ -21,8 +22,8 @@ _LINE_WORDS = 16
 _QUERY_HEAD, _QUERY_TAIL, _END_HEAD, _END_TAIL = range(0, 4 * _LINE_WORDS, _LINE_WORDS)
 _HEAD_BYTES = 8 * 4 * _LINE_WORDS
 _QUERY = struct.Struct("<Qiiiiqq24x")  # id, kind, tenant, slot, batch, arrival, deadline
-_END = struct.Struct("<QiiiIqq216s")  # id, tenant, slot, outcome, bytes of the reason, queue, execute, reason
-_REASON_BYTES = 216
+_END = struct.Struct("<QiiiIq4q192s")  # id, tenant, slot, outcome, bytes of the reason, execute, stamps, reason
+_REASON_BYTES = 192
 _INFER, _ABORT = 0, 1
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 
@@ -61,7 +62,7 @@ class Lane:
     >>> lane.submit(InferQuery(7, tenant=0, slot=3, batch=1, arrival_ns=100, deadline_ns=None))
     >>> [message.query for message in lane.take(most=16)]
     [7]
-    >>> lane.end(QueryEnded(7, "done", queue_ns=1, execute_ns=2), tenant=0, slot=3)
+    >>> lane.end(QueryEnded(7, "done", execute_ns=2), tenant=0, slot=3)
     >>> lane.take_end().outcome
     'done'
     """
@@ -99,10 +100,8 @@ class Lane:
         tail = self._words[_END_TAIL]
         reason = _cut(ended.reason)
         offset = self._ends + (tail & self._records - 1) * _END.size
-        code = _OUTCOME_CODES[ended.outcome]
-        _END.pack_into(
-            self._memory, offset, ended.query, tenant, slot, code, len(reason), ended.queue_ns, ended.execute_ns, reason
-        )
+        what = (ended.query, tenant, slot, _OUTCOME_CODES[ended.outcome], len(reason))
+        _END.pack_into(self._memory, offset, *what, ended.execute_ns, *ended.stamps, reason)
         self._words[_END_TAIL] = tail + 1
 
     # The front's side, as the I/O threads do it
@@ -123,9 +122,10 @@ class Lane:
         if head == self._words[_END_TAIL]:
             return None
         offset = self._ends + (head & self._records - 1) * _END.size
-        query, _, _, code, size, queue_ns, execute_ns, reason = _END.unpack_from(self._memory, offset)
+        query, _, _, code, size, execute_ns, *stamps, reason = _END.unpack_from(self._memory, offset)
         self._words[_END_HEAD] = head + 1
-        return QueryEnded(query, OUTCOMES[code], reason[:size].decode(errors="replace"), queue_ns, execute_ns)
+        text = reason[:size].decode(errors="replace")
+        return QueryEnded(query, OUTCOMES[code], text, execute_ns, EngineStamps(*stamps))
 
 
 def _cut(reason: str) -> bytes:

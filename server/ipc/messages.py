@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from veltair.config import CounterCoefficients
+from veltair.server.ipc.stages import NOT_STAMPED, EngineStamps
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
 from veltair.types import CoreSet
 
@@ -137,14 +138,14 @@ class QueryEnded(Message, frozen=True):
     """A query has ended: `QueryEnded(7, "rejected", "cannot be in time")`. No process touches its slot any more.
 
     Queries that ran as one batch ran in the same blocks: `execute_ns` and `blocks` are the batch's for each of them,
-    and the blocks have the id of its first query. `queue_ns` begins with the query's own arrival.
+    and the blocks have the id of its first query.
     """
 
     query: int
     outcome: Outcome
     reason: str = ""
-    queue_ns: int = 0  # arrival to first block; 0 if none ran
     execute_ns: int = 0  # in blocks
+    stamps: EngineStamps = NOT_STAMPED
     blocks: tuple[BlockRecord, ...] = ()  # of a traced query
 
 

@@ -120,8 +120,10 @@ static void transmit_all(io_thread *thread) {
     thread->dirty = at->next_dirty;
     at->dirty = false;
     transmit(at);
+    if (thread->unsent) queries_sent(at);
     if (at->broken) close_connection(at);
   }
+  thread->unsent = 0;
 }
 
 static void announce_leave(io_thread *thread) {

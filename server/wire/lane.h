@@ -19,13 +19,14 @@ typedef struct {
   uint64_t unused[3];
 } lane_query; /* 64 bytes: front to engine */
 
-enum { LANE_REASON = 216 };
+enum { LANE_REASON = 192 };
 typedef struct {
   uint64_t query;
   int32_t tenant, slot;
   int32_t outcome; /* lane.OUTCOMES */
   uint32_t reason_bytes;
-  int64_t queue_ns, execute_ns;
+  int64_t execute_ns;
+  int64_t taken_ns, begin_ns, end_ns, ended_ns; /* stages.EngineStamps */
   char reason[LANE_REASON];
 } lane_end; /* 256 bytes: engine to front */
 

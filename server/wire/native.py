@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from veltair.server.ipc.native_library import native_library
+from veltair.server.ipc.stages import STAGES
 
 _POINTER, _SIZE, _U64, _I32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32
 
@@ -17,12 +18,11 @@ ENDED = np.dtype(
     [
         ("end_ns", "i8"),
         ("duration_ns", "i8"),
-        ("queue_ns", "i8"),
-        ("execute_ns", "i8"),
+        ("stage_ns", "i8", len(STAGES)),
         ("batch", "i4"),
         ("outcome", "i4"),
         ("tenant", "i4"),
-        ("unused", "i4"),
+        ("socket", "i4"),
     ]
 )
 INPUT = np.dtype(

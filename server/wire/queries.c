@@ -95,21 +95,62 @@ static uint8_t *slot_of(const engine_link *link, int32_t tenant, int32_t slot) {
   return link->pool + link->region_offset[tenant] + (uint64_t)slot * link->slot_bytes[tenant];
 }
 
-static void count(io_thread *thread, const plan *plan, int64_t arrival_ns, int64_t queue_ns, int64_t execute_ns, int outcome) {
-  const int64_t now = now_ns();
+static void keep(io_thread *thread, const ended_query *ended) {
   pthread_mutex_lock(&thread->lock);
   enum { ROOM = 1 << 16 };
   if (!thread->ended) thread->ended = malloc(ROOM * sizeof *thread->ended);
-  if (thread->ended && thread->ended_count < ROOM)
-    thread->ended[thread->ended_count++] = (ended_query){
-        now, now - arrival_ns, queue_ns, execute_ns, plan->batch, outcome, plan->tenant, 0};
+  if (thread->ended && thread->ended_count < ROOM) {
+    thread->ended[thread->ended_count++] = *ended;
+    thread->unsent++;
+  }
   const bool half_full = thread->ended_count == ROOM / 2;
   pthread_mutex_unlock(&thread->lock);
   if (half_full) post_notice(thread->wire, NOTICE_COUNTS);
 }
 
+static void count(io_thread *thread, const plan *plan, int64_t arrival_ns, int outcome) {
+  const int64_t now = now_ns();
+  keep(thread, &(ended_query){.end_ns = now, .duration_ns = now - arrival_ns, .batch = plan->batch, .outcome = outcome,
+                              .tenant = plan->tenant, .socket = -1});
+}
+
+/* As stages.stage_times. The answer is counted before the client can have it, and ends later, in queries_sent. */
+static void count_answer(io_thread *thread, int socket, const query *q, const lane_end *end) {
+  const int64_t now = now_ns();
+  keep(thread, &(ended_query){
+                   .end_ns = now,
+                   .duration_ns = now - q->arrival_ns,
+                   .stage_ns[STAGE_READ] = q->submitted_ns - q->arrival_ns,
+                   .stage_ns[STAGE_HANDOFF] = end->taken_ns - q->submitted_ns,
+                   .stage_ns[STAGE_WAIT] = end->begin_ns - end->taken_ns,
+                   .stage_ns[STAGE_EXECUTE] = end->execute_ns,
+                   .stage_ns[STAGE_GAP] = end->end_ns - end->begin_ns - end->execute_ns,
+                   .stage_ns[STAGE_REPORT] = end->ended_ns - end->end_ns,
+                   .stage_ns[STAGE_ANSWER] = now - end->ended_ns,
+                   .batch = q->plan->batch,
+                   .outcome = COUNTED_OK,
+                   .tenant = q->plan->tenant,
+                   .socket = socket,
+               });
+}
+
+void queries_sent(connection *at) {
+  io_thread *thread = at->thread;
+  const int64_t now = now_ns();
+  pthread_mutex_lock(&thread->lock);
+  const uint32_t unsent = thread->unsent < thread->ended_count ? thread->unsent : thread->ended_count; /* less what Python took */
+  for (ended_query *to = thread->ended + thread->ended_count - unsent; to < thread->ended + thread->ended_count; to++) {
+    if (to->socket != at->fd) continue;
+    to->stage_ns[STAGE_ANSWER] += now - to->end_ns;
+    to->duration_ns += now - to->end_ns;
+    to->end_ns = now;
+    to->socket = -1;
+  }
+  pthread_mutex_unlock(&thread->lock);
+}
+
 static void refuse(call *call, const plan *plan, const refusal *why, int outcome) {
-  count(call->connection->thread, plan, call->arrival_ns, 0, 0, outcome);
+  count(call->connection->thread, plan, call->arrival_ns, outcome);
   grpc_finish(call, why->code, why->text, strlen(why->text));
 }
 
@@ -133,6 +174,7 @@ static bool submit(call *call, plan *plan, const head *from, int32_t slot, int64
   q->id = atomic_fetch_add(&thread->wire->next_query, 1);
   q->id_bytes = (uint32_t)from->id.size;
   if (q->id_bytes) memcpy(q->request_id, from->id.bytes, q->id_bytes);
+  q->submitted_ns = now_ns();
   const lane_query record = {.query = q->id, .kind = LANE_INFER, .tenant = plan->tenant, .slot = slot,
                              .batch = plan->batch, .arrival_ns = q->arrival_ns, .deadline_ns = deadline_ns};
   if (!lane_push(&link->lanes[thread->index], &record)) {
@@ -253,7 +295,8 @@ static void answer(io_thread *thread, call *call, const query *q, const lane_end
     if (!size) outcome = FAILED, reason = "out of memory", reason_bytes = strlen(reason);
   }
   if (outcome == CANCELLED) reason = CANCELLED_TEXT, reason_bytes = sizeof CANCELLED_TEXT - 1;
-  count(thread, q->plan, q->arrival_ns, end->queue_ns, end->execute_ns, COUNTED[outcome]);
+  if (outcome == DONE) count_answer(thread, call->connection->fd, q, end);
+  else count(thread, q->plan, q->arrival_ns, COUNTED[outcome]);
   if (outcome == DONE) grpc_answer(call, thread->scratch, size);
   else grpc_finish(call, thread->wire->outcome_code[outcome], reason, reason_bytes);
 }
@@ -297,7 +340,7 @@ static void abandon(query *q) {
 }
 
 void query_abandon(query *q) {
-  count(q->call->connection->thread, q->plan, q->arrival_ns, 0, 0, COUNTED_CANCELLED);
+  count(q->call->connection->thread, q->plan, q->arrival_ns, COUNTED_CANCELLED);
   abandon(q);
 }
 

@@ -46,15 +46,18 @@ typedef struct query {
   uint64_t id;
   int32_t slot;
   int64_t arrival_ns, deadline_ns; /* 0: none */
+  int64_t submitted_ns;
   bool aborted;                    /* the engine has been told */
   uint32_t id_bytes;
   uint8_t request_id[]; /* the field, as it came */
 } query;
 
-/* How an ended query is counted: request_counts.EndedQuery and its tenant. */
+enum { STAGE_READ, STAGE_HANDOFF, STAGE_WAIT, STAGE_EXECUTE, STAGE_GAP, STAGE_REPORT, STAGE_ANSWER, STAGES }; /* stages.STAGES */
+
+/* How an ended query is counted: request_counts.ENDED_REQUEST, its tenant, and the socket of its answer. */
 typedef struct {
-  int64_t end_ns, duration_ns, queue_ns, execute_ns;
-  int32_t batch, outcome, tenant, unused;
+  int64_t end_ns, duration_ns, stage_ns[STAGES];
+  int32_t batch, outcome, tenant, socket; /* -1: nothing more is to be counted of it */
 } ended_query;
 
 enum { COUNTED_OK, COUNTED_INVALID, COUNTED_OVERLOADED, COUNTED_DEADLINE, COUNTED_CANCELLED, COUNTED_FAILED };
@@ -122,7 +125,7 @@ typedef struct io_thread {
   uint32_t calls_size, calls_free;
   /* Counts that Python takes from time to time. */
   ended_query *ended;
-  uint32_t ended_count;
+  uint32_t ended_count, unsent; /* the last of them are not sent yet */
   uint8_t *scratch; /* a response that is put together */
   size_t scratch_bytes;
 } io_thread;
@@ -168,6 +171,7 @@ bool message_key(const uint8_t *message, size_t size, const uint8_t *tenant, siz
 bool query_begin(call *call, const uint8_t *message, size_t size);
 void query_abandon(query *query); /* the client left */
 void queries_end(io_thread *thread); /* all that the engine has answered */
+void queries_sent(connection *at);   /* what it has to send is with the socket, as far as that takes it */
 void queries_expire(io_thread *thread, int64_t now);
 void queries_fail(io_thread *thread, const char *text); /* the engine is gone */
 void link_release(engine_link *link);

@@ -22,6 +22,7 @@ from veltair.server.front.metrics import Metrics
 from veltair.server.front.served_tenant import ServedTenant
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.messages import EngineStatus
+from veltair.server.ipc.stages import EngineStamps
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
 from veltair.types import Machine, QoSTarget
 
@@ -82,9 +83,11 @@ class NumpyEngine:
             raise self.failure
         now = time.monotonic_ns()
         block = BlockRecord(1, tenant, 0, 3, (0, 2, 2), (0, 1), now - 2 * MS, now, True, 1.25)
+        stamps = EngineStamps(now - 3 * MS, now - 2 * MS, now, now)
         self.blocks.append(block)
         sums = {name: inputs[name].sum(axis=1, keepdims=True) for name in ("x", "ids")}
-        return QueryResult({"sum": sums["x"], "ids_sum": sums["ids"]}, 3 * MS, 2 * MS, (block,) if traced else ())
+        outputs = {"sum": sums["x"], "ids_sum": sums["ids"]}
+        return QueryResult(outputs, 3 * MS, 2 * MS, now - 4 * MS, stamps, (block,) if traced else ())
 
     async def snapshot(self, since: int | None = None) -> Snapshot:
         if not self.ready:

@@ -16,11 +16,13 @@ import tritonclient.utils.shared_memory as shm
 from example_models import SPIN_LAYERS, mlp_outputs, spin_state
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from running_daemon import Daemon, X, spin, tensor
+from running_daemon import Daemon, X, spin, tensor, until
 from running_engine import WAIT_S
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc as pb_grpc
 from tritonclient.utils import InferenceServerException
+
+from veltair.server.ipc.stages import ANSWER, STAGES
 
 pytestmark = pytest.mark.slow
 
@@ -91,14 +93,39 @@ def test_a_traced_response_lists_its_blocks(http: Any, rpc: Any) -> None:
     asked = {"veltair_trace": True}
     over_http = http.infer("spin", spin(triton_http, 3, 5), parameters=asked).get_response()["parameters"]
     over_grpc = rpc.infer("spin", spin(triton_grpc, 3, 5), parameters=asked).get_response().parameters
-    for blocks, execute_ns in (
-        (over_http["blocks"], over_http["execute_ns"]),
-        (over_grpc["blocks"].string_param, over_grpc["execute_ns"].int64_param),
-    ):
-        served_blocks = json.loads(blocks)
+    blocks_of_grpc = over_grpc["blocks"].string_param
+    numbers_of_grpc = {name: value.int64_param for name, value in over_grpc.items() if name != "blocks"}
+    for found in (over_http, numbers_of_grpc | {"blocks": blocks_of_grpc}):
+        told = [f"{stage.name}_ns" for stage in STAGES[:ANSWER]]
+        assert set(found) == {"queue_ns", "blocks", *told}
+        assert all(found[name] >= 0 for name in told)
+        assert found["handoff_ns"] + found["wait_ns"] <= found["queue_ns"]
+        assert found["queue_ns"] <= found["read_ns"] + found["handoff_ns"] + found["wait_ns"]
+        served_blocks, execute_ns = json.loads(found["blocks"]), found["execute_ns"]
         assert [block["start"] for block in served_blocks] == [0, *(block["stop"] for block in served_blocks[:-1])]
         assert served_blocks[-1]["stop"] == SPIN_LAYERS
         assert sum(block["elapsed_ns"] for block in served_blocks) == execute_ns > 0
+
+
+def test_stages_add_up_to_the_durations_that_are_counted(daemon: Daemon, http: Any, rpc: Any) -> None:
+    def seconds(name: str, **labels: str) -> float:
+        return daemon.metric(name, tenant="spin", **labels)
+
+    def stages() -> dict[str, float]:
+        return {stage.name: seconds("veltair_stage_seconds_total", stage=stage.name) for stage in STAGES}
+
+    counted, before = seconds("veltair_request_duration_seconds_count"), stages()
+    for seed in range(20):  # all but the first over gRPC are answered by an I/O thread
+        rpc.infer("spin", spin(triton_grpc, 2, seed))
+    http.infer("spin", spin(triton_http, 2, 1))
+    until("all are counted", lambda: seconds("veltair_request_duration_seconds_count") == counted + 21)
+    after = stages()
+    assert all(after[name] >= before[name] for name in after)
+    assert all(after[name] > before[name] for name in ("read", "handoff", "wait", "execute", "report", "answer"))
+    assert sum(after.values()) == pytest.approx(seconds("veltair_request_duration_seconds_sum"), abs=1e-8)
+    assert after["execute"] == pytest.approx(seconds("veltair_execution_seconds_sum"), abs=1e-8)
+    queued = after["read"] + after["handoff"] + after["wait"]
+    assert queued == pytest.approx(seconds("veltair_queue_wait_seconds_sum"), abs=1e-8)
 
 
 def test_many_at_once(http: Any, rpc: Any) -> None:

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from in_process_front import Front, run
+from in_process_front import MS, Front, run
 
 from veltair.server.front import dashboard
 from veltair.server.front.dashboard import busy_shares, run_lengths
+from veltair.server.ipc.stages import STAGES
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, CoreChange
 
 
@@ -51,6 +52,7 @@ def test_events(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [tenant["name"] for tenant in hello["tenants"]] == ["sums", "one", "two"]
         assert hello["tenants"][0]["target_ms"] == 7
         assert hello["domains"] == [[0, 1]]
+        assert hello["stages"][0] == STAGES[0]._asdict() and len(hello["stages"]) == len(STAGES)
         kind, frame = await next_event(stream)
         assert kind == "frame"
         (block,) = frame["blocks"]
@@ -59,6 +61,7 @@ def test_events(monkeypatch: pytest.MonkeyPatch) -> None:
         assert frame["tenants"][0]["versions"] == {"0": 1, "2": 2}
         assert frame["tenants"][0]["qos_rate"] == 1.0
         assert frame["tenants"][0]["waiting"] == 5
+        assert frame["tenants"][0]["stages_ms"] is None  # nothing was answered since the first frame
         assert frame["engine"]["level"] == 1.25
         front.engine.ready = False
         _, frame = await next_event(stream)
@@ -70,6 +73,29 @@ def test_events(monkeypatch: pytest.MonkeyPatch) -> None:
         await front.dashboard.close()
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
+
+    run(test)
+
+
+def test_means_of_stages_are_those_of_the_last_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard, "PERIOD_S", 0.001)
+
+    async def test(front: Front) -> None:
+        counts = front.metrics.tenants["sums"]
+        counts.count_answer((MS,) * len(STAGES), batch=1)  # before the first frame
+        stream = front.dashboard._stream()
+        await anext(stream)
+        await anext(stream)
+        counts.count_answer((0, MS, 0, 2 * MS, 0, 0, 5 * MS), batch=1)
+        counts.count_answer((0, MS, 0, 4 * MS, 0, 0, 0), batch=1)
+        while (await next_event(stream))[1]["tenants"][0]["answered"] < 3:
+            pass
+        _, frame = await next_event(stream)
+        assert frame["tenants"][0]["stages_ms"] == [0, 1, 0, 3, 0, 0, 2.5]
+        assert frame["tenants"][1]["stages_ms"] is None
+        while frame["tenants"][0]["stages_ms"] is not None:  # until those frames have passed
+            _, frame = await next_event(stream)
+        await stream.aclose()
 
     run(test)
 

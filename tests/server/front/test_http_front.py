@@ -9,6 +9,7 @@ import pytest
 from in_process_front import MS, Front, post_scope, request, run
 
 from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestError, WorkerDiedError
+from veltair.server.ipc.stages import EXECUTE
 
 
 def test_infer() -> None:
@@ -37,6 +38,9 @@ def test_a_traced_response_says_how_it_was_served() -> None:
         parameters = answer.json()["parameters"]
         assert parameters["queue_ns"] == 3 * MS
         assert parameters["execute_ns"] == 2 * MS
+        assert (parameters["handoff_ns"], parameters["wait_ns"]) == (MS, MS)
+        assert (parameters["gap_ns"], parameters["report_ns"]) == (0, 0)
+        assert isinstance(parameters["read_ns"], int) and "answer_ns" not in parameters
         (block,) = json.loads(parameters["blocks"])
         assert block == {"start": 0, "stop": 3, "cores": 2, "versions": [0, 2, 2], "elapsed_ns": 2 * MS, "queries": 1}
 
@@ -203,7 +207,8 @@ def test_metadata_configuration_and_statistics_of_a_model() -> None:
         for path in ("/v2/models/sums/stats", "/v2/models/sums/versions/1/stats"):
             (stats,) = (await front.http.get(path)).json()["model_stats"]
             assert (stats["inference_count"], stats["execution_count"]) == (1, 1)
-            assert stats["inference_stats"]["queue"] == {"count": 1, "ns": 3 * MS}
+            queued_ns = sum(front.metrics.tenants["sums"].stage_ns[:EXECUTE])
+            assert stats["inference_stats"]["queue"] == {"count": 1, "ns": queued_ns}
             assert stats["inference_stats"]["fail"]["count"] == 1
         everything = (await front.http.get("/v2/models/stats")).json()["model_stats"]
         assert [stats["name"] for stats in everything] == ["sums", "one", "two"]

@@ -7,6 +7,7 @@ from in_process_front import MS, Front, request, run
 from prometheus_client.parser import text_string_to_metric_families
 
 from veltair.errors import OverloadedError
+from veltair.server.ipc.stages import STAGES
 
 
 def samples(page: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -38,7 +39,12 @@ def test_metrics() -> None:
         assert value("veltair_unknown_model_requests_total") == 1
         assert value("veltair_malformed_requests_total") == 1
         assert value("veltair_request_duration_seconds_count", *sums) == 1
-        assert value("veltair_queue_wait_seconds_sum", *sums) == 0.003
+        stages = {s.name: round(1e9 * value("veltair_stage_seconds_total", *sums, ("stage", s.name))) for s in STAGES}
+        assert stages["handoff"] == stages["wait"] == MS
+        assert (stages["execute"], stages["gap"], stages["report"]) == (2 * MS, 0, 0)
+        assert sum(stages.values()) == round(1e9 * value("veltair_request_duration_seconds_sum", *sums)) > 0
+        queued = stages["read"] + stages["handoff"] + stages["wait"]
+        assert round(1e9 * value("veltair_queue_wait_seconds_sum", *sums)) == queued
         assert value("veltair_code_versions_total", *sums, ("version", "2")) == 2
         assert value("veltair_interference_level", ("source", "observed")) == 1.25
         assert value("veltair_queue_depth", ("tenant", "sums")) == 5
@@ -67,7 +73,7 @@ def test_the_qos_rate_read_from_the_histogram_is_exact() -> None:
     front = Front()
     counts = front.metrics.tenants["sums"]
     for duration_ns in (7 * MS - 1, 7 * MS, 7 * MS + 1, 90 * MS):
-        counts.count_answer(duration_ns, 0, 0, 1)
+        counts.count_answer((0, 0, 0, 0, 0, 0, duration_ns), batch=1)
     found = samples(front.metrics.page(None).decode())
     key = {("tenant", "sums"), ("model", "sums")}
     assert found["veltair_request_duration_seconds_bucket", frozenset({*key, ("le", "0.007")})] == 2

@@ -16,6 +16,7 @@ from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestEr
 from veltair.server.front import recent_window, request_counts
 from veltair.server.front.recent_window import CAPACITY, RecentWindow
 from veltair.server.front.request_counts import ENDED_REQUEST, OUTCOMES, DurationHistogram, RequestCounts
+from veltair.server.ipc.stages import EXECUTE, STAGES
 from veltair.types import QoSTarget
 
 MS = 1_000_000
@@ -45,9 +46,9 @@ class Clocks:
 def count_one_by_one(counts: RequestCounts, records: NDArray[Any], patch: pytest.MonkeyPatch) -> None:
     clocks = Clocks()
     patch.setattr(request_counts, "time", clocks)
-    for clocks.now_ns, duration_ns, queue_ns, execute_ns, batch, outcome in records.tolist():
+    for clocks.now_ns, duration_ns, stage_ns, batch, outcome in records.tolist():
         if OUTCOMES[outcome] == "ok":
-            counts.count_answer(duration_ns, queue_ns, execute_ns, batch)
+            counts.count_answer(stage_ns, batch)
         else:
             counts.count_error(ERRORS[OUTCOMES[outcome]], duration_ns)
 
@@ -61,15 +62,24 @@ def state(value: object) -> object:
     return {k: state(v) for k, v in vars(value).items()} if isinstance(value, RequestCounts | RecentWindow) else value
 
 
+def split(duration_ns: int) -> tuple[int, ...]:
+    """Stages that add up to it."""
+    return (*(duration_ns // 9,) * (len(STAGES) - 1), duration_ns - duration_ns // 9 * (len(STAGES) - 1))
+
+
 edges = st.sampled_from((0, 99_999, 100_000, 100_001, 7 * MS - 1, 7 * MS, 7 * MS + 1, 5_000 * MS, 5_000 * MS + 1))
 durations = edges | st.integers(0, 10**12)
+stages = st.tuples(*[st.just(0) | durations] * len(STAGES)) | durations.map(split)
 outcomes = st.integers(0, len(OUTCOMES) - 1)
-record = st.tuples(st.integers(0, 10**15), durations, durations, durations, st.integers(1, 2**31 - 1), outcomes)
+record = st.builds(
+    lambda end_ns, stage_ns, batch, outcome: (end_ns, sum(stage_ns), stage_ns, batch, outcome),
+    *(st.integers(0, 10**15), stages, st.integers(1, 2**31 - 1), outcomes),
+)
 batches = st.lists(st.lists(record, max_size=20), max_size=4)
 
 
 @given(batches, st.integers(0, 10**15))
-def test_a_batch_counts_as_its_records_one_by_one(drawn: list[list[tuple[int, ...]]], drained_ns: int) -> None:
+def test_a_batch_counts_as_its_records_one_by_one(drawn: list[list[Any]], drained_ns: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recent_window, "CAPACITY", 8)  # so that batches overwrite it, in part and more than once
         batched, single = RequestCounts("mlp", TARGET), RequestCounts("mlp", TARGET)
@@ -78,6 +88,9 @@ def test_a_batch_counts_as_its_records_one_by_one(drawn: list[list[tuple[int, ..
             batched.count_batch(records, monotonic_ns=drained_ns, wall_ns=drained_ns + WALL_NS)
             count_one_by_one(single, records, patch)
             assert state(batched) == state(single)
+        assert sum(batched.stage_ns) == batched.duration.sum_ns
+        assert sum(batched.stage_ns[:EXECUTE]) == batched.queue.sum_ns
+        assert batched.stage_ns[EXECUTE] == batched.execution.sum_ns
 
 
 def test_a_batch_larger_than_the_window_leaves_its_last_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +98,9 @@ def test_a_batch_larger_than_the_window_leaves_its_last_records(monkeypatch: pyt
     batched, single = RequestCounts("mlp", TARGET), RequestCounts("mlp", TARGET)
     for size in (CAPACITY - 5, 100, 2 * CAPACITY + 77):
         records = np.zeros(size, ENDED_REQUEST)
-        for name in ("end_ns", "duration_ns", "queue_ns", "execute_ns"):
-            records[name] = random.integers(0, 20 * MS, size)
+        records["end_ns"] = random.integers(0, 20 * MS, size)
+        records["stage_ns"] = random.integers(0, 3 * MS, (size, len(STAGES)))
+        records["duration_ns"] = records["stage_ns"].sum(axis=1)
         records["batch"] = random.integers(1, 9, size)
         records["outcome"] = random.integers(0, len(OUTCOMES), size)
         batched.count_batch(records, monotonic_ns=0, wall_ns=WALL_NS)
@@ -99,8 +113,9 @@ def test_a_batch_counts_beside_single_requests_and_its_late_end_is_not_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts = RequestCounts("mlp", TARGET)
-    rows = [(500 * MS, 8 * MS, 2 * MS, 6 * MS, 3, 0), (400 * MS, MS, 0, 0, 1, OUTCOMES.index("overloaded"))]
-    count_one_by_one(counts, np.array([(900 * MS, 7 * MS, MS, 6 * MS, 1, 0)], ENDED_REQUEST), monkeypatch)
+    overloaded = OUTCOMES.index("overloaded")
+    rows = [(500 * MS, 8 * MS, split(8 * MS), 3, 0), (400 * MS, MS, split(0), 1, overloaded)]
+    count_one_by_one(counts, np.array([(900 * MS, 7 * MS, split(7 * MS), 1, 0)], ENDED_REQUEST), monkeypatch)
     counts.count_batch(np.array(rows, ENDED_REQUEST), monotonic_ns=1_000 * MS, wall_ns=1_000 * MS + WALL_NS)
     assert counts.outcomes == Counter(ok=2, overloaded=1)
     assert (counts.qos_met, counts.inferences, counts.failed_ns) == (1, 4, MS)
@@ -113,5 +128,5 @@ def test_an_outcome_that_does_not_exist_is_refused_before_anything_is_counted() 
     counts = RequestCounts("mlp", TARGET)
     for outcome in (-1, len(OUTCOMES)):
         with pytest.raises(ValueError, match=r"negative|longer"):
-            counts.count_batch(np.array([(0, 0, 0, 0, 1, outcome)], ENDED_REQUEST), 0, 0)
+            counts.count_batch(np.array([(0, 0, split(0), 1, outcome)], ENDED_REQUEST), 0, 0)
     assert state(counts) == state(RequestCounts("mlp", TARGET))

@@ -13,17 +13,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from veltair.server.ipc.lane import OUTCOMES, Lane, create_lanes, lane_bytes, ring_records
 from veltair.server.ipc.messages import AbortQuery, InferQuery, QueryEnded
+from veltair.server.ipc.stages import EngineStamps
 from veltair.server.wire import native
 
 RECORDS = ring_records(2)
-REASON_BYTES = 216
+REASON_BYTES = 192
 IDS = st.integers(0, 2**64 - 1)
 TIMES = st.integers(-(2**63), 2**63 - 1)
 NUMBERS = st.integers(-(2**31), 2**31 - 1)
 DEADLINES = st.none() | TIMES.filter(bool)
 INFERS = st.builds(InferQuery, IDS, NUMBERS, NUMBERS, NUMBERS, TIMES, DEADLINES)
 SHORT = st.text(st.characters(codec="utf-8"), max_size=REASON_BYTES // 4)
-ENDS = st.builds(QueryEnded, IDS, st.sampled_from(OUTCOMES), SHORT, TIMES, TIMES)
+STAMPS = st.builds(EngineStamps, TIMES, TIMES, TIMES, TIMES)
+ENDS = st.builds(QueryEnded, IDS, st.sampled_from(OUTCOMES), SHORT, TIMES, STAMPS)
 
 
 def lanes(count: int) -> list[Lane]:
@@ -83,7 +85,7 @@ def test_a_long_reason_is_cut_at_a_character(reason: str) -> None:
         assert REASON_BYTES - 3 <= len(found.reason.encode()) <= REASON_BYTES
 
 
-@pytest.mark.parametrize("reason", ["x" * 215 + "ü", "x" * 214 + "€", "x" * 213 + "🙂", "x" * 217])
+@pytest.mark.parametrize("reason", ["x" * 191 + "ü", "x" * 190 + "€", "x" * 189 + "🙂", "x" * 193])
 def test_where_reasons_are_cut(reason: str) -> None:
     (lane,) = lanes(1)
     lane.end(QueryEnded(1, "failed", reason), 0, 0)
