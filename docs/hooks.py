@@ -6,6 +6,7 @@ In Markdown, `[text](src:scheduler/state.py)` links to a page with that file's s
     <!-- struct: veltair/config.py ServerConfig -->    a table of a class's fields: types, defaults, comments
     <!-- file: CHANGELOG.md -->                        that file
     <!-- errors -->, <!-- decisions -->                tables of the error classes, of the decision records
+    <!-- stages -->                                    a table of the stages of a query's way
 
 A name that does not exist fails the build.
 """
@@ -31,7 +32,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_LINK = re.compile(r"\]\(src:([^)#]+)\)")
-DIRECTIVE = re.compile(r"<!-- (cli|struct|file|decisions|errors)(?::? ([^>]*?))? -->")
+DIRECTIVE = re.compile(r"<!-- (cli|struct|file|decisions|errors|stages)(?::? ([^>]*?))? -->")
 LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".js": "javascript", ".toml": "toml", ".json": "json"}
 
 
@@ -144,10 +145,19 @@ def error_table(_: str) -> str:
     return "\n".join(["| class | HTTP | gRPC | when |", "| --- | --- | --- | --- |", *rows])
 
 
+def stage_table(_: str) -> str:
+    """The stages of a query's way."""
+    from veltair.server.ipc.stages import STAGES
+
+    rows = [f"| `{stage.name}` | {stage.begins} | {stage.ends} |" for stage in STAGES]
+    return "\n".join(["| stage | begins when | ends when |", "| --- | --- | --- |", *rows])
+
+
 DIRECTIVES: dict[str, Callable[[str], str]] = {
     "cli": command_help,
     "struct": struct_table,
     "file": included_file,
     "decisions": decision_list,
     "errors": error_table,
+    "stages": stage_table,
 }

@@ -2,6 +2,7 @@
 
 import { Charts } from "/admin/charts.js";
 import { showCores } from "/admin/cores.js";
+import { showStageKey, showStages } from "/admin/stages.js";
 import { showTenants } from "/admin/tenants.js";
 import { byId, count, percent } from "/admin/text.js";
 import { onTheme, toggle } from "/admin/theme.js";
@@ -38,6 +39,7 @@ function start(first) {
   if (hello && !same) return location.reload();
   hello = first;
   byId("about").textContent = `${hello.about.version} · policy ${hello.about.policy}`;
+  showStageKey(hello.stages);
   charts ??= new Charts(hello.tenants);
   timeline ??= new Timeline(hello.domains, hello.tenants, hello.about.layers ?? {});
 }
@@ -54,6 +56,7 @@ function show() {
   showConnection(engine ? "live" : "lost", !engine ? "the engine is restarting" : engine.draining ? "draining" : "live");
   showTiles(engine, tenants);
   showTenants(hello.tenants, tenants, frame.busy);
+  showStages(hello.stages, hello.tenants, tenants);
   showCores(hello.domains, hello.tenants, frame.busy);
 }
 

@@ -25,6 +25,9 @@ from veltair.loadgen.client import Outcome
 from veltair.loadgen.open_loop import ArrivalSchedule, Trace
 from veltair.loadgen.tenant_streams import TenantStream
 from veltair.profiles.artifact.manifest import Port
+from veltair.server.front.metrics import Metrics
+from veltair.server.ipc.stages import STAGES
+from veltair.types import QoSTarget
 
 STACKS = ["veltair", "Triton with ONNX Runtime"]
 MODELS = (*SUBJECTS, DEMO_MIX)
@@ -86,6 +89,14 @@ def test_inputs_are_within_the_bounds_of_ids() -> None:
     assert set(found["ids"].ravel().tolist()) == {3, 4, 5}
     assert (found["ids"].shape, found["ids"].dtype) == ((1, 500), np.int64)
     assert (found["x"].shape, found["x"].dtype) == ((1, 7), np.float32)
+
+
+def test_stages_are_read_from_the_metrics_of_the_tenant() -> None:
+    metrics = Metrics({name: (name, QoSTarget(10**7)) for name in ("dlrm", "other")})
+    metrics.tenants["dlrm"].count_answer((1_000_000, 20_000, 0, 3_000_000, 0, 0, 500_000), batch=1)
+    found = lone_client.stage_sums_ms(metrics.page(None).decode(), "dlrm")
+    assert found == pytest.approx(dict(zip([s.name for s in STAGES], (1, 0.02, 0, 3, 0, 0, 0.5), strict=True)))
+    assert lone_client.stage_sums_ms("", "dlrm") == {}
 
 
 def test_latencies_are_those_of_answered_queries_from_their_scheduled_arrival() -> None:

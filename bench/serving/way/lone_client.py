@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 from numpy.typing import NDArray
+from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 
 from veltair.profiles.artifact.manifest import Manifest
@@ -39,7 +41,7 @@ def draw_inputs(manifest: Manifest) -> Arrays:
 
 
 def ask(protocol: str, at: Mapping[str, str], model: str, arrays: Arrays, queries: int, shared: bool) -> dict[str, Any]:
-    """Milliseconds of the round trips, and of the model's execution as the server counts it.
+    """Milliseconds of the round trips, and as the server counts them of the model and of the stages of the way.
 
     Args:
         protocol: grpc or http.
@@ -65,6 +67,7 @@ def _timed(client: Any, http: str, model: str, inputs: list[Any], queries: int) 
         with suppress(InferenceServerException):
             client.infer(model, inputs)
     count, computed_ns = _computed(http, model)
+    stages_ms = _stages_ms(http, model)
     taken_ms = []
     for _ in range(queries):
         begin_ns = time.perf_counter_ns()
@@ -74,14 +77,16 @@ def _timed(client: Any, http: str, model: str, inputs: list[Any], queries: int) 
     if not taken_ms:
         raise SystemExit(f"{model}: the server answered none of {queries} queries")
     count_now, computed_now_ns = _computed(http, model)
+    answered, stages_now_ms = count_now - count, _stages_ms(http, model)
     p50_ms, p95_ms = np.percentile(taken_ms, [50, 95]).round(4).tolist()
-    executed_ms = round((computed_now_ns - computed_ns) / (count_now - count) / 1e6, 4)
+    executed_ms = round((computed_now_ns - computed_ns) / answered / 1e6, 4)
     return {
         "answered": len(taken_ms),
         "p50_ms": p50_ms,
         "p95_ms": p95_ms,
         "mean_ms": round(float(np.mean(taken_ms)), 4),
         "executed_ms": executed_ms,
+        "stages_ms": {name: round((now - stages_ms[name]) / answered, 4) for name, now in stages_now_ms.items()},
     }
 
 
@@ -91,6 +96,29 @@ def _computed(http: str, model: str) -> tuple[int, int]:
         (found,) = json.load(answer)["model_stats"]
     seen = found["inference_stats"]["compute_infer"]
     return int(seen["count"]), int(seen["ns"])
+
+
+def _stages_ms(http: str, model: str) -> dict[str, float]:
+    """The time so far in each stage of the way; empty for a server that does not tell."""
+    try:
+        with urllib.request.urlopen(f"http://{http}/metrics") as answer:
+            return stage_sums_ms(answer.read().decode(), model)
+    except urllib.error.HTTPError:
+        return {}
+
+
+def stage_sums_ms(page: str, tenant: str) -> dict[str, float]:
+    """The sums by stage that a page for Prometheus has of one tenant.
+
+    >>> stage_sums_ms('veltair_stage_seconds_total{stage="read",tenant="dlrm"} 0.002', "dlrm")
+    {'read': 2.0}
+    """
+    samples = (sample for family in text_string_to_metric_families(page) for sample in family.samples)
+    return {
+        sample.labels["stage"]: 1e3 * sample.value
+        for sample in samples
+        if sample.name == "veltair_stage_seconds_total" and sample.labels["tenant"] == tenant
+    }
 
 
 @contextmanager
