@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import grpc
 import uvloop
@@ -12,8 +12,9 @@ from grpc_health.v1 import health_pb2
 
 from veltair.errors import OverloadedError
 from veltair.grpc.server import Server
-from veltair.grpc.server_call import Method
+from veltair.grpc.server_call import Method, ServerCall
 from veltair.server.protocol.compressed_body import inflate
+from veltair.server.wire.io_threads import IoThreads
 
 LIMIT_BYTES = 20 << 20
 WAIT_S = 20.0
@@ -82,20 +83,71 @@ def methods_of(service: Service) -> dict[str, Method]:
     return unary | streaming | {"/t/check": Method(service.echo, parse_health_check, False, False, False)}
 
 
-def new_server(service: Service) -> Server:
-    return Server(methods_of(service), LIMIT_BYTES, inflate)
+class RunningServer(Protocol):
+    """A server of either kind, as tests see it."""
+
+    @property
+    def calls(self) -> Sequence[ServerCall]: ...  # those that run
+
+    async def start(self, host: str, port: int) -> int: ...
+
+    async def stop(self, grace_s: float) -> None: ...
 
 
-def run_with_server(body: Callable[[Any, Server, Service, int], Awaitable[None]]) -> None:
-    """Run `body` with a channel of grpcio to a server, that server, its service and its port."""
+class PythonServer(Server):
+    """The one whose connections live in Python."""
+
+    @property
+    def calls(self) -> list[Any]:
+        return [stream for connection in self.connections for stream in connection.streams.values()]
+
+
+class NativeServer:
+    """The one whose connections live in C, without plans: every call is Python's."""
+
+    def __init__(self, methods: dict[str, Method], threads: int = 1) -> None:
+        self._methods = methods
+        self._threads = IoThreads(
+            threads,
+            infer_path="/t/infer",
+            tenant_header="tenant",
+            max_message_bytes=LIMIT_BYTES,
+            full="",
+            read_late="",
+            expired="",
+        )
+
+    @property
+    def calls(self) -> list[Any]:
+        return list(self._threads._calls.values())
+
+    async def start(self, host: str, port: int) -> int:
+        return await self._threads.listen(host, port, self._methods, inflate, lambda counts: None)
+
+    async def stop(self, grace_s: float) -> None:
+        await self._threads.stop(grace_s)
+
+
+KINDS = ("python", "native")
+
+
+def new_server(kind: str, service: Service) -> RunningServer:
+    methods = methods_of(service)
+    return PythonServer(methods, LIMIT_BYTES, inflate) if kind == "python" else NativeServer(methods)
+
+
+def run_with_server(kind: str, body: Callable[[Any, RunningServer, Service, int], Awaitable[None]]) -> None:
+    """Run `body` with a channel of grpcio to a server of a kind, that server, its service and its port."""
 
     async def run() -> None:
         service = Service()
-        server = new_server(service)
+        server = new_server(kind, service)
         port = await server.start("127.0.0.1", 0)
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-        async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}", unlimited) as channel:
-            await body(channel, server, service, port)
-        await server.stop(0)
+        try:
+            async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(f"127.0.0.1:{port}", unlimited) as channel:
+                await body(channel, server, service, port)
+        finally:
+            await server.stop(0)
 
     uvloop.run(run())

@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 import grpc
 import pytest
 import uvloop
-from echo_server import LIMIT_BYTES, WAIT_S, Service, new_server, run_with_server
+from echo_server import KINDS, LIMIT_BYTES, WAIT_S, RunningServer, Service, new_server, run_with_server
 
 from veltair.grpc.http2 import frames, hpack
 from veltair.grpc.http2.frames import STREAM_WINDOW_BYTES
-from veltair.grpc.server import Server
+
+pytestmark = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.mark.parametrize("compression", [None, grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_messages_of_any_size(compression: Any) -> None:
+def test_messages_of_any_size(kind: str, compression: Any) -> None:
     async def body(channel: Any, *_: Any) -> None:
         call = channel.unary_unary("/t/echo")
         for size in (0, 1, 5, 16379, 16384, 70_001, 602_112, 3_000_003, 9_000_000):
@@ -25,12 +26,12 @@ def test_messages_of_any_size(compression: Any) -> None:
             assert await call(sent, compression=compression) == sent
         assert await channel.unary_unary("/t/size")(bytes(LIMIT_BYTES)) == str(LIMIT_BYTES).encode()
 
-    run_with_server(body)
+    run_with_server(kind, body)
 
 
-def test_any_address_is_that_of_both_families() -> None:
+def test_any_address_is_that_of_both_families(kind: str) -> None:
     async def run() -> None:
-        server = new_server(Service())
+        server = new_server(kind, Service())
         port = await server.start("::", 0)
         for host in ("127.0.0.1", "[::1]"):
             async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(f"{host}:{port}") as channel:
@@ -40,12 +41,12 @@ def test_any_address_is_that_of_both_families() -> None:
     uvloop.run(run())
 
 
-def test_many_calls_at_once() -> None:
+def test_many_calls_at_once(kind: str) -> None:
     async def body(channel: Any, *_: Any) -> None:
         call, sent = channel.unary_unary("/t/echo"), [os.urandom(997 * i) for i in range(120)]
         assert await asyncio.gather(*map(call, sent)) == sent
 
-    run_with_server(body)
+    run_with_server(kind, body)
 
 
 class Refusal(NamedTuple):
@@ -66,14 +67,14 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.method)
-def test_refusals(refusal: Refusal) -> None:
+def test_refusals(kind: str, refusal: Refusal) -> None:
     async def body(channel: Any, *_: Any) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match=refusal.text) as caught:
             await channel.unary_unary(f"/t/{refusal.method}")(refusal.request)
         assert caught.value.code() is refusal.code
         assert await channel.unary_unary("/t/echo")(b"the connection lives") == b"the connection lives"
 
-    run_with_server(body)
+    run_with_server(kind, body)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_refusals(refusal: Refusal) -> None:
         ("POST", "12x", ("grpc-status", str(grpc.StatusCode.INTERNAL.value[0]))),
     ],
 )
-def test_requests_that_are_not_grpc(method: str, timeout: str, expected: hpack.Field) -> None:
+def test_requests_that_are_not_grpc(kind: str, method: str, timeout: str, expected: hpack.Field) -> None:
     block = hpack.encode(
         [
             (":method", method),
@@ -94,7 +95,7 @@ def test_requests_that_are_not_grpc(method: str, timeout: str, expected: hpack.F
     )
     flags = frames.END_HEADERS | frames.END_STREAM
 
-    async def body(channel: Any, server: Server, service: Service, port: int) -> None:
+    async def body(channel: Any, server: RunningServer, service: Service, port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(frames.PREFACE + frames.frame_head(frames.HEADERS, flags, 1, len(block)) + block)
         kind = None
@@ -104,10 +105,10 @@ def test_requests_that_are_not_grpc(method: str, timeout: str, expected: hpack.F
         writer.close()
         assert expected in hpack.Decoder().decode(payload)
 
-    run_with_server(body)
+    run_with_server(kind, body)
 
 
-def test_metadata_and_deadline() -> None:
+def test_metadata_and_deadline(kind: str) -> None:
     async def body(channel: Any, *_: Any) -> None:
         call = channel.unary_unary("/t/metadata")
         assert await call(b"") == b"(None, None)"
@@ -116,16 +117,16 @@ def test_metadata_and_deadline() -> None:
             await channel.unary_unary("/t/hang")(b"", timeout=0.05)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
-    run_with_server(body)
+    run_with_server(kind, body)
 
 
-def test_cancelled_calls_and_lost_clients() -> None:
-    async def body(channel: Any, server: Server, service: Service, port: int) -> None:
+def test_cancelled_calls_and_lost_clients(kind: str) -> None:
+    async def body(channel: Any, server: RunningServer, service: Service, port: int) -> None:
         for end in (lambda call: call.cancel(), None):
             service.cancelled.clear()
             other = grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)])
             call = other.unary_unary("/t/hang")(b"")
-            while not any(connection.streams for connection in server.connections):
+            while not server.calls:
                 await asyncio.sleep(0)
             if end is not None:
                 end(call)
@@ -134,20 +135,20 @@ def test_cancelled_calls_and_lost_clients() -> None:
             await service.cancelled.wait()
             await other.close()
 
-    run_with_server(body)
+    run_with_server(kind, body)
 
 
-def test_streams() -> None:
+def test_streams(kind: str) -> None:
     async def body(channel: Any, *_: Any) -> None:
         sent = [os.urandom(size) for size in (0, 10, 1_000_000, 300_000, 5_000_000, 4)]
         got = [answer async for answer in channel.stream_stream("/t/both")(iter(sent))]
         assert got == sent
 
-    run_with_server(body)
+    run_with_server(kind, body)
 
 
-def test_a_stream_that_is_not_read_is_held_back() -> None:
-    async def body(channel: Any, server: Server, service: Service, port: int) -> None:
+def test_a_stream_that_is_not_read_is_held_back(kind: str) -> None:
+    async def body(channel: Any, server: RunningServer, service: Service, port: int) -> None:
         call = channel.stream_stream("/t/idle")()
         part, sent = bytes(1 << 20), 0
         try:
@@ -157,18 +158,18 @@ def test_a_stream_that_is_not_read_is_held_back() -> None:
                     sent += 1
         except TimeoutError:
             pass
-        (stream,) = [stream for connection in server.connections for stream in connection.streams.values()]
+        (running,) = server.calls
         assert service.read == len(part)
-        assert 2 <= len(stream._requests) <= 2 + STREAM_WINDOW_BYTES // len(part)  # type: ignore[attr-defined]
+        assert 2 <= len(running._requests) <= 2 + STREAM_WINDOW_BYTES // len(part)
         call.cancel()
 
-    run_with_server(body)
+    run_with_server(kind, body)
 
 
-def test_stopping_waits_for_calls_that_run() -> None:
-    async def body(channel: Any, server: Server, service: Service, port: int) -> None:
+def test_stopping_waits_for_calls_that_run(kind: str) -> None:
+    async def body(channel: Any, server: RunningServer, service: Service, port: int) -> None:
         call = channel.unary_unary("/t/hang")(b"")
-        while not any(connection.streams for connection in server.connections):
+        while not server.calls:
             await asyncio.sleep(0)
         stopping = asyncio.create_task(server.stop(WAIT_S))
         await asyncio.sleep(0)
@@ -177,4 +178,4 @@ def test_stopping_waits_for_calls_that_run() -> None:
         await stopping
         assert service.cancelled.is_set()
 
-    run_with_server(body)
+    run_with_server(kind, body)
