@@ -1,0 +1,264 @@
+"""Both gRPC fronts in this process over one service: Python's, and the native one with a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import grpc
+import numpy as np
+import uvloop
+from google.protobuf.json_format import ParseDict
+from in_process_front import LIMIT, MANIFEST, NumpyEngine, served
+from msgspec.structs import replace
+from tritonclient.grpc import service_pb2 as pb
+
+from veltair.server.engine.front_lanes import FrontLanes
+from veltair.server.front.admission import EXPIRED, READ, describe_full, describe_past_deadline
+from veltair.server.front.grpc_front import MESSAGE_SLACK_BYTES, GrpcFront
+from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
+from veltair.server.front.metrics import Metrics
+from veltair.server.front.plan_learner import PlanLearner
+from veltair.server.ipc.messages import InferQuery, Outcome, QueryEnded
+from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.wire.engine_link import EngineLink
+from veltair.server.wire.io_threads import IoThreads
+from veltair.server.wire.plan import SlotViews
+from veltair.types import QoSTarget
+
+SLOTS = 4
+WAIT_S = 20.0
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+SUMS, ONE, TWO = range(3)  # the tenants, by number
+QUEUE_NS, EXECUTE_NS = 3_000, 2_000
+
+
+class Held(NamedTuple):
+    """A query that a scripted engine has."""
+
+    lane: int
+    message: InferQuery
+
+
+class ScriptedEngine:
+    """The engine's end of a link: answers on its own, or as a test says."""
+
+    def __init__(self, threads: IoThreads, slots: int, *, automatic: bool) -> None:
+        manifests = [MANIFEST] * 3
+        fd = create_tensor_pool(manifests, slots)
+        self.pool = TensorPool(fd, manifests, slots)
+        os.close(fd)
+        self.link = EngineLink(threads, self.pool, len(manifests), slots)
+        self._poll = select.epoll()
+        self._lanes = FrontLanes(self._poll, self.link.descriptors)
+        self.automatic = automatic
+        self.count = 0  # of all queries that came
+        self.aborted: list[int] = []
+        self._arrived: asyncio.Queue[Held] = asyncio.Queue()
+        self._news = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._poll.fileno(), self._read)
+
+    def leave(self, why: str) -> None:
+        """As if the process had ended."""
+        asyncio.get_running_loop().remove_reader(self._poll.fileno())
+        self._poll.close()
+        self.link.leave(why)
+
+    async def next(self) -> Held:
+        """The next query that the test has to end."""
+        return await self._arrived.get()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once the condition holds, which messages of the front bring about."""
+        while not condition():
+            self._news.clear()
+            await self._news.wait()
+
+    def inputs(self, held: Held) -> list[Any]:
+        return [view.tolist() for view in self.pool.inputs(held.message.tenant, held.message.slot, held.message.batch)]
+
+    def end(self, held: Held, outcome: Outcome = "done", reason: str = "") -> None:
+        """End a query; one that is done has its sums as outputs."""
+        message = held.message
+        if outcome == "done":
+            where = message.tenant, message.slot, message.batch
+            for given, result in zip(self.pool.inputs(*where), self.pool.outputs(*where), strict=True):
+                result[:] = given.sum(axis=1, keepdims=True)
+        ended = QueryEnded(message.query, outcome, reason, QUEUE_NS, EXECUTE_NS)
+        self._lanes.end(held.lane, ended, message.tenant, message.slot)
+        self._lanes.wake_fronts()
+
+    def _read(self) -> None:
+        for lane, message in list(self._lanes.take(most=16)):
+            if isinstance(message, InferQuery):
+                self.count += 1
+                if self.automatic:
+                    self.end(Held(lane, message))
+                else:
+                    self._arrived.put_nowait(Held(lane, message))
+            else:
+                self.aborted.append(message.query)
+        self._news.set()
+
+
+@dataclass
+class LinkedNumpyEngine(NumpyEngine):
+    """Serves what Python handles, and knows where the slots of a scripted engine lie."""
+
+    scripted: ScriptedEngine | None = None
+
+    def slot_views(self, tenant: str, batch: int) -> tuple[int, SlotViews] | None:
+        if self.scripted is None:
+            return None
+        pool, index = self.scripted.pool, list(self.tenants).index(tenant)
+        address = pool.address + pool.regions[index].offset
+        return index, SlotViews(address, pool.inputs(index, 0, batch), pool.outputs(index, 0, batch))
+
+
+class Answer(NamedTuple):
+    """What a client gets."""
+
+    code: grpc.StatusCode
+    details: str
+    data: bytes = b""
+
+    @property
+    def message(self) -> Any:
+        assert self.code is grpc.StatusCode.OK, self
+        return pb.ModelInferResponse.FromString(self.data)
+
+    def sums(self) -> tuple[list[float], list[int]]:
+        x, ids = self.message.raw_output_contents
+        return np.frombuffer(x, np.float32).tolist(), np.frombuffer(ids, np.int64).tolist()
+
+
+async def ask(channel: Any, data: bytes, *, path: str = INFER, **options: Any) -> Answer:
+    """One request, as raw bytes."""
+    try:
+        return Answer(grpc.StatusCode.OK, "", await channel.unary_unary(path)(data, **options))
+    except grpc.aio.AioRpcError as error:
+        return Answer(error.code(), error.details() or "")
+
+
+@dataclass
+class Fronts:
+    """The native front and the Python front over the same service."""
+
+    threads: IoThreads
+    engine: LinkedNumpyEngine
+    service: InferenceService
+    native: GrpcFront
+    python: GrpcFront
+    channels: list[Any] = field(default_factory=list)
+
+    @property
+    def scripted(self) -> ScriptedEngine:
+        assert self.engine.scripted is not None
+        return self.engine.scripted
+
+    def channel(self, *, python: bool = False) -> Any:
+        """A connection of its own."""
+        address = self.python.address if python else self.native.address
+        channel = grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
+        self.channels.append(channel)
+        return channel
+
+    @property
+    def asked_python(self) -> int:
+        """How many queries Python has handed to its engine."""
+        return len(self.engine.deadlines)
+
+    async def learn(self, channel: Any, data: bytes, **options: Any) -> Answer:
+        """Ask Python for the first time, so that there is a plan for the next."""
+        before = self.asked_python
+        answer = await ask(channel, data, **options)
+        assert answer.code is grpc.StatusCode.OK, answer
+        assert self.asked_python == before + 1
+        return answer
+
+    def link(self, *, slots: int = SLOTS, automatic: bool = True) -> ScriptedEngine:
+        """A new engine takes the queries from now on."""
+        self.engine.scripted = ScriptedEngine(self.threads, slots, automatic=automatic)
+        self.scripted.link.use()
+        self.threads.set_open(True)
+        return self.scripted
+
+    def outcomes(self, tenant: str = "sums") -> dict[str, int]:
+        """How often requests ended so, without those that never did."""
+        self.threads.drain_counts()
+        return {name: count for name, count in self.service.metrics.tenants[tenant].outcomes.items() if count}
+
+
+def new_threads(count: int, slots: int = SLOTS) -> IoThreads:
+    return IoThreads(
+        count,
+        infer_path=INFER,
+        tenant_header=TENANT_HEADER,
+        max_message_bytes=LIMIT + MESSAGE_SLACK_BYTES,
+        full=describe_full(slots),
+        read_late=describe_past_deadline(READ),
+        expired=EXPIRED,
+    )
+
+
+@asynccontextmanager
+async def fronts(*, threads: int = 1, slots: int = SLOTS, automatic: bool = True) -> Any:
+    tenants = {
+        "sums": served("sums", MANIFEST, QoSTarget(7_000_000)),
+        "one": served("one", replace(MANIFEST, model="shared"), QoSTarget(9_000_000)),
+        "two": served("two", replace(MANIFEST, model="shared"), QoSTarget(9_000_000)),
+    }
+    engine = LinkedNumpyEngine(tenants)
+    metrics = Metrics({name: (t.manifest.model, t.qos) for name, t in tenants.items()})
+    service = InferenceService(engine, metrics, LIMIT, shared_memory=True)
+    io = new_threads(threads, slots)
+    native = await GrpcFront.start(service, "127.0.0.1:0", PlanLearner(io, engine, service.regions))
+    python = await GrpcFront.start(service, "127.0.0.1:0")
+    made = Fronts(io, engine, service, native, python)
+    made.link(slots=slots, automatic=automatic)
+    try:
+        yield made
+    finally:
+        for channel in made.channels:
+            await channel.close()
+        await native.stop(0)
+        await python.stop(0)
+        if engine.scripted is not None:
+            engine.scripted.leave("")
+        await service.close()
+
+
+def run(test: Callable[[Fronts], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(WAIT_S), fronts(**options) as made:
+            await test(made)
+
+    uvloop.run(main())
+
+
+X = [[1.0, 2.0, 3.0, 4.0]]
+IDS = [[5, 99]]
+
+
+def request(
+    x: Any = X, ids: Any = IDS, *, model: str = "sums", outputs: Sequence[str] = (), **fields: Any
+) -> pb.ModelInferRequest:
+    """A request with raw tensors; `fields` as in JSON."""
+    tensors = {"x": np.array(x, np.float32), "ids": np.array(ids, np.int64)}
+    message = ParseDict(fields, pb.ModelInferRequest(model_name=model))
+    for (name, values), datatype in zip(tensors.items(), ("FP32", "INT64"), strict=True):
+        message.inputs.add(name=name, datatype=datatype, shape=values.shape)
+        message.raw_input_contents.append(values.tobytes())
+    for name in outputs:
+        message.outputs.add(name=name)
+    return message
+
+
+def encoded(*args: Any, **fields: Any) -> bytes:
+    data: bytes = request(*args, **fields).SerializeToString()
+    return data
