@@ -1,0 +1,81 @@
+"""The I/O threads under the sanitizers for addresses, undefined behaviour and races, with the tests of their queries.
+
+A process of its own runs them, with the sanitizer loaded ahead of everything: Python itself is not instrumented.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import veltair.grpc.native
+import veltair.server.wire
+
+FOLDERS = [Path(module.__file__ or "").parent for module in (veltair.server.wire, veltair.grpc.native)]
+FLAGS = ["-std=c11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-omit-frame-pointer"]
+WARNINGS = ["-Wall", "-Wextra", "-Werror"]
+TESTS = ["test_native_queries.py", "test_native_ends.py", "test_native_shared_memory.py"]
+WAIT_S = 400
+OPTIONS = {
+    # Leaks are looked for, and are no failure: Python's are many.
+    "ASAN_OPTIONS": "detect_leaks=1",
+    "LSAN_OPTIONS": "exitcode=0",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1",
+    "PYTHONMALLOC": "malloc",
+}
+
+pytestmark = pytest.mark.slow
+
+
+def path_of(library: str) -> str:
+    """Where gcc has a library; skips without gcc or without the library."""
+    try:
+        found = subprocess.run(["gcc", f"-print-file-name={library}"], capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("NOT TESTED: there is no gcc")
+    path = found.stdout.strip()
+    if not Path(path).is_absolute():
+        pytest.skip(f"NOT TESTED: gcc has no {library}")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("sanitizers", "library"), [("address,undefined", "libasan.so"), ("thread", "libtsan.so")], ids=["memory", "races"]
+)
+def test_the_io_threads(sanitizers: str, library: str, tmp_path: Path) -> None:
+    preloaded = [path_of(library), path_of("libstdc++.so")]  # the second for exceptions of other libraries
+    built = tmp_path / "wire.so"
+    sources = [str(path) for folder in FOLDERS for path in sorted(folder.glob("*.c"))]
+    subprocess.run(["gcc", *FLAGS, *WARNINGS, f"-fsanitize={sanitizers}", *sources, "-o", str(built)], check=True)
+    here = Path(__file__).parent
+    environment = os.environ | {
+        **OPTIONS,
+        "LD_PRELOAD": " ".join(preloaded),
+        "INSTRUMENTED_WIRE": str(built),
+        "PYTHONPATH": str(here.parent),
+    }
+    run = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "instrumented_wire", "-p", "no:cacheprovider"]
+    found = subprocess.run(
+        [*run, *(str(here / name) for name in TESTS)],
+        env=environment,
+        cwd=here.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    output = found.stdout + found.stderr
+    assert found.returncode == 0, output[-6000:]
+    assert re.search(r"^\d+ passed in", output, re.MULTILINE), output[-6000:]
+    assert not leaks_of_ours(output)
+
+
+def leaks_of_ours(output: str) -> list[str]:
+    """The leaks with a frame in the tested sources."""
+    reports = re.split(r"\n\n", output)
+    return [report for report in reports if " leak of " in report and re.search(r"/(wire|native)/\w+\.c:\d", report)]
