@@ -63,8 +63,15 @@ def memory() -> Iterator[Any]:
     shm.destroy_shared_memory_region(handle)
 
 
+@pytest.fixture(scope="module", params=[1, 0], ids=["native", "python"])
+def fronts(request: pytest.FixtureRequest) -> int:
+    """Threads for gRPC in C; 0 for none, where Python reads and writes."""
+    number: int = request.param
+    return number
+
+
 @pytest.fixture(scope="module")
-def daemon(bounded: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    text = configuration(bounded, "mlp", "spin", "ranged", body_limit_mb=4, shared_memory=True)
+def daemon(bounded: Path, fronts: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    text = configuration(bounded, "mlp", "spin", "ranged", body_limit_mb=4, shared_memory=True, fronts=fronts)
     with running(tmp_path_factory.mktemp("daemon"), text) as started:
         yield started

@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ Ids = dict[str, np.ndarray[Any, Any]]
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Two bags of rows of a table, side by side."""
+def bags(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an artifact: two bags of rows of a table, side by side."""
     folder = tmp_path_factory.mktemp("bags")
     nodes = [helper.make_node("Concat", ["a.sum", "b.sum"], ["y"], axis=1)]
     for name in "ab":
@@ -43,7 +44,12 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     options = ["--out", "bags", "--precision", "fp32", "--trials", "0", "--max-batch", "8"]
     command = [sys.executable, "-m", "veltair.cli", "compile", "bags.onnx", *options]
     subprocess.run(command, check=True, cwd=folder, env=os.environ | {"XDG_DATA_HOME": str(folder / "xdg")})
-    with running(folder, configuration(folder, "bags")) as started:
+    return folder
+
+
+@pytest.fixture(scope="module")
+def daemon(bags: Path, fronts: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with running(tmp_path_factory.mktemp("daemon"), configuration(bags, "bags", fronts=fronts)) as started:
         yield started
 
 
