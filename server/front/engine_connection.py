@@ -176,6 +176,8 @@ class EngineConnection:
 
     def fail_all(self, make_error: Callable[[], QueryError]) -> None:
         """Every query that is still waited for fails with an error of its own."""
+        if self._link is not None:
+            self._link.fail_all(str(make_error()))
         for held in self.held.values():
             if not held.result.done():
                 held.result.set_exception(make_error())

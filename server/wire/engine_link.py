@@ -61,11 +61,15 @@ class EngineLink:
         """Have the threads send their queries to this engine."""
         self._native.wire_use(self._threads.handle, self._handle, None)
 
-    def leave(self, why: str) -> None:
+    def fail_all(self, why: str) -> None:
         """No thread uses this engine any more; the queries that wait for it fail for this reason."""
-        handle, self._handle = self._handle, None
         if self._threads.handle:
             self._native.wire_use(self._threads.handle, None, why.encode())
+
+    def leave(self, why: str) -> None:
+        """As `fail_all`, once the engine process is gone: gives its lanes and slots back."""
+        self.fail_all(why)
+        handle, self._handle = self._handle, None
         self._native.wire_unlink(handle)
         os.close(self.descriptors.lanes)
         os.close(self.descriptors.bell)
