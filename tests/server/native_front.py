@@ -17,7 +17,9 @@ from google.protobuf.json_format import ParseDict
 from in_process_front import LIMIT, MANIFEST, NumpyEngine, served
 from msgspec.structs import replace
 from tritonclient.grpc import service_pb2 as pb
+from wire_frames import frame
 
+from veltair.grpc.http2 import frames
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.front.admission import EXPIRED, READ, describe_full, describe_past_deadline
 from veltair.server.front.grpc_front import MESSAGE_SLACK_BYTES, GrpcFront
@@ -161,6 +163,13 @@ class Fronts:
         assert self.engine.scripted is not None
         return self.engine.scripted
 
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A bare connection to the native front, which has the client's preface and settings."""
+        host, _, port = self.native.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(frames.PREFACE + frame(frames.SETTINGS, 0, 0))
+        return reader, writer
+
     def channel(self, *, python: bool = False) -> Any:
         """A connection of its own."""
         address = self.python.address if python else self.native.address
@@ -187,6 +196,15 @@ class Fronts:
         self.scripted.link.use()
         self.threads.set_open(True)
         return self.scripted
+
+    async def settle(self) -> None:
+        """Return when an I/O thread has read the ends so far: the answer to a query of tenant two follows them.
+
+        There is a plan for it, and the test ends queries.
+        """
+        asked = asyncio.create_task(ask(self.channel(), encoded(model="two")))
+        self.scripted.end(await self.scripted.next())
+        assert (await asked).code is grpc.StatusCode.OK
 
     def outcomes(self, tenant: str = "sums") -> dict[str, int]:
         """How often requests ended so, without those that never did."""

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
 import grpc
 import pytest
-from native_front import EXECUTE_NS, QUEUE_NS, SLOTS, SUMS, WAIT_S, Answer, Fronts, ask, encoded, run
+from native_front import EXECUTE_NS, QUEUE_NS, SLOTS, SUMS, Answer, Fronts, ask, encoded, run
 
-from veltair.grpc.http2 import frames, hpack
-from veltair.server.front.admission import EXPIRED, READ, describe_full, describe_past_deadline
+from veltair.server.front.admission import describe_full
 from veltair.server.wire.io_threads import TAKEN_AT_ONCE
 
 Status = grpc.StatusCode
 DATA = encoded()
 LONG = "late: 99 % of 10 µs\n" + 24 * "Größe "  # all that a record has room for
-
-
-async def settled(fronts: Fronts) -> None:
-    """Return when the thread has read the ends that it was told of: an answer follows them on the same lane."""
-    channel, data = fronts.channel(), encoded(model="two")
-    asked = asyncio.create_task(ask(channel, data))
-    fronts.scripted.end(await fronts.scripted.next())
-    assert (await asked).code is Status.OK
 
 
 def test_no_slot_is_free() -> None:
@@ -100,94 +90,13 @@ def test_a_cancelled_call_keeps_its_slot_until_the_engine_ends_it() -> None:
         assert engine.link.taken == len(held)
         for query, outcome in zip(held, ("cancelled", "done", "failed"), strict=True):
             engine.end(query, outcome)
-        await settled(fronts)
+        await fronts.settle()
         assert engine.link.taken == 0
         counts = fronts.outcomes()
         assert counts.pop("ok") == 1
         assert set(counts) <= {"cancelled", "deadline"} and counts["cancelled"] >= 2 and sum(counts.values()) == 3
 
     run(body, automatic=False)
-
-
-@pytest.mark.parametrize("by", ["parameter", "grpc-timeout", "both"])
-def test_a_deadline_passes_before_the_answer(by: str) -> None:
-    async def body(fronts: Fronts) -> None:
-        late, never = {"timeout": {"int64_param": "60000"}}, {"timeout": {"int64_param": "80000000"}}
-        await fronts.learn(fronts.channel(), encoded(parameters=late))
-        await fronts.learn(fronts.channel(), encoded(parameters=never))
-        await fronts.learn(fronts.channel(), encoded(model="two"))
-        channel, engine = fronts.channel(), fronts.scripted
-        data = encoded(parameters=late if by == "parameter" else never)
-        # The client's own timer would race with the server's: the header alone has no timer.
-        header = () if by == "parameter" else (("grpc-timeout", "60m"),)
-        asked = asyncio.create_task(raw_call(fronts, data, *header))
-        held = await engine.next()
-        deadline_ns = held.message.deadline_ns
-        assert deadline_ns is not None and deadline_ns - held.message.arrival_ns == 60_000_000
-        code, details = await asked
-        assert (code, details) == ("4", EXPIRED)
-        await engine.until(lambda: engine.aborted == [held.message.query])
-        assert engine.link.taken == 1
-        engine.end(held, "cancelled")
-        await settled(fronts)
-        assert engine.link.taken == 0 and fronts.outcomes() == {"ok": 2, "deadline": 1}
-        assert (await ask(channel, b"")).code is Status.NOT_FOUND  # the thread lives
-
-    run(body, automatic=False)
-
-
-async def raw_call(fronts: Fronts, data: bytes, *fields: hpack.Field) -> tuple[str, str]:
-    """A call on a connection of its own, whose client has no timer. Returns status and text."""
-    host, _, port = fronts.native.address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    head = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", "/inference.GRPCInferenceService/ModelInfer"),
-        ("content-type", "application/grpc"),
-        *fields,
-    ]
-    message = frames.message_prefix(len(data)) + data
-    writer.write(frames.PREFACE + frame(frames.SETTINGS, 0, 0))
-    writer.write(frame(frames.HEADERS, frames.END_HEADERS, 1, hpack.encode(head)))
-    writer.write(frame(frames.DATA, frames.END_STREAM, 1, message))
-    decoder, found = hpack.Decoder(), dict[str, str]()
-    while "grpc-status" not in found:
-        first = await reader.readexactly(9)
-        payload = await reader.readexactly(int.from_bytes(first[:3], "big"))
-        if first[3] == frames.HEADERS:
-            found |= dict(decoder.decode(payload))
-    writer.close()
-    return found["grpc-status"], found.get("grpc-message", "")
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-
-@pytest.mark.parametrize(
-    ("timeout", "code", "details"),
-    [
-        ("0n", "4", describe_past_deadline(READ)),
-        ("0H", "4", describe_past_deadline(READ)),
-        ("1n", "4", describe_past_deadline(READ)),
-        ("99999999H", "0", ""),
-        ("99999999S", "0", ""),
-        ("123456789S", "13", "grpc-timeout '123456789S'"),
-        ("x", "13", "grpc-timeout 'x'"),
-        ("", "13", "grpc-timeout ''"),
-        ("1x", "13", "grpc-timeout '1x'"),
-        ("-1S", "13", "grpc-timeout '-1S'"),
-    ],
-)
-@pytest.mark.parametrize("behind", [(), (("grpc-encoding", "identity"),)], ids=["alone", "with encoding"])
-def test_grpc_timeout(timeout: str, code: str, details: str, behind: Any) -> None:
-    async def body(fronts: Fronts) -> None:
-        await fronts.learn(fronts.channel(), DATA)
-        assert await raw_call(fronts, DATA, ("grpc-timeout", timeout), *behind) == (code, details)
-        assert fronts.scripted.count == (code == "0")
-
-    run(body)
 
 
 def test_the_engine_leaves_and_another_comes() -> None:
@@ -265,57 +174,5 @@ def test_counts_are_what_happened() -> None:
         assert (rows["duration_ns"] > 0).all() and (rows["end_ns"][1:] > rows["end_ns"][:-1]).all()
         fronts.threads.drain_counts()
         assert len(found) == 1 and TAKEN_AT_ONCE > 5
-
-    run(body, automatic=False)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_stopping_waits_for_queries_that_run(threads: int) -> None:
-    async def body(fronts: Fronts) -> None:
-        channel = fronts.channel()
-        await fronts.learn(channel, DATA)
-        asked = asyncio.create_task(ask(channel, DATA))
-        held = await fronts.scripted.next()
-        reader, writer = await idle_connection(fronts)
-        stopping = asyncio.create_task(fronts.native.stop(WAIT_S))
-        first = await reader.readexactly(9)  # every connection is told
-        assert first[3] == frames.GOAWAY
-        await reader.readexactly(int.from_bytes(first[:3], "big"))
-        assert not stopping.done()
-        fronts.scripted.end(held)
-        assert (await asked).sums() == ([10.0], [104])
-        await stopping
-        assert await reader.read() == b""
-        writer.close()
-        assert fronts.service.metrics.tenants["sums"].outcomes["ok"] == 2
-        with pytest.raises(ConnectionRefusedError):
-            host, _, port = fronts.native.address.rpartition(":")
-            socket.create_connection((host, int(port)))
-
-    run(body, automatic=False, threads=threads)
-
-
-async def idle_connection(fronts: Fronts) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """An idle connection whose server's settings have been read."""
-    host, _, port = fronts.native.address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(frames.PREFACE + frame(frames.SETTINGS, 0, 0))
-    while True:
-        first = await reader.readexactly(9)
-        await reader.readexactly(int.from_bytes(first[:3], "big"))
-        if first[3] == frames.SETTINGS and first[4] & frames.ACK:
-            return reader, writer
-
-
-def test_what_runs_when_the_grace_is_over_is_cut_off() -> None:
-    async def body(fronts: Fronts) -> None:
-        channel = fronts.channel()
-        await fronts.learn(channel, DATA)
-        asked = [asyncio.create_task(ask(channel, DATA)) for _ in range(2)]
-        for _ in asked:
-            await fronts.scripted.next()
-        await fronts.native.stop(0)
-        for answer in await asyncio.gather(*asked):
-            assert answer.code in (Status.INTERNAL, Status.UNAVAILABLE)
 
     run(body, automatic=False)
