@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import select
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,19 +14,18 @@ import uvloop
 from google.protobuf.json_format import ParseDict
 from in_process_front import LIMIT, MANIFEST, NumpyEngine, served
 from msgspec.structs import replace
+from scripted_engine import EXECUTE_NS, QUEUE_NS, WORDS, ScriptedEngine, lengths
 from tritonclient.grpc import service_pb2 as pb
 from wire_frames import frame
 
 from veltair.grpc.http2 import frames
-from veltair.server.engine.front_lanes import FrontLanes
+from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.server.front.admission import EXPIRED, READ, describe_full, describe_past_deadline
+from veltair.server.front.engine_connection import QueryResult
 from veltair.server.front.grpc_front import MESSAGE_SLACK_BYTES, GrpcFront
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.plan_learner import PlanLearner
-from veltair.server.ipc.messages import InferQuery, Outcome, QueryEnded
-from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
-from veltair.server.wire.engine_link import EngineLink
 from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.plan import SlotViews
 from veltair.types import QoSTarget
@@ -36,76 +33,6 @@ from veltair.types import QoSTarget
 SLOTS = 4
 WAIT_S = 20.0
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-SUMS, ONE, TWO = range(3)  # the tenants, by number
-QUEUE_NS, EXECUTE_NS = 3_000, 2_000
-
-
-class Held(NamedTuple):
-    """A query that a scripted engine has."""
-
-    lane: int
-    message: InferQuery
-
-
-class ScriptedEngine:
-    """The engine's end of a link: answers on its own, or as a test says."""
-
-    def __init__(self, threads: IoThreads, slots: int, *, automatic: bool) -> None:
-        manifests = [MANIFEST] * 3
-        fd = create_tensor_pool(manifests, slots)
-        self.pool = TensorPool(fd, manifests, slots)
-        os.close(fd)
-        self.link = EngineLink(threads, self.pool, len(manifests), slots)
-        self._poll = select.epoll()
-        self._lanes = FrontLanes(self._poll, self.link.descriptors)
-        self.automatic = automatic
-        self.count = 0  # of all queries that came
-        self.aborted: list[int] = []
-        self._arrived: asyncio.Queue[Held] = asyncio.Queue()
-        self._news = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._poll.fileno(), self._read)
-
-    def leave(self, why: str) -> None:
-        """As if the process had ended."""
-        asyncio.get_running_loop().remove_reader(self._poll.fileno())
-        self._poll.close()
-        self.link.leave(why)
-
-    async def next(self) -> Held:
-        """The next query that the test has to end."""
-        return await self._arrived.get()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once the condition holds, which messages of the front bring about."""
-        while not condition():
-            self._news.clear()
-            await self._news.wait()
-
-    def inputs(self, held: Held) -> list[Any]:
-        return [view.tolist() for view in self.pool.inputs(held.message.tenant, held.message.slot, held.message.batch)]
-
-    def end(self, held: Held, outcome: Outcome = "done", reason: str = "") -> None:
-        """End a query; one that is done has its sums as outputs."""
-        message = held.message
-        if outcome == "done":
-            where = message.tenant, message.slot, message.batch
-            for given, result in zip(self.pool.inputs(*where), self.pool.outputs(*where), strict=True):
-                result[:] = given.sum(axis=1, keepdims=True)
-        ended = QueryEnded(message.query, outcome, reason, QUEUE_NS, EXECUTE_NS)
-        self._lanes.end(held.lane, ended, message.tenant, message.slot)
-        self._lanes.wake_fronts()
-
-    def _read(self) -> None:
-        for lane, message in list(self._lanes.take(most=16)):
-            if isinstance(message, InferQuery):
-                self.count += 1
-                if self.automatic:
-                    self.end(Held(lane, message))
-                else:
-                    self._arrived.put_nowait(Held(lane, message))
-            else:
-                self.aborted.append(message.query)
-        self._news.set()
 
 
 @dataclass
@@ -113,6 +40,14 @@ class LinkedNumpyEngine(NumpyEngine):
     """Serves what Python handles, and knows where the slots of a scripted engine lie."""
 
     scripted: ScriptedEngine | None = None
+
+    async def infer(self, tenant: str, inputs: Any, **options: Any) -> QueryResult:
+        if tenant != "words":
+            return await super().infer(tenant, inputs, **options)
+        batch = len(inputs["more"])
+        InputLayout.of(WORDS).fill([np.zeros(p.at(batch), p.dtype) for p in WORDS.input_tensors], inputs, batch)
+        self.deadlines.append(None)
+        return QueryResult({"bytes": inputs["more"] + lengths(inputs["text"])}, QUEUE_NS, EXECUTE_NS, ())
 
     def slot_views(self, tenant: str, batch: int) -> tuple[int, SlotViews] | None:
         if self.scripted is None:
@@ -230,6 +165,7 @@ async def fronts(*, threads: int = 1, slots: int = SLOTS, automatic: bool = True
         "sums": served("sums", MANIFEST, QoSTarget(7_000_000)),
         "one": served("one", replace(MANIFEST, model="shared"), QoSTarget(9_000_000)),
         "two": served("two", replace(MANIFEST, model="shared"), QoSTarget(9_000_000)),
+        "words": served("words", WORDS, QoSTarget(9_000_000)),
     }
     engine = LinkedNumpyEngine(tenants)
     metrics = Metrics({name: (t.manifest.model, t.qos) for name, t in tenants.items()})

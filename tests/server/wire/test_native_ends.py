@@ -7,7 +7,8 @@ from typing import Any
 
 import grpc
 import pytest
-from native_front import EXECUTE_NS, QUEUE_NS, SLOTS, SUMS, Answer, Fronts, ask, encoded, run
+from native_front import SLOTS, Answer, Fronts, ask, encoded, run
+from scripted_engine import EXECUTE_NS, QUEUE_NS, SUMS
 
 from veltair.server.front.admission import describe_full
 from veltair.server.wire.io_threads import TAKEN_AT_ONCE

@@ -10,7 +10,8 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
-from native_front import IDS, ONE, SUMS, TWO, Fronts, X, ask, encoded, request, run
+from native_front import IDS, Fronts, X, ask, encoded, request, run
+from scripted_engine import ONE, SUMS, TWO
 from tritonclient.grpc import service_pb2 as pb
 
 from veltair.server.front.inference_service import TENANT_HEADER

@@ -13,7 +13,6 @@ from tritonclient.grpc import service_pb2 as pb
 
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest, PackedLocation, Port
-from veltair.profiles.artifact.strings import Strings
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.protocol.datatypes import datatype_name
 from veltair.server.protocol.grpc_codec import encode_response
@@ -123,25 +122,6 @@ def test_ranges(port: Port, expected: tuple[int, int, int]) -> None:
 def test_a_range_that_c_cannot_check_gives_no_plan() -> None:
     plan, _, _ = plan_of(with_inputs(Port("p", "float32", (-1, 2), 0, 1)), {"p": bytes(8 * BATCH)})
     assert plan is None
-
-
-def test_strings_give_no_plan() -> None:
-    inputs = (
-        Port("a", "int64", (-1, 1), locations=(PackedLocation(0, 0),)),
-        Port("s", "string", (-1, 1), locations=(PackedLocation(1, 0), PackedLocation(2, 0)), max_bytes=10),
-    )
-    buffers = (Port("ints", "int64", (-1,)), Port("ends", "int32", (-1,)), Port("letters", "uint8", (-10,)))
-    manifest = msgspec.structs.replace(MANIFEST, inputs=inputs, packed_buffers=buffers)
-    fd = create_tensor_pool([manifest], SLOTS)
-    pool = TensorPool(fd, [manifest], SLOTS)
-    tensors = (
-        NamedTensor("a", "INT64", (1, 1), bytes(8)),
-        NamedTensor("s", "BYTES", (1, 1), Strings.from_values([b"a"])),
-    )
-    response = encode_response("sums", "1", "", {"sum": np.ones((1, 1), np.float32)}, {}, {})
-    views = SlotViews(pool.address, pool.inputs(0, 0, 1), pool.outputs(0, 0, 1))
-    request = InferRequest("", {}, tensors, (), True)
-    assert make_plan(request, response, tenant=0, batch=1, manifest=manifest, views=views, files={}) is None
 
 
 @pytest.mark.parametrize("change", [{"ids": None}, {"ids": np.zeros((BATCH, 2), np.int64)}], ids=["less", "typed"])

@@ -1,0 +1,118 @@
+"""The engine's end of a link to I/O threads, in the process of the test that says what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from in_process_front import MANIFEST
+from msgspec.structs import replace
+
+from veltair.profiles.artifact.input_layout import InputLayout, InputSlot
+from veltair.profiles.artifact.manifest import PackedLocation, Port
+from veltair.profiles.artifact.strings import Strings
+from veltair.server.engine.front_lanes import FrontLanes
+from veltair.server.ipc.messages import InferQuery, Outcome, QueryEnded
+from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.wire.engine_link import EngineLink
+from veltair.server.wire.io_threads import IoThreads
+
+MAX_TEXT = 6  # bytes a row on average
+WORDS = replace(
+    MANIFEST,
+    model="words",
+    inputs=(
+        Port("more", "int64", (-1, 1), locations=(PackedLocation(0, 0),)),
+        Port("text", "string", (-1, 1), locations=(PackedLocation(1, 0), PackedLocation(2, 0)), max_bytes=MAX_TEXT),
+        Port("name", "string", (-1, 1), locations=(PackedLocation(1, 1), PackedLocation(2, MAX_TEXT)), max_bytes=2),
+    ),
+    packed_buffers=(Port("ints", "int64", (-1,)), Port("ends", "int32", (-2,)), Port("letters", "uint8", (-8,))),
+    outputs=(Port("bytes", "int64", (-1, 1)),),
+)
+SUMS, ONE, TWO, WORDS_TENANT = range(4)  # the tenants, by number
+QUEUE_NS, EXECUTE_NS = 3_000, 2_000
+
+
+class Held(NamedTuple):
+    """A query that a scripted engine has."""
+
+    lane: int
+    message: InferQuery
+
+
+class ScriptedEngine:
+    """The engine's end of a link: answers on its own, or as a test says."""
+
+    def __init__(self, threads: IoThreads, slots: int, *, automatic: bool) -> None:
+        manifests = [*[MANIFEST] * 3, WORDS]
+        fd = create_tensor_pool(manifests, slots)
+        self.pool = TensorPool(fd, manifests, slots)
+        os.close(fd)
+        self.link = EngineLink(threads, self.pool, len(manifests), slots)
+        self._poll = select.epoll()
+        self._lanes = FrontLanes(self._poll, self.link.descriptors)
+        self.automatic = automatic
+        self.count = 0  # of all queries that came
+        self.aborted: list[int] = []
+        self._arrived: asyncio.Queue[Held] = asyncio.Queue()
+        self._news = asyncio.Event()
+        asyncio.get_running_loop().add_reader(self._poll.fileno(), self._read)
+
+    def leave(self, why: str) -> None:
+        """As if the process had ended."""
+        asyncio.get_running_loop().remove_reader(self._poll.fileno())
+        self._poll.close()
+        self.link.leave(why)
+
+    async def next(self) -> Held:
+        """The next query that the test has to end."""
+        return await self._arrived.get()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once the condition holds, which messages of the front bring about."""
+        while not condition():
+            self._news.clear()
+            await self._news.wait()
+
+    def inputs(self, held: Held) -> list[Any]:
+        return [view.tolist() for view in self.pool.inputs(held.message.tenant, held.message.slot, held.message.batch)]
+
+    def slots(self, held: Held) -> list[InputSlot]:
+        """The inputs of a query for the tenant of words."""
+        views = self.pool.inputs(held.message.tenant, held.message.slot, held.message.batch)
+        return list(InputLayout.of(WORDS).slots(views, held.message.batch))
+
+    def end(self, held: Held, outcome: Outcome = "done", reason: str = "") -> None:
+        """End a query; one that is done has its sums as outputs."""
+        message = held.message
+        if outcome == "done":
+            where = message.tenant, message.slot, message.batch
+            if message.tenant == WORDS_TENANT:
+                found = {s.port.name: s for s in self.slots(held)}
+                self.pool.outputs(*where)[0][:] = found["more"].values + lengths(found["text"].strings())
+            else:
+                for given, result in zip(self.pool.inputs(*where), self.pool.outputs(*where), strict=True):
+                    result[:] = given.sum(axis=1, keepdims=True)
+        ended = QueryEnded(message.query, outcome, reason, QUEUE_NS, EXECUTE_NS)
+        self._lanes.end(held.lane, ended, message.tenant, message.slot)
+        self._lanes.wake_fronts()
+
+    def _read(self) -> None:
+        for lane, message in list(self._lanes.take(most=16)):
+            if isinstance(message, InferQuery):
+                self.count += 1
+                if self.automatic:
+                    self.end(Held(lane, message))
+                else:
+                    self._arrived.put_nowait(Held(lane, message))
+            else:
+                self.aborted.append(message.query)
+        self._news.set()
+
+
+def lengths(strings: Strings) -> Any:
+    return np.diff(strings.offsets).reshape(-1, 1)
