@@ -98,9 +98,9 @@ class Fronts:
         assert self.engine.scripted is not None
         return self.engine.scripted
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A bare connection to the native front, which has the client's preface and settings."""
-        host, _, port = self.native.address.rpartition(":")
+    async def connect(self, *, python: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A bare connection, which has sent the client's preface and settings."""
+        host, _, port = (self.python if python else self.native).address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(frames.PREFACE + frame(frames.SETTINGS, 0, 0))
         return reader, writer

@@ -27,6 +27,7 @@ _JOINED_BYTES = 1 << 16  # up to which a message is copied behind its prefix
 _OK_FIELDS = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-accept-encoding", ENCODINGS)]
 ANSWER_HEAD = hpack.encode(_OK_FIELDS)
 ANSWER_TRAILERS = hpack.encode([("grpc-status", "0")])
+_NEVER_NS = 1 << 62  # the latest deadline: later ones have no room in messages
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 # (body, encoding, largest size) -> the decompressed body; raises RequestError
@@ -246,4 +247,4 @@ class ServerCall(Stream):
         if not (digits.isascii() and digits.isdigit() and len(digits) <= 8 and unit in _UNITS_S):
             self._finish(grpc.StatusCode.INTERNAL, f"grpc-timeout {timeout!r:.40}")
             return
-        self._deadline_ns = time.monotonic_ns() + int(int(digits) * _UNITS_S[unit] * 1e9)
+        self._deadline_ns = min(time.monotonic_ns() + int(int(digits) * _UNITS_S[unit] * 1e9), _NEVER_NS)

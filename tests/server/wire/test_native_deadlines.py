@@ -41,9 +41,9 @@ def test_a_deadline_passes_before_the_answer(by: str) -> None:
     run(body, automatic=False)
 
 
-async def raw_call(fronts: Fronts, data: bytes, *fields: hpack.Field) -> tuple[str, str]:
+async def raw_call(fronts: Fronts, data: bytes, *fields: hpack.Field, python: bool = False) -> tuple[str, str]:
     """A call on a connection of its own, whose client has no timer. Returns status and text."""
-    reader, writer = await fronts.connect()
+    reader, writer = await fronts.connect(python=python)
     head = [
         (":method", "POST"),
         (":scheme", "http"),
@@ -87,3 +87,21 @@ def test_grpc_timeout(timeout: str, code: str, details: str, behind: Any) -> Non
         assert fronts.scripted.count == (code == "0")
 
     run(body)
+
+
+@pytest.mark.parametrize("timeout", ["99999999H", "99999999M"])
+def test_a_deadline_far_away_fits_messages(timeout: str) -> None:
+    async def body(fronts: Fronts) -> None:
+        await fronts.learn(fronts.channel(), encoded())
+        for python in (True, False):
+            asked = asyncio.create_task(raw_call(fronts, encoded(), ("grpc-timeout", timeout), python=python))
+            if not python:
+                held = await fronts.scripted.next()
+                assert held.message.deadline_ns is not None
+                fronts.engine.deadlines.append(held.message.deadline_ns)
+                fronts.scripted.end(held)
+            assert await asked == ("0", "")
+            deadline_ns = fronts.engine.deadlines[-1]
+            assert deadline_ns is not None and 1 << 60 < deadline_ns < 1 << 63
+
+    run(body, automatic=False)

@@ -19,7 +19,7 @@ import veltair.server.wire
 FOLDERS = [Path(module.__file__ or "").parent for module in (veltair.server.wire, veltair.grpc.native)]
 FLAGS = ["-std=c11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-omit-frame-pointer"]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-TESTS = [f"test_native_{name}.py" for name in ("queries", "ends", "deadlines", "shared_memory", "stop")]
+TESTS = [f"test_native_{name}.py" for name in ("queries", "ends", "deadlines", "shared_memory", "stop", "strings")]
 WAIT_S = 400
 OPTIONS = {
     # Leaks are looked for, and are no failure: Python's are many.
