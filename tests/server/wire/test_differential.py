@@ -172,7 +172,8 @@ def odd(change: Callable[[list[bytes]], None]) -> bytes:
 
 
 EXAMPLES = {
-    "empty id": odd(lambda parts: parts.insert(1, field(3, b""))),
+    "an empty id": odd(lambda parts: parts.__setitem__(1, field(3, b""))),
+    "an empty id ahead of another": odd(lambda parts: parts.insert(1, field(3, b""))),
     "two ids": odd(lambda parts: parts.insert(1, field(3, b"b"))),
     "an id whose length has a spare byte": odd(lambda parts: parts.__setitem__(1, field(3, b"abc", None, 1))),
     "an id with a tag of two bytes": odd(lambda parts: parts.__setitem__(1, b"\x9a\x00\x03abc")),
