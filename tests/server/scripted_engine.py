@@ -102,6 +102,7 @@ class ScriptedEngine:
         self._lanes.wake_fronts()
 
     def _read(self) -> None:
+        self._poll.poll(0)  # the bell is edge-triggered: this ends its event
         for lane, message in list(self._lanes.take(most=16)):
             if isinstance(message, InferQuery):
                 self.count += 1
