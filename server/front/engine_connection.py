@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from veltair import errors
-from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestError, VeltairError, WorkerDiedError
+from veltair.errors import OverloadedError, QueryError, RequestError, VeltairError, WorkerDiedError
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.front.admission import FreeSlots
@@ -32,7 +32,7 @@ from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.protocol.validation import batch_size
 from veltair.server.wire.engine_link import EngineLink
-from veltair.server.wire.io_threads import IoThreads
+from veltair.server.wire.io_threads import ERRORS, IoThreads
 from veltair.server.wire.plan import SlotViews
 
 _LAST_QUERIES_S = 0.002  # between two looks at the queries that the I/O threads still hold
@@ -250,17 +250,10 @@ class EngineConnection:
     def _query_ended(self, ended: m.QueryEnded) -> None:
         held = self.held.pop(ended.query)
         if not held.result.done():
-            match ended.outcome:
-                case "done":
-                    held.result.set_result(self._read_result(held, ended))
-                case "rejected":
-                    held.result.set_exception(OverloadedError(ended.reason))
-                case "worker_died":
-                    held.result.set_exception(WorkerDiedError(ended.reason))
-                case "failed":
-                    held.result.set_exception(QueryError(ended.reason))
-                case "cancelled":
-                    held.result.set_exception(DeadlineError("cancelled"))
+            if ended.outcome == "done":
+                held.result.set_result(self._read_result(held, ended))
+            else:
+                held.result.set_exception(ERRORS[ended.outcome](ended.reason or ended.outcome))
         self._slots.give_back(held.message.tenant, held.message.slot)
         self._settle_all_ended()
 

@@ -25,7 +25,7 @@ from veltair.server.wire.plan import Plan
 TAKEN_AT_ONCE = 1 << 16  # counts
 
 # What an outcome of the engine is to the client.
-_ERRORS: dict[str, type[QueryError]] = {
+ERRORS: dict[str, type[QueryError]] = {
     "done": QueryError,
     "rejected": OverloadedError,
     "cancelled": DeadlineError,
@@ -91,7 +91,7 @@ class IoThreads:
         self._settings = Settings(  # the threads read it as long as they live
             threads=threads,
             home=-1 if home is None else home,
-            outcome_code=(ctypes.c_int32 * len(OUTCOMES))(*(status_number(_ERRORS[name]) for name in OUTCOMES)),
+            outcome_code=(ctypes.c_int32 * len(OUTCOMES))(*(status_number(ERRORS[name]) for name in OUTCOMES)),
             max_message_bytes=max_message_bytes,
             full=Refusal(status_number(OverloadedError), full.encode()),
             read_late=Refusal(late, read_late.encode()),
