@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from veltair.server.front.grpc_front import MESSAGE_SLACK_BYTES, GrpcFront
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.plan_learner import PlanLearner
+from veltair.server.ipc.stages import EngineStamps
 from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.plan import SlotViews
 from veltair.types import QoSTarget
@@ -47,7 +49,10 @@ class LinkedNumpyEngine(NumpyEngine):
         batch = len(inputs["more"])
         InputLayout.of(WORDS).fill([np.zeros(p.at(batch), p.dtype) for p in WORDS.input_tensors], inputs, batch)
         self.deadlines.append(None)
-        return QueryResult({"bytes": inputs["more"] + lengths(inputs["text"])}, QUEUE_NS, EXECUTE_NS, ())
+        outputs = {"bytes": inputs["more"] + lengths(inputs["text"])}
+        now_ns = time.monotonic_ns()
+        stamps = EngineStamps(now_ns, now_ns + QUEUE_NS, now_ns + QUEUE_NS + EXECUTE_NS, now_ns + QUEUE_NS + EXECUTE_NS)
+        return QueryResult(outputs, QUEUE_NS, EXECUTE_NS, now_ns, stamps)
 
     def slot_views(self, tenant: str, batch: int) -> tuple[int, SlotViews] | None:
         if self.scripted is None:

@@ -17,6 +17,7 @@ from veltair.profiles.artifact.manifest import PackedLocation, Port
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.ipc.messages import InferQuery, Outcome, QueryEnded
+from veltair.server.ipc.stages import EngineStamps
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.wire.engine_link import EngineLink
 from veltair.server.wire.io_threads import IoThreads
@@ -34,7 +35,7 @@ WORDS = replace(
     outputs=(Port("bytes", "int64", (-1, 1)),),
 )
 SUMS, ONE, TWO, WORDS_TENANT = range(4)  # the tenants, by number
-QUEUE_NS, EXECUTE_NS = 3_000, 2_000
+QUEUE_NS, EXECUTE_NS, GAP_NS, REPORT_NS = 3_000, 2_000, 500, 700  # what it says of a query's way
 
 
 class Held(NamedTuple):
@@ -97,7 +98,10 @@ class ScriptedEngine:
             else:
                 for given, result in zip(self.pool.inputs(*where), self.pool.outputs(*where), strict=True):
                     result[:] = given.sum(axis=1, keepdims=True)
-        ended = QueryEnded(message.query, outcome, reason, QUEUE_NS, EXECUTE_NS)
+        begin_ns = message.arrival_ns + QUEUE_NS
+        end_ns = begin_ns + EXECUTE_NS + GAP_NS
+        stamps = EngineStamps(message.arrival_ns + QUEUE_NS // 2, begin_ns, end_ns, end_ns + REPORT_NS)
+        ended = QueryEnded(message.query, outcome, reason, EXECUTE_NS, stamps)
         self._lanes.end(held.lane, ended, message.tenant, message.slot)
         self._lanes.wake_fronts()
 

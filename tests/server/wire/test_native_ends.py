@@ -8,14 +8,15 @@ from typing import Any
 import grpc
 import pytest
 from native_front import SLOTS, Answer, Fronts, ask, encoded, run
-from scripted_engine import EXECUTE_NS, QUEUE_NS, SUMS
+from scripted_engine import EXECUTE_NS, GAP_NS, QUEUE_NS, REPORT_NS, SUMS
 
 from veltair.server.front.admission import describe_full
+from veltair.server.ipc.stages import EXECUTE, READ, REPORT
 from veltair.server.wire.io_threads import TAKEN_AT_ONCE
 
 Status = grpc.StatusCode
 DATA = encoded()
-LONG = "late: 99 % of 10 µs\n" + 24 * "Größe "  # all that a record has room for
+LONG = "late: 99 % of 10 µs\n" + 21 * "Größe "  # all that a record has room for
 
 
 def test_no_slot_is_free() -> None:
@@ -171,7 +172,13 @@ def test_counts_are_what_happened() -> None:
         assert rows["batch"].tolist() == [1, 3, 3, 1, 1]
         assert rows["outcome"].tolist() == [0, 2, 0, 5, 5]  # ok, overloaded, failed
         assert set(rows["tenant"].tolist()) == {SUMS}
-        assert set(rows["queue_ns"].tolist()) == {QUEUE_NS} and set(rows["execute_ns"].tolist()) == {EXECUTE_NS}
+        answered = rows["outcome"] == 0
+        stage_ns = rows["stage_ns"][answered]  # (queries, stages)
+        assert (stage_ns[:, :EXECUTE].sum(axis=1) == QUEUE_NS).all() and (stage_ns[:, READ] > 0).all()
+        assert (stage_ns[:, EXECUTE : REPORT + 1] == (EXECUTE_NS, GAP_NS, REPORT_NS)).all()
+        assert (stage_ns.sum(axis=1) == rows["duration_ns"][answered]).all()
+        assert not rows["stage_ns"][~answered].any()
+        assert (rows["socket"] == -1).all()  # each answer was sent before the thread took the next request
         assert (rows["duration_ns"] > 0).all() and (rows["end_ns"][1:] > rows["end_ns"][:-1]).all()
         fronts.threads.drain_counts()
         assert len(found) == 1 and TAKEN_AT_ONCE > 5
