@@ -24,7 +24,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     http: str = "127.0.0.1:8000"  # host:port; port 0 takes any free one
     grpc: str = "127.0.0.1:8001"
-    fronts: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1  # threads that read and write gRPC; 0: all in Python, slower
+    fronts: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1  # I/O threads; 0: all in Python, slower
     policy: str = "veltair"  # see docs/policies.md
     planned_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9  # of each target; the rest is for the network
     cores: Positive | None = None  # default: all that the affinity mask and the cgroup quota allow

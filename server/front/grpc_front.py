@@ -104,7 +104,9 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         if _wants_final_mark(request):
             response.parameters[FINAL_RESPONSE].bool_param = True
         if self._learner is not None and not wants_trace(request.parameters):
-            self._learner.learn(grpc_request, tenant, request, self._service.engine.tenants[inferred.tenant], response)
+            self._learner.learn_grpc(
+                grpc_request, tenant, request, self._service.engine.tenants[inferred.tenant], response
+            )
         return response
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -205,6 +207,7 @@ def start_threads(server: ServerConfig, home: int | None) -> IoThreads | None:
         infer_path=f"/{SERVICE}/ModelInfer",
         tenant_header=TENANT_HEADER,
         max_message_bytes=(server.body_limit_mb << 20) + MESSAGE_SLACK_BYTES,
+        max_body_bytes=server.body_limit_mb << 20,
         full=describe_full(server.queue_slots),
         read_late=describe_past_deadline(READ),
         expired=EXPIRED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 from fastapi import Request
 
@@ -13,6 +14,19 @@ from veltair.server.protocol.infer_request import InferRequest
 from veltair.server.protocol.json_parser import INLINE_BYTES, JsonParser
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+class HttpRequest(NamedTuple):
+    """A decoded request with the JSON part of its body as it came; None where that was compressed.
+
+    ::
+
+        received = await read_infer_request(request, parser, limit_bytes)
+        response = await service.infer("mlp", "", received.request, arrival_ns=time.monotonic_ns())
+    """
+
+    request: InferRequest
+    json: bytes | None
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
@@ -29,7 +43,7 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def read_infer_request(request: Request, parser: JsonParser, limit_bytes: int) -> InferRequest:
+async def read_infer_request(request: Request, parser: JsonParser, limit_bytes: int) -> HttpRequest:
     """Read, unpack and decode a body. Raises RequestError.
 
     `limit_bytes` bounds the body as sent and unpacked. `parser` parses JSON above `INLINE_BYTES`.
@@ -43,5 +57,7 @@ async def read_infer_request(request: Request, parser: JsonParser, limit_bytes: 
         raise RequestError(f"{HEADER_LENGTH} is a count of bytes, got {length!r:.40}")
     header_bytes = int(length) if length else None
     if INLINE_BYTES < (len(body) if header_bytes is None else header_bytes) <= len(body):
-        return await parser.parse(body, header_bytes)
-    return decode_request(body, header_bytes)
+        decoded = await parser.parse(body, header_bytes)
+    else:
+        decoded = decode_request(body, header_bytes)
+    return HttpRequest(decoded, None if coding else body[:header_bytes])

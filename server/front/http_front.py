@@ -22,7 +22,8 @@ from veltair.errors import QueryError, RequestError, TooLargeError, UnsupportedE
 from veltair.server.front import metrics, model_metadata
 from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.http_body import HEADER_LENGTH, read_body, read_infer_request
-from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
+from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
+from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.front.process_metrics import read_daemon_processes
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.protocol.compressed_body import deflate, response_coding
@@ -36,11 +37,14 @@ _log = logging.getLogger(__name__)
 _UNSUPPORTED = ("cudasharedmemory", "trace", "logging")
 
 
-def application(service: InferenceService, dashboard: Dashboard) -> FastAPI:
-    """All routes. The inference route comes first: routes are tried in their order."""
+def application(service: InferenceService, dashboard: Dashboard, learner: PlanLearner | None = None) -> FastAPI:
+    """All routes. The inference route comes first: routes are tried in their order.
+
+    `learner` writes down what requests become, where I/O threads can follow it.
+    """
     app = FastAPI(title="veltair", docs_url=None, redoc_url=None, openapi_url=None)
     _add_error_handlers(app)
-    _add_inference(app, service)
+    _add_inference(app, service, learner)
     _add_models(app, service)
     _add_server(app, service)
     _add_shared_memory(app, service.regions)
@@ -94,24 +98,26 @@ async def _cancel_on_disconnect(request: Request, task: asyncio.Task[Any]) -> No
     task.cancel()
 
 
-def _add_inference(app: FastAPI, service: InferenceService) -> None:
+def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner | None) -> None:
     async def infer(request: Request) -> Response:
         try:
-            decoded = await read_infer_request(request, service.parser, service.body_limit_bytes)
+            received = await read_infer_request(request, service.parser, service.body_limit_bytes)
         except RequestError:
             service.metrics.malformed_requests += 1
             raise
         task = asyncio.current_task()
         assert task is not None
         watch = asyncio.create_task(_cancel_on_disconnect(request, task))
+        decoded = received.request
         model, version = request.path_params["model"], request.path_params.get("version", "")
+        tenant = request.headers.get(TENANT_HEADER, "")
         try:
             response = await service.infer(
                 model,
                 version,
                 decoded,
                 arrival_ns=time.monotonic_ns(),
-                tenant=request.headers.get(TENANT_HEADER, ""),
+                tenant=tenant,
             )
         except asyncio.CancelledError:
             if not watch.done():
@@ -123,6 +129,9 @@ def _add_inference(app: FastAPI, service: InferenceService) -> None:
         encoded = encode_response(
             model, model_metadata.VERSION, decoded, response.outputs, response.parameters, response.stored
         )
+        if learner is not None and not wants_trace(decoded.parameters):
+            served = service.engine.tenants[response.tenant]
+            learner.learn_http(request.scope["raw_path"], received, tenant, served, response, encoded)
         headers = {}
         body = encoded.body
         if encoded.header_bytes is not None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import msgspec
+import numpy as np
+
 from veltair.errors import RequestError
+from veltair.server.front.http_body import HttpRequest
+from veltair.server.front.inference_service import InferenceResponse
 from veltair.server.front.served_tenant import ServedTenant
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.protocol.grpc_codec import GrpcRequest
+from veltair.server.protocol.http_codec import HttpBody
 from veltair.server.protocol.infer_request import InferRequest, TensorLocation
 from veltair.server.wire.io_threads import IoThreads
-from veltair.server.wire.plan import FileRange, SlotViews, make_plan
+from veltair.server.wire.plan import FileRange, Plan, SlotViews, make_plan
+from veltair.server.wire.response_parts import ResponseParts, split_body, split_message
 
 
 class HasSlots(Protocol):
@@ -25,14 +32,14 @@ class PlanLearner:
     ::
 
         learner = PlanLearner(threads, engine, regions)
-        learner.learn(grpc_request, "", request, served, response)
+        learner.learn_grpc(grpc_request, "", request, served, response)
     """
 
     def __init__(self, threads: IoThreads, engine: HasSlots, regions: SharedMemoryRegions) -> None:
         self.threads, self._engine, self._regions = threads, engine, regions
         regions.on_unregister = threads.clear_plans
 
-    def learn(
+    def learn_grpc(
         self, received: GrpcRequest, tenant_header: str, request: InferRequest, served: ServedTenant, response: Any
     ) -> None:
         """Does nothing for a request whose like has to be decoded each time.
@@ -44,12 +51,47 @@ class PlanLearner:
             served: the tenant that it was for.
             response: its answer.
         """
+        plan = self._plan(request, served, split_message(response))
+        if plan is not None:
+            self.threads.add_grpc_plan(received.data, tenant_header, plan)
+
+    def learn_http(
+        self,
+        path: bytes,
+        received: HttpRequest,
+        tenant_header: str,
+        served: ServedTenant,
+        answer: InferenceResponse,
+        encoded: HttpBody,
+    ) -> None:
+        """Likewise for a request over HTTP to this path, whose answer was encoded."""
+        request, json = received.request, received.json
+        if json is None or any(isinstance(tensor.data, list | np.ndarray) for tensor in request.inputs):
+            return
+        wanted = {output.name: output.binary for output in request.outputs}
+        if not all(name in answer.stored or wanted.get(name, request.binary_output) for name in answer.outputs):
+            return
+        own_id, unique = self._own_id(json, request.id)
+        if not unique:
+            return
+        plan = self._plan(request, served, split_body(encoded, own_id, answer.outputs))
+        if plan is not None:
+            self.threads.add_http_plan(path, json, tenant_header, plan)
+
+    def _own_id(self, json: bytes, request_id: str) -> tuple[str | None, bool]:
+        """The id that is no part of the key of this JSON, None for none, and whether it is the only one there."""
+        size = self.threads.id_bytes(json)
+        if not size:
+            return None, True
+        return request_id, msgspec.json.decode(b"{" + json[size:], type=_Id).id is msgspec.UNSET
+
+    def _plan(self, request: InferRequest, served: ServedTenant, response: ResponseParts) -> Plan | None:
         manifest = served.manifest
         batched = next((port.name for port in manifest.inputs if port.shape[:1] == (-1,)), None)
         batch = next((tensor.shape[0] for tensor in request.inputs if tensor.name == batched), 1)
         found = self._engine.slot_views(served.name, batch)
         if found is None:
-            return
+            return None
         tenant, views = found
         located = [tensor.data for tensor in request.inputs] + [output.location for output in request.outputs]
         try:
@@ -59,7 +101,9 @@ class PlanLearner:
                 if isinstance(place, TensorLocation)
             }
         except RequestError:  # unregistered meanwhile
-            return
-        plan = make_plan(request, response, tenant=tenant, batch=batch, manifest=manifest, views=views, files=files)
-        if plan is not None:
-            self.threads.add_plan(received.data, tenant_header, plan)
+            return None
+        return make_plan(request, response, tenant=tenant, batch=batch, manifest=manifest, views=views, files=files)
+
+
+class _Id(msgspec.Struct):
+    id: str | msgspec.UnsetType = msgspec.UNSET

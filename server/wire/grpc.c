@@ -41,7 +41,7 @@ static void refuse_http(call *of) {
   uint8_t block[32];
   const hpack_field status = {":status", "415", 7, 3};
   of->state = OVER;
-  mark_dirty(of->connection);
+  mark_dirty(of->asker.connection);
   h2_headers(of->stream, block, hpack_encode(block, &status), true); /* frees the call */
 }
 
@@ -51,12 +51,12 @@ static bool read_head(call *new, const hpack_field *fields, int count) {
   for (int i = 0; i < count; i++) {
     const hpack_field *field = &fields[i];
     if (is(field, ":method")) post = has(field, "POST");
-    else if (is(field, ":path")) infer = has(field, new->connection->thread->wire->infer_path);
+    else if (is(field, ":path")) infer = has(field, new->asker.connection->thread->wire->infer_path);
     else if (is(field, "content-type")) grpc = begins(field, "application/grpc");
     else if (is(field, "grpc-encoding")) plain = has(field, "identity");
     else if (is(field, "grpc-timeout")) {
-      new->deadline_ns = deadline_of(field, new->arrival_ns);
-      timely = new->deadline_ns;
+      new->asker.deadline_ns = deadline_of(field, new->asker.arrival_ns);
+      timely = new->asker.deadline_ns;
     }
   }
   new->answerable = infer && plain && timely;
@@ -85,7 +85,7 @@ static void headers(void *owner, h2_stream *stream, const hpack_field *fields, i
     h2_reset(stream, 2 /* INTERNAL_ERROR */);
     return;
   }
-  *new = (call){.stream = stream, .connection = owner, .arrival_ns = now_ns()};
+  *new = (call){.asker = {.connection = owner, .arrival_ns = now_ns()}, .stream = stream};
   h2_set_context(stream, new);
   const bool call_of_grpc = read_head(new, fields, count);
   new->fields = pack_fields(fields, count, &new->fields_bytes);
@@ -93,7 +93,7 @@ static void headers(void *owner, h2_stream *stream, const hpack_field *fields, i
     refuse_http(new);
     return;
   }
-  find_tenant(new, new->connection->thread->wire->tenant_header);
+  find_tenant(new, new->asker.connection->thread->wire->tenant_header);
   if (!new->answerable) python_open(new);
 }
 
@@ -110,6 +110,14 @@ static void message(void *owner, h2_stream *stream, uint8_t *data, size_t size, 
   else h2_free_message(data);
 }
 
+/* Whether the call's message became a query or was refused, which ends the call. */
+static bool begin_query(call *of, const uint8_t *data) {
+  request found;
+  if (!grpc_request(data, of->message_bytes, of->tenant, of->tenant_bytes, &found)) return false;
+  of->state = QUERY;
+  return query_begin(&of->asker, &found);
+}
+
 static void end(void *owner, h2_stream *stream) {
   (void)owner;
   call *of = h2_context(stream);
@@ -120,7 +128,7 @@ static void end(void *owner, h2_stream *stream) {
   } else if (of->state == RECEIVING) {
     uint8_t *const data = of->message;
     of->message = NULL;
-    if (data && query_begin(of, data, of->message_bytes)) { /* a refusal has freed the call */
+    if (data && begin_query(of, data)) { /* a refusal has freed the call */
       h2_free_message(data);
     } else {
       of->message = data;
@@ -144,7 +152,7 @@ static void aborted(void *owner, h2_stream *stream, int64_t code) {
   (void)owner;
   call *of = h2_context(stream);
   if (!of) return;
-  if (of->query) query_abandon(of->query);
+  if (of->asker.query) query_abandon(of->asker.query);
   if (of->state == PYTHON) python_aborted(of, code);
   of->state = OVER;
 }
@@ -160,26 +168,31 @@ static void closed(void *owner, h2_stream *stream) {
   call *of = h2_context(stream);
   if (!of) return;
   h2_set_context(stream, NULL);
-  if (of->query) query_abandon(of->query);
+  if (of->asker.query) query_abandon(of->asker.query);
   python_forget(of);
   if (of->message) h2_free_message(of->message);
   free(of->fields);
   free(of);
 }
 
-const h2_handler grpc_handler = {
+static const h2_handler handler = {
     .headers = headers, .message = message, .too_large = too_large, .end = end,
     .aborted = aborted, .flushed = flushed, .closed = closed,
 };
 
-void grpc_answer(call *of, const uint8_t *data, size_t size) {
-  const wire *owner = of->connection->thread->wire;
+static bool respond(asker *to, const query *query, const uint8_t *slot) {
+  call *of = (call *)to;
+  io_thread *thread = to->connection->thread;
+  const wire *owner = thread->wire;
   h2_stream *stream = of->stream;
+  const size_t size = grpc_response(thread, query, slot);
+  if (!size) return false;
   of->state = OVER;
-  mark_dirty(of->connection);
+  mark_dirty(to->connection);
   h2_headers(stream, owner->head, owner->head_bytes, false);
-  h2_data(stream, data, size, false);
+  h2_data(stream, thread->scratch, size, false);
   h2_headers(stream, owner->trailers, owner->trailers_bytes, true);
+  return true;
 }
 
 /* Percent-encodes what a status message may not contain. Returns the size; `target` has three times the room. */
@@ -212,6 +225,49 @@ void grpc_finish(call *of, int32_t code, const char *text, size_t size) {
   size_t used = 0;
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) used += hpack_encode(block + used, &fields[i]);
   of->state = OVER;
-  mark_dirty(of->connection);
+  mark_dirty(of->asker.connection);
   h2_headers(of->stream, block, used, true);
 }
+
+static void refuse(asker *to, status status, const char *text, size_t size) {
+  grpc_finish((call *)to, status.grpc, text, size);
+}
+
+/* The connection */
+
+static bool open_connection(connection *at) {
+  at->state = h2_new(true, at->thread->wire->max_message_bytes, &handler, at);
+  return at->state;
+}
+
+static void close_connection(connection *at) { h2_free(at->state); }
+
+static bool reads(const connection *at) { return !h2_failed(at->state); }
+
+static uint8_t *target(connection *at, size_t *room) { return h2_target(at->state, room); }
+
+static void filled(connection *at, size_t size) { h2_filled(at->state, size); }
+
+static void broken_off(connection *at) { at->broken = true; }
+
+static const uint8_t *output(connection *at, size_t *size) { return h2_output(at->state, size); }
+
+static void sent(connection *at, size_t size) { h2_sent(at->state, size); }
+
+static bool over(const connection *at) { return h2_failed(at->state); }
+
+static size_t busy(const connection *at) { return h2_streams(at->state); }
+
+static void leave(connection *at) { h2_leave(at->state); }
+
+static int64_t expire(connection *at, int64_t now) {
+  (void)at, (void)now;
+  return INT64_MAX; /* clients keep them open */
+}
+
+const protocol grpc_protocol = {
+    .open = open_connection, .close = close_connection, .reads = reads, .target = target, .filled = filled,
+    .ended = broken_off, .output = output, .sent = sent, .unsent = broken_off,
+    .over = over, .busy = busy, .leave = leave, .expire = expire,
+    .fill = grpc_fill, .respond = respond, .refuse = refuse,
+};

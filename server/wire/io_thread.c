@@ -42,28 +42,28 @@ static void watch(const io_thread *thread, int operation, int fd, uint32_t event
   epoll_ctl(thread->epoll, operation, fd, &event);
 }
 
-static void open_connection(io_thread *thread, int fd) {
-  const int on = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on); /* the system notices a peer that vanished */
+connection *connection_open(io_thread *thread, const protocol *protocol, int fd) {
   connection *new = calloc(1, sizeof *new);
-  if (new) *new = (connection){.thread = thread, .fd = fd, .next = thread->connections};
-  if (!new || !(new->h2 = h2_new(true, thread->wire->max_message_bytes, &grpc_handler, new))) {
+  if (new) *new = (connection){.thread = thread, .protocol = protocol, .fd = fd, .next = thread->connections};
+  if (!new || !protocol->open(new)) {
     free(new);
     close(fd);
-    return;
+    return NULL;
   }
   if (new->next) new->next->previous = new;
   thread->connections = new;
-  watch(thread, EPOLL_CTL_ADD, fd, EPOLLIN, new);
   mark_dirty(new);
+  return new;
 }
 
-static void accept_connections(io_thread *thread) {
+static void accept_connections(io_thread *thread, const listener *from) {
+  const int on = 1;
   for (int i = 0; i < ACCEPTS; i++) {
-    const int fd = accept4(thread->wire->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    const int fd = accept4(from->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return; /* there is none, or no descriptor is free: the next event tells again */
-    open_connection(thread, fd);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on); /* the system notices a peer that vanished */
+    connection_open(thread, from->protocol, fd);
   }
 }
 
@@ -73,46 +73,49 @@ static void close_connection(connection *at) {
   if (at->previous) at->previous->next = at->next;
   else thread->connections = at->next;
   at->dirty = true; /* what its calls do now reaches nobody */
-  h2_free(at->h2);
+  at->protocol->close(at);
   close(at->fd);
   free(at);
 }
 
 static void receive(connection *at) {
-  for (size_t taken = 0; taken < TURN_BYTES && !h2_failed(at->h2);) {
-    size_t room;
-    uint8_t *target = h2_target(at->h2, &room);
-    const ssize_t got = recv(at->fd, target, room, 0);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (got <= 0) {
-      at->broken = true;
-      break;
-    }
-    h2_filled(at->h2, (size_t)got);
-    taken += (size_t)got;
-    if ((size_t)got < room) break;
-  }
+  const protocol *protocol = at->protocol;
   mark_dirty(at);
+  for (size_t taken = 0; taken < TURN_BYTES && !at->broken && protocol->reads(at);) {
+    size_t room = 0;
+    uint8_t *target = protocol->target(at, &room);
+    const ssize_t got = target ? recv(at->fd, target, room, 0) : -1;
+    if (!target || (got < 0 && errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) {
+      at->broken = true;
+    } else if (got == 0) {
+      protocol->ended(at);
+      return;
+    } else if (got > 0) {
+      protocol->filled(at, (size_t)got);
+      taken += (size_t)got;
+    }
+    if (got >= 0 ? (size_t)got < room : errno != EINTR) return;
+  }
 }
 
-/* Sends what waits, as far as the system takes it. */
+/* Sends what waits, as far as the system takes it, and asks epoll about what comes next. */
 static void transmit(connection *at) {
-  size_t size;
+  const protocol *protocol = at->protocol;
+  size_t size = 0;
   const uint8_t *data;
-  while (!at->broken && (data = h2_output(at->h2, &size), size)) {
+  while (!at->broken && (data = protocol->output(at, &size), size)) {
     const ssize_t sent = send(at->fd, data, size, MSG_NOSIGNAL);
-    if (sent >= 0) h2_sent(at->h2, (size_t)sent);
+    if (sent >= 0) protocol->sent(at, (size_t)sent);
     else if (errno == EAGAIN || errno == EWOULDBLOCK) break;
-    else if (errno != EINTR) at->broken = true;
+    else if (errno != EINTR) protocol->unsent(at);
   }
+  if (!at->broken && !size && protocol->over(at)) at->broken = true;
   if (at->broken) return;
-  h2_output(at->h2, &size);
-  if (h2_failed(at->h2) && !size) at->broken = true;
-  const bool wants_write = size > 0;
-  if (wants_write == at->wants_write) return;
-  at->wants_write = wants_write;
-  watch(at->thread, EPOLL_CTL_MOD, at->fd, EPOLLIN | (wants_write ? EPOLLOUT : 0), at);
+  const uint32_t events = (protocol->reads(at) ? EPOLLIN : 0) | (size ? EPOLLOUT : 0);
+  if (events == at->watched) return;
+  /* Without an event it leaves epoll: a closed peer would be reported again and again. */
+  watch(at->thread, !at->watched ? EPOLL_CTL_ADD : events ? EPOLL_CTL_MOD : EPOLL_CTL_DEL, at->fd, events, at);
+  at->watched = events;
 }
 
 static void transmit_all(io_thread *thread) {
@@ -121,21 +124,21 @@ static void transmit_all(io_thread *thread) {
     at->dirty = false;
     transmit(at);
     if (thread->unsent) queries_sent(at);
-    if (at->broken) close_connection(at);
+    if (at->broken && !at->dirty) close_connection(at);
   }
   thread->unsent = 0;
 }
 
 static void announce_leave(io_thread *thread) {
   for (connection *at = thread->connections; at; at = at->next) {
-    h2_leave(at->h2);
+    at->protocol->leave(at);
     mark_dirty(at);
   }
 }
 
 static void tell_when_idle(io_thread *thread) {
   size_t open = 0;
-  for (connection *at = thread->connections; at; at = at->next) open += h2_streams(at->h2);
+  for (connection *at = thread->connections; at; at = at->next) open += at->protocol->busy(at);
   if (open) return;
   pthread_mutex_lock(&thread->lock);
   thread->idle = true;
@@ -162,7 +165,10 @@ static bool obey(io_thread *thread) {
   }
   if (leave) {
     thread->left = true;
-    epoll_ctl(thread->epoll, EPOLL_CTL_DEL, thread->wire->listener, NULL);
+    for (int i = 0; i < PROTOCOLS; i++) {
+      const int fd = thread->wire->listeners[i].fd;
+      if (fd >= 0) epoll_ctl(thread->epoll, EPOLL_CTL_DEL, fd, NULL);
+    }
     announce_leave(thread);
   }
   commands_run(thread);
@@ -170,15 +176,29 @@ static bool obey(io_thread *thread) {
 }
 
 static int timeout_ms(const io_thread *thread) {
-  if (thread->next_deadline_ns == INT64_MAX) return -1;
-  const int64_t left_ms = (thread->next_deadline_ns - now_ns() + 999999) / 1000000;
+  const int64_t deadline = thread->next_deadline_ns, expiry = thread->next_expiry_ns;
+  const int64_t next = deadline < expiry ? deadline : expiry;
+  if (next == INT64_MAX) return -1;
+  const int64_t left_ms = (next - now_ns() + 999999) / 1000000;
   return left_ms < 0 ? 0 : left_ms > INT_MAX ? INT_MAX : (int)left_ms;
 }
 
+static void expire(io_thread *thread) {
+  const int64_t now = now_ns();
+  if (thread->next_deadline_ns <= now) queries_expire(thread, now);
+  if (now < thread->next_expiry_ns) return;
+  thread->next_expiry_ns = INT64_MAX;
+  for (connection *at = thread->connections; at; at = at->next) {
+    const int64_t next = at->protocol->expire(at, now);
+    if (next < thread->next_expiry_ns) thread->next_expiry_ns = next;
+  }
+}
+
 static void handle(io_thread *thread, const struct epoll_event *event) {
+  const listener *listeners = thread->wire->listeners;
   if (event->data.ptr == thread) return; /* the loop looks at everything that it is woken for */
-  if (event->data.ptr == thread->wire) {
-    accept_connections(thread);
+  if (event->data.ptr == &listeners[GRPC] || event->data.ptr == &listeners[HTTP]) {
+    accept_connections(thread, event->data.ptr);
   } else {
     connection *at = event->data.ptr;
     if (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(at);
@@ -193,7 +213,7 @@ static void *serve(void *argument) {
     const int count = epoll_wait(thread->epoll, events, EVENTS, timeout_ms(thread));
     queries_end(thread);
     for (int i = 0; i < count; i++) handle(thread, &events[i]);
-    if (thread->next_deadline_ns != INT64_MAX) queries_expire(thread, now_ns());
+    if (thread->next_deadline_ns != INT64_MAX || thread->next_expiry_ns != INT64_MAX) expire(thread);
     serving = obey(thread);
     transmit_all(thread);
     if (thread->left && !thread->idle) tell_when_idle(thread);
@@ -207,7 +227,8 @@ static void *serve(void *argument) {
 
 bool thread_start(wire *owner, int index) {
   io_thread *thread = &owner->thread[index];
-  *thread = (io_thread){.wire = owner, .index = index, .next_deadline_ns = INT64_MAX};
+  *thread = (io_thread){.wire = owner, .index = index, .next_deadline_ns = INT64_MAX,
+                        .next_expiry_ns = INT64_MAX};
   thread->last_command = &thread->first_command;
   pthread_mutex_init(&thread->lock, NULL);
   pthread_cond_init(&thread->settled, NULL);
@@ -235,6 +256,6 @@ bool thread_start(wire *owner, int index) {
   return true;
 }
 
-void thread_listen(io_thread *thread) {
-  watch(thread, EPOLL_CTL_ADD, thread->wire->listener, EPOLLIN | EPOLLEXCLUSIVE, thread->wire);
+void thread_listen(io_thread *thread, listener *on) {
+  watch(thread, EPOLL_CTL_ADD, on->fd, EPOLLIN | EPOLLEXCLUSIVE, on);
 }

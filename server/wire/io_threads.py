@@ -18,7 +18,7 @@ from veltair.grpc.server import BACKLOG
 from veltair.grpc.server_call import ANSWER_HEAD, ANSWER_TRAILERS, Decompress, Method
 from veltair.server.ipc.lane import OUTCOMES
 from veltair.server.wire import native
-from veltair.server.wire.native import CallEvent, Refusal, Settings
+from veltair.server.wire.native import CallEvent, Refusal, Settings, Status
 from veltair.server.wire.native_call import NativeCall, unpack_fields
 from veltair.server.wire.plan import Plan
 
@@ -34,24 +34,26 @@ ERRORS: dict[str, type[QueryError]] = {
 }
 
 
-def status_number(error: type[QueryError]) -> int:
-    """The number of the status of gRPC that an error has.
+def status_of(error: type[QueryError]) -> Status:
+    """What an error is over each protocol.
 
-    >>> status_number(DeadlineError)
-    4
+    >>> status_of(DeadlineError).grpc, status_of(DeadlineError).http
+    (4, 504)
     """
-    number: int = grpc.StatusCode[error.grpc_code].value[0]
-    return number
+    return Status(grpc.StatusCode[error.grpc_code].value[0], error.http_status)
 
 
 class IoThreads:
-    """Threads in C that serve gRPC. Requests with a plan never reach Python; all others become a `NativeCall`.
+    """Threads in C that serve gRPC and HTTP/1.1. Requests with a plan never reach Python.
+
+    All others become a `NativeCall`, or are passed on to uvicorn.
 
     ::
 
         threads = IoThreads(1, infer_path="/inference.GRPCInferenceService/ModelInfer", …)
         port = await threads.listen(host, port, methods, inflate)
-        threads.add_plan(message, "", plan)
+        threads.listen_http(listener, uvicorn_listener, keep_alive_s=75)
+        threads.add_grpc_plan(message, "", plan)
         await threads.stop(grace_s=5)
     """
 
@@ -63,6 +65,7 @@ class IoThreads:
         infer_path: str,
         tenant_header: str,
         max_message_bytes: int,
+        max_body_bytes: int,
         full: str,
         read_late: str,
         expired: str,
@@ -72,7 +75,9 @@ class IoThreads:
         Args:
             home: the core that they stay on; None: any.
             infer_path: of the method whose requests may have plans.
-            tenant_header: metadata that belongs to the head of a request.
+            tenant_header: metadata, or the header over HTTP, that belongs to the head of a request.
+            max_message_bytes: of gRPC.
+            max_body_bytes: over HTTP.
             full: what a client reads when no slot is free.
             read_late: when its deadline had passed before the request was read.
             expired: when its deadline passes before the answer.
@@ -87,13 +92,14 @@ class IoThreads:
         self._listener: socket.socket | None = None
         self._idle: asyncio.Event | None = None
         self._counted: Callable[[NDArray[np.void]], None] | None = None
-        late = status_number(DeadlineError)
+        late = status_of(DeadlineError)
         self._settings = Settings(  # the threads read it as long as they live
             threads=threads,
             home=-1 if home is None else home,
-            outcome_code=(ctypes.c_int32 * len(OUTCOMES))(*(status_number(ERRORS[name]) for name in OUTCOMES)),
+            outcome_status=(Status * len(OUTCOMES))(*(status_of(ERRORS[name]) for name in OUTCOMES)),
             max_message_bytes=max_message_bytes,
-            full=Refusal(status_number(OverloadedError), full.encode()),
+            max_body_bytes=max_body_bytes,
+            full=Refusal(status_of(OverloadedError), full.encode()),
             read_late=Refusal(late, read_late.encode()),
             expired=Refusal(late, expired.encode()),
             infer_path=infer_path.encode(),
@@ -135,24 +141,49 @@ class IoThreads:
         listener.setblocking(False)
         self._listener, self._methods, self._decompress, self._counted = listener, methods, decompress, counted
         asyncio.get_running_loop().add_reader(self._native.wire_events_fd(self.handle), self._read_events)
-        self._native.wire_listen(self.handle, listener.fileno())
+        self._native.wire_listen(self.handle, native.GRPC, listener.fileno())
         bound: int = listener.getsockname()[1]
         return bound
+
+    def listen_http(self, listener: socket.socket, uvicorn: socket.socket, keep_alive_s: float) -> None:
+        """Accept connections over HTTP/1.1, once `listen` has begun. What has no plan goes to uvicorn's Unix socket.
+
+        Idle connections are closed after `keep_alive_s`.
+        """
+        address = uvicorn.getsockname()
+        name = address if isinstance(address, bytes) else address.encode()
+        if not self._native.wire_forward_to(self.handle, name, len(name), int(keep_alive_s * 1e9)):
+            raise VeltairError(f"{name!r} is too long for the name of a Unix socket")
+        listener.setblocking(False)
+        self._native.wire_listen(self.handle, native.HTTP, listener.fileno())
 
     def set_open(self, open_: bool) -> None:
         """Whether requests with a plan are taken; else Python gets them, and says why they are refused."""
         if self.handle:
             self._native.wire_open(self.handle, int(open_))
 
-    def add_plan(self, message: bytes | memoryview, tenant: str, plan: Plan) -> bool:
+    def add_grpc_plan(self, message: bytes | memoryview, tenant: str, plan: Plan) -> bool:
         """Requests with the head of this one follow the plan. Returns whether such a head can have one."""
         if not self.handle:
             return False
         source, values, name = np.frombuffer(message, np.uint8), plan.values(), tenant.encode("latin-1")
-        added = self._native.wire_add_plan(
+        added = self._native.wire_add_grpc_plan(
             self.handle, source.ctypes.data, source.size, name, len(name), ctypes.byref(values)
         )
         return bool(added)
+
+    def add_http_plan(self, path: bytes, json: bytes, tenant: str, plan: Plan) -> bool:
+        """Likewise requests to this path whose bodies begin with this JSON, but for their ids (`id_bytes`)."""
+        if not self.handle:
+            return False
+        values, name = plan.values(), tenant.encode("latin-1")
+        parts = (path, len(path), json, len(json), name, len(name))
+        return bool(self._native.wire_add_http_plan(self.handle, *parts, ctypes.byref(values)))
+
+    def id_bytes(self, json: bytes) -> int:
+        """Bytes at the beginning of this JSON that give an id which may differ under one plan; 0: it gives none so."""
+        size: int = self._native.wire_id_bytes(json, len(json))
+        return size
 
     def clear_plans(self) -> None:
         if self.handle:

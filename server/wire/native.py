@@ -36,6 +36,7 @@ INPUT = np.dtype(
         ("high", "i8"),
         ("text_offset", "u8"),
         ("text_bytes", "u8"),
+        ("sent_bytes", "u8"),
     ]
 )
 OUTPUT = np.dtype(
@@ -43,6 +44,9 @@ OUTPUT = np.dtype(
 )
 _ELEMENTS = ("", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "strings")  # by numpy's names; "": of any range
 ELEMENTS = {name: code for code, name in enumerate(_ELEMENTS)}
+
+# What a listener speaks.
+GRPC, HTTP = range(2)
 
 # Kinds of events, and of commands.
 COUNTS, IDLE, OPEN, MESSAGE, END, ABORTED, FLUSHED = range(7)
@@ -62,10 +66,16 @@ class CallEvent(ctypes.Structure):
     )
 
 
-class Refusal(ctypes.Structure):
-    """A status of gRPC with its text."""
+class Status(ctypes.Structure):
+    """What an error is over each protocol."""
 
-    _fields_ = (("code", _I32), ("text", ctypes.c_char_p))
+    _fields_ = (("grpc", _I32), ("http", _I32))
+
+
+class Refusal(ctypes.Structure):
+    """A status with its text."""
+
+    _fields_ = (("status", Status), ("text", ctypes.c_char_p))
 
 
 class Settings(ctypes.Structure):
@@ -74,8 +84,9 @@ class Settings(ctypes.Structure):
     _fields_ = (
         ("threads", _I32),
         ("home", _I32),
-        ("outcome_code", _I32 * 5),
+        ("outcome_status", Status * 5),
         ("max_message_bytes", _SIZE),
+        ("max_body_bytes", _SIZE),
         ("full", Refusal),
         ("read_late", Refusal),
         ("expired", Refusal),
@@ -89,7 +100,7 @@ class Settings(ctypes.Structure):
 
 
 class PlanValues(ctypes.Structure):
-    """A plan as `wire_add_plan` reads it; the fields that are unnamed here are its own."""
+    """A plan as `plan_new` reads it; the fields that are unnamed here are its own."""
 
     _fields_ = (
         ("references", ctypes.c_int),
@@ -118,7 +129,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_events_fd": (ctypes.c_int, _POINTER),
     "wire_wake_fd": (ctypes.c_int, _POINTER, ctypes.c_int),
     "wire_next_query": (_U64, _POINTER),
-    "wire_listen": (None, _POINTER, ctypes.c_int),
+    "wire_listen": (None, _POINTER, ctypes.c_int, ctypes.c_int),
+    "wire_forward_to": (ctypes.c_int, _POINTER, ctypes.c_char_p, _SIZE, ctypes.c_int64),
     "wire_open": (None, _POINTER, ctypes.c_int),
     "wire_link": (_POINTER, _POINTER, _POINTER, _POINTER, _U64, ctypes.c_int, _I32, _I32, _POINTER, _POINTER),
     "wire_unlink": (None, _POINTER),
@@ -127,7 +139,19 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_take_slot": (_I32, _POINTER, _I32),
     "wire_give_back_slot": (None, _POINTER, _I32, _I32),
     "wire_slots_taken": (_I32, _POINTER),
-    "wire_add_plan": (ctypes.c_int, _POINTER, _POINTER, _SIZE, ctypes.c_char_p, _SIZE, _POINTER),
+    "wire_add_grpc_plan": (ctypes.c_int, _POINTER, _POINTER, _SIZE, ctypes.c_char_p, _SIZE, _POINTER),
+    "wire_add_http_plan": (
+        ctypes.c_int,
+        _POINTER,
+        ctypes.c_char_p,
+        _SIZE,
+        ctypes.c_char_p,
+        _SIZE,
+        ctypes.c_char_p,
+        _SIZE,
+        _POINTER,
+    ),
+    "wire_id_bytes": (_SIZE, ctypes.c_char_p, _SIZE),
     "wire_clear_plans": (None, _POINTER),
     "wire_take_counts": (ctypes.c_uint32, _POINTER, ctypes.c_int, _POINTER, ctypes.c_uint32),
     "wire_next_event": (ctypes.POINTER(CallEvent), _POINTER),

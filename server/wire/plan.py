@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tritonclient.grpc import service_pb2 as pb
 
 from veltair.profiles.artifact.input_layout import InputLayout, InputSlot
 from veltair.profiles.artifact.manifest import Manifest, Port
 from veltair.server.protocol.infer_request import InferRequest, NamedTensor, TensorLocation
 from veltair.server.protocol.validation import timeout_ns
 from veltair.server.wire.native import ELEMENTS, INPUT, OUTPUT, PlanValues
+from veltair.server.wire.response_parts import ResponseParts
 
 Array = NDArray[Any]
 
@@ -48,9 +48,9 @@ class Plan:
 
     ::
 
-        plan = make_plan(request, response, tenant=0, batch=1, manifest=manifest, views=views, files={})
+        plan = make_plan(request, parts, tenant=0, batch=1, manifest=manifest, views=views, files={})
         if plan is not None:
-            threads.add_plan(message, tenant_name, plan)
+            threads.add_grpc_plan(message, tenant_name, plan)
     """
 
     tenant: int
@@ -79,7 +79,7 @@ class Plan:
 
 def make_plan(
     request: InferRequest,
-    response: Any,
+    response: ResponseParts,
     *,
     tenant: int,
     batch: int,
@@ -87,7 +87,7 @@ def make_plan(
     views: SlotViews,
     files: Mapping[TensorLocation, FileRange],
 ) -> Plan | None:
-    """The plan of a valid request that has been answered with `response`; None for one that has to be decoded anew.
+    """The plan of a valid request that was answered with this response; None for one that has to be decoded anew.
 
     Tensors come as raw bytes, numbers also in shared memory (`files`).
     """
@@ -96,19 +96,14 @@ def make_plan(
     outputs = _outputs(request, response, manifest, views, files)
     if None in rows or len(rows) != len(manifest.inputs) or outputs is None:
         return None
-    head = pb.ModelInferResponse()
-    head.CopyFrom(response)
-    head.ClearField("id")
-    head.ClearField("raw_output_contents")
-    begin = pb.ModelInferResponse(model_name=head.model_name, model_version=head.model_version).SerializeToString()
     return Plan(
         tenant=tenant,
         batch=batch,
         timeout_ns=timeout_ns(request.parameters) or 0,
         inputs=np.array(rows, INPUT),
         outputs=np.array(outputs, OUTPUT),
-        begin=begin,
-        rest=head.SerializeToString()[len(begin) :],
+        begin=response.begin,
+        rest=response.rest,
     )
 
 
@@ -123,18 +118,18 @@ def _input(
     if text is not None:
         if isinstance(data, TensorLocation):
             return None
-        return (values.size, offset, ELEMENTS["strings"], -1, 0, 0, 0, _address(text) - begin, text.size)
+        return (values.size, offset, ELEMENTS["strings"], -1, 0, 0, 0, _address(text) - begin, text.size, len(data))
     bounds = _bounds(slot.port, values.dtype)
     if bounds is None:
         return None
-    place = files[data] if isinstance(data, TensorLocation) else FileRange(-1, 0)
+    place, sent = (files[data], 0) if isinstance(data, TensorLocation) else (FileRange(-1, 0), len(data))
     element, low, high = bounds
-    return (values.nbytes, offset, element, place.file, place.offset, low, high, 0, 0)
+    return (values.nbytes, offset, element, place.file, place.offset, low, high, 0, 0, sent)
 
 
 def _outputs(
     request: InferRequest,
-    response: Any,
+    response: ResponseParts,
     manifest: Manifest,
     views: SlotViews,
     files: Mapping[TensorLocation, FileRange],
@@ -142,14 +137,14 @@ def _outputs(
     by_name = {port.name: view for port, view in zip(manifest.outputs, views.outputs, strict=True)}
     locations = {output.name: output.location for output in request.outputs}
     rows = []
-    for output in response.outputs:
-        view, location = by_name[output.name], locations.get(output.name)
+    for name, shape in response.outputs.items():
+        view, location = by_name[name], locations.get(name)
         place, error = FileRange(-1, 0), ""
-        if not view.flags.c_contiguous or tuple(output.shape) != view.shape:
+        if not view.flags.c_contiguous or shape != view.shape:
             return None
         if location is not None:
             place = files[location]
-            error = f"output {output.name!r}: region {location.region!r:.80} has become shorter than it was"
+            error = f"output {name!r}: region {location.region!r:.80} has become shorter than it was"
             if location.size_bytes < view.nbytes or len(error.encode()) >= OUTPUT["error"].itemsize:
                 return None
         rows.append((view.nbytes, _address(view) - views.address, place.offset, place.file, 0, error.encode()))

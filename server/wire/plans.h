@@ -23,6 +23,7 @@ typedef struct {
   int64_t file_offset;
   int64_t low, high; /* of every element, inclusive; of unsigned ones as their bits */
   uint64_t text_offset, text_bytes; /* in the slot: the space for the bytes of STRINGS */
+  uint64_t sent_bytes; /* that came with the request; over HTTP its JSON says how many */
 } plan_input; /* plan.INPUT */
 
 typedef struct {

@@ -24,7 +24,7 @@ void post_notice(wire *owner, int kind) {
 
 /* Takes `data`, which must be free()able or a message of HTTP/2's as its kind says. */
 static void post(call *of, int kind, int64_t code, uint8_t *data, size_t size) {
-  wire *owner = of->connection->thread->wire;
+  wire *owner = of->asker.connection->thread->wire;
   call_event *event = malloc(sizeof *event);
   if (!event) { /* Python would wait for it: the call cannot go on */
     if (kind == EVENT_MESSAGE) h2_free_message(data);
@@ -102,7 +102,7 @@ static call *call_of(const io_thread *thread, uint64_t number) {
 }
 
 void python_open(call *of) {
-  of->python = number_call(of->connection->thread, of);
+  of->python = number_call(of->asker.connection->thread, of);
   if (!of->python) {
     static const char text[] = "out of memory";
     grpc_finish(of, 8, text, sizeof text - 1);
@@ -137,7 +137,7 @@ void python_flushed(call *of) {
 
 void python_forget(call *of) {
   if (!of->python) return;
-  io_thread *thread = of->connection->thread;
+  io_thread *thread = of->asker.connection->thread;
   const uint32_t place = (uint32_t)of->python;
   thread->calls[place] = NULL;
   thread->generation[place] = (thread->generation[place] & 0xFFFFFF) % 0xFFFFFF + 1; /* never 0 */
@@ -165,7 +165,7 @@ bool command_post(wire *owner, uint64_t number, int kind, bool last, const uint8
 static void run(io_thread *thread, const command *given) {
   call *of = call_of(thread, given->call);
   if (!of || of->state != PYTHON) return;
-  mark_dirty(of->connection);
+  mark_dirty(of->asker.connection);
   switch (given->kind) {
     case COMMAND_HEADERS:
       h2_headers(of->stream, given->data, given->size, given->last);

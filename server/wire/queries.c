@@ -1,4 +1,4 @@
-/* Requests with a plan: from the message to a slot and the engine, and from the engine's answer to the response. */
+/* Requests with a plan: into a slot and to the engine, and from the engine's answer to the response. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -7,89 +7,7 @@
 
 #include "wire.h"
 
-/* The fields of ModelInferRequest and ModelInferResponse, all length-delimited, as they stand on the wire. */
-enum { TAG_ID = 0x1A, TAG_RAW_INPUT = 0x3A, TAG_RAW_OUTPUT = 0x32 };
-enum { INVALID_ARGUMENT = 3 };
-enum { PREFIX = 5 /* bytes of gRPC in front of each message */ };
-
-typedef struct {
-  const uint8_t *bytes;
-  size_t size;
-} part;
-
-typedef struct {
-  plan_key key;
-  part id; /* with its tag and length */
-  const uint8_t *raw, *end;
-} head;
-
-/* The length at *at, which is moved behind it; false when it is cut off, reaches too far or is longer than it has to be. */
-static bool read_size(const uint8_t **at, const uint8_t *end, size_t *value) {
-  *value = 0;
-  for (int shift = 0; shift < 32 && *at < end; shift += 7) {
-    const uint8_t byte = *(*at)++;
-    *value |= (size_t)(byte & 0x7F) << shift;
-    if (byte < 0x80) return (byte || !shift) && *value <= (size_t)(end - *at);
-  }
-  return false;
-}
-
-/* Cuts a message into its head and its tensors. False for one that only Python can read. */
-static bool split(const uint8_t *begin, size_t bytes, head *found) {
-  const uint8_t *const end = begin + bytes, *at = begin;
-  *found = (head){.end = end};
-  const uint8_t *behind = begin;
-  while (at < end && *at != TAG_RAW_INPUT) {
-    const uint8_t *const field = at, tag = *at++;
-    size_t size;
-    if ((tag & 7) != 2 || tag >= 0x40 || !read_size(&at, end, &size)) return false;
-    if (tag == TAG_ID) {
-      if (found->id.bytes) return false;
-      for (size_t i = 0; i < size; i++)
-        if (at[i] >= 0x80) return false; /* it may be no UTF-8 */
-      found->id = (part){field, size ? (size_t)(at + size - field) : 0}; /* an empty one is left out of a response */
-      found->key.part[0] = begin;
-      found->key.size[0] = (size_t)(field - begin);
-      behind = at + size;
-    }
-    at += size;
-  }
-  found->key.part[1] = behind;
-  found->key.size[1] = (size_t)(at - behind);
-  found->raw = at;
-  return true;
-}
-
-/* Whether nothing but tensors follows the head: any other field there would have a say in what the request means. */
-static bool ends_with_tensors(const head *from) {
-  for (const uint8_t *at = from->raw; at < from->end;) {
-    size_t size;
-    if (*at++ != TAG_RAW_INPUT || !read_size(&at, from->end, &size)) return false;
-    at += size;
-  }
-  return true;
-}
-
-bool message_key(const uint8_t *message, size_t size, const uint8_t *tenant, size_t tenant_bytes, plan_key *key) {
-  head found;
-  if (!split(message, size, &found) || !ends_with_tensors(&found)) return false;
-  *key = found.key;
-  key->part[2] = tenant;
-  key->size[2] = tenant_bytes;
-  return true;
-}
-
-/* Copies the tensors into the slot. False when they do not fit the plan. */
-static bool fill(const plan *plan, const head *from, uint8_t *slot) {
-  const uint8_t *at = from->raw;
-  for (uint32_t i = 0; i < plan->inputs; i++) {
-    size_t size = 0;
-    if (plan->input[i].file < 0 && (at == from->end || *at++ != TAG_RAW_INPUT || !read_size(&at, from->end, &size))) return false;
-    if (!plan_put(&plan->input[i], slot, at, size)) return false;
-    at += size;
-  }
-  return at == from->end;
-}
+static const status INVALID = {.grpc = 3, .http = 400};
 
 static uint8_t *slot_of(const engine_link *link, int32_t tenant, int32_t slot) {
   return link->pool + link->region_offset[tenant] + (uint64_t)slot * link->slot_bytes[tenant];
@@ -149,9 +67,9 @@ void queries_sent(connection *at) {
   pthread_mutex_unlock(&thread->lock);
 }
 
-static void refuse(call *call, const plan *plan, const refusal *why, int outcome) {
-  count(call->connection->thread, plan, call->arrival_ns, outcome);
-  grpc_finish(call, why->code, why->text, strlen(why->text));
+static void refuse(asker *asker, const plan *plan, const refusal *why, int outcome) {
+  count(asker->connection->thread, plan, asker->arrival_ns, outcome);
+  asker->connection->protocol->refuse(asker, why->status, why->text, strlen(why->text));
 }
 
 static void unlink_query(io_thread *thread, query *q) {
@@ -165,15 +83,15 @@ static void notify(const engine_link *link) {
   if (write(link->bell, &one, sizeof one) < 0) return; /* it is full: the engine is awake */
 }
 
-static bool submit(call *call, plan *plan, const head *from, int32_t slot, int64_t deadline_ns) {
-  io_thread *thread = call->connection->thread;
+static bool submit(asker *from, plan *plan, const request *request, int32_t slot, int64_t deadline_ns) {
+  io_thread *thread = from->connection->thread;
   engine_link *link = thread->link;
-  query *q = malloc(sizeof *q + from->id.size);
+  query *q = malloc(sizeof *q + request->id_bytes);
   if (!q) return false;
-  *q = (query){.call = call, .plan = plan, .slot = slot, .arrival_ns = call->arrival_ns, .deadline_ns = deadline_ns};
+  *q = (query){.asker = from, .plan = plan, .slot = slot, .arrival_ns = from->arrival_ns, .deadline_ns = deadline_ns};
   q->id = atomic_fetch_add(&thread->wire->next_query, 1);
-  q->id_bytes = (uint32_t)from->id.size;
-  if (q->id_bytes) memcpy(q->request_id, from->id.bytes, q->id_bytes);
+  q->id_bytes = (uint32_t)request->id_bytes;
+  if (q->id_bytes) memcpy(q->request_id, request->id, q->id_bytes);
   q->submitted_ns = now_ns();
   const lane_query record = {.query = q->id, .kind = LANE_INFER, .tenant = plan->tenant, .slot = slot,
                              .batch = plan->batch, .arrival_ns = q->arrival_ns, .deadline_ns = deadline_ns};
@@ -186,32 +104,41 @@ static bool submit(call *call, plan *plan, const head *from, int32_t slot, int64
   thread->queries = q;
   link->held[plan->tenant * link->slots + slot] = q;
   if (deadline_ns && deadline_ns < thread->next_deadline_ns) thread->next_deadline_ns = deadline_ns;
-  call->query = q;
-  call->state = QUERY;
+  from->query = q;
   notify(link);
   return true;
 }
 
-bool query_begin(call *call, const uint8_t *message, size_t size) {
-  io_thread *thread = call->connection->thread;
+/* The plan for a head, with a reference, where queries are taken. */
+static plan *find(const asker *from, const plan_key *key) {
+  const io_thread *thread = from->connection->thread;
   wire *owner = thread->wire;
-  engine_link *link = thread->link;
-  head from;
-  if (!link || !atomic_load(&owner->open) || !split(message, size, &from)) return false;
-  from.key.part[2] = call->tenant;
-  from.key.size[2] = call->tenant_bytes;
-  plan *plan = plans_find(owner->plans, &from.key);
+  return thread->link && atomic_load(&owner->open) ? plans_find(owner->plans, key) : NULL;
+}
+
+bool query_planned(const asker *from, const plan_key *key) {
+  plan *found = find(from, key);
+  if (found) plan_release(found);
+  return found;
+}
+
+bool query_begin(asker *from, const request *request) {
+  plan *plan = find(from, &request->key);
   if (!plan) return false;
-  int64_t deadline_ns = plan->timeout_ns ? call->arrival_ns + plan->timeout_ns : 0;
-  if (call->deadline_ns && (!deadline_ns || call->deadline_ns < deadline_ns)) deadline_ns = call->deadline_ns;
+  const io_thread *thread = from->connection->thread;
+  const wire *owner = thread->wire;
+  engine_link *link = thread->link;
+  int64_t deadline_ns = plan->timeout_ns ? from->arrival_ns + plan->timeout_ns : 0;
+  if (from->deadline_ns && (!deadline_ns || from->deadline_ns < deadline_ns)) deadline_ns = from->deadline_ns;
   bool handled = true;
   if (deadline_ns && deadline_ns <= now_ns()) {
-    refuse(call, plan, &owner->read_late, COUNTED_DEADLINE);
+    refuse(from, plan, &owner->read_late, COUNTED_DEADLINE);
   } else {
     const int32_t slot = slots_take(link->free, plan->tenant);
     if (slot < 0) {
-      refuse(call, plan, &owner->full, COUNTED_OVERLOADED);
-    } else if (fill(plan, &from, slot_of(link, plan->tenant, slot)) && submit(call, plan, &from, slot, deadline_ns)) {
+      refuse(from, plan, &owner->full, COUNTED_OVERLOADED);
+    } else if (from->connection->protocol->fill(plan, request, slot_of(link, plan->tenant, slot)) &&
+               submit(from, plan, request, slot, deadline_ns)) {
       return true; /* the query has the reference */
     } else {
       slots_give_back(link->free, plan->tenant, slot);
@@ -220,17 +147,6 @@ bool query_begin(call *call, const uint8_t *message, size_t size) {
   }
   plan_release(plan);
   return handled;
-}
-
-static uint8_t *write_size(uint8_t *at, uint64_t value) {
-  for (; value >= 0x80; value >>= 7) *at++ = (uint8_t)(value | 0x80);
-  *at++ = (uint8_t)value;
-  return at;
-}
-
-static uint8_t *append(uint8_t *at, const void *bytes, size_t size) {
-  if (size) memcpy(at, bytes, size);
-  return at + size;
 }
 
 /* Writes outputs where the client wants them in its own memory. Returns the one whose memory is too short by now. */
@@ -250,55 +166,29 @@ static const plan_output *store(const plan *plan, const uint8_t *slot) {
   return NULL;
 }
 
-/* Puts the response together behind its prefix, in the thread's scratch memory. Returns the size of both, 0 without
- * memory. */
-static size_t respond(io_thread *thread, const query *q, const uint8_t *slot) {
-  const plan *plan = q->plan;
-  size_t most = PREFIX + plan->begin_bytes + q->id_bytes + plan->rest_bytes;
-  for (uint32_t i = 0; i < plan->outputs; i++) most += 11 + (plan->output[i].file < 0 ? plan->output[i].bytes : 0);
-  if (most > thread->scratch_bytes) {
-    uint8_t *larger = realloc(thread->scratch, most);
-    if (!larger) return 0;
-    thread->scratch = larger, thread->scratch_bytes = most;
-  }
-  uint8_t *at = append(thread->scratch + PREFIX, plan->begin, plan->begin_bytes);
-  at = append(at, q->request_id, q->id_bytes);
-  at = append(at, plan->rest, plan->rest_bytes);
-  for (uint32_t i = 0; i < plan->outputs; i++) {
-    const plan_output *output = &plan->output[i];
-    const uint64_t size = output->file < 0 ? output->bytes : 0; /* clients expect one entry for each output */
-    *at++ = TAG_RAW_OUTPUT;
-    at = write_size(at, size);
-    at = append(at, slot + output->offset, size);
-  }
-  const size_t size = (size_t)(at - thread->scratch);
-  thread->scratch[0] = 0; /* not compressed */
-  for (int i = 0; i < 4; i++) thread->scratch[1 + i] = (uint8_t)((size - PREFIX) >> (24 - 8 * i));
-  return size;
-}
-
 static const char CANCELLED_TEXT[] = "cancelled"; /* as EngineConnection says it */
 static const int COUNTED[OUTCOMES] = {COUNTED_OK, COUNTED_OVERLOADED, COUNTED_DEADLINE, COUNTED_FAILED, COUNTED_FAILED};
 
-static void answer(io_thread *thread, call *call, const query *q, const lane_end *end) {
+static void answer(asker *asker, const query *q, const lane_end *end) {
+  io_thread *thread = asker->connection->thread;
+  const protocol *protocol = asker->connection->protocol;
+  const int socket = asker->connection->fd;
   const uint8_t *slot = slot_of(thread->link, q->plan->tenant, q->slot);
   int outcome = end->outcome;
   const char *reason = end->reason;
-  size_t reason_bytes = end->reason_bytes <= LANE_REASON ? end->reason_bytes : LANE_REASON, size = 0;
+  size_t reason_bytes = end->reason_bytes <= LANE_REASON ? end->reason_bytes : LANE_REASON;
   if (outcome == DONE) {
     const plan_output *lost = store(q->plan, slot);
     if (lost) {
-      refuse(call, q->plan, &(refusal){INVALID_ARGUMENT, lost->error}, COUNTED_INVALID);
+      refuse(asker, q->plan, &(refusal){INVALID, lost->error}, COUNTED_INVALID);
       return;
     }
-    size = respond(thread, q, slot);
-    if (!size) outcome = FAILED, reason = "out of memory", reason_bytes = strlen(reason);
+    if (!protocol->respond(asker, q, slot)) outcome = FAILED, reason = "out of memory", reason_bytes = strlen(reason);
   }
   if (outcome == CANCELLED) reason = CANCELLED_TEXT, reason_bytes = sizeof CANCELLED_TEXT - 1;
-  if (outcome == DONE) count_answer(thread, call->connection->fd, q, end);
+  if (outcome == DONE) count_answer(thread, socket, q, end);
   else count(thread, q->plan, q->arrival_ns, COUNTED[outcome]);
-  if (outcome == DONE) grpc_answer(call, thread->scratch, size);
-  else grpc_finish(call, thread->wire->outcome_code[outcome], reason, reason_bytes);
+  if (outcome != DONE) protocol->refuse(asker, thread->wire->outcome_status[outcome], reason, reason_bytes);
 }
 
 static void forget(query *q) {
@@ -306,10 +196,10 @@ static void forget(query *q) {
   free(q);
 }
 
-static void leave_call(query *q) {
-  if (q->call) {
-    q->call->query = NULL;
-    q->call = NULL;
+static void leave_asker(query *q) {
+  if (q->asker) {
+    q->asker->query = NULL;
+    q->asker = NULL;
   }
 }
 
@@ -322,17 +212,17 @@ void queries_end(io_thread *thread) {
     if (!q || q->id != end.query || end.outcome < 0 || end.outcome >= OUTCOMES) continue;
     *place = NULL;
     unlink_query(thread, q);
-    call *waiting = q->call;
-    leave_call(q); /* the answer may end the call */
-    if (waiting) answer(thread, waiting, q, &end);
+    asker *waiting = q->asker;
+    leave_asker(q); /* it may ask again while it is answered */
+    if (waiting) answer(waiting, q, &end);
     slots_give_back(link->free, end.tenant, end.slot);
     forget(q);
   }
 }
 
 static void abandon(query *q) {
-  io_thread *thread = q->call->connection->thread;
-  leave_call(q);
+  io_thread *thread = q->asker->connection->thread;
+  leave_asker(q);
   if (q->aborted) return;
   q->aborted = true;
   const lane_query record = {.query = q->id, .kind = LANE_ABORT};
@@ -340,7 +230,7 @@ static void abandon(query *q) {
 }
 
 void query_abandon(query *q) {
-  count(q->call->connection->thread, q->plan, q->arrival_ns, COUNTED_CANCELLED);
+  count(q->asker->connection->thread, q->plan, q->arrival_ns, COUNTED_CANCELLED);
   abandon(q);
 }
 
@@ -350,12 +240,12 @@ void queries_expire(io_thread *thread, int64_t now) {
   int64_t earliest = INT64_MAX;
   for (query *next, *q = thread->queries; q; q = next) {
     next = q->next;
-    if (!q->call || !q->deadline_ns) continue;
+    if (!q->asker || !q->deadline_ns) continue;
     if (q->deadline_ns > now) {
       if (q->deadline_ns < earliest) earliest = q->deadline_ns;
       continue;
     }
-    call *late = q->call;
+    asker *late = q->asker;
     abandon(q);
     refuse(late, q->plan, why, COUNTED_DEADLINE);
   }
@@ -365,9 +255,9 @@ void queries_expire(io_thread *thread, int64_t now) {
 void queries_fail(io_thread *thread, const char *text) {
   for (query *next, *q = thread->queries; q; q = next) {
     next = q->next;
-    call *waiting = q->call;
-    leave_call(q);
-    if (waiting) refuse(waiting, q->plan, &(refusal){thread->wire->outcome_code[WORKER_DIED], text}, COUNTED_FAILED);
+    asker *waiting = q->asker;
+    leave_asker(q);
+    if (waiting) refuse(waiting, q->plan, &(refusal){thread->wire->outcome_status[WORKER_DIED], text}, COUNTED_FAILED);
     forget(q); /* its slot goes with the link */
   }
   thread->queries = NULL;

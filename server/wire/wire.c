@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "http1.h"
 #include "python_calls.h"
 #include "wire.h"
 
@@ -12,8 +13,8 @@
 
 typedef struct { /* native.Settings */
   int32_t threads, home;
-  int32_t outcome_code[OUTCOMES];
-  uint64_t max_message_bytes;
+  status outcome_status[OUTCOMES];
+  uint64_t max_message_bytes, max_body_bytes;
   refusal full, read_late, expired;
   const char *infer_path, *tenant_header;
   const uint8_t *head, *trailers;
@@ -25,11 +26,12 @@ typedef struct { /* native.Settings */
 EXPORT wire *wire_start(const settings *given) {
   wire *new = calloc(1, sizeof *new);
   if (!new || given->threads < 1 || given->threads > MOST_THREADS) return NULL;
-  new->listener = -1;
+  new->listeners[GRPC] = (listener){&grpc_protocol, -1};
+  new->listeners[HTTP] = (listener){&http1_protocol, -1};
   new->home = given->home;
-  new->max_message_bytes = given->max_message_bytes;
+  new->max_message_bytes = given->max_message_bytes, new->max_body_bytes = given->max_body_bytes;
   new->full = given->full, new->read_late = given->read_late, new->expired = given->expired;
-  memcpy(new->outcome_code, given->outcome_code, sizeof new->outcome_code);
+  memcpy(new->outcome_status, given->outcome_status, sizeof new->outcome_status);
   new->infer_path = given->infer_path, new->tenant_header = given->tenant_header;
   new->head = given->head, new->head_bytes = given->head_bytes;
   new->trailers = given->trailers, new->trailers_bytes = given->trailers_bytes;
@@ -53,10 +55,21 @@ EXPORT int wire_wake_fd(const wire *of, int thread) { return of->thread[thread].
 
 EXPORT uint64_t wire_next_query(wire *of) { return atomic_fetch_add(&of->next_query, 1); }
 
-/* Accepts connections on `listener`, which is non-blocking and stays the caller's. */
-EXPORT void wire_listen(wire *of, int listener) {
-  of->listener = listener;
-  for (int i = 0; i < of->threads; i++) thread_listen(&of->thread[i]);
+/* Accepts connections on `fd`, which is non-blocking and stays the caller's. */
+EXPORT void wire_listen(wire *of, int protocol, int fd) {
+  of->listeners[protocol].fd = fd;
+  for (int i = 0; i < of->threads; i++) thread_listen(&of->thread[i], &of->listeners[protocol]);
+}
+
+/* Where uvicorn listens (the name of a Unix socket, which may be an abstract one), and for how long both keep idle
+ * connections. Before wire_listen. */
+EXPORT int wire_forward_to(wire *of, const char *name, uint64_t size, int64_t keep_alive_ns) {
+  of->keep_alive_ns = keep_alive_ns;
+  of->uvicorn.sun_family = AF_UNIX;
+  if (!size || size >= sizeof of->uvicorn.sun_path) return false;
+  memcpy(of->uvicorn.sun_path, name, size);
+  of->uvicorn_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + size);
+  return true;
 }
 
 /* Whether queries are taken; while they are not, every request goes to Python, which says why. */
@@ -116,15 +129,32 @@ EXPORT void wire_give_back_slot(engine_link *link, int32_t tenant, int32_t slot)
 
 EXPORT int32_t wire_slots_taken(engine_link *link) { return slots_taken(link->free); }
 
-/* Adds a plan for requests with the head of `message`. Returns whether such requests can have one. */
-EXPORT int wire_add_plan(wire *of, const uint8_t *message, uint64_t size, const uint8_t *tenant, uint64_t tenant_bytes,
-                         const plan *values) {
-  plan_key key;
-  if (!message_key(message, size, tenant, tenant_bytes, &key)) return false;
-  plan *new = plan_new(&key, values);
+static int add_plan(wire *of, const plan_key *key, const plan *values) {
+  plan *new = plan_new(key, values);
   if (!new) return false;
   plans_add(of->plans, new);
   return true;
+}
+
+/* Adds a plan for requests with the head of `message`. Returns whether such requests can have one. */
+EXPORT int wire_add_grpc_plan(wire *of, const uint8_t *message, uint64_t size, const uint8_t *tenant,
+                              uint64_t tenant_bytes, const plan *values) {
+  request found;
+  return grpc_request(message, size, tenant, tenant_bytes, &found) && grpc_plain(&found) &&
+         add_plan(of, &found.key, values);
+}
+
+/* Likewise for requests to `path` that begin with this JSON. */
+EXPORT int wire_add_http_plan(wire *of, const uint8_t *path, uint64_t path_bytes, const uint8_t *json,
+                              uint64_t json_bytes, const uint8_t *tenant, uint64_t tenant_bytes, const plan *values) {
+  request found = {.key = {.part = {path, NULL, tenant}, .size = {path_bytes, 0, tenant_bytes}}};
+  return http1_read_json(json, json_bytes, &found) && add_plan(of, &found.key, values);
+}
+
+/* The bytes at the beginning of this JSON that give an id which is no part of a key; 0: none are. */
+EXPORT uint64_t wire_id_bytes(const uint8_t *json, uint64_t json_bytes) {
+  request found = {0};
+  return http1_read_json(json, json_bytes, &found) ? json_bytes - found.key.size[1] : 0;
 }
 
 EXPORT void wire_clear_plans(wire *of) { plans_clear(of->plans); }

@@ -1,11 +1,13 @@
 /* The native front: I/O threads that read requests from sockets, answer those with a plan, and pass all others on to
  * Python. What the parts share; wire.c is what Python calls.
  *
- *   io_thread.c    one loop of epoll: connections, the engine's lane, Python's commands, deadlines
- *   grpc.c         the calls of an HTTP/2 connection
- *   queries.c      requests with a plan: into a slot, to the engine, and back as a response
- *   python_calls.c calls that Python handles: events to it, commands from it
- *   plans.c, slots.c, lane.c
+ *   io_thread.c       one loop of epoll: connections, the engine's lane, Python's commands, deadlines
+ *   grpc.c            the calls of an HTTP/2 connection, grpc_messages.c their messages
+ *   http1.c           the requests of an HTTP/1.1 connection, http1_head.c their heads, http1_body.c what follows them;
+ *                     http1_forward.c passes on those that are uvicorn's
+ *   queries.c         requests with a plan: into a slot, to the engine, and back as a response
+ *   python_calls.c    calls of gRPC that Python handles: events to it, commands from it
+ *   plans.c, slots.c, lane.c, buffer.c
  */
 #ifndef VELTAIR_WIRE_H
 #define VELTAIR_WIRE_H
@@ -15,6 +17,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #include "../../veltair/grpc/native/http2.h"
 #include "lane.h"
@@ -22,6 +26,7 @@
 #include "slots.h"
 
 enum { MOST_THREADS = 64 };
+enum { GRPC, HTTP, PROTOCOLS };
 
 /* One engine process, as the front sees it. It is shared by all threads and freed when the last has let go of it. */
 typedef struct {
@@ -35,13 +40,28 @@ typedef struct {
   struct query **held; /* by tenant * slots + slot; each is touched by its own thread alone */
 } engine_link;
 
-struct call;
 struct connection;
+struct query;
+
+/* Who waits for an answer: a call of gRPC, or an HTTP/1.1 connection. */
+typedef struct {
+  struct connection *connection;
+  struct query *query;             /* NULL: none has begun */
+  int64_t arrival_ns, deadline_ns; /* 0: none */
+} asker;
+
+/* A request that may have a plan, where it was received. */
+typedef struct {
+  plan_key key;
+  const uint8_t *id; /* what its query keeps for the response */
+  size_t id_bytes;
+  const uint8_t *tensors, *end; /* behind the head */
+} request;
 
 /* A request with a plan, from its submission to the engine's answer. */
 typedef struct query {
   struct query *next, *previous; /* those of its thread */
-  struct call *call;             /* NULL once nobody waits any more */
+  asker *asker;                  /* NULL once nobody waits any more */
   plan *plan;
   uint64_t id;
   int32_t slot;
@@ -49,7 +69,7 @@ typedef struct query {
   int64_t submitted_ns;
   bool aborted;                    /* the engine has been told */
   uint32_t id_bytes;
-  uint8_t request_id[]; /* the field, as it came */
+  uint8_t request_id[]; /* request.id */
 } query;
 
 enum { STAGE_READ, STAGE_HANDOFF, STAGE_WAIT, STAGE_EXECUTE, STAGE_GAP, STAGE_REPORT, STAGE_ANSWER, STAGES }; /* stages.STAGES */
@@ -63,42 +83,68 @@ typedef struct {
 enum { COUNTED_OK, COUNTED_INVALID, COUNTED_OVERLOADED, COUNTED_DEADLINE, COUNTED_CANCELLED, COUNTED_FAILED };
 enum { DONE, REJECTED, CANCELLED, FAILED, WORKER_DIED, OUTCOMES }; /* of the engine: lane.OUTCOMES */
 
-/* A status of gRPC with its text. */
+/* What an error is over each protocol: classes of errors.py. */
 typedef struct {
-  int32_t code;
+  int32_t grpc, http;
+} status;
+
+typedef struct {
+  status status;
   const char *text;
 } refusal;
+
+/* What a connection speaks. Its functions belong to the connection's thread. */
+typedef struct protocol {
+  bool (*open)(struct connection *at); /* false: without memory */
+  void (*close)(struct connection *at);
+  bool (*reads)(const struct connection *at);                /* whether it takes more bytes now */
+  uint8_t *(*target)(struct connection *at, size_t *room);   /* where they go; NULL: without memory */
+  void (*filled)(struct connection *at, size_t size);        /* so many have come */
+  void (*ended)(struct connection *at);                      /* the other side sends no more */
+  const uint8_t *(*output)(struct connection *at, size_t *size); /* what waits to be sent */
+  void (*sent)(struct connection *at, size_t size);
+  void (*unsent)(struct connection *at); /* the other side takes no more */
+  bool (*over)(const struct connection *at); /* closed as soon as nothing waits to be sent */
+  size_t (*busy)(const struct connection *at);               /* requests that are not answered */
+  void (*leave)(struct connection *at);                      /* it begins no more of them */
+  int64_t (*expire)(struct connection *at, int64_t now);     /* closes it if it is idle; when to ask again */
+  /* Of those who ask. */
+  bool (*fill)(const plan *plan, const request *from, uint8_t *slot); /* false: it does not fit the plan */
+  bool (*respond)(asker *to, const query *of, const uint8_t *slot);   /* false: without memory */
+  void (*refuse)(asker *to, status status, const char *text, size_t size);
+} protocol;
+
+/* A socket. */
+typedef struct connection {
+  struct connection *next, *previous; /* those of its thread */
+  struct connection *next_dirty;
+  struct io_thread *thread;
+  const protocol *protocol;
+  void *state; /* the protocol's */
+  int fd;
+  uint32_t watched; /* events of epoll; 0: it is not asked about */
+  bool dirty, broken;
+} connection;
 
 enum call_state { RECEIVING, QUERY, PYTHON, OVER };
 
 /* A call of gRPC. */
 typedef struct call {
+  asker asker; /* first, so that either is found from the other */
   h2_stream *stream;
-  struct connection *connection;
   enum call_state state;
   bool answerable;    /* until its end it may become a query: it is ModelInfer without compression */
   bool ended;         /* the client sends no more */
-  int64_t arrival_ns, deadline_ns;
   uint8_t *fields; /* python_calls.c: the head, as Python reads it */
   size_t fields_bytes;
   const uint8_t *tenant; /* in `fields` */
   size_t tenant_bytes;
   uint8_t *message;
   size_t message_bytes;
-  query *query;
   uint64_t python; /* its number there; 0: Python does not know it */
   int taken;       /* messages that Python has and has not begun to handle */
   bool tell_flushed; /* Python waits until everything is sent */
 } call;
-
-typedef struct connection {
-  struct connection *next, *previous; /* those of its thread */
-  struct connection *next_dirty;
-  struct io_thread *thread;
-  h2_connection *h2;
-  int fd;
-  bool dirty, wants_write, broken;
-} connection;
 
 typedef struct command command;
 
@@ -110,6 +156,7 @@ typedef struct io_thread {
   connection *connections, *dirty;
   query *queries;
   int64_t next_deadline_ns; /* no query has an earlier one; INT64_MAX: none */
+  int64_t next_expiry_ns;   /* no idle connection is closed earlier */
   engine_link *link;
   /* Read by this thread, written by Python's. */
   pthread_mutex_t lock;
@@ -128,21 +175,31 @@ typedef struct io_thread {
   uint32_t ended_count, unsent; /* the last of them are not sent yet */
   uint8_t *scratch; /* a response that is put together */
   size_t scratch_bytes;
+  int64_t date_s; /* the second that `date` names */
+  char date[32];
 } io_thread;
+
+typedef struct {
+  const protocol *protocol;
+  int fd; /* -1: it does not listen */
+} listener;
 
 typedef struct call_event call_event;
 
 typedef struct wire {
   int threads;
   io_thread *thread;
-  int listener;
   int home; /* the core that the threads stay on; -1: any */
-  size_t max_message_bytes;
+  listener listeners[PROTOCOLS];
+  struct sockaddr_un uvicorn; /* who gets what has no plan over HTTP */
+  socklen_t uvicorn_bytes;
+  int64_t keep_alive_ns; /* idle connections over HTTP are closed after so long */
+  size_t max_message_bytes, max_body_bytes;
   plan_table *plans;
   atomic_uint_fast64_t next_query; /* its number; those of Python come from here too */
   atomic_bool open;                 /* new queries are taken */
   refusal full, read_late, expired; /* no slot; deadline before the request was read; deadline before its answer */
-  int32_t outcome_code[OUTCOMES];
+  status outcome_status[OUTCOMES];
   const char *infer_path, *tenant_header;
   const uint8_t *head, *trailers; /* header blocks of an answer */
   size_t head_bytes, trailers_bytes;
@@ -155,20 +212,33 @@ int64_t now_ns(void);
 
 /* io_thread.c */
 bool thread_start(wire *owner, int index);
-void thread_listen(io_thread *thread);
+void thread_listen(io_thread *thread, listener *on);
+connection *connection_open(io_thread *thread, const protocol *protocol, int fd); /* takes fd; NULL without memory */
 void mark_dirty(connection *connection);
 void thread_wake(io_thread *thread);
 
 /* grpc.c */
-extern const h2_handler grpc_handler;
-void grpc_answer(call *call, const uint8_t *message, size_t size); /* with its prefix */
+extern const protocol grpc_protocol;
 void grpc_finish(call *call, int32_t code, const char *text, size_t size);
 
+/* grpc_messages.c */
+/* The head and tensors of a ModelInferRequest. False for a message that only Python can read. */
+bool grpc_request(const uint8_t *message, size_t size, const uint8_t *tenant, size_t tenant_bytes, request *found);
+/* Whether nothing but tensors follows the head: any other field there would have a say in what the request means. */
+bool grpc_plain(const request *from);
+bool grpc_fill(const plan *plan, const request *from, uint8_t *slot);
+/* Puts the response together behind its prefix, in the thread's scratch memory. Returns the size of both, 0 without
+ * memory. */
+size_t grpc_response(io_thread *thread, const query *of, const uint8_t *slot);
+
+/* http1.c */
+extern const protocol http1_protocol;
+
 /* queries.c */
-/* The head of a ModelInferRequest as a key. False for a message that only Python can read. */
-bool message_key(const uint8_t *message, size_t size, const uint8_t *tenant, size_t tenant_bytes, plan_key *key);
-/* Whether the call's message became a query or was refused, which ends the call; if not, Python has to look at it. */
-bool query_begin(call *call, const uint8_t *message, size_t size);
+/* Whether requests with this head are answered by a plan. */
+bool query_planned(const asker *from, const plan_key *key);
+/* Whether the request became a query or was refused, which may free the asker; if not, Python has to look at it. */
+bool query_begin(asker *from, const request *request);
 void query_abandon(query *query); /* the client left */
 void queries_end(io_thread *thread); /* all that the engine has answered */
 void queries_sent(connection *at);   /* what it has to send is with the socket, as far as that takes it */

@@ -158,6 +158,7 @@ def new_threads(count: int, slots: int = SLOTS) -> IoThreads:
         infer_path=INFER,
         tenant_header=TENANT_HEADER,
         max_message_bytes=LIMIT + MESSAGE_SLACK_BYTES,
+        max_body_bytes=LIMIT,
         full=describe_full(slots),
         read_late=describe_past_deadline(READ),
         expired=EXPIRED,

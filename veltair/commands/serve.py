@@ -19,9 +19,11 @@ from typing import Any
 import uvicorn
 import uvloop
 from rich.console import Console
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from veltair.config import ServeConfig, read_config, split_address
 from veltair.errors import ConfigError, UserError, VeltairError
+from veltair.grpc.server import BACKLOG
 from veltair.machine.malloc import reuse_message_memory
 from veltair.server.engine.machine_limits import home_core, limit_machine
 from veltair.server.front.dashboard import Dashboard
@@ -105,8 +107,11 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
             dashboard = Dashboard(client, metrics, limit_machine(config.server.cores), about)
             learner = None if threads is None else PlanLearner(threads, client, service.regions)
             grpc_front = await GrpcFront.start(service, config.server.grpc, learner)
-            http = _http_server(service, dashboard)
-            http_task = asyncio.create_task(http.serve(sockets=[listener]))
+            http = _http_server(application(service, dashboard, learner), listener)
+            inside = listener if threads is None else _listen_inside()
+            http_task = asyncio.create_task(http.serve(sockets=[inside]))
+            if threads is not None:
+                threads.listen_http(listener, inside, KEEP_ALIVE_S)
             gc.collect()
             gc.freeze()  # what exists now stays: later collections skip it
             client.open_to_threads()
@@ -122,9 +127,16 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
                 await service.close()
 
 
-def _http_server(service: InferenceService, dashboard: Dashboard) -> _HttpServer:
+def _http_server(app: ASGIApp, listener: socket.socket) -> _HttpServer:
+    """`listener` is the one that clients know, whichever uvicorn accepts from."""
+    server = listener.getsockname()[:2]
+
+    async def seen_from_outside(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["server"] = server
+        await app(scope, receive, send)
+
     config = uvicorn.Config(
-        application(service, dashboard),
+        seen_from_outside,
         loop="none",
         http="httptools",
         ws="none",
@@ -164,10 +176,18 @@ def _listen(address: str) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(2048)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(f"server.http: cannot listen on {address} ({error.strerror})") from None
+    return listener
+
+
+def _listen_inside() -> socket.socket:
+    """Where the I/O threads reach uvicorn: a Unix socket with a name that the system gives, which is no file's."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("")
+    listener.listen(BACKLOG)
     return listener
 
 

@@ -19,6 +19,7 @@ from veltair.server.protocol.grpc_codec import encode_response
 from veltair.server.protocol.infer_request import InferRequest, NamedTensor, RequestedOutput, TensorLocation
 from veltair.server.wire.native import ELEMENTS
 from veltair.server.wire.plan import FileRange, Plan, SlotViews, make_plan
+from veltair.server.wire.response_parts import split_message
 
 SLOTS, BATCH = 2, 3
 ANY = ELEMENTS[""]
@@ -69,7 +70,13 @@ def plan_of(
     views = SlotViews(address, pool.inputs(1, 0, batch), pool.outputs(1, 0, batch))
     request = InferRequest("an id", parameters, tensors, wanted, True)
     plan = make_plan(
-        request, response, tenant=1, batch=batch, manifest=manifest, views=views, files={} if files is None else files
+        request,
+        split_message(response),
+        tenant=1,
+        batch=batch,
+        manifest=manifest,
+        views=views,
+        files={} if files is None else files,
     )
     return plan, pool, response
 

@@ -112,6 +112,7 @@ class NativeServer:
             infer_path="/t/infer",
             tenant_header="tenant",
             max_message_bytes=LIMIT_BYTES,
+            max_body_bytes=LIMIT_BYTES,
             full="",
             read_late="",
             expired="",

@@ -1,0 +1,198 @@
+/* Requests that uvicorn answers: passed on byte for byte, and so are its responses. */
+#define _GNU_SOURCE
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "http1.h"
+
+enum { READ = 1 << 16 /* bytes read at a time */ };
+
+static const protocol uvicorn_protocol;
+
+static size_t smaller(uint64_t a, size_t b) { return a < b ? (size_t)a : b; }
+
+static void fail(http1 *on) {
+  on->asker.connection->broken = true;
+  mark_dirty(on->asker.connection);
+}
+
+void http1_forget_uvicorn(http1 *on) {
+  if (!on->uvicorn) return;
+  on->uvicorn->state = NULL;
+  on->uvicorn->broken = true;
+  mark_dirty(on->uvicorn);
+  on->uvicorn = NULL;
+}
+
+/* Has a connection to uvicorn ready. */
+static bool reach(http1 *on) {
+  connection *at = on->asker.connection;
+  const wire *owner = at->thread->wire;
+  const int64_t now = now_ns();
+  if (now - on->uvicorn_used_ns > owner->keep_alive_ns / 2) http1_forget_uvicorn(on); /* it may be about to be closed */
+  on->uvicorn_used_ns = now;
+  if (on->uvicorn) return true;
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  if (connect(fd, (const struct sockaddr *)&owner->uvicorn, owner->uvicorn_bytes)) {
+    close(fd);
+    return false;
+  }
+  buffer_free(&on->up);
+  buffer_free(&on->down);
+  on->deaf = on->told_end = false;
+  on->uvicorn = connection_open(at->thread, &uvicorn_protocol, fd);
+  if (on->uvicorn) on->uvicorn->state = on;
+  return on->uvicorn;
+}
+
+static void begin(http1 *on, enum http1_state state) {
+  on->state = state;
+  on->reply = (http1_head){0};
+  on->replied = on->in_reply = false;
+  if (!reach(on)) fail(on);
+}
+
+void http1_forward(http1 *on) {
+  begin(on, on->head.opaque ? TUNNELS : FORWARDS);
+  on->request_left = on->head.bytes + on->head.body;
+}
+
+void http1_tunnel(http1 *on) { begin(on, TUNNELS); }
+
+bool http1_pass_on(http1 *on) {
+  const bool tunnel = on->state == TUNNELS;
+  if (on->asker.connection->broken || !on->uvicorn) return false;
+  const uint64_t due = tunnel ? UINT64_MAX : on->request_left;
+  const size_t waiting = buffer_size(&on->up), room = waiting < MOST_WAITING ? MOST_WAITING - waiting : 0;
+  const size_t size = smaller(due, smaller(buffer_size(&on->in), on->deaf ? SIZE_MAX : room));
+  if (on->deaf) buffer_drop(&on->in, size);
+  else if (!buffer_move(&on->up, &on->in, size)) fail(on);
+  if (size) mark_dirty(on->asker.connection); /* it may be read again */
+  if (!tunnel) on->request_left -= size;
+  const bool all = !buffer_size(&on->in) || (!tunnel && !on->request_left);
+  if (on->ended && all && !on->told_end && !buffer_size(&on->up)) {
+    on->told_end = true;
+    shutdown(on->uvicorn->fd, SHUT_WR);
+  }
+  mark_dirty(on->uvicorn);
+  if (tunnel || !on->replied || on->request_left) return false;
+  on->uvicorn_used_ns = now_ns();
+  http1_answered(on);
+  return true;
+}
+
+/* What has come from uvicorn, as far as it can be told apart. */
+
+/* Whether the head of the response is complete, or everything is passed on from here. */
+static bool read_reply(http1 *on) {
+  http1_head *reply = &on->reply;
+  const enum head_state state = http1_read_response(reply, buffer_bytes(&on->down), buffer_size(&on->down));
+  if (state == HEAD_PARTIAL && buffer_size(&on->down) < MOST_HEAD) return false;
+  const bool empty = on->head.to_head || reply->status == 204 || reply->status == 304 ||
+                     (reply->status >= 100 && reply->status < 200);
+  if (state != HEAD_COMPLETE || reply->status == 101 || (!empty && (reply->opaque || !reply->has_body))) {
+    on->state = TUNNELS;
+    return true;
+  }
+  on->reply_left = reply->bytes + (empty ? 0 : reply->body);
+  on->in_reply = true;
+  return true;
+}
+
+static void pass_back(http1 *on) {
+  while (on->state == TUNNELS || (on->state == FORWARDS && !on->replied)) {
+    if (on->state == FORWARDS && !on->in_reply && (!buffer_size(&on->down) || !read_reply(on))) return;
+    const bool tunnel = on->state == TUNNELS;
+    const size_t size = smaller(tunnel ? UINT64_MAX : on->reply_left, buffer_size(&on->down));
+    if (!buffer_move(&on->out, &on->down, size)) fail(on);
+    if (tunnel) return;
+    on->reply_left -= size;
+    if (on->reply_left) return;
+    on->in_reply = false;
+    if (on->reply.status < 200) on->reply = (http1_head){0}; /* the response is still to come */
+    else if (buffer_size(&on->down)) on->state = TUNNELS;    /* uvicorn saw more than one request */
+    else on->replied = true;
+  }
+}
+
+static bool open_uvicorn(connection *at) {
+  (void)at;
+  return true;
+}
+
+static void close_uvicorn(connection *at) {
+  http1 *on = at->state;
+  if (!on) return;
+  on->uvicorn = NULL;
+  if (on->state != FORWARDS && on->state != TUNNELS) return; /* another is opened when it is needed */
+  buffer_move(&on->out, &on->down, buffer_size(&on->down));
+  on->closing = true;
+  mark_dirty(on->asker.connection);
+}
+
+static bool uvicorn_reads(const connection *at) {
+  const http1 *on = at->state;
+  return on && buffer_size(&on->out) < MOST_WAITING;
+}
+
+static uint8_t *uvicorn_target(connection *at, size_t *room) {
+  *room = READ;
+  return buffer_reserve(&((http1 *)at->state)->down, READ);
+}
+
+static void uvicorn_filled(connection *at, size_t size) {
+  http1 *on = at->state;
+  buffer_add(&on->down, size);
+  pass_back(on);
+  mark_dirty(on->asker.connection);
+  http1_advance(on);
+  const bool asked = on->state == FORWARDS || on->state == TUNNELS;
+  if (buffer_size(&on->down) && !asked) at->broken = true;
+}
+
+static void uvicorn_ended(connection *at) { at->broken = true; }
+
+static const uint8_t *uvicorn_output(connection *at, size_t *size) {
+  const http1 *on = at->state;
+  *size = on ? buffer_size(&on->up) : 0;
+  return *size ? buffer_bytes(&on->up) : NULL;
+}
+
+static void uvicorn_sent(connection *at, size_t size) {
+  http1 *on = at->state;
+  buffer_drop(&on->up, size);
+  if (on->state == FORWARDS || on->state == TUNNELS) http1_advance(on);
+}
+
+/* It has closed its end, but its last words may still be on their way. */
+static void uvicorn_unsent(connection *at) {
+  http1 *on = at->state;
+  on->deaf = true;
+  buffer_free(&on->up);
+  http1_advance(on);
+}
+
+static bool uvicorn_over(const connection *at) {
+  (void)at;
+  return false;
+}
+
+static size_t uvicorn_busy(const connection *at) {
+  (void)at;
+  return 0; /* the client's connection is */
+}
+
+static void uvicorn_leave(connection *at) { (void)at; }
+
+static int64_t uvicorn_expire(connection *at, int64_t now) {
+  (void)at, (void)now;
+  return INT64_MAX;
+}
+
+static const protocol uvicorn_protocol = {
+    .open = open_uvicorn, .close = close_uvicorn, .reads = uvicorn_reads, .target = uvicorn_target,
+    .filled = uvicorn_filled, .ended = uvicorn_ended, .output = uvicorn_output, .sent = uvicorn_sent,
+    .unsent = uvicorn_unsent, .over = uvicorn_over, .busy = uvicorn_busy, .leave = uvicorn_leave,
+    .expire = uvicorn_expire,
+};
