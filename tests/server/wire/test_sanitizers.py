@@ -20,6 +20,7 @@ FOLDERS = [Path(module.__file__ or "").parent for module in (veltair.server.wire
 FLAGS = ["-std=c11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-omit-frame-pointer"]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 TESTS = [f"test_native_{name}.py" for name in ("queries", "ends", "deadlines", "shared_memory", "stop", "strings")]
+TESTS += [f"test_http1{part}.py" for part in ("", "_connections", "_ends", "_forward")]
 WAIT_S = 400
 OPTIONS = {
     # Leaks are looked for, and are no failure: Python's are many.
