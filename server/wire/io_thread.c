@@ -17,6 +17,7 @@
 #include "wire.h"
 
 enum { EVENTS = 64, ACCEPTS = 16 /* connections taken at a time */ };
+static const int64_t ACCEPT_PAUSE_NS = 100000000; /* while the system gives no descriptor for a connection */
 enum { TURN_BYTES = 1 << 20 /* read from one connection before others have their turn */ };
 
 int64_t now_ns(void) {
@@ -56,11 +57,27 @@ connection *connection_open(io_thread *thread, const protocol *protocol, int fd)
   return new;
 }
 
+static void watch_listeners(const io_thread *thread, int operation) {
+  listener *all = thread->wire->listeners;
+  for (int i = 0; i < PROTOCOLS; i++)
+    if (all[i].fd >= 0) watch(thread, operation, all[i].fd, EPOLLIN | EPOLLEXCLUSIVE, &all[i]);
+}
+
+/* Clients wait in the listener's backlog meanwhile; watching it would only tell again and again that they do. */
+static void pause_accepting(io_thread *thread) {
+  thread->accept_again_ns = now_ns() + ACCEPT_PAUSE_NS;
+  if (thread->accept_again_ns < thread->next_expiry_ns) thread->next_expiry_ns = thread->accept_again_ns;
+  watch_listeners(thread, EPOLL_CTL_DEL);
+}
+
 static void accept_connections(io_thread *thread, const listener *from) {
   const int on = 1;
   for (int i = 0; i < ACCEPTS; i++) {
     const int fd = accept4(from->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0) return; /* there is none, or no descriptor is free: the next event tells again */
+    if (fd < 0) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause_accepting(thread);
+      return; /* else there is none */
+    }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on); /* the system notices a peer that vanished */
     connection_open(thread, from->protocol, fd);
@@ -165,10 +182,8 @@ static bool obey(io_thread *thread) {
   }
   if (leave) {
     thread->left = true;
-    for (int i = 0; i < PROTOCOLS; i++) {
-      const int fd = thread->wire->listeners[i].fd;
-      if (fd >= 0) epoll_ctl(thread->epoll, EPOLL_CTL_DEL, fd, NULL);
-    }
+    thread->accept_again_ns = INT64_MAX;
+    watch_listeners(thread, EPOLL_CTL_DEL);
     announce_leave(thread);
   }
   commands_run(thread);
@@ -187,7 +202,11 @@ static void expire(io_thread *thread) {
   const int64_t now = now_ns();
   if (thread->next_deadline_ns <= now) queries_expire(thread, now);
   if (now < thread->next_expiry_ns) return;
-  thread->next_expiry_ns = INT64_MAX;
+  if (thread->accept_again_ns <= now) {
+    thread->accept_again_ns = INT64_MAX;
+    watch_listeners(thread, EPOLL_CTL_ADD);
+  }
+  thread->next_expiry_ns = thread->accept_again_ns;
   for (connection *at = thread->connections; at; at = at->next) {
     const int64_t next = at->protocol->expire(at, now);
     if (next < thread->next_expiry_ns) thread->next_expiry_ns = next;
@@ -228,7 +247,7 @@ static void *serve(void *argument) {
 bool thread_start(wire *owner, int index) {
   io_thread *thread = &owner->thread[index];
   *thread = (io_thread){.wire = owner, .index = index, .next_deadline_ns = INT64_MAX,
-                        .next_expiry_ns = INT64_MAX};
+                        .next_expiry_ns = INT64_MAX, .accept_again_ns = INT64_MAX};
   thread->last_command = &thread->first_command;
   pthread_mutex_init(&thread->lock, NULL);
   pthread_cond_init(&thread->settled, NULL);

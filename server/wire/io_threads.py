@@ -90,6 +90,7 @@ class IoThreads:
         self._calls: dict[int, NativeCall] = {}
         self._native = native.library()
         self._listener: socket.socket | None = None
+        self._http_listener: socket.socket | None = None  # closed by its owner
         self._idle: asyncio.Event | None = None
         self._counted: Callable[[NDArray[np.void]], None] | None = None
         late = status_of(DeadlineError)
@@ -155,6 +156,7 @@ class IoThreads:
         if not self._native.wire_forward_to(self.handle, name, len(name), int(keep_alive_s * 1e9)):
             raise VeltairError(f"{name!r} is too long for the name of a Unix socket")
         listener.setblocking(False)
+        self._http_listener = listener
         self._native.wire_listen(self.handle, native.HTTP, listener.fileno())
 
     def set_open(self, open_: bool) -> None:
@@ -207,6 +209,10 @@ class IoThreads:
         if self._listener is not None and self.handle:
             self._idle = asyncio.Event()
             self._native.wire_leave(self.handle)
+            for listener in (self._listener, self._http_listener):
+                if listener is not None:
+                    with contextlib.suppress(OSError):  # its owner has closed it
+                        listener.shutdown(socket.SHUT_RDWR)  # from here on the system refuses clients
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), grace_s)
         if self._listener is not None and self.handle:  # nobody has closed it meanwhile

@@ -157,6 +157,7 @@ typedef struct io_thread {
   query *queries;
   int64_t next_deadline_ns; /* no query has an earlier one; INT64_MAX: none */
   int64_t next_expiry_ns;   /* no idle connection is closed earlier */
+  int64_t accept_again_ns; /* until then no connections are taken; INT64_MAX: they are */
   engine_link *link;
   /* Read by this thread, written by Python's. */
   pthread_mutex_t lock;

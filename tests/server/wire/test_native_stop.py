@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
 
 import grpc
@@ -27,6 +29,8 @@ def test_stopping_waits_for_queries_that_run(threads: int) -> None:
         assert first[3] == frames.GOAWAY
         await reader.readexactly(int.from_bytes(first[:3], "big"))
         assert not stopping.done()
+        with pytest.raises(ConnectionRefusedError):
+            connect(fronts)
         fronts.scripted.end(held)
         assert (await asked).sums() == ([10.0], [104])
         await stopping
@@ -34,10 +38,40 @@ def test_stopping_waits_for_queries_that_run(threads: int) -> None:
         writer.close()
         assert fronts.service.metrics.tenants["sums"].outcomes["ok"] == 2
         with pytest.raises(ConnectionRefusedError):
-            host, _, port = fronts.native.address.rpartition(":")
-            socket.create_connection((host, int(port)))
+            connect(fronts)
 
     run(body, automatic=False, threads=threads)
+
+
+def connect(fronts: Fronts) -> socket.socket:
+    host, _, port = fronts.native.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=WAIT_S)
+
+
+def test_clients_wait_while_there_is_no_descriptor_for_them() -> None:
+    async def body(fronts: Fronts) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        client = connect(fronts)  # so that only the server's end needs a descriptor
+        client.close()
+        with socket.socket() as waiting:
+            highest = os.dup(waiting.fileno())
+            os.close(highest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
+            try:
+                with pytest.raises(OSError, match="Too many open files"):
+                    os.dup(waiting.fileno())
+                host, _, port = fronts.native.address.rpartition(":")
+                waiting.connect((host, int(port)))  # the system has accepted it
+                waiting.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    waiting.recv(1)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            waiting.settimeout(WAIT_S)
+            settings = await asyncio.to_thread(waiting.recv, 9)
+            assert settings[3] == frames.SETTINGS
+
+    run(body)
 
 
 async def idle_connection(fronts: Fronts) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
