@@ -62,12 +62,6 @@ def recom_row() -> list[str]:
     return [title, f"{ours:.1f} ms", f"ONNX Runtime, fp32 {theirs:.1f} ms", f"{theirs / ours:.0f}x as fast"]
 
 
-def overhead_row() -> list[str]:
-    found = read("overhead")
-    value = f"{found['overhead_p50_ms']:.2f} ms"
-    return ["what the daemon adds to a small query over gRPC, p50", value, f"bar {found['bar_p50_ms']} ms", ""]
-
-
 def table() -> str:
     """The table as Markdown."""
     mixes = [
@@ -76,7 +70,7 @@ def table() -> str:
         mix_row("two vision and two recommendation, 95 %", "mix-recsys.json", 0.95),
         mix_row("three vision networks, 95 %, EPYC", "epyc/mix-vision.json", 0.95),
     ]
-    return markdown_table(["", "veltair", "best peer", ""], [*mixes, *network_rows(), recom_row(), overhead_row()])
+    return markdown_table(["", "veltair", "best peer", ""], [*mixes, *network_rows(), recom_row()])
 
 
 def readme() -> str:

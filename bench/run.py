@@ -1,10 +1,10 @@
 """Measures every committed result again, then writes `docs/measurements.md` from the results.
 
-    python -m bench.run [--only kernels|recsys|overhead|scheduler|mixes|way] [--triton-python PATH]
+    python -m bench.run [--only kernels|recsys|scheduler|mixes|way] [--triton-python PATH]
 
-`overhead` and `way` need the demo's artifacts (`make demo` first); the other parts build and compile the models that
-they need. Triton is among the peers where `--triton-python` says which Python has it. Run it on a machine that does
-nothing else: the mixes take an hour each on 2 cores.
+`way` needs the demo's artifacts (`make demo` first); the other parts build and compile the models that they need.
+Triton is among the peers where `--triton-python` says which Python has it. Run it on a machine that does nothing else:
+the mixes take an hour each on 2 cores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from bench import tables
-from bench.paths import DEMO, RESULTS, ROOT, SCENARIOS
+from bench.paths import RESULTS, ROOT, SCENARIOS
 from bench.serving import triton
 
 MIXES = ("vision", "demo", "recsys")  # of scenarios/
@@ -27,7 +27,6 @@ def main() -> int:
     parts = {
         "kernels": measure_networks,
         "recsys": measure_recommenders,
-        "overhead": measure_overhead,
         "scheduler": measure_scheduler,
         "mixes": measure_mixes,
         "way": measure_way,
@@ -53,12 +52,9 @@ def measure_recommenders(_: Sequence[str]) -> None:
     _run("bench.recsys.models", "--again")
 
 
-def measure_overhead(_: Sequence[str]) -> None:
-    _save("overhead", _run("bench.serving.overhead", str(DEMO / "artifacts" / "dlrm"), capture=True))
-
-
 def measure_scheduler(_: Sequence[str]) -> None:
-    _save("scheduler", _run("bench.paper.scheduling_cost", capture=True))
+    found = json.loads(_run("bench.paper.scheduling_cost", capture=True))
+    (RESULTS / "scheduler.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 def measure_mixes(peers: Sequence[str]) -> None:
@@ -77,10 +73,6 @@ def _run(module: str, *arguments: str, capture: bool = False) -> str:
     command: Sequence[str] = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE if capture else None, text=True, cwd=ROOT)
     return done.stdout or ""
-
-
-def _save(name: str, text: str) -> None:
-    (RESULTS / f"{name}.json").write_text(json.dumps(json.loads(text), indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

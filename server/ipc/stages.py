@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Stage(NamedTuple):
     """A part of a query's way; the next one begins where it ends.
@@ -31,6 +33,17 @@ STAGES = (
     Stage("answer", "the engine tells the front", "the response is handed to the socket"),
 )
 READ, HANDOFF, WAIT, EXECUTE, GAP, REPORT, ANSWER = range(len(STAGES))
+
+# A request that ended outside Python. `end_ns` is on the monotonic clock.
+ENDED_REQUEST = np.dtype(
+    [
+        ("end_ns", np.int64),
+        ("duration_ns", np.int64),  # arrival to answer
+        ("stage_ns", np.int64, len(STAGES)),  # of an answered one; they add up to its duration
+        ("batch", np.int32),
+        ("outcome", np.int32),  # index into request_counts.OUTCOMES
+    ]
+)
 
 
 class EngineStamps(NamedTuple):

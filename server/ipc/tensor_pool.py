@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.profiles.artifact.manifest import ALIGNMENT, ITEM_BYTES, SLACK_BYTES, Manifest, shape_at
+from veltair.server.ipc.native_library import array_address
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # nobody can cut it under a reader
 
@@ -111,8 +112,7 @@ class TensorPool:
     @property
     def address(self) -> int:
         """Of its first byte, for native code; valid as long as this object lives."""
-        address: int = self._bytes.__array_interface__["data"][0]
-        return address
+        return array_address(self._bytes)
 
     def inputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
         """Views of a slot's inputs, in the order of the region's fields."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veltair.errors import RequestError, TooLargeError
 from veltair.profiles.artifact.strings import MOST_BYTES, Strings
-from veltair.server.ipc.native_library import native_library
+from veltair.server.ipc.native_library import array_address, native_library
 
 PREFIX_BYTES = 4
 
@@ -38,7 +37,7 @@ def decode(where: str, data: bytes | memoryview, count: int) -> Strings:
     if size < PREFIX_BYTES * count:  # before memory is allocated for an invented shape
         raise RequestError(f"{where}: {count} strings take at least {PREFIX_BYTES * count} bytes, got {size}")
     letters, offsets = np.empty(size, np.uint8), np.empty(count + 1, np.int32)
-    found: int = _library().unprefix(_address(source), size, count, _address(offsets), _address(letters))
+    found: int = _library().unprefix(array_address(source), size, count, array_address(offsets), array_address(letters))
     if found < 0:
         raise RequestError(f"{where}: {_describe_fault(source, -1 - found)}")
     if found != count:
@@ -51,13 +50,8 @@ def encode(strings: Strings) -> memoryview:
     offsets, letters = np.ascontiguousarray(strings.offsets), np.ascontiguousarray(strings.data)
     count = offsets.size - 1
     target = np.empty(int(offsets[-1]) + PREFIX_BYTES * count, np.uint8)
-    _library().prefix(_address(letters), _address(offsets), count, _address(target))
+    _library().prefix(array_address(letters), array_address(offsets), count, array_address(target))
     return target.data
-
-
-def _address(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]  # a third of the time of `ctypes.data`
-    return address
 
 
 def _describe_fault(source: NDArray[np.uint8], at: int) -> str:

@@ -5,7 +5,7 @@
 
 #include "wire.h"
 
-enum { INTERNAL = 13, RESOURCE_EXHAUSTED = 8 };
+enum { RESOURCE_EXHAUSTED = 8 };
 enum { MOST_DETAIL = 2048 /* bytes of a status message */ };
 
 static bool is(const hpack_field *field, const char *name) {

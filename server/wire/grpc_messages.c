@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "buffer.h"
 #include "wire.h"
 
 /* The fields of ModelInferRequest and ModelInferResponse, all length-delimited, as they stand on the wire. */
@@ -73,11 +74,6 @@ static uint8_t *write_size(uint8_t *at, uint64_t value) {
   for (; value >= 0x80; value >>= 7) *at++ = (uint8_t)(value | 0x80);
   *at++ = (uint8_t)value;
   return at;
-}
-
-static uint8_t *append(uint8_t *at, const void *bytes, size_t size) {
-  if (size) memcpy(at, bytes, size);
-  return at + size;
 }
 
 size_t grpc_response(io_thread *thread, const query *of, const uint8_t *slot) {

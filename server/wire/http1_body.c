@@ -8,14 +8,6 @@
 
 enum { MOST_LINES = 512 /* bytes of a response's head */, MOST_TEXT = 2048 /* of an error */ };
 
-/* Moves *at behind `part`, where that stands there. */
-static bool skip(const uint8_t **at, const uint8_t *end, const char *part) {
-  const size_t size = strlen(part);
-  if ((size_t)(end - *at) < size || memcmp(*at, part, size)) return false;
-  *at += size;
-  return true;
-}
-
 /* {"id":"…", at the beginning, as clients write it: the id is no part of the key. What follows begins with a quote, so
  * that no other JSON has the same key. */
 static void strip_id(const uint8_t **json, const uint8_t *end, request *found) {
@@ -97,11 +89,6 @@ static size_t write_head(const http1 *on, uint8_t *target, int code, const char 
                             code, phrase, date(thread), lines, (unsigned long long)body, json ? "octet-stream" : "json",
                             on->head.closes || thread->left ? "connection: close\r\n" : "");
   return (size_t)size;
-}
-
-static uint8_t *append(uint8_t *at, const void *bytes, size_t size) {
-  if (size) memcpy(at, bytes, size);
-  return at + size;
 }
 
 bool http1_respond(asker *to, const query *of, const uint8_t *slot) {

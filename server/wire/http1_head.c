@@ -117,13 +117,6 @@ static bool plain_segment(const uint8_t **at, const uint8_t *end) {
   return *at > begin;
 }
 
-static bool skip(const uint8_t **at, const uint8_t *end, const char *part) {
-  const size_t size = strlen(part);
-  if ((size_t)(end - *at) < size || memcmp(*at, part, size)) return false;
-  *at += size;
-  return true;
-}
-
 /* /v2/models/MODEL/infer or /v2/models/MODEL/versions/VERSION/infer */
 static bool is_infer(text path) {
   const uint8_t *at = path.bytes, *const end = path.bytes + path.size;

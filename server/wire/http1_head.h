@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 enum head_state { HEAD_PARTIAL, HEAD_COMPLETE, HEAD_STRANGE };
 
@@ -39,5 +40,13 @@ typedef struct {
 /* Reads on with all bytes of the message so far. `tenant` is the name of the header that names one, in lower case. */
 enum head_state http1_read_request(http1_head *head, const uint8_t *bytes, size_t size, const char *tenant);
 enum head_state http1_read_response(http1_head *head, const uint8_t *bytes, size_t size);
+
+/* Moves *at behind `part`, where that stands there. */
+static inline bool skip(const uint8_t **at, const uint8_t *end, const char *part) {
+  const size_t size = strlen(part);
+  if ((size_t)(end - *at) < size || memcmp(*at, part, size)) return false;
+  *at += size;
+  return true;
+}
 
 #endif

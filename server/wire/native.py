@@ -9,22 +9,12 @@ from typing import Any
 import numpy as np
 
 from veltair.server.ipc.native_library import native_library
-from veltair.server.ipc.stages import STAGES
+from veltair.server.ipc.stages import ENDED_REQUEST
 
 _POINTER, _SIZE, _U64, _I32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32
 
-# An ended query, as `RequestCounts.count_batch` takes it, and its tenant.
-ENDED = np.dtype(
-    [
-        ("end_ns", "i8"),
-        ("duration_ns", "i8"),
-        ("stage_ns", "i8", len(STAGES)),
-        ("batch", "i4"),
-        ("outcome", "i4"),
-        ("tenant", "i4"),
-        ("socket", "i4"),
-    ]
-)
+# An ended query as `RequestCounts.count_batch` takes it, its tenant, and what only C reads.
+ENDED = np.dtype([*ENDED_REQUEST.descr, ("tenant", "i4"), ("socket", "i4")])
 INPUT = np.dtype(
     [
         ("bytes", "u8"),
@@ -134,7 +124,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_open": (None, _POINTER, ctypes.c_int),
     "wire_link": (_POINTER, _POINTER, _POINTER, _POINTER, _U64, ctypes.c_int, _I32, _I32, _POINTER, _POINTER),
     "wire_unlink": (None, _POINTER),
-    "wire_lane_bytes": (_SIZE, _U64),
     "wire_use": (None, _POINTER, _POINTER, ctypes.c_char_p),
     "wire_take_slot": (_I32, _POINTER, _I32),
     "wire_give_back_slot": (None, _POINTER, _I32, _I32),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from veltair.profiles.artifact.input_layout import InputLayout, InputSlot
 from veltair.profiles.artifact.manifest import Manifest, Port
+from veltair.server.ipc.native_library import array_address
 from veltair.server.protocol.infer_request import InferRequest, NamedTensor, TensorLocation
 from veltair.server.protocol.validation import timeout_ns
 from veltair.server.wire.native import ELEMENTS, INPUT, OUTPUT, PlanValues
@@ -114,11 +115,12 @@ def _input(
     data, values, text = tensor.data, slot.values, slot.text
     if not isinstance(data, (bytes, memoryview, TensorLocation)) or not values.flags.c_contiguous:
         return None
-    offset = _address(values) - begin
+    offset = array_address(values) - begin
     if text is not None:
         if isinstance(data, TensorLocation):
             return None
-        return (values.size, offset, ELEMENTS["strings"], -1, 0, 0, 0, _address(text) - begin, text.size, len(data))
+        text_offset, sent = array_address(text) - begin, len(data)
+        return (values.size, offset, ELEMENTS["strings"], -1, 0, 0, 0, text_offset, text.size, sent)
     bounds = _bounds(slot.port, values.dtype)
     if bounds is None:
         return None
@@ -147,7 +149,7 @@ def _outputs(
             error = f"output {name!r}: region {location.region!r:.80} has become shorter than it was"
             if location.size_bytes < view.nbytes or len(error.encode()) >= OUTPUT["error"].itemsize:
                 return None
-        rows.append((view.nbytes, _address(view) - views.address, place.offset, place.file, 0, error.encode()))
+        rows.append((view.nbytes, array_address(view) - views.address, place.offset, place.file, 0, error.encode()))
     return rows
 
 
@@ -164,8 +166,3 @@ def _bounds(port: Port, dtype: np.dtype[Any]) -> tuple[int, int, int] | None:
     low = limits.min if port.low is None else max(port.low, limits.min)
     high = limits.max if port.high is None else min(port.high, limits.max)
     return element, ctypes.c_int64(low).value, ctypes.c_int64(high).value
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

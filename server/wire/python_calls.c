@@ -9,10 +9,7 @@ enum { READ_AHEAD = 2 /* messages of one call that Python has before it takes th
 
 static const uint64_t INDEX_BITS = 32, THREAD_SHIFT = 56;
 
-void post_notice(wire *owner, int kind) {
-  call_event *event = calloc(1, sizeof *event);
-  if (!event) return;
-  event->kind = kind;
+static void enqueue(wire *owner, call_event *event) {
   pthread_mutex_lock(&owner->lock);
   const bool first = !owner->first_event;
   *owner->last_event = event;
@@ -22,23 +19,27 @@ void post_notice(wire *owner, int kind) {
   if (first && write(owner->events, &one, sizeof one) < 0) return; /* it is full: Python is awake */
 }
 
+void post_notice(wire *owner, int kind) {
+  call_event *event = malloc(sizeof *event);
+  if (!event) return;
+  *event = (call_event){.kind = kind};
+  enqueue(owner, event);
+}
+
+static void free_data(int kind, uint8_t *data) {
+  if (kind == EVENT_MESSAGE) h2_free_message(data);
+  else free(data);
+}
+
 /* Takes `data`, which must be free()able or a message of HTTP/2's as its kind says. */
 static void post(call *of, int kind, int64_t code, uint8_t *data, size_t size) {
-  wire *owner = of->asker.connection->thread->wire;
   call_event *event = malloc(sizeof *event);
   if (!event) { /* Python would wait for it: the call cannot go on */
-    if (kind == EVENT_MESSAGE) h2_free_message(data);
-    else free(data);
+    free_data(kind, data);
     return;
   }
   *event = (call_event){.call = of->python, .kind = kind, .code = code, .data = data, .size = size};
-  pthread_mutex_lock(&owner->lock);
-  const bool first = !owner->first_event;
-  *owner->last_event = event;
-  owner->last_event = &event->next;
-  pthread_mutex_unlock(&owner->lock);
-  const uint64_t one = 1;
-  if (first && write(owner->events, &one, sizeof one) < 0) return;
+  enqueue(of->asker.connection->thread->wire, event);
 }
 
 call_event *event_next(wire *owner) {
@@ -51,8 +52,7 @@ call_event *event_next(wire *owner) {
 }
 
 void event_free(call_event *event) {
-  if (event->kind == EVENT_MESSAGE) h2_free_message(event->data);
-  else free(event->data);
+  free_data(event->kind, event->data);
   free(event);
 }
 

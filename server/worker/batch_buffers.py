@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.runtime.executor import aligned_zeros
-from veltair.server.ipc.native_library import native_library
+from veltair.server.ipc.native_library import array_address, native_library
 from veltair.server.ipc.tensor_pool import TensorField, TensorPool
 from veltair.server.ipc.worker_cell import unpack_members
 
@@ -38,7 +38,7 @@ class BatchBuffers:
         self._outputs = [aligned_zeros(field.shape_at(self._max_samples), field.dtype) for field in region.outputs]
         self._sources = _field_table(region.inputs, pool.inputs(tenant, 0, 1), self._inputs)
         self._targets = _field_table(region.outputs, pool.outputs(tenant, 0, 1), self._outputs)
-        self._addresses = _address(self._sources), _address(self._targets)
+        self._addresses = array_address(self._sources), array_address(self._targets)
         self._slot_bytes = region.slot_bytes
         self._functions = _functions()
 
@@ -94,12 +94,7 @@ def _field_table(
 ) -> NDArray[Any]:
     """`slots` are views of the first one."""
     table = np.zeros(len(fields), FIELD)
-    table["slots"] = [_address(array) for array in slots]
-    table["batch"] = [_address(array) for array in batch]
+    table["slots"] = [array_address(array) for array in slots]
+    table["batch"] = [array_address(array) for array in batch]
     table["row_bytes"] = [field.bytes_at(1) for field in fields]
     return table
-
-
-def _address(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -84,7 +84,8 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
     listener = _listen(config.server.http)
     started = time.monotonic()
     with contextlib.closing(listener), contextlib.ExitStack() as held:
-        threads = start_threads(config.server, home_core(limit_machine(config.server.cores)))
+        machine = limit_machine(config.server.cores)
+        threads = start_threads(config.server, home_core(machine))
         if threads is not None:
             held.callback(threads.close)
         starting = asyncio.create_task(EngineClient.start(config, threads))
@@ -104,7 +105,7 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
             service = InferenceService(client, metrics, limit_bytes, shared_memory=config.server.shared_memory)
             layers = {name: len(tenant.manifest.layers) for name, tenant in client.tenants.items()}
             about = {"version": service.version, "policy": config.server.policy, "layers": layers}
-            dashboard = Dashboard(client, metrics, limit_machine(config.server.cores), about)
+            dashboard = Dashboard(client, metrics, machine, about)
             learner = None if threads is None else PlanLearner(threads, client, service.regions)
             grpc_front = await GrpcFront.start(service, config.server.grpc, learner)
             http = _http_server(application(service, dashboard, learner), listener)

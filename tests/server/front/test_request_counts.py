@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestError
 from veltair.server.front import recent_window, request_counts
 from veltair.server.front.recent_window import CAPACITY, RecentWindow
-from veltair.server.front.request_counts import ENDED_REQUEST, OUTCOMES, DurationHistogram, RequestCounts
-from veltair.server.ipc.stages import EXECUTE, STAGES
+from veltair.server.front.request_counts import OUTCOMES, DurationHistogram, RequestCounts
+from veltair.server.ipc.stages import ENDED_REQUEST, EXECUTE, STAGES
 from veltair.types import QoSTarget
 
 MS = 1_000_000

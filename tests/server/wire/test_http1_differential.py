@@ -18,7 +18,7 @@ from native_front import WAIT_S
 from native_http import GET, INFER, Client, HttpFronts, http_fronts
 from odd_http import KNOWN, LINES, OTHERS
 
-QUIET_S = 0.25  # an answer that has not begun by then is not expected
+QUIET_S = 0.25  # where both are silent for so long, no answer is expected
 LAST = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 INVALID = b"Invalid HTTP request received."  # uvicorn drops the responses that are under way with it
 
@@ -79,19 +79,28 @@ async def heard(client: Client, data: bytes, wait_s: float) -> bytes | None:
     return b"incomplete"
 
 
+async def asked(fronts: HttpFronts, data: bytes, wait_s: float, *, python: bool = False) -> bytes | None:
+    """What a connection of its own hears."""
+    client = await fronts.client(python=python)
+    try:
+        return await heard(client, data, wait_s)
+    finally:
+        fronts.clients.remove(client)
+        await client.close()
+
+
 async def compare(fronts: HttpFronts, data: bytes) -> None:
-    native, python = await fronts.client(), await fronts.client(python=True)
-    expected = await heard(python, data, QUIET_S)
-    found = await heard(native, data, QUIET_S if expected in (None, b"incomplete") else WAIT_S / 4)
+    expected = await asked(fronts, data, QUIET_S, python=True)
+    silent = expected in (None, b"incomplete")
+    found = await asked(fronts, data, QUIET_S if silent else WAIT_S / 4)
+    if silent and found != expected:  # a busy machine may have been slow to answer
+        expected = await asked(fronts, data, WAIT_S / 4, python=True)
     if expected is not None and found is not None:  # a redirection names the server
         expected = expected.replace(b":%d/" % fronts.python[1], b":%d/" % fronts.native[1])
     if expected is not None and found is not None and INVALID in expected:
         assert found.endswith(expected)
     else:
         assert found == expected
-    for client in (native, python):
-        fronts.clients.remove(client)
-        await client.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,13 @@ import struct
 import subprocess
 from pathlib import Path
 
-import pytest
+from fuzz_driver import compile_driver
 from http2_ends import PythonEnd
 from http2_sessions import MAX_MESSAGE_BYTES, Session, react
 
 import veltair.grpc.native
 
 SOURCES = Path(veltair.grpc.native.__file__).parent
-FLAGS = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined"]
 SESSIONS, ROUNDS = 100, 20
 
 
@@ -25,24 +24,9 @@ class RecordingEnd(PythonEnd):
         super().feed(data, most)
 
 
-def compile_fuzzer(folder: Path) -> Path:
-    """Build the driver; skips without a compiler that has the sanitizers."""
-    probe, program = folder / "probe.c", folder / "session_fuzz"
-    probe.write_text("int main(void) { return 0; }\n")
-    try:
-        found = subprocess.run(["gcc", *FLAGS, str(probe), "-o", str(folder / "probe")], capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("NOT TESTED: there is no gcc")
-    if found.returncode != 0:
-        pytest.skip(f"NOT TESTED: gcc has no sanitizers: {found.stderr.decode()}")
-    sources = [Path(__file__).with_name("session_fuzz.c"), *sorted(SOURCES.glob("*.c"))]
-    command = ["gcc", *FLAGS, "-fno-sanitize-recover=all", f"-I{SOURCES}", *map(str, sources), "-o", str(program)]
-    subprocess.run(command, check=True)
-    return program
-
-
 def test_damaged_sessions(tmp_path: Path) -> None:
-    program, corpus = compile_fuzzer(tmp_path), tmp_path / "sessions"
+    program = compile_driver(Path(__file__).with_name("session_fuzz.c"), [SOURCES], tmp_path)
+    corpus = tmp_path / "sessions"
     with corpus.open("wb") as file:
         for seed in range(SESSIONS):
             session = Session(seed)
