@@ -9,7 +9,9 @@ from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.policies.policy import Policy
 from veltair.scheduler.policies.veltair.admission import ArrivalCheck, refuse_overdue, refuse_past_deadline
 from veltair.scheduler.policies.veltair.batching import choose_batch
+from veltair.scheduler.policies.veltair.contention import Contention
 from veltair.scheduler.policies.veltair.correction import Correction, Corrections, remaining_ns
+from veltair.scheduler.policies.veltair.lone_query import LoneQuery
 from veltair.scheduler.policies.veltair.preemption import Preemption
 from veltair.scheduler.policies.veltair.sizing import size_block
 from veltair.scheduler.policies.veltair.waiting_queries import WaitingQueries
@@ -23,9 +25,9 @@ class Veltair(Policy):
     """Starts the query with the least laxity (time until its latest start, over its priority) at every block boundary.
 
     Beyond the paper: a query that cannot be in time is refused at once, or put last where it has begun (`admission`);
-    profiles are corrected by what is measured (`correction`); a query that is alone takes all cores that pay
-    (`sizing`); an urgent one may stop a block that has time (`preemption`); waiting queries of one tenant run as one
-    batch where that takes less of the cores (`batching`).
+    profiles are corrected by what is measured (`correction`); a query that is alone takes all cores that pay, which
+    are fewer while queries meet often (`sizing`, `contention`, `lone_query`); an urgent one may stop a block that has
+    time (`preemption`); waiting queries of one tenant run as one batch where that takes less of the cores (`batching`).
 
     Queries of a tenant that cannot hold its target even alone on the machine are served after all others, first
     come, first served. No query waits without end: one that can be in time starts by its latest start or is refused
@@ -46,6 +48,8 @@ class Veltair(Policy):
         self._waiting = WaitingQueries(self._corrections)
         self._arrival_check = ArrivalCheck(self._corrections, self._waiting)
         self._preemption = Preemption(self._corrections)
+        self._contention = Contention()
+        self._lone_query = LoneQuery(self._corrections)
 
     def query_arrived(self, active: ActiveQuery, now_ns: int) -> None:
         self._arrived.append(active)
@@ -57,17 +61,20 @@ class Veltair(Policy):
     def query_ended(self, active: ActiveQuery, now_ns: int) -> None:
         self._waiting.discard(active)
         self._preemption.forget(active.query.id)
+        self._lone_query.forget(active.query.id)
 
     def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
         while self._arrived:
             arrived = self._arrived.pop()
+            self._contention.arrives(meets_others=len(state.waiting) + len(state.in_flight) > 1)
             if self._has_no_rival(state) and self._arrival_check.is_in_time(state, arrived, now_ns):
                 self._waiting.know_priority(arrived.tenant.priority)
                 return self._start(state, arrived, now_ns)  # the rest of the check and the queues would find the same
             if (reason := self._arrival_check.refuse(state, arrived, now_ns)) is not None:
                 return Reject(arrived, reason)
         if not (state.waiting or state.wants_cores):
-            return None
+            victim = self._lone_query.find(state, self._contention, now_ns)
+            return None if victim is None else Stop(victim)
         first, late = None, None
         least: float = inf
         for active in state.between_blocks():
@@ -110,7 +117,7 @@ class Veltair(Policy):
         self._waiting.discard(active)
         if tenant.batching and active.state is QueryState.WAITING and (queue := self._waiting.batchable.queue(tenant)):
             batch = choose_batch(state, active, queue, correction, now_ns)
-        step = size_block(state, active, batch, correction, now_ns)
+        step = size_block(state, active, batch, correction, self._contention, now_ns)
         for member in step.members:
             self._waiting.discard(member)
             self._preemption.forget(member.query.id)

@@ -7,21 +7,29 @@ from veltair.scheduler.blocks import Budget, form_block, threshold, with_short_r
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.policies.batching import Batch
+from veltair.scheduler.policies.veltair.contention import Contention
 from veltair.scheduler.policies.veltair.correction import Correction
 from veltair.scheduler.state import SchedulerState
 from veltair.scheduler.steps import Start
 
 PLANNED = 0.85  # of the time left: the rest is for neighbours that come meanwhile
-WORTH = 1.2  # cores x time that several cores may take, over what one takes
+WORTH = 1.8  # cores x time that several cores may take, over what one takes
+WORTH_CONTENDED = 1.2  # the same while queries meet often
 
 
 def size_block(
-    state: SchedulerState, active: ActiveQuery, batch: Batch | None, correction: Correction, now_ns: int
+    state: SchedulerState,
+    active: ActiveQuery,
+    batch: Batch | None,
+    correction: Correction,
+    contention: Contention,
+    now_ns: int,
 ) -> Start:
     """The start of the query's next block, as the leader of `batch` if there is one.
 
     One core where that is in time, else the cores that VELTAIR's blocks get; a query that is alone on the machine
-    gets all that pay, and one that is late anyway gets what it needs on average. Versions are those of the level.
+    gets all that pay, which are fewer while queries meet often, and one that is late anyway gets what it
+    needs on average. Versions are those of the level.
     """
     members: tuple[ActiveQuery, ...] = ()
     costs, due_ns = active.costs, active.due_ns
@@ -41,7 +49,7 @@ def size_block(
         return Start(active, block, level, capped, avg_cores, members, costs)
 
     if one_does and several_win and _is_alone(state, members):
-        cores = cores_that_pay(costs, start, level, correction)
+        cores = cores_that_pay(costs, start, level, correction, contention)
         return begin(costs.layers, cores, cores)
     ratio = correction.one_core if one_does else correction.several
     planned_ns = round(slack_ns / ratio)
@@ -65,17 +73,19 @@ def size_block(
     return begin(formed.stop, cores, avg_cores, capped=formed.capped)
 
 
-def cores_that_pay(costs: ProfileCosts, start: int, level: int, correction: Correction) -> int:
-    """The most cores that run the layers from `start` on for at most `WORTH` times the core time of one core.
+def cores_that_pay(costs: ProfileCosts, start: int, level: int, correction: Correction, contention: Contention) -> int:
+    """The most cores that run the layers from `start` on for at most `WORTH` times the core time of one core,
+    or `WORTH_CONTENDED` times.
 
     Several cores that have become slower than one has are dearer; one core that has become slower does not make
     them cheaper.
     """
+    worth = WORTH_CONTENDED if contention.is_high else WORTH
     dearer = max(1.0, correction.several / correction.one_core)
-    cores = costs.most_cores_within(level, start, WORTH)
+    cores = costs.most_cores_within(level, start, worth)
     if cores == 1 or dearer == 1.0:
         return cores
-    most_ns = WORTH * costs.time_ns(level, 1, start, costs.layers)
+    most_ns = worth * costs.time_ns(level, 1, start, costs.layers)
     while cores > 1 and cores * dearer * costs.time_ns(level, cores, start, costs.layers) > most_ns:
         cores -= 1
     return cores

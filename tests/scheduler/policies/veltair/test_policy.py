@@ -18,8 +18,8 @@ from veltair.scheduler.policies.veltair.policy import Veltair
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import LayerBlock, QoSTarget, Query, Tenant
 
-ONE = (100, 65, 55, 50)  # ns on 1 … 4 cores; more than one do not pay
-PAYS = (100, 55, 39, 35)  # three do
+ONE = (100, 91, 88, 85)  # ns on 1 … 4 cores; more than one never pay
+PAYS = (100, 55, 39, 35)  # all do, and three on a busy machine
 
 
 @pytest.fixture
@@ -167,14 +167,58 @@ def test_nobody_is_stopped_for_a_query_that_can_wait(build):
 def test_who_is_alone_takes_all_cores_that_pay_and_gives_them_back(build):
     scheduler = build(("a", 9000, 1, 10), ("b", 9000, 1, 10), cores=4, times=PAYS)
     (first,) = arrives(scheduler, 1, 0, "a")
-    assert first.block.cores == 3  # 3 x 39 <= 1.2 x 100, 4 x 35 is more
-    (second,) = arrives(scheduler, 2, 10, "b")
-    assert second.block.cores == 1  # it is not alone
+    assert first.block.cores == 4
     alone = build(("a", 9000, 1, 10), ("b", 9000, 1, 10), cores=2, times=PAYS)
     assert arrives(alone, 1, 0, "a")[0].block.cores == 2
     assert arrives(alone, 2, 10, "b") == [StopBlock(1)]
     decisions = alone.handle(BlockFinished(55, 1, 1, 55))
     assert {d.block.query: (d.block.start, d.block.cores) for d in decisions} == {1: (1, 1), 2: (0, 1)}
+
+
+def test_fewer_cores_pay_where_queries_meet_often(build):
+    scheduler = build(("a", 9000, 1, 1), cores=4, times=PAYS)
+
+    def ends(now_ns):
+        (id, active), *_ = scheduler.state.in_flight.items()
+        scheduler.handle(BlockFinished(now_ns, id, 1, active.run.predicted_ns))
+
+    def cores_alone(id, now_ns):
+        (start,) = arrives(scheduler, id, now_ns, "a")
+        ends(now_ns + 35)
+        return start.block.cores
+
+    assert {cores_alone(id, 100 * id) for id in range(40)} == {4}  # 4 x 35 <= 1.8 x 100
+    for id in range(40, 70):
+        arrives(scheduler, id, 5000, "a")
+    for end in range(30):
+        ends(5100 + end)
+    assert cores_alone(70, 10_000) == 3  # 3 x 39 <= 1.2 x 100
+    assert [cores_alone(id, 1000 * id) for id in range(80, 120)][-1] == 4
+
+
+def test_who_is_left_alone_gets_the_cores_back_once(build):
+    layer_ns = 1_000_000
+    scheduler = build(("a", 1000 * layer_ns, 1, 10), cores=2, times=[ns * layer_ns // 100 for ns in PAYS])
+    (first,) = arrives(scheduler, 1, 0, "a")
+    assert first.block.cores == 2
+    assert arrives(scheduler, 2, 10, "a") == [StopBlock(1)]
+    now_ns = 550_000
+    _, second = scheduler.handle(BlockFinished(now_ns, 1, 1, now_ns))
+    assert second.block.cores == 1
+    failed = scheduler.handle(BlockFailed(now_ns + 10, 2, "died"))
+    assert failed == [StopBlock(1)]  # 9 x 0.45 ms are gained
+    assert [start.block.cores for start in scheduler.handle(BlockFinished(1_550_000, 1, 2, layer_ns))] == [2]
+    assert arrives(scheduler, 3, 1_560_000, "a") == [StopBlock(1)]
+    scheduler.handle(BlockFinished(2_100_000, 1, 3, 550_000))
+    assert scheduler.handle(BlockFailed(2_100_010, 3, "died")) == []
+
+
+def test_a_short_rest_stays_on_its_core(build):
+    scheduler = build(("a", 10**9, 1, 10), cores=2, times=PAYS)  # 10 x 45 ns to gain
+    arrives(scheduler, 1, 0, "a")
+    arrives(scheduler, 2, 10, "a")
+    scheduler.handle(BlockFinished(55, 1, 1, 55))
+    assert scheduler.handle(BlockFailed(60, 2, "died")) == []
 
 
 def test_cores_that_are_needed_are_not_given_back(build):

@@ -1,0 +1,53 @@
+"""A query that others have left alone on the machine: the default policy gives it their cores."""
+
+from __future__ import annotations
+
+from veltair.scheduler.active_query import ActiveQuery
+from veltair.scheduler.policies.veltair.contention import Contention
+from veltair.scheduler.policies.veltair.correction import Corrections
+from veltair.scheduler.policies.veltair.sizing import cores_that_pay
+from veltair.scheduler.query_states import QueryState
+from veltair.scheduler.state import SchedulerState
+
+WORTH_A_STOP_NS = 1_000_000  # several times what it costs to stop a block and to start it anew
+
+
+class LoneQuery:
+    """Stops a block that more cores would end earlier, so that it starts anew on them; at most one of each query.
+
+    ::
+
+        lone = LoneQuery(corrections)
+        victim = lone.find(state, contention, now_ns)  # the query to stop, or None
+    """
+
+    def __init__(self, corrections: Corrections) -> None:
+        self._corrections = corrections
+        self._stopped: set[int] = set()
+
+    def forget(self, query: int) -> None:
+        """The query has ended."""
+        self._stopped.discard(query)
+
+    def find(self, state: SchedulerState, contention: Contention, now_ns: int) -> ActiveQuery | None:
+        """The query to stop; None while others are there, while queries meet often, or if little is gained."""
+        if contention.is_high or len(state.in_flight) != 1 or not state.free:
+            return None
+        (active,) = state.in_flight.values()
+        run = active.run
+        if run is None or active.state is not QueryState.RUNNING or active.query.id in self._stopped:
+            return None
+        left_ns, start = run.ends_ns - now_ns, run.layer_at(now_ns) + 1
+        if left_ns <= WORTH_A_STOP_NS or start >= run.block.stop:
+            return None
+        costs, correction = run.costs, self._corrections[active.tenant.name]
+        cores = cores_that_pay(costs, start, run.level, correction, contention)
+        if cores <= len(run.core_set):
+            return None
+        several_ns = costs.time_ns(run.level, cores, start, run.block.stop) * correction.several
+        one_ns = costs.time_ns(run.level, len(run.core_set), start, run.block.stop)
+        one_ns *= correction.ratio(len(run.core_set))
+        if one_ns - several_ns <= WORTH_A_STOP_NS:
+            return None
+        self._stopped.add(active.query.id)
+        return active
