@@ -8,6 +8,8 @@ from bench.kernels.networks import KERNEL_RESULTS, NetworkTimes
 from bench.part_tables import markdown_table
 from bench.paths import RESULTS, ROOT
 from bench.serving.peak_figure import median_peaks
+from bench.serving.way.plan import CPU, LONE, PEAK
+from bench.serving.way.summary import medians
 from bench.tables import read
 
 README = ROOT / "README.md"
@@ -62,6 +64,29 @@ def recom_row() -> list[str]:
     return [title, f"{ours:.1f} ms", f"ONNX Runtime, fp32 {theirs:.1f} ms", f"{theirs / ours:.0f}x as fast"]
 
 
+def way_rows() -> list[list[str]]:
+    """A small query over gRPC: the greatest load, the answer to a lone client, and what the servers' processes spend."""
+    found = read("way")
+    title = "one row of DLRM over gRPC, Xeon without AMX"
+    peaks = medians(found, "dlrm", PEAK, "grpc", lambda entry: entry["peak_qps"])
+    qps, peer = max((qps, stack) for stack, qps in peaks.items() if stack.startswith("Triton"))
+    rows = [
+        [
+            f"{title}, 95 % within 10 ms",
+            f"{peaks['veltair']:,.0f} QPS",
+            f"{peer} {qps:,.0f} QPS",
+            f"{peaks['veltair'] / qps:.1f}x",
+        ]
+    ]
+    lone_ms = medians(found, "dlrm", LONE, "grpc", lambda entry: entry["p50_ms"])
+    cpu_ms = medians(found, "dlrm", CPU, "grpc", lambda entry: sum(entry["server_cpu_ms"].values()))
+    for what, times_ms in (("answer to a lone client, p50", lone_ms), ("CPU time at 200 QPS", cpu_ms)):
+        ms, peer = min((ms, stack) for stack, ms in times_ms.items() if stack.startswith("Triton"))
+        ours = times_ms["veltair"]
+        rows.append([f"the same, {what}", f"{ours:.2f} ms", f"{peer} {ms:.2f} ms", f"{ours / ms:.2f}x its time"])
+    return rows
+
+
 def table() -> str:
     """The table as Markdown."""
     mixes = [
@@ -70,7 +95,7 @@ def table() -> str:
         mix_row("two vision and two recommendation, 95 %", "mix-recsys.json", 0.95),
         mix_row("three vision networks, 95 %, EPYC", "epyc/mix-vision.json", 0.95),
     ]
-    return markdown_table(["", "veltair", "best peer", ""], [*mixes, *network_rows(), recom_row()])
+    return markdown_table(["", "veltair", "best peer", ""], [*mixes, *network_rows(), recom_row(), *way_rows()])
 
 
 def readme() -> str:

@@ -64,8 +64,9 @@ def measure_mixes(peers: Sequence[str]) -> None:
 
 
 def measure_way(peers: Sequence[str]) -> None:
-    """What the way of a query costs, in this daemon and in its peer."""
+    """What the way of a query costs, in this daemon and in its peer, and what the front side carries."""
     _run("bench.serving.way", "--again", *peers)
+    _run("bench.serving.fronts")
 
 
 def _run(module: str, *arguments: str, capture: bool = False) -> str:

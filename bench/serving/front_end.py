@@ -61,15 +61,16 @@ def prepare_models(folder: Path) -> None:
     kinds = (("small", "Relu", SMALL), ("in", "GlobalAveragePool", LARGE), ("both", "Relu", LARGE))
     for name, operator, shape in kinds:
         out = (*shape[:2], 1, 1) if operator == "GlobalAveragePool" else shape
-        _compile(folder, name, [helper.make_node(operator, ["x"], ["y"])], shape, out)
+        compile_nodes(folder, name, [helper.make_node(operator, ["x"], ["y"])], shape, out)
     links = ["x", *(f"t{i}" for i in range(1, CHAIN)), "y"]
     pools = [helper.make_node("MaxPool", [a], [b], kernel_shape=[3, 3], pads=[1, 1, 1, 1]) for a, b in pairwise(links)]
-    _compile(folder, "chain", pools, LARGE, LARGE)  # more than the caches hold beside the engine's code
+    compile_nodes(folder, "chain", pools, LARGE, LARGE)  # more than the caches hold beside the engine's code
 
 
-def _compile(
+def compile_nodes(
     folder: Path, name: str, nodes: list[onnx.NodeProto], shape: tuple[int, ...], out: tuple[int, ...]
 ) -> None:
+    """Compiles a network from a tensor `x` to a tensor `y` into FOLDER/NAME, where it is missing."""
     if (folder / name).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)

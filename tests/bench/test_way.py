@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import time
 from collections import Counter
@@ -17,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bench import tables
 from bench.serving.way import lone_client, open_load, summary
 from bench.serving.way.plan import DEMO_MIX, ROWS, SUBJECTS, Measurement, measurements
 from bench.serving.way.server_cpu import cpu_ns, role
@@ -215,16 +213,18 @@ def test_the_table_is_the_same_for_the_terminal_and_the_page() -> None:
     assert "lone client, p95 ms" in text.getvalue()
 
 
-def test_the_page_has_the_section_once_there_are_results(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in tables.RESULTS.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    (tmp_path / "way.json").unlink(missing_ok=True)
-    title = "## The way of a query, beside Triton"
-    assert title not in tables.page()
-    lone = entry(1, "dlrm", "veltair", "lone", "grpc", p50_ms=1.25, p95_ms=2.0, mean_ms=1.5, executed_ms=0.1)
-    environment = {"cpu": "EPYC", "cores": 2, "kernel": "6.18", "python": "3.11"}
-    found = {"environment": environment, "cores": 2, "measurements": [lone]}
-    (tmp_path / "way.json").write_text(json.dumps(found), "utf-8")
-    assert title in tables.page()
-    assert "| lone client, p50 ms | 1.25 |" in tables.page()
+def test_medians_are_by_stack() -> None:
+    entries = [
+        entry(number, "dlrm", stack, "cpu", protocol, server_cpu_ms={"front": ms})
+        for number, stack, protocol, ms in (
+            (1, "veltair", "grpc", 1.0),
+            (2, "veltair", "grpc", 9.0),
+            (3, "veltair", "grpc", 2.0),
+            (1, "veltair", "http", 99.0),
+            (1, "Triton", "grpc", 4.0),
+        )
+    ]
+    found = summary.medians(
+        {"measurements": entries}, "dlrm", "cpu", "grpc", lambda each: each["server_cpu_ms"]["front"]
+    )
+    assert found == {"veltair": 2.0, "Triton": 4.0}

@@ -1,7 +1,7 @@
 """What the way of a query costs, from the client to the model and back: this daemon's and Triton's in turn.
 
     python -m bench.serving.way --triton-python PATH [--artifacts DIR] [--models DIR] [--out FILE]
-        [--rows lone,cpu] [--only dlrm,resnet50] [--stacks veltair] [--rounds 5]
+        [--before PATH] [--rows lone,cpu] [--only dlrm,resnet50] [--stacks veltair] [--rounds 5]
 
 Rows: `raw` times the engines alone (`veltair bench`), `lone` a client that asks one query after the other, `shared` the
 same with system shared memory, `cpu` CPU times a query at a moderate rate, `peak` the greatest rate in target and CPU
@@ -52,6 +52,7 @@ from veltair.machine.environment import describe_environment
 from veltair.machine.malloc import reuse_message_memory
 from veltair.profiles.artifact.artifact_folder import load_artifact
 
+BEFORE = "veltair before"
 MIX_LONGER = 4  # a fifth of the peak has few queries of ResNet-50
 
 Command = Callable[[Path, int], list[str]]  # from a configuration of the daemon, and the threads of a peer's engine
@@ -91,6 +92,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     triton.add_argument(parser)
+    parser.add_argument("--before", metavar="PATH", help="the Python of an earlier version, to be measured as well")
     parser.add_argument("--artifacts", type=Path, default=DEMO / "artifacts", help="folder with an artifact a model")
     parser.add_argument("--models", type=Path, default=DEMO / "models", help="folder with NAME.onnx of each model")
     parser.add_argument("--out", type=Path, default=RESULTS / "way.json")
@@ -141,10 +143,15 @@ def stacks(args: argparse.Namespace) -> dict[str, Command]:
     def ours(config: Path, _: int) -> list[str]:
         return serve_command(config)
 
+    def before(config: Path, _: int) -> list[str]:
+        return [args.before, "-P", *CLI[1:], "serve", str(config), "--json"]
+
     def theirs(engine: str) -> Command:
         return lambda config, threads: triton.command(config, args.models, args.triton_python, engine, threads)
 
     found: dict[str, Command] = {"veltair": ours}
+    if args.before is not None:
+        found[BEFORE] = before
     if args.triton_python is not None:
         found |= {f"Triton with {name}": theirs(engine) for engine, name in triton.ENGINES.items()}
     return {name: command for name, command in found.items() if args.stacks in name}

@@ -145,6 +145,15 @@ def stacks(found: Entry) -> list[str]:
     return list(dict.fromkeys(entry["stack"] for entry in found["measurements"] if entry["stack"]))
 
 
+def medians(found: Entry, model: str, row: str, protocol: str, value: Callable[[Entry], float]) -> dict[str, float]:
+    """The median over the rounds, by stack."""
+    of_stack: dict[str, list[float]] = {}
+    for entry in found["measurements"]:
+        if (entry["model"], entry["row"], entry["protocol"]) == (model, row, protocol):
+            of_stack.setdefault(entry["stack"], []).append(value(entry))
+    return {stack: median(values) for stack, values in of_stack.items()}
+
+
 def groups(found: Entry) -> list[Group]:
     """A cell has gRPC and HTTP, or gRPC alone, and is empty where nothing was measured."""
     entries = found["measurements"]

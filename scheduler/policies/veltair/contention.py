@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WEIGHT = 1 / 32  # of the latest query
-HIGH = 0.5  # from this share on, cores are saved for the queries to come
+HIGH = 0.25  # from this share on, cores are saved for the queries to come
 
 
 class Contention:
