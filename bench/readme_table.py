@@ -65,7 +65,7 @@ def recom_row() -> list[str]:
 
 
 def way_rows() -> list[list[str]]:
-    """A small query over gRPC: the greatest load, the answer to a lone client, and what the servers' processes spend."""
+    """A small query over gRPC: the greatest load, the answer to a lone client, and what the servers spend on it."""
     found = read("way")
     title = "one row of DLRM over gRPC, Xeon without AMX"
     peaks = medians(found, "dlrm", PEAK, "grpc", lambda entry: entry["peak_qps"])

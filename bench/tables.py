@@ -218,9 +218,9 @@ that other threads burn after a block; medians in us (`python -m bench.kernels.l
 I/O threads in C, and NVIDIA's Triton with ONNX Runtime (fp32) and with OpenVINO (its default precision) behind its
 Python backend, in turn; medians of three rounds, of peaks two (`python -m bench.serving.way`). The host is shared: it
 takes up to a seventh of the cores' time away, for milliseconds at once, so ratios tell more than times. Peaks of the
-networks at 99 % and the demo's mix are not shown, because such pauses decide them. A lone client asks one query after the other with NVIDIA's client library; CPU
-times are those of the server's processes; the load generator runs on the same cores, and its own CPU time is shown.
-Triton's engines run DLRM on one thread and the networks on all.""",
+networks at 99 % and the demo's mix are not shown, because such pauses decide them. A lone client asks one query after
+the other with NVIDIA's client library; CPU times are those of the server's processes; the load generator runs on the
+same cores, and its own CPU time is shown. Triton's engines run DLRM on one thread and the networks on all.""",
         way_of_a_query,
     ),
     Section(
