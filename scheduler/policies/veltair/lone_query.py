@@ -44,10 +44,10 @@ class LoneQuery:
         cores = cores_that_pay(costs, start, run.level, correction, contention)
         if cores <= len(run.core_set):
             return None
-        several_ns = costs.time_ns(run.level, cores, start, run.block.stop) * correction.several
-        one_ns = costs.time_ns(run.level, len(run.core_set), start, run.block.stop)
-        one_ns *= correction.ratio(len(run.core_set))
-        if one_ns - several_ns <= WORTH_A_STOP_NS:
+        have, stop = len(run.core_set), run.block.stop
+        here_ns = costs.time_ns(run.level, have, start, stop) * correction.ratio(have)
+        there_ns = costs.time_ns(run.level, cores, start, stop) * correction.several
+        if here_ns - there_ns <= WORTH_A_STOP_NS:
             return None
         self._stopped.add(active.query.id)
         return active
