@@ -76,9 +76,6 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return json_format.ParseDict(statistics, pb.ModelStatisticsResponse())
 
     async def ModelInfer(self, grpc_request: GrpcRequest, context: Any) -> Any:
-        return await self._infer(grpc_request, context, self._learner)
-
-    async def _infer(self, grpc_request: GrpcRequest, context: Any, learner: PlanLearner | None) -> Any:
         arrival_ns = time.monotonic_ns()
         message = grpc_request.message
         try:
@@ -106,8 +103,10 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         )
         if _wants_final_mark(request):
             response.parameters[FINAL_RESPONSE].bool_param = True
-        if learner is not None and not wants_trace(request.parameters):
-            learner.learn_grpc(grpc_request, tenant, request, self._service.engine.tenants[inferred.tenant], response)
+        if self._learner is not None and not wants_trace(request.parameters):
+            self._learner.learn_grpc(
+                grpc_request, tenant, request, self._service.engine.tenants[inferred.tenant], response
+            )
         return response
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -134,8 +133,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     async def _stream_response(self, grpc_request: GrpcRequest, context: Any) -> Any:
         try:
-            answer = await self._infer(grpc_request, context, learner=None)  # requests of a stream follow no plan
-            return pb.ModelStreamInferResponse(infer_response=answer)
+            return pb.ModelStreamInferResponse(infer_response=await self.ModelInfer(grpc_request, context))
         except (RequestError, QueryError) as error:
             text = str(error)
         except Exception:
