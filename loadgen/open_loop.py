@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,10 +141,10 @@ async def run_open_loop(
             stopped = not sending.done()
             await _cancel(sending, stopping)
         cut = time.monotonic_ns() - start if stopped else schedule.window_ns[1]
-        if pending:
-            patience_s = max(s.target_ns for s in streams) / 1e9 if stopped else None
-            await asyncio.wait(pending, timeout=patience_s)
-            await _cancel(*pending)
+        until_ns = start + cut + max(s.target_ns for s in streams) if stopped else inf
+        while pending and (left_ns := until_ns - time.monotonic_ns()) > 0:  # uvloop's timers end up to 1 ms early
+            await asyncio.wait(pending, timeout=left_ns / 1e9 if stopped else None)
+        await _cancel(*pending)
     finally:
         gc.unfreeze()
     if defects:  # in the client's code: whatever a server does is an outcome

@@ -124,6 +124,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_open": (None, _POINTER, ctypes.c_int),
     "wire_link": (_POINTER, _POINTER, _POINTER, _POINTER, _U64, ctypes.c_int, _I32, _I32, _POINTER, _POINTER),
     "wire_unlink": (None, _POINTER),
+    "wire_lane_bytes": (_SIZE, _U64),
     "wire_use": (None, _POINTER, _POINTER, ctypes.c_char_p),
     "wire_take_slot": (_I32, _POINTER, _I32),
     "wire_give_back_slot": (None, _POINTER, _I32, _I32),

@@ -100,6 +100,8 @@ EXPORT engine_link *wire_link(wire *of, uint8_t *pool, void *lanes, uint64_t rec
 
 EXPORT void wire_unlink(engine_link *link) { link_release(link); }
 
+EXPORT uint64_t wire_lane_bytes(uint64_t records) { return lane_bytes(records); }
+
 /* Has all threads use this engine, or none (NULL). Queries that wait for another fail with `text`, which stays valid.
  * No thread uses the last one's memory when it returns. */
 EXPORT void wire_use(wire *of, engine_link *link, const char *text) {

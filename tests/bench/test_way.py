@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from bench import tables
 from bench.serving.way import lone_client, open_load, summary
 from bench.serving.way.plan import DEMO_MIX, ROWS, SUBJECTS, Measurement, measurements
 from bench.serving.way.server_cpu import cpu_ns, role
@@ -211,6 +213,19 @@ def test_the_table_is_the_same_for_the_terminal_and_the_page() -> None:
     text = io.StringIO()
     summary.show(found, Console(file=text, width=100))
     assert "lone client, p95 ms" in text.getvalue()
+
+
+def test_the_page_has_the_results(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in tables.RESULTS.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    (tmp_path / "way.json").unlink()
+    lone = entry(1, "dlrm", "veltair", "lone", "grpc", p50_ms=1.25, p95_ms=2.0, mean_ms=1.5, executed_ms=0.1)
+    environment = {"cpu": "EPYC", "cores": 2, "kernel": "6.18", "python": "3.11"}
+    found = {"environment": environment, "cores": 2, "measurements": [lone]}
+    (tmp_path / "way.json").write_text(json.dumps(found), "utf-8")
+    assert "## The way of a query, beside Triton" in tables.page()
+    assert "| lone client, p50 ms | 1.25 |" in tables.page()
 
 
 def test_medians_are_by_stack() -> None:

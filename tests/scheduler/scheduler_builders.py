@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from veltair.errors import InvariantError
-from veltair.scheduler.events import StopBlock, WorkersChanged
+from veltair.scheduler.events import Decision, QueryArrived, StartBlock, StopBlock, WorkersChanged
 from veltair.scheduler.policies.policy import Policy
 from veltair.scheduler.scheduler import Scheduler
 from veltair.scheduler.state import SchedulerState
@@ -65,6 +65,16 @@ def make_tenant(qos_ns: int, name: str = "a", model: str = "m", *, batching: boo
 def make_query(id: int, arrival_ns: int = 0, tenant: str = "a", batch: int = 1) -> Query:
     """A query without a deadline of its own."""
     return Query(id, tenant, arrival_ns, batch=batch)
+
+
+def arrives(scheduler: Scheduler, id: int, at: int, tenant: str, deadline_ns: int | None = None) -> list[Decision]:
+    """The decisions on a query of that tenant that arrives."""
+    return scheduler.handle(QueryArrived(at, Query(id, tenant, at, deadline_ns)))
+
+
+def started(decisions: Sequence[Decision]) -> list[int]:
+    """The queries of which a block starts, in order."""
+    return [decision.block.query for decision in decisions if isinstance(decision, StartBlock)]
 
 
 class StopOnce(Policy):

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from veltair.server.ipc.lane import OUTCOMES, Lane, create_lanes, lane_bytes, ring_records
 from veltair.server.ipc.messages import AbortQuery, InferQuery, QueryEnded
 from veltair.server.ipc.stages import EngineStamps
+from veltair.server.wire import native
 
 RECORDS = ring_records(2)
 REASON_BYTES = 192
@@ -97,3 +98,4 @@ def test_a_ring_has_room_for_three_records_of_each_slot(slots: int) -> None:
     records = ring_records(slots)
     assert records & (records - 1) == 0
     assert records >= 3 * slots
+    assert native.library().wire_lane_bytes(records) == lane_bytes(records)

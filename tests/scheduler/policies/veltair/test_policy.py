@@ -2,10 +2,9 @@
 
 import msgspec
 import pytest
-from scheduler_builders import make_machine, simple_profile, stop_block
+from scheduler_builders import arrives, make_machine, simple_profile, started, stop_block
 
 from veltair.scheduler.events import (
-    BlockFailed,
     BlockFinished,
     FinishQuery,
     QueryArrived,
@@ -14,32 +13,8 @@ from veltair.scheduler.events import (
     StopBlock,
 )
 from veltair.scheduler.policies.veltair.correction import Correction
-from veltair.scheduler.policies.veltair.policy import Veltair
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import LayerBlock, QoSTarget, Query, Tenant
-
-ONE = (100, 91, 88, 85)  # ns on 1 … 4 cores; more than one never pay
-PAYS = (100, 55, 39, 35)  # all do, and three on a busy machine
-
-
-@pytest.fixture
-def build():
-    """Tenants by (name, qos_ns, priority, layers), layers of ONE or of other times; each of a model of its own."""
-
-    def make(*rows, cores=1, workers=8, policy=None, times=ONE):
-        profiles = {name: [simple_profile(*[times] * layers, model=name)] for name, _, _, layers in rows}
-        tenants = [Tenant(name, name, QoSTarget(qos_ns), priority) for name, qos_ns, priority, _ in rows]
-        return Scheduler(make_machine(cores), tenants, profiles, policy or "veltair", workers)
-
-    return make
-
-
-def arrives(scheduler, id, at, tenant, deadline_ns=None):
-    return scheduler.handle(QueryArrived(at, Query(id, tenant, at, deadline_ns)))
-
-
-def started(decisions):
-    return [decision.block.query for decision in decisions if isinstance(decision, StartBlock)]
 
 
 def test_who_must_start_first_goes_first(build):
@@ -164,84 +139,6 @@ def test_nobody_is_stopped_for_a_query_that_can_wait(build):
     assert arrives(scheduler, 3, 0, "short") == []  # though it takes a tenth of what it waits for
 
 
-def test_who_is_alone_takes_all_cores_that_pay_and_gives_them_back(build):
-    scheduler = build(("a", 9000, 1, 10), ("b", 9000, 1, 10), cores=4, times=PAYS)
-    (first,) = arrives(scheduler, 1, 0, "a")
-    assert first.block.cores == 4
-    alone = build(("a", 9000, 1, 10), ("b", 9000, 1, 10), cores=2, times=PAYS)
-    assert arrives(alone, 1, 0, "a")[0].block.cores == 2
-    assert arrives(alone, 2, 10, "b") == [StopBlock(1)]
-    decisions = alone.handle(BlockFinished(55, 1, 1, 55))
-    assert {d.block.query: (d.block.start, d.block.cores) for d in decisions} == {1: (1, 1), 2: (0, 1)}
-
-
-def test_fewer_cores_pay_where_queries_meet_often(build):
-    scheduler = build(("a", 9000, 1, 1), cores=4, times=PAYS)
-
-    def ends(now_ns):
-        (id, active), *_ = scheduler.state.in_flight.items()
-        scheduler.handle(BlockFinished(now_ns, id, 1, active.run.predicted_ns))
-
-    def cores_alone(id, now_ns):
-        (start,) = arrives(scheduler, id, now_ns, "a")
-        ends(now_ns + 35)
-        return start.block.cores
-
-    assert {cores_alone(id, 100 * id) for id in range(40)} == {4}  # 4 x 35 <= 1.8 x 100
-    for id in range(40, 70):
-        arrives(scheduler, id, 5000, "a")
-    for end in range(30):
-        ends(5100 + end)
-    assert cores_alone(70, 10_000) == 3  # 3 x 39 <= 1.2 x 100
-    assert [cores_alone(id, 1000 * id) for id in range(80, 120)][-1] == 4
-
-
-def test_who_is_left_alone_gets_the_cores_back_once(build):
-    layer_ns = 1_000_000
-    scheduler = build(("a", 1000 * layer_ns, 1, 10), cores=2, times=[ns * layer_ns // 100 for ns in PAYS])
-    (first,) = arrives(scheduler, 1, 0, "a")
-    assert first.block.cores == 2
-    assert arrives(scheduler, 2, 10, "a") == [StopBlock(1)]
-    now_ns = 550_000
-    _, second = scheduler.handle(BlockFinished(now_ns, 1, 1, now_ns))
-    assert second.block.cores == 1
-    failed = scheduler.handle(BlockFailed(now_ns + 10, 2, "died"))
-    assert failed == [StopBlock(1)]  # 9 x 0.45 ms are gained
-    assert [start.block.cores for start in scheduler.handle(BlockFinished(1_550_000, 1, 2, layer_ns))] == [2]
-    assert arrives(scheduler, 3, 1_560_000, "a") == [StopBlock(1)]
-    scheduler.handle(BlockFinished(2_100_000, 1, 3, 550_000))
-    assert scheduler.handle(BlockFailed(2_100_010, 3, "died")) == []
-
-
-def test_a_short_rest_stays_on_its_core(build):
-    scheduler = build(("a", 10**9, 1, 10), cores=2, times=PAYS)  # 10 x 45 ns to gain
-    arrives(scheduler, 1, 0, "a")
-    arrives(scheduler, 2, 10, "a")
-    scheduler.handle(BlockFinished(55, 1, 1, 55))
-    assert scheduler.handle(BlockFailed(60, 2, "died")) == []
-
-
-def test_cores_that_are_needed_are_not_given_back(build):
-    scheduler = build(("a", 1000, 1, 10), ("b", 9000, 1, 10), cores=2, times=PAYS)
-    assert arrives(scheduler, 1, 0, "a")[0].block.cores == 2
-    assert arrives(scheduler, 2, 10, "b") == []  # on one core the other would be late by 90
-
-
-def test_two_queries_do_not_stop_each_other_again_and_again(build):
-    scheduler = build(("a", 9000, 1, 10), ("b", 1150, 1, 10), cores=2, times=PAYS)
-    assert arrives(scheduler, 1, 0, "a")[0].block.cores == 2
-    assert arrives(scheduler, 2, 10, "b") == [StopBlock(1)]
-    start, stop = scheduler.handle(BlockFinished(55, 1, 1, 55))
-    assert (start.block.query, start.block.cores, stop) == (2, 2, StopBlock(2))  # one core would do, barely
-    (again,) = scheduler.handle(BlockFinished(56, 2, 0, 1))
-    assert (again.block.query, again.block.cores) == (2, 2)  # the other has had its way once
-
-
-def test_blocks_leave_part_of_the_time_unplanned(build):
-    assert arrives(build(("a", 118, 1, 1), cores=4), 1, 0, "a")[0].block.cores == 1  # 100 <= 0.85 x 118
-    assert arrives(build(("a", 117, 1, 1), cores=4), 1, 0, "a")[0].block.cores == 2
-
-
 def test_profiles_are_corrected_by_what_is_measured(build):
     scheduler = build(("a", 400, 1, 1), cores=4)
     for id in range(1, 30):
@@ -286,14 +183,3 @@ def test_a_short_rest_has_no_block_of_its_own(rest_ns, stop):
     scheduler = Scheduler(make_machine(4), [tenant], {"a": [simple_profile(long, rest, model="a")]}, "veltair", 8)
     (decision,) = arrives(scheduler, 1, 0, "a")
     assert (decision.block.start, decision.block.stop) == (0, stop)
-
-
-def test_blocks_on_several_cores_that_collapse_are_avoided(build):
-    policy = Veltair()
-    scheduler = build(("a", 110, 1, 1), cores=2, policy=policy)
-    (decision,) = arrives(scheduler, 1, 0, "a")
-    assert decision.block.cores == 2  # one core takes 100 of 93
-    policy._corrections["a"].several = 4.0
-    scheduler.handle(BlockFailed(1, 1, "died"))
-    (decision,) = arrives(scheduler, 2, 1000, "a")
-    assert decision.block.cores == 1
