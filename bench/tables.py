@@ -259,9 +259,9 @@ def page() -> str:
     parts = [
         "# Measurements",
         "<!-- Written by `python -m bench.tables` from bench/results. Edit that module, not this page. -->",
-        "All figures are of virtual machines with 2 cores of a Xeon with AVX-512 and AMX, unless a section names an "
-        "EPYC; environments are shown as they were recorded with the results. `python -m bench.run` measures kernels, "
-        "recommendation models, the way of a query, scheduling and mixes again (after `make demo`).",
+        "All figures are of virtual machines with 2 cores of a Xeon with AVX-512 and AMX, unless a section names "
+        "another machine; environments are shown as they were recorded with the results. `python -m bench.run` "
+        "measures kernels, recommendation models, the way of a query, scheduling and mixes again (after `make demo`).",
     ]
     for section in SECTIONS:
         parts += [f"## {section.title}", section.text, section.table()]

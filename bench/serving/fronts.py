@@ -45,7 +45,7 @@ class Body(NamedTuple):
     shape: tuple[int, ...]
     out: tuple[int, ...]
     qps: float
-    wanted_qps: float  # of the issue that asked for the bench: never the bottleneck below
+    wanted_qps: float  # below it the front side is never to be the bottleneck
 
 
 BODIES = (

@@ -12,6 +12,7 @@ import numpy as np
 from veltair.errors import OverloadedError, VeltairError
 from veltair.server.ipc.lane import create_lanes, lane_bytes, ring_records
 from veltair.server.ipc.messages import LaneDescriptors
+from veltair.server.ipc.native_library import array_address
 from veltair.server.ipc.tensor_pool import TensorPool
 from veltair.server.wire import native
 from veltair.server.wire.io_threads import IoThreads
@@ -46,8 +47,8 @@ class EngineLink:
             bell,
             tenants,
             slots,
-            offsets.ctypes.data,
-            sizes.ctypes.data,
+            array_address(offsets),
+            array_address(sizes),
         )
         if not self._handle:
             raise VeltairError("no memory for the queries of the I/O threads")

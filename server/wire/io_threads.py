@@ -17,6 +17,7 @@ from veltair.errors import DeadlineError, OverloadedError, QueryError, VeltairEr
 from veltair.grpc.server import BACKLOG
 from veltair.grpc.server_call import ANSWER_HEAD, ANSWER_TRAILERS, Decompress, Method
 from veltair.server.ipc.lane import OUTCOMES
+from veltair.server.ipc.native_library import array_address
 from veltair.server.wire import native
 from veltair.server.wire.native import CallEvent, Refusal, Settings, Status
 from veltair.server.wire.native_call import NativeCall, unpack_fields
@@ -170,7 +171,7 @@ class IoThreads:
             return False
         source, values, name = np.frombuffer(message, np.uint8), plan.values(), tenant.encode("latin-1")
         added = self._native.wire_add_grpc_plan(
-            self.handle, source.ctypes.data, source.size, name, len(name), ctypes.byref(values)
+            self.handle, array_address(source), source.size, name, len(name), ctypes.byref(values)
         )
         return bool(added)
 
@@ -197,7 +198,7 @@ class IoThreads:
             return
         for thread in range(self.count):
             ended = np.empty(TAKEN_AT_ONCE, native.ENDED)
-            taken = self._native.wire_take_counts(self.handle, thread, ended.ctypes.data, len(ended))
+            taken = self._native.wire_take_counts(self.handle, thread, array_address(ended), len(ended))
             if taken:
                 self._counted(ended[:taken])
 
@@ -280,7 +281,7 @@ class IoThreads:
             self._calls.pop(call, None)
         if self.handle:
             source = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-            self._native.wire_command(self.handle, call, kind, int(last), source.ctypes.data, source.size)
+            self._native.wire_command(self.handle, call, kind, int(last), array_address(source), source.size)
 
 
 def _bytes(event: CallEvent) -> bytes:

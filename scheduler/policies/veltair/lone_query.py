@@ -37,14 +37,15 @@ class LoneQuery:
         run = active.run
         if run is None or active.state is not QueryState.RUNNING or active.query.id in self._stopped:
             return None
-        left_ns, start = run.ends_ns - now_ns, run.layer_at(now_ns) + 1
-        if left_ns <= WORTH_A_STOP_NS or start >= run.block.stop:
+        if run.ends_ns - now_ns <= WORTH_A_STOP_NS:
+            return None
+        start, stop, have = run.layer_at(now_ns) + 1, run.block.stop, len(run.core_set)
+        if start >= stop:
             return None
         costs, correction = run.costs, self._corrections[active.tenant.name]
         cores = cores_that_pay(costs, start, run.level, correction, contention)
-        if cores <= len(run.core_set):
+        if cores <= have:
             return None
-        have, stop = len(run.core_set), run.block.stop
         here_ns = costs.time_ns(run.level, have, start, stop) * correction.ratio(have)
         there_ns = costs.time_ns(run.level, cores, start, stop) * correction.several
         if here_ns - there_ns <= WORTH_A_STOP_NS:
