@@ -10,8 +10,9 @@ import os
 import msgspec
 
 from bench.micro.runner import make_runner
+from veltair.server.ipc.block_orders import BlockEnd, Members, Order
 from veltair.server.ipc.messages import InferQuery
-from veltair.server.ipc.worker_cell import BlockEnd, Members, Order, WorkerCell, cell_bytes, create_worker_cell
+from veltair.server.ipc.worker_cell import WorkerCell, cell_bytes, create_worker_cell
 
 QUERY = InferQuery(query=123_456, tenant=2, slot=7, batch=1, arrival_ns=10**15, deadline_ns=None)
 BLOCK = Order(123_456, tenant=2, members=Members.of([(7, 1)]), start=10, versions=(0, 2, 1) * 6, cores=(0, 1))

@@ -32,9 +32,9 @@ from veltair.server.engine.tenants import tenants_and_profiles
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
+from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.tenant_artifact import open_artifact
-from veltair.server.ipc.worker_cell import BlockEnd
 from veltair.types import Query
 
 logger = logging.getLogger("veltair.engine")
@@ -81,10 +81,10 @@ class Engine:
         self._poll = select.epoll()
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
-        load = m.LoadModels(configure.tenants, cores, configure.slots)
+        load = m.LoadModels(configure.tenants, cores, configure.slots, configure.lanes)
         target, size = self._workers + configure.spare_workers, largest_cell(artifacts)
         self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, size)
-        self._lanes = FrontLanes(self._poll, configure.lanes)
+        self._lanes = FrontLanes(self._poll, configure.lanes, configure.slots)
         self._queries = InFlightQueries(front, self._lanes, configure.tenants, self._supervisor)
 
     def run(self) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import mmap
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from veltair.server.engine.pending_query import PendingQuery
+from veltair.server.ipc.done_queries import Caller, pack_callers
 from veltair.server.ipc.lane import Lane, lane_bytes
 from veltair.server.ipc.messages import AbortQuery, InferQuery, LaneDescriptors, QueryEnded
 
@@ -17,15 +19,16 @@ class FrontLanes:
 
     ::
 
-        lanes = FrontLanes(poll, configure.lanes)
+        lanes = FrontLanes(poll, configure.lanes, configure.slots)
         for lane, message in lanes.take(most=16):  # once the bell has rung
             …
         lanes.end(lane, ended, tenant, slot)
         lanes.wake_fronts()
     """
 
-    def __init__(self, poll: select.epoll, descriptors: LaneDescriptors | None) -> None:
-        """Registers the bell in `poll`. The descriptors are inherited from the front."""
+    def __init__(self, poll: select.epoll, descriptors: LaneDescriptors | None, slots: int) -> None:
+        """Registers the bell in `poll`. The descriptors are inherited from the front. `slots`: of each tenant."""
+        self._slots = slots
         self._told: set[int] = set()  # lanes whose threads are to be woken
         self._lanes: list[Lane] = []
         self.bell = -1  # readable when a lane has messages
@@ -42,6 +45,17 @@ class FrontLanes:
                 yield index, message
         if any(lane.waiting for lane in self._lanes):
             os.eventfd_write(self.bell, 1)
+
+    def callers(self, queries: Sequence[PendingQuery]) -> bytes:
+        """Who waits for these queries, for their worker to tell (`DoneQueries`); nobody where one came as a message."""
+        callers = []
+        for query in queries:
+            message, lane = query.message, query.lane
+            if lane is None:
+                return b""
+            place = message.tenant * self._slots + message.slot
+            callers.append(Caller(message.query, query.taken_ns, lane, place))
+        return pack_callers(callers)
 
     def end(self, lane: int, ended: QueryEnded, tenant: int, slot: int) -> None:
         """Tell the front of a query's end, which it reads with the next `wake_fronts`."""

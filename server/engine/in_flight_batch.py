@@ -9,9 +9,9 @@ from veltair.errors import InvariantError
 from veltair.scheduler.events import StartBlock
 from veltair.server.engine.pending_query import PendingQuery
 from veltair.server.engine.worker_process import WorkerProcess
+from veltair.server.ipc.block_orders import BlockEnd, Members, Order
 from veltair.server.ipc.messages import CoresChanged
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, CoreChange
-from veltair.server.ipc.worker_cell import BlockEnd, Members, Order
 
 
 @dataclass(slots=True)
@@ -27,11 +27,13 @@ class InFlightBatch:
 
     queries: list[PendingQuery]
     worker: WorkerProcess
+    callers: bytes = b""  # for whom the worker tells of the end; none: the engine does
     members: Members = field(init=False)
     order: StartBlock | None = None  # the block in execution
     ordered_ns: int = 0  # when
     core_changes: list[CoreChange] = field(default_factory=list)  # of the block in execution
     blocks: list[BlockRecord] = field(default_factory=list)
+    told_ns: int = 0  # when the worker told the front that the queries are done
     idle_since_ns: int = 0  # the end of the last block, while the next follows at once; else 0
 
     def __post_init__(self) -> None:
@@ -64,7 +66,11 @@ class InFlightBatch:
         """Have the worker run it."""
         block, tenant = order.block, self.queries[0].message.tenant
         self.order, self.ordered_ns = order, time.monotonic_ns()
-        self.worker.order(Order(block.query, tenant, self.members, block.start, block.versions, order.core_set))
+        begin_ns = self.blocks[0].begin_ns if self.blocks else 0
+        before = self.callers, begin_ns, sum([ended.elapsed_ns for ended in self.blocks])
+        self.worker.order(
+            Order(block.query, tenant, self.members, block.start, block.versions, order.core_set, *before)
+        )
 
     def complete_block(self, end: BlockEnd) -> None:
         """Record the block in execution, which has ended. Raises InvariantError when there is none."""
@@ -86,7 +92,7 @@ class InFlightBatch:
             queries=len(self.queries),
         )
         self.blocks.append(record)
-        self.order = None
+        self.order, self.told_ns = None, end.told_ns
         self.core_changes.clear()
 
     def block_status(self, order: StartBlock) -> BlockStatus:

@@ -100,7 +100,8 @@ class InFlightQueries:
             worker = self._supervisor.acquire(block.query)
             if worker is None:
                 raise InvariantError(f"query {block.query} is to start, but no worker is idle")
-            batch = InFlightBatch([self._queries[query] for query in (block.query, *order.members)], worker)
+            queries = [self._queries[query] for query in (block.query, *order.members)]
+            batch = InFlightBatch(queries, worker, self._lanes.callers(queries))
             self._batches[block.query] = batch
             self.counters[batch.tenant].batches[len(batch.queries)] += 1
         batch.start_block(order)
@@ -114,9 +115,12 @@ class InFlightQueries:
             self._end(query, outcome, reason)
 
     def _end(self, query: PendingQuery, outcome: m.Outcome, reason: str = "") -> None:
-        ended = query.end(outcome, time.monotonic_ns(), reason)
+        told_ns = query.batch.told_ns if query.batch else 0
+        ended = query.end(outcome, told_ns or time.monotonic_ns(), reason)
         del self._queries[ended.query]
         self.counters[query.tenant].count_end(query, ended)
+        if told_ns:
+            return
         if query.lane is None:
             self._front.send(ended)
         else:

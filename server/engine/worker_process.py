@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from veltair.profiles.runtime.pinned_threads import kernel_environment
+from veltair.server.ipc.block_orders import Order
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
 from veltair.server.ipc.messages import FromWorker, LoadModels
-from veltair.server.ipc.worker_cell import Order, WorkerCell, create_worker_cell
+from veltair.server.ipc.worker_cell import WorkerCell, create_worker_cell
 from veltair.types import CoreSet
 
 
@@ -48,12 +49,13 @@ class WorkerProcess:
         """Raises OSError when the system cannot start another process."""
         ours, theirs = socket_pair()
         fd = create_worker_cell(setup.cell_bytes)
-        inherited = (theirs.fileno(), fd, setup.bell, setup.tensors)
-        command = [sys.executable, "-P", "-m", "veltair.server.worker.worker", str(os.getpid()), *map(str, inherited)]
+        own = (theirs.fileno(), fd, setup.bell, setup.tensors)
+        command = [sys.executable, "-P", "-m", "veltair.server.worker.worker", str(os.getpid()), *map(str, own)]
+        lanes = setup.load.lanes
         try:
             self.process = subprocess.Popen(
                 command,
-                pass_fds=inherited,
+                pass_fds=own if lanes is None else (*own, lanes.done, *lanes.wakes),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # the front's own output may be read by a program
                 env=os.environ | kernel_environment(),

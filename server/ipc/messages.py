@@ -51,12 +51,18 @@ class TenantSpec(msgspec.Struct, frozen=True):
 
 
 class LaneDescriptors(msgspec.Struct, frozen=True):
-    """Descriptors that the engine inherits: `LaneDescriptors(lanes=7, records=1024, bell=8, wakes=(9,))`."""
+    """Descriptors that engine and workers inherit.
+
+    >>> LaneDescriptors(lanes=7, records=1024, bell=8, wakes=(9,), done=10, places=512).wakes
+    (9,)
+    """
 
     lanes: int  # memory of all lanes (`ipc/lane.py`)
     records: int  # of each ring
     bell: int  # wakes the engine
     wakes: tuple[int, ...]  # each wakes the thread of a lane
+    done: int  # memory by which workers tell of done queries (`ipc/done_queries.py`)
+    places: int  # of slots, in all
 
 
 class ConfigureEngine(Message, frozen=True):
@@ -184,6 +190,7 @@ class LoadModels(Message, frozen=True):
     tenants: tuple[TenantSpec, ...]
     cores: CoreSet
     slots: int
+    lanes: LaneDescriptors | None = None  # of the front's I/O threads
 
 
 # Worker to engine

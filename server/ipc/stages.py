@@ -29,8 +29,8 @@ STAGES = (
     Stage("wait", "the engine takes it", "its first block begins in a worker"),
     Stage("execute", "a block begins", "the block ends (summed over its blocks)"),
     Stage("gap", "a block ends", "the next one begins (summed over its blocks)"),
-    Stage("report", "its last block ends", "the engine tells the front"),
-    Stage("answer", "the engine tells the front", "the response is handed to the socket"),
+    Stage("report", "its last block ends", "the front is told"),
+    Stage("answer", "the front is told", "the response is handed to the socket"),
 )
 READ, HANDOFF, WAIT, EXECUTE, GAP, REPORT, ANSWER = range(len(STAGES))
 
@@ -56,7 +56,7 @@ class EngineStamps(NamedTuple):
     taken_ns: int  # by the engine
     begin_ns: int  # of its first block; without blocks `ended_ns`, as the next
     end_ns: int  # of its last block
-    ended_ns: int  # the front is told
+    ended_ns: int  # the front is told, by the worker or by the engine
 
 
 NOT_STAMPED = EngineStamps(0, 0, 0, 0)

@@ -6,13 +6,14 @@ What one side writes while the other reads has a cache line of its own:
     0       u64 sequence, u64 cancelled query                        engine, at any time
     64      u64 progress: the layer in execution                     worker, in a block
     128     u32 done: number of the last order that has ended        worker
-    136     the end: u64 query, u32 stop, u32 reported, u64 begin_ns, u64 end_ns
+    136     the end: u64 query, u32 stop, u32 reported, u64 begin_ns, u64 end_ns, u64 told_ns
     192     core set, as 1,024 bits                                  engine, at any time
     320     core set at the time of the order, likewise              engine, between two blocks
     448     u32 ordered: number of the last order                    engine
-    456     the order: u64 query, u32 queries, u32 layers,
-    472     its key: u32 tenant, u32 start, u32 slot, u32 samples, then a u32 version for each layer,
-            then for each query u32 slot, u32 samples
+    456     the order: u64 query, u32 queries, u32 layers, u32 callers,
+    480     u64 begin_ns, u64 execute_ns of the queries' blocks before,
+    496     its key: u32 tenant, u32 start, u32 slot, u32 samples, then a u32 version for each layer,
+            then for each query u32 slot, u32 samples, then the callers (`done_queries.pack_callers`)
 
 All is little-endian. The sequence is odd while the engine writes the core set or the cancelled query and even after,
 so a reader that finds it even and unchanged has read one state; a block stops when it changes. Orders are numbered
@@ -28,113 +29,27 @@ import ctypes
 import mmap
 import os
 from functools import cache, lru_cache
-from struct import Struct, pack, unpack
+from struct import Struct, pack
 from typing import Any, NamedTuple
 
-import msgspec
-
+from veltair.server.ipc.block_orders import MEMBER_BYTES, VERSION_BYTES, BlockEnd, Order
+from veltair.server.ipc.done_queries import CALLER_BYTES
 from veltair.server.ipc.native_library import native_library
 from veltair.types import CoreSet
 
 MAX_CORES = 1024
-BATCH = 0xFFFF_FFFF  # in place of a slot: several queries, gathered in memory of the worker's own
 _SEQUENCE, _CANCELLED, _PROGRESS = 0, 1, 8  # words of 8 bytes
 _DONE, _ORDERED = 32, 112  # words of 4 bytes
-_END_AT, _END = 136, Struct("<QIIQQ")
+_END_AT, _END = 136, Struct("<QIIQQQ")
 _CORES = slice(192, 192 + MAX_CORES // 8)
 _CORES_ORDERED = slice(320, 320 + MAX_CORES // 8)
-_ORDER_AT, _ORDER = 456, Struct("<QIIIIII")
-_HEAD, _KEY_AT, _KEY = Struct("<QII"), 472, Struct("<IIII")
-_MEMBER = Struct("<II")
-_VERSIONS_AT, _VERSION_BYTES, _QUERY_BYTES = 488, 4, 8
-
-
-class Members(msgspec.Struct, frozen=True, gc=False):
-    """The queries of a batch, mostly one, each with its slot and its number of samples.
-
-    >>> members = Members.of([(3, 1), (9, 2)])
-    >>> members.samples, members.slot == BATCH, Members.of([(3, 1)]).slot
-    (3, True, 3)
-    """
-
-    slot: int  # of the only query, or BATCH
-    samples: int  # of all
-    packed: bytes  # slot and samples of each, as in the cell
-
-    @classmethod
-    def of(cls, queries: list[tuple[int, int]]) -> Members:
-        """From the slot and the samples of each query."""
-        if len(queries) == 1:
-            slot, samples = queries[0]
-            return cls(slot, samples, _MEMBER.pack(slot, samples))
-        flat = [number for query in queries for number in query]
-        return cls(BATCH, sum(flat[1::2]), pack(f"<{len(flat)}I", *flat))
-
-
-def unpack_members(packed: bytes) -> list[tuple[int, int]]:
-    """The slot and the samples of each query.
-
-    >>> unpack_members(Members.of([(3, 1), (9, 2)]).packed)
-    [(3, 1), (9, 2)]
-    """
-    flat = unpack(f"<{len(packed) // 4}I", packed)
-    return list(zip(flat[::2], flat[1::2], strict=True))
-
-
-class Order(msgspec.Struct, frozen=True, gc=False):
-    """Run layers [start, start + len(versions)) of a query or a batch, on these cores unless the cell holds others by
-    then; the worker reports those.
-
-    >>> Order(7, 0, Members.of([(3, 1)]), start=0, versions=(0, 2), cores=(0, 1)).members.slot
-    3
-    """
-
-    query: int  # the batch's first
-    tenant: int
-    members: Members
-    start: int
-    versions: tuple[int, ...]
-    cores: CoreSet
-
-
-class BlockKey(NamedTuple):
-    """What a worker prepares a block from: blocks of one key differ in nothing but the rows of a batch.
-
-    >>> BlockKey(tenant=0, start=4, slot=3, samples=1, versions=(0, 2)).slot
-    3
-    """
-
-    tenant: int
-    start: int
-    slot: int  # or BATCH
-    samples: int
-    versions: tuple[int, ...]
-
-
-def unpack_key(packed: bytes) -> BlockKey:
-    """The key of an order, whose bytes serve as it is where it is only compared."""
-    tenant, start, slot, samples = _KEY.unpack_from(packed)
-    layers = (len(packed) - _KEY.size) // _VERSION_BYTES
-    return BlockKey(tenant, start, slot, samples, unpack(f"<{layers}I", packed[_KEY.size :]))
-
-
-class BlockEnd(msgspec.Struct, frozen=True, gc=False):
-    """The block reached layer `stop`, before its end if the cell asked it to stop.
-
-    >>> BlockEnd(query=7, stop=3, reported=False, begin_ns=100, end_ns=350).stop
-    3
-    """
-
-    query: int
-    stop: int
-    reported: bool  # the worker sent messages during the block, which come before its end
-    begin_ns: int
-    end_ns: int
+_ORDER_AT, _ORDER = 456, Struct("<QIII4xqqIIII")
+_HEAD, _KEY_AT, _VERSIONS_AT = Struct("<QIII4xqq"), 496, 512
 
 
 def cell_bytes(layers: int, queries: int) -> int:
     """Size of a cell for blocks of that many layers and batches of that many queries."""
-    size = _VERSIONS_AT + _VERSION_BYTES * layers + _QUERY_BYTES * queries
+    size = _VERSIONS_AT + VERSION_BYTES * layers + (MEMBER_BYTES + CALLER_BYTES) * queries
     return -(-size // 8) * 8
 
 
@@ -145,9 +60,25 @@ def create_worker_cell(size: int) -> int:
     return fd
 
 
+class Callers(NamedTuple):
+    """Who waits for the queries of an order, and what their blocks before took.
+
+    ::
+
+        callers = cell.callers()
+        done.report(callers.address, callers.count, callers.begin_ns or begin_ns, execute_ns, end_ns)
+    """
+
+    address: int  # of them packed, in the cell
+    count: int  # 0: the engine tells of their end
+    begin_ns: int  # of their first block; 0: it is this one
+    execute_ns: int
+
+
 class WorkerCell:
     """Maps the memory behind a descriptor of `create_worker_cell`; the descriptor may be closed afterwards.
 
+    >>> from veltair.server.ipc.block_orders import Members, unpack_key
     >>> cell = WorkerCell(create_worker_cell(cell_bytes(layers=64, queries=8)))
     >>> cell.publish_order(Order(77, 0, Members.of([(3, 1)]), start=0, versions=(0, 2), cores=(0, 5)))
     >>> cell.wait_for_order(patience_ns=0)
@@ -174,13 +105,12 @@ class WorkerCell:
         if order.cores != self._cores or self._cancelled:
             self._write(order.cores, 0)
         page, members, versions = self._page, order.members, _pack_versions(order.versions)
-        begin = _VERSIONS_AT + len(versions)
-        end = begin + len(members.packed)
-        queries, layers = len(members.packed) // _QUERY_BYTES, len(order.versions)
+        queries, layers, callers = len(members.packed) // MEMBER_BYTES, len(order.versions), order.callers
+        before = len(callers) // CALLER_BYTES, order.begin_ns, order.execute_ns
         key = order.tenant, order.start, members.slot, members.samples
-        _ORDER.pack_into(page, _ORDER_AT, order.query, queries, layers, *key)
-        page[_VERSIONS_AT:begin] = versions
-        page[begin:end] = members.packed
+        _ORDER.pack_into(page, _ORDER_AT, order.query, queries, layers, *before, *key)
+        rest = versions + members.packed + callers
+        page[_VERSIONS_AT : _VERSIONS_AT + len(rest)] = rest
         page[_CORES_ORDERED] = _pack_cores(order.cores)
         self._ordered = (self._ordered + 1) & 0xFFFF_FFFF
         self._functions.publish_order(self._base + 4 * _ORDERED, self._ordered)
@@ -206,8 +136,8 @@ class WorkerCell:
         if self._halves[_DONE] == self._ended:
             return None
         self._ended = self._functions.ended(self._base + 4 * _DONE)
-        query, stop, reported, begin_ns, end_ns = _END.unpack_from(self._page, _END_AT)
-        return BlockEnd(query, stop, bool(reported), begin_ns, end_ns)
+        query, stop, reported, begin_ns, end_ns, told_ns = _END.unpack_from(self._page, _END_AT)
+        return BlockEnd(query, stop, bool(reported), begin_ns, end_ns, told_ns)
 
     # The worker's side
 
@@ -219,14 +149,20 @@ class WorkerCell:
 
     def read_order(self) -> tuple[int, bytes]:
         """Query and key (`unpack_key`) of the last order."""
-        query, _, layers = _HEAD.unpack_from(self._page, _ORDER_AT)
-        return query, self._page[_KEY_AT : _VERSIONS_AT + _VERSION_BYTES * layers]
+        query, _, layers, *_ = _HEAD.unpack_from(self._page, _ORDER_AT)
+        return query, self._page[_KEY_AT : _VERSIONS_AT + VERSION_BYTES * layers]
 
     def read_members(self) -> bytes:
         """The queries of the last order (`unpack_members`)."""
-        _, queries, layers = _HEAD.unpack_from(self._page, _ORDER_AT)
-        begin = _VERSIONS_AT + _VERSION_BYTES * layers
-        return self._page[begin : begin + _QUERY_BYTES * queries]
+        _, queries, layers, *_ = _HEAD.unpack_from(self._page, _ORDER_AT)
+        begin = _VERSIONS_AT + VERSION_BYTES * layers
+        return self._page[begin : begin + MEMBER_BYTES * queries]
+
+    def callers(self) -> Callers:
+        """Who waits for the queries of the last order."""
+        _, queries, layers, count, begin_ns, execute_ns = _HEAD.unpack_from(self._page, _ORDER_AT)
+        address = self._base + _VERSIONS_AT + VERSION_BYTES * layers + MEMBER_BYTES * queries
+        return Callers(address, count, begin_ns, execute_ns)
 
     def read_ordered_cores(self) -> CoreSet:
         """The core set at the time of the last order."""
@@ -234,7 +170,8 @@ class WorkerCell:
 
     def publish_end(self, end: BlockEnd, bell: int) -> None:
         """Tell the engine that the block has ended. `bell`: the descriptor of its eventfd."""
-        _END.pack_into(self._page, _END_AT, end.query, end.stop, end.reported, end.begin_ns, end.end_ns)
+        times = end.begin_ns, end.end_ns, end.told_ns
+        _END.pack_into(self._page, _END_AT, end.query, end.stop, end.reported, *times)
         self._functions.publish_end(self._base + 4 * _DONE, self._taken, bell)
 
     def word_addresses(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from veltair.errors import OverloadedError, VeltairError
+from veltair.server.ipc.done_queries import DoneQueries, create_done_queries
 from veltair.server.ipc.lane import create_lanes, lane_bytes, ring_records
 from veltair.server.ipc.messages import LaneDescriptors
 from veltair.server.ipc.native_library import array_address
@@ -35,8 +36,11 @@ class EngineLink:
         records = ring_records(slots)
         lanes = create_lanes(threads.count, records)
         self._memory = mmap.mmap(lanes, threads.count * lane_bytes(records))
+        places = tenants * slots
+        done = create_done_queries(threads.count, places)
         bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.descriptors = LaneDescriptors(lanes, records, bell, tuple(threads.wake_descriptors))
+        self.descriptors = LaneDescriptors(lanes, records, bell, tuple(threads.wake_descriptors), done, places)
+        self._done = DoneQueries(self.descriptors)
         offsets = np.array([region.offset for region in pool.regions], np.uint64)
         sizes = np.array([region.slot_bytes for region in pool.regions], np.uint64)
         self._handle = self._native.wire_link(
@@ -44,6 +48,7 @@ class EngineLink:
             pool.address,
             ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),
             records,
+            self._done.address,
             bell,
             tenants,
             slots,
@@ -56,7 +61,7 @@ class EngineLink:
     @property
     def inherited(self) -> Sequence[int]:
         """Descriptors that the engine process needs."""
-        return (self.descriptors.lanes, self.descriptors.bell, *self.descriptors.wakes)
+        return (self.descriptors.lanes, self.descriptors.done, self.descriptors.bell, *self.descriptors.wakes)
 
     def use(self) -> None:
         """Have the threads send their queries to this engine."""
@@ -73,6 +78,7 @@ class EngineLink:
         handle, self._handle = self._handle, None
         self._native.wire_unlink(handle)
         os.close(self.descriptors.lanes)
+        os.close(self.descriptors.done)
         os.close(self.descriptors.bell)
 
     @property

@@ -32,9 +32,11 @@ bool lane_push(lane *to, const lane_query *record) {
   return true;
 }
 
-bool lane_pop(lane *from, lane_end *record) {
+uint64_t lane_ends(const lane *from) { return load(from->end_tail); }
+
+bool lane_pop(lane *from, uint64_t ends, lane_end *record) {
   const uint64_t head = *from->end_head;
-  if (load(from->end_tail) == head) return false;
+  if (head == ends) return false;
   memcpy(record, &from->end[head & (from->records - 1)], sizeof *record);
   store(from->end_head, head + 1);
   return true;

@@ -42,6 +42,7 @@ lane lane_at(void *memory, uint64_t records);
 uint64_t lane_bytes(uint64_t records);
 
 bool lane_push(lane *to, const lane_query *record); /* false: full */
-bool lane_pop(lane *from, lane_end *record);        /* false: empty */
+uint64_t lane_ends(const lane *from);               /* how many were ever put in */
+bool lane_pop(lane *from, uint64_t ends, lane_end *record); /* false: that many were taken */
 
 #endif

@@ -122,7 +122,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_listen": (None, _POINTER, ctypes.c_int, ctypes.c_int),
     "wire_forward_to": (ctypes.c_int, _POINTER, ctypes.c_char_p, _SIZE, ctypes.c_int64),
     "wire_open": (None, _POINTER, ctypes.c_int),
-    "wire_link": (_POINTER, _POINTER, _POINTER, _POINTER, _U64, ctypes.c_int, _I32, _I32, _POINTER, _POINTER),
+    "wire_link": (_POINTER, *[_POINTER] * 3, _U64, _POINTER, ctypes.c_int, _I32, _I32, _POINTER, _POINTER),
     "wire_unlink": (None, _POINTER),
     "wire_lane_bytes": (_SIZE, _U64),
     "wire_use": (None, _POINTER, _POINTER, ctypes.c_char_p),

@@ -203,20 +203,46 @@ static void leave_asker(query *q) {
   }
 }
 
+static void end_query(io_thread *thread, const lane_end *end) {
+  engine_link *link = thread->link;
+  query **place = &link->held[end->tenant * link->slots + end->slot], *q = *place;
+  if (!q || q->id != end->query) return; /* it has ended: a worker may tell so, and die before the engine knows */
+  *place = NULL;
+  unlink_query(thread, q);
+  asker *waiting = q->asker;
+  leave_asker(q); /* it may ask again while it is answered */
+  if (waiting) answer(waiting, q, end);
+  slots_give_back(link->free, end->tenant, end->slot);
+  forget(q);
+}
+
+/* What workers told. */
+static void end_done(io_thread *thread) {
+  const engine_link *link = thread->link;
+  uint32_t next = done_queries_take(&link->done, (uint32_t)thread->index);
+  while (next) {
+    const int32_t place = (int32_t)next - 1;
+    const done_query done = *done_queries_at(&link->done, next - 1); /* its slot may get another query */
+    next = done.next;
+    const lane_end end = {.query = done.query, .tenant = place / link->slots, .slot = place % link->slots, .outcome = DONE,
+                          .execute_ns = done.execute_ns, .taken_ns = done.taken_ns, .begin_ns = done.begin_ns,
+                          .end_ns = done.end_ns, .ended_ns = done.ended_ns};
+    end_query(thread, &end);
+  }
+}
+
+/* First what workers told before the engine told any of this: it gives no slot to another query while a list has it. */
 void queries_end(io_thread *thread) {
   engine_link *link = thread->link;
+  if (!link) return;
+  lane *from = &link->lanes[thread->index];
+  const uint64_t ends = lane_ends(from);
+  end_done(thread);
   lane_end end;
-  while (link && lane_pop(&link->lanes[thread->index], &end)) {
-    if (end.tenant < 0 || end.tenant >= link->tenants || end.slot < 0 || end.slot >= link->slots) continue;
-    query **place = &link->held[end.tenant * link->slots + end.slot], *q = *place;
-    if (!q || q->id != end.query || end.outcome < 0 || end.outcome >= OUTCOMES) continue;
-    *place = NULL;
-    unlink_query(thread, q);
-    asker *waiting = q->asker;
-    leave_asker(q); /* it may ask again while it is answered */
-    if (waiting) answer(waiting, q, &end);
-    slots_give_back(link->free, end.tenant, end.slot);
-    forget(q);
+  while (lane_pop(from, ends, &end)) {
+    const bool known = end.tenant >= 0 && end.tenant < link->tenants && end.slot >= 0 && end.slot < link->slots &&
+                       end.outcome >= 0 && end.outcome < OUTCOMES;
+    if (known) end_query(thread, &end);
   }
 }
 

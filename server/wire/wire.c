@@ -75,15 +75,16 @@ EXPORT int wire_forward_to(wire *of, const char *name, uint64_t size, int64_t ke
 /* Whether queries are taken; while they are not, every request goes to Python, which says why. */
 EXPORT void wire_open(wire *of, int open) { atomic_store(&of->open, open); }
 
-/* The engine process, from its start on. `lanes`: one for each thread, one behind the other. */
-EXPORT engine_link *wire_link(wire *of, uint8_t *pool, void *lanes, uint64_t records, int bell, int32_t tenants, int32_t slots,
-                              const uint64_t *region_offset, const uint64_t *slot_bytes) {
+/* The engine process, from its start on. `lanes`: one for each thread, one behind the other. `done`: of all slots. */
+EXPORT engine_link *wire_link(wire *of, uint8_t *pool, void *lanes, uint64_t records, uint8_t *done, int bell, int32_t tenants,
+                              int32_t slots, const uint64_t *region_offset, const uint64_t *slot_bytes) {
   engine_link *new = calloc(1, sizeof *new + 2 * (size_t)tenants * sizeof(uint64_t));
   if (!new) return NULL;
   uint64_t *const copies = (uint64_t *)(void *)(new + 1);
   memcpy(copies, region_offset, (size_t)tenants * sizeof *copies);
   memcpy(copies + tenants, slot_bytes, (size_t)tenants * sizeof *copies);
   *new = (engine_link){.pool = pool, .tenants = tenants, .slots = slots, .bell = bell,
+                       .done = {done, (uint32_t)of->threads, (uint32_t)tenants * (uint32_t)slots},
                        .region_offset = copies, .slot_bytes = copies + tenants};
   atomic_init(&new->references, 1);
   new->free = slots_new(tenants, slots);

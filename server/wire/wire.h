@@ -7,7 +7,7 @@
  *                     http1_forward.c passes on those that are uvicorn's
  *   queries.c         requests with a plan: into a slot, to the engine, and back as a response
  *   python_calls.c    calls of gRPC that Python handles: events to it, commands from it
- *   plans.c, slots.c, lane.c, buffer.c
+ *   plans.c, slots.c, lane.c, done_queries.c, buffer.c
  */
 #ifndef VELTAIR_WIRE_H
 #define VELTAIR_WIRE_H
@@ -21,6 +21,7 @@
 #include <sys/un.h>
 
 #include "../../veltair/grpc/native/http2.h"
+#include "done_queries.h"
 #include "lane.h"
 #include "plans.h"
 #include "slots.h"
@@ -35,6 +36,7 @@ typedef struct {
   int32_t tenants, slots;
   const uint64_t *region_offset, *slot_bytes; /* by tenant; copies behind this struct */
   lane lanes[MOST_THREADS];
+  done_queries done;
   int bell; /* wakes the engine */
   slot_table *free;
   struct query **held; /* by tenant * slots + slot; each is touched by its own thread alone */

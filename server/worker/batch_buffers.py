@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.runtime.executor import aligned_zeros
+from veltair.server.ipc.block_orders import unpack_members
 from veltair.server.ipc.native_library import array_address, native_library
 from veltair.server.ipc.tensor_pool import TensorField, TensorPool
-from veltair.server.ipc.worker_cell import unpack_members
 
 FIELD = np.dtype([("slots", np.uint64), ("batch", np.uint64), ("row_bytes", np.int64)])
 _MEMBER_BYTES, _NO_SLOT, _NO_BATCH = 8, -1, -2

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from veltair.errors import VeltairError
+from veltair.server.ipc.block_orders import BATCH, BlockEnd, unpack_key
 from veltair.server.ipc.channel import Channel, ChannelClosedError
+from veltair.server.ipc.done_queries import DoneQueries
 from veltair.server.ipc.messages import CoresChanged, KernelFailed, LoadModels, ModelsLoaded, StartFailed, ToWorker
 from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, set_nice
 from veltair.server.ipc.tenant_artifact import open_artifact
-from veltair.server.ipc.worker_cell import BATCH, BlockEnd, WorkerCell, unpack_key
+from veltair.server.ipc.worker_cell import WorkerCell
 
 if TYPE_CHECKING:
     from veltair.profiles.artifact.artifact_folder import Artifact
@@ -41,16 +43,16 @@ PATIENCE_NS = 1_000_000_000  # without an order, before the worker looks whether
 
 @dataclass(frozen=True, slots=True)
 class PreparedBlock:
-    """A block that is bound to its tensors, with the batch to gather before it or to scatter after it.
+    """A block that is bound to its tensors.
 
     ::
 
-        prepared = PreparedBlock(run.block(0, versions), gather=None, scatter=None)
+        prepared = PreparedBlock(run.block(0, versions), last=False, batch=None)
     """
 
     block: BoundBlock
-    gather: BatchBuffers | None  # where the block is the first of a batch
-    scatter: BatchBuffers | None  # where it is the last of a batch
+    last: bool  # its queries are done at its end
+    batch: BatchBuffers | None  # of several queries: to gather before the first block, to scatter after the last
 
 
 class Worker:
@@ -64,14 +66,21 @@ class Worker:
     """
 
     def __init__(
-        self, channel: Channel[ToWorker], cell: WorkerCell, bell: int, pool: TensorPool, threads: PinnedThreads
+        self,
+        channel: Channel[ToWorker],
+        cell: WorkerCell,
+        bell: int,
+        pool: TensorPool,
+        threads: PinnedThreads,
+        done: DoneQueries | None = None,
     ) -> None:
-        """`channel` blocks. `bell`: a descriptor. `threads` run the kernels, pinned to the cores that `cell` holds."""
+        """`channel` blocks. `bell`: a descriptor. `threads` run the kernels, pinned to the cores that `cell` holds.
+        `done`: where I/O threads of the front wait for queries."""
         from veltair.profiles.runtime.block_runner import Watch
 
         self._channel = channel
         self._cell = cell
-        self._bell = bell
+        self._bell, self._done = bell, done
         self._pool = pool
         self._threads = threads
         self._executors: list[executor.Executor] = []  # by tenant; tenants with the same artifact share one
@@ -107,26 +116,36 @@ class Worker:
         self._reported = False
         try:
             prepared = self._prepared.get(key) or self._prepare(key)
-            if prepared.gather:
-                prepared.gather.gather(self._cell.read_members())
+            if prepared.batch and prepared.block.start == 0:
+                prepared.batch.gather(self._cell.read_members())
             begin_ns = time.monotonic_ns()
             stop = self._run_layers(query, prepared.block)
             end_ns = time.monotonic_ns()
-            if prepared.scatter and stop == prepared.block.stop:
-                prepared.scatter.scatter(self._cell.read_members())
+            done = prepared.last and stop == prepared.block.stop
+            if done and prepared.batch:
+                prepared.batch.scatter(self._cell.read_members())
         except Exception as error:  # whatever a kernel raises costs this batch alone
             self._channel.send(KernelFailed(query, f"{type(error).__name__}: {error}"))
         else:
-            self._cell.publish_end(BlockEnd(query, stop, self._reported, begin_ns, end_ns), self._bell)
+            told_ns = self._tell_callers(begin_ns, end_ns) if done else 0
+            self._cell.publish_end(BlockEnd(query, stop, self._reported, begin_ns, end_ns, told_ns), self._bell)
+
+    def _tell_callers(self, begin_ns: int, end_ns: int) -> int:
+        """Tell the front that the order's queries are done. Returns when; 0: that is the engine's to do."""
+        callers = self._cell.callers()
+        if self._done is None or not callers.count:
+            return 0
+        first_ns, execute_ns = callers.begin_ns or begin_ns, callers.execute_ns + end_ns - begin_ns
+        return self._done.report(callers.address, callers.count, first_ns, execute_ns, end_ns)
 
     def _prepare(self, packed: bytes) -> PreparedBlock:
         key = unpack_key(packed)
         batch = self._batch(key.tenant) if key.slot == BATCH else None
         block = self._bind(key.tenant, key.slot, key.samples, batch).block(key.start, key.versions)
-        first, last = key.start == 0, block.stop == len(self._executors[key.tenant].manifest.layers)
+        last = block.stop == len(self._executors[key.tenant].manifest.layers)
         if len(self._prepared) >= MAX_PREPARED:
             self._prepared.clear()
-        prepared = self._prepared[packed] = PreparedBlock(block, batch if first else None, batch if last else None)
+        prepared = self._prepared[packed] = PreparedBlock(block, last, batch)
         return prepared
 
     def _bind(self, tenant: int, slot: int, samples: int, batch: BatchBuffers | None) -> executor.ModelRun:
@@ -228,7 +247,8 @@ def _load_worker(channel: Channel[ToWorker], cell: WorkerCell, bell: int, pool_f
     artifacts = [open_artifact(spec) for spec in load.tenants]
     pool = TensorPool(pool_fd, [artifact.manifest for artifact in artifacts], load.slots)
     os.close(pool_fd)
-    worker = Worker(channel, cell, bell, pool, PinnedThreads(load.cores))
+    done = None if load.lanes is None else DoneQueries(load.lanes)
+    worker = Worker(channel, cell, bell, pool, PinnedThreads(load.cores), done)
     worker.load(artifacts)
     gc.collect()
     gc.freeze()

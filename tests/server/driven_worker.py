@@ -12,9 +12,10 @@ from running_engine import WAIT_S, living
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.engine.worker_process import WorkerProcess, WorkerSetup
+from veltair.server.ipc.block_orders import BlockEnd, Members, Order
 from veltair.server.ipc.messages import FromWorker, LoadModels, TenantSpec
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
-from veltair.server.ipc.worker_cell import BlockEnd, Members, Order, cell_bytes
+from veltair.server.ipc.worker_cell import cell_bytes
 
 CORES = usable_machine().cores
 

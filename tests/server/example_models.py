@@ -16,11 +16,13 @@ def spin_inputs(turns: int, seed: int = 1) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def spin_state(turns: int, seed: int) -> int:
-    """What the spin model answers."""
-    state = seed
-    for _ in range(SPIN_LAYERS * turns):
-        state = (state * 1664525 + 1013904223) & 0xFFFFFFFF
-    return state - (1 << 32) if state >= 1 << 31 else state
+    """What the spin model answers: that many turns a layer of a linear congruence, by squaring."""
+    factor, addend, scale, shift, count = 1664525, 1013904223, 1, 0, SPIN_LAYERS * turns
+    while count:
+        if count % 2:
+            scale, shift = scale * factor % 2**32, (shift * factor + addend) % 2**32
+        factor, addend, count = factor * factor % 2**32, (addend * factor + addend) % 2**32, count // 2
+    return int(np.int32(np.uint32((seed * scale + shift) % 2**32)))
 
 
 def mlp_outputs(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 pytestmark = pytest.mark.slow
 
 Answers = Queue[tuple[Any, Any]]
+SOME_TURNS = LONG_TURNS // 8  # a second or so
 NATIVE = {"fronts": 2, "workers": 1, "spare_workers": 0, "policy": "fcfs"}
 
 
@@ -78,6 +79,23 @@ def test_the_engine_is_killed_under_load(daemon: Daemon, rpc: Any) -> None:
     counts = outcomes(daemon, "spin")
     assert counts["failed"] == 6 and counts["ok"] == 2 and set(counts) <= {"failed", "ok", "overloaded"}
     assert daemon.metric("veltair_queries_held") == 0
+
+
+def test_an_answer_does_not_wait_for_the_engine(daemon: Daemon, rpc: Any) -> None:
+    answers: Answers = Queue()
+    ask(rpc, answers, SOME_TURNS)
+    until("a running query", lambda: daemon.metric("veltair_queries_running", tenant="spin") == 1)
+    (engine,) = pids(daemon, "engine")
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        ((result, error),) = take(answers, 1)
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    assert error is None
+    assert result.as_numpy("state").tolist() == [spin_state(SOME_TURNS, 1)]
+    assert rpc.infer("spin", spin(triton_grpc, 3, 5), request_id="any").as_numpy("state").tolist() == [spin_state(3, 5)]
+    assert outcomes(daemon, "spin") == {"ok": 3}
+    assert daemon.metric("veltair_queries_held") == daemon.metric("veltair_queries_running", tenant="spin") == 0
 
 
 def test_a_killed_worker_costs_its_queries_alone(daemon: Daemon, rpc: Any) -> None:

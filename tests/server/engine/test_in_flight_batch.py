@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from example_models import LONG_TURNS, SPIN_LAYERS, spin_inputs
+from example_models import LONG_TURNS, SPIN_LAYERS, spin_inputs, spin_state
 from example_models import mlp_outputs as expected
 from running_engine import block_under_way, serve_config, serving, until
 
@@ -22,9 +22,9 @@ from veltair.errors import WorkerDiedError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.engine_connection import QueryResult
+from veltair.server.ipc.block_orders import Members
 from veltair.server.ipc.status_records import TenantStatus
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
-from veltair.server.ipc.worker_cell import Members
 from veltair.server.worker.batch_buffers import BatchBuffers
 
 pytestmark = pytest.mark.slow
@@ -38,16 +38,6 @@ def samples(count: int) -> np.ndarray:
 
 def spins(turns: int, seed: int) -> dict[str, np.ndarray]:
     return {name: values[None] for name, values in spin_inputs(turns, seed).items()}
-
-
-def state_after(turns: int, seed: int) -> int:
-    """What the spins model answers: that many turns a layer, by squaring."""
-    factor, addend, scale, shift, count = 1664525, 1013904223, 1, 0, SPIN_LAYERS * turns
-    while count:
-        if count % 2:
-            scale, shift = scale * factor % 2**32, (shift * factor + addend) % 2**32
-        factor, addend, count = factor * factor % 2**32, (addend * factor + addend) % 2**32, count // 2
-    return int(np.int32(np.uint32((seed * scale + shift) % 2**32)))
 
 
 def patient(artifacts: Path, *names: str, batching: bool = True, **server: Any) -> ServeConfig:
@@ -165,7 +155,7 @@ def test_a_killed_worker_costs_each_member_one_error(artifacts: Path) -> None:
             status = (await client.snapshot()).status
             assert (status.tenants["spins"].failed, status.worker_deaths) == (3, 1)
             answer = await client.infer("spins", spins(2, 7))
-            assert answer.outputs["state"].tolist() == [[state_after(2, 7)]]
+            assert answer.outputs["state"].tolist() == [[spin_state(2, 7)]]
             assert (await client.snapshot()).held == 0
 
     asyncio.run(scenario())
@@ -185,7 +175,7 @@ def test_one_cancelled_in_the_middle_leaves_the_others_their_answers(artifacts: 
                     assert isinstance(answer, asyncio.CancelledError)
                 else:
                     assert isinstance(answer, QueryResult)
-                    assert answer.outputs["state"].tolist() == [[state_after(turns, 1 + index)]]
+                    assert answer.outputs["state"].tolist() == [[spin_state(turns, 1 + index)]]
             await emptied(client)
             counted = await counts(client, "spins")
             assert (counted.cancelled, counted.done) == (1 + len(gone), 3 - len(gone))

@@ -16,22 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from running_engine import WAIT_S, living, process_state
 
-from veltair.server.ipc.worker_cell import (
-    BATCH,
-    MAX_CORES,
-    BlockEnd,
-    BlockKey,
-    Members,
-    Order,
-    WorkerCell,
-    cell_bytes,
-    create_worker_cell,
-    unpack_key,
-    unpack_members,
-)
+from veltair.server.ipc.block_orders import BATCH, BlockEnd, BlockKey, Members, Order, unpack_key, unpack_members
+from veltair.server.ipc.done_queries import CALLER_BYTES, Caller, pack_callers
+from veltair.server.ipc.worker_cell import MAX_CORES, WorkerCell, cell_bytes, create_worker_cell
 
 LAYERS, QUERIES = 40, 16
-U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+U32, U64, I64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1)
 CORE_SETS = st.sets(st.integers(0, MAX_CORES - 1)).map(lambda cores: tuple(sorted(cores)))
 QUERY_LISTS = st.lists(st.tuples(U32, st.integers(1, 1 << 20)), min_size=1, max_size=QUERIES)
 ORDERS = st.builds(
@@ -42,6 +32,9 @@ ORDERS = st.builds(
     start=U32,
     versions=st.lists(U32, min_size=1, max_size=LAYERS).map(tuple),
     cores=CORE_SETS,
+    callers=st.lists(st.builds(Caller, U64, I64, U32, U32), max_size=QUERIES).map(pack_callers),
+    begin_ns=I64,
+    execute_ns=I64,
 )
 ONE = Order(7, 2, Members.of([(3, 1)]), start=4, versions=(0, 1), cores=(0, 9))
 
@@ -80,6 +73,9 @@ def test_any_orders_cross_the_cell_one_after_the_other(orders: list[Order]) -> N
         assert query == order.query
         assert unpack_key(key) == BlockKey(order.tenant, order.start, members.slot, members.samples, order.versions)
         assert worker.read_members() == members.packed
+        callers = worker.callers()
+        assert (callers.begin_ns, callers.execute_ns) == (order.begin_ns, order.execute_ns)
+        assert ctypes.string_at(callers.address, CALLER_BYTES * callers.count) == order.callers
         assert worker.read_ordered_cores() == order.cores
         assert worker.read()[1:] == (order.cores, 0)
 
@@ -96,30 +92,35 @@ def test_the_bytes_of_an_order_and_its_end_lie_where_the_layout_says(bell: int) 
     fd = create_worker_cell(cell_bytes(LAYERS, QUERIES))
     cell, raw = WorkerCell(fd), mmap.mmap(fd, 0)
     os.close(fd)
-    cell.publish_order(Order(7, 2, Members.of([(3, 1), (5, 4)]), start=6, versions=(8, 9, 10), cores=(0, 9)))
+    callers = pack_callers([Caller(7, 40, 2, 11), Caller(9, 41, 0, 12)])
+    members = Members.of([(3, 1), (5, 4)])
+    cell.publish_order(Order(7, 2, members, 6, (8, 9, 10), (0, 9), callers, begin_ns=-1, execute_ns=2**62))
     cell.set_cores((1,))
     assert cell.wait_for_order(0)
-    cell.publish_end(BlockEnd(7, 8, True, 2**63, 2**63 + 5), bell)
+    cell.publish_end(BlockEnd(7, 8, True, 2**63, 2**63 + 5, 2**63 + 6), bell)
     expected = bytearray(len(raw))
     struct.pack_into("<QQ", expected, 0, 4, 0)
-    struct.pack_into("<IIQIIQQ", expected, 128, 1, 0, 7, 8, 1, 2**63, 2**63 + 5)
+    struct.pack_into("<IIQIIQQQ", expected, 128, 1, 0, 7, 8, 1, 2**63, 2**63 + 5, 2**63 + 6)
     expected[192] = 0b10
     expected[320:322] = bytes((1, 0b10))
-    struct.pack_into("<IIQII", expected, 448, 1, 0, 7, 2, 3)
-    struct.pack_into("<11I", expected, 472, 2, 6, BATCH, 5, 8, 9, 10, 3, 1, 5, 4)
+    struct.pack_into("<IIQIII4xqq", expected, 448, 1, 0, 7, 2, 3, 2, -1, 2**62)
+    struct.pack_into("<11I", expected, 496, 2, 6, BATCH, 5, 8, 9, 10, 3, 1, 5, 4)
+    struct.pack_into("<QqIIQqII", expected, 540, 7, 40, 2, 11, 9, 41, 0, 12)
     assert raw[:] == bytes(expected)
 
 
 def test_the_largest_order_fills_the_cell_and_no_more() -> None:
     engine, worker = both_sides()
     queries = [(slot, 1) for slot in range(QUERIES)]
-    engine.publish_order(Order(1, 0, Members.of(queries), 0, tuple(range(LAYERS)), (0,)))
+    callers = pack_callers([Caller(1, 2, 3, 4)] * QUERIES)
+    engine.publish_order(Order(1, 0, Members.of(queries), 0, tuple(range(LAYERS)), (0,), callers))
     assert unpack_members(worker.read_members()) == queries
+    assert worker.callers().count == QUERIES
     with pytest.raises(IndexError):
-        engine.publish_order(Order(2, 0, Members.of(queries), 0, (0,) * (LAYERS + 2), (0,)))
+        engine.publish_order(Order(2, 0, Members.of(queries), 0, (0,) * (LAYERS + 2), (0,), callers))
 
 
-@given(st.builds(BlockEnd, query=U64, stop=U32, reported=st.booleans(), begin_ns=U64, end_ns=U64))
+@given(st.builds(BlockEnd, query=U64, stop=U32, reported=st.booleans(), begin_ns=U64, end_ns=U64, told_ns=U64))
 def test_any_end_crosses_the_cell_once(end: BlockEnd) -> None:
     engine, worker = both_sides()
     bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -182,7 +183,8 @@ def test_native_code_finds_the_words_of_a_cell() -> None:
 
 ANSWERING = """
 import os, sys
-from veltair.server.ipc.worker_cell import BlockEnd, WorkerCell, unpack_key
+from veltair.server.ipc.block_orders import BlockEnd, unpack_key
+from veltair.server.ipc.worker_cell import WorkerCell
 cell, bell = WorkerCell(int(sys.argv[1])), int(sys.argv[2])
 os.eventfd_write(bell, 1)
 while True:

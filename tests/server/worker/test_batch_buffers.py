@@ -13,8 +13,8 @@ from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.artifact.strings import Strings
+from veltair.server.ipc.block_orders import Members
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
-from veltair.server.ipc.worker_cell import Members
 from veltair.server.worker.batch_buffers import BatchBuffers
 
 Query = tuple[list[bytes], list[bytes], list[int]]  # names, texts, ids
