@@ -66,11 +66,11 @@ class Callers(NamedTuple):
     ::
 
         callers = cell.callers()
-        done.report(callers.address, callers.count, callers.begin_ns or begin_ns, execute_ns, end_ns)
+        done.report(callers.address, callers.queries, callers.begin_ns or begin_ns, execute_ns, end_ns)
     """
 
     address: int  # of them packed, in the cell
-    count: int  # 0: the engine tells of their end
+    queries: int  # how many; 0: the engine tells of their end
     begin_ns: int  # of their first block; 0: it is this one
     execute_ns: int
 

@@ -133,10 +133,10 @@ class Worker:
     def _tell_callers(self, begin_ns: int, end_ns: int) -> int:
         """Tell the front that the order's queries are done. Returns when; 0: that is the engine's to do."""
         callers = self._cell.callers()
-        if self._done is None or not callers.count:
+        if self._done is None or not callers.queries:
             return 0
         first_ns, execute_ns = callers.begin_ns or begin_ns, callers.execute_ns + end_ns - begin_ns
-        return self._done.report(callers.address, callers.count, first_ns, execute_ns, end_ns)
+        return self._done.report(callers.address, callers.queries, first_ns, execute_ns, end_ns)
 
     def _prepare(self, packed: bytes) -> PreparedBlock:
         key = unpack_key(packed)

@@ -75,7 +75,7 @@ def test_any_orders_cross_the_cell_one_after_the_other(orders: list[Order]) -> N
         assert worker.read_members() == members.packed
         callers = worker.callers()
         assert (callers.begin_ns, callers.execute_ns) == (order.begin_ns, order.execute_ns)
-        assert ctypes.string_at(callers.address, CALLER_BYTES * callers.count) == order.callers
+        assert ctypes.string_at(callers.address, CALLER_BYTES * callers.queries) == order.callers
         assert worker.read_ordered_cores() == order.cores
         assert worker.read()[1:] == (order.cores, 0)
 
@@ -115,7 +115,7 @@ def test_the_largest_order_fills_the_cell_and_no_more() -> None:
     callers = pack_callers([Caller(1, 2, 3, 4)] * QUERIES)
     engine.publish_order(Order(1, 0, Members.of(queries), 0, tuple(range(LAYERS)), (0,), callers))
     assert unpack_members(worker.read_members()) == queries
-    assert worker.callers().count == QUERIES
+    assert worker.callers().queries == QUERIES
     with pytest.raises(IndexError):
         engine.publish_order(Order(2, 0, Members.of(queries), 0, (0,) * (LAYERS + 2), (0,), callers))
 
