@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from veltair.errors import ConfigError
+from veltair.errors import ConfigError, RefusalReason
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
@@ -55,8 +55,7 @@ class Admission:
         tenant, qos_ns, batches, by_batch = self._plans[query.tenant]
         i = bisect_left(batches, query.batch)
         if i == len(batches):
-            most = batches[-1]
-            return RejectQuery(query.id, f"{tenant.model} takes at most {most} items in a query, got {query.batch}")
+            return RejectQuery(query.id, RefusalReason.BATCH)
         costs, avg_cores = by_batch[i]
         within_ns = qos_ns
         if query.deadline_ns is not None:

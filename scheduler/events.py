@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from veltair.errors import RefusalReason
 from veltair.types import CoreSet, CounterSample, LayerBlock, Query, Record
 
 # Events: the scheduler's inputs.
@@ -141,12 +142,13 @@ class FinishQuery(Record, frozen=True):
 class RejectQuery(Record, frozen=True):
     """The query is given up; the reason goes to its client.
 
-    >>> RejectQuery(7, reason="cannot be in time").reason
-    'cannot be in time'
+    >>> RejectQuery(7, RefusalReason.OVERLOAD, for_ns=2_000_000).reason.text
+    'the queries before it leave it too little time'
     """
 
     query: int
-    reason: str
+    reason: RefusalReason
+    for_ns: int = 0  # another query like it, without a deadline of its own, would be refused so long
 
 
 class CancelQuery(Record, frozen=True):

@@ -261,7 +261,7 @@ class Scheduler:
         if not may_take(active.state, Trigger.REJECT):
             self._raise(f"the policy wants to give up query {active.query.id}, which runs a block or has ended")
         self._end(active, Trigger.REJECT)
-        return [RejectQuery(each.query.id, step.reason) for each in active.live_queries]
+        return [RejectQuery(each.query.id, step.reason, step.for_ns) for each in active.live_queries]
 
     def _end(self, active: ActiveQuery, trigger: Trigger) -> None:
         """Ends a query, and all that run in its name."""

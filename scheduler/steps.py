@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from veltair.errors import RefusalReason
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.types import LayerBlock, Record
@@ -56,11 +57,12 @@ class Reject(Record, frozen=True):
 
     ::
 
-        Reject(active, "cannot be in time")
+        Reject(active, RefusalReason.OVERLOAD, for_ns=2_000_000)
     """
 
     active: ActiveQuery
-    reason: str
+    reason: RefusalReason
+    for_ns: int = 0  # another query like it would be refused so long
 
 
 Step: TypeAlias = Start | Grow | Stop | Reject

@@ -15,23 +15,45 @@ Positive = Annotated[int, msgspec.Meta(gt=0)]
 PositiveReal = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The `[server.limits]` table: what clients may use up before anything is decided about their queries.
+
+    >>> LimitsConfig(head_s=5).body_s
+    60.0
+    """
+
+    connections: Positive = 4096  # at the same time; fewer where the system gives fewer descriptors
+    connections_per_address: Positive = 2048  # of IPv4, or a /64 of IPv6
+    streams: Annotated[int, msgspec.Meta(gt=0, le=4096)] = 1024  # requests at the same time on a connection over gRPC
+    header_bytes: Annotated[int, msgspec.Meta(ge=1024, le=16384)] = 16384  # of a request's head
+    memory_mb: Positive = 1024  # of requests and answers on their way; a quarter of it for one connection
+    unplanned_requests: Positive = 256  # at the same time, of inference in a form that was not seen before
+    head_s: PositiveReal = 10.0  # until the head of a request has come
+    body_s: PositiveReal = 60.0  # until the rest of it has
+    idle_s: PositiveReal = 300.0  # between two requests
+    unread_s: PositiveReal = 30.0  # until a client takes an answer, or 64 KB of it
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[server]` table.
 
     >>> ServerConfig(cores=2).queue_slots
-    256
+    1024
     """
 
     http: str = "127.0.0.1:8000"  # host:port; port 0 takes any free one
     grpc: str = "127.0.0.1:8001"
-    fronts: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1  # I/O threads; 0: all in Python, slower
+    fronts: Annotated[int, msgspec.Meta(ge=0, le=64)] = (
+        1  # I/O threads; 0: the reference in Python, slow and without `limits`
+    )
     policy: str = "veltair"  # see docs/policies.md
     planned_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9  # of each target; the rest is for the network
     cores: Positive | None = None  # default: all that the affinity mask and the cgroup quota allow
     workers: Positive | None = None  # queries in flight; default: twice the cores, as memory allows
     spare_workers: Annotated[int, msgspec.Meta(ge=0)] = 1  # loaded and idle, to replace one that dies
-    queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] = 256  # queries held at once, including waiting ones
+    queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] = 1024  # queries held at once, including waiting ones
     body_limit_mb: Positive = 64
+    limits: LimitsConfig = LimitsConfig()
     shared_memory: bool = False  # clients may pass tensors in shared memory of this user
     drain_timeout_s: PositiveReal = 30.0
     counter_model: str | None = None  # file of `veltair profile --fit-proxy`, used where there are L3 counters

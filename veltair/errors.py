@@ -6,6 +6,9 @@ code name) of the class. An `InvariantError` is a defect of this project.
 
 from __future__ import annotations
 
+from enum import StrEnum
+from functools import cached_property
+
 
 class VeltairError(Exception):
     """Base of all errors that this project raises on purpose."""
@@ -66,18 +69,97 @@ class QueryError(VeltairError):
     grpc_code = "INTERNAL"
 
 
-class OverloadedError(QueryError):
-    """The queue or the tensor pool is full, or admission refused; the answer comes at once, with Retry-After."""
+class RefusalReason(StrEnum):
+    """Why a query is refused, from a fixed list: a label for logs and metrics.
 
-    http_status = 503
-    grpc_code = "UNAVAILABLE"
+    `text` is what the client reads, the same for every refusal of its kind, so that clients can group them.
+
+    The I/O threads know the reasons by their `number`.
+
+    >>> RefusalReason.OVERLOAD.value, RefusalReason.OVERLOAD.grpc_code, RefusalReason.OVERLOAD.http_status
+    ('overload', 'RESOURCE_EXHAUSTED', 503)
+    >>> RefusalReason.OVERLOAD.text
+    'the queries before it leave it too little time'
+    """
+
+    LATE_ON_ARRIVAL = "late_on_arrival"
+    DEADLINE = "deadline"
+    SLOTS = "slots"
+    OVERLOAD = "overload"
+    MEMORY = "memory"
+    SLOW = "slow_request"
+    BUSY = "busy"
+    HEAD = "head"
+    NO_TIME = "no_time"
+    OVERDUE = "overdue"
+    BATCH = "batch"
+    VIEWERS = "viewers"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+
+    @property
+    def text(self) -> str:
+        return _TEXTS[self]
+
+    @property
+    def http_status(self) -> int:
+        if self in _STATUSES:
+            return _STATUSES[self]
+        return 504 if self in _DEADLINES else 503
+
+    @property
+    def grpc_code(self) -> str:
+        if self in _DEADLINES or self is RefusalReason.SLOW:
+            return "DEADLINE_EXCEEDED"
+        return "UNAVAILABLE" if self in _UNAVAILABLE else "RESOURCE_EXHAUSTED"
+
+    @cached_property
+    def number(self) -> int:
+        """Its place in the list, from 1 on."""
+        return 1 + list(RefusalReason).index(self)
 
 
-class DeadlineError(QueryError):
+_TEXTS = {
+    RefusalReason.LATE_ON_ARRIVAL: "the deadline had passed when the request was read",
+    RefusalReason.DEADLINE: "the deadline passed before the query was answered",
+    RefusalReason.SLOTS: "as many queries are held already as this server takes; try later",
+    RefusalReason.OVERLOAD: "the queries before it leave it too little time",
+    RefusalReason.MEMORY: "the memory for requests that are on their way is used up; try later",
+    RefusalReason.SLOW: "the request took too long to arrive",
+    RefusalReason.BUSY: "as many requests of an unusual form are handled already as this server takes; try later",
+    RefusalReason.HEAD: "the head of the request is larger than this server takes",
+    RefusalReason.NO_TIME: "the time left until its deadline is too short for it",
+    RefusalReason.OVERDUE: "it has waited so long that it cannot be in time any more",
+    RefusalReason.BATCH: "it has more items than the model takes in a query",
+    RefusalReason.VIEWERS: "as many dashboards are open already as this server shows",
+    RefusalReason.RESTARTING: "the engine is restarting",
+    RefusalReason.DRAINING: "the server is shutting down",
+}
+_STATUSES = {RefusalReason.SLOW: 408, RefusalReason.HEAD: 431}
+_DEADLINES = (RefusalReason.LATE_ON_ARRIVAL, RefusalReason.DEADLINE)
+_UNAVAILABLE = (RefusalReason.RESTARTING, RefusalReason.DRAINING)
+
+
+class RefusedError(QueryError):
+    """A query was refused or given up, for a reason of the fixed list.
+
+    >>> error = OverloadedError(RefusalReason.SLOTS)
+    >>> error.http_status, error.grpc_code, error.reason.value
+    (503, 'RESOURCE_EXHAUSTED', 'slots')
+    """
+
+    def __init__(self, reason: RefusalReason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
+        self.http_status, self.grpc_code = reason.http_status, reason.grpc_code
+
+
+class OverloadedError(RefusedError):
+    """A budget is spent, or admission refused; the answer comes at once, with Retry-After."""
+
+
+class DeadlineError(RefusedError):
     """The deadline passed, or cannot be met any more."""
-
-    http_status = 504
-    grpc_code = "DEADLINE_EXCEEDED"
 
 
 class WorkerDiedError(QueryError):

@@ -25,7 +25,7 @@ import uvloop
 from numpy.typing import NDArray
 
 from veltair import config
-from veltair.errors import DeadlineError, OverloadedError
+from veltair.errors import DeadlineError, OverloadedError, RefusalReason
 from veltair.machine.malloc import reuse_message_memory
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.front.engine_connection import QueryResult
@@ -97,7 +97,7 @@ class PeerEngine:
         def work() -> QueryResult:
             begin_ns = time.monotonic_ns()
             if deadline_ns is not None and begin_ns > deadline_ns:
-                raise DeadlineError("the deadline passed before the query began")
+                raise DeadlineError(RefusalReason.LATE_ON_ARRIVAL)
             outputs = self.sessions[tenant](inputs)
             end_ns = time.monotonic_ns()
             stamps = EngineStamps(arrival_ns, begin_ns, end_ns, end_ns)
@@ -106,7 +106,7 @@ class PeerEngine:
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     async def snapshot(self, since: int | None = None) -> Snapshot:
-        raise OverloadedError("a peer engine has no scheduler to look at")
+        raise OverloadedError(RefusalReason.RESTARTING)
 
 
 async def serve(args: argparse.Namespace) -> None:

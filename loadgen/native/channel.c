@@ -159,7 +159,10 @@ static void closed(void *owner, h2_stream *stream) {
 
 static void ready(void *owner) { ((connection *)owner)->ready = true; }
 
-static const h2_handler handler = {headers, message, too_large, end, aborted, flushed, closed, ready};
+static const h2_handler handler = {
+    .headers = headers, .message = message, .too_large = too_large, .end = end,
+    .aborted = aborted, .flushed = flushed, .closed = closed, .ready = ready,
+};
 
 /* Channels */
 
@@ -171,7 +174,8 @@ static void watch(const connection *c, int operation, uint32_t events) {
 void channel_connect(channel *channel) {
   sender *s = channel->sender;
   connection *c = calloc(1, sizeof *c);
-  if (c) c->http2 = h2_new(false, MAX_RESPONSE_BYTES, &handler, c);
+  static const h2_limits limits = {MAX_RESPONSE_BYTES, H2_STREAMS, H2_HEADER_BYTES};
+  if (c) c->http2 = h2_new(false, &limits, &handler, c);
   if (!c || !c->http2) {
     free(c);
     fail_waiting(channel, UNCONNECTED, ENOMEM);

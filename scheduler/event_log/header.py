@@ -17,7 +17,7 @@ from veltair.scheduler.running_block import BlockGrowth
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import Machine, ModelProfile, Record, Tenant
 
-VERSION = 1
+VERSION = 2
 
 
 class InterferenceSettings(Record, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from enum import StrEnum
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -104,6 +105,9 @@ def _typed(value: Any, kind: Any, where: str) -> Any:
         if isinstance(value, dict):
             of_value = get_args(kind)[1]
             return {name: _typed(item, of_value, f"{where}.{name}") for name, item in value.items()}
+    elif isinstance(kind, type) and issubclass(kind, StrEnum):
+        if value in list(kind):
+            return kind(value)
     elif kind is Any or type(value) is kind:
         return value
     raise ConfigError(f"scheduler log: {where}: expected {kind}, got {value!r}")

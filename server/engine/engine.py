@@ -21,6 +21,7 @@ from veltair.scheduler.events import (
     QueryCancelled,
     WorkersChanged,
 )
+from veltair.server.engine.arrivals import Arrivals
 from veltair.server.engine.counter_sampling import CounterSampling
 from veltair.server.engine.engine_status import Timings, collect_status
 from veltair.server.engine.event_log import interference_settings, open_event_log
@@ -40,7 +41,7 @@ from veltair.types import Query
 logger = logging.getLogger("veltair.engine")
 
 FAILED_STARTS = 3  # in a row before any worker was ready: the daemon gives up
-FRONT_BURST = 16  # messages from the front before the workers are served again
+FRONT_BURST = 16  # messages or queries from the front before the workers are served again
 
 
 class Engine:
@@ -84,8 +85,9 @@ class Engine:
         load = m.LoadModels(configure.tenants, cores, configure.slots, configure.lanes)
         target, size = self._workers + configure.spare_workers, largest_cell(artifacts)
         self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, size)
-        self._lanes = FrontLanes(self._poll, configure.lanes, configure.slots)
+        self._lanes = FrontLanes(self._poll, configure.lanes, len(tenants), configure.slots)
         self._queries = InFlightQueries(front, self._lanes, configure.tenants, self._supervisor)
+        self._arrivals = Arrivals(configure.tenants)
 
     def run(self) -> None:
         """Serve until the front sends Shutdown or is gone."""
@@ -106,7 +108,8 @@ class Engine:
 
     def _poll_once(self) -> None:
         front, supervisor = self._front, self._supervisor
-        events = self._poll.poll(self._poll_timeout_s())
+        events = self._poll.poll(0 if self._arrivals else self._poll_timeout_s())
+        begin_ns = time.monotonic_ns()
         if len(events) > 1:
             events.sort(key=self._urgency)
         for fd, _ in events:
@@ -120,6 +123,7 @@ class Engine:
             elif (worker := supervisor.workers.get(fd)) is not None:
                 self._read_worker(worker, exited=fd == worker.pidfd)
             self._lanes.wake_fronts()
+        self._decide_arrivals(begin_ns)
         now_ns = time.monotonic_ns()
         supervisor.start_missing(now_ns)
         if (sampled := self._sampling.sample_if_due(now_ns)) is not None:
@@ -150,12 +154,12 @@ class Engine:
                 case None:
                     return
                 case m.InferQuery() as message:
-                    self._infer(message)
+                    self._arrivals.add(message, None)
                 case m.AbortQuery(query=query):
                     self._abort(query)
                 case m.GetStatus(since=since):
-                    stats = self._scheduler.stats()
-                    self._front.send(collect_status(stats, self._queries, self._supervisor, self._timings, since))
+                    here = self._arrivals, self._queries, self._supervisor, self._timings
+                    self._front.send(collect_status(self._scheduler.stats(), *here, since))
                 case m.Shutdown():
                     self._stopping = True
                     return
@@ -163,20 +167,33 @@ class Engine:
                     raise InvariantError("the engine is configured once")
 
     def _read_lanes(self) -> None:
-        for lane, message in self._lanes.take(FRONT_BURST):
+        for lane, message in self._lanes.take():
             if isinstance(message, m.AbortQuery):
                 self._abort(message.query)
-            else:
-                self._infer(message, lane)
+                continue
+            self._arrivals.add(message, lane)
+            if over_ns := self._arrivals.too_long_ns(message.tenant):
+                self._lanes.shut(message.tenant, 1, over_ns)
 
-    def _infer(self, message: m.InferQuery, lane: int | None = None) -> None:
-        now_ns = time.monotonic_ns()
-        tenant = self._queries.add(message, now_ns, lane).tenant
-        query = Query(message.query, tenant, message.arrival_ns, message.deadline_ns, message.batch)
-        self._decide(QueryArrived(now_ns, query))
+    def _decide_arrivals(self, begin_ns: int) -> None:
+        """Take some of the queries that have arrived, between two looks at the workers."""
+        arrivals = self._arrivals
+        count = min(len(arrivals), FRONT_BURST)
+        for _ in range(count):
+            message, lane = arrivals.take()
+            now_ns = time.monotonic_ns()
+            tenant = self._queries.add(message, now_ns, lane).tenant
+            query = Query(message.query, tenant, message.arrival_ns, message.deadline_ns, message.batch)
+            self._decide(QueryArrived(now_ns, query))
+        self._lanes.wake_fronts()
+        if arrivals:
+            arrivals.decided(count, time.monotonic_ns() - begin_ns)
 
     def _abort(self, query: int) -> None:
-        if self._queries.cancel(query):
+        if (arrival := self._arrivals.remove(query)) is not None:  # the scheduler does not know it yet
+            self._queries.add(arrival.message, time.monotonic_ns(), arrival.lane)
+            self._queries.cancel(query)
+        elif self._queries.cancel(query):
             self._decide(QueryCancelled(time.monotonic_ns(), query))
 
     # Workers

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from veltair.scheduler.stats import SchedulerStats
+from veltair.server.engine.arrivals import Arrivals
 from veltair.server.engine.in_flight_queries import InFlightQueries
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc.messages import EngineStatus
@@ -28,6 +29,7 @@ class Timings:
 
 def collect_status(
     stats: SchedulerStats,
+    arrivals: Arrivals,
     queries: InFlightQueries,
     supervisor: WorkerSupervisor,
     timings: Timings,
@@ -52,7 +54,10 @@ def collect_status(
         gap_ns=timings.gap_ns,
         gaps=timings.gaps,
         worker_deaths=supervisor.deaths,
-        tenants={name: each.status(stats.waiting[name], running[name]) for name, each in queries.counters.items()},
+        tenants={
+            name: each.status(stats.waiting[name] + arrivals.waiting(index), running[name])
+            for index, (name, each) in enumerate(queries.counters.items())
+        },
         running=tuple(batch.block_status(batch.order) for batch in queries.batches() if batch.order),
         workers=tuple(WorkerStatus(w.pid, w.state, w.query, w.started_ns) for w in supervisor.all),
         blocks=blocks,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import select
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from veltair.server.engine.pending_query import PendingQuery
+from veltair.server.ipc.admission_gates import AdmissionGates
 from veltair.server.ipc.done_queries import Caller, pack_callers
 from veltair.server.ipc.lane import Lane, lane_bytes
 from veltair.server.ipc.messages import AbortQuery, InferQuery, LaneDescriptors, QueryEnded
@@ -20,13 +22,13 @@ class FrontLanes:
     ::
 
         lanes = FrontLanes(poll, configure.lanes, configure.slots)
-        for lane, message in lanes.take(most=16):  # once the bell has rung
+        for lane, message in lanes.take():  # once the bell has rung
             …
         lanes.end(lane, ended, tenant, slot)
         lanes.wake_fronts()
     """
 
-    def __init__(self, poll: select.epoll, descriptors: LaneDescriptors | None, slots: int) -> None:
+    def __init__(self, poll: select.epoll, descriptors: LaneDescriptors | None, tenants: int, slots: int) -> None:
         """Registers the bell in `poll`. The descriptors are inherited from the front. `slots`: of each tenant."""
         self._slots = slots
         self._told: set[int] = set()  # lanes whose threads are to be woken
@@ -36,15 +38,14 @@ class FrontLanes:
             self.bell, self._wakes, records = descriptors.bell, descriptors.wakes, descriptors.records
             memory = mmap.mmap(descriptors.lanes, len(self._wakes) * lane_bytes(records))
             self._lanes = [Lane(memory, index, records) for index in range(len(self._wakes))]
+            self._gates = AdmissionGates(descriptors.gates, tenants)
             poll.register(self.bell, select.EPOLLIN | select.EPOLLET)  # each write tells; nobody reads it
 
-    def take(self, most: int) -> Iterator[tuple[int, InferQuery | AbortQuery]]:
-        """The next messages with their lanes, at most so many of each; the bell rings again for what is left."""
+    def take(self) -> Iterator[tuple[int, InferQuery | AbortQuery]]:
+        """All messages that are there, with their lanes. What comes meanwhile rings the bell again."""
         for index, lane in enumerate(self._lanes):
-            for message in lane.take(most):
+            for message in lane.take():
                 yield index, message
-        if any(lane.waiting for lane in self._lanes):
-            os.eventfd_write(self.bell, 1)
 
     def callers(self, queries: Sequence[PendingQuery]) -> bytes:
         """Who waits for these queries, for their worker to tell (`DoneQueries`); nobody where one came as a message."""
@@ -61,6 +62,11 @@ class FrontLanes:
         """Tell the front of a query's end, which it reads with the next `wake_fronts`."""
         self._lanes[lane].end(ended, tenant, slot)
         self._told.add(lane)
+
+    def shut(self, tenant: int, batch: int, for_ns: int) -> None:
+        """Have the front refuse queries of so many samples or more for so long."""
+        if self._lanes:
+            self._gates.shut(tenant, batch, time.monotonic_ns(), for_ns)
 
     def wake_fronts(self) -> None:
         """Wake the threads that have something to read."""

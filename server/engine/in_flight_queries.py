@@ -81,7 +81,10 @@ class InFlightQueries:
                 self._batches[query].worker.cell.cancel(query)
             case FinishQuery(query=query):
                 self._end_as_decided(query, "done")
-            case RejectQuery(query=query, reason=reason):
+            case RejectQuery(query=query, reason=reason, for_ns=for_ns):
+                if for_ns:
+                    message = self._queries[query].message
+                    self._lanes.shut(message.tenant, message.batch, for_ns)
                 self._end_as_decided(query, "rejected", reason)
 
     def complete(self, batch: InFlightBatch, outcome: m.Outcome, reason: str = "") -> None:

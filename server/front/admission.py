@@ -19,12 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from veltair.errors import DeadlineError, OverloadedError, UnknownModelError
+from veltair.errors import DeadlineError, OverloadedError, RefusalReason, UnknownModelError
 from veltair.server.front.model_metadata import VERSION
 from veltair.server.front.served_tenant import ServedTenant
-
-READ = "the request was read"  # when a deadline had passed
-EXPIRED = "the deadline passed before the query was answered"
 
 
 def resolve_tenant(tenants: Mapping[str, ServedTenant], model: str, version: str = "", tenant: str = "") -> str:
@@ -49,51 +46,48 @@ def resolve_tenant(tenants: Mapping[str, ServedTenant], model: str, version: str
     raise UnknownModelError(f"unknown model {model!r:.80}; served are {', '.join(tenants)}")
 
 
-def refuse_past_deadline(deadline_ns: int | None, now_ns: int, when: str) -> None:
-    """Raises DeadlineError. `when`: what just happened, for the message."""
+def refuse_past_deadline(deadline_ns: int | None, now_ns: int) -> None:
+    """Raises DeadlineError."""
     if deadline_ns is not None and deadline_ns <= now_ns:
-        raise DeadlineError(describe_past_deadline(when))
-
-
-def describe_past_deadline(when: str) -> str:
-    """What a client reads when its deadline passes before its query begins."""
-    return f"the deadline had passed when {when}"
+        raise DeadlineError(RefusalReason.LATE_ON_ARRIVAL)
 
 
 def refuse_while_draining(draining: bool) -> None:
     """Raises OverloadedError."""
     if draining:
-        raise OverloadedError("the server is shutting down")
-
-
-def describe_full(slots: int) -> str:
-    """What a client reads when all slots are taken."""
-    return f"{slots} queries are held already, the most this server takes; try later"
+        raise OverloadedError(RefusalReason.DRAINING)
 
 
 class FreeSlots:
     """The slots of the tensor pool that no query holds; at most `slots` are taken over all tenants together.
+
+    Half of them are kept, in equal parts for each tenant, so that none takes all.
 
     >>> free = FreeSlots(tenants=1, slots=1)
     >>> free.take(tenant=0)
     0
     >>> free.take(tenant=0)
     Traceback (most recent call last):
-    veltair.errors.OverloadedError: 1 queries are held already, the most this server takes; try later
+    veltair.errors.OverloadedError: as many queries are held already as this server takes; try later
     """
 
     def __init__(self, tenants: int, slots: int) -> None:
         self._free = [list(range(slots - 1, -1, -1)) for _ in range(tenants)]  # the last one is taken first
         self._slots = slots
+        self._kept = slots // (2 * tenants)  # for each tenant
+        self._shared = slots - tenants * self._kept  # of the others, those that are free
         self.taken = 0
 
     def take(self, tenant: int) -> int:
         """A slot of the tenant's region. Raises OverloadedError when none is left."""
-        if self.taken == self._slots:
-            raise OverloadedError(describe_full(self._slots))
+        own = self._slots - len(self._free[tenant]) < self._kept
+        if not own and not self._shared:
+            raise OverloadedError(RefusalReason.SLOTS)
+        self._shared -= not own
         self.taken += 1
         return self._free[tenant].pop()
 
     def give_back(self, tenant: int, slot: int) -> None:
         self.taken -= 1
+        self._shared += self._slots - len(self._free[tenant]) > self._kept
         self._free[tenant].append(slot)

@@ -19,7 +19,7 @@ from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
-from veltair.errors import OverloadedError, VeltairError
+from veltair.errors import OverloadedError, RefusalReason, VeltairError
 from veltair.server.front.inference_service import InferenceEngine
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.recent_window import SECOND_NS
@@ -98,7 +98,7 @@ class Dashboard:
     async def events(self, request: Request) -> Response:
         """Server-sent events. Raises OverloadedError for more than MAX_VIEWERS at once."""
         if len(self._viewers) >= MAX_VIEWERS:
-            raise OverloadedError(f"{MAX_VIEWERS} dashboards are open already")
+            raise OverloadedError(RefusalReason.VIEWERS)
         return StreamingResponse(
             self._stream(), headers={**_HEADERS, "Cache-Control": "no-store"}, media_type="text/event-stream"
         )

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from veltair.config import ServeConfig, read_counter_coefficients
-from veltair.errors import DeadlineError, OverloadedError, QueryError, UnknownModelError, VeltairError
-from veltair.server.front.admission import EXPIRED, refuse_past_deadline, refuse_while_draining
+from veltair.errors import DeadlineError, OverloadedError, QueryError, RefusalReason, UnknownModelError, VeltairError
+from veltair.server.front.admission import refuse_past_deadline, refuse_while_draining
 from veltair.server.front.engine_connection import EngineConnection, QueryResult
 from veltair.server.front.served_tenant import ServedTenant, load_tenants
 from veltair.server.front.snapshot import Snapshot
@@ -85,7 +85,7 @@ class EngineClient:
             raise UnknownModelError(f"unknown model {tenant!r}: expected one of {', '.join(self.tenants)}")
         refuse_while_draining(self._draining)
         engine = self._running_engine()
-        refuse_past_deadline(deadline_ns, arrival_ns, "the query arrived")
+        refuse_past_deadline(deadline_ns, arrival_ns)
         query = self._next_id()
         result = engine.send_query(query, self._index[tenant], inputs, arrival_ns, deadline_ns, traced=traced)
         timer = None
@@ -173,7 +173,7 @@ class EngineClient:
 
     def _running_engine(self) -> EngineConnection:
         if self._engine is None or self._engine.exited.done():
-            raise OverloadedError("the engine is restarting")
+            raise OverloadedError(RefusalReason.RESTARTING)
         return self._engine
 
     async def _start_engine(self) -> EngineConnection:
@@ -219,7 +219,7 @@ class EngineClient:
 
 def _expire(engine: EngineConnection, query: int, result: asyncio.Future[QueryResult]) -> None:
     if not result.done():
-        result.set_exception(DeadlineError(EXPIRED))
+        result.set_exception(DeadlineError(RefusalReason.DEADLINE))
         engine.abort(query)
 
 

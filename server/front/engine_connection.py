@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from veltair import errors
-from veltair.errors import OverloadedError, QueryError, RequestError, VeltairError, WorkerDiedError
+from veltair.errors import OverloadedError, QueryError, RefusalReason, RequestError, VeltairError, WorkerDiedError
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.front.admission import FreeSlots
@@ -32,8 +32,9 @@ from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.protocol.validation import batch_size
 from veltair.server.wire.engine_link import EngineLink
-from veltair.server.wire.io_threads import ERRORS, IoThreads
+from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.plan import SlotViews
+from veltair.server.wire.settings import error_of
 
 _LAST_QUERIES_S = 0.002  # between two looks at the queries that the I/O threads still hold
 
@@ -253,7 +254,7 @@ class EngineConnection:
             if ended.outcome == "done":
                 held.result.set_result(self._read_result(held, ended))
             else:
-                held.result.set_exception(ERRORS[ended.outcome](ended.reason or ended.outcome))
+                held.result.set_exception(error_of(ended.outcome, ended.reason))
         self._slots.give_back(held.message.tenant, held.message.slot)
         self._settle_all_ended()
 
@@ -277,7 +278,7 @@ class EngineConnection:
         self.held.clear()
         self._settle_all_ended()
         for request in [each for each in self._status_requests if not each.done()]:
-            request.set_exception(OverloadedError("the engine process ended"))
+            request.set_exception(OverloadedError(RefusalReason.RESTARTING))
         if not self.ready.done():
             self.ready.set_exception(QueryError(f"the engine process ended (code {code}) before it was ready"))
         self.exited.set_result(code)

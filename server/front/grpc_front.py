@@ -20,7 +20,6 @@ from veltair.errors import ConfigError, QueryError, RequestError, UnsupportedErr
 from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
 from veltair.server.front import model_metadata
-from veltair.server.front.admission import EXPIRED, READ, describe_full, describe_past_deadline
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.protocol.compressed_body import inflate
@@ -200,6 +199,7 @@ def start_threads(server: ServerConfig, home: int | None) -> IoThreads | None:
     Raises VeltairError.
     """
     if not server.fronts:
+        _log.warning("fronts = 0: the budgets of [server.limits] do not hold; for comparison alone")
         return None
     return IoThreads(
         server.fronts,
@@ -208,9 +208,7 @@ def start_threads(server: ServerConfig, home: int | None) -> IoThreads | None:
         tenant_header=TENANT_HEADER,
         max_message_bytes=(server.body_limit_mb << 20) + MESSAGE_SLACK_BYTES,
         max_body_bytes=server.body_limit_mb << 20,
-        full=describe_full(server.queue_slots),
-        read_late=describe_past_deadline(READ),
-        expired=EXPIRED,
+        limits=server.limits,
     )
 
 

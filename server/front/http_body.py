@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from fastapi import Request
 
-from veltair.errors import RequestError, TooLargeError
+from veltair.errors import OverloadedError, RefusalReason, RequestError, TooLargeError
 from veltair.server.protocol.compressed_body import inflate
 from veltair.server.protocol.http_codec import decode_request
 from veltair.server.protocol.infer_request import InferRequest
@@ -21,7 +23,7 @@ class HttpRequest(NamedTuple):
 
     ::
 
-        received = await read_infer_request(request, parser, limit_bytes)
+        received = await read_infer_request(request, parser, limit_bytes, memory)
         response = await service.infer("mlp", "", received.request, arrival_ns=time.monotonic_ns())
     """
 
@@ -29,8 +31,43 @@ class HttpRequest(NamedTuple):
     json: bytes | None
 
 
-async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """Raises TooLargeError from Content-Length before a byte is read, or as soon as a chunked body passes the limit."""
+class BodyMemory:
+    """Bytes of all bodies that are being read; they have a bound together.
+
+    >>> memory = BodyMemory(most_bytes=10)
+    >>> with memory.hold() as hold:
+    ...     hold(8)
+    >>> memory.held_bytes
+    0
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self.held_bytes = 0
+
+    @contextmanager
+    def hold(self) -> Iterator[Callable[[int], None]]:
+        """A function that counts more bytes until the `with` ends. It raises OverloadedError for too many."""
+        own = 0
+
+        def more(size: int) -> None:
+            nonlocal own
+            if self.held_bytes + size > self._most_bytes:
+                raise OverloadedError(RefusalReason.MEMORY)
+            self.held_bytes += size
+            own += size
+
+        try:
+            yield more
+        finally:
+            self.held_bytes -= own
+
+
+async def read_body(request: Request, limit_bytes: int, hold: Callable[[int], None] = lambda size: None) -> bytes:
+    """`hold` counts the bytes.
+
+    Raises TooLargeError from Content-Length before a byte is read, or as soon as a chunked body passes the limit.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit_bytes:
         raise TooLargeError(f"the body has {declared[:20]} bytes, {limit_bytes} are allowed")
@@ -39,16 +76,21 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
         size += len(chunk)
         if size > limit_bytes:
             raise TooLargeError(f"the body has more than the allowed {limit_bytes} bytes")
+        hold(len(chunk))
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def read_infer_request(request: Request, parser: JsonParser, limit_bytes: int) -> HttpRequest:
-    """Read, unpack and decode a body. Raises RequestError.
+async def read_infer_request(request: Request, parser: JsonParser, limit_bytes: int, memory: BodyMemory) -> HttpRequest:
+    """Read, unpack and decode a body. Raises RequestError, or OverloadedError for want of memory.
 
     `limit_bytes` bounds the body as sent and unpacked. `parser` parses JSON above `INLINE_BYTES`.
     """
-    body = await read_body(request, limit_bytes)
+    with memory.hold() as hold:
+        return await _decode(request, await read_body(request, limit_bytes, hold), parser, limit_bytes)
+
+
+async def _decode(request: Request, body: bytes, parser: JsonParser, limit_bytes: int) -> HttpRequest:
     coding = request.headers.get("content-encoding", "")
     if coding:  # unpacking releases the interpreter lock
         body = await asyncio.to_thread(inflate, body, coding, limit_bytes)

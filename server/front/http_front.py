@@ -101,7 +101,7 @@ async def _cancel_on_disconnect(request: Request, task: asyncio.Task[Any]) -> No
 def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner | None) -> None:
     async def infer(request: Request) -> Response:
         try:
-            received = await read_infer_request(request, service.parser, service.body_limit_bytes)
+            received = await read_infer_request(request, service.parser, service.body_limit_bytes, service.bodies)
         except RequestError:
             service.metrics.malformed_requests += 1
             raise

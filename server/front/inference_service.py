@@ -13,8 +13,9 @@ import msgspec
 from veltair.errors import UnknownModelError, UnsupportedError
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.front import model_metadata
-from veltair.server.front.admission import READ, refuse_past_deadline, resolve_tenant
+from veltair.server.front.admission import refuse_past_deadline, resolve_tenant
 from veltair.server.front.engine_connection import QueryResult
+from veltair.server.front.http_body import BodyMemory
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.request_counts import RequestCounts
 from veltair.server.front.served_tenant import ServedTenant
@@ -82,14 +83,21 @@ class InferenceService:
     """
 
     def __init__(
-        self, engine: InferenceEngine, metrics: Metrics, body_limit_bytes: int, *, shared_memory: bool = False
+        self,
+        engine: InferenceEngine,
+        metrics: Metrics,
+        body_limit_bytes: int,
+        *,
+        memory_bytes: int = 1 << 30,
+        shared_memory: bool = False,
     ) -> None:
-        """`shared_memory`: whether clients may name shared memory for their tensors."""
+        """`memory_bytes`: of bodies on their way. `shared_memory`: whether clients may name it for their tensors."""
         self.engine = engine
         self.metrics = metrics
         self.body_limit_bytes = body_limit_bytes
         self.regions = SharedMemoryRegions(body_limit_bytes, allowed=shared_memory)
         self.parser = JsonParser()
+        self.bodies = BodyMemory(max(memory_bytes, body_limit_bytes))
         self.version = installed_version("veltair")
         self._validators: dict[str, tuple[Manifest, InputValidator]] = {}
 
@@ -128,7 +136,7 @@ class InferenceService:
         timeout = timeout_ns(request.parameters)
         if timeout is not None:
             deadline_ns = min(arrival_ns + timeout, deadline_ns or arrival_ns + timeout)
-        refuse_past_deadline(deadline_ns, time.monotonic_ns(), READ)
+        refuse_past_deadline(deadline_ns, time.monotonic_ns())
         traced = wants_trace(request.parameters)
         result = await self.engine.infer(name, inputs, deadline_ns=deadline_ns, traced=traced)
         outputs = {output: result.outputs[output] for output in wanted}

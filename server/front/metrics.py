@@ -21,6 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from veltair.errors import RefusalReason
 from veltair.server.front.process_metrics import DaemonProcess, process_metrics
 from veltair.server.front.recent_window import SECOND_NS
 from veltair.server.front.request_counts import OUTCOMES, RequestCounts
@@ -87,6 +88,9 @@ class Metrics:
             "veltair_stage_seconds", "Stages of answered requests, summed", labels=(*labels, "stage")
         )
         outcomes = CounterMetricFamily("veltair_requests", "Requests by how they ended", labels=(*labels, "outcome"))
+        refusals = CounterMetricFamily(
+            "veltair_refusals", "Requests refused or given up, by reason", labels=(*labels, "reason")
+        )
         met = CounterMetricFamily("veltair_qos_met", "Answered within the target", labels=labels)
         target = GaugeMetricFamily("veltair_qos_target_seconds", "The latency target", labels=labels)
         inferences = CounterMetricFamily("veltair_inferences", "Batch elements answered", labels=labels)
@@ -103,6 +107,8 @@ class Metrics:
                 stages.add_metric((*key, stage.name), taken_ns / SECOND_NS)
             for outcome in OUTCOMES:
                 outcomes.add_metric((*key, outcome), counts.outcomes[outcome])
+            for reason in RefusalReason:
+                refusals.add_metric((*key, reason), counts.refusals[reason])
             met.add_metric(key, counts.qos_met)
             target.add_metric(key, counts.target_ns / SECOND_NS)
             inferences.add_metric(key, counts.inferences)
@@ -110,7 +116,7 @@ class Metrics:
             for quantile, ms in (("0.5", recent.p50_ms), ("0.95", recent.p95_ms), ("0.99", recent.p99_ms)):
                 if ms is not None:
                     latency.add_metric((*key, quantile), ms / 1e3)
-        yield from (duration, queue, execution, stages, outcomes, met, target, inferences, latency)
+        yield from (duration, queue, execution, stages, outcomes, refusals, met, target, inferences, latency)
         yield CounterMetricFamily(
             "veltair_unknown_model_requests", "Requests for a model that is not served", self.unknown_model_requests
         )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.errors import DeadlineError, OverloadedError, RequestError
+from veltair.errors import DeadlineError, OverloadedError, RefusalReason, RefusedError, RequestError
 from veltair.server.front.recent_window import FAILED, OK, REFUSED, SECOND_NS, RecentWindow
 from veltair.server.ipc.stages import EXECUTE, STAGES
 from veltair.types import QoSTarget
@@ -116,6 +116,7 @@ class RequestCounts:
         self.window = RecentWindow(qos.latency_ns, qos.percentile)
         self.stage_ns = [0] * len(STAGES)  # of all answered requests
         self.outcomes: Counter[str] = Counter()  # requests by OUTCOMES
+        self.refusals: Counter[str] = Counter()  # requests by RefusalReason
         self.qos_met = 0
         self.inferences = 0  # batch elements
         self.last_ms = 0  # of the latest answer, wall clock since 1970
@@ -138,6 +139,8 @@ class RequestCounts:
         """Count a request that got an error or whose client left. A client's own faults do not lower the QoS rate."""
         outcome = outcome_of_error(error)
         self.outcomes[outcome] += 1
+        if isinstance(error, RefusedError):
+            self.refusals[error.reason] += 1
         self.failed_ns += duration_ns
         if outcome in _WINDOW_OUTCOMES:
             self.window.add(time.monotonic_ns(), duration_ns, _WINDOW_OUTCOMES[outcome])
@@ -150,14 +153,17 @@ class RequestCounts:
         >>> from veltair.server.ipc.stages import ENDED_REQUEST
         >>> counts = RequestCounts("mlp", QoSTarget(10_000_000))
         >>> stages = (100_000, 20_000, 80_000, 3_000_000, 0, 300_000, 500_000)
-        >>> ended = (5_000_000, sum(stages), stages, 2, OUTCOMES.index("ok"))
+        >>> ended = (5_000_000, sum(stages), stages, 2, OUTCOMES.index("ok"), 0)
         >>> counts.count_batch(np.array([ended], ENDED_REQUEST), monotonic_ns=6_000_000, wall_ns=1_000_000_000)
         >>> counts.outcomes["ok"], counts.inferences, counts.last_ms
         (1, 2, 999)
         """
         outcome, duration_ns = records["outcome"], records["duration_ns"]
         by_outcome = np.bincount(outcome, minlength=len(OUTCOMES)).tolist()
+        by_refusal = np.bincount(records["refusal"], minlength=1 + len(RefusalReason)).tolist()
+        refused = {reason: count for reason, count in zip(RefusalReason, by_refusal[1:], strict=True) if count}
         self.outcomes.update(dict(zip(OUTCOMES, by_outcome, strict=True)))
+        self.refusals.update(refused)
         answered = records[outcome == OUTCOMES.index("ok")]
         if len(answered):
             self.qos_met += int((answered["duration_ns"] <= self.target_ns).sum())

@@ -12,6 +12,7 @@ import os
 import struct
 from collections.abc import Iterator
 
+from veltair.errors import RefusalReason
 from veltair.server.ipc.messages import AbortQuery, InferQuery, Outcome, QueryEnded
 from veltair.server.ipc.stages import EngineStamps
 
@@ -21,9 +22,10 @@ _LINE_WORDS = 16
 _QUERY_HEAD, _QUERY_TAIL, _END_HEAD, _END_TAIL = range(0, 4 * _LINE_WORDS, _LINE_WORDS)
 _HEAD_BYTES = 8 * 4 * _LINE_WORDS
 _QUERY = struct.Struct("<Qiiiiqq24x")  # id, kind, tenant, slot, batch, arrival, deadline
-_END = struct.Struct("<QiiiIq4q192s")  # id, tenant, slot, outcome, bytes of the reason, execute, stamps, reason
+_END = struct.Struct("<QiiHHIq4q192s")  # id, tenant, slot, outcome, refusal, reason's bytes, execute, stamps, reason
 _REASON_BYTES = 192
 _INFER, _ABORT = 0, 1
+_REFUSALS = tuple(RefusalReason)
 _OUTCOME_CODES = {outcome: code for code, outcome in enumerate(OUTCOMES)}
 
 
@@ -52,7 +54,7 @@ class Lane:
 
     >>> lane = Lane(mmap.mmap(create_lanes(1, ring_records(4)), 0), lane=0, records=ring_records(4))
     >>> lane.submit(InferQuery(7, tenant=0, slot=3, batch=1, arrival_ns=100, deadline_ns=None))
-    >>> [message.query for message in lane.take(most=16)]
+    >>> [message.query for message in lane.take()]
     [7]
     >>> lane.end(QueryEnded(7, "done", execute_ns=2), tenant=0, slot=3)
     >>> lane.take_end().outcome
@@ -69,11 +71,11 @@ class Lane:
 
     # The engine's side
 
-    def take(self, most: int) -> Iterator[InferQuery | AbortQuery]:
-        """The next messages from the front, `most` of them at most."""
+    def take(self) -> Iterator[InferQuery | AbortQuery]:
+        """The messages from the front that are there now."""
         words, mask = self._words, self._records - 1
         head, tail = words[_QUERY_HEAD], words[_QUERY_TAIL]
-        for at in range(head, min(tail, head + most)):
+        for at in range(head, tail):
             offset = self._queries + (at & mask) * _QUERY.size
             query, kind, tenant, slot, batch, arrival_ns, deadline_ns = _QUERY.unpack_from(self._memory, offset)
             words[_QUERY_HEAD] = at + 1
@@ -82,17 +84,13 @@ class Lane:
             else:
                 yield AbortQuery(query)
 
-    @property
-    def waiting(self) -> bool:
-        """Whether there are messages from the front."""
-        return self._words[_QUERY_HEAD] != self._words[_QUERY_TAIL]
-
     def end(self, ended: QueryEnded, tenant: int, slot: int) -> None:
         """Tell the front that a query has ended."""
         tail = self._words[_END_TAIL]
-        reason = _cut(ended.reason)
+        refused = ended.outcome == "rejected"
+        refusal, reason = (RefusalReason(ended.reason).number, b"") if refused else (0, _cut(ended.reason))
         offset = self._ends + (tail & self._records - 1) * _END.size
-        what = (ended.query, tenant, slot, _OUTCOME_CODES[ended.outcome], len(reason))
+        what = (ended.query, tenant, slot, _OUTCOME_CODES[ended.outcome], refusal, len(reason))
         _END.pack_into(self._memory, offset, *what, ended.execute_ns, *ended.stamps, reason)
         self._words[_END_TAIL] = tail + 1
 
@@ -114,9 +112,9 @@ class Lane:
         if head == self._words[_END_TAIL]:
             return None
         offset = self._ends + (head & self._records - 1) * _END.size
-        query, _, _, code, size, execute_ns, *stamps, reason = _END.unpack_from(self._memory, offset)
+        query, _, _, code, refusal, size, execute_ns, *stamps, reason = _END.unpack_from(self._memory, offset)
         self._words[_END_HEAD] = head + 1
-        text = reason[:size].decode(errors="replace")
+        text = _REFUSALS[refusal - 1] if refusal else reason[:size].decode(errors="replace")
         return QueryEnded(query, OUTCOMES[code], text, execute_ns, EngineStamps(*stamps))
 
 

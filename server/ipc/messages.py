@@ -63,6 +63,7 @@ class LaneDescriptors(msgspec.Struct, frozen=True):
     wakes: tuple[int, ...]  # each wakes the thread of a lane
     done: int  # memory by which workers tell of done queries (`ipc/done_queries.py`)
     places: int  # of slots, in all
+    gates: int = -1  # memory by which the engine refuses in advance (`ipc/admission_gates.py`)
 
 
 class ConfigureEngine(Message, frozen=True):
@@ -141,7 +142,7 @@ Outcome: TypeAlias = Literal["done", "rejected", "cancelled", "failed", "worker_
 
 
 class QueryEnded(Message, frozen=True):
-    """A query has ended: `QueryEnded(7, "rejected", "cannot be in time")`. No process touches its slot any more.
+    """A query has ended: `QueryEnded(7, "rejected", RefusalReason.OVERLOAD)`. No process touches its slot any more.
 
     Queries that ran as one batch ran in the same blocks: `execute_ns` and `blocks` are the batch's for each of them,
     and the blocks have the id of its first query.
@@ -149,7 +150,7 @@ class QueryEnded(Message, frozen=True):
 
     query: int
     outcome: Outcome
-    reason: str = ""
+    reason: str = ""  # of a rejected one its RefusalReason, else a text
     execute_ns: int = 0  # in blocks
     stamps: EngineStamps = NOT_STAMPED
     blocks: tuple[BlockRecord, ...] = ()  # of a traced query

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from veltair.errors import OverloadedError, VeltairError
+from veltair.errors import OverloadedError, RefusalReason, VeltairError
+from veltair.server.ipc.admission_gates import create_admission_gates, gates_bytes
 from veltair.server.ipc.done_queries import DoneQueries, create_done_queries
 from veltair.server.ipc.lane import create_lanes, lane_bytes, ring_records
 from veltair.server.ipc.messages import LaneDescriptors
@@ -38,8 +39,11 @@ class EngineLink:
         self._memory = mmap.mmap(lanes, threads.count * lane_bytes(records))
         places = tenants * slots
         done = create_done_queries(threads.count, places)
+        gates = create_admission_gates(tenants)
+        self._gates = mmap.mmap(gates, gates_bytes(tenants))
         bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.descriptors = LaneDescriptors(lanes, records, bell, tuple(threads.wake_descriptors), done, places)
+        wakes = tuple(threads.wake_descriptors)
+        self.descriptors = LaneDescriptors(lanes, records, bell, wakes, done, places, gates)
         self._done = DoneQueries(self.descriptors)
         offsets = np.array([region.offset for region in pool.regions], np.uint64)
         sizes = np.array([region.slot_bytes for region in pool.regions], np.uint64)
@@ -49,6 +53,7 @@ class EngineLink:
             ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),
             records,
             self._done.address,
+            ctypes.addressof(ctypes.c_char.from_buffer(self._gates)),
             bell,
             tenants,
             slots,
@@ -61,7 +66,8 @@ class EngineLink:
     @property
     def inherited(self) -> Sequence[int]:
         """Descriptors that the engine process needs."""
-        return (self.descriptors.lanes, self.descriptors.done, self.descriptors.bell, *self.descriptors.wakes)
+        own = self.descriptors
+        return (own.lanes, own.done, own.gates, own.bell, *own.wakes)
 
     def use(self) -> None:
         """Have the threads send their queries to this engine."""
@@ -79,6 +85,7 @@ class EngineLink:
         self._native.wire_unlink(handle)
         os.close(self.descriptors.lanes)
         os.close(self.descriptors.done)
+        os.close(self.descriptors.gates)
         os.close(self.descriptors.bell)
 
     @property
@@ -90,7 +97,7 @@ class EngineLink:
         """A slot of the tenant's region. Raises OverloadedError when none is left."""
         slot: int = self._native.wire_take_slot(self._handle, tenant)
         if slot < 0:
-            raise OverloadedError(self._threads.full)
+            raise OverloadedError(RefusalReason.SLOTS)
         return slot
 
     def give_back(self, tenant: int, slot: int) -> None:

@@ -1,12 +1,20 @@
-/* The calls of a gRPC connection: inference without peculiarities becomes a query, everything else is Python's. */
+/* The calls of gRPC: inference without peculiarities becomes a query, everything else is Python's. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "wire.h"
+#include "grpc.h"
 
 enum { RESOURCE_EXHAUSTED = 8 };
+/* Counts what the call holds now. */
+static void hold(const call *of, size_t more, size_t less) {
+  grpc_connection *on = of->asker.connection->state;
+  on->held += more;
+  on->held -= less;
+}
 enum { MOST_DETAIL = 2048 /* bytes of a status message */ };
+enum { MOST_AHEAD = 4096 /* messages of a stream that Python has not begun to handle */ };
+enum { MESSAGE_BYTES = 512 /* that a message of any size costs on its way to Python */ };
 
 static bool is(const hpack_field *field, const char *name) {
   return field->name_size == strlen(name) && !memcmp(field->name, name, field->name_size);
@@ -59,6 +67,7 @@ static bool read_head(call *new, const hpack_field *fields, int count) {
       timely = new->asker.deadline_ns;
     }
   }
+  new->infers = infer;
   new->answerable = infer && plain && timely;
   return post && grpc;
 }
@@ -78,6 +87,39 @@ static void find_tenant(call *new, const char *name) {
   }
 }
 
+void grpc_refuse_call(call *of, int number) {
+  const refusal *why = &of->asker.connection->thread->wire->refusals[number];
+  if (of->state == PYTHON) python_aborted(of, why->status.grpc);
+  grpc_finish(of, why->status.grpc, why->text, strlen(why->text));
+}
+
+/* False: Python has enough to do, and the call is over. */
+static bool open_in_python(call *of) {
+  budgets *all = &of->asker.connection->thread->wire->budgets;
+  if (of->infers && !(of->asks_python = budget_ask_python(all))) {
+    grpc_refuse_call(of, BUSY);
+    return false;
+  }
+  const size_t held = of->fields_bytes + (of->message ? of->message_bytes : 0);
+  hold(of, 0, held);
+  of->ahead = of->message ? of->message_bytes + MESSAGE_BYTES : 0;
+  hold(of, of->ahead, 0);
+  python_open(of);
+  return true;
+}
+
+static void send_to_python(call *of, uint8_t *data, size_t size, bool compressed) {
+  if (of->taken >= MOST_AHEAD) {
+    h2_free_message(data);
+    grpc_refuse_call(of, MEMORY);
+    return;
+  }
+  if (!of->taken) hold(of, 0, of->ahead), of->ahead = 0;
+  of->ahead += size + MESSAGE_BYTES;
+  hold(of, size + MESSAGE_BYTES, 0);
+  python_message(of, data, size, compressed);
+}
+
 static void headers(void *owner, h2_stream *stream, const hpack_field *fields, int count) {
   if (h2_context(stream)) return; /* trailers mean nothing to a server */
   call *new = calloc(1, sizeof *new);
@@ -89,24 +131,49 @@ static void headers(void *owner, h2_stream *stream, const hpack_field *fields, i
   h2_set_context(stream, new);
   const bool call_of_grpc = read_head(new, fields, count);
   new->fields = pack_fields(fields, count, &new->fields_bytes);
+  hold(new, sizeof *new + new->fields_bytes, 0);
   if (!call_of_grpc || !new->fields) {
     refuse_http(new);
     return;
   }
   find_tenant(new, new->asker.connection->thread->wire->tenant_header);
-  if (!new->answerable) python_open(new);
+  thread_expire_at(new->asker.connection->thread, new->asker.arrival_ns + new->asker.connection->thread->wire->budgets.most.body_ns);
+  if (!new->answerable) open_in_python(new);
+}
+
+static bool room(void *owner, h2_stream *stream, size_t size) {
+  const connection *on = owner;
+  call *of = h2_context(stream);
+  if (!of || may_hold(on, size + MESSAGE_BYTES)) return true;
+  grpc_refuse_call(of, MEMORY);
+  return false;
+}
+
+/* A large message, whose head is enough to refuse it: its client need not send the rest. */
+static void begun(void *owner, h2_stream *stream, const uint8_t *data, size_t size) {
+  const connection *on = owner;
+  call *of = h2_context(stream);
+  request found;
+  if (!of) return;
+  of->message_since_ns = now_ns();
+  thread_expire_at(on->thread, of->message_since_ns + on->thread->wire->budgets.most.body_ns);
+  if (of->state != RECEIVING || of->message) return;
+  if (!grpc_request(data, size, of->tenant, of->tenant_bytes, &found) || found.tensors == found.end) return;
+  query_refused(&of->asker, &found.key);
 }
 
 static void message(void *owner, h2_stream *stream, uint8_t *data, size_t size, bool compressed) {
   (void)owner;
   call *of = h2_context(stream);
+  if (of) of->message_since_ns = 0;
   if (of && of->state == RECEIVING && !of->message && !compressed) {
     of->message = data;
     of->message_bytes = size;
+    hold(of, size, 0);
     return;
   }
-  if (of && of->state == RECEIVING) python_open(of);
-  if (of && of->state == PYTHON) python_message(of, data, size, compressed);
+  if (of && of->state == RECEIVING && !open_in_python(of)) of = NULL; /* it is over */
+  if (of && of->state == PYTHON) send_to_python(of, data, size, compressed);
   else h2_free_message(data);
 }
 
@@ -128,11 +195,14 @@ static void end(void *owner, h2_stream *stream) {
   } else if (of->state == RECEIVING) {
     uint8_t *const data = of->message;
     of->message = NULL;
+    grpc_connection *on = of->asker.connection->state;
+    if (data) on->held -= of->message_bytes;
     if (data && begin_query(of, data)) { /* a refusal has freed the call */
       h2_free_message(data);
     } else {
       of->message = data;
-      python_open(of);
+      if (data) on->held += of->message_bytes;
+      open_in_python(of);
     }
   }
 }
@@ -169,18 +239,20 @@ static void closed(void *owner, h2_stream *stream) {
   if (!of) return;
   h2_set_context(stream, NULL);
   if (of->asker.query) query_abandon(of->asker.query);
+  if (of->asks_python) budget_python_done(&of->asker.connection->thread->wire->budgets);
+  hold(of, 0, sizeof *of + of->ahead + (of->fields ? of->fields_bytes : 0) + (of->message ? of->message_bytes : 0));
   python_forget(of);
   if (of->message) h2_free_message(of->message);
   free(of->fields);
   free(of);
 }
 
-static const h2_handler handler = {
-    .headers = headers, .message = message, .too_large = too_large, .end = end,
+const h2_handler grpc_handler = {
+    .headers = headers, .room = room, .begun = begun, .message = message, .too_large = too_large, .end = end,
     .aborted = aborted, .flushed = flushed, .closed = closed,
 };
 
-static bool respond(asker *to, const query *query, const uint8_t *slot) {
+bool grpc_respond(asker *to, const query *query, const uint8_t *slot) {
   call *of = (call *)to;
   io_thread *thread = to->connection->thread;
   const wire *owner = thread->wire;
@@ -229,45 +301,6 @@ void grpc_finish(call *of, int32_t code, const char *text, size_t size) {
   h2_headers(of->stream, block, used, true);
 }
 
-static void refuse(asker *to, status status, const char *text, size_t size) {
+void grpc_refuse(asker *to, status status, const char *text, size_t size) {
   grpc_finish((call *)to, status.grpc, text, size);
 }
-
-/* The connection */
-
-static bool open_connection(connection *at) {
-  at->state = h2_new(true, at->thread->wire->max_message_bytes, &handler, at);
-  return at->state;
-}
-
-static void close_connection(connection *at) { h2_free(at->state); }
-
-static bool reads(const connection *at) { return !h2_failed(at->state); }
-
-static uint8_t *target(connection *at, size_t *room) { return h2_target(at->state, room); }
-
-static void filled(connection *at, size_t size) { h2_filled(at->state, size); }
-
-static void broken_off(connection *at) { at->broken = true; }
-
-static const uint8_t *output(connection *at, size_t *size) { return h2_output(at->state, size); }
-
-static void sent(connection *at, size_t size) { h2_sent(at->state, size); }
-
-static bool over(const connection *at) { return h2_failed(at->state); }
-
-static size_t busy(const connection *at) { return h2_streams(at->state); }
-
-static void leave(connection *at) { h2_leave(at->state); }
-
-static int64_t expire(connection *at, int64_t now) {
-  (void)at, (void)now;
-  return INT64_MAX; /* clients keep them open */
-}
-
-const protocol grpc_protocol = {
-    .open = open_connection, .close = close_connection, .reads = reads, .target = target, .filled = filled,
-    .ended = broken_off, .output = output, .sent = sent, .unsent = broken_off,
-    .over = over, .busy = busy, .leave = leave, .expire = expire,
-    .fill = grpc_fill, .respond = respond, .refuse = refuse,
-};

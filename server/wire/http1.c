@@ -2,17 +2,30 @@
 #include "http1.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { READ = 1 << 14 /* bytes read at a time while no body is expected */ };
 /* Bytes of JSON in a request that may have a plan, with tensors behind it and without. */
 enum { MOST_JSON = 1 << 20, MOST_PLAIN_JSON = 1 << 16 };
 
-/* From here on it waits for a request. */
-static void rest(http1 *on) {
-  io_thread *thread = on->asker.connection->thread;
-  on->idle_since_ns = now_ns();
-  const int64_t due = on->idle_since_ns + thread->wire->keep_alive_ns;
-  if (due < thread->next_expiry_ns) thread->next_expiry_ns = due;
+/* How long it may stay as it is; 0: as long as it likes. */
+static int64_t patience_ns(const http1 *on) {
+  const limits *most = &on->asker.connection->thread->wire->budgets.most;
+  switch (on->state) {
+    case READS_HEAD: return buffer_size(&on->in) ? most->head_ns : most->idle_ns;
+    case READS_BODY:
+    case DISCARDS: return most->body_ns;
+    case FORWARDS: return on->request_left ? most->body_ns : 0;
+    case TUNNELS: return most->idle_ns;
+    default: return 0;
+  }
+}
+
+/* Its patience begins anew. */
+void http1_begin(http1 *on) {
+  on->since_ns = now_ns();
+  const int64_t patience = patience_ns(on);
+  if (patience) thread_expire_at(on->asker.connection->thread, on->since_ns + patience);
 }
 
 static bool open_connection(connection *at) {
@@ -20,13 +33,14 @@ static bool open_connection(connection *at) {
   if (!new) return false;
   new->asker.connection = at;
   at->state = new;
-  rest(new);
+  http1_begin(new);
   return true;
 }
 
 static void close_connection(connection *at) {
   http1 *on = at->state;
   if (on->asker.query) query_abandon(on->asker.query);
+  http1_python_done(on);
   http1_forget_uvicorn(on);
   buffer_free(&on->in);
   buffer_free(&on->out);
@@ -57,14 +71,16 @@ static uint8_t *target(connection *at, size_t *room) {
 
 static void filled(connection *at, size_t size) {
   http1 *on = at->state;
+  const bool first = !buffer_size(&on->in);
   buffer_add(&on->in, size);
+  if ((first && on->state == READS_HEAD) || on->state == TUNNELS) http1_begin(on);
   http1_advance(on);
 }
 
 static void ended(connection *at) {
   http1 *on = at->state;
   on->ended = true;
-  if (on->state == FORWARDS || on->state == TUNNELS) http1_advance(on);
+  if (on->state == DISCARDS || on->state == FORWARDS || on->state == TUNNELS) http1_advance(on);
   else if (on->state == READS_HEAD) on->closing = true;
   else at->broken = true; /* it does not wait for its answer */
 }
@@ -96,22 +112,41 @@ static void leave(connection *at) {
   if (on->state == READS_HEAD) on->closing = true;
 }
 
+/* Nothing more is read of it. */
+static void refuse_connection(http1 *on, int number) {
+  const refusal *why = &on->asker.connection->thread->wire->refusals[number];
+  on->head.closes = true;
+  http1_refuse(&on->asker, why->status, why->text, strlen(why->text));
+}
+
 static int64_t expire(connection *at, int64_t now) {
   http1 *on = at->state;
-  if (on->state != READS_HEAD || buffer_size(&on->in) || buffer_size(&on->out)) return INT64_MAX;
-  const int64_t due = on->idle_since_ns + at->thread->wire->keep_alive_ns;
+  const int64_t patience = patience_ns(on);
+  if (!patience || on->closing) return INT64_MAX;
+  if (buffer_size(&on->out)) return now + patience; /* it has not read the last answer yet, for which it has its time */
+  const int64_t due = on->since_ns + patience;
   if (due > now) return due;
-  on->closing = true;
-  mark_dirty(at);
+  const bool asked = on->state == READS_HEAD ? buffer_size(&on->in) : on->state == READS_BODY;
+  if (asked) {
+    atomic_fetch_add(&at->thread->wire->budgets.expired_connections, 1);
+    refuse_connection(on, SLOW);
+  } else {
+    cut_off(at);
+  }
   return INT64_MAX;
+}
+
+static size_t memory(const connection *at) {
+  const http1 *on = at->state;
+  return sizeof *on + on->in.room + on->out.room + on->up.room + on->down.room;
 }
 
 void http1_answered(http1 *on) {
   connection *at = on->asker.connection;
   if (on->head.closes || on->reply.closes || at->thread->left) on->closing = true;
-  on->state = READS_HEAD;
+  on->state = on->discard && !on->closing ? DISCARDS : READS_HEAD;
   on->head = on->reply = (http1_head){0};
-  rest(on);
+  http1_begin(on);
   if (on->ended && !buffer_size(&on->in)) on->closing = true;
   mark_dirty(at); /* the next request begins once the answer is on its way */
 }
@@ -124,7 +159,12 @@ static bool read_head(http1 *on) {
   if (on->closing || !size || buffer_size(&on->out) >= MOST_WAITING) return false;
   http1_head *head = &on->head;
   const enum head_state state = http1_read_request(head, buffer_bytes(&on->in), size, owner->tenant_header);
-  if (state == HEAD_PARTIAL && size < MOST_HEAD) {
+  const size_t most = owner->budgets.most.header_bytes;
+  if (state == HEAD_PARTIAL ? size > most : state == HEAD_COMPLETE && head->bytes > most) {
+    refuse_connection(on, HEAD);
+    return false;
+  }
+  if (state == HEAD_PARTIAL) {
     on->closing = on->ended;
     return false;
   }
@@ -135,6 +175,7 @@ static bool read_head(http1 *on) {
   on->asker.arrival_ns = now_ns();
   on->planned = false;
   on->state = READS_BODY;
+  http1_begin(on);
   const uint64_t most_json = head->has_json ? MOST_JSON : MOST_PLAIN_JSON;
   if (!head->answerable || head->body > owner->max_body_bytes || head->json > most_json) http1_forward(on);
   return true;
@@ -150,14 +191,31 @@ static bool read_body(http1 *on) {
   request request;
   bool plain = http1_request(on, &request);
   if (plain && size < whole) {
+    on->discard = whole;
+    if (query_refused(&on->asker, &request.key)) return true;
+    on->discard = 0;
     on->planned = query_planned(&on->asker, &request.key);
-    if (on->planned) return false;
+    if (on->planned && may_hold(on->asker.connection, whole)) return false;
+    if (on->planned) {
+      on->discard = whole;
+      query_refuse(&on->asker, &request.key, MEMORY);
+      return true;
+    }
     plain = false;
   }
   if (plain) on->state = ASKS;
   if (!plain || !query_begin(&on->asker, &request)) http1_forward(on);
   else buffer_drop(&on->in, whole);
   return true;
+}
+
+static bool discard(http1 *on) {
+  const size_t there = buffer_size(&on->in), size = on->discard < there ? (size_t)on->discard : there;
+  buffer_drop(&on->in, size);
+  on->discard -= size;
+  if (!on->discard) on->state = READS_HEAD, http1_begin(on);
+  else on->closing = on->closing || on->ended;
+  return !on->discard;
 }
 
 void http1_advance(http1 *on) {
@@ -168,6 +226,7 @@ void http1_advance(http1 *on) {
       case READS_HEAD: more = read_head(on); break;
       case READS_BODY: more = read_body(on); break;
       case ASKS: more = false; break;
+      case DISCARDS: more = discard(on); break;
       default: more = http1_pass_on(on); break;
     }
   }
@@ -177,5 +236,5 @@ void http1_advance(http1 *on) {
 const protocol http1_protocol = {
     .open = open_connection, .close = close_connection, .reads = reads, .target = target, .filled = filled,
     .ended = ended, .output = output, .sent = sent, .unsent = unsent, .over = over, .busy = busy, .leave = leave,
-    .expire = expire, .fill = http1_fill, .respond = http1_respond, .refuse = http1_refuse,
+    .expire = expire, .memory = memory, .fill = http1_fill, .respond = http1_respond, .refuse = http1_refuse,
 };

@@ -14,7 +14,7 @@
 enum { MOST_HEAD = 1 << 16 };     /* bytes of a head, which is held until it is complete */
 enum { MOST_WAITING = 1 << 18 };  /* bytes in one direction; while there are more, no more are read for it */
 
-enum http1_state { READS_HEAD, READS_BODY, ASKS, FORWARDS, TUNNELS };
+enum http1_state { READS_HEAD, READS_BODY, ASKS, DISCARDS, FORWARDS, TUNNELS };
 
 typedef struct {
   asker asker; /* first, so that either is found from the other */
@@ -25,7 +25,9 @@ typedef struct {
   bool closing; /* nothing is read any more; closed once everything is sent */
   http1_head head;
   buffer in, out; /* from the client, and for it */
-  int64_t idle_since_ns;
+  uint64_t discard; /* bytes of a body that nobody reads: its request has been refused */
+  int64_t since_ns;  /* it is idle, the head has begun, the body has, or the last byte of a tunnel has come */
+  bool asks_python;  /* it is counted among the requests of Python */
   /* Of what is passed on. */
   connection *uvicorn; /* NULL while there is none */
   int64_t uvicorn_used_ns;
@@ -40,7 +42,9 @@ typedef struct {
 
 /* http1.c */
 void http1_advance(http1 *on);  /* as far as the bytes that are there allow */
+void http1_begin(http1 *on);    /* what it does next, which may take only so long */
 void http1_answered(http1 *on); /* the response to its request is in `out` */
+void http1_python_done(http1 *on);
 
 /* http1_body.c */
 /* What the JSON at the beginning of a body adds to a key that has its path and tenant. False: it can have no plan. */

@@ -142,6 +142,8 @@ static size_t escape(char *target, const char *text, size_t size) {
 static const char *phrase_of(int code) {
   switch (code) {
     case 400: return "Bad Request";
+    case 408: return "Request Timeout";
+    case 431: return "Request Header Fields Too Large";
     case 503: return "Service Unavailable";
     case 504: return "Gateway Timeout";
     default: return "Internal Server Error";

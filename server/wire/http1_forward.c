@@ -1,5 +1,6 @@
 /* Requests that uvicorn answers: passed on byte for byte, and so are its responses. */
 #define _GNU_SOURCE
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -29,7 +30,7 @@ static bool reach(http1 *on) {
   connection *at = on->asker.connection;
   const wire *owner = at->thread->wire;
   const int64_t now = now_ns();
-  if (now - on->uvicorn_used_ns > owner->keep_alive_ns / 2) http1_forget_uvicorn(on); /* it may be about to be closed */
+  if (now - on->uvicorn_used_ns > owner->budgets.most.idle_ns / 2) http1_forget_uvicorn(on); /* it may be about to be closed */
   on->uvicorn_used_ns = now;
   if (on->uvicorn) return true;
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -46,17 +47,35 @@ static bool reach(http1 *on) {
   return on->uvicorn;
 }
 
+void http1_python_done(http1 *on) {
+  if (on->asks_python) budget_python_done(&on->asker.connection->thread->wire->budgets);
+  on->asks_python = false;
+}
+
+/* Requests of inference alone: all others, by which an operator looks at the server, get through. */
+static bool may_ask(http1 *on) {
+  if (!on->head.infers) return true;
+  on->asks_python = on->asks_python || budget_ask_python(&on->asker.connection->thread->wire->budgets);
+  return on->asks_python;
+}
+
 static void begin(http1 *on, enum http1_state state) {
+  connection *at = on->asker.connection;
+  if (!may_ask(on)) {
+    const refusal *why = &at->thread->wire->refusals[BUSY];
+    on->discard = on->head.bytes + on->head.body;
+    if (state == TUNNELS) on->closing = true; /* nobody knows where the request ends */
+    http1_refuse(&on->asker, why->status, why->text, strlen(why->text));
+    return;
+  }
   on->state = state;
   on->reply = (http1_head){0};
   on->replied = on->in_reply = false;
+  on->request_left = on->head.bytes + on->head.body;
   if (!reach(on)) fail(on);
 }
 
-void http1_forward(http1 *on) {
-  begin(on, on->head.opaque ? TUNNELS : FORWARDS);
-  on->request_left = on->head.bytes + on->head.body;
-}
+void http1_forward(http1 *on) { begin(on, on->head.opaque ? TUNNELS : FORWARDS); }
 
 void http1_tunnel(http1 *on) { begin(on, TUNNELS); }
 
@@ -78,6 +97,7 @@ bool http1_pass_on(http1 *on) {
   mark_dirty(on->uvicorn);
   if (tunnel || !on->replied || on->request_left) return false;
   on->uvicorn_used_ns = now_ns();
+  http1_python_done(on);
   http1_answered(on);
   return true;
 }
@@ -144,6 +164,7 @@ static uint8_t *uvicorn_target(connection *at, size_t *room) {
 static void uvicorn_filled(connection *at, size_t size) {
   http1 *on = at->state;
   buffer_add(&on->down, size);
+  if (on->state == TUNNELS) http1_begin(on);
   pass_back(on);
   mark_dirty(on->asker.connection);
   http1_advance(on);
@@ -185,6 +206,11 @@ static size_t uvicorn_busy(const connection *at) {
 
 static void uvicorn_leave(connection *at) { (void)at; }
 
+static size_t uvicorn_memory(const connection *at) {
+  (void)at;
+  return 0; /* the client's connection holds what it has */
+}
+
 static int64_t uvicorn_expire(connection *at, int64_t now) {
   (void)at, (void)now;
   return INT64_MAX;
@@ -194,5 +220,5 @@ static const protocol uvicorn_protocol = {
     .open = open_uvicorn, .close = close_uvicorn, .reads = uvicorn_reads, .target = uvicorn_target,
     .filled = uvicorn_filled, .ended = uvicorn_ended, .output = uvicorn_output, .sent = uvicorn_sent,
     .unsent = uvicorn_unsent, .over = uvicorn_over, .busy = uvicorn_busy, .leave = uvicorn_leave,
-    .expire = uvicorn_expire,
+    .expire = uvicorn_expire, .memory = uvicorn_memory,
 };

@@ -160,7 +160,7 @@ static bool request_line(http1_head *head, const uint8_t *bytes, text line, bool
   head->closes = line.bytes[at] == '0';
   head->to_head = same(method, "head");
   head->path = (head_part){(uint32_t)(path.bytes - bytes), (uint32_t)path.size};
-  head->answerable = same(method, "post") && is_infer(path);
+  head->infers = head->answerable = same(method, "post") && is_infer(path);
   return true;
 }
 

@@ -29,6 +29,7 @@ typedef struct {
   bool opaque;             /* chunked or an upgrade: only the two ends know where it ends */
   /* Of requests. */
   bool to_head;    /* its method is HEAD */
+  bool infers;     /* it is inference */
   bool answerable; /* inference without peculiarities */
   bool has_json, has_tenant;
   uint64_t json; /* Inference-Header-Content-Length */

@@ -18,7 +18,11 @@
 
 enum { EVENTS = 64, ACCEPTS = 16 /* connections taken at a time */ };
 static const int64_t ACCEPT_PAUSE_NS = 100000000; /* while the system gives no descriptor for a connection */
-enum { TURN_BYTES = 1 << 20 /* read from one connection before others have their turn */ };
+/* Read from one connection before others have their turn, which many of them share. */
+enum { TURN_BYTES = 1 << 20, LEAST_TURN_BYTES = 1 << 16 };
+enum { TAKEN_BYTES = 1 << 16 /* of its output that a client has to take in time, or all */ };
+enum { SLACK_BYTES = 1 << 22 /* of memory beyond the budget of a connection, which is looked at afterwards */ };
+static const int64_t EXPIRY_STEP_NS = 50000000; /* between two looks at what takes too long */
 
 int64_t now_ns(void) {
   struct timespec now;
@@ -73,15 +77,31 @@ static void pause_accepting(io_thread *thread) {
 static void accept_connections(io_thread *thread, const listener *from) {
   const int on = 1;
   for (int i = 0; i < ACCEPTS; i++) {
-    const int fd = accept4(from->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    struct sockaddr_storage client = {0};
+    socklen_t size = sizeof client;
+    uint32_t place;
+    const int fd = accept4(from->fd, (struct sockaddr *)&client, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) {
       if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) pause_accepting(thread);
       return; /* else there is none */
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on); /* the system notices a peer that vanished */
-    connection_open(thread, from->protocol, fd);
+    if (!budget_connect(&thread->wire->budgets, &client, &place)) {
+      close(fd);
+      continue;
+    }
+    connection *new = connection_open(thread, from->protocol, fd);
+    if (new) new->counted = true, new->place = place;
+    else budget_disconnect(&thread->wire->budgets, place);
   }
+}
+
+/* What has come and is not read would make the system reset the connection, and with it an answer on its way. */
+static void drain(int fd) {
+  enum { PARTS = 16, PART_BYTES = 1 << 20 };
+  shutdown(fd, SHUT_WR);
+  for (int i = 0; i < PARTS && recv(fd, NULL, PART_BYTES, MSG_TRUNC | MSG_DONTWAIT) > 0; i++) continue;
 }
 
 static void close_connection(connection *at) {
@@ -91,14 +111,17 @@ static void close_connection(connection *at) {
   else thread->connections = at->next;
   at->dirty = true; /* what its calls do now reaches nobody */
   at->protocol->close(at);
+  budget_count(&thread->wire->budgets, &at->held, 0);
+  if (at->counted) budget_disconnect(&thread->wire->budgets, at->place);
+  drain(at->fd);
   close(at->fd);
   free(at);
 }
 
-static void receive(connection *at) {
+static void receive(connection *at, size_t turn) {
   const protocol *protocol = at->protocol;
   mark_dirty(at);
-  for (size_t taken = 0; taken < TURN_BYTES && !at->broken && protocol->reads(at);) {
+  for (size_t taken = 0; taken < turn && !at->broken && protocol->reads(at);) {
     size_t room = 0;
     uint8_t *target = protocol->target(at, &room);
     const ssize_t got = target ? recv(at->fd, target, room, 0) : -1;
@@ -115,19 +138,46 @@ static void receive(connection *at) {
   }
 }
 
+void cut_off(connection *at) {
+  at->broken = true;
+  mark_dirty(at);
+  atomic_fetch_add(&at->thread->wire->budgets.expired_connections, 1);
+}
+
+/* A client that takes little of what it asked for is cut off in time. */
+static void watch_reader(connection *at, size_t taken, bool all) {
+  at->taken += taken;
+  if (all) {
+    at->unread_since_ns = 0;
+  } else if (!at->unread_since_ns || at->taken >= TAKEN_BYTES) {
+    at->unread_since_ns = now_ns();
+    at->taken = 0;
+    thread_expire_at(at->thread, at->unread_since_ns + at->thread->wire->budgets.most.unread_ns);
+  }
+}
+
+bool may_hold(const connection *at, uint64_t more) { return budget_allows(&at->thread->wire->budgets, at->held, more); }
+
 /* Sends what waits, as far as the system takes it, and asks epoll about what comes next. */
 static void transmit(connection *at) {
   const protocol *protocol = at->protocol;
   size_t size = 0;
+  size_t taken = 0;
   const uint8_t *data;
   while (!at->broken && (data = protocol->output(at, &size), size)) {
     const ssize_t sent = send(at->fd, data, size, MSG_NOSIGNAL);
-    if (sent >= 0) protocol->sent(at, (size_t)sent);
+    if (sent >= 0) taken += (size_t)sent, protocol->sent(at, (size_t)sent);
     else if (errno == EAGAIN || errno == EWOULDBLOCK) break;
     else if (errno != EINTR) protocol->unsent(at);
   }
   if (!at->broken && !size && protocol->over(at)) at->broken = true;
   if (at->broken) return;
+  if (size || at->unread_since_ns) watch_reader(at, taken, !size);
+  budget_count(&at->thread->wire->budgets, &at->held, protocol->memory(at));
+  if (at->held > at->thread->wire->budgets.most.connection_memory + SLACK_BYTES) { /* answers that are not read */
+    at->broken = true;
+    return;
+  }
   const uint32_t events = (protocol->reads(at) ? EPOLLIN : 0) | (size ? EPOLLOUT : 0);
   if (events == at->watched) return;
   /* Without an event it leaves epoll: a closed peer would be reported again and again. */
@@ -198,6 +248,19 @@ static int timeout_ms(const io_thread *thread) {
   return left_ms < 0 ? 0 : left_ms > INT_MAX ? INT_MAX : (int)left_ms;
 }
 
+void thread_expire_at(io_thread *thread, int64_t due) {
+  if (due < thread->next_expiry_ns) thread->next_expiry_ns = due;
+}
+
+/* What of it takes too long, whatever it speaks. Returns when to ask again. */
+static int64_t expire_reader(connection *at, int64_t now) {
+  if (!at->unread_since_ns) return INT64_MAX;
+  const int64_t due = at->unread_since_ns + at->thread->wire->budgets.most.unread_ns;
+  if (due > now) return due;
+  cut_off(at);
+  return INT64_MAX;
+}
+
 static void expire(io_thread *thread) {
   const int64_t now = now_ns();
   if (thread->next_deadline_ns <= now) queries_expire(thread, now);
@@ -208,19 +271,20 @@ static void expire(io_thread *thread) {
   }
   thread->next_expiry_ns = thread->accept_again_ns;
   for (connection *at = thread->connections; at; at = at->next) {
-    const int64_t next = at->protocol->expire(at, now);
-    if (next < thread->next_expiry_ns) thread->next_expiry_ns = next;
+    thread_expire_at(thread, expire_reader(at, now));
+    if (!at->broken) thread_expire_at(thread, at->protocol->expire(at, now));
   }
+  if (thread->next_expiry_ns < now + EXPIRY_STEP_NS) thread->next_expiry_ns = now + EXPIRY_STEP_NS;
 }
 
-static void handle(io_thread *thread, const struct epoll_event *event) {
+static void handle(io_thread *thread, const struct epoll_event *event, size_t turn) {
   const listener *listeners = thread->wire->listeners;
   if (event->data.ptr == thread) return; /* the loop looks at everything that it is woken for */
   if (event->data.ptr == &listeners[GRPC] || event->data.ptr == &listeners[HTTP]) {
     accept_connections(thread, event->data.ptr);
   } else {
     connection *at = event->data.ptr;
-    if (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(at);
+    if (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(at, turn);
     else mark_dirty(at);
   }
 }
@@ -231,7 +295,8 @@ static void *serve(void *argument) {
   for (bool serving = true; serving;) {
     const int count = epoll_wait(thread->epoll, events, EVENTS, timeout_ms(thread));
     queries_end(thread);
-    for (int i = 0; i < count; i++) handle(thread, &events[i]);
+    const size_t turn = count > TURN_BYTES / LEAST_TURN_BYTES ? LEAST_TURN_BYTES : TURN_BYTES / (size_t)(count > 0 ? count : 1);
+    for (int i = 0; i < count; i++) handle(thread, &events[i], turn);
     if (thread->next_deadline_ns != INT64_MAX || thread->next_expiry_ns != INT64_MAX) expire(thread);
     serving = obey(thread);
     transmit_all(thread);

@@ -9,39 +9,21 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.errors import DeadlineError, OverloadedError, QueryError, VeltairError, WorkerDiedError
+from veltair.config import LimitsConfig
+from veltair.errors import VeltairError
 from veltair.grpc.server import BACKLOG
 from veltair.grpc.server_call import ANSWER_HEAD, ANSWER_TRAILERS, Decompress, Method
-from veltair.server.ipc.lane import OUTCOMES
 from veltair.server.ipc.native_library import array_address
 from veltair.server.wire import native
-from veltair.server.wire.native import CallEvent, Refusal, Settings, Status
+from veltair.server.wire.native import CallEvent, Settings
 from veltair.server.wire.native_call import NativeCall, unpack_fields
 from veltair.server.wire.plan import Plan
+from veltair.server.wire.settings import native_limits, native_refusals, outcome_statuses
 
 TAKEN_AT_ONCE = 1 << 16  # counts
-
-# What an outcome of the engine is to the client.
-ERRORS: dict[str, type[QueryError]] = {
-    "done": QueryError,
-    "rejected": OverloadedError,
-    "cancelled": DeadlineError,
-    "failed": QueryError,
-    "worker_died": WorkerDiedError,
-}
-
-
-def status_of(error: type[QueryError]) -> Status:
-    """What an error is over each protocol.
-
-    >>> status_of(DeadlineError).grpc, status_of(DeadlineError).http
-    (4, 504)
-    """
-    return Status(grpc.StatusCode[error.grpc_code].value[0], error.http_status)
 
 
 class IoThreads:
@@ -53,7 +35,7 @@ class IoThreads:
 
         threads = IoThreads(1, infer_path="/inference.GRPCInferenceService/ModelInfer", …)
         port = await threads.listen(host, port, methods, inflate)
-        threads.listen_http(listener, uvicorn_listener, keep_alive_s=75)
+        threads.listen_http(listener, uvicorn_listener)
         threads.add_grpc_plan(message, "", plan)
         await threads.stop(grace_s=5)
     """
@@ -67,9 +49,7 @@ class IoThreads:
         tenant_header: str,
         max_message_bytes: int,
         max_body_bytes: int,
-        full: str,
-        read_late: str,
-        expired: str,
+        limits: LimitsConfig,
     ) -> None:
         """Raises VeltairError when the system gives no thread.
 
@@ -79,12 +59,9 @@ class IoThreads:
             tenant_header: metadata, or the header over HTTP, that belongs to the head of a request.
             max_message_bytes: of gRPC.
             max_body_bytes: over HTTP.
-            full: what a client reads when no slot is free.
-            read_late: when its deadline had passed before the request was read.
-            expired: when its deadline passes before the answer.
+            limits: what clients may use up.
         """
         self.count = threads
-        self.full = full
         self._max_message_bytes = max_message_bytes
         self._methods: Mapping[str, Method] = {}
         self._decompress: Decompress | None = None
@@ -94,16 +71,16 @@ class IoThreads:
         self._http_listener: socket.socket | None = None  # closed by its owner
         self._idle: asyncio.Event | None = None
         self._counted: Callable[[NDArray[np.void]], None] | None = None
-        late = status_of(DeadlineError)
+        refusals = native_refusals()
         self._settings = Settings(  # the threads read it as long as they live
             threads=threads,
             home=-1 if home is None else home,
-            outcome_status=(Status * len(OUTCOMES))(*(status_of(ERRORS[name]) for name in OUTCOMES)),
+            outcome_status=outcome_statuses(),
             max_message_bytes=max_message_bytes,
             max_body_bytes=max_body_bytes,
-            full=Refusal(status_of(OverloadedError), full.encode()),
-            read_late=Refusal(late, read_late.encode()),
-            expired=Refusal(late, expired.encode()),
+            limits=native_limits(limits, max(max_message_bytes, max_body_bytes)),
+            refusals=refusals,
+            refusal_count=len(refusals),
             infer_path=infer_path.encode(),
             tenant_header=tenant_header.encode(),
             head=ANSWER_HEAD,
@@ -147,14 +124,11 @@ class IoThreads:
         bound: int = listener.getsockname()[1]
         return bound
 
-    def listen_http(self, listener: socket.socket, uvicorn: socket.socket, keep_alive_s: float) -> None:
-        """Accept connections over HTTP/1.1, once `listen` has begun. What has no plan goes to uvicorn's Unix socket.
-
-        Idle connections are closed after `keep_alive_s`.
-        """
+    def listen_http(self, listener: socket.socket, uvicorn: socket.socket) -> None:
+        """Accept connections over HTTP/1.1, once `listen` has begun. What has no plan goes to uvicorn's Unix socket."""
         address = uvicorn.getsockname()
         name = address if isinstance(address, bytes) else address.encode()
-        if not self._native.wire_forward_to(self.handle, name, len(name), int(keep_alive_s * 1e9)):
+        if not self._native.wire_forward_to(self.handle, name, len(name)):
             raise VeltairError(f"{name!r} is too long for the name of a Unix socket")
         listener.setblocking(False)
         self._http_listener = listener

@@ -23,7 +23,8 @@ enum { LANE_REASON = 192 };
 typedef struct {
   uint64_t query;
   int32_t tenant, slot;
-  int32_t outcome; /* lane.OUTCOMES */
+  uint16_t outcome; /* lane.OUTCOMES */
+  uint16_t refusal; /* of a rejected one: RefusalReason.number */
   uint32_t reason_bytes;
   int64_t execute_ns;
   int64_t taken_ns, begin_ns, end_ns, ended_ns; /* stages.EngineStamps */

@@ -14,7 +14,7 @@ from veltair.server.ipc.stages import ENDED_REQUEST
 _POINTER, _SIZE, _U64, _I32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32
 
 # An ended query as `RequestCounts.count_batch` takes it, its tenant, and what only C reads.
-ENDED = np.dtype([*ENDED_REQUEST.descr, ("tenant", "i4"), ("socket", "i4")])
+ENDED = np.dtype([*ENDED_REQUEST.descr, ("tenant", "i4"), ("socket", "i4"), ("unused", "i4")])
 INPUT = np.dtype(
     [
         ("bytes", "u8"),
@@ -68,6 +68,17 @@ class Refusal(ctypes.Structure):
     _fields_ = (("status", Status), ("text", ctypes.c_char_p))
 
 
+class Limits(ctypes.Structure):
+    """What clients may use up: `config.LimitsConfig`."""
+
+    _fields_ = (
+        *((name, _U64) for name in ("memory", "connection_memory")),
+        *((name, ctypes.c_int64) for name in ("head_ns", "body_ns", "idle_ns", "unread_ns")),
+        *((name, ctypes.c_uint32) for name in ("connections", "address_connections", "streams", "header_bytes")),
+        *((name, ctypes.c_uint32) for name in ("python_requests", "unused")),
+    )
+
+
 class Settings(ctypes.Structure):
     """What `wire_start` gets."""
 
@@ -77,9 +88,9 @@ class Settings(ctypes.Structure):
         ("outcome_status", Status * 5),
         ("max_message_bytes", _SIZE),
         ("max_body_bytes", _SIZE),
-        ("full", Refusal),
-        ("read_late", Refusal),
-        ("expired", Refusal),
+        ("limits", Limits),
+        ("refusals", ctypes.POINTER(Refusal)),
+        ("refusal_count", _I32),
         ("infer_path", ctypes.c_char_p),
         ("tenant_header", ctypes.c_char_p),
         ("head", ctypes.c_char_p),
@@ -120,9 +131,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_wake_fd": (ctypes.c_int, _POINTER, ctypes.c_int),
     "wire_next_query": (_U64, _POINTER),
     "wire_listen": (None, _POINTER, ctypes.c_int, ctypes.c_int),
-    "wire_forward_to": (ctypes.c_int, _POINTER, ctypes.c_char_p, _SIZE, ctypes.c_int64),
+    "wire_forward_to": (ctypes.c_int, _POINTER, ctypes.c_char_p, _SIZE),
     "wire_open": (None, _POINTER, ctypes.c_int),
-    "wire_link": (_POINTER, *[_POINTER] * 3, _U64, _POINTER, ctypes.c_int, _I32, _I32, _POINTER, _POINTER),
+    "wire_link": (_POINTER, *[_POINTER] * 3, _U64, *[_POINTER] * 2, ctypes.c_int, _I32, _I32, _POINTER, _POINTER),
     "wire_unlink": (None, _POINTER),
     "wire_lane_bytes": (_SIZE, _U64),
     "wire_use": (None, _POINTER, _POINTER, ctypes.c_char_p),

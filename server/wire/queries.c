@@ -26,10 +26,10 @@ static void keep(io_thread *thread, const ended_query *ended) {
   if (half_full) post_notice(thread->wire, NOTICE_COUNTS);
 }
 
-static void count(io_thread *thread, const plan *plan, int64_t arrival_ns, int outcome) {
+static void count(io_thread *thread, const plan *plan, int64_t arrival_ns, int outcome, int refusal) {
   const int64_t now = now_ns();
   keep(thread, &(ended_query){.end_ns = now, .duration_ns = now - arrival_ns, .batch = plan->batch, .outcome = outcome,
-                              .tenant = plan->tenant, .socket = -1});
+                              .refusal = refusal, .tenant = plan->tenant, .socket = -1});
 }
 
 /* As stages.stage_times. The answer is counted before the client can have it, and ends later, in queries_sent. */
@@ -67,8 +67,17 @@ void queries_sent(connection *at) {
   pthread_mutex_unlock(&thread->lock);
 }
 
-static void refuse(asker *asker, const plan *plan, const refusal *why, int outcome) {
-  count(asker->connection->thread, plan, asker->arrival_ns, outcome);
+static void fail(asker *asker, const plan *plan, int outcome, status status, const char *text) {
+  count(asker->connection->thread, plan, asker->arrival_ns, outcome, NO_REFUSAL);
+  asker->connection->protocol->refuse(asker, status, text, strlen(text));
+}
+
+/* `number`: of why. */
+static void refuse(asker *asker, const plan *plan, int number) {
+  const wire *owner = asker->connection->thread->wire;
+  const refusal *why = &owner->refusals[number < owner->refusal_count ? number : NO_REFUSAL];
+  const bool late = number == LATE_ON_ARRIVAL || number == DEADLINE;
+  count(asker->connection->thread, plan, asker->arrival_ns, late ? COUNTED_DEADLINE : COUNTED_OVERLOADED, number);
   asker->connection->protocol->refuse(asker, why->status, why->text, strlen(why->text));
 }
 
@@ -122,21 +131,38 @@ bool query_planned(const asker *from, const plan_key *key) {
   return found;
 }
 
+bool query_refused(asker *from, const plan_key *key) {
+  plan *plan = find(from, key);
+  if (!plan) return false;
+  const bool shut = gate_shut(&from->connection->thread->link->gates[plan->tenant], plan->batch, now_ns());
+  if (shut) refuse(from, plan, OVERLOAD);
+  plan_release(plan);
+  return shut;
+}
+
+void query_refuse(asker *from, const plan_key *key, int number) {
+  plan *plan = find(from, key);
+  if (!plan) return;
+  refuse(from, plan, number);
+  plan_release(plan);
+}
+
 bool query_begin(asker *from, const request *request) {
   plan *plan = find(from, &request->key);
   if (!plan) return false;
-  const io_thread *thread = from->connection->thread;
-  const wire *owner = thread->wire;
-  engine_link *link = thread->link;
+  engine_link *link = from->connection->thread->link;
   int64_t deadline_ns = plan->timeout_ns ? from->arrival_ns + plan->timeout_ns : 0;
   if (from->deadline_ns && (!deadline_ns || from->deadline_ns < deadline_ns)) deadline_ns = from->deadline_ns;
   bool handled = true;
-  if (deadline_ns && deadline_ns <= now_ns()) {
-    refuse(from, plan, &owner->read_late, COUNTED_DEADLINE);
+  const int64_t now = now_ns();
+  if (deadline_ns && deadline_ns <= now) {
+    refuse(from, plan, LATE_ON_ARRIVAL);
+  } else if (gate_shut(&link->gates[plan->tenant], plan->batch, now)) {
+    refuse(from, plan, OVERLOAD);
   } else {
     const int32_t slot = slots_take(link->free, plan->tenant);
     if (slot < 0) {
-      refuse(from, plan, &owner->full, COUNTED_OVERLOADED);
+      refuse(from, plan, SLOTS);
     } else if (from->connection->protocol->fill(plan, request, slot_of(link, plan->tenant, slot)) &&
                submit(from, plan, request, slot, deadline_ns)) {
       return true; /* the query has the reference */
@@ -166,9 +192,6 @@ static const plan_output *store(const plan *plan, const uint8_t *slot) {
   return NULL;
 }
 
-static const char CANCELLED_TEXT[] = "cancelled"; /* as EngineConnection says it */
-static const int COUNTED[OUTCOMES] = {COUNTED_OK, COUNTED_OVERLOADED, COUNTED_DEADLINE, COUNTED_FAILED, COUNTED_FAILED};
-
 static void answer(asker *asker, const query *q, const lane_end *end) {
   io_thread *thread = asker->connection->thread;
   const protocol *protocol = asker->connection->protocol;
@@ -180,15 +203,19 @@ static void answer(asker *asker, const query *q, const lane_end *end) {
   if (outcome == DONE) {
     const plan_output *lost = store(q->plan, slot);
     if (lost) {
-      refuse(asker, q->plan, &(refusal){INVALID, lost->error}, COUNTED_INVALID);
+      fail(asker, q->plan, COUNTED_INVALID, INVALID, lost->error);
       return;
     }
     if (!protocol->respond(asker, q, slot)) outcome = FAILED, reason = "out of memory", reason_bytes = strlen(reason);
   }
-  if (outcome == CANCELLED) reason = CANCELLED_TEXT, reason_bytes = sizeof CANCELLED_TEXT - 1;
-  if (outcome == DONE) count_answer(thread, socket, q, end);
-  else count(thread, q->plan, q->arrival_ns, COUNTED[outcome]);
-  if (outcome != DONE) protocol->refuse(asker, thread->wire->outcome_status[outcome], reason, reason_bytes);
+  if (outcome == DONE) {
+    count_answer(thread, socket, q, end);
+  } else if (outcome == REJECTED || outcome == CANCELLED) {
+    refuse(asker, q->plan, outcome == REJECTED ? end->refusal : DEADLINE);
+  } else {
+    count(thread, q->plan, q->arrival_ns, COUNTED_FAILED, NO_REFUSAL);
+    protocol->refuse(asker, thread->wire->outcome_status[outcome], reason, reason_bytes);
+  }
 }
 
 static void forget(query *q) {
@@ -241,7 +268,7 @@ void queries_end(io_thread *thread) {
   lane_end end;
   while (lane_pop(from, ends, &end)) {
     const bool known = end.tenant >= 0 && end.tenant < link->tenants && end.slot >= 0 && end.slot < link->slots &&
-                       end.outcome >= 0 && end.outcome < OUTCOMES;
+                       end.outcome < OUTCOMES;
     if (known) end_query(thread, &end);
   }
 }
@@ -256,13 +283,12 @@ static void abandon(query *q) {
 }
 
 void query_abandon(query *q) {
-  count(q->asker->connection->thread, q->plan, q->arrival_ns, COUNTED_CANCELLED);
+  count(q->asker->connection->thread, q->plan, q->arrival_ns, COUNTED_CANCELLED, NO_REFUSAL);
   abandon(q);
 }
 
 void queries_expire(io_thread *thread, int64_t now) {
   if (now < thread->next_deadline_ns) return;
-  const refusal *why = &thread->wire->expired;
   int64_t earliest = INT64_MAX;
   for (query *next, *q = thread->queries; q; q = next) {
     next = q->next;
@@ -273,7 +299,7 @@ void queries_expire(io_thread *thread, int64_t now) {
     }
     asker *late = q->asker;
     abandon(q);
-    refuse(late, q->plan, why, COUNTED_DEADLINE);
+    refuse(late, q->plan, DEADLINE);
   }
   thread->next_deadline_ns = earliest;
 }
@@ -283,7 +309,7 @@ void queries_fail(io_thread *thread, const char *text) {
     next = q->next;
     asker *waiting = q->asker;
     leave_asker(q);
-    if (waiting) refuse(waiting, q->plan, &(refusal){thread->wire->outcome_status[WORKER_DIED], text}, COUNTED_FAILED);
+    if (waiting) fail(waiting, q->plan, COUNTED_FAILED, thread->wire->outcome_status[WORKER_DIED], text);
     forget(q); /* its slot goes with the link */
   }
   thread->queries = NULL;

@@ -15,7 +15,9 @@ typedef struct { /* native.Settings */
   int32_t threads, home;
   status outcome_status[OUTCOMES];
   uint64_t max_message_bytes, max_body_bytes;
-  refusal full, read_late, expired;
+  limits limits;
+  const refusal *refusals;
+  int32_t refusal_count;
   const char *infer_path, *tenant_header;
   const uint8_t *head, *trailers;
   uint64_t head_bytes, trailers_bytes;
@@ -30,7 +32,8 @@ EXPORT wire *wire_start(const settings *given) {
   new->listeners[HTTP] = (listener){&http1_protocol, -1};
   new->home = given->home;
   new->max_message_bytes = given->max_message_bytes, new->max_body_bytes = given->max_body_bytes;
-  new->full = given->full, new->read_late = given->read_late, new->expired = given->expired;
+  new->refusals = given->refusals, new->refusal_count = given->refusal_count;
+  new->budgets.most = given->limits;
   memcpy(new->outcome_status, given->outcome_status, sizeof new->outcome_status);
   new->infer_path = given->infer_path, new->tenant_header = given->tenant_header;
   new->head = given->head, new->head_bytes = given->head_bytes;
@@ -61,10 +64,8 @@ EXPORT void wire_listen(wire *of, int protocol, int fd) {
   for (int i = 0; i < of->threads; i++) thread_listen(&of->thread[i], &of->listeners[protocol]);
 }
 
-/* Where uvicorn listens (the name of a Unix socket, which may be an abstract one), and for how long both keep idle
- * connections. Before wire_listen. */
-EXPORT int wire_forward_to(wire *of, const char *name, uint64_t size, int64_t keep_alive_ns) {
-  of->keep_alive_ns = keep_alive_ns;
+/* Where uvicorn listens: the name of a Unix socket, which may be an abstract one. Before wire_listen. */
+EXPORT int wire_forward_to(wire *of, const char *name, uint64_t size) {
   of->uvicorn.sun_family = AF_UNIX;
   if (!size || size >= sizeof of->uvicorn.sun_path) return false;
   memcpy(of->uvicorn.sun_path, name, size);
@@ -75,15 +76,17 @@ EXPORT int wire_forward_to(wire *of, const char *name, uint64_t size, int64_t ke
 /* Whether queries are taken; while they are not, every request goes to Python, which says why. */
 EXPORT void wire_open(wire *of, int open) { atomic_store(&of->open, open); }
 
-/* The engine process, from its start on. `lanes`: one for each thread, one behind the other. `done`: of all slots. */
-EXPORT engine_link *wire_link(wire *of, uint8_t *pool, void *lanes, uint64_t records, uint8_t *done, int bell, int32_t tenants,
-                              int32_t slots, const uint64_t *region_offset, const uint64_t *slot_bytes) {
+/* The engine process, from its start on. `lanes`: one for each thread, one behind the other. `done`: of all slots.
+ * `gates`: of all tenants. */
+EXPORT engine_link *wire_link(wire *of, uint8_t *pool, void *lanes, uint64_t records, uint8_t *done,
+                              const gate *gates, int bell, int32_t tenants, int32_t slots,
+                              const uint64_t *region_offset, const uint64_t *slot_bytes) {
   engine_link *new = calloc(1, sizeof *new + 2 * (size_t)tenants * sizeof(uint64_t));
   if (!new) return NULL;
   uint64_t *const copies = (uint64_t *)(void *)(new + 1);
   memcpy(copies, region_offset, (size_t)tenants * sizeof *copies);
   memcpy(copies + tenants, slot_bytes, (size_t)tenants * sizeof *copies);
-  *new = (engine_link){.pool = pool, .tenants = tenants, .slots = slots, .bell = bell,
+  *new = (engine_link){.pool = pool, .gates = gates, .tenants = tenants, .slots = slots, .bell = bell,
                        .done = {done, (uint32_t)of->threads, (uint32_t)tenants * (uint32_t)slots},
                        .region_offset = copies, .slot_bytes = copies + tenants};
   atomic_init(&new->references, 1);

@@ -2,11 +2,12 @@
  * Python. What the parts share; wire.c is what Python calls.
  *
  *   io_thread.c       one loop of epoll: connections, the engine's lane, Python's commands, deadlines
- *   grpc.c            the calls of an HTTP/2 connection, grpc_messages.c their messages
+ *   grpc.c            the calls of gRPC, grpc_connection.c their connection, grpc_messages.c their messages
  *   http1.c           the requests of an HTTP/1.1 connection, http1_head.c their heads, http1_body.c what follows them;
  *                     http1_forward.c passes on those that are uvicorn's
  *   queries.c         requests with a plan: into a slot, to the engine, and back as a response
  *   python_calls.c    calls of gRPC that Python handles: events to it, commands from it
+ *   budgets.c         what clients may use up before anything is decided about their queries
  *   plans.c, slots.c, lane.c, done_queries.c, buffer.c
  */
 #ifndef VELTAIR_WIRE_H
@@ -21,7 +22,9 @@
 #include <sys/un.h>
 
 #include "../../veltair/grpc/native/http2.h"
+#include "budgets.h"
 #include "done_queries.h"
+#include "gates.h"
 #include "lane.h"
 #include "plans.h"
 #include "slots.h"
@@ -37,6 +40,7 @@ typedef struct {
   const uint64_t *region_offset, *slot_bytes; /* by tenant; copies behind this struct */
   lane lanes[MOST_THREADS];
   done_queries done;
+  const gate *gates; /* by tenant */
   int bell; /* wakes the engine */
   slot_table *free;
   struct query **held; /* by tenant * slots + slot; each is touched by its own thread alone */
@@ -79,7 +83,7 @@ enum { STAGE_READ, STAGE_HANDOFF, STAGE_WAIT, STAGE_EXECUTE, STAGE_GAP, STAGE_RE
 /* How an ended query is counted: request_counts.ENDED_REQUEST, its tenant, and the socket of its answer. */
 typedef struct {
   int64_t end_ns, duration_ns, stage_ns[STAGES];
-  int32_t batch, outcome, tenant, socket; /* -1: nothing more is to be counted of it */
+  int32_t batch, outcome, refusal, tenant, socket; /* -1: nothing more is to be counted of it */
 } ended_query;
 
 enum { COUNTED_OK, COUNTED_INVALID, COUNTED_OVERLOADED, COUNTED_DEADLINE, COUNTED_CANCELLED, COUNTED_FAILED };
@@ -95,6 +99,9 @@ typedef struct {
   const char *text;
 } refusal;
 
+/* Why a query is refused: RefusalReason.number. */
+enum { NO_REFUSAL, LATE_ON_ARRIVAL, DEADLINE, SLOTS, OVERLOAD, MEMORY, SLOW, BUSY, HEAD };
+
 /* What a connection speaks. Its functions belong to the connection's thread. */
 typedef struct protocol {
   bool (*open)(struct connection *at); /* false: without memory */
@@ -107,9 +114,10 @@ typedef struct protocol {
   void (*sent)(struct connection *at, size_t size);
   void (*unsent)(struct connection *at); /* the other side takes no more */
   bool (*over)(const struct connection *at); /* closed as soon as nothing waits to be sent */
+  size_t (*memory)(const struct connection *at);             /* bytes that it holds */
   size_t (*busy)(const struct connection *at);               /* requests that are not answered */
   void (*leave)(struct connection *at);                      /* it begins no more of them */
-  int64_t (*expire)(struct connection *at, int64_t now);     /* closes it if it is idle; when to ask again */
+  int64_t (*expire)(struct connection *at, int64_t now);     /* ends what takes too long; when to ask again */
   /* Of those who ask. */
   bool (*fill)(const plan *plan, const request *from, uint8_t *slot); /* false: it does not fit the plan */
   bool (*respond)(asker *to, const query *of, const uint8_t *slot);   /* false: without memory */
@@ -126,6 +134,11 @@ typedef struct connection {
   int fd;
   uint32_t watched; /* events of epoll; 0: it is not asked about */
   bool dirty, broken;
+  bool counted;            /* among those of clients; `place` is of its address */
+  uint32_t place;
+  uint64_t held;           /* bytes, as counted last */
+  int64_t unread_since_ns; /* since then little of its output has been taken; 0: it has */
+  size_t taken;            /* of its output, since then */
 } connection;
 
 enum call_state { RECEIVING, QUERY, PYTHON, OVER };
@@ -135,6 +148,8 @@ typedef struct call {
   asker asker; /* first, so that either is found from the other */
   h2_stream *stream;
   enum call_state state;
+  bool infers;        /* it is ModelInfer */
+  bool asks_python;   /* it is counted among the requests of Python */
   bool answerable;    /* until its end it may become a query: it is ModelInfer without compression */
   bool ended;         /* the client sends no more */
   uint8_t *fields; /* python_calls.c: the head, as Python reads it */
@@ -144,7 +159,9 @@ typedef struct call {
   uint8_t *message;
   size_t message_bytes;
   uint64_t python; /* its number there; 0: Python does not know it */
+  int64_t message_since_ns; /* a message that is larger than what came with it has begun; 0: it is complete */
   int taken;       /* messages that Python has and has not begun to handle */
+  size_t ahead;    /* bytes of them, and of those that it has begun since the last of them was taken */
   bool tell_flushed; /* Python waits until everything is sent */
 } call;
 
@@ -196,12 +213,13 @@ typedef struct wire {
   listener listeners[PROTOCOLS];
   struct sockaddr_un uvicorn; /* who gets what has no plan over HTTP */
   socklen_t uvicorn_bytes;
-  int64_t keep_alive_ns; /* idle connections over HTTP are closed after so long */
   size_t max_message_bytes, max_body_bytes;
+  budgets budgets;
   plan_table *plans;
   atomic_uint_fast64_t next_query; /* its number; those of Python come from here too */
   atomic_bool open;                 /* new queries are taken */
-  refusal full, read_late, expired; /* no slot; deadline before the request was read; deadline before its answer */
+  const refusal *refusals;          /* by number */
+  int32_t refusal_count;
   status outcome_status[OUTCOMES];
   const char *infer_path, *tenant_header;
   const uint8_t *head, *trailers; /* header blocks of an answer */
@@ -218,10 +236,16 @@ bool thread_start(wire *owner, int index);
 void thread_listen(io_thread *thread, listener *on);
 connection *connection_open(io_thread *thread, const protocol *protocol, int fd); /* takes fd; NULL without memory */
 void mark_dirty(connection *connection);
+void thread_expire_at(io_thread *thread, int64_t due); /* `expire` is asked then, or earlier */
+void cut_off(connection *at); /* what it does takes too long */
+/* Whether the connection may hold so many bytes more. */
+bool may_hold(const connection *at, uint64_t more);
 void thread_wake(io_thread *thread);
 
-/* grpc.c */
+/* grpc_connection.c */
 extern const protocol grpc_protocol;
+
+/* grpc.c */
 void grpc_finish(call *call, int32_t code, const char *text, size_t size);
 
 /* grpc_messages.c */
@@ -240,6 +264,10 @@ extern const protocol http1_protocol;
 /* queries.c */
 /* Whether requests with this head are answered by a plan. */
 bool query_planned(const asker *from, const plan_key *key);
+/* Whether a request with this head was refused, which may free the asker: the tenant's gate is shut. */
+bool query_refused(asker *from, const plan_key *key);
+/* Refuses a request that has a plan for that reason, which may free the asker. */
+void query_refuse(asker *from, const plan_key *key, int number);
 /* Whether the request became a query or was refused, which may free the asker; if not, Python has to look at it. */
 bool query_begin(asker *from, const request *request);
 void query_abandon(query *query); /* the client left */

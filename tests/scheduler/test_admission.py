@@ -3,6 +3,7 @@
 import pytest
 from scheduler_builders import make_tenant, simple_profile
 
+from veltair.errors import RefusalReason
 from veltair.scheduler.admission import Admission
 from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.events import RejectQuery
@@ -34,4 +35,4 @@ def test_it_is_due_by_the_target_or_by_its_own_deadline_whichever_comes_first(de
 
 def test_the_profile_is_the_smallest_that_holds_the_batch():
     assert [admit(Query(1, "a", 0, batch=batch)).costs.profile.batch for batch in (1, 2, 3)] == [1, 2, 3]
-    assert admit(Query(1, "a", 0, batch=4)) == RejectQuery(1, "m takes at most 3 items in a query, got 4")
+    assert admit(Query(1, "a", 0, batch=4)) == RejectQuery(1, RefusalReason.BATCH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduler_builders import make_machine, make_query, make_tenant, simple_profile, stop_block
 
-from veltair.errors import InvariantError
+from veltair.errors import InvariantError, RefusalReason
 from veltair.scheduler.events import (
     BlockFinished,
     QueryArrived,
@@ -77,18 +77,18 @@ def test_what_stops_neither_grows_nor_is_stopped_twice(scripted):
 
 def test_a_policy_may_give_up_what_does_not_run(scripted):
     scheduler, policy = scripted
-    policy.steps.append(lambda state: Reject(state.waiting[2], "too late"))
-    assert scheduler.handle(QueryArrived(5, make_query(2, 5))) == [RejectQuery(2, "too late")]
+    policy.steps.append(lambda state: Reject(state.waiting[2], RefusalReason.OVERLOAD, for_ns=7))
+    assert scheduler.handle(QueryArrived(5, make_query(2, 5))) == [RejectQuery(2, RefusalReason.OVERLOAD, for_ns=7)]
     stop_block(scheduler, 1)
-    policy.steps.append(lambda state: Reject(state.in_flight[1], "no use"))
-    assert scheduler.handle(BlockFinished(30, 1, 1, 30)) == [RejectQuery(1, "no use")]
+    policy.steps.append(lambda state: Reject(state.in_flight[1], RefusalReason.NO_TIME))
+    assert scheduler.handle(BlockFinished(30, 1, 1, 30)) == [RejectQuery(1, RefusalReason.NO_TIME)]
     assert scheduler.stats().in_flight == 0
     scheduler.check_invariants()
 
 
 def test_a_running_query_is_not_given_up(scripted):
     scheduler, policy = scripted
-    policy.steps.append(lambda state: Reject(state.in_flight[1], "no use"))
+    policy.steps.append(lambda state: Reject(state.in_flight[1], RefusalReason.NO_TIME))
     with pytest.raises(InvariantError, match="runs a block"):
         scheduler.handle(WorkersChanged(10, 2))
 

@@ -3,7 +3,7 @@
 import pytest
 from scheduler_builders import make_machine, make_query, make_tenant, simple_profile, snapshot, stop_block
 
-from veltair.errors import ConfigError, InvariantError
+from veltair.errors import ConfigError, InvariantError, RefusalReason
 from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
@@ -119,9 +119,7 @@ def test_the_profile_is_the_smallest_that_holds_the_batch():
         (decision,) = scheduler.handle(QueryArrived(0, make_query(batch, batch=batch)))
         assert decision.block.predicted_ns == predicted_ns
         scheduler.handle(BlockFinished(1, batch, 1, 1))
-    assert scheduler.handle(QueryArrived(0, make_query(9, batch=9))) == [
-        RejectQuery(9, "m takes at most 8 items in a query, got 9")
-    ]
+    assert scheduler.handle(QueryArrived(0, make_query(9, batch=9))) == [RejectQuery(9, RefusalReason.BATCH)]
     assert scheduler.stats().in_flight == 0
 
 

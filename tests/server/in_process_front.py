@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
-from veltair.errors import OverloadedError
+from veltair.errors import OverloadedError, RefusalReason
 from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.manifest import SCHEMA, Manifest, Port
 from veltair.server.front.dashboard import Dashboard
@@ -91,7 +91,7 @@ class NumpyEngine:
 
     async def snapshot(self, since: int | None = None) -> Snapshot:
         if not self.ready:
-            raise OverloadedError("the engine is restarting")
+            raise OverloadedError(RefusalReason.RESTARTING)
         done = len(self.blocks)
         blocks = () if since is None else tuple(self.blocks[since:])
         counts = TenantStatus(

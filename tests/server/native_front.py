@@ -19,9 +19,9 @@ from scripted_engine import EXECUTE_NS, QUEUE_NS, WORDS, ScriptedEngine, lengths
 from tritonclient.grpc import service_pb2 as pb
 from wire_frames import frame
 
+from veltair.config import LimitsConfig
 from veltair.grpc.http2 import frames
 from veltair.profiles.artifact.input_layout import InputLayout
-from veltair.server.front.admission import EXPIRED, READ, describe_full, describe_past_deadline
 from veltair.server.front.engine_connection import QueryResult
 from veltair.server.front.grpc_front import MESSAGE_SLACK_BYTES, GrpcFront
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
@@ -32,6 +32,7 @@ from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.plan import SlotViews
 from veltair.types import QoSTarget
 
+LIMITS = LimitsConfig()
 SLOTS = 4
 WAIT_S = 20.0
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -152,21 +153,19 @@ class Fronts:
         return {name: count for name, count in self.service.metrics.tenants[tenant].outcomes.items() if count}
 
 
-def new_threads(count: int, slots: int = SLOTS) -> IoThreads:
+def new_threads(count: int, limits: LimitsConfig = LIMITS) -> IoThreads:
     return IoThreads(
         count,
         infer_path=INFER,
         tenant_header=TENANT_HEADER,
         max_message_bytes=LIMIT + MESSAGE_SLACK_BYTES,
         max_body_bytes=LIMIT,
-        full=describe_full(slots),
-        read_late=describe_past_deadline(READ),
-        expired=EXPIRED,
+        limits=limits,
     )
 
 
 @asynccontextmanager
-async def fronts(*, threads: int = 1, slots: int = SLOTS, automatic: bool = True) -> Any:
+async def fronts(*, threads: int = 1, slots: int = SLOTS, automatic: bool = True, limits: LimitsConfig = LIMITS) -> Any:
     tenants = {
         "sums": served("sums", MANIFEST, QoSTarget(7_000_000)),
         "one": served("one", replace(MANIFEST, model="shared"), QoSTarget(9_000_000)),
@@ -176,7 +175,7 @@ async def fronts(*, threads: int = 1, slots: int = SLOTS, automatic: bool = True
     engine = LinkedNumpyEngine(tenants)
     metrics = Metrics({name: (t.manifest.model, t.qos) for name, t in tenants.items()})
     service = InferenceService(engine, metrics, LIMIT, shared_memory=True)
-    io = new_threads(threads, slots)
+    io = new_threads(threads, limits)
     native = await GrpcFront.start(service, "127.0.0.1:0", PlanLearner(io, engine, service.regions))
     python = await GrpcFront.start(service, "127.0.0.1:0")
     made = Fronts(io, engine, service, native, python)

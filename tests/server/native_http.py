@@ -23,6 +23,7 @@ from veltair.server.front.plan_learner import PlanLearner
 from veltair.types import Machine
 
 INFER = "/v2/models/sums/infer"
+IDLE_S = 300.0  # of uvicorn
 
 
 class Client:
@@ -99,16 +100,16 @@ class HttpFronts:
 
 
 @asynccontextmanager
-async def http_fronts(*, keep_alive_s: float = serve.KEEP_ALIVE_S, **options: Any) -> Any:
+async def http_fronts(**options: Any) -> Any:
     async with fronts(**options) as made:
         learner = PlanLearner(made.threads, made.engine, made.service.regions)
         dashboard = Dashboard(made.engine, made.service.metrics, Machine(((0, 1),)), {"version": "0"})
         app = application(made.service, dashboard, learner)
         public, alone, inside = serve._listen("127.0.0.1:0"), serve._listen("127.0.0.1:0"), serve._listen_inside()
         addresses = public.getsockname(), alone.getsockname()
-        http = [serve._http_server(app, public), serve._http_server(app, alone)]
+        http = [serve._http_server(app, public, IDLE_S), serve._http_server(app, alone, IDLE_S)]
         tasks = [asyncio.create_task(http[0].serve([inside])), asyncio.create_task(http[1].serve([alone]))]
-        made.threads.listen_http(public, inside, keep_alive_s)
+        made.threads.listen_http(public, inside)
         served = HttpFronts(made, *addresses, http)
         try:
             yield served

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import os
 import select
+from array import array
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -57,7 +58,7 @@ class ScriptedEngine:
         os.close(fd)
         self.link = EngineLink(threads, self.pool, len(manifests), slots)
         self._poll = select.epoll()
-        self._lanes = FrontLanes(self._poll, self.link.descriptors, slots)
+        self._lanes = FrontLanes(self._poll, self.link.descriptors, len(manifests), slots)
         self._slots, self._done = slots, DoneQueries(self.link.descriptors)
         self.automatic = automatic
         self.teller: Literal["engine", "worker", "in turn"] = "in turn"  # of queries that are done
@@ -72,6 +73,10 @@ class ScriptedEngine:
         asyncio.get_running_loop().remove_reader(self._poll.fileno())
         self._poll.close()
         self.link.leave(why)
+
+    def shut(self, tenant: int, batch: int, until_ns: int = 1 << 62) -> None:
+        """Have the threads refuse the tenant's queries of so many samples or more, until a time."""
+        self._lanes._gates._words[2 * tenant : 2 * tenant + 2] = memoryview(array("q", [until_ns, batch]))
 
     async def next(self) -> Held:
         """The next query that the test has to end."""
@@ -118,7 +123,7 @@ class ScriptedEngine:
 
     def _read(self) -> None:
         self._poll.poll(0)  # the bell is edge-triggered: this ends its event
-        for lane, message in list(self._lanes.take(most=16)):
+        for lane, message in list(self._lanes.take()):
             if isinstance(message, InferQuery):
                 self.count += 1
                 if self.automatic:

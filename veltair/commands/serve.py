@@ -8,6 +8,8 @@ import contextlib
 import gc
 import json
 import logging
+import math
+import resource
 import signal
 import socket
 import sys
@@ -18,10 +20,11 @@ from typing import Any
 
 import uvicorn
 import uvloop
+from msgspec.structs import replace
 from rich.console import Console
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from veltair.config import ServeConfig, read_config, split_address
+from veltair.config import ServeConfig, ServerConfig, read_config, split_address
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.grpc.server import BACKLOG
 from veltair.machine.malloc import reuse_message_memory
@@ -35,8 +38,8 @@ from veltair.server.front.metrics import Metrics
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.ipc.process_setup import set_nice
 
+OTHER_DESCRIPTORS = 256  # of libraries, the engine, the threads, the dashboard
 FLUSH_S = 2.0  # for responses still being sent when everything else has ended
-KEEP_ALIVE_S = 75
 NICE = -5  # where allowed: above the workers, since a request or response that waits for a core is lost time
 
 _log = logging.getLogger("veltair.server")
@@ -63,6 +66,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def with_descriptors(server: ServerConfig) -> ServerConfig:
+    """Raise the number of open files as far as the system lets us, and bound the connections by it.
+
+    A connection over HTTP may need one more inside; the rest of the process has a few.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    connections = max(1, (most - OTHER_DESCRIPTORS) // 2)
+    if server.limits.connections <= connections:
+        return server
+    _log.warning("%d connections at most: the system gives this process %d descriptors", connections, most)
+    return replace(server, limits=replace(server.limits, connections=connections))
+
+
 class _HttpServer(uvicorn.Server):
     """Does not handle signals: `serve` does."""
 
@@ -85,7 +102,7 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
     started = time.monotonic()
     with contextlib.closing(listener), contextlib.ExitStack() as held:
         machine = limit_machine(config.server.cores)
-        threads = start_threads(config.server, home_core(machine))
+        threads = start_threads(with_descriptors(config.server), home_core(machine))
         if threads is not None:
             held.callback(threads.close)
         starting = asyncio.create_task(EngineClient.start(config, threads))
@@ -101,18 +118,23 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
             metrics = Metrics({n: (t.manifest.model, t.qos) for n, t in client.tenants.items()})
             if threads is not None:
                 metrics.refresh = threads.drain_counts
-            limit_bytes = config.server.body_limit_mb << 20
-            service = InferenceService(client, metrics, limit_bytes, shared_memory=config.server.shared_memory)
+            service = InferenceService(
+                client,
+                metrics,
+                config.server.body_limit_mb << 20,
+                memory_bytes=config.server.limits.memory_mb << 20,
+                shared_memory=config.server.shared_memory,
+            )
             layers = {name: len(tenant.manifest.layers) for name, tenant in client.tenants.items()}
             about = {"version": service.version, "policy": config.server.policy, "layers": layers}
             dashboard = Dashboard(client, metrics, machine, about)
             learner = None if threads is None else PlanLearner(threads, client, service.regions)
             grpc_front = await GrpcFront.start(service, config.server.grpc, learner)
-            http = _http_server(application(service, dashboard, learner), listener)
+            http = _http_server(application(service, dashboard, learner), listener, config.server.limits.idle_s)
             inside = listener if threads is None else _listen_inside()
             http_task = asyncio.create_task(http.serve(sockets=[inside]))
             if threads is not None:
-                threads.listen_http(listener, inside, KEEP_ALIVE_S)
+                threads.listen_http(listener, inside)
             gc.collect()
             gc.freeze()  # what exists now stays: later collections skip it
             client.open_to_threads()
@@ -128,7 +150,7 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
                 await service.close()
 
 
-def _http_server(app: ASGIApp, listener: socket.socket) -> _HttpServer:
+def _http_server(app: ASGIApp, listener: socket.socket, idle_s: float) -> _HttpServer:
     """`listener` is the one that clients know, whichever uvicorn accepts from."""
     server = listener.getsockname()[:2]
 
@@ -146,7 +168,7 @@ def _http_server(app: ASGIApp, listener: socket.socket) -> _HttpServer:
         log_config=None,
         log_level="warning",
         access_log=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=math.ceil(idle_s),
         timeout_graceful_shutdown=int(FLUSH_S),
     )
     return _HttpServer(config)

@@ -4,6 +4,7 @@ start, in batches as large as deadlines and demand allow.
 
 from __future__ import annotations
 
+from veltair.errors import RefusalReason
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.policies.batching import Batch, candidate_batches
@@ -45,8 +46,7 @@ class Clockwork(Policy):
         for head in self._queues.heads():
             latest_ns = head.due_ns - head.costs.least_rest_ns[SOLO][0]  # to start
             if latest_ns < now_ns:
-                late_us = (now_ns - latest_ns) // 1000
-                return Reject(head, f"cannot be in time: should have started {late_us} us ago")
+                return Reject(head, RefusalReason.OVERDUE)
             if first is None or latest_ns < first_ns:
                 first, first_ns = head, latest_ns
         if first is None or len(state.in_flight) >= state.workers:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import inf
 
+from veltair.errors import RefusalReason
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.policies.veltair.backlog import SampleCosts, WaitingKind
 from veltair.scheduler.policies.veltair.correction import Corrections, remaining_core_ns, remaining_ns
+from veltair.scheduler.policies.veltair.reserve import Reserve
 from veltair.scheduler.policies.veltair.sizing import PLANNED
 from veltair.scheduler.policies.veltair.waiting_queries import WaitingQueries
 from veltair.scheduler.state import SchedulerState
+from veltair.scheduler.steps import Reject
 
 IDLE = 1.3  # what work on hand counts for at arrival: cores lie idle in conflicts and between blocks
 
@@ -23,12 +26,12 @@ class ArrivalCheck:
 
     ::
 
-        check = ArrivalCheck(corrections, waiting)
-        reason = check.refuse(state, active, now_ns)  # None: `waiting` has it now
+        check = ArrivalCheck(corrections, waiting, Reserve())
+        refused = check.refuse(state, active, now_ns)  # None: `waiting` has it now
     """
 
-    def __init__(self, corrections: Corrections, waiting: WaitingQueries) -> None:
-        self._corrections, self._waiting = corrections, waiting
+    def __init__(self, corrections: Corrections, waiting: WaitingQueries, reserve: Reserve) -> None:
+        self._corrections, self._waiting, self._reserve = corrections, waiting, reserve
         self._sample_costs: dict[str, SampleCosts] = {}  # by tenant, of those that batch
 
     def is_in_time(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> bool:
@@ -38,21 +41,24 @@ class ArrivalCheck:
             return False
         return now_ns + rest_ns <= own_deadline_ns(active)
 
-    def refuse(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> str | None:
-        """Why a query that has just arrived cannot be in time, if so; else it joins the waiting ones."""
+    def refuse(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> Reject | None:
+        """Gives up a query that has just arrived and cannot be in time; any other joins the waiting ones."""
         rest_ns = remaining_ns(state, active, self._corrections[active.tenant.name])
-        if now_ns + rest_ns > (deadline_ns := own_deadline_ns(active)):
-            return f"cannot be in time: needs {ms(rest_ns)} ms, {ms(max(0, deadline_ns - now_ns))} ms are left"
+        if now_ns + rest_ns > own_deadline_ns(active):
+            return Reject(active, RefusalReason.NO_TIME)
         self._waiting.backlog.add(active)
         if rest_ns > active.qos_ns:
             self._waiting.add_late(active)
             return None
-        if (lacking_ns := self._lacking_ns(state, active, now_ns)) > 0:
-            return f"cannot be in time: the queries before it leave it {ms(lacking_ns)} ms short"
+        if (lacking_ns := self._lacking_ns(state, active, rest_ns, now_ns)) > 0:
+            arrival_ns = active.query.arrival_ns
+            # One that arrives later is due as much later, and meanwhile the work on hand, which counts more, shrinks.
+            alike_ns = lacking_ns - (now_ns - arrival_ns) if active.due_ns - arrival_ns == active.qos_ns else 0
+            return Reject(active, RefusalReason.OVERLOAD, for_ns=max(0, int(alike_ns / IDLE)))
         self._waiting.add_timely(active, active.due_ns - rest_ns)
         return None
 
-    def _lacking_ns(self, state: SchedulerState, new: ActiveQuery, now_ns: int) -> float:
+    def _lacking_ns(self, state: SchedulerState, new: ActiveQuery, rest_ns: float, now_ns: int) -> float:
         """By how much the work on hand would make this query, or one of its or a higher priority that is due later,
         miss its end if all cores went to the query that is due first; above 0 only if something would be missed.
         """
@@ -68,7 +74,8 @@ class ArrivalCheck:
         if due_ns <= now_ns:
             waiting.append(([due_ns], self._core_ns(state, backlog.kind_of(new))))
         all_ns = sum([core_ns for _, core_ns in running]) + sum([len(dues) * core_ns for dues, core_ns in waiting])
-        end_ns = now_ns + IDLE * all_ns / cores
+        begin_ns = now_ns + self._reserve.spare_ns(new, rest_ns)
+        end_ns = begin_ns + IDLE * all_ns / cores
         if end_ns <= due_ns:
             return 0.0  # all of it is done by then
         before_ns = sum([core_ns for due, core_ns in running if due < due_ns])
@@ -78,7 +85,7 @@ class ArrivalCheck:
             before_ns += first * core_ns
             work += [(due, core_ns) for due in dues[first : bisect_left(dues, end_ns, first)]]  # the rest is in time
         work.sort()
-        done_ns, worst = now_ns + IDLE * before_ns / cores, 0.0
+        done_ns, worst = begin_ns + IDLE * before_ns / cores, 0.0
         for due, core_ns in work:
             done_ns += IDLE * core_ns / cores
             if done_ns - due > worst:
@@ -117,20 +124,14 @@ class ArrivalCheck:
         return min(core_ns, sample_ns * kind.samples)
 
 
-def refuse_overdue(state: SchedulerState, latest_ns: float, now_ns: int) -> str | None:
-    """Why a query that should have started by `latest_ns` is refused; None if nobody is served better by that."""
-    if latest_ns >= now_ns or not (state.in_flight or len(state.waiting) > 1):
-        return None
-    return f"cannot be in time: should have started {ms(now_ns - latest_ns)} ms ago"
+def is_overdue(state: SchedulerState, latest_ns: float, now_ns: int) -> bool:
+    """Whether a query that should have started by `latest_ns` is given up: not if nobody is served better by that."""
+    return latest_ns < now_ns and bool(state.in_flight or len(state.waiting) > 1)
 
 
-def refuse_past_deadline(
-    state: SchedulerState, active: ActiveQuery, corrections: Corrections, now_ns: int
-) -> str | None:
-    """Why a late query is refused before its next block, if its own deadline cannot be met."""
-    if now_ns + remaining_ns(state, active, corrections[active.tenant.name]) > own_deadline_ns(active):
-        return "cannot be in time: its deadline cannot be met any more"
-    return None
+def misses_deadline(state: SchedulerState, active: ActiveQuery, corrections: Corrections, now_ns: int) -> bool:
+    """Whether a late query is given up before its next block: its own deadline cannot be met."""
+    return now_ns + remaining_ns(state, active, corrections[active.tenant.name]) > own_deadline_ns(active)
 
 
 def own_deadline_ns(active: ActiveQuery) -> float:
@@ -144,7 +145,3 @@ def own_deadline_ns(active: ActiveQuery) -> float:
             return inf
         latest_ns = max(latest_ns, deadline_ns)
     return latest_ns
-
-
-def ms(time_ns: float) -> str:
-    return f"{time_ns / 1e6:.3g}"

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from math import inf
 
+from veltair.errors import RefusalReason
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.policies.policy import Policy
-from veltair.scheduler.policies.veltair.admission import ArrivalCheck, refuse_overdue, refuse_past_deadline
+from veltair.scheduler.policies.veltair.admission import ArrivalCheck, is_overdue, misses_deadline
 from veltair.scheduler.policies.veltair.batching import choose_batch
 from veltair.scheduler.policies.veltair.contention import Contention
 from veltair.scheduler.policies.veltair.correction import Correction, Corrections, remaining_ns
 from veltair.scheduler.policies.veltair.lone_query import LoneQuery
 from veltair.scheduler.policies.veltair.preemption import Preemption
+from veltair.scheduler.policies.veltair.reserve import Reserve
 from veltair.scheduler.policies.veltair.sizing import size_block
 from veltair.scheduler.policies.veltair.waiting_queries import WaitingQueries
 from veltair.scheduler.query_states import QueryState
@@ -46,7 +48,8 @@ class Veltair(Policy):
         self._corrections: Corrections = defaultdict(Correction)
         self._arrived: list[ActiveQuery] = []  # not checked yet
         self._waiting = WaitingQueries(self._corrections)
-        self._arrival_check = ArrivalCheck(self._corrections, self._waiting)
+        self._reserve = Reserve()
+        self._arrival_check = ArrivalCheck(self._corrections, self._waiting, self._reserve)
         self._preemption = Preemption(self._corrections)
         self._contention = Contention()
         self._lone_query = LoneQuery(self._corrections)
@@ -59,6 +62,8 @@ class Veltair(Policy):
             self._corrections[active.tenant.name].learn(run, elapsed_ns)
 
     def query_ended(self, active: ActiveQuery, now_ns: int) -> None:
+        if active.next_layer == active.costs.layers and not active.cancelled:
+            self._reserve.query_done(active, now_ns)
         self._waiting.discard(active)
         self._preemption.forget(active.query.id)
         self._lone_query.forget(active.query.id)
@@ -70,8 +75,8 @@ class Veltair(Policy):
             if self._has_no_rival(state) and self._arrival_check.is_in_time(state, arrived, now_ns):
                 self._waiting.know_priority(arrived.tenant.priority)
                 return self._start(state, arrived, now_ns)  # the rest of the check and the queues would find the same
-            if (reason := self._arrival_check.refuse(state, arrived, now_ns)) is not None:
-                return Reject(arrived, reason)
+            if (refused := self._arrival_check.refuse(state, arrived, now_ns)) is not None:
+                return refused
         if not (state.waiting or state.wants_cores):
             victim = self._lone_query.find(state, self._contention, now_ns)
             return None if victim is None else Stop(victim)
@@ -86,15 +91,15 @@ class Veltair(Policy):
         can_start = len(state.in_flight) < state.workers
         for priority, latest_ns, head in self._waiting.heads(state, now_ns):
             if latest_ns < now_ns:
-                if (reason := refuse_overdue(state, latest_ns, now_ns)) is not None:
-                    return Reject(head, reason)
+                if is_overdue(state, latest_ns, now_ns):
+                    return Reject(head, RefusalReason.OVERDUE)
                 self._waiting.move_to_late(head)
             elif can_start and (laxity := (latest_ns - now_ns) / priority) < least:
                 first, least = head, laxity
         if first is None:
             first = late or (self._waiting.first_late() if can_start else None)
-            if first is not None and (reason := refuse_past_deadline(state, first, self._corrections, now_ns)):
-                return Reject(first, reason)
+            if first is not None and misses_deadline(state, first, self._corrections, now_ns):
+                return Reject(first, RefusalReason.NO_TIME)
         elif not state.free:
             victim = self._preemption.make_room(state, first, now_ns)
             return None if victim is None else Stop(victim)

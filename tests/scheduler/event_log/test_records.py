@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from veltair.errors import ConfigError
+from veltair.errors import ConfigError, RefusalReason
 from veltair.scheduler.event_log.records import dump_decision, dump_event, load_decision, load_event
 from veltair.scheduler.events import (
     BlockFailed,
@@ -37,7 +37,7 @@ DECISIONS = [
     StartBlock(LayerBlock(1, 0, 2, (1, 0), 4, 70), (0, 1, 2), True, 1.5),
     GrowBlock(1, (0, 1)),
     FinishQuery(1),
-    RejectQuery(1, "too large"),
+    RejectQuery(1, RefusalReason.OVERLOAD, for_ns=7),
     CancelQuery(1),
     StopBlock(1),
 ]

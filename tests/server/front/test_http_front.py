@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from in_process_front import MS, Front, post_scope, request, run
 
-from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestError, WorkerDiedError
+from veltair.errors import DeadlineError, OverloadedError, QueryError, RefusalReason, RequestError, WorkerDiedError
 from veltair.server.ipc.stages import EXECUTE
 
 
@@ -78,8 +78,8 @@ def test_tenants_that_share_a_model(model: str, tenant: str, status: int) -> Non
 
 
 FAILURES = [
-    (OverloadedError("no free slot"), 503, "no free slot"),
-    (DeadlineError("too late"), 504, "too late"),
+    (OverloadedError(RefusalReason.SLOTS), 503, RefusalReason.SLOTS.text),
+    (DeadlineError(RefusalReason.DEADLINE), 504, RefusalReason.DEADLINE.text),
     (WorkerDiedError("the worker died"), 500, "the worker died"),
     (QueryError("kernel failed"), 500, "kernel failed"),
     (RequestError("bad"), 400, "bad"),
@@ -202,7 +202,7 @@ def test_metadata_configuration_and_statistics_of_a_model() -> None:
         assert config["input"][0] == {"name": "x", "data_type": "TYPE_FP32", "dims": [4]}
         assert json.loads(config["parameters"]["id_range"]["string_value"]) == {"ids": [0, 99]}
         await front.good()
-        front.engine.failure = DeadlineError("late")
+        front.engine.failure = DeadlineError(RefusalReason.DEADLINE)
         await front.http.post("/v2/models/sums/infer", json=request())
         for path in ("/v2/models/sums/stats", "/v2/models/sums/versions/1/stats"):
             (stats,) = (await front.http.get(path)).json()["model_stats"]

@@ -6,7 +6,7 @@ import re
 from in_process_front import MS, Front, request, run
 from prometheus_client.parser import text_string_to_metric_families
 
-from veltair.errors import OverloadedError
+from veltair.errors import OverloadedError, RefusalReason
 from veltair.server.ipc.stages import STAGES
 
 
@@ -21,7 +21,7 @@ def samples(page: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 def test_metrics() -> None:
     async def test(front: Front) -> None:
         await front.good()
-        front.engine.failure = OverloadedError("full")
+        front.engine.failure = OverloadedError(RefusalReason.SLOTS)
         await front.http.post("/v2/models/sums/infer", json=request())
         await front.http.post("/v2/models/made-up-by-a-client/infer", json=request())
         await front.http.post("/v2/models/sums/infer", content=b"{")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from veltair.errors import DeadlineError, OverloadedError, QueryError, RequestError
+from veltair.errors import DeadlineError, OverloadedError, QueryError, RefusalReason, RequestError
 from veltair.server.front import recent_window, request_counts
 from veltair.server.front.recent_window import CAPACITY, RecentWindow
 from veltair.server.front.request_counts import OUTCOMES, DurationHistogram, RequestCounts
@@ -22,13 +22,12 @@ from veltair.types import QoSTarget
 MS = 1_000_000
 TARGET = QoSTarget(7 * MS, 0.9)
 WALL_NS = 1_700_000_000_123_456_789  # wall clock less monotonic clock
-ERRORS = {
-    "invalid": RequestError("x"),
-    "overloaded": OverloadedError("x"),
-    "deadline": DeadlineError("x"),
-    "cancelled": asyncio.CancelledError(),
-    "failed": QueryError("x"),
-}
+ERRORS = {"invalid": RequestError("x"), "cancelled": asyncio.CancelledError(), "failed": QueryError("x")}
+LATE = (RefusalReason.LATE_ON_ARRIVAL, RefusalReason.DEADLINE)
+ENDS = [  # outcomes, each with the number of its refusal
+    *((OUTCOMES.index(outcome), 0) for outcome in ("ok", *ERRORS)),
+    *((OUTCOMES.index("deadline" if reason in LATE else "overloaded"), reason.number) for reason in RefusalReason),
+]
 
 
 class Clocks:
@@ -46,9 +45,13 @@ class Clocks:
 def count_one_by_one(counts: RequestCounts, records: NDArray[Any], patch: pytest.MonkeyPatch) -> None:
     clocks = Clocks()
     patch.setattr(request_counts, "time", clocks)
-    for clocks.now_ns, duration_ns, stage_ns, batch, outcome in records.tolist():
+    reasons = list(RefusalReason)
+    for clocks.now_ns, duration_ns, stage_ns, batch, outcome, refusal in records.tolist():
         if OUTCOMES[outcome] == "ok":
             counts.count_answer(stage_ns, batch)
+        elif refusal:
+            kind = DeadlineError if OUTCOMES[outcome] == "deadline" else OverloadedError
+            counts.count_error(kind(reasons[refusal - 1]), duration_ns)
         else:
             counts.count_error(ERRORS[OUTCOMES[outcome]], duration_ns)
 
@@ -70,10 +73,10 @@ def split(duration_ns: int) -> tuple[int, ...]:
 edges = st.sampled_from((0, 99_999, 100_000, 100_001, 7 * MS - 1, 7 * MS, 7 * MS + 1, 5_000 * MS, 5_000 * MS + 1))
 durations = edges | st.integers(0, 10**12)
 stages = st.tuples(*[st.just(0) | durations] * len(STAGES)) | durations.map(split)
-outcomes = st.integers(0, len(OUTCOMES) - 1)
+ends = st.sampled_from(ENDS)
 record = st.builds(
-    lambda end_ns, stage_ns, batch, outcome: (end_ns, sum(stage_ns), stage_ns, batch, outcome),
-    *(st.integers(0, 10**15), stages, st.integers(1, 2**31 - 1), outcomes),
+    lambda end_ns, stage_ns, batch, end: (end_ns, sum(stage_ns), stage_ns, batch, *end),
+    *(st.integers(0, 10**15), stages, st.integers(1, 2**31 - 1), ends),
 )
 batches = st.lists(st.lists(record, max_size=20), max_size=4)
 
@@ -102,7 +105,8 @@ def test_a_batch_larger_than_the_window_leaves_its_last_records(monkeypatch: pyt
         records["stage_ns"] = random.integers(0, 3 * MS, (size, len(STAGES)))
         records["duration_ns"] = records["stage_ns"].sum(axis=1)
         records["batch"] = random.integers(1, 9, size)
-        records["outcome"] = random.integers(0, len(OUTCOMES), size)
+        drawn = np.array(ENDS)[random.integers(0, len(ENDS), size)]
+        records["outcome"], records["refusal"] = drawn.T
         batched.count_batch(records, monotonic_ns=0, wall_ns=WALL_NS)
         count_one_by_one(single, records, monkeypatch)
         assert state(batched) == state(single)
@@ -113,11 +117,12 @@ def test_a_batch_counts_beside_single_requests_and_its_late_end_is_not_the_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts = RequestCounts("mlp", TARGET)
-    overloaded = OUTCOMES.index("overloaded")
-    rows = [(500 * MS, 8 * MS, split(8 * MS), 3, 0), (400 * MS, MS, split(0), 1, overloaded)]
-    count_one_by_one(counts, np.array([(900 * MS, 7 * MS, split(7 * MS), 1, 0)], ENDED_REQUEST), monkeypatch)
+    overloaded, slots = OUTCOMES.index("overloaded"), RefusalReason.SLOTS.number
+    rows = [(500 * MS, 8 * MS, split(8 * MS), 3, 0, 0), (400 * MS, MS, split(0), 1, overloaded, slots)]
+    count_one_by_one(counts, np.array([(900 * MS, 7 * MS, split(7 * MS), 1, 0, 0)], ENDED_REQUEST), monkeypatch)
     counts.count_batch(np.array(rows, ENDED_REQUEST), monotonic_ns=1_000 * MS, wall_ns=1_000 * MS + WALL_NS)
     assert counts.outcomes == Counter(ok=2, overloaded=1)
+    assert counts.refusals == {RefusalReason.SLOTS: 1}
     assert (counts.qos_met, counts.inferences, counts.failed_ns) == (1, 4, MS)
     assert counts.last_ms == (900 * MS + WALL_NS) // MS
     stats = counts.window.stats(0, 1_000 * MS)
@@ -126,7 +131,7 @@ def test_a_batch_counts_beside_single_requests_and_its_late_end_is_not_the_last(
 
 def test_an_outcome_that_does_not_exist_is_refused_before_anything_is_counted() -> None:
     counts = RequestCounts("mlp", TARGET)
-    for outcome in (-1, len(OUTCOMES)):
+    for outcome, refusal in ((-1, 0), (len(OUTCOMES), 0), (2, -1), (2, 1 + len(RefusalReason))):
         with pytest.raises(ValueError, match=r"negative|longer"):
-            counts.count_batch(np.array([(0, 0, split(0), 1, outcome)], ENDED_REQUEST), 0, 0)
+            counts.count_batch(np.array([(0, 0, split(0), 1, outcome, refusal)], ENDED_REQUEST), 0, 0)
     assert state(counts) == state(RequestCounts("mlp", TARGET))

@@ -7,6 +7,8 @@ import asyncio
 import pytest
 from native_http import GET, LIVE, PLAIN, HttpFronts, infer, run
 
+from veltair.config import LimitsConfig
+
 
 def test_a_request_in_two_parts_of_any_size() -> None:
     async def test(fronts: HttpFronts) -> None:
@@ -144,7 +146,7 @@ def test_idle_connections_are_closed() -> None:
         fronts.scripted.end(await fronts.scripted.next())
         assert await partial.answer() == expected
 
-    run(test, automatic=False, keep_alive_s=0.3)
+    run(test, automatic=False, limits=LimitsConfig(idle_s=0.3))
 
 
 def test_many_clients_at_once() -> None:
@@ -160,4 +162,4 @@ def test_many_clients_at_once() -> None:
         await asyncio.gather(*(one(number) for number in range(30)))
         assert fronts.scripted.count == 30 * 20
 
-    run(test, threads=2, slots=30)
+    run(test, threads=2, slots=60)  # of which half are the other tenants'

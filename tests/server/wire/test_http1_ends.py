@@ -8,12 +8,13 @@ import msgspec
 import pytest
 from native_http import PLAIN, HttpFronts, infer, run
 
+from veltair.errors import RefusalReason
 from veltair.server.ipc.messages import Outcome
 
 ENDS: dict[Outcome, tuple[bytes, str]] = {
-    "rejected": (b"503 Service Unavailable", 'no time is left\t\x0b"quoted\\" …'),
-    "cancelled": (b"504 Gateway Timeout", ""),
-    "failed": (b"500 Internal Server Error", "the kernel"),
+    "rejected": (b"503 Service Unavailable", RefusalReason.OVERLOAD),
+    "cancelled": (b"504 Gateway Timeout", RefusalReason.DEADLINE),
+    "failed": (b"500 Internal Server Error", 'the kernel\t\x0b"quoted\\" …'),
     "worker_died": (b"500 Internal Server Error", "the worker …"),
 }
 
@@ -27,7 +28,7 @@ def test_queries_that_fail(outcome: Outcome) -> None:
         client.send(PLAIN)
         fronts.scripted.end(await fronts.scripted.next(), outcome, reason)
         head, _, text = (await client.answer()).partition(b"\r\n\r\n")
-        told = "cancelled" if outcome == "cancelled" else reason
+        told = reason.text if isinstance(reason, RefusalReason) else reason
         retry = b"retry-after: 1\r\n" if status[:3] == b"503" else b""
         content = msgspec.json.encode({"error": told})
         assert text == content
@@ -48,7 +49,7 @@ def test_no_free_slot() -> None:
         held = await fronts.scripted.next()
         answer = await second.ask(PLAIN)
         assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n")
-        assert answer.endswith(b'{"error":"1 queries are held already, the most this server takes; try later"}')
+        assert answer.endswith(b'{"error":"as many queries are held already as this server takes; try later"}')
         second.send(PLAIN * 500)  # refused one after the other
         for _ in range(500):
             assert await second.answer() == answer

@@ -56,7 +56,7 @@ async def behind() -> Any:
         made.connections.put_nowait(made.opened[-1])
 
     server = await asyncio.start_server(accept, sock=inside)
-    threads.listen_http(public, inside, serve.KEEP_ALIVE_S)
+    threads.listen_http(public, inside)
     try:
         yield made
     finally:
@@ -196,7 +196,6 @@ OPAQUE = {
     "a folded line": (b"GET / HTTP/1.1\r\nA: b\r\n c\r\n", b"what?"),
     "a bare line feed": (b"GET / HTTP/1.1\nA: b\n", b"what?"),
     "two lengths": (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n", b"what?"),
-    "a head without an end": (b"GET / HTTP/1.1\r\nA: " + b"b" * 70_000, b"what?"),
     "chunked response": (GET, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n"),
     "up to the end": (GET, b"HTTP/1.1 200 OK\r\n\r\nok"),
     "a second response": (GET, OK + OK),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from veltair.errors import RefusalReason
 from veltair.server.ipc.lane import OUTCOMES, Lane, create_lanes, lane_bytes, ring_records
 from veltair.server.ipc.messages import AbortQuery, InferQuery, QueryEnded
 from veltair.server.ipc.stages import EngineStamps
@@ -25,7 +27,9 @@ DEADLINES = st.none() | TIMES.filter(bool)
 INFERS = st.builds(InferQuery, IDS, NUMBERS, NUMBERS, NUMBERS, TIMES, DEADLINES)
 SHORT = st.text(st.characters(codec="utf-8"), max_size=REASON_BYTES // 4)
 STAMPS = st.builds(EngineStamps, TIMES, TIMES, TIMES, TIMES)
-ENDS = st.builds(QueryEnded, IDS, st.sampled_from(OUTCOMES), SHORT, TIMES, STAMPS)
+REJECTED = st.builds(QueryEnded, IDS, st.just("rejected"), st.sampled_from(RefusalReason), TIMES, STAMPS)
+OTHERS = st.sampled_from([outcome for outcome in OUTCOMES if outcome != "rejected"])
+ENDS = REJECTED | st.builds(QueryEnded, IDS, OTHERS, SHORT, TIMES, STAMPS)
 
 
 def lanes(count: int) -> list[Lane]:
@@ -51,7 +55,7 @@ class LaneMachine(RuleBasedStateMachine):
     @rule(most=st.integers(0, RECORDS + 1))
     def take(self, most: int) -> None:
         count = min(most, len(self.submitted))
-        assert list(self.lane.take(most)) == [self.submitted.popleft() for _ in range(count)]
+        assert list(islice(self.lane.take(), most)) == [self.submitted.popleft() for _ in range(count)]
 
     @precondition(lambda self: len(self.ended) < RECORDS)
     @rule(ended=ENDS, tenant=NUMBERS, slot=NUMBERS)
@@ -63,11 +67,15 @@ class LaneMachine(RuleBasedStateMachine):
     def take_end(self) -> None:
         assert self.lane.take_end() == (self.ended.popleft() if self.ended else None)
 
+    @rule()
+    def take_all(self) -> None:
+        assert list(self.lane.take()) == list(self.submitted)
+        self.submitted.clear()
+
     @invariant()
     def only_what_waits(self) -> None:
-        assert self.lane.waiting == bool(self.submitted)
         for other in (self.before, self.behind):
-            assert not other.waiting and other.take_end() is None
+            assert not list(other.take()) and other.take_end() is None
 
 
 TestLane = LaneMachine.TestCase

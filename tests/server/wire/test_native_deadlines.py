@@ -10,8 +10,8 @@ import pytest
 from native_front import INFER, Fronts, ask, encoded, run
 from wire_frames import frame
 
+from veltair.errors import RefusalReason
 from veltair.grpc.http2 import frames, hpack
-from veltair.server.front.admission import EXPIRED, READ, describe_past_deadline
 
 
 @pytest.mark.parametrize("by", ["parameter", "grpc-timeout", "both"])
@@ -30,7 +30,7 @@ def test_a_deadline_passes_before_the_answer(by: str) -> None:
         deadline_ns = held.message.deadline_ns
         assert deadline_ns is not None and deadline_ns - held.message.arrival_ns == 60_000_000
         code, details = await asked
-        assert (code, details) == ("4", EXPIRED)
+        assert (code, details) == ("4", RefusalReason.DEADLINE.text)
         await engine.until(lambda: engine.aborted == [held.message.query])
         assert engine.link.taken == 1
         engine.end(held, "cancelled")
@@ -67,9 +67,9 @@ async def raw_call(fronts: Fronts, data: bytes, *fields: hpack.Field, python: bo
 @pytest.mark.parametrize(
     ("timeout", "code", "details"),
     [
-        ("0n", "4", describe_past_deadline(READ)),
-        ("0H", "4", describe_past_deadline(READ)),
-        ("1n", "4", describe_past_deadline(READ)),
+        ("0n", "4", RefusalReason.LATE_ON_ARRIVAL.text),
+        ("0H", "4", RefusalReason.LATE_ON_ARRIVAL.text),
+        ("1n", "4", RefusalReason.LATE_ON_ARRIVAL.text),
         ("99999999H", "0", ""),
         ("99999999S", "0", ""),
         ("123456789S", "13", "grpc-timeout '123456789S'"),

@@ -10,7 +10,7 @@ import pytest
 from native_front import SLOTS, Answer, Fronts, ask, encoded, run
 from scripted_engine import EXECUTE_NS, GAP_NS, QUEUE_NS, REPORT_NS, SUMS
 
-from veltair.server.front.admission import describe_full
+from veltair.errors import RefusalReason
 from veltair.server.ipc.stages import EXECUTE, READ, REPORT
 from veltair.server.wire.io_threads import TAKEN_AT_ONCE
 
@@ -26,7 +26,7 @@ def test_no_slot_is_free() -> None:
         asked = [asyncio.create_task(ask(channel, DATA)) for _ in range(SLOTS)]
         held = [await fronts.scripted.next() for _ in asked]
         assert sorted(query.message.slot for query in held) == list(range(SLOTS))
-        assert await ask(channel, DATA) == Answer(Status.UNAVAILABLE, describe_full(SLOTS))
+        assert await ask(channel, DATA) == Answer(Status.RESOURCE_EXHAUSTED, RefusalReason.SLOTS.text)
         fronts.scripted.end(held.pop())
         again = asyncio.create_task(ask(channel, DATA))
         held.append(await fronts.scripted.next())
@@ -42,8 +42,14 @@ def test_no_slot_is_free() -> None:
 @pytest.mark.parametrize(
     ("outcome", "reason", "expected", "counted"),
     [
-        ("rejected", LONG, Answer(Status.UNAVAILABLE, LONG), "overloaded"),
-        ("rejected", "", Answer(Status.UNAVAILABLE, ""), "overloaded"),
+        (
+            "rejected",
+            RefusalReason.OVERLOAD,
+            Answer(Status.RESOURCE_EXHAUSTED, RefusalReason.OVERLOAD.text),
+            "overloaded",
+        ),
+        ("failed", LONG, Answer(Status.INTERNAL, LONG), "failed"),
+        ("failed", "", Answer(Status.INTERNAL, ""), "failed"),
         (
             "failed",
             'kernel "k" \\ ~ failed: 100 %41',
@@ -51,7 +57,7 @@ def test_no_slot_is_free() -> None:
             "failed",
         ),
         ("worker_died", "worker 3 died", Answer(Status.INTERNAL, "worker 3 died"), "failed"),
-        ("cancelled", "", Answer(Status.DEADLINE_EXCEEDED, "cancelled"), "deadline"),
+        ("cancelled", "", Answer(Status.DEADLINE_EXCEEDED, RefusalReason.DEADLINE.text), "deadline"),
     ],
 )
 def test_outcomes_of_the_engine(outcome: Any, reason: str, expected: Answer, counted: str) -> None:
@@ -167,12 +173,14 @@ def test_counts_are_what_happened(teller: Any) -> None:
             await fronts.learn(channel, encoded([[1, 2, 3, 4]] * batch, [[1, 2]] * batch))
         for batch, outcome in ((1, "done"), (3, "rejected"), (3, "done"), (1, "failed"), (1, "worker_died")):
             asked = asyncio.create_task(ask(channel, encoded([[1, 2, 3, 4]] * batch, [[1, 2]] * batch)))
-            engine.end(await engine.next(), outcome)  # type: ignore[arg-type]
+            reason = RefusalReason.OVERLOAD if outcome == "rejected" else ""
+            engine.end(await engine.next(), outcome, reason)  # type: ignore[arg-type]
             await asked
         fronts.threads.drain_counts()
         (rows,) = found
         assert rows["batch"].tolist() == [1, 3, 3, 1, 1]
         assert rows["outcome"].tolist() == [0, 2, 0, 5, 5]  # ok, overloaded, failed
+        assert rows["refusal"].tolist() == [0, RefusalReason.OVERLOAD.number, 0, 0, 0]
         assert set(rows["tenant"].tolist()) == {SUMS}
         answered = rows["outcome"] == 0
         stage_ns = rows["stage_ns"][answered]  # (queries, stages)

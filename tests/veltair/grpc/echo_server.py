@@ -10,7 +10,8 @@ import grpc
 import uvloop
 from grpc_health.v1 import health_pb2
 
-from veltair.errors import OverloadedError
+from veltair.config import LimitsConfig
+from veltair.errors import QueryError
 from veltair.grpc.server import Server
 from veltair.grpc.server_call import Method, ServerCall
 from veltair.server.protocol.compressed_body import inflate
@@ -25,6 +26,10 @@ class Reply(NamedTuple):
 
     def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
         return self.data
+
+
+class TooMuchError(QueryError):
+    grpc_code = "UNAVAILABLE"
 
 
 class Service:
@@ -52,7 +57,7 @@ class Service:
         return Reply(b"")
 
     async def refuse(self, request: bytes, context: Any) -> Reply:
-        raise OverloadedError("too much: 100 % of ünits\n")
+        raise TooMuchError("too much: 100 % of ünits\n")
 
     async def stumble(self, request: bytes, context: Any) -> Reply:
         raise RuntimeError("a defect")
@@ -113,9 +118,7 @@ class NativeServer:
             tenant_header="tenant",
             max_message_bytes=LIMIT_BYTES,
             max_body_bytes=LIMIT_BYTES,
-            full="",
-            read_late="",
-            expired="",
+            limits=LimitsConfig(),
         )
 
     @property

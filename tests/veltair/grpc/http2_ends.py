@@ -99,6 +99,9 @@ class End(ABC):
     def leave(self) -> None: ...
 
     @abstractmethod
+    def calm(self, glitches: int) -> None: ...
+
+    @abstractmethod
     def lose(self) -> None:
         """The transport is gone. No further use."""
 
@@ -235,6 +238,9 @@ class PythonEnd(End):
 
     def leave(self) -> None:
         self._connection.leave()
+
+    def calm(self, glitches: int) -> None:
+        self._connection.calm(glitches)
 
     def lose(self) -> None:
         self._connection.connection_lost(None)

@@ -12,9 +12,25 @@ from wire_frames import frame
 
 from veltair.grpc.http2 import frames, hpack
 
-REQUEST = [(":method", "POST"), (":path", "/t/echo"), ("content-type", "application/grpc"), ("te", "trailers")]
+REQUEST = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/t/echo"),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+]
+ODD_FIELDS = [
+    [("content-length", "8")],
+    [("content-length", "x")],
+    [("te", "gzip")],
+    [("connection", "close")],
+    [(":path", "/")],
+    [("Upper", "a")],
+    [("a", "b\n")],
+]
 ANSWER, TRAILERS = [(":status", "200"), ("content-type", "application/grpc")], [("grpc-status", "0")]
 MAX_MESSAGE_BYTES = 40_000
+PRINTABLE = bytes(byte if byte >= 0x20 else byte + 0x20 for byte in range(256))  # of a field's value
 BROKEN_BLOCKS = [b"\xff\xff", b"\xc4", b"\x80", b"\x41\x05ab", b""]
 
 
@@ -34,7 +50,8 @@ class Session:
         self._next = -1
         wild = chance.choice([0, 0, 0, 0, 0.02, 0.2])  # share of frames that are damaged or out of order
         numbers: list[int] = []  # of streams on which something may come
-        end.feed(frames.PREFACE if self.server else b"")
+        settings = frame(frames.SETTINGS, 0, 0) * (chance.random() < 0.95)
+        end.feed((frames.PREFACE if self.server else b"") + settings)
         for _ in range(chance.randrange(1, 40)):
             if not self.server and chance.random() < 0.3 and not end.leaving:
                 call = end.open()
@@ -90,6 +107,8 @@ class Session:
         elif kind in (frames.HEADERS, frames.CONTINUATION):
             flags |= frames.END_HEADERS * (chance.random() >= wild)
             fields = REQUEST if self.server else chance.choice([ANSWER, TRAILERS])
+            if self.server and chance.random() < 0.05:
+                fields = fields[1:] if chance.random() < 0.2 else fields + chance.choice(ODD_FIELDS)
             payload = chance.choice(BROKEN_BLOCKS) if disorder else hpack.encode(fields) + kept_fields(chance)
             if chance.random() < 0.01:
                 payload = bytes([0x20 | chance.randrange(31)]) + payload  # a small table
@@ -108,8 +127,10 @@ class Session:
             payload = struct.pack(">HI", key, value) * (chance.random() < 0.9)
             flags = 0
         elif kind == frames.PING:
+            number *= disorder
             payload = chance.randbytes(8)
         elif kind == frames.GOAWAY:
+            number *= disorder
             payload = struct.pack(">II", chance.randrange(12), 0)
         elif kind == frames.WINDOW_UPDATE:
             number *= chance.random() < 0.6
@@ -130,7 +151,7 @@ def kept_fields(chance: random.Random) -> bytes:
         length = size if size < 127 else 127
         digits = b"" if size < 127 else bytes([(size - 127) & 0x7F | 0x80, (size - 127) >> 7])
         name = b"\x02ab" if chance.random() < 0.7 else bytes.fromhex("8825a849e95ba97d7f")
-        block += b"\x40" + name + bytes([length]) + digits + chance.randbytes(size)
+        block += b"\x40" + name + bytes([length]) + digits + chance.randbytes(size).translate(PRINTABLE)
         block += b"\xbe" * (chance.random() < 0.3 and size + 40 < 300)
     return block
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from http2_ends import Call, End, Reaction
 
-from veltair.grpc.http2 import hpack
+from veltair.grpc.http2 import frames, hpack
 
 
 class _Field(ctypes.Structure):
@@ -19,6 +19,8 @@ class _Field(ctypes.Structure):
 
 _CALLBACKS: dict[str, Any] = {
     "headers": CFUNCTYPE(None, c_void_p, c_void_p, POINTER(_Field), c_int),
+    "room": CFUNCTYPE(c_bool, c_void_p, c_void_p, c_size_t),
+    "begun": CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_size_t),
     "message": CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_size_t, c_bool),
     "too_large": CFUNCTYPE(None, c_void_p, c_void_p, c_size_t),
     "end": CFUNCTYPE(None, c_void_p, c_void_p),
@@ -27,6 +29,10 @@ _CALLBACKS: dict[str, Any] = {
     "closed": CFUNCTYPE(None, c_void_p, c_void_p),
     "ready": CFUNCTYPE(None, c_void_p),
 }
+
+
+class _Limits(ctypes.Structure):
+    _fields_ = (("message_bytes", ctypes.c_uint64), ("streams", c_uint32), ("header_bytes", c_uint32))
 
 
 class _Handler(ctypes.Structure):
@@ -38,7 +44,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hpack_free": (None, (c_void_p,)),
     "hpack_decode": (c_int, (c_void_p, c_char_p, c_size_t, POINTER(POINTER(_Field)), POINTER(c_int))),
     "hpack_encode": (c_size_t, (c_char_p, POINTER(_Field))),
-    "h2_new": (c_void_p, (c_bool, c_size_t, POINTER(_Handler), c_void_p)),
+    "h2_new": (c_void_p, (c_bool, POINTER(_Limits), POINTER(_Handler), c_void_p)),
     "h2_free": (None, (c_void_p,)),
     "h2_target": (c_void_p, (c_void_p, POINTER(c_size_t))),
     "h2_filled": (None, (c_void_p, c_size_t)),
@@ -47,6 +53,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "h2_failed": (c_bool, (c_void_p,)),
     "h2_leaving": (c_bool, (c_void_p,)),
     "h2_leave": (None, (c_void_p,)),
+    "h2_calm": (None, (c_void_p, c_int)),
     "h2_streams": (c_size_t, (c_void_p,)),
     "h2_max_streams": (c_uint32, (c_void_p,)),
     "h2_open": (c_void_p, (c_void_p,)),
@@ -152,7 +159,8 @@ class NativeEnd(End):
         super().__init__(server, react, max_message_bytes)
         # Kept, as C calls them later.
         self._handler = _Handler(*(kind(getattr(self, f"_{name}")) for name, kind in _CALLBACKS.items()))
-        self._connection = library.h2_new(server, max_message_bytes, byref(self._handler), None)
+        limits = _Limits(max_message_bytes, frames.MAX_STREAMS, frames.CONTROL_BYTES)
+        self._connection = library.h2_new(server, byref(limits), byref(self._handler), None)
 
     def __del__(self) -> None:
         self.lose()
@@ -167,6 +175,12 @@ class NativeEnd(End):
         call = self.calls[place - 1]
         assert isinstance(call, NativeCall) and not call.closed
         return call
+
+    def _room(self, _: object, stream: int, size: int) -> bool:
+        return True
+
+    def _begun(self, _: object, stream: int, data: int, size: int) -> None:
+        """What follows says the same."""
 
     def _add(self, stream: int, *event: Any) -> None:
         call = self._call(stream)
@@ -237,6 +251,9 @@ class NativeEnd(End):
 
     def leave(self) -> None:
         library.h2_leave(self._connection)
+
+    def calm(self, glitches: int) -> None:
+        library.h2_calm(self._connection, glitches)
 
     def lose(self) -> None:
         if self._connection is not None:

@@ -10,6 +10,7 @@ import grpc
 import pytest
 import uvloop
 from echo_server import KINDS, LIMIT_BYTES, WAIT_S, RunningServer, Service, new_server, run_with_server
+from wire_frames import frame
 
 from veltair.grpc.http2 import frames, hpack
 from veltair.grpc.http2.frames import STREAM_WINDOW_BYTES
@@ -88,6 +89,7 @@ def test_requests_that_are_not_grpc(kind: str, method: str, timeout: str, expect
     block = hpack.encode(
         [
             (":method", method),
+            (":scheme", "http"),
             (":path", "/t/echo"),
             ("content-type", "application/grpc"),
             ("grpc-timeout", timeout),
@@ -97,7 +99,7 @@ def test_requests_that_are_not_grpc(kind: str, method: str, timeout: str, expect
 
     async def body(channel: Any, server: RunningServer, service: Service, port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(frames.PREFACE + frames.frame_head(frames.HEADERS, flags, 1, len(block)) + block)
+        writer.write(frames.PREFACE + frame(frames.SETTINGS, 0, 0) + frame(frames.HEADERS, flags, 1, block))
         kind = None
         while kind != frames.HEADERS:
             high, low, kind, *_ = frames.FRAME_HEAD.unpack(await reader.readexactly(frames.FRAME_HEAD.size))

@@ -62,6 +62,10 @@ class FrameReader(ABC):
         """A data frame of `size` bytes begins. Returns its stream, None when nobody wants it; raises ProtocolError."""
 
     @abstractmethod
+    def count_glitch(self) -> None:
+        """A frame cost more than it brought. Raises ProtocolError when there were too many."""
+
+    @abstractmethod
     def end_of_stream(self, stream: Stream) -> None:
         """The last data frame of a stream is complete."""
 
@@ -138,6 +142,10 @@ class FrameReader(ABC):
         if left < 0:
             raise ProtocolError(PROTOCOL_ERROR, "a frame with more padding than bytes")
         self._stream = self.accept_data(number, size)
+        if not left and not flags & END_STREAM:
+            self.count_glitch()
+        if self._stream is not None:
+            self._stream.received += left
         self._left, self._padding, self._ends_stream = left, padding or 0, bool(flags & END_STREAM)
 
     def _read_data(self, view: memoryview, at: int, end: int) -> int:

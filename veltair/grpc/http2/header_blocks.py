@@ -35,9 +35,13 @@ class HeaderBlockReader:
             if flags & frames.PADDED:
                 skipped, padding = 1, payload[0] if payload else 0
             if flags & frames.HAS_PRIORITY:
-                skipped += 5
+                skipped += frames.PRIORITY_BYTES
             if skipped + padding > len(payload):
                 raise ProtocolError(PROTOCOL_ERROR, "a frame with more padding than bytes")
+            if not number:
+                raise ProtocolError(PROTOCOL_ERROR, "headers of no stream")
+            if flags & frames.HAS_PRIORITY:
+                check_priority(number, payload[skipped - frames.PRIORITY_BYTES :])
             self._block = bytearray(payload[skipped : len(payload) - padding])
             self.unfinished_stream, self._ends_stream = number, bool(flags & frames.END_STREAM)
         elif self.unfinished_stream is None:
@@ -53,3 +57,9 @@ class HeaderBlockReader:
             return self._decoder.decode(bytes(self._block)), self._ends_stream
         except HeaderError as error:
             raise ProtocolError(frames.COMPRESSION_ERROR, str(error)) from None
+
+
+def check_priority(number: int, payload: bytes) -> None:
+    """Raise ProtocolError for the priority of a stream that depends on itself."""
+    if int.from_bytes(payload[:4], "big") & frames.LARGEST_WINDOW_BYTES == number:
+        raise ProtocolError(PROTOCOL_ERROR, f"stream {number} depends on itself")

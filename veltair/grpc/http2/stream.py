@@ -15,8 +15,8 @@ from veltair.grpc.http2 import frames
 from veltair.grpc.http2.frames import FLOW_CONTROL_ERROR, MESSAGE_PREFIX, STREAM_WINDOW_BYTES, WORD, ProtocolError
 
 if TYPE_CHECKING:
-    from veltair.grpc.http2.connection import Connection
     from veltair.grpc.http2.hpack import Field
+    from veltair.grpc.http2.stream_table import StreamTable
 
 
 class Stream(ABC):
@@ -34,8 +34,12 @@ class Stream(ABC):
 
     def __init__(self, max_message_bytes: int) -> None:
         self.number = 0
-        self.connection: Connection  # set by it
+        self.connection: StreamTable  # set by it
         self.closed = False  # it neither sends nor receives any more
+        self.known = False  # the other side has a frame of it: a client's stream without any was never open
+        self.was_reset = False  # by us
+        self.announced: int | None = None  # bytes of data, by content-length
+        self.received = 0  # of them
         self.remote_open = self.local_open = True  # the other side, and this one, may still send
         self.send_window = 0  # bytes that may be sent
         self.pending: deque[tuple[int, int, memoryview]] = deque()  # frames to send: kind, flags, payload
@@ -100,7 +104,9 @@ class Stream(ABC):
     def reset(self, code: int) -> None:
         """End the stream at once."""
         if not self.closed:
-            self.connection.write_frame(frames.RST_STREAM, 0, self.number, WORD.pack(code))
+            self.was_reset = True
+            if self.known:
+                self.connection.write_frame(frames.RST_STREAM, 0, self.number, WORD.pack(code))
             self.connection.drop(self)
 
     def extend_window(self) -> None:

@@ -23,6 +23,10 @@ typedef struct h2_stream h2_stream;
 typedef struct {
   /* A header list is complete: the head of a request or response, or trailers. The fields are valid during the call. */
   void (*headers)(void *owner, h2_stream *stream, const hpack_field *fields, int count);
+  /* Whether there is room for a message of so many bytes; false: the callee ends the stream. NULL: always. */
+  bool (*room)(void *owner, h2_stream *stream, size_t size);
+  /* The first part of a message has come that is larger than what came with it. May be NULL. */
+  void (*begun)(void *owner, h2_stream *stream, const uint8_t *data, size_t size);
   /* A message is complete. `data` is the callee's, who frees it with h2_free_message. */
   void (*message)(void *owner, h2_stream *stream, uint8_t *data, size_t size, bool compressed);
   /* A message of more than the allowed bytes is announced; the callee ends the stream. Its further data is dropped. */
@@ -41,8 +45,17 @@ typedef struct {
   void (*ready)(void *owner);
 } h2_handler;
 
+/* What the other side may have. */
+typedef struct {
+  uint64_t message_bytes; /* of the largest message */
+  uint32_t streams;       /* open at the same time */
+  uint32_t header_bytes;  /* of a header list, H2_HEADER_BYTES at most */
+} h2_limits;
+
+enum { H2_STREAMS = 1024, H2_HEADER_BYTES = 1 << 14 };
+
 /* A server's end, or a client's. NULL when there is no memory. The preface and settings are in the output at once. */
-h2_connection *h2_new(bool server, size_t max_message_bytes, const h2_handler *handler, void *owner);
+h2_connection *h2_new(bool server, const h2_limits *limits, const h2_handler *handler, void *owner);
 /* Tells every stream that it is aborted (-1) and closed, then frees the connection. Not from within a callback. */
 void h2_free(h2_connection *connection);
 
@@ -61,10 +74,17 @@ void h2_sent(h2_connection *connection, size_t size);
 
 /* The connection has to be closed once its output is sent: the other side broke the protocol (a GOAWAY says how). */
 bool h2_failed(const h2_connection *connection);
+/* Time has passed: so many of the frames that cost more than they brought are forgiven. */
+void h2_calm(h2_connection *connection, int frames);
 /* One side has announced that no streams begin any more. */
 bool h2_leaving(const h2_connection *connection);
 void h2_leave(h2_connection *connection); /* announces it */
 size_t h2_streams(const h2_connection *connection); /* open ones */
+h2_stream *h2_first(const h2_connection *connection); /* the oldest open one; NULL without any */
+h2_stream *h2_next(const h2_stream *stream);
+size_t h2_memory(const h2_connection *connection); /* bytes that it holds */
+/* Whether the other side owes the rest of its preface, its settings, a header block or another frame but data. */
+bool h2_midway(const h2_connection *connection);
 uint32_t h2_max_streams(const h2_connection *connection); /* at the same time, by the other side's settings */
 
 /* A client's new stream, numbered; NULL when leaving or without memory. */

@@ -32,7 +32,7 @@ h2_stream *h2_add_stream(h2_connection *connection, uint32_t number) {
       .in_bucket = *bucket,
       .remote_open = true,
       .local_open = true,
-      .send_window = connection->first_window,
+      .announced = -1,
       .receive_window = STREAM_WINDOW_BYTES,
   };
   *bucket = stream;
@@ -53,14 +53,19 @@ static void forget(h2_stream *stream) {
   *(stream->previous ? &stream->previous->next : &connection->first) = stream->next;
   *(stream->next ? &stream->next->previous : &connection->last) = stream->previous;
   connection->streams--;
+  connection->over[connection->overs++ % REMEMBERED] = 2 * stream->number + stream->reset;
   if (connection->data_stream == stream) {
     connection->data_stream = NULL;
     if (connection->direct) { /* a read into the message may be under way */
       connection->orphan = stream->message;
+      connection->kept -= stream->message_size;
       stream->message = NULL;
     }
   }
-  if (stream->message) h2_free_message(stream->message);
+  if (stream->message) {
+    connection->kept -= stream->message_size;
+    h2_free_message(stream->message);
+  }
   stream->message = NULL;
   stream->in_bucket = connection->dead;
   connection->dead = stream;
@@ -80,7 +85,7 @@ void h2_abort(h2_stream *stream, int64_t code) {
 void h2_half_closed(h2_stream *stream) {
   h2_connection *connection = stream->connection;
   if (stream->closed || stream->local_open) return;
-  if (connection->resets > 0) connection->resets--;
+  if (connection->glitches > 0) connection->glitches--;
   if (!stream->remote_open) {
     h2_drop(stream);
   } else if (connection->server) {
@@ -92,9 +97,45 @@ void h2_reset(h2_stream *stream, uint32_t code) {
   if (stream->closed) return;
   h2_connection *connection = stream->connection;
   h2_begin_call(connection);
-  if (!connection->failed) h2_write_word(connection, RST_STREAM, stream->number, code);
+  stream->reset = true;
+  if (!connection->failed && stream->known) h2_write_word(connection, RST_STREAM, stream->number, code);
   h2_drop(stream);
   h2_end_call(connection);
+}
+
+void h2_stream_error(h2_stream *stream, uint32_t code) {
+  h2_connection *connection = stream->connection;
+  if (stream->closed) return;
+  stream->reset = true;
+  h2_write_word(connection, RST_STREAM, stream->number, code);
+  h2_abort(stream, code);
+  h2_glitch(connection);
+}
+
+bool h2_refuse_stream(h2_connection *connection, uint32_t number, uint32_t code) {
+  uint8_t payload[4];
+  write_word(payload, code);
+  connection->over[connection->overs++ % REMEMBERED] = 2 * number + true;
+  return h2_reply(connection, RST_STREAM, 0, number, payload, sizeof payload) && h2_glitch(connection);
+}
+
+enum stream_end h2_stream_end(const h2_connection *connection, uint32_t number) {
+  const uint32_t count = connection->overs < REMEMBERED ? connection->overs : REMEMBERED;
+  for (uint32_t i = 1; i <= count; i++) { /* the newest first */
+    const uint32_t entry = connection->over[(connection->overs - i) % REMEMBERED];
+    if (entry / 2 == number) return entry % 2 ? RESET_BY_US : ENDED;
+  }
+  return NEVER_OPEN;
+}
+
+bool h2_glitch(h2_connection *connection) {
+  if (connection->failed) return false;
+  return ++connection->glitches <= MAX_GLITCHES ||
+         h2_fail(connection, ENHANCE_YOUR_CALM, "too many frames that bring nothing");
+}
+
+void h2_calm(h2_connection *connection, int frames) {
+  connection->glitches = connection->glitches > frames ? connection->glitches - frames : 0;
 }
 
 static void abort_all(h2_connection *connection) {
@@ -148,11 +189,11 @@ bool h2_fail(h2_connection *connection, uint32_t code, const char *format, ...) 
 /* The connection */
 
 static void write_settings(h2_connection *connection) {
-  static const uint32_t settings[][2] = {
-      {MAX_CONCURRENT_STREAMS, MAX_STREAMS},
+  const uint32_t settings[][2] = {
+      {MAX_CONCURRENT_STREAMS, connection->limits.streams},
       {INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES},
       {MAX_FRAME_SIZE, DATA_FRAME_BYTES},
-      {MAX_HEADER_LIST_SIZE, CONTROL_BYTES},
+      {MAX_HEADER_LIST_SIZE, connection->limits.header_bytes},
   };
   uint8_t payload[SETTING_BYTES * sizeof settings / sizeof *settings], *at = payload;
   for (size_t i = 0; i < sizeof settings / sizeof *settings; i++, at += SETTING_BYTES) {
@@ -164,14 +205,14 @@ static void write_settings(h2_connection *connection) {
   h2_write_word(connection, WINDOW_UPDATE, NO_STREAM, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES);
 }
 
-h2_connection *h2_new(bool server, size_t max_message_bytes, const h2_handler *handler, void *owner) {
+h2_connection *h2_new(bool server, const h2_limits *limits, const h2_handler *handler, void *owner) {
   h2_connection *connection = calloc(1, sizeof *connection);
   if (!connection) return NULL;
   connection->handler = *handler;
   connection->owner = owner;
   connection->server = connection->expects_preface = server;
-  connection->max_message_bytes = max_message_bytes;
-  connection->max_streams = MAX_STREAMS;
+  connection->limits = *limits;
+  connection->max_streams = H2_STREAMS;
   connection->window = connection->first_window = DEFAULT_WINDOW_BYTES;
   connection->frame_bytes = DEFAULT_FRAME_BYTES;
   connection->decoder = hpack_new();
@@ -210,6 +251,19 @@ void h2_leave(h2_connection *connection) {
 }
 
 size_t h2_streams(const h2_connection *connection) { return connection->streams; }
+
+h2_stream *h2_first(const h2_connection *connection) { return connection->first; }
+
+h2_stream *h2_next(const h2_stream *stream) { return stream->next; }
+
+size_t h2_memory(const h2_connection *connection) {
+  return sizeof *connection + connection->kept + connection->output_room + connection->streams * sizeof(h2_stream);
+}
+
+bool h2_midway(const h2_connection *connection) {
+  return connection->expects_preface || !connection->settled || connection->in_block ||
+         (connection->held && !connection->left && !connection->padding);
+}
 
 uint32_t h2_max_streams(const h2_connection *connection) { return connection->max_streams; }
 

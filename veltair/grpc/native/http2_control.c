@@ -11,6 +11,28 @@ static bool read_whole_word(h2_connection *connection, const uint8_t *payload, s
   return true;
 }
 
+/* The head of a request on a stream that is not open. */
+static bool request_received(h2_connection *connection, uint32_t number, const hpack_field *fields, int count) {
+  const bool ends_stream = connection->block_ends_stream;
+  int64_t announced;
+  if (number <= connection->last_stream) {
+    const enum stream_end end = h2_stream_end(connection, number);
+    if (end == RESET_BY_US) return true; /* trailers that were on their way */
+    return h2_fail(connection, end == ENDED ? STREAM_CLOSED : PROTOCOL_ERROR, "headers of stream %u, which is over", number);
+  }
+  if (number % 2 == 0) return h2_fail(connection, PROTOCOL_ERROR, "stream %u is the server's", number);
+  connection->last_stream = number;
+  if (!h2_valid_request(fields, count, &announced)) return h2_refuse_stream(connection, number, PROTOCOL_ERROR);
+  h2_stream *stream = NULL;
+  if (!connection->leaving && connection->streams < connection->limits.streams) stream = h2_add_stream(connection, number);
+  if (!stream) return h2_refuse_stream(connection, number, REFUSED_STREAM);
+  stream->known = true;
+  stream->announced = announced;
+  connection->handler.headers(connection->owner, stream, fields, count);
+  if (ends_stream) h2_end_received(stream);
+  return true;
+}
+
 /* A complete header block. */
 static bool block_received(h2_connection *connection, uint32_t number, const uint8_t *block, size_t size) {
   const hpack_field *fields;
@@ -20,22 +42,33 @@ static bool block_received(h2_connection *connection, uint32_t number, const uin
   const int count = hpack_decode(connection->decoder, block, size, &fields, &error);
   if (count < 0) return h2_fail(connection, (uint32_t)error, "a header block that cannot be decoded");
   h2_stream *stream = h2_find_stream(connection, number);
-  if (!stream && connection->server && number > connection->last_stream) {
-    if (number % 2 == 0) return h2_fail(connection, PROTOCOL_ERROR, "stream %u is the server's", number);
-    connection->last_stream = number;
-    if (!connection->leaving && connection->streams < MAX_STREAMS) stream = h2_add_stream(connection, number);
-    if (!stream) {
-      uint8_t code[WORD_BYTES];
-      write_word(code, REFUSED_STREAM);
-      return h2_reply(connection, RST_STREAM, 0, number, code, sizeof code);
+  if (connection->server) {
+    if (!stream) return request_received(connection, number, fields, count);
+    if (!stream->remote_open) return h2_fail(connection, STREAM_CLOSED, "headers of stream %u behind its end", number);
+    if (!ends_stream || !h2_valid_trailers(fields, count)) {
+      h2_stream_error(stream, PROTOCOL_ERROR);
+      return !connection->failed;
     }
   }
   if (!stream) return true;
   if (!stream->remote_open)
-    return h2_fail(connection, PROTOCOL_ERROR, "headers of stream %u behind its end", number);
+    return h2_fail(connection, STREAM_CLOSED, "headers of stream %u behind its end", number);
   connection->handler.headers(connection->owner, stream, fields, count);
   if (ends_stream) h2_end_received(stream);
   return true;
+}
+
+static bool depends_on_itself(const uint8_t *priority, uint32_t number) {
+  return (read_word(priority) & INT32_MAX) == number;
+}
+
+/* Priorities mean nothing to us, but have to be well-formed. */
+static bool priority_received(h2_connection *connection, uint32_t number, const uint8_t *payload, size_t size) {
+  if (number == NO_STREAM) return h2_fail(connection, PROTOCOL_ERROR, "a priority of no stream");
+  if (size != PRIORITY_BYTES) return h2_fail(connection, FRAME_SIZE_ERROR, "a frame that is too short or too long");
+  if (depends_on_itself(payload, number))
+    return h2_fail(connection, PROTOCOL_ERROR, "stream %u depends on itself", number);
+  return h2_glitch(connection);
 }
 
 /* A block in one frame is decoded where it is; one of several is put together first. */
@@ -49,9 +82,14 @@ static bool headers_received(h2_connection *connection, uint8_t flags, uint32_t 
   if (flags & HAS_PRIORITY) skipped += PRIORITY_BYTES;
   if (skipped + padding > size)
     return h2_fail(connection, PROTOCOL_ERROR, "a frame with more padding than bytes");
+  if (number == NO_STREAM) return h2_fail(connection, PROTOCOL_ERROR, "headers of no stream");
+  if (flags & HAS_PRIORITY && depends_on_itself(payload + (flags & PADDED ? 1 : 0), number))
+    return h2_fail(connection, PROTOCOL_ERROR, "stream %u depends on itself", number);
   connection->block_ends_stream = flags & END_STREAM;
   payload += skipped;
   size -= skipped + padding;
+  if (size > connection->limits.header_bytes)
+    return h2_fail(connection, ENHANCE_YOUR_CALM, "a header block that is too large");
   if (flags & END_HEADERS) return block_received(connection, number, payload, size);
   memcpy(connection->block, payload, size);
   connection->block_size = size;
@@ -63,7 +101,8 @@ static bool headers_received(h2_connection *connection, uint8_t flags, uint32_t 
 static bool continuation_received(h2_connection *connection, uint8_t flags, uint32_t number, const uint8_t *payload,
                                   size_t size) {
   if (!connection->in_block) return h2_fail(connection, PROTOCOL_ERROR, "a continuation of nothing");
-  if (size > CONTROL_BYTES - connection->block_size)
+  if (!h2_glitch(connection)) return false;
+  if (size + connection->block_size > connection->limits.header_bytes)
     return h2_fail(connection, ENHANCE_YOUR_CALM, "a header block that is too large");
   memcpy(connection->block + connection->block_size, payload, size);
   connection->block_size += size;
@@ -77,16 +116,20 @@ static bool window_update_received(h2_connection *connection, uint32_t number, c
   if (!more || number > connection->last_stream)
     return h2_fail(connection, PROTOCOL_ERROR, "the window of stream %u cannot grow by %u", number, more);
   h2_stream *stream = number == NO_STREAM ? NULL : h2_find_stream(connection, number);
+  const int64_t before = connection->window;
+  const bool waiting = connection->waiting;
   if (number == NO_STREAM) {
-    connection->window += more;
+    if ((connection->window += more) > LARGEST_WINDOW_BYTES)
+      return h2_fail(connection, FLOW_CONTROL_ERROR, "a window that is too large");
     h2_flush_all(connection);
+    const bool useless = waiting && connection->window == before + more && !h2_full(connection);
+    if (useless && !h2_glitch(connection)) return false;
   } else if (stream) {
-    stream->send_window += more;
+    if ((stream->send_window += more) + connection->first_window > LARGEST_WINDOW_BYTES)
+      return h2_fail(connection, FLOW_CONTROL_ERROR, "a window that is too large");
     h2_flush(stream);
   }
-  if (connection->window > LARGEST_WINDOW_BYTES || (stream && stream->send_window > LARGEST_WINDOW_BYTES))
-    return h2_fail(connection, FLOW_CONTROL_ERROR, "a window that is too large");
-  return true;
+  return !connection->failed;
 }
 
 static bool reset_received(h2_connection *connection, uint32_t number, const uint8_t *payload, size_t size) {
@@ -95,34 +138,32 @@ static bool reset_received(h2_connection *connection, uint32_t number, const uin
   if (number == NO_STREAM || number > connection->last_stream)
     return h2_fail(connection, PROTOCOL_ERROR, "stream %u is not open", number);
   h2_stream *stream = h2_find_stream(connection, number);
-  if (!stream) return true;
-  h2_abort(stream, code);
-  if (++connection->resets > MAX_RESETS)
-    return h2_fail(connection, ENHANCE_YOUR_CALM, "too many calls that are reset");
-  return true;
+  if (stream) h2_abort(stream, code);
+  return h2_glitch(connection);
 }
 
 static bool setting_received(h2_connection *connection, unsigned key, uint32_t value) {
   if (key == INITIAL_WINDOW_SIZE) {
     if (value > LARGEST_WINDOW_BYTES) return h2_fail(connection, FLOW_CONTROL_ERROR, "a window that is too large");
-    for (h2_stream *stream = connection->first; stream; stream = stream->next)
-      stream->send_window += value - connection->first_window;
     connection->first_window = value;
   } else if (key == MAX_FRAME_SIZE) {
     if (value < DEFAULT_FRAME_BYTES || value >= 1 << 24)
       return h2_fail(connection, PROTOCOL_ERROR, "frames of %u bytes", value);
     connection->frame_bytes = value;
+  } else if (key == ENABLE_PUSH) {
+    if (value > 1) return h2_fail(connection, PROTOCOL_ERROR, "a setting of %u for pushes", value);
   } else if (key == MAX_CONCURRENT_STREAMS) {
     connection->max_streams = value;
   }
   return true;
 }
 
-static bool settings_received(h2_connection *connection, const uint8_t *payload, size_t size) {
+static bool settings_received(h2_connection *connection, uint8_t flags, const uint8_t *payload, size_t size) {
+  if (flags & ACK) return size ? h2_fail(connection, FRAME_SIZE_ERROR, "settings in an acknowledgement") : true;
   if (size % SETTING_BYTES) return h2_fail(connection, FRAME_SIZE_ERROR, "settings of odd length");
   for (size_t at = 0; at < size; at += SETTING_BYTES) {
     const unsigned key = (unsigned)payload[at] << 8 | payload[at + 1];
-    if (!setting_received(connection, key, read_word(payload + at + 2))) return false;
+    if (!setting_received(connection, key, read_word(payload + at + 2)) || !h2_glitch(connection)) return false;
   }
   if (!h2_reply(connection, SETTINGS, ACK, NO_STREAM, NULL, 0)) return false;
   if (connection->handler.ready) connection->handler.ready(connection->owner);
@@ -130,9 +171,10 @@ static bool settings_received(h2_connection *connection, const uint8_t *payload,
   return true;
 }
 
-static bool ping_received(h2_connection *connection, const uint8_t *payload, size_t size) {
+static bool ping_received(h2_connection *connection, uint8_t flags, const uint8_t *payload, size_t size) {
   if (size != PING_BYTES) return h2_fail(connection, FRAME_SIZE_ERROR, "a frame that is too short or too long");
-  return h2_reply(connection, PING, ACK, NO_STREAM, payload, size);
+  if (flags & ACK) return h2_glitch(connection); /* of no ping of ours */
+  return h2_reply(connection, PING, ACK, NO_STREAM, payload, size) && h2_glitch(connection);
 }
 
 /* The other side leaves; it has not processed our streams above the number it says. */
@@ -148,6 +190,12 @@ static bool goaway_received(h2_connection *connection, const uint8_t *payload, s
 
 bool h2_handle_control(h2_connection *connection, uint8_t kind, uint8_t flags, uint32_t number, const uint8_t *payload,
                        size_t size) {
+  if (!connection->settled) {
+    if (kind != SETTINGS || flags & ACK) return h2_fail(connection, PROTOCOL_ERROR, "a frame before the settings");
+    connection->settled = true;
+  }
+  if (number != NO_STREAM && (kind == SETTINGS || kind == PING || kind == GOAWAY))
+    return h2_fail(connection, PROTOCOL_ERROR, "a frame of the connection on stream %u", number);
   if (connection->in_block && (kind != CONTINUATION || number != connection->block_stream))
     return h2_fail(connection, PROTOCOL_ERROR, "a header block that is cut off");
   switch (kind) {
@@ -155,10 +203,11 @@ bool h2_handle_control(h2_connection *connection, uint8_t kind, uint8_t flags, u
     case CONTINUATION: return continuation_received(connection, flags, number, payload, size);
     case WINDOW_UPDATE: return window_update_received(connection, number, payload, size);
     case RST_STREAM: return reset_received(connection, number, payload, size);
-    case SETTINGS: return flags & ACK || settings_received(connection, payload, size);
-    case PING: return flags & ACK || ping_received(connection, payload, size);
+    case SETTINGS: return settings_received(connection, flags, payload, size);
+    case PING: return ping_received(connection, flags, payload, size);
+    case PRIORITY: return priority_received(connection, number, payload, size);
     case GOAWAY: return goaway_received(connection, payload, size);
     case PUSH_PROMISE: return h2_fail(connection, PROTOCOL_ERROR, "a pushed response");
-    default: return true;
+    default: return h2_glitch(connection);
   }
 }

@@ -5,6 +5,10 @@
 
 void h2_end_received(h2_stream *stream) {
   if (stream->closed) return;
+  if (stream->announced >= 0 && stream->announced != stream->received) {
+    h2_stream_error(stream, PROTOCOL_ERROR);
+    return;
+  }
   stream->remote_open = false;
   stream->connection->handler.end(stream->connection->owner, stream);
   h2_half_closed(stream);
@@ -12,11 +16,14 @@ void h2_end_received(h2_stream *stream) {
 
 /* A data frame of `size` bytes begins; nobody wants it where its stream is closed. */
 static bool accept_data(h2_connection *connection, uint32_t number, uint32_t size) {
-  if (connection->in_block || number == 0 || number > connection->last_stream)
+  if (connection->in_block || !connection->settled || number == 0 || number > connection->last_stream)
     return h2_fail(connection, PROTOCOL_ERROR, "data of stream %u, which is not open", number);
   h2_stream *stream = h2_find_stream(connection, number);
   if (stream && !stream->remote_open)
-    return h2_fail(connection, PROTOCOL_ERROR, "data of stream %u behind its end", number);
+    return h2_fail(connection, STREAM_CLOSED, "data of stream %u behind its end", number);
+  if (!stream && connection->server && h2_stream_end(connection, number) != RESET_BY_US &&
+      !h2_refuse_stream(connection, number, STREAM_CLOSED))
+    return false;
   connection->unacknowledged += size;
   if (connection->unacknowledged > CONNECTION_WINDOW_BYTES / 2) {
     h2_write_word(connection, WINDOW_UPDATE, NO_STREAM, connection->unacknowledged);
@@ -33,7 +40,9 @@ static bool begin_data(h2_connection *connection, uint32_t number, uint8_t flags
   if (size > DATA_FRAME_BYTES) return h2_fail(connection, FRAME_SIZE_ERROR, "a frame of %u bytes", size);
   if (extra > size) return h2_fail(connection, PROTOCOL_ERROR, "a frame with more padding than bytes");
   if (!accept_data(connection, number, size)) return false;
+  if (size == extra && !(flags & END_STREAM) && !h2_glitch(connection)) return false;
   connection->left = size - extra;
+  if (connection->data_stream) connection->data_stream->received += connection->left;
   connection->padding = padding < 0 ? 0 : (uint32_t)padding;
   connection->data_ends_stream = flags & END_STREAM;
   return true;

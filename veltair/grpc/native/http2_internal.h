@@ -11,23 +11,25 @@ enum {
   PROTOCOL_ERROR = 0x1,
   INTERNAL_ERROR = 0x2,
   FLOW_CONTROL_ERROR = 0x3,
+  STREAM_CLOSED = 0x5,
   FRAME_SIZE_ERROR = 0x6,
   REFUSED_STREAM = 0x7,
   ENHANCE_YOUR_CALM = 0xb,
 };
-enum { MAX_CONCURRENT_STREAMS = 3, INITIAL_WINDOW_SIZE = 4, MAX_FRAME_SIZE = 5, MAX_HEADER_LIST_SIZE = 6 };
+enum { ENABLE_PUSH = 2, MAX_CONCURRENT_STREAMS = 3, INITIAL_WINDOW_SIZE = 4, MAX_FRAME_SIZE = 5, MAX_HEADER_LIST_SIZE = 6 };
 
 enum {
   DEFAULT_WINDOW_BYTES = 65535,
   DEFAULT_FRAME_BYTES = 16384,
   LARGEST_WINDOW_BYTES = INT32_MAX,
   DATA_FRAME_BYTES = 1 << 20,        /* the largest data frame that the other side may send */
-  CONTROL_BYTES = 1 << 14,           /* its largest other frame, and its largest header block */
+  CONTROL_BYTES = H2_HEADER_BYTES,   /* its largest other frame, and its largest header block */
   STREAM_WINDOW_BYTES = 1 << 23,     /* what it may send ahead of the reader of one stream */
   CONNECTION_WINDOW_BYTES = 1 << 30, /* streams bound the memory in use, so this window does not */
-  MAX_STREAMS = 4096,
-  MAX_RESETS = 1000,         /* streams that the other side resets, beyond those that end normally */
-  MAX_UNREAD_REPLIES = 1000, /* answers to control frames that may wait behind a full output */
+  MAX_GLITCHES = 1000,       /* frames that cost more than they bring, beyond the calls that end normally */
+  SMALL_FRAME_BYTES = 256,   /* a part of a message that is cut smaller for lack of window is a glitch */
+  REMEMBERED = 256,          /* streams that are over, whose late frames are told from those of others */
+  MAX_UNREAD_REPLIES = 500,  /* answers to control frames that may wait behind a full output */
   SCRATCH_BYTES = 1 << 16,   /* one read; a message that misses more than a quarter of it is read in place */
   OUTPUT_BYTES = 1 << 20,    /* unsent; above it nothing is added but answers to control frames */
   FRAME_HEAD_BYTES = 9,
@@ -66,9 +68,13 @@ struct h2_stream {
   bool closed;                  /* it neither sends nor receives any more */
   bool remote_open, local_open; /* the other side, and this one, may still send */
   bool end_queued, held;
+  bool known; /* the other side has, or is to get, a frame of it: a client's stream without any was never open */
+  bool reset; /* by us */
   bool refused;                     /* a message was too large: further data is dropped */
+  bool begun;                       /* the owner knows that the message has begun */
   bool in_flushed, flushed_again;   /* `flushed` runs; it has been due once more meanwhile */
-  int64_t send_window;              /* bytes that may be sent */
+  int64_t send_window;              /* bytes that may be sent, beyond the connection's first_window */
+  int64_t announced, received;      /* bytes of data: by content-length (-1: it says nothing), and so far */
   int32_t receive_window;           /* bytes that the other side may send */
   uint32_t unacknowledged;          /* bytes received since the last update of the window */
   pending_frame *first, *last;      /* frames to send */
@@ -81,7 +87,7 @@ struct h2_connection {
   h2_handler handler;
   void *owner;
   bool server, failed, leaving;
-  size_t max_message_bytes;
+  h2_limits limits;
   int depth; /* of calls that may call the handler: closed streams are freed behind the outermost */
 
   h2_stream *buckets[BUCKETS], *first, *last; /* open streams */
@@ -89,10 +95,11 @@ struct h2_connection {
   size_t streams, spares, waiting;            /* open; spare; open with pending frames */
   uint32_t last_stream;                       /* greatest number of a stream so far */
   uint32_t max_streams;                       /* at the same time, by the other side's settings */
-  int resets;                                 /* streams that the other side reset, less those that ended normally */
+  int glitches;                               /* less the calls that ended normally; h2_calm */
+  uint32_t over[REMEMBERED], overs;           /* the last streams that are over: 2 * number + whether we reset it */
 
   /* Incoming */
-  bool expects_preface;
+  bool expects_preface, settled; /* settled: the other side's first frame has come, which is of settings */
   uint8_t *direct;        /* memory of a message that the next read goes to instead of the scratch */
   uint32_t direct_room;   /* bytes of it */
   uint8_t *orphan;        /* the message of `direct`, when its stream was closed before that read */
@@ -109,6 +116,7 @@ struct h2_connection {
   /* Outgoing */
   int64_t window;       /* bytes that may be sent */
   int64_t first_window; /* of a new stream */
+  size_t kept;          /* bytes of messages that are being received, and of frames that wait */
   size_t frame_bytes;   /* largest data frame that may be sent */
   int unread_replies;   /* answers to control frames since the output is full */
   uint8_t *output;
@@ -144,12 +152,26 @@ void h2_drop(h2_stream *stream);
 void h2_abort(h2_stream *stream, int64_t code);
 /* One side has ended. After both the stream is over; a client that still sends gets a reset. */
 void h2_half_closed(h2_stream *stream);
+/* The other side broke the protocol on one stream, which is reset and aborted. */
+void h2_stream_error(h2_stream *stream, uint32_t code);
+/* The same for a stream that is not open. False: the connection has failed. */
+bool h2_refuse_stream(h2_connection *connection, uint32_t number, uint32_t code);
+/* A frame that cost more than it brought. False when there were too many: the connection has failed. */
+bool h2_glitch(h2_connection *connection);
+/* How a stream that is not open, but once may have been, ended. */
+enum stream_end { NEVER_OPEN, ENDED, RESET_BY_US };
+enum stream_end h2_stream_end(const h2_connection *connection, uint32_t number);
 
 /* http2_control.c: a complete frame other than data. False when the connection has failed. */
 bool h2_handle_control(h2_connection *connection, uint8_t kind, uint8_t flags, uint32_t number, const uint8_t *payload,
                        size_t size);
 /* http2_frames.c: the other side sends no more on this stream. */
 void h2_end_received(h2_stream *stream);
+
+/* http2_fields.c: what RFC 9113, 8.2 and 8.3, asks of header lists. `announced`: content-length, -1 where it is not
+ * given. */
+bool h2_valid_request(const hpack_field *fields, int count, int64_t *announced);
+bool h2_valid_trailers(const hpack_field *fields, int count);
 
 /* http2_messages.c */
 void h2_feed(h2_stream *stream, const uint8_t *data, size_t size);
@@ -164,6 +186,7 @@ void h2_write_word(h2_connection *connection, uint8_t kind, uint32_t number, uin
 /* A frame that answers one of the other side's: false when too many of them are not read. */
 bool h2_reply(h2_connection *connection, uint8_t kind, uint8_t flags, uint32_t number, const void *payload,
               size_t size);
+bool h2_full(const h2_connection *connection); /* nothing is added to the output but answers to control frames */
 void h2_flush(h2_stream *stream);
 void h2_flush_all(h2_connection *connection);
 void h2_drop_pending(h2_stream *stream);

@@ -46,6 +46,7 @@ static void hand_on(h2_stream *stream) {
   uint8_t *message = stream->message;
   stream->message = NULL;
   stream->prefix_size = 0;
+  connection->kept -= stream->message_size;
   connection->handler.message(connection->owner, stream, message, stream->message_size, stream->prefix[0] != 0);
 }
 
@@ -58,9 +59,13 @@ void h2_message_filled(h2_stream *stream, size_t size) {
 static bool begin_message(h2_stream *stream) {
   h2_connection *connection = stream->connection;
   const uint32_t size = read_word(stream->prefix + 1);
-  if (size > connection->max_message_bytes) {
+  if (size > connection->limits.message_bytes) {
     stream->refused = true;
     connection->handler.too_large(connection->owner, stream, size);
+    return false;
+  }
+  if (connection->handler.room && !connection->handler.room(connection->owner, stream, size)) {
+    stream->refused = true;
     return false;
   }
   stream->message = new_message(size);
@@ -70,7 +75,9 @@ static bool begin_message(h2_stream *stream) {
     return false;
   }
   stream->message_size = size;
+  connection->kept += size;
   stream->filled = 0;
+  stream->begun = false;
   return true;
 }
 
@@ -92,6 +99,11 @@ void h2_feed(h2_stream *stream, const uint8_t *data, size_t size) {
     size -= part;
     h2_message_filled(stream, part);
   } while (size && !stream->closed);
+  const h2_handler *handler = &stream->connection->handler;
+  if (stream->message && stream->filled && !stream->begun && handler->begun) {
+    stream->begun = true;
+    handler->begun(stream->connection->owner, stream, stream->message, stream->filled);
+  }
 }
 
 static void extend_window(h2_stream *stream) {

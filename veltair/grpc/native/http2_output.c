@@ -11,7 +11,7 @@ static size_t own_unsent(const h2_connection *connection) { return connection->o
 
 static size_t unsent(const h2_connection *connection) { return own_unsent(connection) + connection->viewed; }
 
-static bool is_full(const h2_connection *connection) { return unsent(connection) > OUTPUT_BYTES; }
+bool h2_full(const h2_connection *connection) { return unsent(connection) > OUTPUT_BYTES; }
 
 /* Room for `size` more bytes; NULL when there is no memory, which ends the connection. */
 static uint8_t *extend_output(h2_connection *connection, size_t size) {
@@ -86,7 +86,7 @@ void h2_write_word(h2_connection *connection, uint8_t kind, uint32_t number, uin
 
 bool h2_reply(h2_connection *connection, uint8_t kind, uint8_t flags, uint32_t number, const void *payload,
               size_t size) {
-  connection->unread_replies = is_full(connection) ? connection->unread_replies + 1 : 0;
+  connection->unread_replies = h2_full(connection) ? connection->unread_replies + 1 : 0;
   if (connection->unread_replies > MAX_UNREAD_REPLIES)
     return h2_fail(connection, ENHANCE_YOUR_CALM, "control frames whose answers are not read");
   h2_write_frame(connection, kind, flags, number, payload, size);
@@ -96,16 +96,21 @@ bool h2_reply(h2_connection *connection, uint8_t kind, uint8_t flags, uint32_t n
 /* Writes what windows and output allow of the rest of a frame of data. Returns whether that was all. */
 static bool write_data(h2_stream *stream, pending_frame *frame) {
   h2_connection *connection = stream->connection;
-  while (!is_full(connection) && !connection->failed) {
+  while (!h2_full(connection) && !connection->failed) {
     size_t part = frame->size - frame->sent;
     if (part) {
-      int64_t allowed = connection->window < stream->send_window ? connection->window : stream->send_window;
+      const int64_t own = connection->first_window + stream->send_window;
+      int64_t allowed = connection->window < own ? connection->window : own;
       if (allowed > (int64_t)connection->frame_bytes) allowed = (int64_t)connection->frame_bytes;
       if (allowed <= 0) return false;
-      if (part > (size_t)allowed) part = (size_t)allowed;
+      if (part > (size_t)allowed) {
+        part = (size_t)allowed;
+        if (part < SMALL_FRAME_BYTES && !h2_glitch(connection)) return false;
+      }
       connection->window -= (int64_t)part;
       stream->send_window -= (int64_t)part;
     }
+    if (part >= SMALL_FRAME_BYTES) h2_calm(connection, 1);
     const bool all = frame->sent + part == frame->size;
     const uint8_t flags = all && frame->end ? END_STREAM : 0;
     if (!frame->kept || part < VIEW_BYTES) {
@@ -122,7 +127,8 @@ static bool write_data(h2_stream *stream, pending_frame *frame) {
 static bool write_any(h2_stream *stream, pending_frame *frame) {
   h2_connection *connection = stream->connection;
   if (frame->kind == DATA) return write_data(stream, frame);
-  if (is_full(connection) || connection->failed) return false;
+  if (h2_full(connection) || connection->failed) return false;
+  stream->known = true;
   h2_write_frame(connection, HEADERS, END_HEADERS | (frame->end ? END_STREAM : 0), stream->number, frame->data,
                  frame->size);
   return true;
@@ -151,6 +157,13 @@ static void written(h2_stream *stream, bool ended) {
   if (!stream->closed && !stream->first) tell_flushed(stream);
 }
 
+static size_t pending_bytes(const pending_frame *frame) { return sizeof *frame + (frame->kept ? 0 : frame->size); }
+
+static void free_pending(const h2_stream *stream, pending_frame *frame) {
+  stream->connection->kept -= pending_bytes(frame);
+  free(frame);
+}
+
 void h2_flush(h2_stream *stream) {
   bool ended = false;
   for (pending_frame *frame; (frame = stream->first);) {
@@ -158,7 +171,7 @@ void h2_flush(h2_stream *stream) {
     ended = frame->end;
     stream->first = frame->next;
     if (!stream->first) stream->connection->waiting--;
-    free(frame);
+    free_pending(stream, frame);
   }
   written(stream, ended);
 }
@@ -173,7 +186,7 @@ void h2_drop_pending(h2_stream *stream) {
   if (stream->first) stream->connection->waiting--;
   for (pending_frame *frame; (frame = stream->first);) {
     stream->first = frame->next;
-    free(frame);
+    free_pending(stream, frame);
   }
 }
 
@@ -192,6 +205,7 @@ static void append_pending(h2_stream *stream, const pending_frame *rest) {
     if (size) memcpy(frame->bytes, data, size);
     frame->data = frame->bytes;
   }
+  connection->kept += pending_bytes(frame);
   if (stream->first) {
     stream->last->next = frame;
   } else {
@@ -275,7 +289,7 @@ static size_t drop_viewed(h2_connection *connection, size_t size) {
 }
 
 void h2_sent(h2_connection *connection, size_t size) {
-  const bool was_full = is_full(connection);
+  const bool was_full = h2_full(connection);
   while (size) {
     size_t own = own_unsent(connection);
     if (connection->viewed) own = (size_t)(connection->views[connection->views_begin].at - connection->output_dropped);
@@ -284,7 +298,7 @@ void h2_sent(h2_connection *connection, size_t size) {
     size -= own;
     if (size) size -= drop_viewed(connection, size);
   }
-  if (was_full && !is_full(connection)) {
+  if (was_full && !h2_full(connection)) {
     h2_begin_call(connection);
     h2_flush_all(connection);
     h2_end_call(connection);

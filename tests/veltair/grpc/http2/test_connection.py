@@ -12,7 +12,7 @@ from native_end import NativeEnd
 from wire_frames import frame, parse_frames, setting, word
 
 from veltair.grpc.http2 import frames, hpack
-from veltair.grpc.http2.connection import MAX_RESETS, MAX_UNREAD_REPLIES
+from veltair.grpc.http2.stream_table import MAX_GLITCHES, MAX_UNREAD_REPLIES
 
 Implementation: TypeAlias = type[PythonEnd] | type[NativeEnd]
 
@@ -148,7 +148,7 @@ def test_answers_wait_for_the_clients_windows(implementation: Implementation) ->
             b"".join(
                 frame(frames.HEADERS, frames.END_HEADERS, stream, hpack.encode(HEAD))
                 + frame(frames.RST_STREAM, 0, stream, bytes(4))
-                for stream in range(1, 2 * MAX_RESETS + 2, 2)
+                for stream in range(1, 2 * MAX_GLITCHES + 2, 2)
             ),
             frames.ENHANCE_YOUR_CALM,
         ),
@@ -170,7 +170,7 @@ def test_a_peer_that_breaks_the_protocol_gets_the_error_and_is_cut_off(
     implementation: Implementation, sent: bytes, code: int
 ) -> None:
     server = implementation(True, hold if b"/t/idle" in sent else echo)
-    server.feed((b"" if sent.startswith(b"GET") else frames.PREFACE) + sent)
+    server.feed((b"" if sent.startswith(b"GET") else BEGIN) + sent)
     (goodbye,) = [payload for kind, _, _, payload in parse_frames(server.take()) if kind == frames.GOAWAY]
     assert int.from_bytes(goodbye[4:8], "big") == code
     assert server.failed and server.leaving and not server.streams

@@ -100,7 +100,24 @@ static void closed(void *owner, h2_stream *stream) {
   s->open--;
 }
 
-static const h2_handler handler = {headers, message, too_large, end, aborted, flushed, closed, NULL};
+static bool room(void *owner, h2_stream *stream, size_t size) {
+  session *s = owner;
+  (void)size;
+  if (pick(s, 16)) return true;
+  h2_reset(stream, 2);
+  return false;
+}
+
+static void begun(void *owner, h2_stream *stream, const uint8_t *data, size_t size) {
+  session *s = owner;
+  for (size_t i = 0; i < size; i += 100) s->checksum += data[i];
+  if (pick(s, 4) == 0) act(s, stream);
+}
+
+static const h2_handler handler = {
+    .headers = headers, .room = room, .begun = begun, .message = message, .too_large = too_large,
+    .end = end, .aborted = aborted, .flushed = flushed, .closed = closed,
+};
 
 static void send_some(session *s) {
   size_t size;
@@ -112,7 +129,8 @@ static void send_some(session *s) {
 }
 
 static void play(session *s, bool server, const uint8_t *bytes, size_t size) {
-  s->connection = h2_new(server, 1 << 18, &handler, s);
+  static const h2_limits limits = {1 << 18, H2_STREAMS, H2_HEADER_BYTES};
+  s->connection = h2_new(server, &limits, &handler, s);
   const bool slow = pick(s, 8) == 0;
   for (int i = server ? 0 : 5; i > 0; i--) {
     h2_stream *stream = h2_open(s->connection);

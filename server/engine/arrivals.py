@@ -1,0 +1,87 @@
+"""`Arrivals`: queries that the front has handed over and the scheduler has not been told of yet."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from veltair.server.ipc.messages import InferQuery, TenantSpec
+
+MOST_WAIT = 0.1  # of a tenant's target: beyond that its next queries are refused in the front
+_SMOOTHING = 0.1
+
+
+class Arrival(NamedTuple):
+    """A query, and the lane that it came by: `Arrival(infer_query, lane=0)`."""
+
+    message: InferQuery
+    lane: int | None  # None: it came as a message
+
+
+class Arrivals:
+    """First come, first served by tenant, and the tenants in turn: a flood of one does not hold up the others.
+
+    A decision takes the engine time of its own, which no policy knows of. `too_long_ns` tells when a tenant's queries
+    arrive faster than the engine decides.
+
+    >>> arrivals = Arrivals([TenantSpec(name, "/", "ab12", 10**7, 0.95, 1, batching=True) for name in "ab"])
+    >>> for query, tenant in ((1, 0), (2, 0), (3, 0), (4, 1)):
+    ...     arrivals.add(InferQuery(query, tenant, 0, 1, arrival_ns=0, deadline_ns=None), lane=None)
+    >>> [arrivals.take().message.query for _ in range(len(arrivals))]
+    [1, 4, 2, 3]
+    """
+
+    def __init__(self, tenants: Sequence[TenantSpec]) -> None:
+        self._most_wait_ns = [MOST_WAIT * spec.qos_ns for spec in tenants]
+        self._queues: OrderedDict[int, deque[Arrival]] = OrderedDict()  # by tenant, the next one first; none is empty
+        self._count = 0
+        self._decision_ns = 0.0  # of the engine's time for a query, while queries wait
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, message: InferQuery, lane: int | None) -> None:
+        """A query has come."""
+        queue = self._queues.get(message.tenant)
+        if queue is None:
+            queue = self._queues[message.tenant] = deque()
+        queue.append(Arrival(message, lane))
+        self._count += 1
+
+    def waiting(self, tenant: int) -> int:
+        """How many of the tenant's queries wait here."""
+        return len(self._queues.get(tenant, ()))
+
+    def take(self) -> Arrival:
+        """The next one. Raises KeyError when there is none."""
+        tenant, queue = self._queues.popitem(last=False)
+        arrival = queue.popleft()
+        if queue:
+            self._queues[tenant] = queue
+        self._count -= 1
+        return arrival
+
+    def remove(self, query: int) -> Arrival | None:
+        """One whose client has left; None where it does not wait here."""
+        for tenant, queue in self._queues.items():
+            for arrival in queue:
+                if arrival.message.query == query:
+                    queue.remove(arrival)
+                    if not queue:
+                        del self._queues[tenant]
+                    self._count -= 1
+                    return arrival
+        return None
+
+    def decided(self, queries: int, elapsed_ns: int) -> None:
+        """So many were taken in that time, while others waited."""
+        self._decision_ns += (elapsed_ns / queries - self._decision_ns) * _SMOOTHING
+
+    def too_long_ns(self, tenant: int) -> int:
+        """How much longer the tenant's next query would wait than it may; 0 where it may."""
+        queue = self._queues.get(tenant)
+        if queue is None:
+            return 0
+        wait_ns = len(queue) * len(self._queues) * self._decision_ns
+        return max(0, int(wait_ns - self._most_wait_ns[tenant]))

@@ -1,0 +1,53 @@
+"""`AdmissionGates`: until when queries of a tenant would be refused, as the engine tells the I/O threads of the front.
+
+A policy that refuses a query for the work before it knows how long the next one like it would fare no better
+(`RejectQuery.for_ns`). Until then the threads refuse such queries themselves, before they read them in whole: under
+overload a refusal costs neither a slot nor a decision. The threads' end is `server/wire/gates.h`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+_WORDS = 2  # of 8 bytes by tenant: shut until, from this batch on
+MOST_SHUT_NS = 20_000_000  # a client that leaves frees cores that the refusal reckoned with
+
+
+def create_admission_gates(tenants: int) -> int:
+    """New memory, with all gates open. Returns its descriptor."""
+    fd = os.memfd_create("veltair-gates", os.MFD_CLOEXEC)
+    os.truncate(fd, gates_bytes(tenants))
+    return fd
+
+
+def gates_bytes(tenants: int) -> int:
+    return 8 * _WORDS * tenants
+
+
+class AdmissionGates:
+    """Maps the memory behind a descriptor of `create_admission_gates`.
+
+    >>> gates = AdmissionGates(create_admission_gates(tenants=2), tenants=2)
+    >>> gates.shut(tenant=1, batch=4, now_ns=1_000, for_ns=500)
+    >>> gates.is_shut(1, batch=4, now_ns=1_499), gates.is_shut(1, batch=3, now_ns=1_499)
+    (True, False)
+    """
+
+    def __init__(self, fd: int, tenants: int) -> None:
+        self._words = memoryview(mmap.mmap(fd, gates_bytes(tenants))).cast("q")
+
+    def shut(self, tenant: int, batch: int, now_ns: int, for_ns: int) -> None:
+        """Queries of so many samples or more need not be asked about for a while."""
+        words, at = self._words, _WORDS * tenant
+        until_ns = now_ns + min(for_ns, MOST_SHUT_NS)
+        if batch < words[at + 1] or words[at] <= now_ns:
+            words[at + 1] = batch
+        elif batch > words[at + 1]:
+            return  # it is shut for smaller ones already
+        words[at] = until_ns
+
+    def is_shut(self, tenant: int, batch: int, now_ns: int) -> bool:
+        """Whether such a query would be refused, as the I/O threads read it."""
+        until_ns, least = self._words[_WORDS * tenant : _WORDS * (tenant + 1)]
+        return now_ns < until_ns and batch >= least

@@ -1,0 +1,64 @@
+"""Queries that the engine has taken and the scheduler does not know yet."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from veltair.server.engine.arrivals import MOST_WAIT, Arrivals
+from veltair.server.ipc.messages import InferQuery, TenantSpec
+
+QOS_NS = 10_000_000
+TENANTS = [TenantSpec(name, "/", "ab12", QOS_NS * (1 + i), 0.95, 1, batching=True) for i, name in enumerate("abc")]
+
+
+def query(number: int, tenant: int) -> InferQuery:
+    return InferQuery(number, tenant, slot=0, batch=1, arrival_ns=0, deadline_ns=None)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "take", "remove"]), st.integers(0, 2)), max_size=200))
+def test_each_tenants_queries_are_taken_in_order_and_the_tenants_in_turn(steps: list[tuple[str, int]]) -> None:
+    arrivals = Arrivals(TENANTS)
+    expected: dict[int, deque[int]] = {tenant: deque() for tenant in range(3)}
+    passed: dict[int, set[int]] = {tenant: set() for tenant in range(3)}  # taken since this tenant waits
+    number = 0
+    for action, tenant in steps:
+        if action == "add":
+            number += 1
+            arrivals.add(query(number, tenant), lane=tenant)
+            expected[tenant].append(number)
+        elif action == "remove":
+            own = expected[tenant]
+            found = arrivals.remove(own[len(own) // 2] if own else 0)
+            assert (found.message.query if found else None) == (own[len(own) // 2] if own else None)
+            if own:
+                del own[len(own) // 2]
+        elif any(expected.values()):
+            message, lane = arrivals.take()
+            taken = message.tenant
+            assert lane == taken and message.query == expected[taken].popleft()
+            passed[taken].clear()
+            for other in range(3):
+                if other != taken and expected[other]:
+                    assert taken not in passed[other], "a tenant was served twice while another waited"
+                    passed[other].add(taken)
+        for each in range(3):
+            if not expected[each]:
+                passed[each].clear()
+            assert arrivals.waiting(each) == len(expected[each])
+        assert len(arrivals) == sum(map(len, expected.values()))
+
+
+def test_a_tenant_waits_too_long_once_it_has_more_than_the_engine_decides_in_time() -> None:
+    arrivals = Arrivals(TENANTS)
+    for number in range(100):
+        arrivals.add(query(number, 0), lane=0)
+    assert arrivals.too_long_ns(0) == 0  # nothing is known of the engine yet
+    for _ in range(500):
+        arrivals.decided(queries=16, elapsed_ns=16 * 50_000)
+    assert abs(arrivals.too_long_ns(0) - (100 * 50_000 - MOST_WAIT * QOS_NS)) <= 1
+    arrivals.add(query(100, 1), lane=0)  # takes half of the engine's time
+    assert abs(arrivals.too_long_ns(0) - (2 * 100 * 50_000 - MOST_WAIT * QOS_NS)) <= 1
+    assert arrivals.too_long_ns(1) == arrivals.too_long_ns(2) == 0

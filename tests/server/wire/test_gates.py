@@ -1,0 +1,166 @@
+"""Requests that the I/O threads refuse in advance, since the engine has told that it would."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import grpc
+import native_http
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_front import INFER, Answer, Fronts, ask, encoded, new_threads, run
+from native_http import PLAIN, HttpFronts
+from scripted_engine import MANIFEST, SUMS
+from wire_frames import frame
+
+from veltair.errors import OverloadedError, RefusalReason
+from veltair.grpc.http2 import frames, hpack
+from veltair.server.front.admission import FreeSlots
+from veltair.server.ipc.admission_gates import MOST_SHUT_NS, AdmissionGates, create_admission_gates
+from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.wire.engine_link import EngineLink
+from veltair.server.wire.io_threads import IoThreads
+
+REFUSED = Answer(grpc.StatusCode.RESOURCE_EXHAUSTED, RefusalReason.OVERLOAD.text)
+HEAD = [(":method", "POST"), (":scheme", "http"), (":path", INFER), ("content-type", "application/grpc")]
+
+
+def rows(count: int) -> bytes:
+    return encoded([[1, 2, 3, 4]] * count, [[1, 2]] * count)
+
+
+def test_a_shut_gate_refuses_queries_of_that_size_or_more() -> None:
+    async def body(fronts: Fronts) -> None:
+        channel = fronts.channel()
+        for count in (1, 2, 3):
+            await fronts.learn(channel, rows(count))
+        await fronts.learn(channel, encoded(model="two"))
+        fronts.scripted.shut(SUMS, batch=2)
+        assert [(await ask(channel, rows(count))) == REFUSED for count in (1, 2, 3)] == [False, True, True]
+        assert (await ask(channel, encoded(model="two"))).code is grpc.StatusCode.OK
+        assert fronts.scripted.count == 2 and fronts.scripted.link.taken == 0
+        assert fronts.outcomes() == {"ok": 4, "overloaded": 2}
+        assert fronts.service.metrics.tenants["sums"].refusals == {RefusalReason.OVERLOAD: 2}
+        fronts.scripted.shut(SUMS, batch=1, until_ns=1)  # long ago
+        assert (await ask(channel, rows(3))).code is grpc.StatusCode.OK
+
+    run(body)
+
+
+async def next_frame(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
+    high, low, kind, _, number = frames.FRAME_HEAD.unpack(await reader.readexactly(frames.FRAME_HEAD.size))
+    return kind, number, await reader.readexactly(high << 16 | low)
+
+
+def test_a_large_message_is_refused_by_its_head() -> None:
+    async def body(fronts: Fronts) -> None:
+        await fronts.learn(fronts.channel(), rows(1))
+        fronts.scripted.shut(SUMS, batch=1)
+        reader, writer = await fronts.connect()
+        message = frames.message_prefix(len(rows(1))) + rows(1)
+        writer.write(frame(frames.HEADERS, frames.END_HEADERS, 1, hpack.encode(HEAD)))
+        writer.write(frame(frames.DATA, 0, 1, message[:-1]))
+        answer: list[hpack.Field] = []
+        while (found := await next_frame(reader))[0] != frames.RST_STREAM:
+            if found[0] == frames.HEADERS:
+                answer += hpack.Decoder().decode(found[2])
+        assert found[1:] == (1, bytes(4))
+        assert ("grpc-message", RefusalReason.OVERLOAD.text) in answer
+        writer.write(frame(frames.DATA, frames.END_STREAM, 1, message[-1:]))  # nobody wants it
+        fronts.scripted.shut(SUMS, batch=1, until_ns=1)
+        writer.write(frame(frames.HEADERS, frames.END_HEADERS, 3, hpack.encode(HEAD)))
+        writer.write(frame(frames.DATA, frames.END_STREAM, 3, message))
+        while (found := await next_frame(reader))[:2] != (frames.DATA, 3):
+            assert found[0] != frames.GOAWAY
+        writer.close()
+
+    run(body)
+
+
+def test_a_body_over_http_is_refused_by_its_head_and_not_kept() -> None:
+    async def test(fronts: HttpFronts) -> None:
+        client = await fronts.client()
+        expected = await fronts.learn(client, PLAIN)
+        fronts.scripted.shut(SUMS, batch=1)
+        client.send(PLAIN[:-5])
+        answer = await client.answer()
+        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\n")
+        assert RefusalReason.OVERLOAD.text.encode() in answer
+        client.send(PLAIN[-5:-2])
+        fronts.scripted.shut(SUMS, batch=1, until_ns=1)
+        assert await client.ask(PLAIN[-2:] + PLAIN) == expected
+        assert fronts.scripted.count == 1
+
+    native_http.run(test)
+
+
+def test_how_long_and_for_what_a_gate_is_shut() -> None:
+    gates = AdmissionGates(create_admission_gates(2), 2)
+
+    def shut(now_ns: int) -> list[int]:
+        return [batch for batch in range(1, 6) if gates.is_shut(0, batch, now_ns)]
+
+    assert shut(0) == []
+    gates.shut(0, 4, now_ns=100, for_ns=50)
+    assert (shut(100), shut(149), shut(150)) == ([4, 5], [4, 5], [])
+    gates.shut(0, 5, now_ns=110, for_ns=1000)  # says nothing of smaller ones
+    assert (shut(149), shut(150)) == ([4, 5], [])
+    gates.shut(0, 2, now_ns=120, for_ns=10)
+    assert (shut(129), shut(130)) == ([2, 3, 4, 5], [])
+    gates.shut(0, 3, now_ns=200, for_ns=10**12)
+    assert (shut(200 + MOST_SHUT_NS - 1), shut(200 + MOST_SHUT_NS)) == ([3, 4, 5], [])
+    assert not gates.is_shut(1, 5, 200)
+
+
+def may_take(tenants: int, slots: int, held: dict[int, list[int]], tenant: int) -> bool:
+    kept = slots // (2 * tenants)
+    shared = sum(max(0, len(own) - kept) for own in held.values())
+    return len(held[tenant]) < kept or shared < slots - tenants * kept
+
+
+@contextmanager
+def native_slots(threads: IoThreads, tenants: int, slots: int) -> Iterator[EngineLink]:
+    manifests = [MANIFEST] * tenants
+    fd = create_tensor_pool(manifests, slots)
+    link = EngineLink(threads, TensorPool(fd, manifests, slots), tenants, slots)
+    os.close(fd)
+    try:
+        yield link
+    finally:
+        link.leave("")
+        del link
+        gc.collect()  # its memory, whose descriptors others may count
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
+def test_no_tenant_takes_the_slots_that_are_kept_for_another(native: bool) -> None:
+    threads = new_threads(1)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.integers(1, 4), st.integers(1, 20), st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=80))
+    def check(tenants: int, slots: int, steps: list[tuple[int, bool]]) -> None:
+        held: dict[int, list[int]] = {tenant: [] for tenant in range(tenants)}
+        with native_slots(threads, tenants, slots) if native else nullcontext(FreeSlots(tenants, slots)) as free:
+            for number, takes in steps:
+                tenant = number % tenants
+                if not takes:
+                    if held[tenant]:
+                        free.give_back(tenant, held[tenant].pop())
+                elif may_take(tenants, slots, held, tenant):
+                    slot = free.take(tenant)
+                    assert 0 <= slot < slots and slot not in held[tenant]
+                    held[tenant].append(slot)
+                else:
+                    with pytest.raises(OverloadedError):
+                        free.take(tenant)
+                assert free.taken == sum(map(len, held.values())) <= slots
+
+    try:
+        check()
+    finally:
+        threads.close()
