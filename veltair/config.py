@@ -43,6 +43,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     http: str = "127.0.0.1:8000"  # host:port; port 0 takes any free one
     grpc: str = "127.0.0.1:8001"
+    hosts: tuple[str, ...] | None = None  # names that clients call it by; default: localhost, or any beyond loopback
+    origins: tuple[str, ...] = ()  # of web pages elsewhere that may use it, such as "https://host:8443"
     fronts: Annotated[int, msgspec.Meta(ge=0, le=64)] = (
         1  # I/O threads; 0: the reference in Python, slow and without `limits`
     )
@@ -56,6 +58,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limits: LimitsConfig = LimitsConfig()
     shared_memory: bool = False  # clients may pass tensors in shared memory of this user
     drain_timeout_s: PositiveReal = 30.0
+    hung_block_s: PositiveReal = 10.0  # a block has at least so long, and 10 times as long as its profile says
+    hung_engine_s: PositiveReal = 5.0  # an engine that does not answer for so long is replaced
     counter_model: str | None = None  # file of `veltair profile --fit-proxy`, used where there are L3 counters
     event_log: str | None = None  # JSON lines of every event and decision, for `veltair replay`
 

@@ -94,6 +94,7 @@ class RefusalReason(StrEnum):
     OVERDUE = "overdue"
     BATCH = "batch"
     VIEWERS = "viewers"
+    NO_WORKER = "no_worker"
     RESTARTING = "restarting"
     DRAINING = "draining"
 
@@ -132,12 +133,13 @@ _TEXTS = {
     RefusalReason.OVERDUE: "it has waited so long that it cannot be in time any more",
     RefusalReason.BATCH: "it has more items than the model takes in a query",
     RefusalReason.VIEWERS: "as many dashboards are open already as this server shows",
+    RefusalReason.NO_WORKER: "no worker can take queries at the moment",
     RefusalReason.RESTARTING: "the engine is restarting",
     RefusalReason.DRAINING: "the server is shutting down",
 }
 _STATUSES = {RefusalReason.SLOW: 408, RefusalReason.HEAD: 431}
 _DEADLINES = (RefusalReason.LATE_ON_ARRIVAL, RefusalReason.DEADLINE)
-_UNAVAILABLE = (RefusalReason.RESTARTING, RefusalReason.DRAINING)
+_UNAVAILABLE = (RefusalReason.NO_WORKER, RefusalReason.RESTARTING, RefusalReason.DRAINING)
 
 
 class RefusedError(QueryError):

@@ -11,7 +11,6 @@ from contextlib import ExitStack, suppress
 from veltair.errors import InvariantError
 from veltair.profiles.runtime.huge_pages import move_to_huge_pages
 from veltair.profiles.runtime.locked_memory import locked_in_memory
-from veltair.scheduler.event_log.header import SchedulerSettings
 from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
@@ -22,9 +21,10 @@ from veltair.scheduler.events import (
     WorkersChanged,
 )
 from veltair.server.engine.arrivals import Arrivals
+from veltair.server.engine.block_watchdog import BlockWatchdog
 from veltair.server.engine.counter_sampling import CounterSampling
 from veltair.server.engine.engine_status import Timings, collect_status
-from veltair.server.engine.event_log import interference_settings, open_event_log
+from veltair.server.engine.event_log import open_event_log, scheduler_settings
 from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
@@ -66,14 +66,7 @@ class Engine:
         if configure.counter_model and not self._sampling.available:
             logger.warning("counter_model is not used: no L3 counters; the level comes from observed slowdown")
         tenants, profiles = tenants_and_profiles(configure.tenants, artifacts)
-        settings = SchedulerSettings(
-            policy=configure.policy,
-            machine=machine,
-            workers=self._workers,
-            planned_share=configure.planned_share,
-            tenants=tenants,
-            interference=interference_settings(configure.counter_model if self._sampling.available else None),
-        )
+        settings = scheduler_settings(configure, machine, self._workers, tenants, counters=self._sampling.available)
         self._scheduler = settings.make_scheduler(profiles)
         self._log = open_event_log(configure, settings, tenants, profiles)
         self._front = front
@@ -88,6 +81,7 @@ class Engine:
         self._lanes = FrontLanes(self._poll, configure.lanes, len(tenants), configure.slots)
         self._queries = InFlightQueries(front, self._lanes, configure.tenants, self._supervisor)
         self._arrivals = Arrivals(configure.tenants)
+        self._watchdog = BlockWatchdog(configure.hung_block_ns)
 
     def run(self) -> None:
         """Serve until the front sends Shutdown or is gone."""
@@ -126,6 +120,8 @@ class Engine:
         self._decide_arrivals(begin_ns)
         now_ns = time.monotonic_ns()
         supervisor.start_missing(now_ns)
+        for batch in self._watchdog.find_hung(self._queries.batches(), now_ns):
+            supervisor.kill_hung(batch.worker)
         if (sampled := self._sampling.sample_if_due(now_ns)) is not None:
             self._decide(sampled)
         wanted = select.EPOLLIN | (select.EPOLLOUT if front.backlog else 0)
@@ -144,7 +140,8 @@ class Engine:
     def _poll_timeout_s(self) -> float | None:
         now_ns = time.monotonic_ns()
         start_s, sample_s = self._supervisor.seconds_to_start(now_ns), self._sampling.seconds_to_sample(now_ns)
-        return sample_s if start_s is None else start_s if sample_s is None else min(start_s, sample_s)
+        due_s = (start_s, sample_s, self._watchdog.seconds_to_look(self._queries.batches(), now_ns))
+        return min((seconds for seconds in due_s if seconds is not None), default=None)
 
     # The front
 
@@ -250,8 +247,7 @@ class Engine:
     def _block_ended(self, end: BlockEnd) -> None:
         batch = self._queries.batch(end.query)
         if batch.idle_since_ns:
-            self._timings.gap_ns += end.begin_ns - batch.idle_since_ns
-            self._timings.gaps += 1
+            self._timings.count_gap(end.begin_ns - batch.idle_since_ns)
         batch.complete_block(end)
         if batch.fully_cancelled:
             self._queries.complete(batch, "cancelled")
@@ -277,6 +273,7 @@ class Engine:
         allowed = min(loaded, self._workers)
         if self._ready and allowed != self._allowed:
             self._allowed = allowed
+            self._front.send(m.WorkersLeft(allowed))
             self._decide(WorkersChanged(time.monotonic_ns(), allowed))
 
     def _give_up(self, failure: m.StartFailed) -> None:

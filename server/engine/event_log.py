@@ -6,6 +6,8 @@ engine's life before is kept under the same name with `.previous` added.
 
 from __future__ import annotations
 
+import errno
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +23,11 @@ from veltair.scheduler.event_log.header import (
 from veltair.scheduler.event_log.records import dump_decision, dump_event
 from veltair.scheduler.events import Decision, Event
 from veltair.server.ipc.messages import ConfigureEngine
-from veltair.types import ModelProfile, Tenant
+from veltair.types import Machine, ModelProfile, Tenant
+
+logger = logging.getLogger("veltair.engine")
+
+_TRANSIENT = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class EventLog:
@@ -35,24 +41,39 @@ class EventLog:
     """
 
     def __init__(self, path: Path, header: LogHeader) -> None:
-        """Raises ConfigError where nothing can be written."""
-        try:
-            if path.exists():
-                path.rename(f"{path}.previous")
-            self._file = path.open("w", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"server.event_log: {error.filename}: {error.strerror}") from None
+        """Raises ConfigError for anything but a file at the path, OSError where nothing can be written."""
+        self._path = path
+        self._lost = False  # the disk took no more: nothing is written any more, and serving goes on
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise ConfigError(f"server.event_log: {path}: expected a file, or nothing there")
+        if path.exists():
+            path.rename(f"{path}.previous")
+        self._file = path.open("x", encoding="utf-8")
         self._file.write(dump_header(header) + "\n")
+        self._file.flush()
 
     def write(self, event: Event, decisions: Sequence[Decision]) -> None:
         """An event and what the scheduler decided."""
-        self._file.write(dump_event(event) + "\n")
-        for decision in decisions:
-            self._file.write(dump_decision(decision) + "\n")
+        if self._lost:
+            return
+        try:
+            self._file.write(dump_event(event) + "\n")
+            for decision in decisions:
+                self._file.write(dump_decision(decision) + "\n")
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
         """Writes what is in the buffer."""
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            if not self._lost:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._lost = True
+        logger.error("%s: %s; nothing more is logged, and serving goes on", self._path, error.strerror)
 
 
 def interference_settings(counter_model: CounterCoefficients | None) -> InterferenceSettings:
@@ -69,6 +90,20 @@ def interference_settings(counter_model: CounterCoefficients | None) -> Interfer
     )
 
 
+def scheduler_settings(
+    configure: ConfigureEngine, machine: Machine, workers: int, tenants: tuple[Tenant, ...], *, counters: bool
+) -> SchedulerSettings:
+    """What makes the scheduler, here and where the log is replayed. `counters`: whether this machine has them."""
+    return SchedulerSettings(
+        policy=configure.policy,
+        machine=machine,
+        workers=workers,
+        planned_share=configure.planned_share,
+        tenants=tenants,
+        interference=interference_settings(configure.counter_model if counters else None),
+    )
+
+
 def open_event_log(
     configure: ConfigureEngine,
     settings: SchedulerSettings,
@@ -77,10 +112,16 @@ def open_event_log(
 ) -> EventLog | None:
     """The log that the configuration names, or None. `tenants`: one for each of the configuration, in order.
 
-    Raises ConfigError where nothing can be written.
+    Raises ConfigError where nothing can be written, unless the reason may pass: an engine that comes back serves.
     """
     if not configure.event_log:
         return None
     folders = {tenant.model: spec.artifact for tenant, spec in zip(tenants, configure.tenants, strict=True)}
     header = make_header(settings, profiles, {"kind": "daemon", "artifacts": folders})
-    return EventLog(Path(configure.event_log), header)
+    try:
+        return EventLog(Path(configure.event_log), header)
+    except OSError as error:
+        if error.errno not in _TRANSIENT:
+            raise ConfigError(f"server.event_log: {error.filename or configure.event_log}: {error.strerror}") from None
+        logger.error("%s: %s; nothing is logged, and serving goes on", configure.event_log, error.strerror)
+        return None

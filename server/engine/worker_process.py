@@ -75,6 +75,7 @@ class WorkerProcess:
         self.state: Literal["starting", "idle", "busy"] = "starting"
         self.query: int | None = None
         self.alive = True
+        self.killed = False  # since it hung
         self._main_core = -1  # where its main thread is pinned, if known
         self.started_ns = time.monotonic_ns()
         with suppress(ChannelClosedError):  # the pidfd reports its end

@@ -100,6 +100,13 @@ class WorkerSupervisor:
         del self.workers[worker.channel.fileno()]
         worker.process.kill()
 
+    def kill_hung(self, worker: WorkerProcess) -> None:
+        """Kill a worker whose block does not end; its pidfd reports when the process is gone."""
+        if not worker.killed:
+            logger.error("worker %d: its block took far longer than predicted, and the process is killed", worker.pid)
+            worker.killed = True
+            worker.process.kill()
+
     def reap(self, worker: WorkerProcess, now_ns: int) -> str:
         """Forget a worker whose process is gone. Returns how it ended, in words."""
         for fd in (worker.pidfd, worker.channel.fileno()):

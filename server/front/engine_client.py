@@ -23,6 +23,8 @@ from veltair.types import CoreSet
 
 logger = logging.getLogger("veltair.server")
 
+HEARTBEAT_S = 1.0  # between two questions to the engine
+LATE_S = 1.0  # an engine that has not answered by then is not ready
 EXIT_S = 5.0  # an engine has this long to exit after Shutdown before it is killed
 FIRST_RESTART_S, LONGEST_RESTART_S = 0.1, 30.0
 
@@ -50,7 +52,9 @@ class EngineClient:
         self._worker_target = 0
         self._restarts = 0
         self._restarter: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._draining = False
+        self._answers = True  # the engine has answered lately
         self._next_id = threads.next_query if threads else itertools.count(1).__next__
         self._cursor = 0  # the highest that was handed out
         self._first_cursor = 0  # where the blocks of this engine begin
@@ -64,12 +68,15 @@ class EngineClient:
         client = cls(config, await load_tenants(config), threads)
         engine = await client._start_engine()
         client._restarter = asyncio.create_task(client._restart_whenever_it_ends(engine))
+        client._watcher = asyncio.create_task(client._watch())
         return client
 
     @property
     def ready(self) -> bool:
         """Whether new queries are accepted."""
-        return self._engine is not None and not self._engine.exited.done() and not self._draining
+        engine = self._engine
+        lives = engine is not None and not engine.exited.done() and engine.workers > 0
+        return lives and self._answers and not self._draining
 
     async def infer(
         self, tenant: str, inputs: Mapping[str, Tensor], *, deadline_ns: int | None = None, traced: bool = False
@@ -85,6 +92,8 @@ class EngineClient:
             raise UnknownModelError(f"unknown model {tenant!r}: expected one of {', '.join(self.tenants)}")
         refuse_while_draining(self._draining)
         engine = self._running_engine()
+        if not engine.workers:
+            raise OverloadedError(RefusalReason.NO_WORKER)
         refuse_past_deadline(deadline_ns, arrival_ns)
         query = self._next_id()
         result = engine.send_query(query, self._index[tenant], inputs, arrival_ns, deadline_ns, traced=traced)
@@ -146,9 +155,11 @@ class EngineClient:
     async def shut_down(self) -> None:
         """End at once: queries that are not answered fail with QueryError. Does nothing the second time."""
         self._begin_drain()
-        if self._restarter is not None and not self._restarter.done():
-            self._restarter.cancel()
-            await asyncio.wait([self._restarter])
+        tasks = [task for task in (self._watcher, self._restarter) if task is not None and not task.done()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         engine, self._engine = self._engine, None
         if engine is None:
             return
@@ -161,9 +172,10 @@ class EngineClient:
         return None if self._engine is None else (index, self._engine.slot_views(index, batch))
 
     def open_to_threads(self) -> None:
-        """Have the I/O threads take queries, unless the server is shutting down."""
+        """Have the I/O threads take queries while somebody can serve them; else Python gets them, and says why not."""
         if self._threads is not None:
-            self._threads.set_open(not self._draining)
+            engine = self._engine
+            self._threads.set_open(not self._draining and engine is not None and engine.workers > 0)
 
     def _begin_drain(self) -> None:
         self._draining = True
@@ -187,6 +199,7 @@ class EngineClient:
             spare_workers=server.spare_workers,
             slots=server.queue_slots,
             event_log=server.event_log,
+            hung_block_ns=int(server.hung_block_s * 1e9),
             counter_model=None if model is None else read_counter_coefficients(Path(model)),
             planned_share=server.planned_share,
         )
@@ -198,7 +211,9 @@ class EngineClient:
             raise
         self._cores, self._worker_target = ready.cores, ready.workers
         self._first_cursor = self._cursor
-        self._engine = engine
+        self._engine, self._answers = engine, True
+        engine.on_workers = self.open_to_threads
+        self.open_to_threads()
         return engine
 
     async def _restart_whenever_it_ends(self, engine: EngineConnection) -> None:
@@ -213,8 +228,28 @@ class EngineClient:
                 delay_s = min(2 * delay_s, LONGEST_RESTART_S)
                 try:
                     engine = await self._start_engine()
-                except VeltairError as error:
+                except (VeltairError, OSError, MemoryError) as error:
                     logger.error("the engine does not start: %s; next try in %.1f s", error, delay_s)
+
+    async def _watch(self) -> None:
+        """Replace an engine that lives and does not answer: it hangs, or somebody has stopped it."""
+        most_s = self.config.server.hung_engine_s
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if (engine := self._engine) is None:
+                continue
+            asked = asyncio.create_task(engine.status())
+            _, late = await asyncio.wait([asked], timeout=min(most_s, LATE_S))
+            self._answers = not late
+            if late:
+                await asyncio.wait([asked], timeout=most_s - min(most_s, LATE_S))
+            if not asked.done():
+                logger.error("the engine process %d has not answered for %.1f s and is killed", engine.pid, most_s)
+                asked.cancel()
+                engine.kill()
+                await asyncio.shield(engine.exited)
+            elif not asked.cancelled() and asked.exception() is None:
+                self._answers = True
 
 
 def _expire(engine: EngineConnection, query: int, result: asyncio.Future[QueryResult]) -> None:

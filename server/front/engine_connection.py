@@ -87,6 +87,8 @@ class EngineConnection:
         self._loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[m.EngineReady] = self._loop.create_future()
         self.exited: asyncio.Future[int] = self._loop.create_future()  # exit code
+        self.workers = 0  # that can take queries
+        self.on_workers: Callable[[], None] = lambda: None  # their number has changed
         self.held: dict[int, HeldQuery] = {}
         self._status_requests: list[asyncio.Future[m.EngineStatus]] = []
         self._all_ended: asyncio.Future[None] | None = None
@@ -239,14 +241,16 @@ class EngineConnection:
                 request = self._status_requests.pop(0)
                 if not request.done():
                     request.set_result(message)
-            case m.EngineReady():
-                if not self.ready.done():
-                    if self._link is not None:
-                        self._link.use()
-                    self.ready.set_result(message)
-            case m.StartFailed(kind=kind, reason=reason):
-                if not self.ready.done():
-                    self.ready.set_exception(_error_of_kind(kind, reason))
+            case m.WorkersLeft():
+                self.workers = message.workers
+                self.on_workers()
+            case m.EngineReady() if not self.ready.done():
+                self.workers = message.workers
+                if self._link is not None:
+                    self._link.use()
+                self.ready.set_result(message)
+            case m.StartFailed() if not self.ready.done():
+                self.ready.set_exception(_error_of_kind(message.kind, message.reason))
 
     def _query_ended(self, ended: m.QueryEnded) -> None:
         held = self.held.pop(ended.query)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from google.protobuf import json_format
@@ -24,6 +24,7 @@ from veltair.server.front.inference_service import TENANT_HEADER, InferenceServi
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.protocol.compressed_body import inflate
 from veltair.server.protocol.grpc_codec import GrpcRequest, decode_request, encode_response, parse_request
+from veltair.server.protocol.health_checks import HealthChecks
 from veltair.server.protocol.infer_request import InferRequest
 from veltair.server.wire.io_threads import IoThreads
 
@@ -193,8 +194,10 @@ def _wants_final_mark(request: InferRequest) -> bool:
     return request.parameters.get(_WANTS_FINAL_MARK) is True
 
 
-def start_threads(server: ServerConfig, home: int | None) -> IoThreads | None:
+def start_threads(server: ServerConfig, home: int | None, hosts: Collection[str]) -> IoThreads | None:
     """The I/O threads that the configuration asks for; None for none. One alone stays on the core `home`.
+
+    `hosts`: names that clients call the server by.
 
     Raises VeltairError.
     """
@@ -209,6 +212,7 @@ def start_threads(server: ServerConfig, home: int | None) -> IoThreads | None:
         max_message_bytes=(server.body_limit_mb << 20) + MESSAGE_SLACK_BYTES,
         max_body_bytes=server.body_limit_mb << 20,
         limits=server.limits,
+        hosts=hosts,
     )
 
 
@@ -222,7 +226,7 @@ class GrpcFront:
         await front.stop(grace_s=2.0)
     """
 
-    def __init__(self, server: Server | IoThreads, address: str, checks: Any) -> None:
+    def __init__(self, server: Server | IoThreads, address: str, checks: HealthChecks) -> None:
         self._server = server
         self.address = address
         self._checks = checks
@@ -233,9 +237,10 @@ class GrpcFront:
 
         With a `learner` its I/O threads read and write, without one Python does.
         """
-        checks = health.aio.HealthServicer()
-        for name in ("", SERVICE):
-            await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        tenants = service.engine.tenants
+        names = {"", SERVICE, *tenants, *(tenant.manifest.model for tenant in tenants.values())}
+        checks = HealthChecks(lambda: service.engine.ready, names)
+        await checks.start()
         reflector = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
         services = ((pb, InferenceServicer(service, learner)), (health_pb2, checks), (reflection_pb2, reflector))
         methods: dict[str, Method] = {}
@@ -252,12 +257,14 @@ class GrpcFront:
                 server = learner.threads
                 port = await server.listen(host, port, methods, inflate, service.metrics.count_ended)
         except OSError:
+            await checks.stop()
             raise ConfigError(f"server.grpc: cannot listen on {address}") from None
         return cls(server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", checks)
 
     async def report_draining(self) -> None:
         """Report to health watchers that the server is shutting down; the service refuses new queries."""
-        await self._checks.enter_graceful_shutdown()
+        await self._checks.stop()
 
     async def stop(self, grace_s: float) -> None:
+        await self._checks.stop()
         await self._server.stop(grace_s)

@@ -27,6 +27,7 @@ from veltair.server.front.recent_window import SECOND_NS
 from veltair.server.front.request_counts import OUTCOMES, RequestCounts
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.stages import STAGES
+from veltair.server.wire.io_threads import ConnectionCounts
 from veltair.types import QoSTarget
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -49,6 +50,7 @@ class Metrics:
         self.unknown_model_requests = 0  # requests for a model that no tenant serves
         self.malformed_requests = 0  # requests that could not be decoded
         self.tenants = {name: RequestCounts(model, qos) for name, (model, qos) in targets.items()}
+        self.connections: Callable[[], ConnectionCounts] | None = None  # of the I/O threads
         self.refresh: Callable[[], None] = lambda: None  # counts what has ended without Python; before any reading
         self._snapshot: Snapshot | None = None
         self._processes: Sequence[DaemonProcess] = ()
@@ -72,6 +74,8 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""
         yield from self._request_metrics()
+        if self.connections is not None:
+            yield from _connection_metrics(self.connections())
         if self._snapshot is not None:
             yield from self._tenant_metrics(self._snapshot)
             yield from self._engine_metrics(self._snapshot)
@@ -174,6 +178,15 @@ class Metrics:
         yield GaugeMetricFamily("veltair_queries_held", "Queries that hold a slot", value=snapshot.held)
         yield GaugeMetricFamily("veltair_query_slots", "Slots for each tenant", value=snapshot.slots)
         yield CounterMetricFamily("veltair_worker_deaths", "Workers that died and were replaced", status.worker_deaths)
+
+
+def _connection_metrics(counts: ConnectionCounts) -> Iterator[Metric]:
+    yield GaugeMetricFamily("veltair_connections", "Connections of clients", value=counts.open)
+    yield GaugeMetricFamily(
+        "veltair_connection_memory_bytes", "Bytes of requests and answers on their way", value=counts.held_bytes
+    )
+    yield CounterMetricFamily("veltair_connections_refused", "Closed at once: there were too many", counts.refused)
+    yield CounterMetricFamily("veltair_connections_expired", "Cut off: they were too slow", counts.expired)
 
 
 def _batch_buckets(sizes: Mapping[int, int]) -> list[tuple[str, float]]:

@@ -81,6 +81,7 @@ class ConfigureEngine(Message, frozen=True):
     slots: int  # per tenant, in the tensor pool
     event_log: str | None
     counter_model: CounterCoefficients | None = None
+    hung_block_ns: int = 10_000_000_000  # a block that takes longer, and 10 times as long as predicted, is ended
     planned_share: float = 1.0  # of each target and deadline; policies plan with this share
     lanes: LaneDescriptors | None = None  # of the front's I/O threads
 
@@ -129,6 +130,12 @@ class EngineReady(Message, frozen=True):
 
     workers: int
     cores: CoreSet
+
+
+class WorkersLeft(Message, frozen=True):
+    """So many workers can take queries by now, after one has died or come: `WorkersLeft(workers=3)`."""
+
+    workers: int
 
 
 class StartFailed(Message, frozen=True):
@@ -218,6 +225,6 @@ class CoresChanged(Message, frozen=True):
 
 
 ToEngine: TypeAlias = ConfigureEngine | InferQuery | AbortQuery | GetStatus | Shutdown
-ToFront: TypeAlias = EngineReady | StartFailed | QueryEnded | EngineStatus
+ToFront: TypeAlias = EngineReady | WorkersLeft | StartFailed | QueryEnded | EngineStatus
 ToWorker: TypeAlias = LoadModels
 FromWorker: TypeAlias = ModelsLoaded | StartFailed | KernelFailed | CoresChanged

@@ -158,7 +158,7 @@ static bool read_head(http1 *on) {
   const size_t size = buffer_size(&on->in);
   if (on->closing || !size || buffer_size(&on->out) >= MOST_WAITING) return false;
   http1_head *head = &on->head;
-  const enum head_state state = http1_read_request(head, buffer_bytes(&on->in), size, owner->tenant_header);
+  const enum head_state state = http1_read_request(head, buffer_bytes(&on->in), size, owner->tenant_header, owner->hosts);
   const size_t most = owner->budgets.most.header_bytes;
   if (state == HEAD_PARTIAL ? size > most : state == HEAD_COMPLETE && head->bytes > most) {
     refuse_connection(on, HEAD);

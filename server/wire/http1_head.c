@@ -164,7 +164,26 @@ static bool request_line(http1_head *head, const uint8_t *bytes, text line, bool
   return true;
 }
 
-static bool request_field(http1_head *head, const uint8_t *bytes, text name, text value, const char *tenant) {
+/* Whether a Host header plainly names this server: an address, or one of these names. Python decides about others. */
+static bool names_us(text host, const char *hosts) {
+  const uint8_t *const colon = host.size && host.bytes[0] != '[' ? memchr(host.bytes, ':', host.size) : NULL;
+  const text name = {host.bytes, colon ? (size_t)(colon - host.bytes) : host.size};
+  bool address = name.size, any = false;
+  for (size_t i = 0; i < name.size && address; i++)
+    address = (name.bytes[i] >= '0' && name.bytes[i] <= '9') || name.bytes[i] == '.';
+  for (const char *at = hosts; *at && !any;) {
+    const size_t size = strcspn(at, ",");
+    any = size == 1 && *at == '*';
+    size_t i = 0;
+    while (i < size && i < name.size && lower(name.bytes[i]) == (uint8_t)at[i]) i++;
+    any = any || (size == name.size && i == size);
+    at += size + (at[size] == ',');
+  }
+  return any || address;
+}
+
+static bool request_field(http1_head *head, const uint8_t *bytes, text name, text value, const char *tenant,
+                          const char *hosts) {
   if (!read_framing(head, name, value)) return false;
   if (same(name, "inference-header-content-length")) {
     if (head->has_json || !read_number(value, &head->json)) head->answerable = false;
@@ -173,15 +192,19 @@ static bool request_field(http1_head *head, const uint8_t *bytes, text name, tex
     if (head->has_tenant) head->answerable = false;
     head->has_tenant = true;
     head->tenant = (head_part){(uint32_t)(value.bytes - bytes), (uint32_t)value.size};
-  } else if (same(name, "content-encoding") || same(name, "expect")) {
+  } else if (same(name, "content-encoding") || same(name, "expect") || same(name, "origin") ||
+             same(name, "sec-fetch-site")) {
     head->answerable = false;
+  } else if (same(name, "host")) {
+    if (!names_us(value, hosts)) head->answerable = false;
   } else if (same(name, "accept-encoding")) { /* compressed_body.response_coding */
     if (same(value, "gzip") || same(value, "deflate")) head->answerable = false;
   }
   return true;
 }
 
-enum head_state http1_read_request(http1_head *head, const uint8_t *bytes, size_t size, const char *tenant) {
+enum head_state http1_read_request(http1_head *head, const uint8_t *bytes, size_t size, const char *tenant,
+                                   const char *hosts) {
   for (text line, name, value;;) {
     const uint32_t searched = head->searched;
     const enum head_state state = next_line(head, bytes, size, &line);
@@ -196,7 +219,7 @@ enum head_state http1_read_request(http1_head *head, const uint8_t *bytes, size_
       if (line.size > LONGEST_LINE || !request_line(head, bytes, line, true)) return HEAD_STRANGE;
       head->begun = true;
     } else if (line.size) {
-      if (!split(line, &name, &value) || !request_field(head, bytes, name, value, tenant)) return HEAD_STRANGE;
+      if (!split(line, &name, &value) || !request_field(head, bytes, name, value, tenant, hosts)) return HEAD_STRANGE;
     } else {
       head->bytes = head->line;
       head->answerable = head->answerable && head->has_body && head->body && !head->opaque;

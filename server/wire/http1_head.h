@@ -38,8 +38,9 @@ typedef struct {
   int status;
 } http1_head;
 
-/* Reads on with all bytes of the message so far. `tenant` is the name of the header that names one, in lower case. */
-enum head_state http1_read_request(http1_head *head, const uint8_t *bytes, size_t size, const char *tenant);
+/* Reads on with all bytes of the message so far. `tenant` is the name of the header that names one, in lower case;
+ * `hosts` the names of this server between commas, a star for any. */
+enum head_state http1_read_request(http1_head *head, const uint8_t *bytes, size_t size, const char *tenant, const char *hosts);
 enum head_state http1_read_response(http1_head *head, const uint8_t *bytes, size_t size);
 
 /* Moves *at behind `part`, where that stands there. */

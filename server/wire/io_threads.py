@@ -7,7 +7,8 @@ import contextlib
 import ctypes
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,15 @@ from veltair.server.wire.plan import Plan
 from veltair.server.wire.settings import native_limits, native_refusals, outcome_statuses
 
 TAKEN_AT_ONCE = 1 << 16  # counts
+
+
+class ConnectionCounts(NamedTuple):
+    """What clients use up: `threads.connection_counts().open`."""
+
+    open: int
+    held_bytes: int  # of requests and answers on their way
+    refused: int  # so far, since there were too many
+    expired: int  # so far, since they were too slow
 
 
 class IoThreads:
@@ -50,6 +60,7 @@ class IoThreads:
         max_message_bytes: int,
         max_body_bytes: int,
         limits: LimitsConfig,
+        hosts: Collection[str] = (),
     ) -> None:
         """Raises VeltairError when the system gives no thread.
 
@@ -60,6 +71,7 @@ class IoThreads:
             max_message_bytes: of gRPC.
             max_body_bytes: over HTTP.
             limits: what clients may use up.
+            hosts: what requests over HTTP may name besides addresses, "*" for any; others are Python's.
         """
         self.count = threads
         self._max_message_bytes = max_message_bytes
@@ -83,6 +95,7 @@ class IoThreads:
             refusal_count=len(refusals),
             infer_path=infer_path.encode(),
             tenant_header=tenant_header.encode(),
+            hosts=",".join(hosts).encode("latin-1", "replace"),
             head=ANSWER_HEAD,
             head_bytes=len(ANSWER_HEAD),
             trailers=ANSWER_TRAILERS,
@@ -175,6 +188,12 @@ class IoThreads:
             taken = self._native.wire_take_counts(self.handle, thread, array_address(ended), len(ended))
             if taken:
                 self._counted(ended[:taken])
+
+    def connection_counts(self) -> ConnectionCounts:
+        counts = np.zeros(4, np.uint64)
+        if self.handle:
+            self._native.wire_budget_counts(self.handle, array_address(counts))
+        return ConnectionCounts(*counts.tolist())
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more calls, let running ones end within the grace, then close all connections.

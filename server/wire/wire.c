@@ -18,7 +18,7 @@ typedef struct { /* native.Settings */
   limits limits;
   const refusal *refusals;
   int32_t refusal_count;
-  const char *infer_path, *tenant_header;
+  const char *infer_path, *tenant_header, *hosts;
   const uint8_t *head, *trailers;
   uint64_t head_bytes, trailers_bytes;
 } settings;
@@ -35,7 +35,7 @@ EXPORT wire *wire_start(const settings *given) {
   new->refusals = given->refusals, new->refusal_count = given->refusal_count;
   new->budgets.most = given->limits;
   memcpy(new->outcome_status, given->outcome_status, sizeof new->outcome_status);
-  new->infer_path = given->infer_path, new->tenant_header = given->tenant_header;
+  new->infer_path = given->infer_path, new->tenant_header = given->tenant_header, new->hosts = given->hosts;
   new->head = given->head, new->head_bytes = given->head_bytes;
   new->trailers = given->trailers, new->trailers_bytes = given->trailers_bytes;
   atomic_init(&new->next_query, 1);
@@ -175,6 +175,13 @@ EXPORT uint32_t wire_take_counts(wire *of, int thread, ended_query *target, uint
   }
   pthread_mutex_unlock(&from->lock);
   return count;
+}
+
+/* Of now: connections, bytes held; so far: connections refused for their number, and cut off for their slowness. */
+EXPORT void wire_budget_counts(const wire *of, uint64_t counts[4]) {
+  const budgets *all = &of->budgets;
+  counts[0] = atomic_load(&all->connections), counts[1] = atomic_load(&all->memory);
+  counts[2] = atomic_load(&all->refused_connections), counts[3] = atomic_load(&all->expired_connections);
 }
 
 EXPORT call_event *wire_next_event(wire *of) { return event_next(of); }

@@ -221,7 +221,7 @@ typedef struct wire {
   const refusal *refusals;          /* by number */
   int32_t refusal_count;
   status outcome_status[OUTCOMES];
-  const char *infer_path, *tenant_header;
+  const char *infer_path, *tenant_header, *hosts;
   const uint8_t *head, *trailers; /* header blocks of an answer */
   size_t head_bytes, trailers_bytes;
   pthread_mutex_t lock;

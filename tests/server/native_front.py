@@ -161,6 +161,7 @@ def new_threads(count: int, limits: LimitsConfig = LIMITS) -> IoThreads:
         max_message_bytes=LIMIT + MESSAGE_SLACK_BYTES,
         max_body_bytes=LIMIT,
         limits=limits,
+        hosts=("localhost", "a"),
     )
 
 

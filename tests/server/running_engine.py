@@ -19,8 +19,9 @@ WAIT_S = 60.0  # for what must come; a test that waits so long has failed
 
 def serve_config(artifacts: Path, *names: str, **server: Any) -> ServeConfig:
     """`serve_config(artifacts, "mlp", "spin", workers=2)`: a configuration of those tenants."""
+    own = {"workers": 2, "policy": "veltair-full", "hung_block_s": 60}
     raw = {
-        "server": {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "workers": 2, "policy": "veltair-full"} | server,
+        "server": {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0"} | own | server,
         "tenants": [{"name": name, "artifact": str(artifacts / name)} for name in names],
     }
     return config.parse_config(raw, artifacts / "serve.toml")

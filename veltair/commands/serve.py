@@ -37,6 +37,7 @@ from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.ipc.process_setup import set_nice
+from veltair.server.protocol.origin_check import OriginCheck, known_hosts
 
 OTHER_DESCRIPTORS = 256  # of libraries, the engine, the threads, the dashboard
 FLUSH_S = 2.0  # for responses still being sent when everything else has ended
@@ -91,18 +92,19 @@ class _HttpServer(uvicorn.Server):
 async def serve(config: ServeConfig, *, as_json: bool) -> None:
     """Run the front process in one event loop until a signal. Raises ConfigError or ArtifactError.
 
-    The first SIGTERM or SIGINT drains, the second ends at once.
+    The first SIGTERM, SIGINT or SIGHUP drains, the second ends at once.
     """
     set_nice(NICE)
     stop, stop_now = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, lambda: stop_now.set() if stop.is_set() else stop.set())
     listener = _listen(config.server.http)
     started = time.monotonic()
     with contextlib.closing(listener), contextlib.ExitStack() as held:
         machine = limit_machine(config.server.cores)
-        threads = start_threads(with_descriptors(config.server), home_core(machine))
+        hosts = known_hosts(split_address(config.server.http)[0], config.server.hosts)
+        threads = start_threads(with_descriptors(config.server), home_core(machine), hosts)
         if threads is not None:
             held.callback(threads.close)
         starting = asyncio.create_task(EngineClient.start(config, threads))
@@ -117,7 +119,7 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
         try:
             metrics = Metrics({n: (t.manifest.model, t.qos) for n, t in client.tenants.items()})
             if threads is not None:
-                metrics.refresh = threads.drain_counts
+                metrics.refresh, metrics.connections = threads.drain_counts, threads.connection_counts
             service = InferenceService(
                 client,
                 metrics,
@@ -130,7 +132,8 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
             dashboard = Dashboard(client, metrics, machine, about)
             learner = None if threads is None else PlanLearner(threads, client, service.regions)
             grpc_front = await GrpcFront.start(service, config.server.grpc, learner)
-            http = _http_server(application(service, dashboard, learner), listener, config.server.limits.idle_s)
+            app = OriginCheck(application(service, dashboard, learner), hosts, config.server.origins)
+            http = _http_server(app, listener, config.server.limits.idle_s)
             inside = listener if threads is None else _listen_inside()
             http_task = asyncio.create_task(http.serve(sockets=[inside]))
             if threads is not None:

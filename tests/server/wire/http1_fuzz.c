@@ -25,7 +25,7 @@ static uint8_t *copied(const uint8_t *bytes, size_t size) {
 static enum head_state read_head(http1_head *head, const uint8_t *bytes, size_t size, bool request) {
   uint8_t *const copy = copied(bytes, size);
   const enum head_state found =
-      request ? http1_read_request(head, copy, size, "veltair-tenant") : http1_read_response(head, copy, size);
+      request ? http1_read_request(head, copy, size, "veltair-tenant", "localhost,a") : http1_read_response(head, copy, size);
   if (found == HEAD_COMPLETE) {
     if (head->bytes > size || head->path.begin + head->path.size > head->bytes) abort();
     if (head->tenant.begin + head->tenant.size > head->bytes) abort();
