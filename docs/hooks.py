@@ -6,6 +6,7 @@ In Markdown, `[text](src:scheduler/state.py)` links to a page with that file's s
     <!-- struct: veltair/config.py ServerConfig -->    a table of a class's fields: types, defaults, comments
     <!-- file: CHANGELOG.md -->                        that file
     <!-- errors -->, <!-- decisions -->                tables of the error classes, of the decision records
+    <!-- refusals -->                                  the reasons of refusals
     <!-- stages -->                                    a table of the stages of a query's way
 
 A name that does not exist fails the build.
@@ -32,7 +33,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_LINK = re.compile(r"\]\(src:([^)#]+)\)")
-DIRECTIVE = re.compile(r"<!-- (cli|struct|file|decisions|errors|stages)(?::? ([^>]*?))? -->")
+DIRECTIVE = re.compile(r"<!-- (cli|struct|file|decisions|errors|refusals|stages)(?::? ([^>]*?))? -->")
 LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".js": "javascript", ".toml": "toml", ".json": "json"}
 
 
@@ -145,6 +146,15 @@ def error_table(_: str) -> str:
     return "\n".join(["| class | HTTP | gRPC | when |", "| --- | --- | --- | --- |", *rows])
 
 
+def refusal_table(_: str) -> str:
+    """The fixed list of reasons."""
+    from veltair.errors import RefusalReason
+
+    rows = ["| reason | what the client reads | HTTP | gRPC |", "| --- | --- | --- | --- |"]
+    rows += [f"| `{each}` | {each.text} | {each.http_status} | {each.grpc_code} |" for each in RefusalReason]
+    return "\n".join(rows)
+
+
 def stage_table(_: str) -> str:
     """The stages of a query's way."""
     from veltair.server.ipc.stages import STAGES
@@ -159,5 +169,6 @@ DIRECTIVES: dict[str, Callable[[str], str]] = {
     "file": included_file,
     "decisions": decision_list,
     "errors": error_table,
+    "refusals": refusal_table,
     "stages": stage_table,
 }

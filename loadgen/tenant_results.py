@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ class TenantOutcomes:
     errors: int
     served: int  # answered OK *within* the window, including earlier arrivals: throughput without the final drain
     latency_ns: Times  # (answered OK,) from the scheduled arrival, ascending
+    refusal_ns: Times = field(default_factory=lambda: np.empty(0, np.int64))  # (refused,) from being sent
 
     @property
     def in_time(self) -> int:
@@ -47,6 +48,12 @@ class TenantOutcomes:
     def qos_rate(self) -> float | None:
         """Share of *all* offered queries that were answered in time; None when none was offered."""
         return self.in_time / self.offered if self.offered else None
+
+    @property
+    def admitted_rate(self) -> float | None:
+        """Share of the queries that were not refused that were answered in time; None when all were."""
+        admitted = self.offered - self.refused
+        return self.in_time / admitted if admitted else None
 
     @property
     def qos_held(self) -> bool:
@@ -89,6 +96,8 @@ class TenantResult(msgspec.Struct, frozen=True):
     qos_rate: float | None
     refused: int
     errors: int
+    admitted_rate: float | None = None  # in time, of those that were not refused
+    refused_p99_ms: float | None = None  # from the request to its refusal
 
 
 def count_outcomes(trace: Trace, streams: Sequence[TenantStream]) -> list[TenantOutcomes]:
@@ -113,6 +122,7 @@ def count_outcomes(trace: Trace, streams: Sequence[TenantStream]) -> list[Tenant
             errors=int((mine & (outcome == Outcome.ERROR)).sum()),
             served=int((own & served).sum()),
             latency_ns=np.sort(latency[mine & ok]),
+            refusal_ns=(trace.done_ns - trace.sent_ns)[mine & (outcome == Outcome.REFUSED)],
         )
 
     return [count(i, stream) for i, stream in enumerate(streams)]
@@ -131,6 +141,7 @@ def pool_outcomes(runs: Sequence[Sequence[TenantOutcomes]]) -> list[TenantOutcom
             errors=sum(t.errors for t in own),
             served=sum(t.served for t in own),
             latency_ns=np.sort(np.concatenate([t.latency_ns for t in own])),
+            refusal_ns=np.concatenate([t.refusal_ns for t in own]),
         )
         for own in zip(*runs, strict=True)
     ]
@@ -153,6 +164,8 @@ def summarize(outcomes: TenantOutcomes) -> TenantResult:
         qos_rate=outcomes.qos_rate,
         refused=outcomes.refused,
         errors=outcomes.errors,
+        admitted_rate=outcomes.admitted_rate,
+        refused_p99_ms=round(float(np.percentile(outcomes.refusal_ns, 99)) / 1e6, 4) if outcomes.refused else None,
     )
 
 

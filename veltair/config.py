@@ -43,11 +43,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     http: str = "127.0.0.1:8000"  # host:port; port 0 takes any free one
     grpc: str = "127.0.0.1:8001"
-    hosts: tuple[str, ...] | None = None  # names that clients call it by; default: localhost, or any beyond loopback
+    hosts: tuple[str, ...] | None = None  # names with a dot that clients use; default: none, or any beyond loopback
     origins: tuple[str, ...] = ()  # of web pages elsewhere that may use it, such as "https://host:8443"
-    fronts: Annotated[int, msgspec.Meta(ge=0, le=64)] = (
-        1  # I/O threads; 0: the reference in Python, slow and without `limits`
-    )
+    fronts: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1  # I/O threads; 0: Python alone, slow and without limits
     policy: str = "veltair"  # see docs/policies.md
     planned_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9  # of each target; the rest is for the network
     cores: Positive | None = None  # default: all that the affinity mask and the cgroup quota allow

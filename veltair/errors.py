@@ -159,9 +159,15 @@ class RefusedError(QueryError):
 class OverloadedError(RefusedError):
     """A budget is spent, or admission refused; the answer comes at once, with Retry-After."""
 
+    http_status = 503
+    grpc_code = "RESOURCE_EXHAUSTED"
+
 
 class DeadlineError(RefusedError):
     """The deadline passed, or cannot be met any more."""
+
+    http_status = 504
+    grpc_code = "DEADLINE_EXCEEDED"
 
 
 class WorkerDiedError(QueryError):

@@ -27,7 +27,7 @@ def known_hosts(listening: str, configured: Iterable[str] | None) -> frozenset[s
     """Names by which clients may call this server, in lower case; `ANY` among them: any.
 
     A server that only this machine reaches is called localhost; who listens to others is called as its operator
-    likes. Addresses are always allowed: nobody can make them lead elsewhere.
+    likes. Addresses and names without a dot are always allowed: nobody outside can make them lead here.
 
     >>> known_hosts("127.0.0.1", None), known_hosts("0.0.0.0", None), sorted(known_hosts("::1", ["My.host"]))
     (frozenset({'localhost'}), frozenset({'*'}), ['localhost', 'my.host'])
@@ -54,7 +54,7 @@ def is_known(host: str, known: Collection[str]) -> bool:
     if match is None:
         return False
     name = match[1].lower().rstrip(".")
-    if ANY in known or name in known:
+    if ANY in known or name in known or not set(name) & set(".[]"):
         return True
     try:
         ip_address(name.strip("[]"))

@@ -164,7 +164,8 @@ static bool request_line(http1_head *head, const uint8_t *bytes, text line, bool
   return true;
 }
 
-/* Whether a Host header plainly names this server: an address, or one of these names. Python decides about others. */
+/* Whether a Host header plainly names this server: an address, one of these names, or a name without a dot, which nobody
+ * outside can make lead here (origin_check.py). Python decides about others. */
 static bool names_us(text host, const char *hosts) {
   const uint8_t *const colon = host.size && host.bytes[0] != '[' ? memchr(host.bytes, ':', host.size) : NULL;
   const text name = {host.bytes, colon ? (size_t)(colon - host.bytes) : host.size};
@@ -179,7 +180,7 @@ static bool names_us(text host, const char *hosts) {
     any = any || (size == name.size && i == size);
     at += size + (at[size] == ',');
   }
-  return any || address;
+  return any || address || (name.size && name.bytes[0] != '[' && !memchr(name.bytes, '.', name.size));
 }
 
 static bool request_field(http1_head *head, const uint8_t *bytes, text name, text value, const char *tenant,

@@ -56,6 +56,11 @@ def test_against_a_plain_count(rows):
         assert row.offered_qps == pytest.approx(len(measured) / 0.3, abs=1e-3)
         assert row.qps == pytest.approx(len(served) / 0.3, abs=1e-3)
         assert row.qos_rate == (outcomes.in_time / len(measured) if measured else None)
+        refused = [r[2] for r in measured if r[4] == Outcome.REFUSED]
+        admitted = len(measured) - len(refused)
+        assert row.admitted_rate == (outcomes.in_time / admitted if admitted else None)
+        expected = pytest.approx(np.percentile(refused, 99) / 1e6, abs=1e-3) if refused else None
+        assert row.refused_p99_ms == expected
         for value, q in ((row.p50_ms, 50), (row.p95_ms, 95), (row.p99_ms, 99)):
             assert value == (pytest.approx(np.percentile(ok, q) / 1e6, abs=1e-3) if ok else None)
 
@@ -70,6 +75,7 @@ def test_pooling_runs_is_counting_them_as_one(first, second):
             two.in_time,
         )
         np.testing.assert_array_equal(one.latency_ns, two.latency_ns)
+        np.testing.assert_array_equal(np.sort(one.refusal_ns), np.sort(two.refusal_ns))
 
 
 def of_hundred(in_time: int, late: int = 0, refused: int = 0, errors: int = 0):

@@ -43,6 +43,7 @@ def test_names_that_lead_here() -> None:
     assert status("GET", host="localhost:8000") == status("GET", host="127.0.0.1:8000") == status("GET") == 200
     assert status("GET", host="[::1]:8000") == status("GET", host="LOCALHOST.") == 200
     assert status("GET", host="evil.example:8000") == status("GET", host="localhost.evil.example") == 421
+    assert status("GET", host="box:8000") == 200  # a name of the local network
     assert status("GET", host="") == status("GET", host="a:b:c") == status("GET", host="localhost:") == 421
     assert status("GET", host="my.host", hosts=known_hosts("127.0.0.1", ["My.Host"])) == 200
     assert status("GET", host="any.example", hosts=known_hosts("0.0.0.0", None)) == 200

@@ -1,0 +1,111 @@
+"""What a daemon answers in time while clients ask for more than it can serve.
+
+    python -m bench.serving.overload [--artifacts DIR] [--factors 1,2,5] [--seconds 60] [--protocols grpc,http]
+        [--out FILE]
+
+Two tenants share the machine: DLRM, small queries with a target of 100 ms, and MobileNet-V2, images with 50 ms, eight
+to one. First the peak is searched, the highest load at which 95 % of each are in target; then the load is a multiple of
+it. The load generator shares the cores with the daemon. The models are the demo's (`make demo` compiles them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.paths import CLI, DEMO, RESULTS
+from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
+
+TENANTS = (("dlrm", 800.0, 100.0), ("mobilenet_v2", 100.0, 50.0))  # name, queries a second at factor 1, target in ms
+PEAK_SECONDS = 10.0
+
+
+def main() -> int:
+    args = _arguments()
+    console = Console()
+    runs: list[dict[str, Any]] = []
+    for protocol in args.protocols:
+        with tempfile.TemporaryDirectory() as folder:
+            runs += measure(Path(folder), protocol, args.artifacts, args.factors, args.seconds, console)
+    environment = runs[0].pop("environment")
+    for run in runs:
+        run.pop("environment", None)
+    args.out.write_text(json.dumps({"environment": environment, "runs": runs}, indent=1) + "\n", "utf-8")
+    console.print(table(runs))
+    return 0
+
+
+def measure(
+    folder: Path, protocol: str, artifacts: Path, factors: list[float], seconds: float, console: Console
+) -> list[dict[str, Any]]:
+    """The load at the peak and at its multiples, against one daemon."""
+    config, found = folder / "serve.toml", []
+    write_toml(config, configuration([ServedModel(name, artifacts / name, ms) for name, _, ms in TENANTS]))
+    with running(serve_command(config)) as (_, where):
+        target = f"{protocol}://{where[protocol]}"
+        peak = load(folder, target, 1.0, PEAK_SECONDS, "--find-peak", "--seeds", "1")
+        per_second = sum(qps for _, qps, _ in TENANTS)
+        scale = (peak["peak_qps"] or 0.0) / per_second
+        if not scale:
+            raise SystemExit("no load held the targets: the machine is too slow or too busy")
+        for factor in factors:
+            console.print(f"{protocol}: {factor:g} times the peak of {peak['peak_qps']:.0f} queries a second")
+            report = load(folder, target, scale * factor, seconds)
+            keep = {key: report[key] for key in ("tenants", "max_lag_ms", "client_cpu_us_per_query", "environment")}
+            found.append({"protocol": protocol, "factor": factor, "peak_qps": peak["peak_qps"], **keep})
+    return found
+
+
+def load(folder: Path, target: str, scale: float, seconds: float, *options: str) -> dict[str, Any]:
+    """A report of `veltair load`."""
+    scenario = folder / "load.toml"
+    tenants = [{"name": name, "qps": qps * scale, "target_ms": ms} for name, qps, ms in TENANTS]
+    run = {"target": target, "duration_s": seconds, "warmup_s": 2.0, "seed": 1, "connections": 4}
+    write_toml(scenario, {"load": run, "tenants": tenants})
+    command = [*CLI, "load", str(scenario), "--json", *options]
+    found: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    return found
+
+
+def table(runs: list[dict[str, Any]]) -> Table:
+    grid = Table(title="overload")
+    headings = ("protocol", "of the peak", "tenant", "offered a second", "in target, of those admitted")
+    for heading in (*headings, "in target a second", "refusal p99 ms"):
+        grid.add_column(heading, justify="left" if heading in ("protocol", "tenant") else "right")
+    for run in runs:
+        for tenant in run["tenants"]:
+            admitted, refused = tenant["admitted_rate"], tenant["refused_p99_ms"]
+            grid.add_row(
+                run["protocol"],
+                f"{run['factor']:g}",
+                tenant["name"],
+                f"{tenant['offered_qps']:.0f}",
+                "-" if admitted is None else f"{100 * admitted:.2f} %",
+                f"{tenant['offered_qps'] * (tenant['qos_rate'] or 0):.0f}",
+                "-" if refused is None else f"{refused:.2f}",
+            )
+    return grid
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("bench.serving.overload", description="Goodput at multiples of the peak.")
+    parser.add_argument("--artifacts", type=Path, default=DEMO / "artifacts")
+    parser.add_argument(
+        "--factors", type=lambda text: [float(part) for part in text.split(",")], default=[1.0, 2.0, 5.0]
+    )
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "http"])
+    parser.add_argument("--out", type=Path, default=RESULTS / "overload.json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
