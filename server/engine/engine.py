@@ -41,6 +41,7 @@ from veltair.types import Query
 logger = logging.getLogger("veltair.engine")
 
 FAILED_STARTS = 3  # in a row before any worker was ready: the daemon gives up
+KERNEL_FAILED = "a kernel of the model failed"  # what it said is in the log alone
 FRONT_BURST = 16  # messages or queries from the front before the workers are served again
 
 
@@ -232,7 +233,7 @@ class Engine:
             case m.KernelFailed(query=query, reason=reason):
                 batch = self._queries.batch(query)
                 logger.error("query %d of %s: %s", query, batch.tenant, reason)
-                self._fail(batch, "failed", reason)
+                self._fail(batch, "failed", KERNEL_FAILED)
             case m.CoresChanged(query=query, layer=layer, cores=cores):
                 self._queries.batch(query).change_cores(message)
                 self._decide(BlockGrown(time.monotonic_ns(), query, layer, cores))

@@ -42,8 +42,8 @@ def resolve_tenant(tenants: Mapping[str, ServedTenant], model: str, version: str
     if len(serving) == 1:
         return serving[0]
     if serving:
-        raise UnknownModelError(f"model {model!r} is served for {', '.join(serving)}; name one as the tenant")
-    raise UnknownModelError(f"unknown model {model!r:.80}; served are {', '.join(tenants)}")
+        raise UnknownModelError(f"model {model!r} is served for several tenants; name one")
+    raise UnknownModelError(f"unknown model {model!r:.80}")
 
 
 def refuse_past_deadline(deadline_ns: int | None, now_ns: int) -> None:

@@ -89,7 +89,7 @@ class EngineClient:
         """
         arrival_ns = time.monotonic_ns()
         if tenant not in self._index:
-            raise UnknownModelError(f"unknown model {tenant!r}: expected one of {', '.join(self.tenants)}")
+            raise UnknownModelError(f"unknown model {tenant!r:.80}")
         refuse_while_draining(self._draining)
         engine = self._running_engine()
         if not engine.workers:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.config import LimitsConfig
-from veltair.errors import VeltairError
+from veltair.errors import ConfigError, VeltairError
 from veltair.grpc.server import BACKLOG
 from veltair.grpc.server_call import ANSWER_HEAD, ANSWER_TRAILERS, Decompress, Method
 from veltair.server.ipc.native_library import array_address
@@ -143,6 +143,10 @@ class IoThreads:
         name = address if isinstance(address, bytes) else address.encode()
         if not self._native.wire_forward_to(self.handle, name, len(name)):
             raise VeltairError(f"{name!r} is too long for the name of a Unix socket")
+        try:
+            listener.listen(BACKLOG)
+        except OSError as error:  # another process has begun to listen there meanwhile
+            raise ConfigError(f"server.http: cannot listen ({error.strerror})") from None
         listener.setblocking(False)
         self._http_listener = listener
         self._native.wire_listen(self.handle, native.HTTP, listener.fileno())

@@ -105,7 +105,8 @@ async def http_fronts(**options: Any) -> Any:
         learner = PlanLearner(made.threads, made.engine, made.service.regions)
         dashboard = Dashboard(made.engine, made.service.metrics, Machine(((0, 1),)), {"version": "0"})
         app = application(made.service, dashboard, learner)
-        public, alone, inside = serve._listen("127.0.0.1:0"), serve._listen("127.0.0.1:0"), serve._listen_inside()
+        public, alone, inside = serve._bind("127.0.0.1:0"), serve._bind("127.0.0.1:0"), serve._listen_inside()
+        alone.listen()
         addresses = public.getsockname(), alone.getsockname()
         http = [serve._http_server(app, public, IDLE_S), serve._http_server(app, alone, IDLE_S)]
         tasks = [asyncio.create_task(http[0].serve([inside])), asyncio.create_task(http[1].serve([alone]))]

@@ -99,7 +99,7 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, lambda: stop_now.set() if stop.is_set() else stop.set())
-    listener = _listen(config.server.http)
+    listener = _bind(config.server.http)  # nobody is let in before somebody answers
     started = time.monotonic()
     with contextlib.closing(listener), contextlib.ExitStack() as held:
         machine = limit_machine(config.server.cores)
@@ -138,6 +138,8 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
             http_task = asyncio.create_task(http.serve(sockets=[inside]))
             if threads is not None:
                 threads.listen_http(listener, inside)
+            else:
+                listener.listen(BACKLOG)
             gc.collect()
             gc.freeze()  # what exists now stays: later collections skip it
             client.open_to_threads()
@@ -195,14 +197,13 @@ async def _drain(client: EngineClient, grpc_front: GrpcFront, stop_now: asyncio.
     await draining
 
 
-def _listen(address: str) -> socket.socket:
+def _bind(address: str) -> socket.socket:
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise ConfigError(f"server.http: cannot listen on {address} ({error.strerror})") from None

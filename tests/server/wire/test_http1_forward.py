@@ -48,7 +48,7 @@ class Behind:
 async def behind() -> Any:
     threads = new_threads(1)
     await threads.listen("127.0.0.1", 0, {}, lambda *_: b"", lambda _: None)
-    inside, public = serve._listen_inside(), serve._listen("127.0.0.1:0")
+    inside, public = serve._listen_inside(), serve._bind("127.0.0.1:0")
     made = Behind(threads, public.getsockname())
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -16,7 +16,9 @@ from fake_server_process import write_scenario
 from veltair.commands.load import add_arguments, run
 
 TENANT_KEYS = {
-    *("name", "offered_qps", "qps", "p50_ms", "p95_ms", "p99_ms", "target_ms", "qos_rate", "refused", "errors")
+    *("name", "offered_qps", "qps", "p50_ms", "p95_ms", "p99_ms", "target_ms", "qos_rate", "refused", "errors"),
+    "admitted_rate",
+    "refused_p99_ms",
 }
 ENOUGH_MS = 60_000.0
 
