@@ -18,7 +18,7 @@ from bench.kernels import networks
 from bench.paper import reality
 from bench.paths import RESULTS, ROOT
 from bench.recsys import models
-from bench.serving import fronts, mix
+from bench.serving import fronts, mix, overload
 from bench.serving.way import summary as way
 
 PAGE = ROOT / "docs" / "measurements.md"
@@ -102,14 +102,9 @@ def recom_e_gains(rows: Sequence[Mapping[str, Any]]) -> str:
     return part_tables.markdown_table(header, cells)
 
 
-def way_of_a_query() -> str:
-    found = read("way")
-    return f"{environment_line(found['environment'])}\n\n{way.markdown(found)}"
-
-
-def front_capacity() -> str:
-    found = read("fronts")
-    return f"{environment_line(found['environment'])}\n\n{fronts.table(found)}"
+def with_environment(name: str, table: Callable[[dict[str, Any]], str]) -> str:
+    found = read(name)
+    return f"{environment_line(found['environment'])}\n\n{table(found)}"
 
 
 def reality_tables() -> str:
@@ -221,7 +216,20 @@ takes up to a seventh of the cores' time away, for milliseconds at once, so rati
 networks at 99 % and the demo's mix are not shown, because such pauses decide them. A lone client asks one query after
 the other with NVIDIA's client library; CPU times are those of the server's processes; the load generator runs on the
 same cores, and its own CPU time is shown. Triton's engines run DLRM on one thread and the networks on all.""",
-        way_of_a_query,
+        lambda: with_environment("way", way.markdown),
+    ),
+    Section(
+        "The way of a query, on an EPYC",
+        """The same on two cores of a Zen 5 whose host left them alone, in one round (`python -m bench.serving.way
+--rounds 1`). Peaks are the daemon's for DLRM alone.""",
+        lambda: with_environment("epyc/way", way.markdown),
+    ),
+    Section(
+        "Overload",
+        """DLRM (target 100 ms) and MobileNet-V2 (50 ms), eight to one, at the peak of both and at multiples of it; the
+load generator shares the two cores (`python -m bench.serving.overload --protocols grpc --factors 1,2,5 --seconds 12`).
+At five times the peak, 2 GB of images a second, what waits in the sockets is not seen, and nothing comes in time.""",
+        lambda: with_environment("epyc/overload", lambda found: overload.markdown(found["runs"])),
     ),
     Section(
         "What the front side carries",
@@ -229,7 +237,7 @@ same cores, and its own CPU time is shown. Triton's engines run DLRM on one thre
 nothing, over gRPC, on the same Xeon without AMX (`python -m bench.serving.fronts`). A second I/O thread leaves a
 query's CPU time as it is, so more threads carry more; the one engine is what limits queries that are not batched. The
 bars are 50,000 queries of 7 KB a second and 5,000 of 0.6 MB.""",
-        front_capacity,
+        lambda: with_environment("fronts", fronts.table),
     ),
     Section(
         "Cost of scheduling",

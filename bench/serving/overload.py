@@ -21,11 +21,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.part_tables import markdown_table
 from bench.paths import CLI, DEMO, RESULTS
 from bench.serving.daemon import ServedModel, configuration, running, serve_command, write_toml
 
 TENANTS = (("dlrm", 800.0, 100.0), ("mobilenet_v2", 100.0, 50.0))  # name, queries a second at factor 1, target in ms
 PEAK_SECONDS = 10.0
+HEADINGS = (
+    *("protocol", "of the peak", "tenant", "offered a second", "in target, of those admitted"),
+    *("in target a second", "refusal p99 ms"),
+)
 
 
 def main() -> int:
@@ -75,23 +80,36 @@ def load(folder: Path, target: str, scale: float, seconds: float, *options: str)
     return found
 
 
-def table(runs: list[dict[str, Any]]) -> Table:
-    grid = Table(title="overload")
-    headings = ("protocol", "of the peak", "tenant", "offered a second", "in target, of those admitted")
-    for heading in (*headings, "in target a second", "refusal p99 ms"):
-        grid.add_column(heading, justify="left" if heading in ("protocol", "tenant") else "right")
+def cells(runs: list[dict[str, Any]]) -> list[list[str]]:
+    """A row for each tenant of each run, as `HEADINGS` say."""
+    rows = []
     for run in runs:
         for tenant in run["tenants"]:
             admitted, refused = tenant["admitted_rate"], tenant["refused_p99_ms"]
-            grid.add_row(
-                run["protocol"],
-                f"{run['factor']:g}",
-                tenant["name"],
-                f"{tenant['offered_qps']:.0f}",
-                "-" if admitted is None else f"{100 * admitted:.2f} %",
-                f"{tenant['offered_qps'] * (tenant['qos_rate'] or 0):.0f}",
-                "-" if refused is None else f"{refused:.2f}",
+            rows.append(
+                [
+                    run["protocol"],
+                    f"{run['factor']:g}",
+                    tenant["name"],
+                    f"{tenant['offered_qps']:,.0f}",
+                    "-" if admitted is None else f"{100 * admitted:.2f} %",
+                    f"{tenant['offered_qps'] * (tenant['qos_rate'] or 0):,.0f}",
+                    "-" if refused is None else f"{refused:.2f}",
+                ]
             )
+    return rows
+
+
+def markdown(runs: list[dict[str, Any]]) -> str:
+    return markdown_table(list(HEADINGS), cells(runs))
+
+
+def table(runs: list[dict[str, Any]]) -> Table:
+    grid = Table(title="overload")
+    for heading in HEADINGS:
+        grid.add_column(heading, justify="left" if heading in ("protocol", "tenant") else "right")
+    for row in cells(runs):
+        grid.add_row(*row)
     return grid
 
 
