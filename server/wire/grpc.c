@@ -6,15 +6,18 @@
 #include "grpc.h"
 
 enum { RESOURCE_EXHAUSTED = 8 };
-/* Counts what the call holds now. */
-static void hold(const call *of, size_t more, size_t less) {
-  grpc_connection *on = of->asker.connection->state;
-  on->held += more;
-  on->held -= less;
-}
 enum { MOST_DETAIL = 2048 /* bytes of a status message */ };
 enum { MOST_AHEAD = 4096 /* messages of a stream that Python has not begun to handle */ };
 enum { MESSAGE_BYTES = 512 /* that a message of any size costs on its way to Python */ };
+
+/* Counts what the call holds by now. */
+static void count_held(call *of) {
+  grpc_connection *on = of->asker.connection->state;
+  const size_t now =
+      sizeof *of + of->ahead + (of->fields ? of->fields_bytes : 0) + (of->message ? of->message_bytes : 0);
+  on->held += now - of->held; /* which wraps as it should where it shrinks */
+  of->held = now;
+}
 
 static bool is(const hpack_field *field, const char *name) {
   return field->name_size == strlen(name) && !memcmp(field->name, name, field->name_size);
@@ -93,18 +96,16 @@ void grpc_refuse_call(call *of, int number) {
   grpc_finish(of, why->status.grpc, why->text, strlen(why->text));
 }
 
-/* False: Python has enough to do, and the call is over. */
+/* False: the call is over. */
 static bool open_in_python(call *of) {
   budgets *all = &of->asker.connection->thread->wire->budgets;
   if (of->infers && !(of->asks_python = budget_ask_python(all))) {
     grpc_refuse_call(of, BUSY);
     return false;
   }
-  const size_t held = of->fields_bytes + (of->message ? of->message_bytes : 0);
-  hold(of, 0, held);
   of->ahead = of->message ? of->message_bytes + MESSAGE_BYTES : 0;
-  hold(of, of->ahead, 0);
-  python_open(of);
+  if (!python_open(of)) return false;
+  count_held(of);
   return true;
 }
 
@@ -114,9 +115,8 @@ static void send_to_python(call *of, uint8_t *data, size_t size, bool compressed
     grpc_refuse_call(of, MEMORY);
     return;
   }
-  if (!of->taken) hold(of, 0, of->ahead), of->ahead = 0;
-  of->ahead += size + MESSAGE_BYTES;
-  hold(of, size + MESSAGE_BYTES, 0);
+  of->ahead = (of->taken ? of->ahead : 0) + size + MESSAGE_BYTES;
+  count_held(of);
   python_message(of, data, size, compressed);
 }
 
@@ -131,7 +131,7 @@ static void headers(void *owner, h2_stream *stream, const hpack_field *fields, i
   h2_set_context(stream, new);
   const bool call_of_grpc = read_head(new, fields, count);
   new->fields = pack_fields(fields, count, &new->fields_bytes);
-  hold(new, sizeof *new + new->fields_bytes, 0);
+  count_held(new);
   if (!call_of_grpc || !new->fields) {
     refuse_http(new);
     return;
@@ -159,7 +159,7 @@ static void begun(void *owner, h2_stream *stream, const uint8_t *data, size_t si
   thread_expire_at(on->thread, of->message_since_ns + on->thread->wire->budgets.most.body_ns);
   if (of->state != RECEIVING || of->message) return;
   if (!grpc_request(data, size, of->tenant, of->tenant_bytes, &found) || found.tensors == found.end) return;
-  query_refused(&of->asker, &found.key);
+  query_foresee(&of->asker, &found.key, 0);
 }
 
 static void message(void *owner, h2_stream *stream, uint8_t *data, size_t size, bool compressed) {
@@ -169,7 +169,7 @@ static void message(void *owner, h2_stream *stream, uint8_t *data, size_t size, 
   if (of && of->state == RECEIVING && !of->message && !compressed) {
     of->message = data;
     of->message_bytes = size;
-    hold(of, size, 0);
+    count_held(of);
     return;
   }
   if (of && of->state == RECEIVING && !open_in_python(of)) of = NULL; /* it is over */
@@ -195,13 +195,11 @@ static void end(void *owner, h2_stream *stream) {
   } else if (of->state == RECEIVING) {
     uint8_t *const data = of->message;
     of->message = NULL;
-    grpc_connection *on = of->asker.connection->state;
-    if (data) on->held -= of->message_bytes;
+    count_held(of);
     if (data && begin_query(of, data)) { /* a refusal has freed the call */
       h2_free_message(data);
     } else {
       of->message = data;
-      if (data) on->held += of->message_bytes;
       open_in_python(of);
     }
   }
@@ -240,7 +238,7 @@ static void closed(void *owner, h2_stream *stream) {
   h2_set_context(stream, NULL);
   if (of->asker.query) query_abandon(of->asker.query);
   if (of->asks_python) budget_python_done(&of->asker.connection->thread->wire->budgets);
-  hold(of, 0, sizeof *of + of->ahead + (of->fields ? of->fields_bytes : 0) + (of->message ? of->message_bytes : 0));
+  ((grpc_connection *)of->asker.connection->state)->held -= of->held;
   python_forget(of);
   if (of->message) h2_free_message(of->message);
   free(of->fields);

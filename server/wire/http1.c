@@ -191,16 +191,12 @@ static bool read_body(http1 *on) {
   request request;
   bool plain = http1_request(on, &request);
   if (plain && size < whole) {
-    on->discard = whole;
-    if (query_refused(&on->asker, &request.key)) return true;
+    on->discard = whole; /* where it is refused */
+    const enum foreseen foreseen = query_foresee(&on->asker, &request.key, whole);
+    if (foreseen == REFUSED) return true;
     on->discard = 0;
-    on->planned = query_planned(&on->asker, &request.key);
-    if (on->planned && may_hold(on->asker.connection, whole)) return false;
-    if (on->planned) {
-      on->discard = whole;
-      query_refuse(&on->asker, &request.key, MEMORY);
-      return true;
-    }
+    on->planned = foreseen == PLANNED;
+    if (on->planned) return false;
     plain = false;
   }
   if (plain) on->state = ASKS;

@@ -101,12 +101,12 @@ static call *call_of(const io_thread *thread, uint64_t number) {
   return thread->calls[place]->python == number ? thread->calls[place] : NULL;
 }
 
-void python_open(call *of) {
+bool python_open(call *of) {
   of->python = number_call(of->asker.connection->thread, of);
   if (!of->python) {
     static const char text[] = "out of memory";
     grpc_finish(of, 8, text, sizeof text - 1);
-    return;
+    return false;
   }
   of->state = PYTHON;
   post(of, EVENT_OPEN, 0, of->fields, of->fields_bytes);
@@ -118,6 +118,7 @@ void python_open(call *of) {
     python_message(of, data, of->message_bytes, false);
   }
   if (of->ended) python_ended(of);
+  return true;
 }
 
 void python_message(call *of, uint8_t *data, size_t size, bool compressed) {

@@ -125,26 +125,14 @@ static plan *find(const asker *from, const plan_key *key) {
   return thread->link && atomic_load(&owner->open) ? plans_find(owner->plans, key) : NULL;
 }
 
-bool query_planned(const asker *from, const plan_key *key) {
-  plan *found = find(from, key);
-  if (found) plan_release(found);
-  return found;
-}
-
-bool query_refused(asker *from, const plan_key *key) {
+enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more) {
   plan *plan = find(from, key);
-  if (!plan) return false;
+  if (!plan) return UNPLANNED;
   const bool shut = gate_shut(&from->connection->thread->link->gates[plan->tenant], plan->batch, now_ns());
-  if (shut) refuse(from, plan, OVERLOAD);
+  const int why = shut ? OVERLOAD : !more || may_hold(from->connection, more) ? NO_REFUSAL : MEMORY;
+  if (why) refuse(from, plan, why);
   plan_release(plan);
-  return shut;
-}
-
-void query_refuse(asker *from, const plan_key *key, int number) {
-  plan *plan = find(from, key);
-  if (!plan) return;
-  refuse(from, plan, number);
-  plan_release(plan);
+  return why ? REFUSED : PLANNED;
 }
 
 bool query_begin(asker *from, const request *request) {

@@ -162,6 +162,7 @@ typedef struct call {
   int64_t message_since_ns; /* a message that is larger than what came with it has begun; 0: it is complete */
   int taken;       /* messages that Python has and has not begun to handle */
   size_t ahead;    /* bytes of them, and of those that it has begun since the last of them was taken */
+  size_t held;     /* bytes in all, as counted last */
   bool tell_flushed; /* Python waits until everything is sent */
 } call;
 
@@ -262,12 +263,10 @@ size_t grpc_response(io_thread *thread, const query *of, const uint8_t *slot);
 extern const protocol http1_protocol;
 
 /* queries.c */
-/* Whether requests with this head are answered by a plan. */
-bool query_planned(const asker *from, const plan_key *key);
-/* Whether a request with this head was refused, which may free the asker: the tenant's gate is shut. */
-bool query_refused(asker *from, const plan_key *key);
-/* Refuses a request that has a plan for that reason, which may free the asker. */
-void query_refuse(asker *from, const plan_key *key, int number);
+/* What becomes of a request with this head that needs so many bytes more. A refusal, for a gate that is shut or for want
+ * of memory, has been sent and may have freed the asker. */
+enum foreseen { UNPLANNED, PLANNED, REFUSED };
+enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more);
 /* Whether the request became a query or was refused, which may free the asker; if not, Python has to look at it. */
 bool query_begin(asker *from, const request *request);
 void query_abandon(query *query); /* the client left */
@@ -280,7 +279,7 @@ void link_release(engine_link *link);
 /* python_calls.c */
 enum { NOTICE_COUNTS, NOTICE_IDLE }; /* for Python as such, not for one call */
 uint8_t *pack_fields(const hpack_field *fields, int count, size_t *size); /* NULL without memory */
-void python_open(call *call);      /* and what it has received */
+bool python_open(call *call);      /* and what it has received; false: without memory, and the call is over */
 void python_message(call *call, uint8_t *data, size_t size, bool compressed); /* takes the data */
 void python_ended(call *call);
 void python_aborted(call *call, int64_t code);

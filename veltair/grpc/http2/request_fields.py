@@ -33,12 +33,11 @@ def check_request(fields: Sequence[Field]) -> int | None:
     if not all(name in found for name in _REQUIRED) or not found[":path"]:
         raise InvalidFieldsError("a pseudo-header field is missing")
     _check_regular(fields[pseudo:])
-    lengths = {value for name, value in fields[pseudo:] if name == "content-length"}
-    if len({int(length) for length in lengths if _LENGTH.fullmatch(length)}) > 1 or not all(
-        _LENGTH.fullmatch(length) for length in lengths
-    ):
-        raise InvalidFieldsError("a content-length that is no number")
-    return int(lengths.pop()) if lengths else None
+    texts = [value for name, value in fields[pseudo:] if name == "content-length"]
+    lengths = {int(text) if _LENGTH.fullmatch(text) else None for text in texts}
+    if len(lengths) > 1 or None in lengths:
+        raise InvalidFieldsError("a content-length that is no number, or two of them")
+    return lengths.pop() if lengths else None
 
 
 def are_trailers(fields: Sequence[Field]) -> bool:

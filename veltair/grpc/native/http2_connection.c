@@ -85,7 +85,7 @@ void h2_abort(h2_stream *stream, int64_t code) {
 void h2_half_closed(h2_stream *stream) {
   h2_connection *connection = stream->connection;
   if (stream->closed || stream->local_open) return;
-  if (connection->glitches > 0) connection->glitches--;
+  h2_calm(connection, 1);
   if (!stream->remote_open) {
     h2_drop(stream);
   } else if (connection->server) {

@@ -42,17 +42,12 @@ static bool block_received(h2_connection *connection, uint32_t number, const uin
   const int count = hpack_decode(connection->decoder, block, size, &fields, &error);
   if (count < 0) return h2_fail(connection, (uint32_t)error, "a header block that cannot be decoded");
   h2_stream *stream = h2_find_stream(connection, number);
-  if (connection->server) {
-    if (!stream) return request_received(connection, number, fields, count);
-    if (!stream->remote_open) return h2_fail(connection, STREAM_CLOSED, "headers of stream %u behind its end", number);
-    if (!ends_stream || !h2_valid_trailers(fields, count)) {
-      h2_stream_error(stream, PROTOCOL_ERROR);
-      return !connection->failed;
-    }
+  if (!stream) return !connection->server || request_received(connection, number, fields, count);
+  if (!stream->remote_open) return h2_fail(connection, STREAM_CLOSED, "headers of stream %u behind its end", number);
+  if (connection->server && !(ends_stream && h2_valid_trailers(fields, count))) {
+    h2_stream_error(stream, PROTOCOL_ERROR);
+    return !connection->failed;
   }
-  if (!stream) return true;
-  if (!stream->remote_open)
-    return h2_fail(connection, STREAM_CLOSED, "headers of stream %u behind its end", number);
   connection->handler.headers(connection->owner, stream, fields, count);
   if (ends_stream) h2_end_received(stream);
   return true;
