@@ -9,6 +9,7 @@ enum { RESOURCE_EXHAUSTED = 8 };
 enum { MOST_DETAIL = 2048 /* bytes of a status message */ };
 enum { MOST_AHEAD = 4096 /* messages of a stream that Python has not begun to handle */ };
 enum { MESSAGE_BYTES = 512 /* that a message of any size costs on its way to Python */ };
+enum { MOST_HEAD_BYTES = 1 << 12 /* of a message, in front of its tensors; a window is larger */ };
 
 /* Counts what the call holds by now. */
 static void count_held(call *of) {
@@ -155,11 +156,16 @@ static void begun(void *owner, h2_stream *stream, const uint8_t *data, size_t si
   call *of = h2_context(stream);
   request found;
   if (!of) return;
-  of->message_since_ns = now_ns();
-  thread_expire_at(on->thread, of->message_since_ns + on->thread->wire->budgets.most.body_ns);
-  if (of->state != RECEIVING || of->message) return;
-  if (!grpc_request(data, size, of->tenant, of->tenant_bytes, &found) || found.tensors == found.end) return;
-  query_foresee(&of->asker, &found.key, 0);
+  if (!of->message_since_ns) {
+    of->message_since_ns = now_ns();
+    thread_expire_at(on->thread, of->message_since_ns + on->thread->wire->budgets.most.body_ns);
+  }
+  if (of->state == RECEIVING && !of->message) {
+    const bool read = grpc_request(data, size, of->tenant, of->tenant_bytes, &found) && found.tensors < found.end;
+    if (!read && size < MOST_HEAD_BYTES) return;
+    if (read && query_foresee(&of->asker, &found.key, 0) == REFUSED) return;
+  }
+  h2_want(stream);
 }
 
 static void message(void *owner, h2_stream *stream, uint8_t *data, size_t size, bool compressed) {

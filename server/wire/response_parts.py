@@ -39,7 +39,7 @@ def split_message(response: Any) -> ResponseParts:
     head.ClearField("raw_output_contents")
     begin = pb.ModelInferResponse(model_name=head.model_name, model_version=head.model_version).SerializeToString()
     outputs = {output.name: tuple(output.shape) for output in response.outputs}
-    return ResponseParts(begin, head.SerializeToString()[len(begin) :], outputs)
+    return ResponseParts(begin, head.SerializeToString(deterministic=True)[len(begin) :], outputs)
 
 
 def split_body(body: HttpBody, request_id: str | None, outputs: Mapping[str, Array]) -> ResponseParts:

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_server import MS, SENDERS, ScriptedServer, failures, one_by_one, one_stream, play
 
-from veltair.grpc.http2 import stream as http2_stream
 from veltair.grpc.http2 import stream_table as http2_stream_table
 from veltair.grpc.http2.frames import message_prefix
 from veltair.loadgen.client import Outcome
@@ -157,8 +156,7 @@ def test_an_answer_within_the_longest_target_after_a_stop_counts(sender):
 
 @sender
 def test_small_windows_delay_a_request_and_lose_nothing(sender, monkeypatch):
-    for module in (http2_stream_table, http2_stream):
-        monkeypatch.setattr(module, "STREAM_WINDOW_BYTES", 1000)
+    monkeypatch.setattr(http2_stream_table, "REQUEST_WINDOW_BYTES", 1000)
     texts = [f"ok {'x' * size}" for size in (0, 10, 985, 1000, 30_000, 100_000)]
     trace, server = play(sender, one_stream(texts), one_by_one(6, 0.0))
     assert trace.outcome.tolist() == [OK] * 6

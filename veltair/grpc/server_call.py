@@ -218,7 +218,7 @@ class ServerCall(Stream):
         if not self._head_sent:
             self._head_sent = True
             self.queue(HEADERS, ANSWER_HEAD)
-        data = message.SerializeToString()
+        data = message.SerializeToString(deterministic=True)  # as plans answer
         prefix = message_prefix(len(data))
         if len(data) <= _JOINED_BYTES:
             self.queue(DATA, prefix + data)

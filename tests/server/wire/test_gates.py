@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from native_front import INFER, Answer, Fronts, ask, encoded, new_threads, run
 from native_http import PLAIN, HttpFronts
 from scripted_engine import MANIFEST, SUMS
+from tritonclient.grpc import service_pb2 as pb
 from wire_frames import frame
 
 from veltair.errors import OverloadedError, RefusalReason
@@ -77,6 +78,33 @@ def test_a_large_message_is_refused_by_its_head() -> None:
         writer.write(frame(frames.DATA, frames.END_STREAM, 3, message))
         while (found := await next_frame(reader))[:2] != (frames.DATA, 3):
             assert found[0] != frames.GOAWAY
+        writer.close()
+
+    run(body)
+
+
+def test_a_large_message_comes_once_its_query_is_wanted() -> None:
+    async def body(fronts: Fronts) -> None:
+        await fronts.learn(fronts.channel(), rows(1))
+        large = pb.ModelInferRequest.FromString(rows(1))
+        large.raw_input_contents[0] = bytes(1_000_000)
+        message = large.SerializeToString()
+        sent = (frames.message_prefix(len(message)) + message)[:60_000]
+        reader, writer = await fronts.connect()
+
+        async def begin(number: int) -> list[tuple[int, int, bytes]]:
+            """What comes for a call whose message has begun, until a window or its end."""
+            writer.write(frame(frames.HEADERS, frames.END_HEADERS, number, hpack.encode(HEAD)))
+            writer.write(frame(frames.DATA, 0, number, sent))
+            found = [await next_frame(reader)]
+            while found[-1][1] != number or found[-1][0] not in (frames.WINDOW_UPDATE, frames.RST_STREAM):
+                found.append(await next_frame(reader))
+            return [each for each in found if each[1] == number]
+
+        update = (frames.WINDOW_UPDATE, 1, frames.WORD.pack(5 + len(message)))
+        assert await begin(1) == [update]
+        fronts.scripted.shut(SUMS, batch=1)
+        assert [kind for kind, _, _ in await begin(3)] == [frames.HEADERS, frames.RST_STREAM]
         writer.close()
 
     run(body)

@@ -24,7 +24,7 @@ WAIT_S = 20.0
 class Reply(NamedTuple):
     data: bytes
 
-    def SerializeToString(self) -> bytes:  # noqa: N802 (protobuf's name)
+    def SerializeToString(self, *, deterministic: bool) -> bytes:  # noqa: N802 (protobuf's name)
         return self.data
 
 

@@ -63,6 +63,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "h2_output_pieces": (c_int, (c_void_p, c_void_p, c_int)),
     "h2_reset": (None, (c_void_p, c_uint32)),
     "h2_hold": (None, (c_void_p, c_bool)),
+    "h2_want": (None, (c_void_p,)),
     "h2_remote_open": (c_bool, (c_void_p,)),
     "h2_number": (c_uint32, (c_void_p,)),
     "h2_set_context": (None, (c_void_p, c_void_p)),
@@ -180,7 +181,7 @@ class NativeEnd(End):
         return True
 
     def _begun(self, _: object, stream: int, data: int, size: int) -> None:
-        """What follows says the same."""
+        library.h2_want(stream)
 
     def _add(self, stream: int, *event: Any) -> None:
         call = self._call(stream)

@@ -13,7 +13,7 @@ from echo_server import KINDS, LIMIT_BYTES, WAIT_S, RunningServer, Service, new_
 from wire_frames import frame
 
 from veltair.grpc.http2 import frames, hpack
-from veltair.grpc.http2.frames import STREAM_WINDOW_BYTES
+from veltair.grpc.http2.frames import REQUEST_WINDOW_BYTES
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
 
@@ -162,7 +162,7 @@ def test_a_stream_that_is_not_read_is_held_back(kind: str) -> None:
             pass
         (running,) = server.calls
         assert service.read == len(part)
-        assert 2 <= len(running._requests) <= 2 + STREAM_WINDOW_BYTES // len(part)
+        assert 2 <= len(running._requests) <= 2 + REQUEST_WINDOW_BYTES // len(part)
         call.cancel()
 
     run_with_server(kind, body)

@@ -163,3 +163,5 @@ class FrameReader(ABC):
         stream, self._stream = self._stream, None
         if stream is not None and self._ends_stream:
             self.end_of_stream(stream)
+        elif stream is not None:
+            stream.extend_window()

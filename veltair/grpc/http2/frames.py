@@ -14,7 +14,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 DATA_FRAME_BYTES = 1 << 20  # the largest data frame that the other side may send
 CONTROL_BYTES = 1 << 14  # its largest other frame, and its largest header block
-STREAM_WINDOW_BYTES = 1 << 23  # what it may send ahead of the reader of one stream
+REQUEST_WINDOW_BYTES = DEFAULT_WINDOW_BYTES  # of a request: the rest of a message may come once it has begun
+ANSWER_WINDOW_BYTES = 1 << 23  # of an answer, ahead of its reader
 CONNECTION_WINDOW_BYTES = 1 << 30  # streams bound the memory in use, so this window does not
 MAX_STREAMS = 1024
 PING_BYTES, PRIORITY_BYTES = 8, 5

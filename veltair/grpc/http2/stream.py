@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from veltair.grpc.http2 import frames
-from veltair.grpc.http2.frames import FLOW_CONTROL_ERROR, MESSAGE_PREFIX, STREAM_WINDOW_BYTES, WORD, ProtocolError
+from veltair.grpc.http2.frames import FLOW_CONTROL_ERROR, MESSAGE_PREFIX, WORD, ProtocolError
 
 if TYPE_CHECKING:
     from veltair.grpc.http2.hpack import Field
@@ -48,8 +48,7 @@ class Stream(ABC):
         self._message: memoryview | None = None  # being received
         self._filled = self._compressed = 0
         self._refused = False  # a message was too large
-        self._receive_window = STREAM_WINDOW_BYTES  # bytes that the other side may send
-        self._unacknowledged = 0  # bytes received since the last update of the window
+        self.receive_window = 0  # bytes that the other side may send
         self._end_queued = False
 
     # For subclasses
@@ -110,11 +109,13 @@ class Stream(ABC):
             self.connection.drop(self)
 
     def extend_window(self) -> None:
-        """Let the other side send more, where it is wanted and worth a frame."""
-        if self._unacknowledged > STREAM_WINDOW_BYTES // 2 and self.remote_open and self.wants_more():
-            self.connection.write_frame(frames.WINDOW_UPDATE, 0, self.number, WORD.pack(self._unacknowledged))
-            self._receive_window += self._unacknowledged
-            self._unacknowledged = 0
+        """Let the other side send the rest of a message and a window beyond, where it is wanted and worth a frame."""
+        window = self.connection.first_window
+        rest = 0 if self._message is None else len(self._message) - self._filled
+        more = window + rest - self.receive_window
+        if more > window // 2 and self.remote_open and not self.closed and self.wants_more():
+            self.connection.write_frame(frames.WINDOW_UPDATE, 0, self.number, WORD.pack(more))
+            self.receive_window += more
 
     # For the connection
 
@@ -157,12 +158,9 @@ class Stream(ABC):
 
     def count_data(self, size: int) -> None:
         """Count a data frame against the window. Raises ProtocolError when it exceeds it."""
-        self._receive_window -= size
-        if self._receive_window < 0:
+        self.receive_window -= size
+        if self.receive_window < 0:
             raise ProtocolError(FLOW_CONTROL_ERROR, "more data than the stream's window")
-        self._unacknowledged += size
-        if self._unacknowledged > STREAM_WINDOW_BYTES // 2:
-            self.extend_window()
 
     def close(self) -> None:
         self.closed = True

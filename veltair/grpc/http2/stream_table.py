@@ -8,6 +8,7 @@ from collections.abc import Callable
 from veltair.grpc.http2 import frames
 from veltair.grpc.http2.frame_reader import FrameReader, Transport
 from veltair.grpc.http2.frames import (
+    ANSWER_WINDOW_BYTES,
     CONNECTION_WINDOW_BYTES,
     CONTROL_BYTES,
     DATA,
@@ -18,9 +19,9 @@ from veltair.grpc.http2.frames import (
     MAX_STREAMS,
     PREFACE,
     PROTOCOL_ERROR,
+    REQUEST_WINDOW_BYTES,
     SETTING,
     SETTINGS,
-    STREAM_WINDOW_BYTES,
     WINDOW_UPDATE,
     WORD,
     ProtocolError,
@@ -66,6 +67,11 @@ class StreamTable(FrameReader):
     def is_server(self) -> bool:
         return self._accept is not None
 
+    @property
+    def first_window(self) -> int:
+        """Bytes that the other side may send on a new stream."""
+        return REQUEST_WINDOW_BYTES if self.is_server else ANSWER_WINDOW_BYTES
+
     def settings_received(self) -> None:
         """The other side's settings are in force. For subclasses."""
 
@@ -76,7 +82,7 @@ class StreamTable(FrameReader):
             transport.write(PREFACE)
         settings = {
             frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
-            frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+            frames.INITIAL_WINDOW_SIZE: self.first_window,
             frames.MAX_FRAME_SIZE: frames.DATA_FRAME_BYTES,
             frames.MAX_HEADER_LIST_SIZE: CONTROL_BYTES,
         }
@@ -167,7 +173,7 @@ class StreamTable(FrameReader):
             self.flush(stream)
 
     def add(self, stream: Stream) -> None:
-        stream.connection, stream.send_window = self, self._stream_window
+        stream.connection, stream.send_window, stream.receive_window = self, self._stream_window, self.first_window
         self.streams[stream.number] = stream
 
     def half_closed(self, stream: Stream) -> None:

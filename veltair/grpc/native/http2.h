@@ -25,7 +25,8 @@ typedef struct {
   void (*headers)(void *owner, h2_stream *stream, const hpack_field *fields, int count);
   /* Whether there is room for a message of so many bytes; false: the callee ends the stream. NULL: always. */
   bool (*room)(void *owner, h2_stream *stream, size_t size);
-  /* The first part of a message has come that is larger than what came with it. May be NULL. */
+  /* A part of a message has come that is larger than what came with it, and not wanted yet: without h2_want the other
+   * side sends no more of it than its window of 64 KB. NULL: all are wanted. */
   void (*begun)(void *owner, h2_stream *stream, const uint8_t *data, size_t size);
   /* A message is complete. `data` is the callee's, who frees it with h2_free_message. */
   void (*message)(void *owner, h2_stream *stream, uint8_t *data, size_t size, bool compressed);
@@ -98,6 +99,8 @@ void h2_data(h2_stream *stream, const uint8_t *data, size_t size, bool end);
 void h2_kept_data(h2_stream *stream, const uint8_t *data, size_t size, bool end);
 /* Ends a stream at once with a RST_STREAM, where it is not over yet. `closed` is called. */
 void h2_reset(h2_stream *stream, uint32_t code);
+/* The rest of the message that has begun may come. */
+void h2_want(h2_stream *stream);
 /* On streams whose messages are taken one by one: while `held` nothing extends the stream's receive window. */
 void h2_hold(h2_stream *stream, bool held);
 

@@ -63,7 +63,9 @@ static size_t read_data(h2_connection *connection, const uint8_t *data, size_t s
 static void end_data(h2_connection *connection) {
   h2_stream *stream = connection->data_stream;
   connection->data_stream = NULL;
-  if (stream && connection->data_ends_stream) h2_end_received(stream);
+  if (!stream) return;
+  if (connection->data_ends_stream) h2_end_received(stream);
+  else h2_extend_window(stream);
 }
 
 /* Handles the frame that begins here, but for the payload of data. Returns how many bytes it took, 0 where some are
@@ -117,11 +119,11 @@ static void parse(h2_connection *connection) {
   if (at && connection->held) memmove(view, view + at, connection->held);
 }
 
-/* The memory of the message being received, where much of it comes with the present frame. */
+/* The memory of the message being received, where much of it comes with the present frame and is wanted. */
 static uint8_t *message_rest(const h2_connection *connection) {
   const h2_stream *stream = connection->data_stream;
   const uint32_t least = SCRATCH_BYTES / 4;
-  if (!stream || !stream->message || connection->left <= least || stream->message_size - stream->filled <= least)
+  if (!stream || !stream->message || !stream->wanted || connection->left <= least || stream->message_size - stream->filled <= least)
     return NULL;
   return stream->message + stream->filled;
 }

@@ -24,7 +24,8 @@ enum {
   LARGEST_WINDOW_BYTES = INT32_MAX,
   DATA_FRAME_BYTES = 1 << 20,        /* the largest data frame that the other side may send */
   CONTROL_BYTES = H2_HEADER_BYTES,   /* its largest other frame, and its largest header block */
-  STREAM_WINDOW_BYTES = 1 << 23,     /* what it may send ahead of the reader of one stream */
+  REQUEST_WINDOW_BYTES = DEFAULT_WINDOW_BYTES, /* of a request: the rest of a message may come once it is wanted */
+  ANSWER_WINDOW_BYTES = 1 << 23,     /* of an answer, ahead of its reader */
   CONNECTION_WINDOW_BYTES = 1 << 30, /* streams bound the memory in use, so this window does not */
   MAX_GLITCHES = 1000,       /* frames that cost more than they bring, beyond the calls that end normally */
   SMALL_FRAME_BYTES = 256,   /* a part of a message that is cut smaller for lack of window is a glitch */
@@ -71,12 +72,11 @@ struct h2_stream {
   bool known; /* the other side has, or is to get, a frame of it: a client's stream without any was never open */
   bool reset; /* by us */
   bool refused;                     /* a message was too large: further data is dropped */
-  bool begun;                       /* the owner knows that the message has begun */
+  bool wanted;                      /* the rest of the message may come */
   bool in_flushed, flushed_again;   /* `flushed` runs; it has been due once more meanwhile */
   int64_t send_window;              /* bytes that may be sent, beyond the connection's first_window */
   int64_t announced, received;      /* bytes of data: by content-length (-1: it says nothing), and so far */
   int32_t receive_window;           /* bytes that the other side may send */
-  uint32_t unacknowledged;          /* bytes received since the last update of the window */
   pending_frame *first, *last;      /* frames to send */
   uint8_t *message;                 /* being received */
   uint32_t message_size, filled;
@@ -177,6 +177,9 @@ bool h2_valid_trailers(const hpack_field *fields, int count);
 void h2_feed(h2_stream *stream, const uint8_t *data, size_t size);
 void h2_message_filled(h2_stream *stream, size_t size);
 bool h2_count_data(h2_stream *stream, uint32_t size);
+int32_t h2_first_window(const h2_connection *connection); /* what the other side may send on a new stream */
+/* Lets it send the rest of a message that is wanted and a window beyond, where that is worth a frame. */
+void h2_extend_window(h2_stream *stream);
 
 /* http2_output.c: a connection whose output cannot grow has failed */
 void h2_write(h2_connection *connection, const void *bytes, size_t size);

@@ -77,7 +77,7 @@ static bool begin_message(h2_stream *stream) {
   stream->message_size = size;
   connection->kept += size;
   stream->filled = 0;
-  stream->begun = false;
+  stream->wanted = !connection->handler.begun;
   return true;
 }
 
@@ -99,30 +99,37 @@ void h2_feed(h2_stream *stream, const uint8_t *data, size_t size) {
     size -= part;
     h2_message_filled(stream, part);
   } while (size && !stream->closed);
-  const h2_handler *handler = &stream->connection->handler;
-  if (stream->message && stream->filled && !stream->begun && handler->begun) {
-    stream->begun = true;
-    handler->begun(stream->connection->owner, stream, stream->message, stream->filled);
-  }
+  if (stream->message && stream->filled && !stream->wanted)
+    stream->connection->handler.begun(stream->connection->owner, stream, stream->message, stream->filled);
 }
 
-static void extend_window(h2_stream *stream) {
-  if (stream->unacknowledged <= STREAM_WINDOW_BYTES / 2 || !stream->remote_open || stream->held) return;
-  h2_write_word(stream->connection, WINDOW_UPDATE, stream->number, stream->unacknowledged);
-  stream->receive_window += (int32_t)stream->unacknowledged;
-  stream->unacknowledged = 0;
+int32_t h2_first_window(const h2_connection *connection) {
+  return connection->server ? REQUEST_WINDOW_BYTES : ANSWER_WINDOW_BYTES;
+}
+
+void h2_extend_window(h2_stream *stream) {
+  if (stream->closed || !stream->remote_open || stream->held || (stream->message && !stream->wanted)) return;
+  const int32_t window = h2_first_window(stream->connection);
+  const int64_t rest = stream->message ? stream->message_size - stream->filled : 0;
+  const int64_t more = window + rest - stream->receive_window;
+  if (more <= window / 2) return;
+  h2_write_word(stream->connection, WINDOW_UPDATE, stream->number, (uint32_t)more);
+  stream->receive_window += (int32_t)more;
 }
 
 bool h2_count_data(h2_stream *stream, uint32_t size) {
   stream->receive_window -= (int32_t)size;
   if (stream->receive_window < 0)
     return h2_fail(stream->connection, FLOW_CONTROL_ERROR, "more data than the stream's window");
-  stream->unacknowledged += size;
-  extend_window(stream);
   return true;
+}
+
+void h2_want(h2_stream *stream) {
+  stream->wanted = true;
+  if (stream->connection->data_stream != stream) h2_extend_window(stream); /* else where its frame ends */
 }
 
 void h2_hold(h2_stream *stream, bool held) {
   stream->held = held;
-  if (!held && !stream->closed) extend_window(stream);
+  if (!held) h2_extend_window(stream);
 }

@@ -183,16 +183,30 @@ def hold(call: Call, event: Event) -> None:
 
 
 def test_a_reader_that_takes_its_time_holds_the_window(implementation: Implementation) -> None:
-    part = frame(frames.DATA, 0, 1, frames.message_prefix((1 << 20) - 5) + bytes((1 << 20) - 5))
+    part = frame(frames.DATA, 0, 1, frames.message_prefix(8000 - 5) + bytes(8000 - 5))
     server = implementation(True, hold)
     server.feed(BEGIN + REQUEST)
     server.take()
     server.feed(part * 6)
     assert server.take() == b""
     server.calls[0].hold(False)
-    assert server.take() == word(frames.WINDOW_UPDATE, 1, 6 << 20)
+    assert server.take() == word(frames.WINDOW_UPDATE, 1, 6 * 8000)
     server.feed(part * 5)
-    assert server.take() == word(frames.WINDOW_UPDATE, 1, 5 << 20)
+    assert server.take() == word(frames.WINDOW_UPDATE, 1, 5 * 8000)
+
+
+def test_the_rest_of_a_large_message_may_come_once_it_has_begun(implementation: Implementation) -> None:
+    message = bytes(1_000_000)
+    data = frames.message_prefix(len(message)) + message
+    server = implementation(True, ignore)
+    server.feed(BEGIN + REQUEST)
+    server.take()
+    server.feed(frame(frames.DATA, 0, 1, data[:60_000]))
+    assert server.take() == word(frames.WINDOW_UPDATE, 1, len(data))
+    server.feed(frame(frames.DATA, 0, 1, data[60_000:-1]))
+    assert server.take() == b""  # its window is as large as at first
+    server.feed(frame(frames.DATA, frames.END_STREAM, 1, data[-1:]))
+    assert server.calls[0].of_kind("message") == [message]
 
 
 def test_a_message_that_is_too_large_is_announced_once(implementation: Implementation) -> None:

@@ -111,7 +111,8 @@ static bool room(void *owner, h2_stream *stream, size_t size) {
 static void begun(void *owner, h2_stream *stream, const uint8_t *data, size_t size) {
   session *s = owner;
   for (size_t i = 0; i < size; i += 100) s->checksum += data[i];
-  if (pick(s, 4) == 0) act(s, stream);
+  if (pick(s, 4)) h2_want(stream);
+  else act(s, stream);
 }
 
 static const h2_handler handler = {
