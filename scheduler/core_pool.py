@@ -27,15 +27,18 @@ class CorePool:
         self._having = [_bits(sizes, free) for free in range(max(sizes) + 1)]
         self._of_size = [(size, _bits(sizes, size)) for size in sorted(set(sizes) - {0}, reverse=True)]
 
-    def take(self, count: int, neighbours: CoreSet = ()) -> CoreSet:
-        """Takes `count` cores, which must be free, and returns them sorted; the L3 of `neighbours` is filled first."""
+    def take(self, count: int, neighbours: CoreSet = (), avoid: CoreSet = ()) -> CoreSet:
+        """Takes `count` cores, which must be free, and returns them sorted; the L3 of `neighbours` is filled first.
+
+        Within an L3 the cores to `avoid` come last.
+        """
         taken: list[int] = []
         having, cores_of = self._having, self._cores
         self.free -= count
         if neighbours:
             for domain in sorted({self._domain_of[core] for core in neighbours}):
                 free = len(cores_of[domain])
-                self._take_from(domain, free, min(count - len(taken), free), taken)
+                self._take_from(domain, free, min(count - len(taken), free), taken, avoid)
         left = count - len(taken)
         for size, domains in self._of_size:
             while left >= size and (whole := having[size] & domains):
@@ -48,7 +51,7 @@ class CorePool:
         while left:
             free = self._fitting(left)
             more = left if left < free else free
-            self._take_from(having[free], free, more, taken)
+            self._take_from(having[free], free, more, taken, avoid)
             left -= more
         taken.sort()
         return tuple(taken)
@@ -79,7 +82,7 @@ class CorePool:
             free -= 1
         return free
 
-    def _take_from(self, domains: int, free: int, count: int, taken: list[int]) -> None:
+    def _take_from(self, domains: int, free: int, count: int, taken: list[int], avoid: CoreSet) -> None:
         """Takes from the first of these domains, each of which has `free` free cores, the lowest ids, so that the
         same events give the same sets.
         """
@@ -87,8 +90,12 @@ class CorePool:
         cores = self._cores[domain]
         having[free] ^= domain
         having[free - count] ^= domain
+        if avoid:
+            cores.sort(key=lambda core: (core in avoid, core))
         taken += cores[:count]
         del cores[:count]
+        if avoid:
+            cores.sort()
 
 
 def _bits(sizes: list[int], wanted: int) -> int:

@@ -247,7 +247,7 @@ class Scheduler:
         query, run = active.query.id, active.run
         if run is None or not may_take(active.state, Trigger.GROW) or not 0 < step.more <= self.state.free:
             self._raise(f"the policy wants {step.more} more cores for query {query}")
-        return GrowBlock(query, self.state.grow(active, run, step.more))
+        return GrowBlock(query, self.state.grow(step, run))
 
     def _stop(self, step: Stop) -> StopBlock:
         active = step.active

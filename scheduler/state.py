@@ -13,7 +13,7 @@ from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.interference import SteadyLevel
 from veltair.scheduler.query_states import HOLDING_A_WORKER, RUNNING_A_BLOCK, QueryState, Trigger, next_state
 from veltair.scheduler.running_block import BlockGrowth, RunningBlock, begin_block
-from veltair.scheduler.steps import Start
+from veltair.scheduler.steps import Grow, Start
 from veltair.types import CoreSet, Machine, Tenant
 
 _number = attrgetter("number")
@@ -122,16 +122,17 @@ class SchedulerState:
             self.started += 1
             active.number = self.started
         free = self.pool.free
-        core_set = self.pool.take(block.cores if block.cores < free else free)
+        core_set = self.pool.take(block.cores if block.cores < free else free, avoid=step.avoid)
         active.run = run = begin_block(block, step.level, active.costs, core_set, now_ns, self.growth)
         active.next_layer = block.stop
         self._move(active, Trigger.START)
         return run
 
-    def grow(self, active: ActiveQuery, run: RunningBlock, more: int) -> CoreSet:
-        """Grants a running block that many of the free cores in addition, and returns all that it has."""
+    def grow(self, step: Grow, run: RunningBlock) -> CoreSet:
+        """Grants a running block some of the free cores in addition, and returns all that it has."""
+        active = step.active
         self._move(active, Trigger.GROW)
-        run.grant(self.pool.take(more, run.core_set))
+        run.grant(self.pool.take(step.more, run.core_set, step.avoid))
         if not run.growable:
             del self.wants_cores[active.query.id]
         return run.core_set

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from veltair.errors import RefusalReason
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.costs.profile_costs import ProfileCosts
-from veltair.types import LayerBlock, Record
+from veltair.types import CoreSet, LayerBlock, Record
 
 
 class Start(Record, frozen=True):
@@ -27,6 +27,7 @@ class Start(Record, frozen=True):
     avg_cores: int | None = None  # the query's new Avg_C; None: as before
     members: tuple[ActiveQuery, ...] = ()  # waiting queries of the same tenant: they run in one batch with this one
     costs: ProfileCosts | None = None  # of a profile that holds the batch; None: as before
+    avoid: CoreSet = ()  # cores that are taken only where others do not do
 
 
 class Grow(Record, frozen=True):
@@ -39,6 +40,7 @@ class Grow(Record, frozen=True):
 
     active: ActiveQuery
     more: int
+    avoid: CoreSet = ()  # cores that are taken only where others do not do
 
 
 class Stop(Record, frozen=True):

@@ -77,6 +77,18 @@ static void filled(connection *at, size_t size) {
   http1_advance(on);
 }
 
+/* Of the body of a request that was refused. */
+static uint64_t unwanted(const connection *at) {
+  const http1 *on = at->state;
+  return on->state == DISCARDS && !buffer_size(&on->in) ? on->discard : 0;
+}
+
+static void dropped(connection *at, size_t size) {
+  http1 *on = at->state;
+  on->discard -= size;
+  http1_advance(on);
+}
+
 static void ended(connection *at) {
   http1 *on = at->state;
   on->ended = true;
@@ -231,6 +243,6 @@ void http1_advance(http1 *on) {
 
 const protocol http1_protocol = {
     .open = open_connection, .close = close_connection, .reads = reads, .target = target, .filled = filled,
-    .ended = ended, .output = output, .sent = sent, .unsent = unsent, .over = over, .busy = busy, .leave = leave,
+    .unwanted = unwanted, .dropped = dropped, .ended = ended, .output = output, .sent = sent, .unsent = unsent, .over = over, .busy = busy, .leave = leave,
     .expire = expire, .memory = memory, .fill = http1_fill, .respond = http1_respond, .refuse = http1_refuse,
 };

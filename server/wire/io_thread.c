@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include "wire.h"
 
 enum { EVENTS = 64, ACCEPTS = 16 /* connections taken at a time */ };
+enum { NICE = -15 /* above the engine: what waits to be read is seen by nobody, and to refuse it is cheaper than to decide */ };
 static const int64_t ACCEPT_PAUSE_NS = 100000000; /* while the system gives no descriptor for a connection */
 /* Read from one connection before others have their turn, which many of them share. */
 enum { TURN_BYTES = 1 << 20, LEAST_TURN_BYTES = 1 << 16 };
@@ -122,16 +124,19 @@ static void receive(connection *at, size_t turn) {
   const protocol *protocol = at->protocol;
   mark_dirty(at);
   for (size_t taken = 0; taken < turn && !at->broken && protocol->reads(at);) {
-    size_t room = 0;
-    uint8_t *target = protocol->target(at, &room);
-    const ssize_t got = target ? recv(at->fd, target, room, 0) : -1;
-    if (!target || (got < 0 && errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) {
+    const uint64_t unwanted = protocol->unwanted ? protocol->unwanted(at) : 0;
+    size_t room = unwanted < TURN_BYTES ? unwanted : TURN_BYTES;
+    uint8_t *target = unwanted ? NULL : protocol->target(at, &room);
+    const bool reads = target || unwanted;
+    const ssize_t got = reads ? recv(at->fd, target, room, unwanted ? MSG_TRUNC : 0) : -1; /* which copies nothing */
+    if (!reads || (got < 0 && errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) {
       at->broken = true;
     } else if (got == 0) {
       protocol->ended(at);
       return;
     } else if (got > 0) {
-      protocol->filled(at, (size_t)got);
+      if (unwanted) protocol->dropped(at, (size_t)got);
+      else protocol->filled(at, (size_t)got);
       taken += (size_t)got;
     }
     if (got >= 0 ? (size_t)got < room : errno != EINTR) return;
@@ -292,6 +297,7 @@ static void handle(io_thread *thread, const struct epoll_event *event, size_t tu
 static void *serve(void *argument) {
   io_thread *thread = argument;
   struct epoll_event events[EVENTS];
+  setpriority(PRIO_PROCESS, 0, NICE); /* of this thread, where the system allows it */
   for (bool serving = true; serving;) {
     const int count = epoll_wait(thread->epoll, events, EVENTS, timeout_ms(thread));
     queries_end(thread);

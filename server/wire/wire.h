@@ -109,6 +109,8 @@ typedef struct protocol {
   bool (*reads)(const struct connection *at);                /* whether it takes more bytes now */
   uint8_t *(*target)(struct connection *at, size_t *room);   /* where they go; NULL: without memory */
   void (*filled)(struct connection *at, size_t size);        /* so many have come */
+  uint64_t (*unwanted)(const struct connection *at);        /* bytes that come next and nobody reads; NULL: never any */
+  void (*dropped)(struct connection *at, size_t size);       /* so many of them have come */
   void (*ended)(struct connection *at);                      /* the other side sends no more */
   const uint8_t *(*output)(struct connection *at, size_t *size); /* what waits to be sent */
   void (*sent)(struct connection *at, size_t size);

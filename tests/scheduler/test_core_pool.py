@@ -36,6 +36,17 @@ def test_growth_stays_beside_the_block():
     assert pool.take(4, neighbours=held) == (2, 3, 4, 5)
 
 
+def test_cores_to_avoid_come_last_within_their_domain():
+    pool = CorePool(make_machine(3, 1))
+    assert pool.take(1, avoid=(0, 3)) == (3,)  # the tightest fit, as ever
+    assert pool.take(1, avoid=(0,)) == (1,)
+    assert pool.take(2, avoid=(0,)) == (0, 2)
+    pool.give_back((0, 2))
+    assert pool.take(1, neighbours=(1,), avoid=(0,)) == (2,)
+    pool.give_back((2,))
+    assert pool.take(1) == (0,)
+
+
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.lists(st.integers(0, 40), max_size=40))
 def test_every_core_is_free_or_held_once(sizes, choices):
     pool, held = CorePool(make_machine(*sizes)), []

@@ -7,14 +7,17 @@ from math import inf
 
 from veltair.errors import RefusalReason
 from veltair.scheduler.active_query import ActiveQuery
+from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.policies.veltair.backlog import SampleCosts, WaitingKind
 from veltair.scheduler.policies.veltair.correction import Corrections, remaining_core_ns, remaining_ns
 from veltair.scheduler.policies.veltair.reserve import Reserve
 from veltair.scheduler.policies.veltair.sizing import PLANNED
+from veltair.scheduler.policies.veltair.slow_cores import SlowCores
 from veltair.scheduler.policies.veltair.waiting_queries import WaitingQueries
 from veltair.scheduler.state import SchedulerState
 from veltair.scheduler.steps import Reject
 
+RETRY = 4  # targets: after so long without a query of its own a tenant gets one in, whatever is known of it
 IDLE = 1.3  # what work on hand counts for at arrival: cores lie idle in conflicts and between blocks
 
 
@@ -22,17 +25,20 @@ class ArrivalCheck:
     """Takes or refuses the queries that have just arrived, by the time that they need and the work before them.
 
     A query is refused at once if its own deadline cannot be met even alone, or if the queries before it leave it too
-    little time. One that cannot hold its tenant's target even alone is taken, but as late.
+    little time. One that cannot hold its tenant's target even alone is taken, but as late, unless by its profile it
+    could: then others have taken the cores, and it is refused while they are there. A tenant that has been refused for
+    long gets a query in from time to time, since only blocks that run tell whether it still has to be.
 
     ::
 
-        check = ArrivalCheck(corrections, waiting, Reserve())
+        check = ArrivalCheck(corrections, waiting, Reserve(), SlowCores(corrections))
         refused = check.refuse(state, active, now_ns)  # None: `waiting` has it now
     """
 
-    def __init__(self, corrections: Corrections, waiting: WaitingQueries, reserve: Reserve) -> None:
-        self._corrections, self._waiting, self._reserve = corrections, waiting, reserve
+    def __init__(self, corrections: Corrections, waiting: WaitingQueries, reserve: Reserve, slow: SlowCores) -> None:
+        self._corrections, self._waiting, self._reserve, self._slow = corrections, waiting, reserve, slow
         self._sample_costs: dict[str, SampleCosts] = {}  # by tenant, of those that batch
+        self._admitted_ns: dict[str, int] = {}  # by tenant: the last one, or the first refusal
 
     def is_in_time(self, state: SchedulerState, active: ActiveQuery, now_ns: int) -> bool:
         """Whether a query that has just arrived holds its target and its own deadline if it starts now."""
@@ -48,23 +54,39 @@ class ArrivalCheck:
             return Reject(active, RefusalReason.NO_TIME)
         self._waiting.backlog.add(active)
         if rest_ns > active.qos_ns:
+            slowed_down = active.costs.least_rest_ns[SOLO][active.next_layer] <= active.qos_ns
+            if slowed_down and _serves_others(state) and not self._is_shut_out(active, now_ns):
+                return Reject(active, RefusalReason.OVERLOAD)
             self._waiting.add_late(active)
+            self._admitted_ns[active.tenant.name] = now_ns
             return None
-        if (lacking_ns := self._lacking_ns(state, active, rest_ns, now_ns)) > 0:
+        lacking_ns = self._lacking_ns(state, active, rest_ns, now_ns)
+        if lacking_ns > 0 and not self._is_shut_out(active, now_ns):
             arrival_ns = active.query.arrival_ns
             # One that arrives later is due as much later, and meanwhile the work on hand, which counts more, shrinks.
             alike_ns = lacking_ns - (now_ns - arrival_ns) if active.due_ns - arrival_ns == active.qos_ns else 0
             return Reject(active, RefusalReason.OVERLOAD, for_ns=max(0, int(alike_ns / IDLE)))
         self._waiting.add_timely(active, active.due_ns - rest_ns)
+        self._admitted_ns[active.tenant.name] = now_ns
         return None
+
+    def _is_shut_out(self, active: ActiveQuery, now_ns: int) -> bool:
+        """Whether no query of the tenant has been admitted for long: nothing would ever tell that its blocks are not as
+        slow any more.
+        """
+        name = active.tenant.name
+        if now_ns - self._admitted_ns.setdefault(name, now_ns) < RETRY * active.qos_ns:
+            return False
+        self._reserve.relax(name)
+        return True
 
     def _lacking_ns(self, state: SchedulerState, new: ActiveQuery, rest_ns: float, now_ns: int) -> float:
         """By how much the work on hand would make this query, or one of its or a higher priority that is due later,
         miss its end if all cores went to the query that is due first; above 0 only if something would be missed.
         """
-        if state.free and len(state.waiting) == 1 and len(state.in_flight) < state.workers:
+        if len(state.waiting) == 1 and len(state.in_flight) < state.workers and self._slow.fast_free(state):
             return 0.0
-        priority, due_ns, cores = new.tenant.priority, new.due_ns, state.cores
+        priority, due_ns, cores = new.tenant.priority, new.due_ns, self._slow.capacity(state)
         running, backlog = self._running_work(state, priority, now_ns), self._waiting.backlog
         waiting = [
             (kind.due_after(now_ns), self._core_ns(state, kind))
@@ -126,7 +148,12 @@ class ArrivalCheck:
 
 def is_overdue(state: SchedulerState, latest_ns: float, now_ns: int) -> bool:
     """Whether a query that should have started by `latest_ns` is given up: not if nobody is served better by that."""
-    return latest_ns < now_ns and bool(state.in_flight or len(state.waiting) > 1)
+    return latest_ns < now_ns and _serves_others(state)
+
+
+def _serves_others(state: SchedulerState) -> bool:
+    """Whether there are queries besides the one in question, which waits."""
+    return bool(state.in_flight) or len(state.waiting) > 1
 
 
 def misses_deadline(state: SchedulerState, active: ActiveQuery, corrections: Corrections, now_ns: int) -> bool:

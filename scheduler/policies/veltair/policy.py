@@ -16,6 +16,7 @@ from veltair.scheduler.policies.veltair.lone_query import LoneQuery
 from veltair.scheduler.policies.veltair.preemption import Preemption
 from veltair.scheduler.policies.veltair.reserve import Reserve
 from veltair.scheduler.policies.veltair.sizing import size_block
+from veltair.scheduler.policies.veltair.slow_cores import SlowCores
 from veltair.scheduler.policies.veltair.waiting_queries import WaitingQueries
 from veltair.scheduler.query_states import QueryState
 from veltair.scheduler.running_block import RunningBlock
@@ -49,7 +50,8 @@ class Veltair(Policy):
         self._arrived: list[ActiveQuery] = []  # not checked yet
         self._waiting = WaitingQueries(self._corrections)
         self._reserve = Reserve()
-        self._arrival_check = ArrivalCheck(self._corrections, self._waiting, self._reserve)
+        self._slow = SlowCores(self._corrections)
+        self._arrival_check = ArrivalCheck(self._corrections, self._waiting, self._reserve, self._slow)
         self._preemption = Preemption(self._corrections)
         self._contention = Contention()
         self._lone_query = LoneQuery(self._corrections)
@@ -59,6 +61,7 @@ class Veltair(Policy):
 
     def block_ended(self, active: ActiveQuery, run: RunningBlock, stop: int, elapsed_ns: int) -> None:
         if stop == run.block.stop:
+            self._slow.learn(active, run, elapsed_ns)
             self._corrections[active.tenant.name].learn(run, elapsed_ns)
 
     def query_ended(self, active: ActiveQuery, now_ns: int) -> None:
@@ -105,14 +108,16 @@ class Veltair(Policy):
             return None if victim is None else Stop(victim)
         if not state.free:
             return None
-        return self._grow(state, now_ns) if first is None else self._start(state, first, now_ns)
+        if first is None:
+            return self._grow(state, now_ns)
+        return None if self._slow.is_worth_waiting(state, first, now_ns) else self._start(state, first, now_ns)
 
     def _has_no_rival(self, state: SchedulerState) -> bool:
         """Whether the one query that waits can start, and no other query wants cores."""
         return (
             len(state.waiting) == 1
             and not state.wants_cores
-            and state.free > 0
+            and self._slow.fast_free(state) > 0
             and len(state.in_flight) < state.workers
         )
 
@@ -122,14 +127,15 @@ class Veltair(Policy):
         self._waiting.discard(active)
         if tenant.batching and active.state is QueryState.WAITING and (queue := self._waiting.batchable.queue(tenant)):
             batch = choose_batch(state, active, queue, correction, now_ns)
-        step = size_block(state, active, batch, correction, self._contention, now_ns)
+        step = size_block(state, active, batch, correction, self._contention, self._slow.cores, now_ns)
         for member in step.members:
             self._waiting.discard(member)
             self._preemption.forget(member.query.id)
         return step
 
     def _grow(self, state: SchedulerState, now_ns: int) -> Grow | None:
-        for active in state.wanting_cores():
+        free = self._slow.fast_free(state)
+        for active in state.wanting_cores() if free else ():
             if missing := active.missing_cores(now_ns):
-                return Grow(active, min(missing, state.free))
+                return Grow(active, min(missing, free), self._slow.cores)
         return None

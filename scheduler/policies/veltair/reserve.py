@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from veltair.scheduler.active_query import ActiveQuery
 
-MOST = 0.5
+MOST = 0.8
 STEP = 0.02  # for each query that was admitted and ended late
 LATE_SHARE = 0.2  # of those that the tenant's percentile lets be late; refusals are the rest
 
@@ -27,13 +27,23 @@ class Reserve:
 
     def __init__(self) -> None:
         self._shares: defaultdict[str, float] = defaultdict(float)  # by tenant
+        self._last_ns: dict[str, int] = {}  # by tenant, when a query ended
 
     def query_done(self, active: ActiveQuery, now_ns: int) -> None:
-        """An admitted query has run to its end. Targets that cannot be held even alone teach nothing."""
+        """An admitted query has run to its end. Those that end at once were one batch, and count as one: its leader,
+        which is told of first and is due when the first of them is.
+        """
         tenant = active.tenant
+        if self._last_ns.get(tenant.name) == now_ns:
+            return
+        self._last_ns[tenant.name] = now_ns
         late_share = LATE_SHARE * (1 - tenant.qos.percentile)
         change = STEP if now_ns > active.due_ns else -STEP * late_share / (1 - late_share)
         self._shares[tenant.name] = min(max(self._shares[tenant.name] + change, 0.0), MOST)
+
+    def relax(self, tenant: str) -> None:
+        """What is known is old: half of it counts."""
+        self._shares[tenant] /= 2
 
     def spare_ns(self, active: ActiveQuery, rest_ns: float) -> float:
         """What to keep free for a query that has just arrived. `rest_ns`: its time alone."""

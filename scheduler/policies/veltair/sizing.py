@@ -11,6 +11,7 @@ from veltair.scheduler.policies.veltair.contention import Contention
 from veltair.scheduler.policies.veltair.correction import Correction
 from veltair.scheduler.state import SchedulerState
 from veltair.scheduler.steps import Start
+from veltair.types import CoreSet
 
 PLANNED = 0.85  # of the time left: the rest is for neighbours that come meanwhile
 WORTH = 1.8  # cores x time that several cores may take, over what one takes
@@ -23,13 +24,14 @@ def size_block(
     batch: Batch | None,
     correction: Correction,
     contention: Contention,
+    avoid: CoreSet,
     now_ns: int,
 ) -> Start:
     """The start of the query's next block, as the leader of `batch` if there is one.
 
     One core where that is in time, else the cores that VELTAIR's blocks get; a query that is alone on the machine
     gets all that pay, which are fewer while queries meet often, and one that is late anyway gets what it
-    needs on average. Versions are those of the level.
+    needs on average. Versions are those of the level. Cores to `avoid` are taken last.
     """
     members: tuple[ActiveQuery, ...] = ()
     costs, due_ns = active.costs, active.due_ns
@@ -46,7 +48,7 @@ def size_block(
 
     def begin(stop: int, cores: int, avg_cores: int, *, capped: bool = False) -> Start:
         block = active.next_block(level, stop, cores, costs)
-        return Start(active, block, level, capped, avg_cores, members, costs)
+        return Start(active, block, level, capped, avg_cores, members, costs, avoid)
 
     if one_does and several_win and _is_alone(state, members):
         cores = cores_that_pay(costs, start, level, correction, contention)

@@ -28,19 +28,26 @@ def test_it_grows_with_each_that_is_late_and_shrinks_with_the_others():
     assert reserve.spare_ns(active, rest_ns=200) == 0
     reserve.query_done(active, QOS_NS + 1)
     assert reserve.spare_ns(active, rest_ns=200) == pytest.approx(STEP * 800)
-    for _ in range(round((1 - late_share) / late_share)):
-        reserve.query_done(active, QOS_NS)
+    for earlier_ns in range(round((1 - late_share) / late_share)):
+        reserve.query_done(active, QOS_NS - earlier_ns)
     assert reserve.spare_ns(active, rest_ns=200) == pytest.approx(0)
-    for _ in range(1000):
-        reserve.query_done(active, QOS_NS + 1)
+    for later_ns in range(1000):
+        reserve.query_done(active, QOS_NS + 1 + later_ns)
     assert reserve.spare_ns(active, rest_ns=200) == pytest.approx(MOST * 800)
 
 
-@given(st.lists(st.booleans(), max_size=300))
+def test_queries_that_end_at_once_are_one_batch_and_count_as_one():
+    reserve, active = Reserve(), query(make_tenant(QOS_NS))
+    for _ in range(100):
+        reserve.query_done(active, QOS_NS + 1)
+    assert reserve.spare_ns(active, rest_ns=200) == pytest.approx(STEP * 800)
+
+
+@given(st.lists(st.integers(QOS_NS - 2, QOS_NS + 2), max_size=300))
 def test_it_is_a_share(ends):
     reserve, active = Reserve(), query(make_tenant(QOS_NS))
-    for late in ends:
-        reserve.query_done(active, QOS_NS + late)
+    for end_ns in ends:
+        reserve.query_done(active, end_ns)
         assert 0 <= reserve.spare_ns(active, rest_ns=0) <= MOST * QOS_NS
 
 
