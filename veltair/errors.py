@@ -90,6 +90,7 @@ class RefusalReason(StrEnum):
     SLOW = "slow_request"
     BUSY = "busy"
     HEAD = "head"
+    RATE = "rate"
     NO_TIME = "no_time"
     OVERDUE = "overdue"
     BATCH = "batch"
@@ -129,6 +130,7 @@ _TEXTS = {
     RefusalReason.SLOW: "the request took too long to arrive",
     RefusalReason.BUSY: "as many requests of an unusual form are handled already as this server takes; try later",
     RefusalReason.HEAD: "the head of the request is larger than this server takes",
+    RefusalReason.RATE: "the tenant has asked more often than its rate allows; try later",
     RefusalReason.NO_TIME: "the time left until its deadline is too short for it",
     RefusalReason.OVERDUE: "it has waited so long that it cannot be in time any more",
     RefusalReason.BATCH: "it has more items than the model takes in a query",

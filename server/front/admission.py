@@ -10,18 +10,19 @@ In the order in which a request passes them:
 | wrong name, dtype, shape or id | RequestError, 400 | `protocol/validation.py` |
 | deadline has passed | DeadlineError, 504 | `refuse_past_deadline` |
 | shutting down, engine restarting | OverloadedError, 503 | `refuse_while_draining`, `EngineClient` |
-| no free slot | OverloadedError, 503 | `FreeSlots.take` |
+| no free slot for the tenant, or its rate is spent | OverloadedError, 503 | `FreeSlots.take` |
 
 After these, the scheduler may reject a query that cannot meet its target: `RejectQuery`, OverloadedError, 503.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from veltair.errors import DeadlineError, OverloadedError, RefusalReason, UnknownModelError
 from veltair.server.front.model_metadata import VERSION
 from veltair.server.front.served_tenant import ServedTenant
+from veltair.server.ipc.tenant_share import TenantShare, TokenBucket, kept_slots
 
 
 def resolve_tenant(tenants: Mapping[str, ServedTenant], model: str, version: str = "", tenant: str = "") -> str:
@@ -61,33 +62,38 @@ def refuse_while_draining(draining: bool) -> None:
 class FreeSlots:
     """The slots of the tensor pool that no query holds; at most `slots` are taken over all tenants together.
 
-    Half of them are kept, in equal parts for each tenant, so that none takes all.
+    Half of them are kept for the tenants, so that none takes all; a tenant may have a bound and a rate of its own.
 
-    >>> free = FreeSlots(tenants=1, slots=1)
-    >>> free.take(tenant=0)
+    >>> free = FreeSlots([TenantShare()], slots=1)
+    >>> free.take(tenant=0, now_ns=0)
     0
-    >>> free.take(tenant=0)
+    >>> free.take(tenant=0, now_ns=1)
     Traceback (most recent call last):
     veltair.errors.OverloadedError: as many queries are held already as this server takes; try later
     """
 
-    def __init__(self, tenants: int, slots: int) -> None:
-        self._free = [list(range(slots - 1, -1, -1)) for _ in range(tenants)]  # the last one is taken first
+    def __init__(self, shares: Sequence[TenantShare], slots: int) -> None:
+        self._free = [list(range(slots - 1, -1, -1)) for _ in shares]  # the last one is taken first
         self._slots = slots
-        self._kept = slots // (2 * tenants)  # for each tenant
-        self._shared = slots - tenants * self._kept  # of the others, those that are free
+        self._most = [share.slots for share in shares]
+        self._rates = [TokenBucket(share) for share in shares]
+        self._kept = kept_slots(shares, slots)
+        self._shared = slots - sum(self._kept)  # of the others, those that are free
         self.taken = 0
 
-    def take(self, tenant: int) -> int:
-        """A slot of the tenant's region. Raises OverloadedError when none is left."""
-        own = self._slots - len(self._free[tenant]) < self._kept
-        if not own and not self._shared:
+    def take(self, tenant: int, now_ns: int) -> int:
+        """A slot of the tenant's region. Raises OverloadedError when there is none for it."""
+        held = self._slots - len(self._free[tenant])
+        own = held < self._kept[tenant]
+        if held >= self._most[tenant] or (not own and not self._shared):
             raise OverloadedError(RefusalReason.SLOTS)
+        if not self._rates[tenant].take(now_ns):
+            raise OverloadedError(RefusalReason.RATE)
         self._shared -= not own
         self.taken += 1
         return self._free[tenant].pop()
 
     def give_back(self, tenant: int, slot: int) -> None:
         self.taken -= 1
-        self._shared += self._slots - len(self._free[tenant]) > self._kept
+        self._shared += self._slots - len(self._free[tenant]) > self._kept[tenant]
         self._free[tenant].append(slot)

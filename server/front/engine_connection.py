@@ -95,11 +95,11 @@ class EngineConnection:
         self._manifests = manifests
         tensors = create_tensor_pool(manifests, configure.slots)
         self._pool = TensorPool(tensors, manifests, configure.slots)
-        self._link = None
+        self._link, shares = None, [tenant.share for tenant in configure.tenants]
         if threads is not None:
-            self._link = EngineLink(threads, self._pool, len(manifests), configure.slots)
+            self._link = EngineLink(threads, self._pool, shares, configure.slots)
             configure = replace(configure, lanes=self._link.descriptors)
-        self._slots = self._link or FreeSlots(len(manifests), configure.slots)
+        self._slots = self._link or FreeSlots(shares, configure.slots)
         ours, theirs = socket_pair()
         arguments = (os.getpid(), theirs.fileno(), tensors)
         command = [sys.executable, "-P", "-m", "veltair.server.engine.engine_main", *map(str, arguments)]
@@ -133,7 +133,7 @@ class EngineConnection:
 
         Raises OverloadedError when no slot is free, RequestError for arrays that do not fit one.
         """
-        slot = self._slots.take(tenant)
+        slot = self._slots.take(tenant, time.monotonic_ns())
         try:
             batch = self._write_inputs(tenant, slot, inputs)
         except BaseException:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from veltair.config import ServeConfig
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.ipc.messages import TenantSpec
+from veltair.server.ipc.tenant_share import TenantShare
 from veltair.types import QoSTarget
 
 
@@ -28,6 +29,7 @@ class ServedTenant:
     qos: QoSTarget
     priority: int
     batching: bool
+    share: TenantShare = field(default_factory=TenantShare)
 
     @property
     def manifest(self) -> Manifest:
@@ -43,6 +45,7 @@ class ServedTenant:
             percentile=self.qos.percentile,
             priority=self.priority,
             batching=self.batching,
+            share=self.share,
         )
 
 
@@ -53,5 +56,7 @@ async def load_tenants(config: ServeConfig) -> dict[str, ServedTenant]:
         artifact = await asyncio.to_thread(load_artifact, Path(entry.artifact))
         qos_ns = artifact.manifest.qos_ns if entry.qos_ms is None else round(entry.qos_ms * 1e6)
         qos = QoSTarget(qos_ns, entry.percentile)
-        tenants[entry.name] = ServedTenant(entry.name, artifact, qos, entry.priority, entry.batching)
+        slots = entry.queue_slots or config.server.queue_slots
+        share = TenantShare(entry.weight, slots, entry.rate or 0.0, entry.burst)
+        tenants[entry.name] = ServedTenant(entry.name, artifact, qos, entry.priority, entry.batching, share)
     return tenants

@@ -19,6 +19,7 @@ import msgspec
 from veltair.config import CounterCoefficients
 from veltair.server.ipc.stages import NOT_STAMPED, EngineStamps
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
+from veltair.server.ipc.tenant_share import TenantShare
 from veltair.types import CoreSet
 
 
@@ -45,6 +46,7 @@ class TenantSpec(msgspec.Struct, frozen=True):
     percentile: float
     priority: int
     batching: bool
+    share: TenantShare = TenantShare()
 
 
 # Front to engine

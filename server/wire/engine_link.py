@@ -15,6 +15,7 @@ from veltair.server.ipc.done_queries import DoneQueries, create_done_queries
 from veltair.server.ipc.lane import create_lanes, lane_bytes, ring_records
 from veltair.server.ipc.messages import LaneDescriptors
 from veltair.server.ipc.native_library import array_address
+from veltair.server.ipc.tenant_share import TenantShare, kept_slots
 from veltair.server.ipc.tensor_pool import TensorPool
 from veltair.server.wire import native
 from veltair.server.wire.io_threads import IoThreads
@@ -25,15 +26,15 @@ class EngineLink:
 
     ::
 
-        link = EngineLink(threads, pool, tenants=2, slots=256)
+        link = EngineLink(threads, pool, [TenantShare(), TenantShare(rate=100.0)], slots=256)
         link.use()  # once the engine is ready
         link.leave("the engine process ended")
     """
 
-    def __init__(self, threads: IoThreads, pool: TensorPool, tenants: int, slots: int) -> None:
+    def __init__(self, threads: IoThreads, pool: TensorPool, shares: Sequence[TenantShare], slots: int) -> None:
         """Raises VeltairError when there is no memory."""
         self._threads, self._pool = threads, pool  # which the threads use
-        self._native = native.library()
+        self._native, tenants = native.library(), len(shares)
         records = ring_records(slots)
         lanes = create_lanes(threads.count, records)
         self._memory = mmap.mmap(lanes, threads.count * lane_bytes(records))
@@ -47,6 +48,9 @@ class EngineLink:
         self._done = DoneQueries(self.descriptors)
         offsets = np.array([region.offset for region in pool.regions], np.uint64)
         sizes = np.array([region.slot_bytes for region in pool.regions], np.uint64)
+        kept = kept_slots(shares, slots)
+        rows = [(each.rate, each.burst, own, each.slots) for each, own in zip(shares, kept, strict=True)]
+        native_shares = np.array(rows, native.SHARE)
         self._handle = self._native.wire_link(
             threads.handle,
             pool.address,
@@ -57,6 +61,7 @@ class EngineLink:
             bell,
             tenants,
             slots,
+            array_address(native_shares),
             array_address(offsets),
             array_address(sizes),
         )
@@ -93,11 +98,11 @@ class EngineLink:
         count: int = self._native.wire_slots_taken(self._handle) if self._handle else 0
         return count
 
-    def take(self, tenant: int) -> int:
-        """A slot of the tenant's region. Raises OverloadedError when none is left."""
-        slot: int = self._native.wire_take_slot(self._handle, tenant)
+    def take(self, tenant: int, now_ns: int) -> int:
+        """A slot of the tenant's region. Raises OverloadedError when there is none for it."""
+        slot: int = self._native.wire_take_slot(self._handle, tenant, now_ns)
         if slot < 0:
-            raise OverloadedError(RefusalReason.SLOTS)
+            raise OverloadedError(RefusalReason.RATE if slot == native.RATE_SPENT else RefusalReason.SLOTS)
         return slot
 
     def give_back(self, tenant: int, slot: int) -> None:

@@ -15,6 +15,8 @@ _POINTER, _SIZE, _U64, _I32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64,
 
 # An ended query as `RequestCounts.count_batch` takes it, its tenant, and what only C reads.
 ENDED = np.dtype([*ENDED_REQUEST.descr, ("tenant", "i4"), ("socket", "i4"), ("unused", "i4")])
+SHARE = np.dtype([("rate", "f8"), ("burst", "f8"), ("kept", "i4"), ("most", "i4")])  # slots.h
+NO_SLOT, RATE_SPENT = -1, -2
 INPUT = np.dtype(
     [
         ("bytes", "u8"),
@@ -134,7 +136,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_listen": (None, _POINTER, ctypes.c_int, ctypes.c_int),
     "wire_forward_to": (ctypes.c_int, _POINTER, ctypes.c_char_p, _SIZE),
     "wire_open": (None, _POINTER, ctypes.c_int),
-    "wire_link": (_POINTER, *[_POINTER] * 3, _U64, *[_POINTER] * 2, ctypes.c_int, _I32, _I32, _POINTER, _POINTER),
+    "wire_link": (_POINTER, *[_POINTER] * 3, _U64, *[_POINTER] * 2, ctypes.c_int, _I32, _I32, *[_POINTER] * 3),
     "wire_unlink": (None, _POINTER),
     "wire_lane_bytes": (_SIZE, _U64),
     "wire_use": (None, _POINTER, _POINTER, ctypes.c_char_p),

@@ -125,11 +125,16 @@ static plan *find(const asker *from, const plan_key *key) {
   return thread->link && atomic_load(&owner->open) ? plans_find(owner->plans, key) : NULL;
 }
 
+static int why_no_slot(int32_t slot) { return slot == RATE_SPENT ? RATE : slot < 0 ? SLOTS : NO_REFUSAL; }
+
 enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more) {
   plan *plan = find(from, key);
   if (!plan) return UNPLANNED;
-  const bool shut = gate_shut(&from->connection->thread->link->gates[plan->tenant], plan->batch, now_ns());
-  const int why = shut ? OVERLOAD : !more || may_hold(from->connection, more) ? NO_REFUSAL : MEMORY;
+  const engine_link *link = from->connection->thread->link;
+  const int64_t now = now_ns();
+  int why = gate_shut(&link->gates[plan->tenant], plan->batch, now) ? OVERLOAD : NO_REFUSAL;
+  if (!why) why = why_no_slot(slots_refusal(link->free, plan->tenant, now));
+  if (!why && more && !may_hold(from->connection, more)) why = MEMORY;
   if (why) refuse(from, plan, why);
   plan_release(plan);
   return why ? REFUSED : PLANNED;
@@ -148,9 +153,9 @@ bool query_begin(asker *from, const request *request) {
   } else if (gate_shut(&link->gates[plan->tenant], plan->batch, now)) {
     refuse(from, plan, OVERLOAD);
   } else {
-    const int32_t slot = slots_take(link->free, plan->tenant);
+    const int32_t slot = slots_take(link->free, plan->tenant, now);
     if (slot < 0) {
-      refuse(from, plan, SLOTS);
+      refuse(from, plan, why_no_slot(slot));
     } else if (from->connection->protocol->fill(plan, request, slot_of(link, plan->tenant, slot)) &&
                submit(from, plan, request, slot, deadline_ns)) {
       return true; /* the query has the reference */

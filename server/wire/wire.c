@@ -77,10 +77,10 @@ EXPORT int wire_forward_to(wire *of, const char *name, uint64_t size) {
 EXPORT void wire_open(wire *of, int open) { atomic_store(&of->open, open); }
 
 /* The engine process, from its start on. `lanes`: one for each thread, one behind the other. `done`: of all slots.
- * `gates`: of all tenants. */
+ * `gates`, `shares`: of all tenants. */
 EXPORT engine_link *wire_link(wire *of, uint8_t *pool, void *lanes, uint64_t records, uint8_t *done,
                               const gate *gates, int bell, int32_t tenants, int32_t slots,
-                              const uint64_t *region_offset, const uint64_t *slot_bytes) {
+                              const tenant_share *shares, const uint64_t *region_offset, const uint64_t *slot_bytes) {
   engine_link *new = calloc(1, sizeof *new + 2 * (size_t)tenants * sizeof(uint64_t));
   if (!new) return NULL;
   uint64_t *const copies = (uint64_t *)(void *)(new + 1);
@@ -90,7 +90,7 @@ EXPORT engine_link *wire_link(wire *of, uint8_t *pool, void *lanes, uint64_t rec
                        .done = {done, (uint32_t)of->threads, (uint32_t)tenants * (uint32_t)slots},
                        .region_offset = copies, .slot_bytes = copies + tenants};
   atomic_init(&new->references, 1);
-  new->free = slots_new(tenants, slots);
+  new->free = slots_new(tenants, slots, shares);
   new->held = calloc((size_t)tenants * (size_t)slots, sizeof(query *));
   if (!new->free || !new->held) {
     free(new->held);
@@ -127,7 +127,9 @@ EXPORT void wire_use(wire *of, engine_link *link, const char *text) {
   }
 }
 
-EXPORT int32_t wire_take_slot(engine_link *link, int32_t tenant) { return slots_take(link->free, tenant); }
+EXPORT int32_t wire_take_slot(engine_link *link, int32_t tenant, int64_t now_ns) {
+  return slots_take(link->free, tenant, now_ns);
+}
 
 EXPORT void wire_give_back_slot(engine_link *link, int32_t tenant, int32_t slot) { slots_give_back(link->free, tenant, slot); }
 

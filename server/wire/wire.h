@@ -100,7 +100,7 @@ typedef struct {
 } refusal;
 
 /* Why a query is refused: RefusalReason.number. */
-enum { NO_REFUSAL, LATE_ON_ARRIVAL, DEADLINE, SLOTS, OVERLOAD, MEMORY, SLOW, BUSY, HEAD };
+enum { NO_REFUSAL, LATE_ON_ARRIVAL, DEADLINE, SLOTS, OVERLOAD, MEMORY, SLOW, BUSY, HEAD, RATE };
 
 /* What a connection speaks. Its functions belong to the connection's thread. */
 typedef struct protocol {
@@ -266,7 +266,7 @@ extern const protocol http1_protocol;
 
 /* queries.c */
 /* What becomes of a request with this head that needs so many bytes more. A refusal, for a gate that is shut or for want
- * of memory, has been sent and may have freed the asker. */
+ * of a slot, of rate or of memory, has been sent and may have freed the asker. */
 enum foreseen { UNPLANNED, PLANNED, REFUSED };
 enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more);
 /* Whether the request became a query or was refused, which may free the asker; if not, Python has to look at it. */

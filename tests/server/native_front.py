@@ -28,6 +28,7 @@ from veltair.server.front.inference_service import TENANT_HEADER, InferenceServi
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.ipc.stages import EngineStamps
+from veltair.server.ipc.tenant_share import TenantShare
 from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.plan import SlotViews
 from veltair.types import QoSTarget
@@ -131,9 +132,11 @@ class Fronts:
         assert self.asked_python == before + 1
         return answer
 
-    def link(self, *, slots: int = SLOTS, automatic: bool = True) -> ScriptedEngine:
+    def link(
+        self, *, slots: int = SLOTS, shares: Sequence[TenantShare] | None = None, automatic: bool = True
+    ) -> ScriptedEngine:
         """A new engine takes the queries from now on."""
-        self.engine.scripted = ScriptedEngine(self.threads, slots, automatic=automatic)
+        self.engine.scripted = ScriptedEngine(self.threads, slots, shares, automatic=automatic)
         self.scripted.link.use()
         self.threads.set_open(True)
         return self.scripted

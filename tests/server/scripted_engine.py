@@ -7,7 +7,7 @@ import ctypes
 import os
 import select
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.ipc.done_queries import Caller, DoneQueries, pack_callers
 from veltair.server.ipc.messages import InferQuery, Outcome, QueryEnded
 from veltair.server.ipc.stages import EngineStamps
+from veltair.server.ipc.tenant_share import TenantShare
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.wire.engine_link import EngineLink
 from veltair.server.wire.io_threads import IoThreads
@@ -51,12 +52,14 @@ class Held(NamedTuple):
 class ScriptedEngine:
     """The engine's end of a link: answers on its own, or as a test says."""
 
-    def __init__(self, threads: IoThreads, slots: int, *, automatic: bool) -> None:
+    def __init__(
+        self, threads: IoThreads, slots: int, shares: Sequence[TenantShare] | None = None, *, automatic: bool
+    ) -> None:
         manifests = [*[MANIFEST] * 3, WORDS]
         fd = create_tensor_pool(manifests, slots)
         self.pool = TensorPool(fd, manifests, slots)
         os.close(fd)
-        self.link = EngineLink(threads, self.pool, len(manifests), slots)
+        self.link = EngineLink(threads, self.pool, shares or [TenantShare()] * len(manifests), slots)
         self._poll = select.epoll()
         self._lanes = FrontLanes(self._poll, self.link.descriptors, len(manifests), slots)
         self._slots, self._done = slots, DoneQueries(self.link.descriptors)

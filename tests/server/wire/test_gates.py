@@ -23,6 +23,7 @@ from veltair.errors import OverloadedError, RefusalReason
 from veltair.grpc.http2 import frames, hpack
 from veltair.server.front.admission import FreeSlots
 from veltair.server.ipc.admission_gates import MOST_SHUT_NS, AdmissionGates, create_admission_gates
+from veltair.server.ipc.tenant_share import SECOND_NS, TenantShare, kept_slots
 from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.wire.engine_link import EngineLink
 from veltair.server.wire.io_threads import IoThreads
@@ -145,17 +146,18 @@ def test_how_long_and_for_what_a_gate_is_shut() -> None:
     assert not gates.is_shut(1, 5, 200)
 
 
-def may_take(tenants: int, slots: int, held: dict[int, list[int]], tenant: int) -> bool:
-    kept = slots // (2 * tenants)
-    shared = sum(max(0, len(own) - kept) for own in held.values())
-    return len(held[tenant]) < kept or shared < slots - tenants * kept
+def may_take(shares: list[TenantShare], slots: int, held: dict[int, list[int]], tenant: int) -> bool:
+    kept = kept_slots(shares, slots)
+    shared = sum(max(0, len(own) - kept[other]) for other, own in held.items())
+    has_room = len(held[tenant]) < kept[tenant] or shared < slots - sum(kept)
+    return has_room and len(held[tenant]) < shares[tenant].slots
 
 
 @contextmanager
-def native_slots(threads: IoThreads, tenants: int, slots: int) -> Iterator[EngineLink]:
-    manifests = [MANIFEST] * tenants
+def native_slots(threads: IoThreads, shares: list[TenantShare], slots: int) -> Iterator[EngineLink]:
+    manifests = [MANIFEST] * len(shares)
     fd = create_tensor_pool(manifests, slots)
-    link = EngineLink(threads, TensorPool(fd, manifests, slots), tenants, slots)
+    link = EngineLink(threads, TensorPool(fd, manifests, slots), shares, slots)
     os.close(fd)
     try:
         yield link
@@ -170,25 +172,76 @@ def test_no_tenant_takes_the_slots_that_are_kept_for_another(native: bool) -> No
     threads = new_threads(1)
 
     @settings(max_examples=60, deadline=None)
-    @given(st.integers(1, 4), st.integers(1, 20), st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=80))
-    def check(tenants: int, slots: int, steps: list[tuple[int, bool]]) -> None:
-        held: dict[int, list[int]] = {tenant: [] for tenant in range(tenants)}
-        with native_slots(threads, tenants, slots) if native else nullcontext(FreeSlots(tenants, slots)) as free:
+    @given(
+        st.lists(st.builds(TenantShare, weight=st.integers(1, 5), slots=st.integers(1, 20)), min_size=1, max_size=4),
+        st.integers(1, 20),
+        st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=80),
+    )
+    def check(shares: list[TenantShare], slots: int, steps: list[tuple[int, bool]]) -> None:
+        held: dict[int, list[int]] = {tenant: [] for tenant in range(len(shares))}
+        with native_slots(threads, shares, slots) if native else nullcontext(FreeSlots(shares, slots)) as free:
             for number, takes in steps:
-                tenant = number % tenants
+                tenant = number % len(shares)
                 if not takes:
                     if held[tenant]:
                         free.give_back(tenant, held[tenant].pop())
-                elif may_take(tenants, slots, held, tenant):
-                    slot = free.take(tenant)
+                elif may_take(shares, slots, held, tenant):
+                    slot = free.take(tenant, now_ns=0)
                     assert 0 <= slot < slots and slot not in held[tenant]
                     held[tenant].append(slot)
                 else:
                     with pytest.raises(OverloadedError):
-                        free.take(tenant)
+                        free.take(tenant, now_ns=0)
                 assert free.taken == sum(map(len, held.values())) <= slots
 
     try:
         check()
     finally:
         threads.close()
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
+def test_no_tenant_asks_more_often_than_its_rate(native: bool) -> None:
+    threads = new_threads(1)
+
+    @settings(max_examples=60, deadline=None)
+    @given(st.floats(0.5, 2000), st.integers(1, 5), st.lists(st.integers(0, SECOND_NS // 10), max_size=60))
+    def check(rate: float, burst: int, pauses_ns: list[int]) -> None:
+        shares, now_ns, tokens = [TenantShare(rate=rate, burst=burst), TenantShare()], SECOND_NS, float(burst)
+        with native_slots(threads, shares, 200) if native else nullcontext(FreeSlots(shares, 200)) as free:
+            for pause_ns in pauses_ns:
+                now_ns += pause_ns
+                tokens = min(burst, tokens + rate * (pause_ns / SECOND_NS))
+                free.take(1, now_ns)
+                if abs(tokens - 1) < 1e-6:
+                    return  # rounding decides
+                if tokens >= 1:
+                    free.take(0, now_ns)
+                    tokens -= 1
+                else:
+                    with pytest.raises(OverloadedError) as refused:
+                        free.take(0, now_ns)
+                    assert refused.value.reason is RefusalReason.RATE
+
+    try:
+        check()
+    finally:
+        threads.close()
+
+
+def test_a_tenant_that_asks_too_often_is_refused_and_others_are_not() -> None:
+    async def body(fronts: Fronts) -> None:
+        slow = TenantShare(rate=1e-3, burst=2)
+        fronts.link(shares=[slow, TenantShare(), TenantShare(), TenantShare()])
+        channel = fronts.channel()
+        await fronts.learn(channel, rows(1))
+        await fronts.learn(channel, encoded(model="two"))
+        spent = Answer(grpc.StatusCode.RESOURCE_EXHAUSTED, RefusalReason.RATE.text)
+        answers = [await ask(channel, rows(1)) for _ in range(4)]
+        assert [answer == spent for answer in answers] == [False, False, True, True]
+        assert (await ask(channel, encoded(model="two"))).code is grpc.StatusCode.OK
+        assert fronts.outcomes() == {"ok": 3, "overloaded": 2}
+        assert fronts.service.metrics.tenants["sums"].refusals == {RefusalReason.RATE: 2}
+        assert fronts.scripted.link.taken == 0
+
+    run(body)
