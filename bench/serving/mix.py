@@ -1,7 +1,7 @@
 """A mix of models served by this daemon under several policies, by peers behind the same front end, and by Triton.
 
     python -m bench.serving.mix SCENARIO.toml [--policies a,b] [--rounds 3] [--percentiles 0.95,0.99] [--shared-memory]
-        [--triton-python PATH]
+        [--slower 3] [--triton-python PATH]
 
 The scenario's tenants name models of the zoo or of the onnx package's `light_*` networks; they are built and compiled
 into demo/mix first. Then every round takes each stack in turn: it starts the stack, searches the greatest load at which
@@ -49,22 +49,24 @@ def main() -> int:
     parser.add_argument("--percentiles", default="0.95,0.99")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each load of a search is held")
     parser.add_argument("--stacks", default="", help="only those with this in their names")
+    parser.add_argument("--slower", type=float, default=1.0, help="targets so many times as long, queries as rare")
     parser.add_argument("--shared-memory", action="store_true", help="queries name tensors in shared memory")
     triton.add_argument(parser)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of this machine's results")
     parser.add_argument("--again", action="store_true", help="measure what was measured already")
     args = parser.parse_args()
-    path = args.results / f"mix-{args.scenario.stem}{'-shared' * args.shared_memory}.json"
+    slower = "" if args.slower == 1 else f"-slower-{args.slower:g}"
+    path = args.results / f"mix-{args.scenario.stem}{slower}{'-shared' * args.shared_memory}.json"
     found: dict[str, Any] = {"environment": asdict(describe_environment()), "searches": []}
     if path.exists() and not args.again:
         found = json.loads(path.read_text("utf-8"))
     done = {(s["stack"], s["percentile"], s["round"]) for s in found["searches"]}
-    scenario = read_document(args.scenario)
+    scenario = slowed(read_document(args.scenario), args.slower)
     if args.shared_memory:
         scenario["load"]["shared_memory"] = True
     if args.triton_python is None:
         print("== Triton is not among the peers: no --triton-python (see CONTRIBUTING.md)", file=sys.stderr, flush=True)
-    config = prepare(args.scenario)
+    config = prepare(args.scenario, slower=args.slower)
     for number in range(1, args.rounds + 1):
         for percentile in map(float, args.percentiles.split(",")):
             for name, command in stacks(config, args.policies, args.triton_python).items():
@@ -83,7 +85,15 @@ def read_document(path: Path) -> Scenario:
     return tomllib.loads(path.read_text("utf-8"))
 
 
-def prepare(scenario: Path, precision: str = "auto") -> Path:
+def slowed(scenario: Scenario, times: float) -> Scenario:
+    """The scenario for a machine that is so many times as slow as the one that it was made for."""
+    for tenant in scenario["tenants"]:
+        tenant["target_ms"] *= times
+        tenant["qps"] /= times
+    return scenario
+
+
+def prepare(scenario: Path, precision: str = "auto", slower: float = 1.0) -> Path:
     """Builds and compiles the models of a scenario where they are missing.
 
     Artifacts are kept in demo/mix by precision. Returns the path of the daemon's configuration.
@@ -91,7 +101,7 @@ def prepare(scenario: Path, precision: str = "auto") -> Path:
     (FOLDER / "models").mkdir(parents=True, exist_ok=True)
     light = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
     models = []
-    for tenant in read_document(scenario)["tenants"]:
+    for tenant in slowed(read_document(scenario), slower)["tenants"]:
         name = tenant["name"]
         model, artifact = FOLDER / "models" / f"{name}.onnx", FOLDER / precision / name
         if not model.exists():
