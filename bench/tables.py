@@ -163,6 +163,13 @@ scenarios/recsys.toml --percentiles 0.95`).""",
         lambda: mix_table("mix-recsys"),
     ),
     Section(
+        "Serving: vision beside recommendation, 2 cores of an EPYC with AVX2",
+        """The same with targets three times as long, since no stack holds the others there at any load: ResNet-50 takes
+48 ms on both cores. One round, beside the two best peers (`python -m bench.serving.mix scenarios/recsys.toml --slower 3
+--policies veltair --rounds 1 --percentiles 0.95`). Everything is in fp32.""",
+        lambda: mix_table("epyc-avx2/mix-recsys-slower-3"),
+    ),
+    Section(
         "Recommendation models",
         """From features to the score, with tables cut to 1 GB; medians of alternate runs in ms, and in brackets
 veltair's time over that engine's (`python -m bench.recsys.models`). Only veltair runs models with raw features
