@@ -164,9 +164,8 @@ scenarios/recsys.toml --percentiles 0.95`).""",
     ),
     Section(
         "Serving: vision beside recommendation, 2 cores of an EPYC with AVX2",
-        """The same with targets three times as long, since no stack holds the others there at any load: ResNet-50 takes
-48 ms on both cores. One round, beside the two best peers (`python -m bench.serving.mix scenarios/recsys.toml --slower 3
---policies veltair --rounds 1 --percentiles 0.95`). Everything is in fp32.""",
+        """The same in fp32, with targets three times as long, since no stack holds the others there at any load. One
+round, beside the two best peers (`python -m bench.serving.mix scenarios/recsys.toml --slower 3 --rounds 1`).""",
         lambda: mix_table("epyc-avx2/mix-recsys-slower-3"),
     ),
     Section(
@@ -233,10 +232,8 @@ same cores, and its own CPU time is shown. Triton's engines run DLRM on one thre
     ),
     Section(
         "Overload",
-        """DLRM (target 100 ms) and MobileNet-V2 (50 ms), eight to one, at the peak of both and at multiples of it, at
-last of one of them alone, on two cores of an EPYC with AVX2 only (`python -m bench.serving.overload --seconds 30`). The
-load generator shares the cores and goes before the daemon; over HTTP, where a client sends a refused image all the
-same, it takes half a core at five times the peak.""",
+        """DLRM (target 100 ms) and MobileNet-V2 (50 ms), eight to one, at their peak and at multiples of it, on two
+cores of an EPYC with AVX2 only (`python -m bench.serving.overload --seconds 30`), which the load generator shares.""",
         lambda: with_environment("epyc-avx2/overload", lambda found: overload.markdown(found["runs"])),
     ),
     Section(

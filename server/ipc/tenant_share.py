@@ -44,18 +44,14 @@ class TokenBucket:
         self._rate, self._burst = share.rate, share.burst
         self._tokens, self._at_ns = float(share.burst), 0
 
-    def has(self, now_ns: int) -> bool:
-        """Whether a query may pass."""
+    def take(self, now_ns: int) -> bool:
+        """Lets a query pass, or not."""
         if not self._rate:
             return True
         elapsed_s = max(0, now_ns - self._at_ns) / SECOND_NS
         self._tokens = min(float(self._burst), self._tokens + self._rate * elapsed_s)
         self._at_ns = max(now_ns, self._at_ns)
-        return self._tokens >= 1
-
-    def take(self, now_ns: int) -> bool:
-        """Lets one pass, or not."""
-        if not self.has(now_ns):
+        if self._tokens < 1:
             return False
-        self._tokens -= bool(self._rate)
+        self._tokens -= 1
         return True
