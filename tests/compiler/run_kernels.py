@@ -67,6 +67,7 @@ def run_kernel(
     spec: LayerSpec, point: Point, inputs: Sequence[NDArray[Any]], batch: int = 1, mcpu: str = ""
 ) -> list[NDArray[Any]]:
     """Outputs in physical layout. `mcpu` makes code for an older CPU than this one."""
+    require_features(OLDER_CPUS.get(mcpu, frozenset()), f"code for {mcpu}")
     kernel, function = build_kernel(spec, point, mcpu)
     if "amx_bf16" in cpu_features():
         permit_tiles()
