@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
 
-from veltair.errors import ConfigError, InvariantError, RefusalReason
+from veltair.errors import ConfigError, InvariantError
 from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.admission import Admission
 from veltair.scheduler.core_pool import CorePool
@@ -106,7 +106,6 @@ class Scheduler:
         self._now_ns = 0
         self._last_events: deque[Event] = deque(maxlen=_REMEMBERED_EVENTS)
         self._totals = Totals()
-        self._without_workers = False  # there were some
 
     def handle(self, event: Event) -> list[Decision]:
         """Takes one event and returns what to do, in this order.
@@ -114,9 +113,6 @@ class Scheduler:
         Time never runs backwards: an event stamped before its predecessor counts as simultaneous with it. An event
         that cannot be (an unknown query, a block that does not run, one that ends early unasked, …) raises
         InvariantError and changes nothing, the clock included.
-
-        Once all workers have gone, queries that wait and those that arrive are given up; before the first has come,
-        they wait.
 
         A cancelled query that waits, for its first block or between two, is dropped without a decision, and so is
         one of a batch that others wait for. One that runs alone gets CancelQuery, and ends with the BlockFinished or
@@ -144,7 +140,7 @@ class Scheduler:
             case CountersSampled():
                 self._proxy.observe(event.sample)
             case WorkersChanged():
-                self._change_workers(event.workers, decisions)
+                self.state.change_workers(event.workers)
         self._give_out_cores(decisions)
         return decisions
 
@@ -169,17 +165,7 @@ class Scheduler:
 
     # Events
 
-    def _change_workers(self, workers: int, decisions: list[Decision]) -> None:
-        self.state.change_workers(workers)
-        self._without_workers = not workers
-        if not workers:  # nobody knows when there are some again
-            for active in tuple(self.state.waiting.values()):
-                decisions += self._reject(Reject(active, RefusalReason.NO_WORKER))
-
     def _admit(self, event: QueryArrived, decisions: list[Decision]) -> None:
-        if self._without_workers:
-            decisions.append(RejectQuery(event.query.id, RefusalReason.NO_WORKER))
-            return
         admitted = self._admission.admit(event.query)
         if isinstance(admitted, RejectQuery):
             decisions.append(admitted)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from stories import TOO_LARGE, stories
 
-from veltair.errors import RefusalReason
 from veltair.scheduler.blocks import threshold
 from veltair.scheduler.costs.level_grid import SOLO
 from veltair.scheduler.event_log.records import dump_decision, dump_event, load_event
@@ -50,7 +49,6 @@ class Watch:
     def __init__(self, story):
         self.cores = set(story.machine.cores)
         self.workers = story.workers
-        self.without_worker: set[int] = set()  # queries that were given up for that
         self.held: dict[int, tuple[int, ...]] = {}  # query -> core set
         self.blocks: dict[int, LayerBlock] = {}
         self.covered: dict[int, list[tuple[int, int]]] = defaultdict(list)  # query -> layers run, in pieces
@@ -108,11 +106,8 @@ class Watch:
                 self.held[query] = core_set
             case FinishQuery(query=query):
                 self.end(query, "finished")
-            case RejectQuery(query=query, reason=reason):
+            case RejectQuery(query=query):
                 self.end(query, "rejected")
-                if reason is RefusalReason.NO_WORKER:
-                    assert not self.workers
-                    self.without_worker.add(query)
         held = [core for core_set in self.held.values() for core in core_set]
         assert len(held) == len(set(held)) and set(held) <= self.cores
 
@@ -135,7 +130,7 @@ def test_every_query_ends_once_and_runs_every_layer_once(policy, story):
     for query, how in virtual.outcome.items():
         assert watch.ended.get(query, "cancelled") == how
         if policy not in REFUSING or arrived[query].batch == TOO_LARGE:
-            assert (how == "rejected") is (arrived[query].batch == TOO_LARGE or query in watch.without_worker)
+            assert (how == "rejected") is (arrived[query].batch == TOO_LARGE)
         leader = watch.leader.get(query, query)
         assert arrived[query].tenant == arrived[leader].tenant
         assert sum(arrived[each].batch for each in watch.batch(leader)) <= 8 or arrived[query].batch == TOO_LARGE

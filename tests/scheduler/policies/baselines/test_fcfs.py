@@ -3,15 +3,7 @@
 import pytest
 from scheduler_builders import make_machine, make_profile, make_query, make_tenant, simple_profile, stop_block
 
-from veltair.errors import RefusalReason
-from veltair.scheduler.events import (
-    BlockFinished,
-    FinishQuery,
-    QueryArrived,
-    RejectQuery,
-    StartBlock,
-    WorkersChanged,
-)
+from veltair.scheduler.events import BlockFinished, FinishQuery, QueryArrived, StartBlock, WorkersChanged
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import LayerBlock
 
@@ -72,17 +64,6 @@ def test_no_more_in_flight_than_workers(fcfs):
     assert scheduler.handle(BlockFinished(200, 1, 2, 200)) == [FinishQuery(1)]
     assert scheduler.handle(BlockFinished(200, 2, 2, 200)) == [FinishQuery(2)]
     assert scheduler.handle(BlockFinished(205, 3, 2, 200)) == [FinishQuery(3), start(4, 1, 200, (0,))]
-
-
-def test_without_workers_those_that_wait_are_given_up(fcfs):
-    scheduler = fcfs(qos_ns=200, workers=1)
-    assert scheduler.handle(QueryArrived(0, make_query(1))) == [start(1, 1, 200, (0,))]
-    assert scheduler.handle(QueryArrived(0, make_query(2))) == []
-    assert scheduler.handle(WorkersChanged(5, 0)) == [RejectQuery(2, RefusalReason.NO_WORKER)]
-    assert scheduler.handle(QueryArrived(6, make_query(3))) == [RejectQuery(3, RefusalReason.NO_WORKER)]
-    assert scheduler.handle(BlockFinished(200, 1, 2, 200)) == [FinishQuery(1)]
-    assert scheduler.handle(WorkersChanged(300, 1)) == []
-    assert scheduler.handle(QueryArrived(301, make_query(4))) == [start(4, 1, 200, (0,))]
 
 
 def test_a_block_stopped_early_goes_on_with_the_same_cores_before_all_others(fcfs):
