@@ -53,9 +53,13 @@ def kernels_by_network() -> str:
     return f"{environment_line(read('kernels/resnet50')['environment'])}\n\n{networks.tables()}"
 
 
-def mix_table(name: str) -> str:
+def with_environment(name: str, table: Callable[[dict[str, Any]], str]) -> str:
     found = read(name)
-    return f"{environment_line(found['environment'])}\n\n{mix.table(found)}"
+    return f"{environment_line(found['environment'])}\n\n{table(found)}"
+
+
+def mix_table(name: str) -> str:
+    return with_environment(name, mix.table)
 
 
 def epyc_mix() -> str:
@@ -100,11 +104,6 @@ def recom_e_gains(rows: Sequence[Mapping[str, Any]]) -> str:
     for threads in ("1 thread", "2 threads"):
         header += [f"over ONNX Runtime, {threads}", f"over TensorFlow + ONNX Runtime, {threads}"]
     return part_tables.markdown_table(header, cells)
-
-
-def with_environment(name: str, table: Callable[[dict[str, Any]], str]) -> str:
-    found = read(name)
-    return f"{environment_line(found['environment'])}\n\n{table(found)}"
 
 
 def reality_tables() -> str:

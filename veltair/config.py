@@ -75,9 +75,7 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     percentile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
     priority: Positive = 1
     weight: Positive = 1  # its part of the half of the slots that is kept for the tenants
-    queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] | None = (
-        None  # held at once, at most; default: the server's
-    )
+    queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] | None = None  # held at once; default: the server's
     rate: PositiveReal | None = None  # queries a second; more are refused
     burst: Positive = 64  # queries at once, where it has asked for less than its rate before
     batching: bool = True  # waiting queries may run as one batch; off for models whose samples affect each other

@@ -70,7 +70,7 @@ def main() -> int:
     args = parser.parse_args()
     result = args.results / "reality.json"
     policies = args.policies.split(",")
-    config = mix.prepare(SCENARIO, "fp32")
+    config = mix.prepare(mix.read_document(SCENARIO), SCENARIO.stem, "fp32")
     profile_models(args.again)
     found: dict[str, Any] = {"environment": asdict(describe_environment()), "machine": args.machine, "policies": {}}
     if result.exists() and not args.again:

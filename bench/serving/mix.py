@@ -66,7 +66,7 @@ def main() -> int:
         scenario["load"]["shared_memory"] = True
     if args.triton_python is None:
         print("== Triton is not among the peers: no --triton-python (see CONTRIBUTING.md)", file=sys.stderr, flush=True)
-    config = prepare(args.scenario, slower=args.slower)
+    config = prepare(scenario, args.scenario.stem)
     for number in range(1, args.rounds + 1):
         for percentile in map(float, args.percentiles.split(",")):
             for name, command in stacks(config, args.policies, args.triton_python).items():
@@ -93,15 +93,16 @@ def slowed(scenario: Scenario, times: float) -> Scenario:
     return scenario
 
 
-def prepare(scenario: Path, precision: str = "auto", slower: float = 1.0) -> Path:
+def prepare(scenario: Scenario, stem: str, precision: str = "auto") -> Path:
     """Builds and compiles the models of a scenario where they are missing.
 
-    Artifacts are kept in demo/mix by precision. Returns the path of the daemon's configuration.
+    Artifacts are kept in demo/mix by precision. Returns the path of the daemon's configuration, whose stem is
+    given.
     """
     (FOLDER / "models").mkdir(parents=True, exist_ok=True)
     light = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
     models = []
-    for tenant in slowed(read_document(scenario), slower)["tenants"]:
+    for tenant in scenario["tenants"]:
         name = tenant["name"]
         model, artifact = FOLDER / "models" / f"{name}.onnx", FOLDER / precision / name
         if not model.exists():
@@ -113,7 +114,7 @@ def prepare(scenario: Path, precision: str = "auto", slower: float = 1.0) -> Pat
             options = ["--out", str(artifact), "--name", name, "--precision", precision]
             subprocess.run([*CLI, "compile", str(model), *options], check=True)
         models.append(ServedModel(name, artifact, tenant["target_ms"]))
-    config = FOLDER / f"{scenario.stem}.toml"
+    config = FOLDER / f"{stem}.toml"
     write_toml(config, configuration(models))
     return config
 

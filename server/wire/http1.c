@@ -243,6 +243,6 @@ void http1_advance(http1 *on) {
 
 const protocol http1_protocol = {
     .open = open_connection, .close = close_connection, .reads = reads, .target = target, .filled = filled,
-    .unwanted = unwanted, .dropped = dropped, .ended = ended, .output = output, .sent = sent, .unsent = unsent, .over = over, .busy = busy, .leave = leave,
-    .expire = expire, .memory = memory, .fill = http1_fill, .respond = http1_respond, .refuse = http1_refuse,
+    .unwanted = unwanted, .dropped = dropped, .ended = ended, .output = output, .sent = sent, .unsent = unsent,
+    .over = over, .busy = busy, .leave = leave, .expire = expire, .memory = memory, .fill = http1_fill, .respond = http1_respond, .refuse = http1_refuse,
 };

@@ -18,7 +18,8 @@
 #include "wire.h"
 
 enum { EVENTS = 64, ACCEPTS = 16 /* connections taken at a time */ };
-enum { NICE = -15 /* above the engine: what waits to be read is seen by nobody, and to refuse it is cheaper than to decide */ };
+/* Above the engine: what waits to be read is seen by nobody, and to refuse it is cheaper than to decide. */
+enum { NICE = -15 };
 static const int64_t ACCEPT_PAUSE_NS = 100000000; /* while the system gives no descriptor for a connection */
 /* Read from one connection before others have their turn, which many of them share. */
 enum { TURN_BYTES = 1 << 20, LEAST_TURN_BYTES = 1 << 16 };

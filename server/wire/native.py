@@ -16,7 +16,7 @@ _POINTER, _SIZE, _U64, _I32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64,
 # An ended query as `RequestCounts.count_batch` takes it, its tenant, and what only C reads.
 ENDED = np.dtype([*ENDED_REQUEST.descr, ("tenant", "i4"), ("socket", "i4"), ("unused", "i4")])
 SHARE = np.dtype([("rate", "f8"), ("burst", "f8"), ("kept", "i4"), ("most", "i4")])  # slots.h
-NO_SLOT, RATE_SPENT = -1, -2
+RATE_SPENT = -2
 INPUT = np.dtype(
     [
         ("bytes", "u8"),

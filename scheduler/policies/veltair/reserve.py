@@ -7,7 +7,7 @@ from collections import defaultdict
 from veltair.scheduler.active_query import ActiveQuery
 
 MOST = 0.8
-STEP = 0.02  # for each query that was admitted and ended late
+STEP = 0.02  # for each batch of admitted queries that ended late
 LATE_SHARE = 0.2  # of those that the tenant's percentile lets be late; refusals are the rest
 
 
@@ -16,7 +16,7 @@ class Reserve:
 
     Without any, overload fills the queue up to each query's latest start: it starts at the last moment, takes more
     cores than pay, and a slower machine than the profiles know makes it late after all. So the share grows with each
-    admitted query that ends late, and shrinks with the others until so many are late as `LATE_SHARE` says. This is
+    batch that ends late, and shrinks with the others until so many are late as `LATE_SHARE` says. This is
     how a quantile is tracked step by step; nothing is reserved while nobody is late.
 
     ::

@@ -110,7 +110,7 @@ class Stream(ABC):
 
     def extend_window(self) -> None:
         """Let the other side send the rest of a message and a window beyond, where it is wanted and worth a frame."""
-        window = self.connection.first_window
+        window = self.connection.granted_window
         rest = 0 if self._message is None else len(self._message) - self._filled
         more = window + rest - self.receive_window
         if more > window // 2 and self.remote_open and not self.closed and self.wants_more():

@@ -68,7 +68,7 @@ class StreamTable(FrameReader):
         return self._accept is not None
 
     @property
-    def first_window(self) -> int:
+    def granted_window(self) -> int:
         """Bytes that the other side may send on a new stream."""
         return REQUEST_WINDOW_BYTES if self.is_server else ANSWER_WINDOW_BYTES
 
@@ -82,7 +82,7 @@ class StreamTable(FrameReader):
             transport.write(PREFACE)
         settings = {
             frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
-            frames.INITIAL_WINDOW_SIZE: self.first_window,
+            frames.INITIAL_WINDOW_SIZE: self.granted_window,
             frames.MAX_FRAME_SIZE: frames.DATA_FRAME_BYTES,
             frames.MAX_HEADER_LIST_SIZE: CONTROL_BYTES,
         }
@@ -173,7 +173,7 @@ class StreamTable(FrameReader):
             self.flush(stream)
 
     def add(self, stream: Stream) -> None:
-        stream.connection, stream.send_window, stream.receive_window = self, self._stream_window, self.first_window
+        stream.connection, stream.send_window, stream.receive_window = self, self._stream_window, self.granted_window
         self.streams[stream.number] = stream
 
     def half_closed(self, stream: Stream) -> None:

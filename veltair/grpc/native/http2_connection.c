@@ -33,7 +33,7 @@ h2_stream *h2_add_stream(h2_connection *connection, uint32_t number) {
       .remote_open = true,
       .local_open = true,
       .announced = -1,
-      .receive_window = h2_first_window(connection),
+      .receive_window = h2_granted_window(connection),
   };
   *bucket = stream;
   *(connection->last ? &connection->last->next : &connection->first) = stream;
@@ -191,7 +191,7 @@ bool h2_fail(h2_connection *connection, uint32_t code, const char *format, ...) 
 static void write_settings(h2_connection *connection) {
   const uint32_t settings[][2] = {
       {MAX_CONCURRENT_STREAMS, connection->limits.streams},
-      {INITIAL_WINDOW_SIZE, (uint32_t)h2_first_window(connection)},
+      {INITIAL_WINDOW_SIZE, (uint32_t)h2_granted_window(connection)},
       {MAX_FRAME_SIZE, DATA_FRAME_BYTES},
       {MAX_HEADER_LIST_SIZE, connection->limits.header_bytes},
   };

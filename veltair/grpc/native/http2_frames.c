@@ -123,8 +123,8 @@ static void parse(h2_connection *connection) {
 static uint8_t *message_rest(const h2_connection *connection) {
   const h2_stream *stream = connection->data_stream;
   const uint32_t least = SCRATCH_BYTES / 4;
-  if (!stream || !stream->message || !stream->wanted || connection->left <= least || stream->message_size - stream->filled <= least)
-    return NULL;
+  if (!stream || !stream->message || !stream->wanted) return NULL;
+  if (connection->left <= least || stream->message_size - stream->filled <= least) return NULL;
   return stream->message + stream->filled;
 }
 

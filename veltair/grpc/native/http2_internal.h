@@ -177,7 +177,7 @@ bool h2_valid_trailers(const hpack_field *fields, int count);
 void h2_feed(h2_stream *stream, const uint8_t *data, size_t size);
 void h2_message_filled(h2_stream *stream, size_t size);
 bool h2_count_data(h2_stream *stream, uint32_t size);
-int32_t h2_first_window(const h2_connection *connection); /* what the other side may send on a new stream */
+int32_t h2_granted_window(const h2_connection *connection); /* what the other side may send on a new stream */
 /* Lets it send the rest of a message that is wanted and a window beyond, where that is worth a frame. */
 void h2_extend_window(h2_stream *stream);
 

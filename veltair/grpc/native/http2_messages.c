@@ -103,13 +103,13 @@ void h2_feed(h2_stream *stream, const uint8_t *data, size_t size) {
     stream->connection->handler.begun(stream->connection->owner, stream, stream->message, stream->filled);
 }
 
-int32_t h2_first_window(const h2_connection *connection) {
+int32_t h2_granted_window(const h2_connection *connection) {
   return connection->server ? REQUEST_WINDOW_BYTES : ANSWER_WINDOW_BYTES;
 }
 
 void h2_extend_window(h2_stream *stream) {
   if (stream->closed || !stream->remote_open || stream->held || (stream->message && !stream->wanted)) return;
-  const int32_t window = h2_first_window(stream->connection);
+  const int32_t window = h2_granted_window(stream->connection);
   const int64_t rest = stream->message ? stream->message_size - stream->filled : 0;
   const int64_t more = window + rest - stream->receive_window;
   if (more <= window / 2) return;
