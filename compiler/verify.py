@@ -180,7 +180,7 @@ def _compare(
     executor = Executor(found)
     batches = tuple(sorted({1, min(3, manifest.max_batch), manifest.max_batch}))
     versions = sum(len(layer.versions) for layer in manifest.layers)
-    report = VerificationReport(manifest.tolerance, len(manifest.layers), versions, batches, pool.size)
+    report = VerificationReport(manifest.tolerance, len(manifest.layers), versions, batches, len(pool.usable))
     rng = np.random.default_rng(SEED)
     for batch in batches:
         feeds = {port.name: _draw(port, batch, rng) for port in manifest.inputs if not port.locations}
@@ -201,7 +201,7 @@ def _compare(
             raise ModelError(f"{model.path}: ONNX Runtime cannot run it at batch {batch}: {error}") from None
         outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.outputs]
         bound = executor.bind(batch, arrays, outputs)
-        for count in range(1, pool.size + 1):
+        for count in range(1, len(pool.usable) + 1):
             pool.move_to(cores[:count])
             place = f"batch {batch}, {count} core{'s' * (count > 1)}"
             _compare_layers(report, found, specs, bound, place)

@@ -37,15 +37,35 @@ class Admission:
         admission.admit(Query(1, tenant.name, arrival_ns=0)).due_ns  # 0.9 of the tenant's target
     """
 
-    __slots__ = ("_planned_share", "_plans", "tenants")
+    __slots__ = ("_catalogue", "_planned_share", "_plans", "tenants")
 
     def __init__(self, tenants: Iterable[Tenant], catalogue: ProfileCatalogue, planned_share: float) -> None:
         """`planned_share`: see `Scheduler`. Raises ConfigError."""
         if not 0 < planned_share <= 1:
             raise ConfigError(f"planned share of the QoS: expected above 0 and at most 1, got {planned_share}")
-        self._planned_share = planned_share
-        self.tenants = _index_tenants(tenants, catalogue)
-        self._plans = {name: _plan(tenant, catalogue, planned_share) for name, tenant in self.tenants.items()}
+        self._planned_share, self._catalogue = planned_share, catalogue
+        self.tenants: dict[str, Tenant] = {}  # by name
+        self._plans: dict[str, _Plan] = {}
+        for tenant in tenants:
+            self.add(tenant)
+
+    def add(self, tenant: Tenant) -> None:
+        """Admit its queries. Raises ConfigError, and changes nothing then."""
+        if tenant.name in self.tenants:
+            raise ConfigError(f"tenant {tenant.name!r} is given twice")
+        if tenant.model not in self._catalogue.costs:
+            raise ConfigError(f"tenant {tenant.name!r}: there is no profile of its model {tenant.model!r}")
+        if tenant.qos.latency_ns <= 0:
+            raise ConfigError(f"tenant {tenant.name!r}: expected a latency target above 0 ns")
+        self.tenants[tenant.name] = tenant
+        self._plans[tenant.name] = _plan(tenant, self._catalogue, self._planned_share)
+
+    def remove(self, name: str) -> None:
+        """None of its queries is there any more. Forgets its model where no other tenant has it."""
+        model = self.tenants.pop(name).model
+        del self._plans[name]
+        if all(tenant.model != model for tenant in self.tenants.values()):
+            self._catalogue.forget(model)
 
     def admit(self, query: Query) -> ActiveQuery | RejectQuery:
         """Picks the profile with the smallest batch that holds the query. Its tenant must be known.
@@ -67,17 +87,3 @@ def _plan(tenant: Tenant, catalogue: ProfileCatalogue, planned_share: float) -> 
     qos_ns, by_batch = max(1, round(tenant.qos.latency_ns * planned_share)), catalogue.costs[tenant.model]
     batches = [costs.profile.batch for costs in by_batch]
     return _Plan(tenant, qos_ns, batches, [(costs, costs.cores_for_rest(SOLO, 0, qos_ns)) for costs in by_batch])
-
-
-def _index_tenants(tenants: Iterable[Tenant], catalogue: ProfileCatalogue) -> dict[str, Tenant]:
-    """By name."""
-    by_name: dict[str, Tenant] = {}
-    for tenant in tenants:
-        if tenant.name in by_name:
-            raise ConfigError(f"tenant {tenant.name!r} is given twice")
-        if tenant.model not in catalogue.costs:
-            raise ConfigError(f"tenant {tenant.name!r}: there is no profile of its model {tenant.model!r}")
-        if tenant.qos.latency_ns <= 0:
-            raise ConfigError(f"tenant {tenant.name!r}: expected a latency target above 0 ns")
-        by_name[tenant.name] = tenant
-    return by_name

@@ -13,6 +13,8 @@ from veltair.scheduler.events import (
     Event,
     QueryArrived,
     QueryCancelled,
+    TenantAdded,
+    TenantRemoved,
     WorkersChanged,
 )
 from veltair.scheduler.query_states import QueryState
@@ -76,6 +78,21 @@ def _sampled(state: SchedulerState, event: CountersSampled) -> str | None:
     return None
 
 
+def _added(state: SchedulerState, event: TenantAdded) -> str | None:
+    if event.tenant.name in state.tenants:
+        return f"tenant {event.tenant.name!r} was added twice"
+    if event.tenant.model not in state.costs:
+        return f"tenant {event.tenant.name!r} has a model that was not learned, {event.tenant.model!r}"
+    return "a latency target above 0 ns is needed" if event.tenant.qos.latency_ns <= 0 else None
+
+
+def _removed(state: SchedulerState, event: TenantRemoved) -> str | None:
+    if event.tenant not in state.tenants:
+        return f"tenant {event.tenant!r} is unknown"
+    left = sum(active.tenant.name == event.tenant for active in (*state.waiting.values(), *state.in_flight.values()))
+    return f"tenant {event.tenant!r} still has {left} queries" if left else None
+
+
 _CHECKS: dict[type[Event], Callable[[SchedulerState, Any], str | None]] = {
     QueryArrived: _arrived,
     BlockFinished: _finished,
@@ -84,6 +101,8 @@ _CHECKS: dict[type[Event], Callable[[SchedulerState, Any], str | None]] = {
     QueryCancelled: _cancelled,
     CountersSampled: _sampled,
     WorkersChanged: _workers_changed,
+    TenantAdded: _added,
+    TenantRemoved: _removed,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from veltair.errors import RefusalReason
-from veltair.types import CoreSet, CounterSample, LayerBlock, Query, Record
+from veltair.types import CoreSet, CounterSample, LayerBlock, Query, Record, Tenant
 
 # Events: the scheduler's inputs.
 
@@ -95,8 +95,42 @@ class WorkersChanged(Record, frozen=True):
     workers: int
 
 
+class TenantAdded(Record, frozen=True):
+    """Queries of another tenant may arrive. The scheduler knows its model already (`Scheduler.learn_model`).
+
+    >>> from veltair.types import QoSTarget
+    >>> tenant = Tenant("vision", "resnet50", QoSTarget(15_000_000))
+    >>> TenantAdded(1_000_000, tenant, artifact="/srv/resnet50", profiles="ab12").tenant.model
+    'resnet50'
+    """
+
+    time_ns: int
+    tenant: Tenant
+    artifact: str  # the model's folder, for whoever replays the log
+    profiles: str  # their digest, likewise
+
+
+class TenantRemoved(Record, frozen=True):
+    """No more queries of this tenant arrive, and the last one has ended.
+
+    >>> TenantRemoved(time_ns=1_000_000, tenant="vision").tenant
+    'vision'
+    """
+
+    time_ns: int
+    tenant: str
+
+
 Event: TypeAlias = (
-    QueryArrived | BlockFinished | BlockFailed | BlockGrown | QueryCancelled | CountersSampled | WorkersChanged
+    QueryArrived
+    | BlockFinished
+    | BlockFailed
+    | BlockGrown
+    | QueryCancelled
+    | CountersSampled
+    | WorkersChanged
+    | TenantAdded
+    | TenantRemoved
 )
 
 

@@ -27,6 +27,8 @@ from veltair.scheduler.events import (
     RejectQuery,
     StartBlock,
     StopBlock,
+    TenantAdded,
+    TenantRemoved,
     WorkersChanged,
 )
 from veltair.scheduler.interference import BlockTimed, DemandChanged, InterferenceProxy, ObservedSlowdown, SteadyLevel
@@ -89,6 +91,7 @@ class Scheduler:
         catalogue = profiles if isinstance(profiles, ProfileCatalogue) else ProfileCatalogue(profiles, len(cores))
         if catalogue.cores != len(cores):
             raise ConfigError(f"catalogue: expected one for {len(cores)} cores, got one for {catalogue.cores}")
+        self._catalogue = catalogue
         self._admission = Admission(tenants, catalogue, planned_share)
         self._policy = make_policy(policy) if isinstance(policy, str) else policy
         self._proxy: InterferenceProxy = ObservedSlowdown() if proxy is None else proxy
@@ -141,8 +144,21 @@ class Scheduler:
                 self._proxy.observe(event.sample)
             case WorkersChanged():
                 self.state.change_workers(event.workers)
+            case TenantAdded():
+                self._admission.add(event.tenant)
+            case TenantRemoved():
+                self._admission.remove(event.tenant)
+                self._policy.tenant_removed(event.tenant)
         self._give_out_cores(decisions)
         return decisions
+
+    def learn_model(self, model: str, profiles: Sequence[ModelProfile]) -> None:
+        """What another model costs, ascending by batch, before a tenant of it is added. It is forgotten with its last
+        tenant. Raises ConfigError, or ProfileError for what is wrong in a profile, and changes nothing then.
+        """
+        self._catalogue.learn(model, profiles)
+        if self.state.grid is not self._catalogue.grid:
+            self.state.grid, self.state.steady = self._catalogue.grid, SteadyLevel(self._catalogue.grid)
 
     @property
     def level(self) -> float:

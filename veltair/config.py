@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -55,6 +57,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     body_limit_mb: Positive = 64
     limits: LimitsConfig = LimitsConfig()
     shared_memory: bool = False  # clients may pass tensors in shared memory of this user
+    repository: str | None = None  # a folder of models to serve besides the tenants, each in a folder of its name
+    model_control: bool = False  # clients may load and unload models, and have the configuration read again
+    max_models: Annotated[int, msgspec.Meta(gt=0, le=1024)] = 64  # versions of models in memory at once
     drain_timeout_s: PositiveReal = 30.0
     hung_block_s: PositiveReal = 10.0  # a block has at least so long, and 10 times as long as its profile says
     hung_engine_s: PositiveReal = 5.0  # an engine that does not answer for so long is replaced
@@ -63,7 +68,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `[[tenants]]` table.
+    """A `[[tenants]]` table, or the file `tenant.toml` of a model in the repository, without name and artifact.
+
+    `artifact` is the folder of an artifact, which is version 1, or a folder of versions: artifacts in folders with
+    numbers as names. `versions` says which of them are served: "all", the highest so many, or those of a list.
 
     >>> TenantConfig(name="resnet50", artifact="artifacts/resnet50").percentile
     0.95
@@ -79,6 +87,7 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rate: PositiveReal | None = None  # queries a second; more are refused
     burst: Positive = 64  # queries at once, where it has asked for less than its rate before
     batching: bool = True  # waiting queries may run as one batch; off for models whose samples affect each other
+    versions: Literal["all"] | Positive | Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)] = 1  # see below
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +98,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """
 
     server: ServerConfig = ServerConfig()
-    tenants: Annotated[tuple[TenantConfig, ...], msgspec.Meta(min_length=1)]
+    tenants: tuple[TenantConfig, ...] = ()
 
 
 class CounterCoefficients(msgspec.Struct, frozen=True):
@@ -114,8 +123,30 @@ def read_counter_coefficients(path: Path) -> CounterCoefficients:
         raise ConfigError(f"{path}: expected coefficients by `veltair profile --fit-proxy`: {error}") from None
 
 
-def read_config(path: Path) -> ServeConfig:
-    """Read a configuration file. Raises ConfigError with the key, the expected value and the value found."""
+def read_config(path: Path, server: Mapping[str, Any] = MappingProxyType({})) -> ServeConfig:
+    """Read a configuration file. `server`: keys of that table that come from elsewhere, and go before the file's.
+
+    Raises ConfigError with the key, the expected value and the value found.
+    """
+    raw = _read_toml(path)
+    if server and isinstance(own := raw.get("server", {}), dict):
+        raw["server"] = {**own, **server}
+    return parse_config(raw, path)
+
+
+def read_tenant(path: Path, name: str, artifact: Path) -> TenantConfig:
+    """A model of the repository: `path` may hold its settings, or not be there. Raises ConfigError."""
+    raw = _read_toml(path) if path.exists() else {}
+    for key in ("name", "artifact"):
+        if key in raw:
+            raise ConfigError(f"{path}: {key}: the folder says it")
+    try:
+        return msgspec.convert({"name": name, "artifact": str(artifact)} | raw, TenantConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {_with_key_first(str(error), raw)}") from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text("utf-8")
     except OSError as error:
@@ -123,10 +154,9 @@ def read_config(path: Path) -> ServeConfig:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
     try:
-        raw = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return parse_config(raw, path)
 
 
 def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:
@@ -135,6 +165,8 @@ def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:
         config = msgspec.convert(raw, ServeConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {_with_key_first(str(error), raw)}") from None
+    if not config.tenants and config.server.repository is None:
+        raise ConfigError(f"{path}: tenants: expected at least one, or server.repository")
     names: set[str] = set()
     for tenant in config.tenants:
         if tenant.name in names:
@@ -146,7 +178,7 @@ def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:
         except ConfigError as error:
             raise ConfigError(f"{path}: server.{key}: {error}") from None
     base = path.absolute().parent
-    files = {key: getattr(config.server, key) for key in ("event_log", "counter_model")}
+    files = {key: getattr(config.server, key) for key in ("event_log", "counter_model", "repository")}
     absolute = {key: None if file is None else str(base / file) for key, file in files.items()}
     if absolute["counter_model"] is not None:
         try:

@@ -28,13 +28,14 @@ from veltair import config
 from veltair.errors import DeadlineError, OverloadedError, RefusalReason
 from veltair.machine.malloc import reuse_message_memory
 from veltair.profiles.artifact.artifact_folder import load_artifact
-from veltair.server.front.engine_connection import QueryResult
 from veltair.server.front.grpc_front import GrpcFront
 from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
-from veltair.server.front.served_tenant import ServedTenant
+from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.stages import EngineStamps
+from veltair.server.repository.live_models import LiveModels
+from veltair.server.repository.served_tenant import ServedTenant
 from veltair.types import QoSTarget
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -84,13 +85,13 @@ def openvino(model: Path, threads: int, hint: str) -> Infer:
 class PeerEngine:
     """A peer as an `InferenceEngine` of the front end."""
 
-    tenants: Mapping[str, ServedTenant]
+    models: LiveModels
     sessions: Mapping[str, Infer]
     pool: ThreadPoolExecutor  # first come, first served
     ready: bool = True
 
     async def infer(
-        self, tenant: str, inputs: Feeds, *, deadline_ns: int | None = None, traced: bool = False
+        self, tenant: ServedTenant, inputs: Feeds, *, deadline_ns: int | None = None, traced: bool = False
     ) -> QueryResult:
         arrival_ns = time.monotonic_ns()
 
@@ -98,7 +99,7 @@ class PeerEngine:
             begin_ns = time.monotonic_ns()
             if deadline_ns is not None and begin_ns > deadline_ns:
                 raise DeadlineError(RefusalReason.LATE_ON_ARRIVAL)
-            outputs = self.sessions[tenant](inputs)
+            outputs = self.sessions[tenant.name](inputs)
             end_ns = time.monotonic_ns()
             stamps = EngineStamps(arrival_ns, begin_ns, end_ns, end_ns)
             return QueryResult(outputs, begin_ns - arrival_ns, end_ns - begin_ns, arrival_ns, stamps)
@@ -116,7 +117,7 @@ async def serve(args: argparse.Namespace) -> None:
         found = load_artifact(Path(entry.artifact))
         qos_ns = found.manifest.qos_ns if entry.qos_ms is None else round(entry.qos_ms * 1e6)
         qos = QoSTarget(qos_ns, entry.percentile)
-        tenants[entry.name] = ServedTenant(entry.name, found, qos, entry.priority, batching=False)
+        tenants[entry.name] = ServedTenant(entry.name, "1", found, qos, entry.priority, batching=False)
         model = args.models / f"{found.manifest.model}.onnx"
         if args.engine == "onnxruntime":
             sessions[entry.name] = onnxruntime(model, args.threads)
@@ -126,7 +127,7 @@ async def serve(args: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with ThreadPoolExecutor(args.at_once) as pool:
-        engine = PeerEngine(tenants, sessions, pool)
+        engine = PeerEngine(LiveModels(tenants.values()), sessions, pool)
         metrics = Metrics({name: (info.manifest.model, info.qos) for name, info in tenants.items()})
         limit_bytes = settings.server.body_limit_mb << 20
         service = InferenceService(engine, metrics, limit_bytes, shared_memory=settings.server.shared_memory)

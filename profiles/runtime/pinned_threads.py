@@ -43,7 +43,7 @@ class PinnedThreads:
         library = native.library()
         self._point, self._awake, self._asleep = library["point"], library["awake"], library["asleep"]
         library["start"](LINGER_NS, *cores)
-        self.size = len(cores)  # the largest core set that `move_to` can take
+        self.usable = cores  # each core set is a part of them
         self.cores: CoreSet = ()
         self._first = -1  # the calling thread's core
         self.move_to(cores)
@@ -58,6 +58,13 @@ class PinnedThreads:
         if first != self._first:
             os.sched_setaffinity(0, (first,))
         self.cores, self._first = cores, first
+
+    @contextmanager
+    def on_any_thread(self) -> Iterator[None]:
+        """Run kernels on the thread that calls them alone, wherever the system has it; `move_to` ends this."""
+        self._point(self.usable[0])
+        self.cores, self._first = (), -1
+        yield
 
     @contextmanager
     def kept_awake(self) -> Iterator[None]:

@@ -14,13 +14,14 @@ from veltair.types import ModelProfile
 
 
 class ProfileCatalogue:
-    """The cost tables of all models. Nothing changes them, so schedulers of machines with as many cores may share them.
+    """The cost tables of all models. A model's tables never change, so schedulers of machines with as many cores may
+    share them, unless one learns or forgets models.
 
     >>> ProfileCatalogue({}, cores=4).grid
     (1.0,)
     """
 
-    __slots__ = ("cores", "costs", "grid")
+    __slots__ = ("_split_by_ops", "cores", "costs", "grid")
 
     def __init__(
         self, profiles: Mapping[str, Sequence[ModelProfile]], cores: int, *, split_by_ops: bool = False
@@ -31,17 +32,39 @@ class ProfileCatalogue:
         Raises ConfigError, or ProfileError for what is wrong in a profile.
         """
         for model, by_batch in profiles.items():
-            batches = [profile.batch for profile in by_batch]
-            if not batches or any(low >= high for low, high in pairwise(batches)):
-                raise ConfigError(f"{model}: expected profiles of ascending batch sizes, got {batches}")
-            for profile in by_batch:
-                validate_profile(profile)
-        self.cores = cores
+            _validate(model, by_batch)
+        self.cores, self._split_by_ops = cores, split_by_ops
         self.grid = level_grid(profile for by_batch in profiles.values() for profile in by_batch)
-        self.costs: Mapping[str, Sequence[ProfileCosts]] = {  # by model, ascending by batch
-            model: [
-                ProfileCosts(profile, self.grid, cores, split_by_ops=split_by_ops)
-                for profile in interpolate_batches(by_batch)
-            ]
-            for model, by_batch in profiles.items()
-        }
+        self.costs: dict[str, Sequence[ProfileCosts]] = {}  # by model, ascending by batch
+        for model, by_batch in profiles.items():
+            self.costs[model] = self._tables(by_batch)
+
+    def learn(self, model: str, by_batch: Sequence[ModelProfile]) -> None:
+        """Another model, on the grid as it is; the first one decides the grid.
+
+        Raises ConfigError or ProfileError, and changes nothing then.
+        """
+        if model in self.costs:
+            raise ConfigError(f"{model}: there are profiles of this model already")
+        _validate(model, by_batch)
+        if not self.costs:
+            self.grid = level_grid(by_batch)
+        self.costs[model] = self._tables(by_batch)
+
+    def forget(self, model: str) -> None:
+        """A model that no tenant has any more."""
+        del self.costs[model]
+
+    def _tables(self, by_batch: Sequence[ModelProfile]) -> Sequence[ProfileCosts]:
+        return [
+            ProfileCosts(profile, self.grid, self.cores, split_by_ops=self._split_by_ops)
+            for profile in interpolate_batches(by_batch)
+        ]
+
+
+def _validate(model: str, by_batch: Sequence[ModelProfile]) -> None:
+    batches = [profile.batch for profile in by_batch]
+    if not batches or any(low >= high for low, high in pairwise(batches)):
+        raise ConfigError(f"{model}: expected profiles of ascending batch sizes, got {batches}")
+    for profile in by_batch:
+        validate_profile(profile)

@@ -94,10 +94,7 @@ class LogHeader(Record, frozen=True):
         for model, digest in self.profiles.items():
             if model not in profiles:
                 raise ProfileError(f"{model}: the log needs its profile, which is missing")
-            if (found := digest_profiles(profiles[model])) != digest:
-                raise ProfileError(
-                    f"{model}: the log was recorded with another profile (digest {digest[:12]}, found {found[:12]})"
-                )
+            check_digest(model, profiles[model], digest)
 
 
 def make_header(
@@ -123,6 +120,14 @@ def load_header(line: str) -> LogHeader:
             f"scheduler log: unknown policy {header.scheduler.policy!r}: expected one of {', '.join(sorted(POLICIES))}"
         )
     return header
+
+
+def check_digest(model: str, profiles: Sequence[ModelProfile], digest: str) -> None:
+    """Raises ProfileError for profiles that are not those of the recording."""
+    if (found := digest_profiles(profiles)) != digest:
+        raise ProfileError(
+            f"{model}: the log was recorded with another profile (digest {digest[:12]}, found {found[:12]})"
+        )
 
 
 def digest_profiles(profiles: Sequence[ModelProfile]) -> str:

@@ -46,3 +46,6 @@ class Policy(ABC):
 
         A query that is cancelled while its batch goes on for others is not reported.
         """
+
+    def tenant_removed(self, tenant: str) -> None:  # noqa: B027
+        """The tenant is gone, and all its queries have ended. One that is added later may have its name."""

@@ -32,6 +32,11 @@ class TenantQueues:
         if self._queues.get(active.tenant.name, {}).pop(active.query.id, None):
             self._samples[active.tenant.name] -= active.query.batch
 
+    def forget(self, tenant: str) -> None:
+        """A tenant whose queries have all ended is gone."""
+        self._queues.pop(tenant, None)
+        self._samples.pop(tenant, None)
+
     def count_samples(self, tenant: Tenant) -> int:
         """How many samples the tenant's waiting queries have together."""
         return self._samples[tenant.name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from veltair.server.ipc.messages import InferQuery, TenantSpec
@@ -25,15 +25,17 @@ class Arrivals:
     A decision takes the engine time of its own, which no policy knows of. `too_long_ns` tells when a tenant's queries
     arrive faster than the engine decides.
 
-    >>> arrivals = Arrivals([TenantSpec(name, "/", "ab12", 10**7, 0.95, 1, batching=True) for name in "ab"])
+    >>> specs = [TenantSpec(name, "/", "ab12", 10**7, 0.95, 1, batching=True) for name in "ab"]
+    >>> arrivals = Arrivals(dict(enumerate(specs)))
     >>> for query, tenant in ((1, 0), (2, 0), (3, 0), (4, 1)):
     ...     arrivals.add(InferQuery(query, tenant, 0, 1, arrival_ns=0, deadline_ns=None), lane=None)
     >>> [arrivals.take().message.query for _ in range(len(arrivals))]
     [1, 4, 2, 3]
     """
 
-    def __init__(self, tenants: Sequence[TenantSpec]) -> None:
-        self._most_wait_ns = [MOST_WAIT * spec.qos_ns for spec in tenants]
+    def __init__(self, tenants: Mapping[int, TenantSpec]) -> None:
+        """`tenants`: by number, as they are now."""
+        self._tenants = tenants
         self._queues: OrderedDict[int, deque[Arrival]] = OrderedDict()  # by tenant, the next one first; none is empty
         self._count = 0
         self._decision_ns = 0.0  # of the engine's time for a query, while queries wait
@@ -84,4 +86,4 @@ class Arrivals:
         if queue is None:
             return 0
         wait_ns = len(queue) * len(self._queues) * self._decision_ns
-        return max(0, int(wait_ns - self._most_wait_ns[tenant]))
+        return max(0, int(wait_ns - MOST_WAIT * self._tenants[tenant].qos_ns))

@@ -6,11 +6,9 @@ import logging
 import os
 import select
 import time
-from contextlib import ExitStack, suppress
+from contextlib import closing, nullcontext, suppress
 
 from veltair.errors import InvariantError
-from veltair.profiles.runtime.huge_pages import move_to_huge_pages
-from veltair.profiles.runtime.locked_memory import locked_in_memory
 from veltair.scheduler.events import (
     BlockFailed,
     BlockFinished,
@@ -29,14 +27,15 @@ from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
 from veltair.server.engine.machine_limits import default_workers, home_core, largest_cell, limit_machine
-from veltair.server.engine.tenants import tenants_and_profiles
+from veltair.server.engine.models.model_changes import LOOK_S, ModelChanges
+from veltair.server.engine.models.served_models import ServedModels
+from veltair.server.engine.models.tenants import tenants_and_profiles
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.tenant_artifact import open_artifact
-from veltair.types import Query
 
 logger = logging.getLogger("veltair.engine")
 
@@ -57,7 +56,7 @@ class Engine:
     def __init__(self, front: Channel[m.ToEngine], tensors: int, configure: m.ConfigureEngine) -> None:
         """Raises ConfigError or ArtifactError. `tensors`: the descriptor of the tensor pool."""
         artifacts = [open_artifact(spec) for spec in configure.tenants]
-        self._weights = {artifact.weights for artifact in artifacts}
+        self._specs = {spec.number: spec for spec in configure.tenants}
         machine = limit_machine(configure.cores)
         self._cores = cores = machine.cores
         self._home = home_core(machine)
@@ -77,26 +76,21 @@ class Engine:
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
         load = m.LoadModels(configure.tenants, cores, configure.slots, configure.lanes)
-        target, size = self._workers + configure.spare_workers, largest_cell(artifacts)
-        self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, size)
-        self._lanes = FrontLanes(self._poll, configure.lanes, len(tenants), configure.slots)
-        self._queries = InFlightQueries(front, self._lanes, configure.tenants, self._supervisor)
-        self._arrivals = Arrivals(configure.tenants)
+        target = self._workers + configure.spare_workers
+        self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, largest_cell(artifacts))
+        self._lanes = FrontLanes(self._poll, configure.lanes, configure.capacity, configure.slots)
+        self._queries = InFlightQueries(front, self._lanes, self._specs, self._supervisor)
+        self._arrivals = Arrivals(self._specs)
+        served = ServedModels(self._specs, self._scheduler, self._arrivals, self._queries, self._decide)
+        self._changes = ModelChanges(served, self._supervisor, front.send)
         self._watchdog = BlockWatchdog(configure.hung_block_ns)
 
     def run(self) -> None:
         """Serve until the front sends Shutdown or is gone."""
         if self._home is not None:
             os.sched_setaffinity(0, (self._home,))
-        with ExitStack() as held:
-            if self._log:
-                held.callback(self._log.close)
-            held.callback(self._supervisor.close)
-            for weights in self._weights:
-                move_to_huge_pages(weights)
+        with closing(self._log) if self._log else nullcontext(), closing(self._supervisor):
             self._supervisor.start_missing(time.monotonic_ns())
-            for weights in self._weights:  # while the workers start
-                held.enter_context(locked_in_memory(weights))
             with suppress(ChannelClosedError):  # the front is gone, and every client with it
                 while not self._stopping:
                     self._poll_once()
@@ -123,6 +117,9 @@ class Engine:
         supervisor.start_missing(now_ns)
         for batch in self._watchdog.find_hung(self._queries.batches(), now_ns):
             supervisor.kill_hung(batch.worker)
+        if self._changes.under_way:
+            self._changes.advance(now_ns)
+            self._workers_changed()
         if (sampled := self._sampling.sample_if_due(now_ns)) is not None:
             self._decide(sampled)
         wanted = select.EPOLLIN | (select.EPOLLOUT if front.backlog else 0)
@@ -141,7 +138,8 @@ class Engine:
     def _poll_timeout_s(self) -> float | None:
         now_ns = time.monotonic_ns()
         start_s, sample_s = self._supervisor.seconds_to_start(now_ns), self._sampling.seconds_to_sample(now_ns)
-        due_s = (start_s, sample_s, self._watchdog.seconds_to_look(self._queries.batches(), now_ns))
+        change_s = LOOK_S if self._changes.under_way else None
+        due_s = (start_s, sample_s, change_s, self._watchdog.seconds_to_look(self._queries.batches(), now_ns))
         return min((seconds for seconds in due_s if seconds is not None), default=None)
 
     # The front
@@ -155,8 +153,10 @@ class Engine:
                     self._arrivals.add(message, None)
                 case m.AbortQuery(query=query):
                     self._abort(query)
+                case m.LoadModel() | m.UnloadModel() as change:
+                    self._changes.begin(change)
                 case m.GetStatus(since=since):
-                    here = self._arrivals, self._queries, self._supervisor, self._timings
+                    here = self._arrivals, self._queries, self._supervisor, self._timings, self._specs
                     self._front.send(collect_status(self._scheduler.stats(), *here, since))
                 case m.Shutdown():
                     self._stopping = True
@@ -180,9 +180,7 @@ class Engine:
         for _ in range(count):
             message, lane = arrivals.take()
             now_ns = time.monotonic_ns()
-            tenant = self._queries.add(message, now_ns, lane).tenant
-            query = Query(message.query, tenant, message.arrival_ns, message.deadline_ns, message.batch)
-            self._decide(QueryArrived(now_ns, query))
+            self._decide(QueryArrived(now_ns, self._queries.add(message, now_ns, lane)))
         self._lanes.wake_fronts()
         if arrivals:
             arrivals.decided(count, time.monotonic_ns() - begin_ns)
@@ -237,6 +235,9 @@ class Engine:
             case m.CoresChanged(query=query, layer=layer, cores=cores):
                 self._queries.batch(query).change_cores(message)
                 self._decide(BlockGrown(time.monotonic_ns(), query, layer, cores))
+            case m.ModelLoaded() | m.ModelFailed() | m.ModelUnloaded():
+                self._changes.worker_answered(worker, message)
+                self._workers_changed()
             case m.ModelsLoaded():
                 self._supervisor.models_loaded(worker)
                 self._workers_changed()
@@ -260,6 +261,7 @@ class Engine:
 
     def _reap(self, worker: WorkerProcess) -> None:
         ending = self._supervisor.reap(worker, time.monotonic_ns())
+        self._changes.worker_died(worker, ending)
         if not self._ready and self._supervisor.failed_starts >= FAILED_STARTS:
             self._give_up(m.StartFailed("ArtifactError", f"workers cannot start: the last one {ending}"))
         if worker.query is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from veltair.scheduler.stats import SchedulerStats
 from veltair.server.engine.arrivals import Arrivals
 from veltair.server.engine.in_flight_queries import InFlightQueries
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
-from veltair.server.ipc.messages import EngineStatus
+from veltair.server.ipc.messages import EngineStatus, TenantSpec
 from veltair.server.ipc.status_records import WorkerStatus
 
 
@@ -37,12 +38,18 @@ def collect_status(
     queries: InFlightQueries,
     supervisor: WorkerSupervisor,
     timings: Timings,
+    specs: Mapping[int, TenantSpec],
     since: int | None,
 ) -> EngineStatus:
-    """The engine now, with blocks after the cursor `since` unless that is None. `stats` are the scheduler's own."""
+    """The engine now, with blocks after the cursor `since` unless that is None.
+
+    `stats` are the scheduler's own, `specs` the tenants that it has, by number.
+    """
     history = queries.history
     blocks, cursor = ((), history.count) if since is None else history.page(since)
-    running = dict.fromkeys(queries.counters, 0)
+    running, waiting = dict.fromkeys(queries.counters, 0), dict.fromkeys(queries.counters, 0)
+    for number, spec in specs.items():
+        waiting[spec.name] += stats.waiting[spec.key] + arrivals.waiting(number)
     for batch in queries.batches():
         running[batch.tenant] += len(batch.queries)
     return EngineStatus(
@@ -58,10 +65,7 @@ def collect_status(
         gap_ns=timings.gap_ns,
         gaps=timings.gaps,
         worker_deaths=supervisor.deaths,
-        tenants={
-            name: each.status(stats.waiting[name] + arrivals.waiting(index), running[name])
-            for index, (name, each) in enumerate(queries.counters.items())
-        },
+        tenants={name: each.status(waiting[name], running[name]) for name, each in queries.counters.items()},
         running=tuple(batch.block_status(batch.order) for batch in queries.batches() if batch.order),
         workers=tuple(WorkerStatus(w.pid, w.state, w.query, w.started_ns) for w in supervisor.all),
         blocks=blocks,

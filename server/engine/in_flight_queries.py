@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
 from veltair.errors import InvariantError
 from veltair.scheduler.events import CancelQuery, Decision, FinishQuery, GrowBlock, RejectQuery, StartBlock, StopBlock
@@ -15,6 +15,7 @@ from veltair.server.engine.tenant_counters import TenantCounters
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.channel import Channel
+from veltair.types import Query
 
 
 class InFlightQueries:
@@ -35,14 +36,25 @@ class InFlightQueries:
         self,
         front: Channel[m.ToEngine],
         lanes: FrontLanes,
-        tenants: Sequence[m.TenantSpec],
+        tenants: Mapping[int, m.TenantSpec],
         supervisor: WorkerSupervisor,
     ) -> None:
+        """`tenants`: by number, as they are now."""
         self._front, self._lanes, self._tenants, self._supervisor = front, lanes, tenants, supervisor
         self._queries: dict[int, PendingQuery] = {}  # by id
         self._batches: dict[int, InFlightBatch] = {}  # by id, which is that of its first query
-        self.counters = {spec.name: TenantCounters(spec.qos_ns) for spec in tenants}
+        self.counters: dict[str, TenantCounters] = {}  # by name; those of a tenant that is gone stay
+        for spec in tenants.values():
+            self.count(spec)
         self.history = BlockHistory()
+
+    def count(self, spec: m.TenantSpec) -> None:
+        """Queries of another tenant, or of another version of its model, may come."""
+        self.counters.setdefault(spec.name, TenantCounters(spec.qos_ns)).qos_ns = spec.qos_ns
+
+    def has_any_of(self, tenant: int) -> bool:
+        """Whether a query of this tenant has not ended; O(queries)."""
+        return any(query.message.tenant == tenant for query in self._queries.values())
 
     def batch(self, query: int) -> InFlightBatch:
         """The batch with the id of this query. Raises KeyError when there is none."""
@@ -51,12 +63,12 @@ class InFlightQueries:
     def batches(self) -> Collection[InFlightBatch]:
         return self._batches.values()
 
-    def add(self, message: m.InferQuery, taken_ns: int, lane: int | None = None) -> PendingQuery:
-        """Take in a query that has arrived, by a lane or as a message."""
-        tenant = self._tenants[message.tenant].name
-        query = self._queries[message.query] = PendingQuery(message, tenant, taken_ns, lane)
-        self.counters[query.tenant].arrived += 1
-        return query
+    def add(self, message: m.InferQuery, taken_ns: int, lane: int | None = None) -> Query:
+        """Take in a query that has arrived, by a lane or as a message. Returns it as the scheduler has it."""
+        spec = self._tenants[message.tenant]
+        self._queries[message.query] = PendingQuery(message, spec.name, taken_ns, lane)
+        self.counters[spec.name].arrived += 1
+        return Query(message.query, spec.key, message.arrival_ns, message.deadline_ns, message.batch)
 
     def cancel(self, query_id: int) -> bool:
         """Returns whether the scheduler must know: not so if the query has ended or is cancelled already."""

@@ -12,6 +12,7 @@ from veltair.server.ipc.worker_cell import MAX_CORES, cell_bytes
 from veltair.types import Machine
 
 FEW_CORES = 4
+LAYERS, BATCH = 4096, 4096  # of a model that is loaded later
 WORKER_BYTES = 160 << 20  # interpreter, numpy, TVM runtime and code of the kernels; models come on top
 
 
@@ -51,6 +52,7 @@ def default_workers(cores: int, artifacts: Sequence[Artifact]) -> int:
 
 
 def largest_cell(artifacts: Sequence[Artifact]) -> int:
-    """The size of a cell that takes any block of any of these models."""
+    """The size of a cell that takes any block of any of these models, and of most that may be loaded later."""
     manifests = [artifact.manifest for artifact in artifacts]
-    return cell_bytes(max(len(each.layers) for each in manifests), max(each.max_batch for each in manifests))
+    layers = max([LAYERS, *(len(each.layers) for each in manifests)])
+    return cell_bytes(layers, max([BATCH, *(each.max_batch for each in manifests)]))

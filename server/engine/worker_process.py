@@ -13,7 +13,7 @@ from typing import Literal
 from veltair.profiles.runtime.pinned_threads import kernel_environment
 from veltair.server.ipc.block_orders import Order
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
-from veltair.server.ipc.messages import FromWorker, LoadModels
+from veltair.server.ipc.messages import FromWorker, LoadModels, ModelChange
 from veltair.server.ipc.worker_cell import WorkerCell, create_worker_cell
 from veltair.types import CoreSet
 
@@ -34,7 +34,8 @@ class WorkerSetup:
 
 
 class WorkerProcess:
-    """A child that is `starting` until it has loaded every model, then `idle` or `busy` with one query.
+    """A child that is `starting` until it has loaded every model, then `idle`, `busy` with one query, or `changing`
+    one of its models.
 
     ::
 
@@ -72,7 +73,9 @@ class WorkerProcess:
         os.close(fd)
         ours.setblocking(False)
         self.channel: Channel[FromWorker] = Channel(ours, FromWorker)
-        self.state: Literal["starting", "idle", "busy"] = "starting"
+        self.state: Literal["starting", "idle", "busy", "changing"] = "starting"
+        self.holds = {spec.number for spec in setup.load.tenants}  # models
+        self.change: ModelChange | None = None  # the last one
         self.query: int | None = None
         self.alive = True
         self.killed = False  # since it hung
@@ -85,6 +88,13 @@ class WorkerProcess:
         """Have it run a block. Nothing happens when it has just died: its pidfd reports that next."""
         self.pin_main_thread(order.cores)
         self.cell.publish_order(order)
+
+    def change_models(self, change: ModelChange) -> None:
+        """Have it load a model or let go of one; its answer is a message."""
+        self.change = change
+        with suppress(ChannelClosedError):  # its pidfd reports its end
+            self.channel.send(change)
+        self.cell.call()
 
     def pin_main_thread(self, cores: CoreSet) -> None:
         """Have the worker's main thread wake up on one of these cores.

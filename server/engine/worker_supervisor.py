@@ -6,10 +6,14 @@ import logging
 import os
 import select
 import signal
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+
+import msgspec
 
 from veltair.server.engine.worker_process import WorkerProcess, WorkerSetup
-from veltair.server.ipc.messages import LoadModels
+from veltair.server.ipc.messages import LoadModels, ModelChange, TenantSpec
 
 logger = logging.getLogger("veltair.engine")
 
@@ -47,8 +51,28 @@ class WorkerSupervisor:
 
     @property
     def loaded(self) -> int:
-        """Number of live workers that have loaded every model."""
-        return sum(worker.alive and worker.state != "starting" for worker in self.all)
+        """Number of live workers that take queries, or have one."""
+        return sum(worker.alive and worker.state in ("idle", "busy") for worker in self.all)
+
+    @property
+    def idle(self) -> Sequence[WorkerProcess]:
+        """Those that wait for a query, the one that has waited longest first."""
+        return self._idle
+
+    @property
+    def cell_bytes(self) -> int:
+        return self._setup.cell_bytes
+
+    def serve(self, tenants: Iterable[TenantSpec]) -> None:
+        """Workers that start from here on load these models."""
+        load = msgspec.structs.replace(self._setup.load, tenants=tuple(tenants))
+        self._setup = replace(self._setup, load=load)
+
+    def change(self, worker: WorkerProcess, change: ModelChange) -> None:
+        """Have an idle worker change its models; it takes no query meanwhile."""
+        self._idle.remove(worker)
+        worker.state = "changing"
+        worker.change_models(change)
 
     def start_missing(self, now_ns: int) -> None:
         """Start the workers that are missing, unless the last starts failed and the next try is not due."""

@@ -60,7 +60,7 @@ class Dashboard:
     """
 
     def __init__(self, engine: InferenceEngine, metrics: Metrics, machine: Machine, about: dict[str, Any]) -> None:
-        """`about` is sent to each viewer once: version, policy, layers of each tenant."""
+        """`about` is sent to each viewer once: version and policy."""
         self._engine = engine
         self._metrics = metrics
         self._machine = machine
@@ -132,6 +132,10 @@ class Dashboard:
         """End every stream, so that the server can stop."""
         if self._sender is not None:
             self._sender.cancel()
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """End every stream; browsers come back at once, and hear which tenants there are now."""
         for queue in tuple(self._viewers):
             while queue.full():
                 queue.get_nowait()
@@ -156,7 +160,9 @@ class Dashboard:
                 }
             )
         stages = [stage._asdict() for stage in STAGES]
-        return {"about": self._about, "domains": self._machine.domains, "stages": stages, "tenants": tenants}
+        layers = {name: len(served.manifest.layers) for name, served in self._engine.models.tenants.items()}
+        about = {**self._about, "layers": layers}
+        return {"about": about, "domains": self._machine.domains, "stages": stages, "tenants": tenants}
 
     def _frame(self, now_ns: int, snapshot: Snapshot | None) -> dict[str, Any]:
         """One event: every tenant, the engine, and the blocks that ended since the frame before."""
@@ -233,7 +239,7 @@ def engine_summary(status: EngineStatus, before: EngineStatus | None) -> dict[st
         "blocks_per_s": rate(status.blocks_started, before.blocks_started) if before else None,
         "scheduler_us_per_query": status.scheduler_ns / 1e3 / arrived if arrived else None,
         "gap_us": status.gap_ns / 1e3 / status.gaps if status.gaps else None,
-        "workers": {state: states[state] for state in ("idle", "busy", "starting")},
+        "workers": {state: states[state] for state in ("idle", "busy", "starting", "changing")},
         "worker_deaths": status.worker_deaths,
     }
 

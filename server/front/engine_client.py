@@ -7,16 +7,19 @@ import itertools
 import logging
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
-from veltair.config import ServeConfig, read_counter_coefficients
-from veltair.errors import DeadlineError, OverloadedError, QueryError, RefusalReason, UnknownModelError, VeltairError
+from veltair.config import ServeConfig
+from veltair.errors import DeadlineError, OverloadedError, QueryError, RefusalReason, VeltairError
 from veltair.server.front.admission import refuse_past_deadline, refuse_while_draining
-from veltair.server.front.engine_connection import EngineConnection, QueryResult
-from veltair.server.front.served_tenant import ServedTenant, load_tenants
+from veltair.server.front.engine_connection import EngineConnection
+from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.messages import ConfigureEngine, Shutdown
 from veltair.server.protocol.datatypes import Tensor
+from veltair.server.repository.artifact_loader import ArtifactLoader
+from veltair.server.repository.live_models import LiveModels
+from veltair.server.repository.model_control import ModelControl
+from veltair.server.repository.served_tenant import ServedTenant
 from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.plan import SlotViews
 from veltair.types import CoreSet
@@ -39,20 +42,17 @@ class EngineClient:
         await client.drain()
     """
 
-    def __init__(
-        self, config: ServeConfig, tenants: Mapping[str, ServedTenant], threads: IoThreads | None = None
-    ) -> None:
+    def __init__(self, config: ServeConfig, models: LiveModels, threads: IoThreads | None = None) -> None:
         self.config = config
         self._threads = threads
-        self.tenants = tenants
-        self._index = {name: index for index, name in enumerate(tenants)}
-        self._manifests = [tenant.manifest for tenant in tenants.values()]
+        self.models = models
         self._engine: EngineConnection | None = None  # None while it is restarted
         self._cores: CoreSet = ()
         self._worker_target = 0
         self._restarts = 0
-        self._restarter: asyncio.Task[None] | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []  # those that restart and watch the engine
+        self.control: ModelControl | None = None
+        self._unloading: list[asyncio.Task[None]] = []  # what was unloaded while the engine started
         self._draining = False
         self._answers = True  # the engine has answered lately
         self._next_id = threads.next_query if threads else itertools.count(1).__next__
@@ -65,11 +65,46 @@ class EngineClient:
 
         `threads` send queries of their own. Raises ArtifactError or ConfigError.
         """
-        client = cls(config, await load_tenants(config), threads)
-        engine = await client._start_engine()
-        client._restarter = asyncio.create_task(client._restart_whenever_it_ends(engine))
-        client._watcher = asyncio.create_task(client._watch())
+        control = ModelControl(config, ArtifactLoader())
+        try:
+            client = cls(config, LiveModels(await control.prepare()), threads)
+            engine = await client._start_engine()
+        except BaseException:
+            control.loader.close()
+            raise
+        control.loader.stand_back()
+        client.control, control.engine = control, client
+        client._tasks = [asyncio.create_task(t) for t in (client._restart_whenever_it_ends(engine), client._watch())]
         return client
+
+    @property
+    def tenants(self) -> Mapping[str, ServedTenant]:
+        """Of each tenant the version that is meant by default."""
+        return self.models.tenants
+
+    async def load(self, served: ServedTenant) -> None:
+        """Serve another model, or this one from here on instead of one with its name and version, which is unloaded
+        afterwards. Raises VeltairError where it cannot be served; nothing has changed then.
+        """
+        await self._running_engine().load(served)
+        self.models.put(served)
+        self._forget_plans()
+
+    async def unload(self, served: ServedTenant) -> None:
+        """Serve a model no longer; return when its last query has ended and nothing of it is in memory."""
+        self.models.drop(served)
+        self._forget_plans()
+        if self._engine is not None:
+            await self._engine.unload(served)
+        self._forget_plans()  # those that were made while its last queries ended
+
+    def tenant_of(self, number: int) -> str | None:
+        """The name of the tenant that the engine knows by this number."""
+        return None if self._engine is None else self._engine.models.name_of(number)
+
+    def _forget_plans(self) -> None:
+        if self._threads is not None:
+            self._threads.clear_plans()
 
     @property
     def ready(self) -> bool:
@@ -79,7 +114,12 @@ class EngineClient:
         return lives and self._answers and not self._draining
 
     async def infer(
-        self, tenant: str, inputs: Mapping[str, Tensor], *, deadline_ns: int | None = None, traced: bool = False
+        self,
+        tenant: ServedTenant | str,
+        inputs: Mapping[str, Tensor],
+        *,
+        deadline_ns: int | None = None,
+        traced: bool = False,
     ) -> QueryResult:
         """Run one query. Its ids must have been checked; names, shapes and dtypes are checked here.
 
@@ -88,15 +128,14 @@ class EngineClient:
         OverloadedError, DeadlineError, WorkerDiedError, or QueryError for a kernel that failed.
         """
         arrival_ns = time.monotonic_ns()
-        if tenant not in self._index:
-            raise UnknownModelError(f"unknown model {tenant!r:.80}")
+        served = self.models.resolve(tenant) if isinstance(tenant, str) else tenant
         refuse_while_draining(self._draining)
         engine = self._running_engine()
         if not engine.workers:
             raise OverloadedError(RefusalReason.NO_WORKER)
         refuse_past_deadline(deadline_ns, arrival_ns)
         query = self._next_id()
-        result = engine.send_query(query, self._index[tenant], inputs, arrival_ns, deadline_ns, traced=traced)
+        result = engine.send_query(query, served, inputs, arrival_ns, deadline_ns, traced=traced)
         timer = None
         if deadline_ns is not None:
             loop = asyncio.get_running_loop()
@@ -155,21 +194,22 @@ class EngineClient:
     async def shut_down(self) -> None:
         """End at once: queries that are not answered fail with QueryError. Does nothing the second time."""
         self._begin_drain()
-        tasks = [task for task in (self._watcher, self._restarter) if task is not None and not task.done()]
+        tasks = [task for task in self._tasks if not task.done()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        if self.control is not None:
+            self.control.loader.close()
         engine, self._engine = self._engine, None
         if engine is None:
             return
         engine.fail_all(lambda: QueryError("the server shut down before the query was answered"))
         await _stop(engine)
 
-    def slot_views(self, tenant: str, batch: int) -> tuple[int, SlotViews] | None:
-        """The tenant's number, and the memory of a query of this batch; None while the engine is restarted."""
-        index = self._index[tenant]
-        return None if self._engine is None else (index, self._engine.slot_views(index, batch))
+    def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None:
+        """The tenant's number, and the memory of a query of this batch; None while there is no engine that has it."""
+        return None if self._engine is None else self._engine.models.slot_views(served, batch)
 
     def open_to_threads(self) -> None:
         """Have the I/O threads take queries while somebody can serve them; else Python gets them, and says why not."""
@@ -190,20 +230,7 @@ class EngineClient:
 
     async def _start_engine(self) -> EngineConnection:
         server = self.config.server
-        model = server.counter_model
-        configure = ConfigureEngine(
-            tenants=tuple(tenant.spec() for tenant in self.tenants.values()),
-            policy=server.policy,
-            cores=server.cores,
-            workers=server.workers,
-            spare_workers=server.spare_workers,
-            slots=server.queue_slots,
-            event_log=server.event_log,
-            hung_block_ns=int(server.hung_block_s * 1e9),
-            counter_model=None if model is None else read_counter_coefficients(Path(model)),
-            planned_share=server.planned_share,
-        )
-        engine = EngineConnection(configure, self._manifests, self._threads)
+        engine = EngineConnection(ConfigureEngine.of(server), self.models.all(), self._threads)
         try:
             ready = await engine.ready
         except BaseException:
@@ -213,12 +240,17 @@ class EngineClient:
         self._first_cursor = self._cursor
         self._engine, self._answers = engine, True
         engine.on_workers = self.open_to_threads
+        live = self.models.all()
+        self._unloading = [asyncio.create_task(engine.unload(s)) for s in engine.models.all() if s not in live]
         self.open_to_threads()
         return engine
 
     async def _restart_whenever_it_ends(self, engine: EngineConnection) -> None:
         while True:
             code = await asyncio.shield(engine.exited)  # `_stop` awaits it too, so it must not be cancelled
+            if self._threads is not None:
+                self._threads.drain_counts()  # by the numbers of this engine
+                self._threads.clear_plans()
             self._engine = None
             logger.error("the engine process ended with code %d; its queries failed, another takes its place", code)
             self._restarts += 1

@@ -11,63 +11,30 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from veltair import errors
-from veltair.errors import OverloadedError, QueryError, RefusalReason, RequestError, VeltairError, WorkerDiedError
-from veltair.profiles.artifact.input_layout import InputLayout
-from veltair.profiles.artifact.manifest import Manifest
-from veltair.server.front.admission import FreeSlots
+from veltair.errors import (
+    OverloadedError,
+    QueryError,
+    RefusalReason,
+    UnknownModelError,
+    VeltairError,
+    WorkerDiedError,
+)
+from veltair.server.front.query_result import HeldQuery, QueryResult
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
-from veltair.server.ipc.stages import EngineStamps
-from veltair.server.ipc.status_records import BlockRecord
-from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.protocol.datatypes import Tensor
-from veltair.server.protocol.validation import batch_size
-from veltair.server.wire.engine_link import EngineLink
+from veltair.server.repository.engine_models import EngineModels
+from veltair.server.repository.served_tenant import ServedTenant
 from veltair.server.wire.io_threads import IoThreads
-from veltair.server.wire.plan import SlotViews
 from veltair.server.wire.settings import error_of
 
 _LAST_QUERIES_S = 0.002  # between two looks at the queries that the I/O threads still hold
-
-
-@dataclass(frozen=True, slots=True)
-class QueryResult:
-    """What a query gave, and how it was served.
-
-    >>> QueryResult({}, queue_ns=3_000, execute_ns=2_000, submitted_ns=0, stamps=EngineStamps(1, 2, 3, 4)).queue_ns
-    3000
-    """
-
-    outputs: Mapping[str, NDArray[Any]]
-    queue_ns: int  # arrival to first block
-    execute_ns: int  # in blocks
-    submitted_ns: int  # when the front handed it to the engine
-    stamps: EngineStamps
-    blocks: tuple[BlockRecord, ...] = ()  # of a traced query
-
-
-@dataclass(frozen=True, slots=True)
-class HeldQuery:
-    """A query that holds a slot; `result` may be set before the slot is free.
-
-    ::
-
-        held = HeldQuery(loop.create_future(), infer_query, submitted_ns=time.monotonic_ns())
-        outputs = (await held.result).outputs
-    """
-
-    result: asyncio.Future[QueryResult]
-    message: m.InferQuery
-    submitted_ns: int
 
 
 class EngineConnection:
@@ -75,15 +42,15 @@ class EngineConnection:
 
     ::
 
-        engine = EngineConnection(configure, manifests)
+        engine = EngineConnection(configure, tenants)
         await engine.ready
-        result = await engine.send_query(1, tenant, inputs, arrival_ns, deadline_ns, traced=False)
+        result = await engine.send_query(1, tenants[0], inputs, arrival_ns, deadline_ns, traced=False)
     """
 
     def __init__(
-        self, configure: m.ConfigureEngine, manifests: Sequence[Manifest], threads: IoThreads | None = None
+        self, configure: m.ConfigureEngine, tenants: Iterable[ServedTenant], threads: IoThreads | None = None
     ) -> None:
-        """`manifests`: one for each tenant. `threads` send their queries to this engine once it is ready."""
+        """`configure`: without tenants. `threads` send their queries to this engine once it is ready."""
         self._loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[m.EngineReady] = self._loop.create_future()
         self.exited: asyncio.Future[int] = self._loop.create_future()  # exit code
@@ -92,25 +59,23 @@ class EngineConnection:
         self.held: dict[int, HeldQuery] = {}
         self._status_requests: list[asyncio.Future[m.EngineStatus]] = []
         self._all_ended: asyncio.Future[None] | None = None
-        self._manifests = manifests
-        tensors = create_tensor_pool(manifests, configure.slots)
-        self._pool = TensorPool(tensors, manifests, configure.slots)
-        self._link, shares = None, [tenant.share for tenant in configure.tenants]
-        if threads is not None:
-            self._link = EngineLink(threads, self._pool, shares, configure.slots)
-            configure = replace(configure, lanes=self._link.descriptors)
-        self._slots = self._link or FreeSlots(shares, configure.slots)
+        self._changes: dict[int, asyncio.Future[None]] = {}  # by the number of the model that comes or goes
+        self.models = EngineModels(threads, configure.capacity, configure.slots)
+        for tenant in tenants:
+            self.models.open(self.models.add(tenant).number)
+        configure = replace(configure, tenants=self.models.specs, lanes=self.models.lanes)
+        self._link, self._slots = self.models.link, self.models.slots
         ours, theirs = socket_pair()
-        arguments = (os.getpid(), theirs.fileno(), tensors)
+        arguments = (os.getpid(), theirs.fileno(), self.models.descriptor)
         command = [sys.executable, "-P", "-m", "veltair.server.engine.engine_main", *map(str, arguments)]
-        inherited = (theirs.fileno(), tensors, *(self._link.inherited if self._link else ()))
+        inherited = (theirs.fileno(), *self.models.inherited)
         try:
             self._process = subprocess.Popen(
                 command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=2, env=engine_environment()
             )
         finally:
             theirs.close()
-            os.close(tensors)
+            self.models.close_descriptor()
         self.pid = self._process.pid
         ours.setblocking(False)
         self._channel: Channel[m.ToFront] = Channel(ours, m.ToFront)
@@ -119,10 +84,32 @@ class EngineConnection:
         self._loop.add_reader(ours.fileno(), self._read)
         self.send(configure)
 
+    async def load(self, tenant: ServedTenant) -> None:
+        """Serve one more. Raises ArtifactError or another VeltairError where it cannot be; it is forgotten then."""
+        spec = self.models.add(tenant)
+        loaded = self._changes[spec.number] = self._loop.create_future()
+        self.send(m.LoadModel(spec))
+        await asyncio.shield(loaded)
+        self.models.open(spec.number)
+
+    async def unload(self, tenant: ServedTenant) -> None:
+        """Forget it once the last of its queries has ended. It takes no more of them."""
+        number = self.models.number_of(tenant)
+        if number is None:
+            return
+        self.models.close(number)
+        while self._slots.held(number) and not self.exited.done():
+            await asyncio.sleep(_LAST_QUERIES_S)
+        if self.exited.done():
+            return
+        unloaded = self._changes[number] = self._loop.create_future()
+        self.send(m.UnloadModel(number))
+        await asyncio.shield(unloaded)
+
     def send_query(
         self,
         query: int,
-        tenant: int,
+        tenant: ServedTenant,
         inputs: Mapping[str, Tensor],
         arrival_ns: int,
         deadline_ns: int | None,
@@ -133,13 +120,16 @@ class EngineConnection:
 
         Raises OverloadedError when no slot is free, RequestError for arrays that do not fit one.
         """
-        slot = self._slots.take(tenant, time.monotonic_ns())
+        number = self.models.number_of(tenant)
+        if number is None:  # it was unloaded meanwhile
+            raise UnknownModelError(f"unknown model {tenant.name!r:.80}")
+        slot = self._slots.take(number, time.monotonic_ns())
         try:
-            batch = self._write_inputs(tenant, slot, inputs)
+            batch = self.models.write_inputs(number, slot, inputs)
         except BaseException:
-            self._slots.give_back(tenant, slot)
+            self._slots.give_back(number, slot)
             raise
-        message = m.InferQuery(query, tenant, slot, batch, arrival_ns, deadline_ns, traced)
+        message = m.InferQuery(query, number, slot, batch, arrival_ns, deadline_ns, traced)
         held = self.held[query] = HeldQuery(self._loop.create_future(), message, time.monotonic_ns())
         self.send(message)
         return held.result
@@ -191,25 +181,9 @@ class EngineConnection:
     def slots_taken(self) -> int:
         return self._slots.taken
 
-    def slot_views(self, tenant: int, batch: int) -> SlotViews:
-        """Views of the tenant's first slot; all its slots are laid out alike."""
-        address = self._pool.address + self._pool.regions[tenant].offset
-        return SlotViews(address, self._pool.inputs(tenant, 0, batch), self._pool.outputs(tenant, 0, batch))
-
-    def _write_inputs(self, tenant: int, slot: int, inputs: Mapping[str, Tensor]) -> int:
-        """Copy the inputs into the slot. Returns the batch."""
-        manifest = self._manifests[tenant]
-        batch = batch_size(manifest.inputs, inputs)
-        if not 1 <= batch <= manifest.max_batch:
-            raise RequestError(f"expected a batch of 1 to {manifest.max_batch}, got {batch}")
-        InputLayout.of(manifest).fill(self._pool.inputs(tenant, slot, batch), inputs, batch)
-        return batch
-
     def _read_result(self, held: HeldQuery, ended: m.QueryEnded) -> QueryResult:
         query, stamps = held.message, ended.stamps
-        fields = self._pool.regions[query.tenant].outputs
-        views = self._pool.outputs(query.tenant, query.slot, query.batch)
-        outputs = {field.name: view.copy() for field, view in zip(fields, views, strict=True)}
+        outputs = self.models.read_outputs(query.tenant, query.slot, query.batch)
         queue_ns = stamps.begin_ns - query.arrival_ns
         return QueryResult(outputs, queue_ns, ended.execute_ns, held.submitted_ns, stamps, ended.blocks)
 
@@ -251,6 +225,23 @@ class EngineConnection:
                 self.ready.set_result(message)
             case m.StartFailed() if not self.ready.done():
                 self.ready.set_exception(_error_of_kind(message.kind, message.reason))
+            case m.ModelLoaded(number=number):
+                self._changed(number, None)
+            case m.ModelFailed(number=number):  # `ModelUnloaded` follows when no worker holds it
+                self._changed(number, _error_of_kind(message.kind, message.reason))
+            case m.ModelUnloaded(number=number):
+                self.models.remove(number)
+                self._changed(number, None)
+
+    def _changed(self, number: int, error: VeltairError | None) -> None:
+        """A model has come or gone, or could not."""
+        change = self._changes.pop(number, None)
+        if change is None or change.done():
+            return
+        if error is None:
+            change.set_result(None)
+        else:
+            change.set_exception(error)
 
     def _query_ended(self, ended: m.QueryEnded) -> None:
         held = self.held.pop(ended.query)
@@ -283,6 +274,8 @@ class EngineConnection:
         self._settle_all_ended()
         for request in [each for each in self._status_requests if not each.done()]:
             request.set_exception(OverloadedError(RefusalReason.RESTARTING))
+        for number in list(self._changes):
+            self._changed(number, QueryError(f"the engine process ended (code {code}) before the model was loaded"))
         if not self.ready.done():
             self.ready.set_exception(QueryError(f"the engine process ended (code {code}) before it was ready"))
         self.exited.set_result(code)

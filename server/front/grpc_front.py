@@ -19,7 +19,6 @@ from veltair.config import ServerConfig, split_address
 from veltair.errors import ConfigError, QueryError, RequestError, UnsupportedError
 from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
-from veltair.server.front import model_metadata
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.protocol.compressed_body import inflate
@@ -58,7 +57,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return pb.ServerReadyResponse(ready=self._service.engine.ready)
 
     async def ModelReady(self, request: Any, context: Any) -> Any:
-        self._service.resolve_tenant(request.name, request.version)
+        self._service.resolve(request.name, request.version)
         return pb.ModelReadyResponse(ready=self._service.engine.ready)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
@@ -95,7 +94,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         )
         response = encode_response(
             message.model_name,
-            model_metadata.VERSION,
+            inferred.served.version,
             request.id,
             inferred.outputs,
             inferred.parameters,
@@ -104,9 +103,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         if _wants_final_mark(request):
             response.parameters[FINAL_RESPONSE].bool_param = True
         if self._learner is not None and not wants_trace(request.parameters):
-            self._learner.learn_grpc(
-                grpc_request, tenant, request, self._service.engine.tenants[inferred.tenant], response
-            )
+            self._learner.learn_grpc(grpc_request, tenant, request, inferred.served, response)
         return response
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -168,10 +165,12 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return pb.RepositoryIndexResponse(models=[pb.RepositoryIndexResponse.ModelIndex(**row) for row in rows])
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
-        self._service.refuse_model_control(request.model_name)
+        await self._service.require_control(f"{request.model_name!r:.80} is not loaded").load(request.model_name)
+        return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
-        self._service.refuse_model_control(request.model_name)
+        await self._service.require_control(f"{request.model_name!r:.80} is not unloaded").unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
 
 
 async def _unsupported(self: InferenceServicer, request: Any, context: Any) -> None:
@@ -237,8 +236,11 @@ class GrpcFront:
 
         With a `learner` its I/O threads read and write, without one Python does.
         """
-        tenants = service.engine.tenants
-        names = {"", SERVICE, *tenants, *(tenant.manifest.model for tenant in tenants.values())}
+
+        def names() -> set[str]:
+            tenants = service.engine.models.tenants
+            return {"", SERVICE, *tenants, *(tenant.manifest.model for tenant in tenants.values())}
+
         checks = HealthChecks(lambda: service.engine.ready, names)
         await checks.start()
         reflector = reflection.aio.ReflectionServicer((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from veltair.errors import QueryError, RequestError, TooLargeError, UnsupportedError
-from veltair.server.front import metrics, model_metadata
+from veltair.server.front import metrics
 from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.http_body import HEADER_LENGTH, read_body, read_infer_request
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
@@ -127,11 +127,10 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
         finally:
             watch.cancel()
         encoded = encode_response(
-            model, model_metadata.VERSION, decoded, response.outputs, response.parameters, response.stored
+            model, response.served.version, decoded, response.outputs, response.parameters, response.stored
         )
         if learner is not None and not wants_trace(decoded.parameters):
-            served = service.engine.tenants[response.tenant]
-            learner.learn_http(request.scope["raw_path"], received, tenant, served, response, encoded)
+            learner.learn_http(request.scope["raw_path"], received, tenant, response.served, response, encoded)
         headers = {}
         body = encoded.body
         if encoded.header_bytes is not None:
@@ -163,7 +162,7 @@ def _add_models(app: FastAPI, service: InferenceService) -> None:
         app.add_api_route(f"/v2/models/{{model}}/versions/{{version}}{suffix}", versioned, methods=["GET"])
 
     def ready(model: str, version: str) -> Response:
-        service.resolve_tenant(model, version)
+        service.resolve(model, version)
         return _health(service)
 
     add("/ready", ready)
@@ -205,7 +204,9 @@ def _add_server(app: FastAPI, service: InferenceService) -> None:
     async def control(model: str, action: str) -> Response:
         if action not in ("load", "unload"):
             raise HTTPException(404)
-        service.refuse_model_control(model)
+        control = service.require_control(f"{model!r:.80} is neither loaded nor unloaded")
+        await (control.load(model) if action == "load" else control.unload(model))
+        return _json({})
 
     async def unsupported(request: Request) -> Response:
         raise UnsupportedError(f"{request.url.path} is not supported: no CUDA memory, trace or logging control")
@@ -247,6 +248,11 @@ def _add_shared_memory(app: FastAPI, regions: SharedMemoryRegions) -> None:
 
 
 def _add_pages(app: FastAPI, service: InferenceService, dashboard: Dashboard) -> None:
+    @app.post("/admin/reload")
+    async def reload() -> Response:
+        done = await service.require_control("the configuration is not read again").reload()
+        return _json({"done": done})
+
     @app.get("/metrics")
     async def scrape() -> Response:
         snapshot = await dashboard.snapshot()

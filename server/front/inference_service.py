@@ -6,19 +6,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from veltair.errors import UnknownModelError, UnsupportedError
-from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.front import model_metadata
-from veltair.server.front.admission import refuse_past_deadline, resolve_tenant
-from veltair.server.front.engine_connection import QueryResult
+from veltair.server.front.admission import refuse_past_deadline
 from veltair.server.front.http_body import BodyMemory
 from veltair.server.front.metrics import Metrics
+from veltair.server.front.query_result import QueryResult
 from veltair.server.front.request_counts import RequestCounts
-from veltair.server.front.served_tenant import ServedTenant
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.stages import ANSWER, STAGES, stage_times
@@ -33,6 +32,9 @@ from veltair.server.protocol.validation import (
     timeout_ns,
     validate_outputs,
 )
+from veltair.server.repository.live_models import LiveModels
+from veltair.server.repository.model_control import ModelControl
+from veltair.server.repository.served_tenant import ServedTenant
 
 TENANT_HEADER = "veltair-tenant"  # HTTP header and gRPC metadata; the parameter `tenant` does the same
 TRACE_PARAMETER = "veltair_trace"  # true: the response's parameters say how the query was served
@@ -43,17 +45,22 @@ class InferenceEngine(Protocol):
 
     ::
 
-        result = await engine.infer("mlp", {"x": x}, deadline_ns=None)
+        result = await engine.infer(engine.models.resolve("mlp"), {"x": x}, deadline_ns=None)
     """
 
     @property
-    def tenants(self) -> Mapping[str, ServedTenant]: ...
+    def models(self) -> LiveModels: ...
 
     @property
     def ready(self) -> bool: ...
 
     async def infer(
-        self, tenant: str, inputs: Mapping[str, Tensor], *, deadline_ns: int | None = None, traced: bool = False
+        self,
+        tenant: ServedTenant,
+        inputs: Mapping[str, Tensor],
+        *,
+        deadline_ns: int | None = None,
+        traced: bool = False,
     ) -> QueryResult: ...
 
     async def snapshot(self, since: int | None = None) -> Snapshot: ...
@@ -63,11 +70,12 @@ class InferenceEngine(Protocol):
 class InferenceResponse:
     """What the client gets, before it is encoded.
 
-    >>> InferenceResponse("mlp", outputs={}, stored={}, parameters={"queue_ns": 3000}).parameters
-    {'queue_ns': 3000}
+    ::
+
+        InferenceResponse(served, outputs={}, stored={}, parameters={"queue_ns": 3000})
     """
 
-    tenant: str
+    served: ServedTenant
     outputs: dict[str, Array]  # the requested ones, in the requested order
     stored: dict[str, TensorLocation]  # the outputs that were written to the client's shared memory
     parameters: dict[str, Parameter]
@@ -90,8 +98,12 @@ class InferenceService:
         *,
         memory_bytes: int = 1 << 30,
         shared_memory: bool = False,
+        control: ModelControl | None = None,
+        model_control: bool = False,
     ) -> None:
-        """`memory_bytes`: of bodies on their way. `shared_memory`: whether clients may name it for their tensors."""
+        """`memory_bytes`: of bodies on their way. `shared_memory`: whether clients may name it for their tensors.
+        `control`: what changes the models; `model_control`: whether clients may use it.
+        """
         self.engine = engine
         self.metrics = metrics
         self.body_limit_bytes = body_limit_bytes
@@ -99,7 +111,8 @@ class InferenceService:
         self.parser = JsonParser()
         self.bodies = BodyMemory(max(memory_bytes, body_limit_bytes))
         self.version = installed_version("veltair")
-        self._validators: dict[str, tuple[Manifest, InputValidator]] = {}
+        self.control, self._model_control = control, model_control
+        self._validators: WeakKeyDictionary[ServedTenant, InputValidator] = WeakKeyDictionary()
 
     async def infer(
         self,
@@ -113,22 +126,27 @@ class InferenceService:
     ) -> InferenceResponse:
         """Raises RequestError for the client's faults and QueryError for the server's; each is counted once."""
         try:
-            name = self.resolve_tenant(model, version, tenant or text_parameter(request.parameters, "tenant"))
+            served = self.resolve(model, version, tenant or text_parameter(request.parameters, "tenant"))
         except UnknownModelError:
             self.metrics.unknown_model_requests += 1
             raise
-        counts = self.metrics.tenants[name]
+        counts = self.metrics.tenants[served.name]
         try:
-            return await self._infer(name, counts, request, arrival_ns, deadline_ns)
+            return await self._infer(served, counts, request, arrival_ns, deadline_ns)
         except BaseException as error:
             counts.count_error(error, time.monotonic_ns() - arrival_ns)
             raise
 
     async def _infer(
-        self, name: str, counts: RequestCounts, request: InferRequest, arrival_ns: int, deadline_ns: int | None
+        self,
+        served: ServedTenant,
+        counts: RequestCounts,
+        request: InferRequest,
+        arrival_ns: int,
+        deadline_ns: int | None,
     ) -> InferenceResponse:
-        manifest = self.engine.tenants[name].manifest
-        inputs = self._validator(name, manifest).validate(self.regions.read_inputs(request.inputs))
+        name, manifest = served.name, served.manifest
+        inputs = self._validator(served).validate(self.regions.read_inputs(request.inputs))
         wanted = validate_outputs(name, manifest.outputs, request.outputs)
         locations = {output.name: output.location for output in request.outputs if output.location is not None}
         self.regions.check_outputs(locations)
@@ -138,7 +156,7 @@ class InferenceService:
             deadline_ns = min(arrival_ns + timeout, deadline_ns or arrival_ns + timeout)
         refuse_past_deadline(deadline_ns, time.monotonic_ns())
         traced = wants_trace(request.parameters)
-        result = await self.engine.infer(name, inputs, deadline_ns=deadline_ns, traced=traced)
+        result = await self.engine.infer(served, inputs, deadline_ns=deadline_ns, traced=traced)
         outputs = {output: result.outputs[output] for output in wanted}
         stored = self.regions.write_outputs(outputs, locations)
         batch = batch_size(manifest.inputs, inputs)
@@ -146,43 +164,50 @@ class InferenceService:
             arrival_ns, result.submitted_ns, result.stamps, result.execute_ns, answered_ns=time.monotonic_ns()
         )
         counts.count_answer(stages, batch)
-        return InferenceResponse(name, outputs, stored, _trace(result, stages) if traced else {})
+        return InferenceResponse(served, outputs, stored, _trace(result, stages) if traced else {})
 
-    def _validator(self, name: str, manifest: Manifest) -> InputValidator:
-        """The validator of a tenant's inputs, for the manifest that it has now."""
-        known, validator = self._validators.get(name, (None, None))
-        if validator is None or known is not manifest:
-            validator = InputValidator(name, manifest.inputs, manifest.max_batch)
-            self._validators[name] = (manifest, validator)
+    def _validator(self, served: ServedTenant) -> InputValidator:
+        validator = self._validators.get(served)
+        if validator is None:
+            manifest = served.manifest
+            validator = self._validators[served] = InputValidator(served.name, manifest.inputs, manifest.max_batch)
         return validator
 
-    def resolve_tenant(self, model: str, version: str = "", tenant: str = "") -> str:
-        """The name of the tenant that a request is for. Raises UnknownModelError."""
-        return resolve_tenant(self.engine.tenants, model, version, tenant)
+    def resolve(self, model: str, version: str = "", tenant: str = "") -> ServedTenant:
+        """What a request is for. Raises UnknownModelError."""
+        return self.engine.models.resolve(model, version, tenant)
 
     def server_metadata(self) -> Mapping[str, Any]:
         return model_metadata.server_metadata(self.version, shared_memory=self.regions.allowed)
 
     def model_metadata(self, model: str, version: str = "") -> dict[str, Any]:
-        name = self.resolve_tenant(model, version)
-        return model_metadata.model_metadata(name, self.engine.tenants[name].manifest)
+        served = self.resolve(model, version)
+        versions = [version] if version else self.engine.models.versions(served.name)
+        return model_metadata.model_metadata(served.name, versions, served.manifest)
 
     def model_configuration(self, model: str, version: str = "") -> dict[str, Any]:
-        tenant = self.engine.tenants[name := self.resolve_tenant(model, version)]
-        return model_metadata.model_configuration(name, tenant.manifest, tenant.qos)
+        served = self.resolve(model, version)
+        return model_metadata.model_configuration(served.name, served.manifest, served.qos)
 
     def statistics(self, model: str = "", version: str = "") -> dict[str, Any]:
         """Statistics of one model, or of all."""
         self.metrics.refresh()
-        names = [self.resolve_tenant(model, version)] if model else list(self.engine.tenants)
-        return {"model_stats": [model_metadata.model_statistics(name, self.metrics.tenants[name]) for name in names]}
+        served = [self.resolve(model, version)] if model else list(self.engine.models.tenants.values())
+        rows = [
+            model_metadata.model_statistics(each.name, each.version, self.metrics.tenants[each.name]) for each in served
+        ]
+        return {"model_stats": rows}
 
     def repository_index(self) -> list[dict[str, str]]:
-        return model_metadata.repository_index(list(self.engine.tenants), self.engine.ready)
+        if self.control is not None:
+            return self.control.index(self.engine.ready)
+        return model_metadata.repository_index(self.engine.models.all(), self.engine.ready)
 
-    def refuse_model_control(self, model: str) -> NoReturn:
-        """Models are not loaded or unloaded at run time: the configuration alone says what is served."""
-        raise UnsupportedError(f"model repository control is off; {model!r:.80} is neither loaded nor unloaded")
+    def require_control(self, what: str) -> ModelControl:
+        """Raises UnsupportedError where clients may not change what is served; `what` does not happen then."""
+        if self.control is None or not self._model_control:
+            raise UnsupportedError(f"model repository control is off (server.model_control); {what}")
+        return self.control
 
     async def close(self) -> None:
         self.regions.close()

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import (
@@ -50,12 +51,21 @@ class Metrics:
         self.unknown_model_requests = 0  # requests for a model that no tenant serves
         self.malformed_requests = 0  # requests that could not be decoded
         self.tenants = {name: RequestCounts(model, qos) for name, (model, qos) in targets.items()}
+        self.tenant_of: Callable[[int], str | None] = list(self.tenants).__getitem__  # by the engine's number
         self.connections: Callable[[], ConnectionCounts] | None = None  # of the I/O threads
         self.refresh: Callable[[], None] = lambda: None  # counts what has ended without Python; before any reading
         self._snapshot: Snapshot | None = None
         self._processes: Sequence[DaemonProcess] = ()
         self._registry = CollectorRegistry()
         self._registry.register(self)
+
+    def know(self, name: str, model: str, qos: QoSTarget) -> None:
+        """Count a tenant's requests; from nothing on, where it is new or its target another one than before."""
+        known = self.tenants.get(name)
+        if known is None or (known.target_ns, known.window.percentile) != (qos.latency_ns, qos.percentile):
+            self.tenants[name] = RequestCounts(model, qos)
+        else:
+            known.model = model
 
     def page(self, snapshot: Snapshot | None, processes: Sequence[DaemonProcess] = ()) -> bytes:
         """The text for /metrics, without the engine's part while there is no engine."""
@@ -66,10 +76,10 @@ class Metrics:
     def count_ended(self, records: NDArray[Any]) -> None:
         """Count requests that have ended without Python: ENDED_REQUEST, and `tenant`, a number."""
         monotonic_ns, wall_ns = time.monotonic_ns(), time.time_ns()
-        for index, counts in enumerate(self.tenants.values()):
-            own = records[records["tenant"] == index]
-            if len(own):
-                counts.count_batch(own, monotonic_ns, wall_ns)
+        for number in np.unique(records["tenant"]).tolist():
+            name = self.tenant_of(number)
+            if name is not None:
+                self.tenants[name].count_batch(records[records["tenant"] == number], monotonic_ns, wall_ns)
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""
@@ -171,7 +181,7 @@ class Metrics:
         )
         workers = GaugeMetricFamily("veltair_workers", "Worker processes by state", labels=("state",))
         states = Counter[str](worker.state for worker in status.workers)
-        for state in ("starting", "idle", "busy"):
+        for state in ("starting", "idle", "busy", "changing"):
             workers.add_metric((state,), states[state])
         yield workers
         yield CounterMetricFamily("veltair_engine_restarts", "Engines that died", snapshot.engine_restarts)

@@ -13,9 +13,9 @@ import msgspec
 from veltair.profiles.artifact.manifest import Manifest, Port
 from veltair.server.front.request_counts import RequestCounts
 from veltair.server.protocol.datatypes import datatype_name
+from veltair.server.repository.served_tenant import ServedTenant
 from veltair.types import QoSTarget
 
-VERSION = "1"  # of every model: a daemon serves the artifact that its configuration names
 PLATFORM = "veltair"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
 SHARED_MEMORY = "system_shared_memory"
@@ -23,10 +23,10 @@ SHARED_MEMORY = "system_shared_memory"
 _TRITON_TYPES = {"BYTES": "TYPE_STRING"}  # the others are TYPE_<datatype>
 
 
-def model_metadata(name: str, manifest: Manifest) -> dict[str, Any]:
+def model_metadata(name: str, versions: Sequence[str], manifest: Manifest) -> dict[str, Any]:
     return {
         "name": name,
-        "versions": [VERSION],
+        "versions": list(versions),
         "platform": PLATFORM,
         "inputs": [_port_metadata(port) for port in manifest.inputs],
         "outputs": [_port_metadata(port) for port in manifest.outputs],
@@ -77,8 +77,8 @@ def _port_configuration(port: Port, batched: bool) -> dict[str, Any]:
     }
 
 
-def model_statistics(name: str, counts: RequestCounts) -> dict[str, Any]:
-    """Counts since the daemon started; durations in ns. Copying inputs and outputs is not timed."""
+def model_statistics(name: str, version: str, counts: RequestCounts) -> dict[str, Any]:
+    """Counts since the daemon started, of all versions; durations in ns. Copying inputs and outputs is not timed."""
     answered = counts.duration.count
     failed = counts.outcomes.total() - answered
 
@@ -87,7 +87,7 @@ def model_statistics(name: str, counts: RequestCounts) -> dict[str, Any]:
 
     return {
         "name": name,
-        "version": VERSION,
+        "version": version,
         "last_inference": counts.last_ms,
         "inference_count": counts.inferences,
         "execution_count": answered,
@@ -107,9 +107,9 @@ def model_statistics(name: str, counts: RequestCounts) -> dict[str, Any]:
     }
 
 
-def repository_index(names: Sequence[str], ready: bool) -> list[dict[str, str]]:
+def repository_index(served: Sequence[ServedTenant], ready: bool) -> list[dict[str, str]]:
     state, reason = ("READY", "") if ready else ("UNAVAILABLE", "starting or shutting down")
-    return [{"name": name, "version": VERSION, "state": state, "reason": reason} for name in names]
+    return [{"name": each.name, "version": each.version, "state": state, "reason": reason} for each in served]
 
 
 def server_metadata(version: str, *, shared_memory: bool) -> Mapping[str, Any]:

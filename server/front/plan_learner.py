@@ -10,11 +10,11 @@ import numpy as np
 from veltair.errors import RequestError
 from veltair.server.front.http_body import HttpRequest
 from veltair.server.front.inference_service import InferenceResponse
-from veltair.server.front.served_tenant import ServedTenant
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.protocol.grpc_codec import GrpcRequest
 from veltair.server.protocol.http_codec import HttpBody
 from veltair.server.protocol.infer_request import InferRequest, TensorLocation
+from veltair.server.repository.served_tenant import ServedTenant
 from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.plan import FileRange, Plan, SlotViews, make_plan
 from veltair.server.wire.response_parts import ResponseParts, split_body, split_message
@@ -23,7 +23,7 @@ from veltair.server.wire.response_parts import ResponseParts, split_body, split_
 class HasSlots(Protocol):
     """What serves the queries: `EngineClient`."""
 
-    def slot_views(self, tenant: str, batch: int) -> tuple[int, SlotViews] | None: ...
+    def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None: ...
 
 
 class PlanLearner:
@@ -89,7 +89,7 @@ class PlanLearner:
         manifest = served.manifest
         batched = next((port.name for port in manifest.inputs if port.shape[:1] == (-1,)), None)
         batch = next((tensor.shape[0] for tensor in request.inputs if tensor.name == batched), 1)
-        found = self._engine.slot_views(served.name, batch)
+        found = self._engine.slot_views(served, batch)
         if found is None:
             return None
         tenant, views = found

@@ -2,21 +2,22 @@
 
 Tensors do not travel here; they lie in the tensor pool. All times are CLOCK_MONOTONIC, which the processes share.
 
-    front -> engine    ConfigureEngine, InferQuery, AbortQuery, GetStatus, Shutdown
-    engine -> front    EngineReady, StartFailed, QueryEnded, EngineStatus
-    engine -> worker   LoadModels
-    worker -> engine   ModelsLoaded, StartFailed, KernelFailed, CoresChanged
+    front -> engine    ConfigureEngine, InferQuery, AbortQuery, LoadModel, UnloadModel, GetStatus, Shutdown
+    engine -> front    EngineReady, StartFailed, QueryEnded, ModelLoaded, ModelFailed, ModelUnloaded, EngineStatus
+    engine -> worker   LoadModels; later LoadModel and UnloadModel
+    worker -> engine   ModelsLoaded, StartFailed, KernelFailed, CoresChanged, ModelLoaded, ModelFailed, ModelUnloaded
 
 Blocks are ordered, and their end is told, in the worker's cell (`worker_cell`).
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from veltair.config import CounterCoefficients
+from veltair.config import CounterCoefficients, ServerConfig, read_counter_coefficients
 from veltair.server.ipc.stages import NOT_STAMPED, EngineStamps
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
 from veltair.server.ipc.tenant_share import TenantShare
@@ -32,7 +33,8 @@ class Message(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class TenantSpec(msgspec.Struct, frozen=True):
-    """A tenant as the engine and its workers need it; the front has checked the artifact's digests.
+    """A tenant with one version of its model, as the engine and its workers need it; the front has checked the
+    artifact's digests.
 
     >>> tenant = TenantSpec("vision", "/srv/resnet50", "ab12", 15_000_000, 0.95, priority=1, batching=True)
     >>> LoadModels((tenant,), cores=(0, 1), slots=4).tenants[0].qos_ns
@@ -47,6 +49,14 @@ class TenantSpec(msgspec.Struct, frozen=True):
     priority: int
     batching: bool
     share: TenantShare = TenantShare()
+    number: int = 0  # by which messages and orders name it, until it is unloaded
+    offset: int = 0  # of its region in the tensor pool
+    copy: int = 1  # which of the tenant's versions in the engine this is, where there are several
+
+    @property
+    def key(self) -> str:
+        """Its name for the scheduler, to which each version is a tenant of its own."""
+        return self.name if self.copy == 1 else f"{self.name}#{self.copy}"
 
 
 # Front to engine
@@ -86,6 +96,25 @@ class ConfigureEngine(Message, frozen=True):
     hung_block_ns: int = 10_000_000_000  # a block that takes longer, and 10 times as long as predicted, is ended
     planned_share: float = 1.0  # of each target and deadline; policies plan with this share
     lanes: LaneDescriptors | None = None  # of the front's I/O threads
+    capacity: int = 1  # versions of models at once; their numbers are below this
+
+    @classmethod
+    def of(cls, server: ServerConfig) -> ConfigureEngine:
+        """As the configuration has it, without tenants. Raises ConfigError."""
+        model = server.counter_model
+        return cls(
+            tenants=(),
+            policy=server.policy,
+            cores=server.cores,
+            workers=server.workers,
+            spare_workers=server.spare_workers,
+            slots=server.queue_slots,
+            event_log=server.event_log,
+            counter_model=None if model is None else read_counter_coefficients(Path(model)),
+            hung_block_ns=int(server.hung_block_s * 1e9),
+            planned_share=server.planned_share,
+            capacity=server.max_models,
+        )
 
 
 class InferQuery(Message, frozen=True):
@@ -96,7 +125,7 @@ class InferQuery(Message, frozen=True):
     """
 
     query: int  # unique and ascending within an engine's life
-    tenant: int  # index into ConfigureEngine.tenants
+    tenant: int  # TenantSpec.number
     slot: int
     batch: int
     arrival_ns: int
@@ -108,6 +137,20 @@ class AbortQuery(Message, frozen=True):
     """Nobody waits for this query any more: `AbortQuery(query=7)`."""
 
     query: int
+
+
+class LoadModel(Message, frozen=True):
+    """Serve one more: `LoadModel(tenant)`. The engine answers with `ModelLoaded` or `ModelFailed`; until then there are
+    no queries of it. To a worker: hold it, and answer likewise.
+    """
+
+    tenant: TenantSpec
+
+
+class UnloadModel(Message, frozen=True):
+    """Forget it: `UnloadModel(number=3)`. The front has no more queries of it. Answered with `ModelUnloaded`."""
+
+    number: int
 
 
 class GetStatus(Message, frozen=True):
@@ -163,6 +206,26 @@ class QueryEnded(Message, frozen=True):
     execute_ns: int = 0  # in blocks
     stamps: EngineStamps = NOT_STAMPED
     blocks: tuple[BlockRecord, ...] = ()  # of a traced query
+
+
+class ModelLoaded(Message, frozen=True):
+    """Every worker holds it, or the worker that says so: `ModelLoaded(number=3)`."""
+
+    number: int
+
+
+class ModelFailed(Message, frozen=True):
+    """It cannot be served: `ModelFailed(3, "ArtifactError", "no kernel")`; `kind` is one of veltair.errors."""
+
+    number: int
+    kind: str
+    reason: str
+
+
+class ModelUnloaded(Message, frozen=True):
+    """No process uses its artifact and its region any more: `ModelUnloaded(number=3)`."""
+
+    number: int
 
 
 class EngineStatus(Message, frozen=True):
@@ -226,7 +289,9 @@ class CoresChanged(Message, frozen=True):
     time_ns: int
 
 
-ToEngine: TypeAlias = ConfigureEngine | InferQuery | AbortQuery | GetStatus | Shutdown
-ToFront: TypeAlias = EngineReady | WorkersLeft | StartFailed | QueryEnded | EngineStatus
-ToWorker: TypeAlias = LoadModels
-FromWorker: TypeAlias = ModelsLoaded | StartFailed | KernelFailed | CoresChanged
+ModelChange: TypeAlias = LoadModel | UnloadModel
+ModelChanged: TypeAlias = ModelLoaded | ModelFailed | ModelUnloaded
+ToEngine: TypeAlias = ConfigureEngine | InferQuery | AbortQuery | ModelChange | GetStatus | Shutdown
+ToFront: TypeAlias = EngineReady | WorkersLeft | StartFailed | QueryEnded | ModelChanged | EngineStatus
+ToWorker: TypeAlias = LoadModels | ModelChange
+FromWorker: TypeAlias = ModelsLoaded | StartFailed | KernelFailed | CoresChanged | ModelChanged

@@ -83,6 +83,6 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     """A worker process now: `WorkerStatus(pid=4711, state="busy", query=7, started_ns=100)`."""
 
     pid: int
-    state: Literal["starting", "idle", "busy"]
+    state: Literal["starting", "idle", "busy", "changing"]
     query: int | None
     started_ns: int

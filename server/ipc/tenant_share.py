@@ -32,6 +32,37 @@ def kept_slots(shares: Sequence[TenantShare], slots: int) -> list[int]:
     return [slots * share.weight // (2 * weights) for share in shares]
 
 
+class SharedSlots:
+    """The tenants' parts of the slots, while tenants come and go.
+
+    >>> shared = SharedSlots(slots=16, capacity=3)
+    >>> shared.add(2, TenantShare())
+    [0, 0, 8]
+    >>> shared.add(0, TenantShare(weight=3))
+    [6, 0, 2]
+    """
+
+    def __init__(self, slots: int, capacity: int) -> None:
+        self._slots, self._capacity = slots, capacity
+        self._shares: dict[int, TenantShare] = {}
+
+    def add(self, tenant: int, share: TenantShare) -> list[int]:
+        """Returns what is kept for each tenant now, by number."""
+        self._shares[tenant] = share
+        return self._kept()
+
+    def remove(self, tenant: int) -> list[int]:
+        """Likewise."""
+        self._shares.pop(tenant, None)
+        return self._kept()
+
+    def _kept(self) -> list[int]:
+        kept = [0] * self._capacity
+        for tenant, slots in zip(self._shares, kept_slots(list(self._shares.values()), self._slots), strict=True):
+            kept[tenant] = slots
+        return kept
+
+
 class TokenBucket:
     """Lets through so many queries a second, and so many at once after a pause.
 

@@ -3,7 +3,7 @@
 Each tenant has a region of slots of its own, so no byte of one tenant ever lies in a slot of another. A slot has
 space for everything that the inputs are packed into (`Manifest.input_tensors`), then for every output, at the tenant's
 largest batch. The memory is sparse: a slot costs nothing until it is first used, and the slot freed last is taken
-next, so few are used.
+next, so few are used. Regions come and go with their tenants; the pool is large enough that there is always a place.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import fcntl
 import math
 import mmap
 import os
+import weakref
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from veltair.errors import VeltairError
 from veltair.profiles.artifact.manifest import ALIGNMENT, ITEM_BYTES, SLACK_BYTES, Manifest, shape_at
 from veltair.server.ipc.native_library import array_address
 
+POOL_BYTES = 1 << 42  # sparse: what is never written costs nothing
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # nobody can cut it under a reader
 
 
@@ -61,36 +65,63 @@ class TensorRegion:
     outputs: tuple[TensorField, ...]
 
 
-def lay_out_regions(manifests: Sequence[Manifest], slots: int) -> tuple[TensorRegion, ...]:
-    """One region for each tenant; every process that computes them gets the same."""
-    regions = []
-    begin = 0
-    for manifest in manifests:
-        fields = []
-        offset = 0
-        for port in (*manifest.input_tensors, *manifest.outputs):
-            fields.append(TensorField(port.name, port.dtype, port.shape, offset))
-            offset += _round_up(fields[-1].bytes_at(manifest.max_batch) + SLACK_BYTES, ALIGNMENT)
-        slot_bytes = _round_up(offset, mmap.PAGESIZE)
-        split = len(manifest.input_tensors)
-        regions.append(TensorRegion(begin, slot_bytes, tuple(fields[:split]), tuple(fields[split:])))
-        begin += slot_bytes * slots
-    return tuple(regions)
+def lay_out_region(manifest: Manifest, offset: int) -> TensorRegion:
+    """The region of a tenant that begins there; every process that computes it gets the same."""
+    fields = []
+    size = 0
+    for port in (*manifest.input_tensors, *manifest.outputs):
+        fields.append(TensorField(port.name, port.dtype, port.shape, size))
+        size += _round_up(fields[-1].bytes_at(manifest.max_batch) + SLACK_BYTES, ALIGNMENT)
+    split = len(manifest.input_tensors)
+    return TensorRegion(
+        offset, max(_round_up(size, mmap.PAGESIZE), mmap.PAGESIZE), tuple(fields[:split]), tuple(fields[split:])
+    )
+
+
+def region_bytes(manifest: Manifest, slots: int) -> int:
+    """Of a tenant's slots."""
+    return lay_out_region(manifest, 0).slot_bytes * slots
 
 
 def _round_up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _pool_bytes(regions: Sequence[TensorRegion], slots: int) -> int:
-    last = regions[-1]
-    return max(last.offset + last.slot_bytes * slots, mmap.PAGESIZE)
+class RegionSpace:
+    """Where in a pool regions begin: each at the first gap that takes it.
+
+    >>> space = RegionSpace(size=100)
+    >>> [space.take(60), space.take(30)]
+    [0, 60]
+    >>> space.give_back(0)
+    >>> space.take(20)
+    0
+    """
+
+    def __init__(self, size: int = POOL_BYTES) -> None:
+        self._size = size
+        self._regions: list[tuple[int, int]] = []  # begin and end of each, in order
+
+    def take(self, size: int) -> int:
+        """Where a region of this size begins. Raises VeltairError when no gap takes it."""
+        begin = 0
+        for taken, end in self._regions:
+            if begin + size <= taken:
+                break
+            begin = end
+        if begin + size > self._size:
+            raise VeltairError(f"the slots of all models take more than {self._size >> 30} GB")
+        insort(self._regions, (begin, begin + size))
+        return begin
+
+    def give_back(self, begin: int) -> None:
+        self._regions = [region for region in self._regions if region[0] != begin]
 
 
-def create_tensor_pool(manifests: Sequence[Manifest], slots: int) -> int:
+def create_tensor_pool() -> int:
     """New memory for a pool, all zero, of fixed size. Returns its descriptor."""
     fd = os.memfd_create("veltair-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.truncate(fd, _pool_bytes(lay_out_regions(manifests, slots), slots))
+    os.truncate(fd, POOL_BYTES)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     return fd
 
@@ -100,19 +131,38 @@ class TensorPool:
 
     Views are 64-byte aligned and contiguous, as kernels want them::
 
-        pool = TensorPool(create_tensor_pool(manifests, slots=64), manifests, slots=64)
+        pool = TensorPool(create_tensor_pool(), slots=64)
+        pool.add(0, manifest, offset=0)
         pool.inputs(tenant=0, slot=5, batch=2)[0][:] = x
     """
 
-    def __init__(self, fd: int, manifests: Sequence[Manifest], slots: int) -> None:
-        self.regions = lay_out_regions(manifests, slots)
+    def __init__(self, fd: int, slots: int) -> None:
+        self.regions: dict[int, TensorRegion] = {}  # by tenant
         self.slots = slots  # of each tenant
-        self._bytes = np.frombuffer(mmap.mmap(fd, _pool_bytes(self.regions, slots)), np.uint8)
+        self._mapped: dict[int, mmap.mmap] = {}  # each region by itself: a stray access meets no other one
+        self._bytes: dict[int, NDArray[np.uint8]] = {}
+        self._fd = os.dup(fd)
+        weakref.finalize(self, os.close, self._fd)
 
-    @property
-    def address(self) -> int:
-        """Of its first byte, for native code; valid as long as this object lives."""
-        return array_address(self._bytes)
+    def add(self, tenant: int, manifest: Manifest, offset: int) -> TensorRegion:
+        """Map the tenant's region, which begins there."""
+        region = lay_out_region(manifest, offset)
+        memory = mmap.mmap(self._fd, region.slot_bytes * self.slots, offset=offset)
+        self.regions[tenant], self._mapped[tenant] = region, memory
+        self._bytes[tenant] = np.frombuffer(memory, np.uint8)
+        return region
+
+    def remove(self, tenant: int) -> None:
+        """Nobody here uses the tenant's region any more."""
+        del self.regions[tenant], self._mapped[tenant], self._bytes[tenant]
+
+    def free_memory(self, tenant: int) -> None:
+        """Give the memory of the tenant's region back to the system; it is all zero then."""
+        self._mapped[tenant].madvise(mmap.MADV_REMOVE)
+
+    def address(self, tenant: int) -> int:
+        """Of the first byte of its region, for native code; valid until it is removed."""
+        return array_address(self._bytes[tenant])
 
     def inputs(self, tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
         """Views of a slot's inputs, in the order of the region's fields."""
@@ -124,10 +174,9 @@ class TensorPool:
 
     def _views(self, fields: Sequence[TensorField], tenant: int, slot: int, batch: int) -> list[NDArray[Any]]:
         region = self.regions[tenant]
-        begin = region.offset + slot * region.slot_bytes
         views = []
         for field in fields:
-            at = begin + field.offset
-            tensor = self._bytes[at : at + field.bytes_at(batch)]
+            at = slot * region.slot_bytes + field.offset
+            tensor = self._bytes[tenant][at : at + field.bytes_at(batch)]
             views.append(tensor.view(field.dtype).reshape(field.shape_at(batch)))
         return views

@@ -20,7 +20,7 @@ so a reader that finds it even and unchanged has read one state; a block stops w
 from 1 on. The engine writes the next one only when it knows that the last has ended, so nothing else guards it and
 the end: `worker_cell.c` publishes each by its number and wakes who waits for it, the worker in a futex wait on
 `ordered`, the engine by an eventfd that all its workers share, the bell. A block that failed has no end here, but a
-message, `KernelFailed`.
+message, `KernelFailed`; so has an order of query 0, which has the worker read its channel.
 """
 
 from __future__ import annotations
@@ -112,6 +112,14 @@ class WorkerCell:
         rest = versions + members.packed + callers
         page[_VERSIONS_AT : _VERSIONS_AT + len(rest)] = rest
         page[_CORES_ORDERED] = _pack_cores(order.cores)
+        self._publish()
+
+    def call(self) -> None:
+        """Wake the worker to read its channel; its last block has ended, and its answer is a message."""
+        _HEAD.pack_into(self._page, _ORDER_AT, 0, 0, 0, 0, 0, 0)
+        self._publish()
+
+    def _publish(self) -> None:
         self._ordered = (self._ordered + 1) & 0xFFFF_FFFF
         self._functions.publish_order(self._base + 4 * _ORDERED, self._ordered)
 
@@ -148,7 +156,7 @@ class WorkerCell:
         return number != before
 
     def read_order(self) -> tuple[int, bytes]:
-        """Query and key (`unpack_key`) of the last order."""
+        """Query and key (`unpack_key`) of the last order; query 0: the channel is to be read."""
         query, _, layers, *_ = _HEAD.unpack_from(self._page, _ORDER_AT)
         return query, self._page[_KEY_AT : _VERSIONS_AT + VERSION_BYTES * layers]
 

@@ -19,16 +19,16 @@ class HealthChecks(health.aio.HealthServicer):  # type: ignore[misc]
 
     ::
 
-        checks = HealthChecks(lambda: engine.ready, ["", "inference.GRPCInferenceService", "resnet50"])
+        checks = HealthChecks(lambda: engine.ready, lambda: ["", "inference.GRPCInferenceService", "resnet50"])
         await checks.start()
         await checks.stop()  # NOT_SERVING from here on
     """
 
-    def __init__(self, ready: Callable[[], bool], names: Collection[str]) -> None:
-        """`names`: of services and models; "" is the whole server."""
+    def __init__(self, ready: Callable[[], bool], names: Callable[[], Collection[str]]) -> None:
+        """`names`: of services and of the models that are served now; "" is the whole server."""
         super().__init__()
         self._ready, self._names = ready, names
-        self._told: bool | None = None
+        self._told: dict[str, bool] = {}
         self._follower: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -51,8 +51,9 @@ class HealthChecks(health.aio.HealthServicer):  # type: ignore[misc]
             await self._refresh()
 
     async def _refresh(self) -> None:
-        ready = self._ready()
-        if ready != self._told:
-            self._told = ready
-            for name in self._names:
-                await self.set(name, _SERVING if ready else _NOT_SERVING)
+        ready, names = self._ready(), self._names()
+        now = dict.fromkeys(self._told, False) | dict.fromkeys(names, ready)  # what is gone serves no longer
+        before, self._told = self._told, now
+        for name, serving in now.items():
+            if before.get(name) != serving:
+                await self.set(name, _SERVING if serving else _NOT_SERVING)

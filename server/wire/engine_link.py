@@ -15,7 +15,7 @@ from veltair.server.ipc.done_queries import DoneQueries, create_done_queries
 from veltair.server.ipc.lane import create_lanes, lane_bytes, ring_records
 from veltair.server.ipc.messages import LaneDescriptors
 from veltair.server.ipc.native_library import array_address
-from veltair.server.ipc.tenant_share import TenantShare, kept_slots
+from veltair.server.ipc.tenant_share import SharedSlots, TenantShare
 from veltair.server.ipc.tensor_pool import TensorPool
 from veltair.server.wire import native
 from veltair.server.wire.io_threads import IoThreads
@@ -26,44 +26,36 @@ class EngineLink:
 
     ::
 
-        link = EngineLink(threads, pool, [TenantShare(), TenantShare(rate=100.0)], slots=256)
+        link = EngineLink(threads, pool, capacity=2)
+        link.open(0, TenantShare(rate=100.0))  # its region is in the pool
         link.use()  # once the engine is ready
         link.leave("the engine process ended")
     """
 
-    def __init__(self, threads: IoThreads, pool: TensorPool, shares: Sequence[TenantShare], slots: int) -> None:
-        """Raises VeltairError when there is no memory."""
+    def __init__(self, threads: IoThreads, pool: TensorPool, capacity: int) -> None:
+        """`capacity`: tenants at once; their numbers are below this. Raises VeltairError when there is no memory."""
         self._threads, self._pool = threads, pool  # which the threads use
-        self._native, tenants = native.library(), len(shares)
+        self._native, self._shares, slots = native.library(), SharedSlots(pool.slots, capacity), pool.slots
         records = ring_records(slots)
         lanes = create_lanes(threads.count, records)
         self._memory = mmap.mmap(lanes, threads.count * lane_bytes(records))
-        places = tenants * slots
+        places = capacity * slots
         done = create_done_queries(threads.count, places)
-        gates = create_admission_gates(tenants)
-        self._gates = mmap.mmap(gates, gates_bytes(tenants))
+        gates = create_admission_gates(capacity)
+        self._gates = mmap.mmap(gates, gates_bytes(capacity))
         bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         wakes = tuple(threads.wake_descriptors)
         self.descriptors = LaneDescriptors(lanes, records, bell, wakes, done, places, gates)
         self._done = DoneQueries(self.descriptors)
-        offsets = np.array([region.offset for region in pool.regions], np.uint64)
-        sizes = np.array([region.slot_bytes for region in pool.regions], np.uint64)
-        kept = kept_slots(shares, slots)
-        rows = [(each.rate, each.burst, own, each.slots) for each, own in zip(shares, kept, strict=True)]
-        native_shares = np.array(rows, native.SHARE)
         self._handle = self._native.wire_link(
             threads.handle,
-            pool.address,
             ctypes.addressof(ctypes.c_char.from_buffer(self._memory)),
             records,
             self._done.address,
             ctypes.addressof(ctypes.c_char.from_buffer(self._gates)),
             bell,
-            tenants,
+            capacity,
             slots,
-            array_address(native_shares),
-            array_address(offsets),
-            array_address(sizes),
         )
         if not self._handle:
             raise VeltairError("no memory for the queries of the I/O threads")
@@ -73,6 +65,27 @@ class EngineLink:
         """Descriptors that the engine process needs."""
         own = self.descriptors
         return (own.lanes, own.done, own.gates, own.bell, *own.wakes)
+
+    def open(self, tenant: int, share: TenantShare) -> None:
+        """Queries of this tenant may come. Its region is in the pool."""
+        region, row = self._pool.regions[tenant], np.array([(share.rate, share.burst, 0, share.slots)], native.SHARE)
+        where = self._pool.address(tenant), region.slot_bytes
+        self._native.wire_open_tenant(self._handle, tenant, *where, array_address(row))
+        self._keep(self._shares.add(tenant, share))
+
+    def close(self, tenant: int) -> None:
+        """No more queries of this tenant begin."""
+        if self._handle:
+            self._native.wire_close_tenant(self._handle, tenant)
+            self._keep(self._shares.remove(tenant))
+
+    def _keep(self, kept: Sequence[int]) -> None:
+        self._native.wire_keep_slots(self._handle, array_address(np.array(kept, np.int32)))
+
+    def held(self, tenant: int) -> int:
+        """Slots that queries of the tenant hold."""
+        count: int = self._native.wire_slots_held(self._handle, tenant) if self._handle else 0
+        return count
 
     def use(self) -> None:
         """Have the threads send their queries to this engine."""

@@ -10,7 +10,7 @@
 static const status INVALID = {.grpc = 3, .http = 400};
 
 static uint8_t *slot_of(const engine_link *link, int32_t tenant, int32_t slot) {
-  return link->pool + link->region_offset[tenant] + (uint64_t)slot * link->slot_bytes[tenant];
+  return link->region[tenant] + (uint64_t)slot * link->slot_bytes[tenant];
 }
 
 static void keep(io_thread *thread, const ended_query *ended) {
@@ -132,8 +132,13 @@ enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more) {
   if (!plan) return UNPLANNED;
   const engine_link *link = from->connection->thread->link;
   const int64_t now = now_ns();
+  const int32_t slot = slots_refusal(link->free, plan->tenant, now);
+  if (slot == CLOSED) {
+    plan_release(plan);
+    return UNPLANNED;
+  }
   int why = gate_shut(&link->gates[plan->tenant], plan->batch, now) ? OVERLOAD : NO_REFUSAL;
-  if (!why) why = why_no_slot(slots_refusal(link->free, plan->tenant, now));
+  if (!why) why = why_no_slot(slot);
   if (!why && more && !may_hold(from->connection, more)) why = MEMORY;
   if (why) refuse(from, plan, why);
   plan_release(plan);
@@ -154,7 +159,9 @@ bool query_begin(asker *from, const request *request) {
     refuse(from, plan, OVERLOAD);
   } else {
     const int32_t slot = slots_take(link->free, plan->tenant, now);
-    if (slot < 0) {
+    if (slot == CLOSED) {
+      handled = false; /* Python knows by which number the tenant is served now */
+    } else if (slot < 0) {
       refuse(from, plan, why_no_slot(slot));
     } else if (from->connection->protocol->fill(plan, request, slot_of(link, plan->tenant, slot)) &&
                submit(from, plan, request, slot, deadline_ns)) {

@@ -11,11 +11,15 @@ typedef struct {
   int32_t kept, most;    /* slots that no other tenant takes; slots that it may hold */
 } tenant_share;
 
-enum { NO_SLOT = -1, RATE_SPENT = -2 };
+enum { NO_SLOT = -1, RATE_SPENT = -2, CLOSED = -3 /* the tenant is not served, or not by this number any more */ };
 
 typedef struct slot_table slot_table;
-slot_table *slots_new(int32_t tenants, int32_t slots, const tenant_share *shares);
+slot_table *slots_new(int32_t tenants, int32_t slots); /* all closed */
 void slots_free(slot_table *table);
+void slots_open(slot_table *table, int32_t tenant, const tenant_share *share);
+void slots_close(slot_table *table, int32_t tenant); /* slots that are held stay so */
+void slots_keep(slot_table *table, const int32_t *kept); /* of every tenant: tenant_share.kept */
+int32_t slots_held(slot_table *table, int32_t tenant);
 /* A slot of the tenant's region, the one given back last; below 0: why there is none for the tenant. */
 int32_t slots_take(slot_table *table, int32_t tenant, int64_t now_ns);
 /* Why the next query of the tenant would get none, or 0. */

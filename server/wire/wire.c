@@ -77,20 +77,17 @@ EXPORT int wire_forward_to(wire *of, const char *name, uint64_t size) {
 EXPORT void wire_open(wire *of, int open) { atomic_store(&of->open, open); }
 
 /* The engine process, from its start on. `lanes`: one for each thread, one behind the other. `done`: of all slots.
- * `gates`, `shares`: of all tenants. */
-EXPORT engine_link *wire_link(wire *of, uint8_t *pool, void *lanes, uint64_t records, uint8_t *done,
-                              const gate *gates, int bell, int32_t tenants, int32_t slots,
-                              const tenant_share *shares, const uint64_t *region_offset, const uint64_t *slot_bytes) {
-  engine_link *new = calloc(1, sizeof *new + 2 * (size_t)tenants * sizeof(uint64_t));
+ * `tenants`: their numbers are below this; `gates` has one for each, and none is open. */
+EXPORT engine_link *wire_link(wire *of, void *lanes, uint64_t records, uint8_t *done,
+                              const gate *gates, int bell, int32_t tenants, int32_t slots) {
+  engine_link *new = calloc(1, sizeof *new + (size_t)tenants * (sizeof *new->region + sizeof *new->slot_bytes));
   if (!new) return NULL;
-  uint64_t *const copies = (uint64_t *)(void *)(new + 1);
-  memcpy(copies, region_offset, (size_t)tenants * sizeof *copies);
-  memcpy(copies + tenants, slot_bytes, (size_t)tenants * sizeof *copies);
-  *new = (engine_link){.pool = pool, .gates = gates, .tenants = tenants, .slots = slots, .bell = bell,
+  uint8_t **const regions = (uint8_t **)(void *)(new + 1);
+  *new = (engine_link){.gates = gates, .tenants = tenants, .slots = slots, .bell = bell,
                        .done = {done, (uint32_t)of->threads, (uint32_t)tenants * (uint32_t)slots},
-                       .region_offset = copies, .slot_bytes = copies + tenants};
+                       .region = regions, .slot_bytes = (uint64_t *)(void *)(regions + tenants)};
   atomic_init(&new->references, 1);
-  new->free = slots_new(tenants, slots, shares);
+  new->free = slots_new(tenants, slots);
   new->held = calloc((size_t)tenants * (size_t)slots, sizeof(query *));
   if (!new->free || !new->held) {
     free(new->held);
@@ -101,6 +98,20 @@ EXPORT engine_link *wire_link(wire *of, uint8_t *pool, void *lanes, uint64_t rec
   for (int i = 0; i < of->threads; i++) new->lanes[i] = lane_at((uint8_t *)lanes + (uint64_t)i * lane_bytes(records), records);
   return new;
 }
+
+/* Queries of this tenant may come; plans for it are added from here on. */
+EXPORT void wire_open_tenant(engine_link *link, int32_t tenant, uint8_t *region, uint64_t slot_bytes,
+                             const tenant_share *share) {
+  link->region[tenant] = region, link->slot_bytes[tenant] = slot_bytes;
+  slots_open(link->free, tenant, share);
+}
+
+/* No more of its queries begin. Those that have a slot end. */
+EXPORT void wire_close_tenant(engine_link *link, int32_t tenant) { slots_close(link->free, tenant); }
+
+EXPORT void wire_keep_slots(engine_link *link, const int32_t *kept) { slots_keep(link->free, kept); }
+
+EXPORT int32_t wire_slots_held(engine_link *link, int32_t tenant) { return slots_held(link->free, tenant); }
 
 EXPORT void wire_unlink(engine_link *link) { link_release(link); }
 

@@ -35,9 +35,9 @@ enum { GRPC, HTTP, PROTOCOLS };
 /* One engine process, as the front sees it. It is shared by all threads and freed when the last has let go of it. */
 typedef struct {
   atomic_int references;
-  uint8_t *pool; /* mapped by Python, which keeps it until no thread uses it */
   int32_t tenants, slots;
-  const uint64_t *region_offset, *slot_bytes; /* by tenant; copies behind this struct */
+  uint8_t **region;     /* by tenant: its slots, mapped by Python, which keeps them until no thread uses them */
+  uint64_t *slot_bytes; /* likewise; both are behind this struct */
   lane lanes[MOST_THREADS];
   done_queries done;
   const gate *gates; /* by tenant */

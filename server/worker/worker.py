@@ -20,17 +20,24 @@ from veltair.errors import VeltairError
 from veltair.server.ipc.block_orders import BATCH, BlockEnd, unpack_key
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.done_queries import DoneQueries
-from veltair.server.ipc.messages import CoresChanged, KernelFailed, LoadModels, ModelsLoaded, StartFailed, ToWorker
+from veltair.server.ipc.messages import (
+    CoresChanged,
+    KernelFailed,
+    LoadModel,
+    LoadModels,
+    ModelsLoaded,
+    StartFailed,
+    ToWorker,
+    UnloadModel,
+)
 from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, set_nice
-from veltair.server.ipc.tenant_artifact import open_artifact
 from veltair.server.ipc.worker_cell import WorkerCell
+from veltair.server.worker.worker_models import WorkerModels
 
 if TYPE_CHECKING:
-    from veltair.profiles.artifact.artifact_folder import Artifact
     from veltair.profiles.runtime import executor
     from veltair.profiles.runtime.block_runner import BoundBlock
     from veltair.profiles.runtime.pinned_threads import PinnedThreads
-    from veltair.server.ipc.tensor_pool import TensorPool
     from veltair.server.worker.batch_buffers import BatchBuffers
     from veltair.types import CoreSet
 
@@ -60,8 +67,7 @@ class Worker:
 
     ::
 
-        worker = Worker(channel, cell, bell, pool, threads)
-        worker.load(artifacts)
+        worker = Worker(channel, cell, bell, models, threads)
         worker.serve()  # until the engine closes its end of the channel
     """
 
@@ -70,7 +76,7 @@ class Worker:
         channel: Channel[ToWorker],
         cell: WorkerCell,
         bell: int,
-        pool: TensorPool,
+        models: WorkerModels,
         threads: PinnedThreads,
         done: DoneQueries | None = None,
     ) -> None:
@@ -81,9 +87,9 @@ class Worker:
         self._channel = channel
         self._cell = cell
         self._bell, self._done = bell, done
-        self._pool = pool
+        self._pool = models.pool
         self._threads = threads
-        self._executors: list[executor.Executor] = []  # by tenant; tenants with the same artifact share one
+        self._models = models
         self._bound: dict[tuple[int, int, int], executor.ModelRun] = {}  # (tenant, slot, samples)
         self._prepared: dict[bytes, PreparedBlock] = {}  # by the packed key of their order
         self._batches: dict[int, BatchBuffers] = {}  # by tenant; a batch's bindings have no slot
@@ -92,27 +98,32 @@ class Worker:
         self._known_cores: CoreSet = ()  # the block's cores as the engine knows them
         self._reported = False  # whether this block sent messages
 
-    def load(self, artifacts: Sequence[Artifact]) -> None:
-        """Load every artifact and run it once. Raises ArtifactError."""
-        from veltair.profiles.runtime.executor import Executor
-
-        loaded: dict[str, Executor] = {}
-        for artifact in artifacts:
-            if artifact.digest not in loaded:
-                loaded[artifact.digest] = Executor(artifact)
-                warm_up(loaded[artifact.digest])
-            self._executors.append(loaded[artifact.digest])
-
     def serve(self) -> None:
-        """Run blocks. Raises ChannelClosedError when the engine has closed its end."""
+        """Run blocks, and change models. Raises ChannelClosedError when the engine has closed its end."""
         while True:
             if self._cell.wait_for_order(PATIENCE_NS):
                 self._run_order()
             elif self._channel.is_closed():
                 raise ChannelClosedError
 
+    def _change_models(self) -> None:
+        change = self._channel.receive()
+        if isinstance(change, UnloadModel):
+            self._forget(change.number)
+        if isinstance(change, LoadModel | UnloadModel):
+            self._channel.send(self._models.change(change, self._threads))
+
+    def _forget(self, tenant: int) -> None:
+        """Let go of all that was prepared for a tenant's model."""
+        self._batches.pop(tenant, None)
+        self._bound = {key: bound for key, bound in self._bound.items() if key[0] != tenant}
+        self._prepared = {key: block for key, block in self._prepared.items() if unpack_key(key).tenant != tenant}
+
     def _run_order(self) -> None:
         query, key = self._cell.read_order()
+        if not query:
+            self._change_models()
+            return
         self._reported = False
         try:
             prepared = self._prepared.get(key) or self._prepare(key)
@@ -142,7 +153,7 @@ class Worker:
         key = unpack_key(packed)
         batch = self._batch(key.tenant) if key.slot == BATCH else None
         block = self._bind(key.tenant, key.slot, key.samples, batch).block(key.start, key.versions)
-        last = block.stop == len(self._executors[key.tenant].manifest.layers)
+        last = block.stop == len(self._models.executor(key.tenant).manifest.layers)
         if len(self._prepared) >= MAX_PREPARED:
             self._prepared.clear()
         prepared = self._prepared[packed] = PreparedBlock(block, last, batch)
@@ -159,14 +170,14 @@ class Worker:
                 inputs, outputs = batch.inputs(samples), batch.outputs(samples)
             else:
                 inputs, outputs = self._pool.inputs(tenant, slot, samples), self._pool.outputs(tenant, slot, samples)
-            bound = self._bound[key] = self._executors[tenant].bind(samples, inputs, outputs)
+            bound = self._bound[key] = self._models.executor(tenant).bind(samples, inputs, outputs)
         return bound
 
     def _batch(self, tenant: int) -> BatchBuffers:
         from veltair.server.worker.batch_buffers import BatchBuffers
 
         if tenant not in self._batches:
-            self._batches[tenant] = BatchBuffers(self._pool, tenant, self._executors[tenant].manifest)
+            self._batches[tenant] = BatchBuffers(self._pool, tenant, self._models.executor(tenant).manifest)
         return self._batches[tenant]
 
     def _run_layers(self, query: int, block: BoundBlock) -> int:
@@ -193,22 +204,6 @@ class Worker:
             self._known_cores, self._reported = cores, True
             self._channel.send(CoresChanged(query, layer, cores, time.monotonic_ns()))
         return True
-
-
-def warm_up(executor: executor.Executor) -> None:
-    """Run every version of every layer once: page faults, lazy symbols and TVM's first launch happen here."""
-    from veltair.profiles.runtime.executor import aligned_zeros
-
-    manifest = executor.manifest
-    inputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.input_tensors]
-    outputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.outputs]
-    for array, port in zip(inputs, manifest.input_tensors, strict=True):
-        if port.low is not None and port.low > 0:
-            array.fill(port.low)
-    run = executor.bind(1, inputs, outputs)
-    for index, layer in enumerate(manifest.layers):
-        for version in range(len(layer.versions)):
-            run.layer(index, version)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -244,15 +239,16 @@ def _load_worker(channel: Channel[ToWorker], cell: WorkerCell, bell: int, pool_f
     from veltair.profiles.runtime.pinned_threads import PinnedThreads
     from veltair.server.ipc.tensor_pool import TensorPool
 
-    artifacts = [open_artifact(spec) for spec in load.tenants]
-    pool = TensorPool(pool_fd, [artifact.manifest for artifact in artifacts], load.slots)
+    pool = TensorPool(pool_fd, load.slots)
     os.close(pool_fd)
     done = None if load.lanes is None else DoneQueries(load.lanes)
-    worker = Worker(channel, cell, bell, pool, PinnedThreads(load.cores), done)
-    worker.load(artifacts)
+    threads = PinnedThreads(load.cores)  # before any library with kernels is loaded
+    models = WorkerModels(pool)
+    for spec in load.tenants:
+        models.load(spec)
     gc.collect()
     gc.freeze()
-    return worker
+    return Worker(channel, cell, bell, models, threads, done)
 
 
 if __name__ == "__main__":

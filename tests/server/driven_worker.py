@@ -8,6 +8,7 @@ from pathlib import Path
 
 from example_models import SPIN_LAYERS
 from running_engine import WAIT_S, living
+from tensor_pools import fill_pool
 
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import load_artifact
@@ -28,8 +29,8 @@ class Driven:
     def __init__(self, artifacts: Path, digest: str | None = None, name: str = "spin") -> None:
         loaded = load_artifact(artifacts / name)
         spec = TenantSpec(name, str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1, False)
-        fd = create_tensor_pool([loaded.manifest], 2)
-        self.pool = TensorPool(fd, [loaded.manifest], 2)
+        fd = create_tensor_pool()
+        self.pool = fill_pool(TensorPool(fd, 2), [loaded.manifest])
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         size = cell_bytes(len(loaded.manifest.layers), loaded.manifest.max_batch)
         self.process = WorkerProcess(WorkerSetup(LoadModels((spec,), CORES, 2), fd, self.bell, size))

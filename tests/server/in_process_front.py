@@ -15,15 +15,16 @@ from veltair.errors import OverloadedError, RefusalReason
 from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.manifest import SCHEMA, Manifest, Port
 from veltair.server.front.dashboard import Dashboard
-from veltair.server.front.engine_connection import QueryResult
 from veltair.server.front.http_front import application
 from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
-from veltair.server.front.served_tenant import ServedTenant
+from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.messages import EngineStatus
 from veltair.server.ipc.stages import EngineStamps
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
+from veltair.server.repository.live_models import LiveModels
+from veltair.server.repository.served_tenant import ServedTenant
 from veltair.types import Machine, QoSTarget
 
 LIMIT = 4 << 20
@@ -54,7 +55,7 @@ MANIFEST = Manifest(
 
 
 def served(name: str, manifest: Manifest, qos: QoSTarget) -> ServedTenant:
-    return ServedTenant(name, Artifact(Path(), manifest, ""), qos, 1, batching=False)
+    return ServedTenant(name, "1", Artifact(Path(), manifest, ""), qos, 1, batching=False)
 
 
 @dataclass
@@ -69,8 +70,12 @@ class NumpyEngine:
     blocks: list[BlockRecord] = field(default_factory=list)
     cancelled: int = 0
 
+    @property
+    def models(self) -> LiveModels:
+        return LiveModels(self.tenants.values())
+
     async def infer(
-        self, tenant: str, inputs: Mapping[str, Any], *, deadline_ns: int | None = None, traced: bool = False
+        self, tenant: ServedTenant, inputs: Mapping[str, Any], *, deadline_ns: int | None = None, traced: bool = False
     ) -> QueryResult:
         self.deadlines.append(deadline_ns)
         if self.gate is not None:
@@ -82,7 +87,7 @@ class NumpyEngine:
         if self.failure is not None:
             raise self.failure
         now = time.monotonic_ns()
-        block = BlockRecord(1, tenant, 0, 3, (0, 2, 2), (0, 1), now - 2 * MS, now, True, 1.25)
+        block = BlockRecord(1, tenant.name, 0, 3, (0, 2, 2), (0, 1), now - 2 * MS, now, True, 1.25)
         stamps = EngineStamps(now - 3 * MS, now - 2 * MS, now, now)
         self.blocks.append(block)
         sums = {name: inputs[name].sum(axis=1, keepdims=True) for name in ("x", "ids")}

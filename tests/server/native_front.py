@@ -22,13 +22,14 @@ from wire_frames import frame
 from veltair.config import LimitsConfig
 from veltair.grpc.http2 import frames
 from veltair.profiles.artifact.input_layout import InputLayout
-from veltair.server.front.engine_connection import QueryResult
 from veltair.server.front.grpc_front import MESSAGE_SLACK_BYTES, GrpcFront
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.plan_learner import PlanLearner
+from veltair.server.front.query_result import QueryResult
 from veltair.server.ipc.stages import EngineStamps
 from veltair.server.ipc.tenant_share import TenantShare
+from veltair.server.repository.served_tenant import ServedTenant
 from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.plan import SlotViews
 from veltair.types import QoSTarget
@@ -45,8 +46,8 @@ class LinkedNumpyEngine(NumpyEngine):
 
     scripted: ScriptedEngine | None = None
 
-    async def infer(self, tenant: str, inputs: Any, **options: Any) -> QueryResult:
-        if tenant != "words":
+    async def infer(self, tenant: ServedTenant, inputs: Any, **options: Any) -> QueryResult:
+        if tenant.name != "words":
             return await super().infer(tenant, inputs, **options)
         batch = len(inputs["more"])
         InputLayout.of(WORDS).fill([np.zeros(p.at(batch), p.dtype) for p in WORDS.input_tensors], inputs, batch)
@@ -56,11 +57,11 @@ class LinkedNumpyEngine(NumpyEngine):
         stamps = EngineStamps(now_ns, now_ns + QUEUE_NS, now_ns + QUEUE_NS + EXECUTE_NS, now_ns + QUEUE_NS + EXECUTE_NS)
         return QueryResult(outputs, QUEUE_NS, EXECUTE_NS, now_ns, stamps)
 
-    def slot_views(self, tenant: str, batch: int) -> tuple[int, SlotViews] | None:
+    def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None:
         if self.scripted is None:
             return None
-        pool, index = self.scripted.pool, list(self.tenants).index(tenant)
-        address = pool.address + pool.regions[index].offset
+        pool, index = self.scripted.pool, list(self.tenants).index(served.name)
+        address = pool.address(index)
         return index, SlotViews(address, pool.inputs(index, 0, batch), pool.outputs(index, 0, batch))
 
 

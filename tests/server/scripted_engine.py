@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import os
 import select
 from array import array
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from in_process_front import MANIFEST
 from msgspec.structs import replace
+from tensor_pools import new_pool
 
 from veltair.profiles.artifact.input_layout import InputLayout, InputSlot
 from veltair.profiles.artifact.manifest import PackedLocation, Port
@@ -22,7 +22,7 @@ from veltair.server.ipc.done_queries import Caller, DoneQueries, pack_callers
 from veltair.server.ipc.messages import InferQuery, Outcome, QueryEnded
 from veltair.server.ipc.stages import EngineStamps
 from veltair.server.ipc.tenant_share import TenantShare
-from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.ipc.tensor_pool import TensorPool
 from veltair.server.wire.engine_link import EngineLink
 from veltair.server.wire.io_threads import IoThreads
 
@@ -56,10 +56,10 @@ class ScriptedEngine:
         self, threads: IoThreads, slots: int, shares: Sequence[TenantShare] | None = None, *, automatic: bool
     ) -> None:
         manifests = [*[MANIFEST] * 3, WORDS]
-        fd = create_tensor_pool(manifests, slots)
-        self.pool = TensorPool(fd, manifests, slots)
-        os.close(fd)
-        self.link = EngineLink(threads, self.pool, shares or [TenantShare()] * len(manifests), slots)
+        self.pool: TensorPool = new_pool(manifests, slots)
+        self.link = EngineLink(threads, self.pool, len(manifests))
+        for tenant, share in enumerate(shares or [TenantShare()] * len(manifests)):
+            self.link.open(tenant, share)
         self._poll = select.epoll()
         self._lanes = FrontLanes(self._poll, self.link.descriptors, len(manifests), slots)
         self._slots, self._done = slots, DoneQueries(self.link.descriptors)

@@ -69,7 +69,7 @@ def test_all_but_the_tenants_has_defaults(tmp_path: Path) -> None:
     [
         ("", "tenants"),
         ("[server]\n" + "tenants = []", "server: object contains unknown field `tenants`"),
-        ("tenants = []", "tenants: expected `array` of length >= 1"),
+        ("tenants = []", "tenants: expected at least one, or server.repository"),
         ("[server]\nhtpp = 'x:1'\n" + TENANT, "server: object contains unknown field `htpp`"),
         ("[server]\ncores = 0\n" + TENANT, "server.cores: expected `int` >= 1"),
         ("[server]\ncores = true\n" + TENANT, "server.cores: expected `int | null`, got `bool`"),

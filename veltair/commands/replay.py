@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from veltair.errors import ConfigError, InvariantError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.scheduler.event_log.header import LogHeader, load_header
 from veltair.scheduler.event_log.replay import replay
+from veltair.scheduler.events import TenantAdded
 from veltair.scheduler.scheduler import Scheduler
+from veltair.types import ModelProfile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +32,10 @@ def run(args: argparse.Namespace) -> int:
     """0: identical. 1: a decision differs; the first difference is shown. Raises UserError for a bad log."""
     lines = read_log(args.log)
     header = load_header(lines[0])
-    scheduler = rebuild_scheduler(header, _parse_folders(args.artifact))
+    folders = _parse_folders(args.artifact)
+    scheduler = rebuild_scheduler(header, folders)
     try:
-        events = replay(scheduler, lines)
+        events = replay(scheduler, lines, lambda event: _profiles_of(event, folders))
     except InvariantError as error:
         print(f"{args.log}: the decisions differ: {error}")
         return 1
@@ -72,6 +75,11 @@ def rebuild_scheduler(header: LogHeader, folders: Mapping[str, Path]) -> Schedul
             header.check_profiles(profiles)
             return header.scheduler.make_scheduler(profiles)
     raise ConfigError(f"scheduler log: expected a daemon or a simulation as its origin, got {header.origin}")
+
+
+def _profiles_of(event: TenantAdded, folders: Mapping[str, Path]) -> Sequence[ModelProfile]:
+    """Of a model that was loaded while the daemon recorded the log."""
+    return load_artifact(folders.get(event.tenant.model, Path(event.artifact))).profiles()
 
 
 def _parse_folders(options: list[str]) -> dict[str, Path]:

@@ -14,7 +14,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from veltair.config import ServeConfig, ServerConfig, read_config, split_address
+from veltair.config import ServeConfig, ServerConfig, parse_config, read_config, split_address
 from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.grpc.server import BACKLOG
 from veltair.machine.malloc import reuse_message_memory
@@ -38,6 +39,7 @@ from veltair.server.front.metrics import Metrics
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.ipc.process_setup import set_nice
 from veltair.server.protocol.origin_check import OriginCheck, known_hosts
+from veltair.server.repository.model_control import ModelControl
 
 OTHER_DESCRIPTORS = 256  # of libraries, the engine, the threads, the dashboard
 FLUSH_S = 2.0  # for responses still being sent when everything else has ended
@@ -47,7 +49,11 @@ _log = logging.getLogger("veltair.server")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, metavar="CONFIG.toml")
+    parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG.toml")
+    parser.add_argument("--repository", type=Path, metavar="DIR", help="a folder of models (server.repository)")
+    parser.add_argument(
+        "--model-control", action="store_true", help="clients may load and unload models (server.model_control)"
+    )
     parser.add_argument("--json", action="store_true", help="say where it listens as one line of JSON")
 
 
@@ -56,15 +62,25 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     reuse_message_memory()
     try:
-        config = read_config(args.config)
+        read = partial(_configuration, args.config, args.repository, args.model_control)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(config, as_json=args.json))
+            runner.run(serve(read, as_json=args.json))
     except VeltairError as error:
         print(f"veltair serve: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     except KeyboardInterrupt:  # before the daemon had its own handlers
         return 130
     return 0
+
+
+def _configuration(path: Path | None, repository: Path | None, model_control: bool) -> ServeConfig:
+    """The file, if there is one, and what the command line says besides. Raises ConfigError."""
+    own: dict[str, Any] = {} if repository is None else {"repository": str(repository.absolute())}
+    if model_control:
+        own["model_control"] = True
+    if path is None:
+        return parse_config({"server": own}, Path("veltair serve"))
+    return read_config(path, own)
 
 
 def with_descriptors(server: ServerConfig) -> ServerConfig:
@@ -89,16 +105,19 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-async def serve(config: ServeConfig, *, as_json: bool) -> None:
+async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
     """Run the front process in one event loop until a signal. Raises ConfigError or ArtifactError.
 
-    The first SIGTERM, SIGINT or SIGHUP drains, the second ends at once.
+    The first SIGTERM or SIGINT drains, the second ends at once. `read` gives the configuration, again at a SIGHUP.
     """
+    config = read()
     set_nice(NICE)
     stop, stop_now = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: stop_now.set() if stop.is_set() else stop.set())
+    again = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, again.set)
     listener = _bind(config.server.http)  # nobody is let in before somebody answers
     started = time.monotonic()
     with contextlib.closing(listener), contextlib.ExitStack() as held:
@@ -116,20 +135,26 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
             return
         client = starting.result()
         service: InferenceService | None = None
+        reloading: asyncio.Task[None] | None = None
         try:
             metrics = Metrics({n: (t.manifest.model, t.qos) for n, t in client.tenants.items()})
             if threads is not None:
                 metrics.refresh, metrics.connections = threads.drain_counts, threads.connection_counts
+                metrics.tenant_of = client.tenant_of
             service = InferenceService(
                 client,
                 metrics,
                 config.server.body_limit_mb << 20,
                 memory_bytes=config.server.limits.memory_mb << 20,
                 shared_memory=config.server.shared_memory,
+                control=client.control,
+                model_control=config.server.model_control,
             )
-            layers = {name: len(tenant.manifest.layers) for name, tenant in client.tenants.items()}
-            about = {"version": service.version, "policy": config.server.policy, "layers": layers}
+            about = {"version": service.version, "policy": config.server.policy}
             dashboard = Dashboard(client, metrics, machine, about)
+            if (control := client.control) is not None:
+                control.read_config, control.on_change = read, partial(_tell_of_models, client, metrics, dashboard)
+                reloading = asyncio.create_task(_reload_when_asked(again, control))
             learner = None if threads is None else PlanLearner(threads, client, service.regions)
             grpc_front = await GrpcFront.start(service, config.server.grpc, learner)
             app = OriginCheck(application(service, dashboard, learner), hosts, config.server.origins)
@@ -143,16 +168,39 @@ async def serve(config: ServeConfig, *, as_json: bool) -> None:
             gc.collect()
             gc.freeze()  # what exists now stays: later collections skip it
             client.open_to_threads()
-            _announce(config, _address(listener), grpc_front.address, time.monotonic() - started, as_json)
+            _announce(
+                config, client.tenants, _address(listener), grpc_front.address, time.monotonic() - started, as_json
+            )
             await _ended_before(stop, http_task)
             await _drain(client, grpc_front, stop_now)
             await dashboard.close()
             http.should_exit = True
             await asyncio.gather(http_task, grpc_front.stop(FLUSH_S))
         finally:
+            if reloading is not None:
+                reloading.cancel()
             await client.shut_down()
             if service is not None:
                 await service.close()
+
+
+async def _reload_when_asked(again: asyncio.Event, control: ModelControl) -> None:
+    while True:
+        await again.wait()
+        again.clear()
+        try:
+            done = await control.reload()
+        except VeltairError as error:
+            _log.error("%s", error)
+        else:
+            _log.info("the configuration was read again: %s", ", ".join(done) or "nothing has changed")
+
+
+def _tell_of_models(client: EngineClient, metrics: Metrics, dashboard: Dashboard) -> None:
+    """Other models are live than before."""
+    for name, served in client.tenants.items():
+        metrics.know(name, served.manifest.model, served.qos)
+    dashboard.begin_anew()
 
 
 def _http_server(app: ASGIApp, listener: socket.socket, idle_s: float) -> _HttpServer:
@@ -223,12 +271,12 @@ def _address(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _announce(config: ServeConfig, http: str, grpc: str, seconds: float, as_json: bool) -> None:
+def _announce(config: ServeConfig, names: Collection[str], http: str, grpc: str, seconds: float, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"ready": True, "http": http, "grpc": grpc}), flush=True)
         return
     console = Console(highlight=False)
-    names = ", ".join(tenant.name for tenant in config.tenants)
+    names = ", ".join(names) or "no model yet"
     console.print(f"[bold]veltair[/] serves {names} [dim](policy {config.server.policy}, up in {seconds:.1f} s)[/]")
     for label, url in (("HTTP", f"http://{http}"), ("gRPC", f"grpc://{grpc}"), ("Dashboard", f"http://{http}/admin")):
         console.print(f"  [dim]{label:<10}[/] [cyan]{url}[/]")

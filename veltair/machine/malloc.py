@@ -9,6 +9,13 @@ _MMAP_THRESHOLD_BYTES = 32 << 20  # glibc accepts no larger threshold
 _TRIM_THRESHOLD_BYTES = 256 << 20  # of freed memory that is kept
 
 
+def return_free_memory() -> None:
+    """Have glibc give all memory that is free back to the system. Other C libraries are left alone."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def reuse_message_memory() -> None:
     """Let glibc keep the memory of messages, in one heap for all threads. Call it before other threads start.
 

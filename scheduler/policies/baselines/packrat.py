@@ -87,6 +87,10 @@ class Packrat(Policy):
     def query_ended(self, active: ActiveQuery, now_ns: int) -> None:
         self._queues.discard(active)
 
+    def tenant_removed(self, tenant: str) -> None:
+        self._queues.forget(tenant)
+        self._new |= self.packs.pop(tenant, None) is not None
+
     def next_step(self, state: SchedulerState, now_ns: int) -> Start | None:
         self._look(state, now_ns)
         if not state.free:

@@ -95,9 +95,13 @@ class Parties(Policy):
         if active.next_layer == active.costs.layers and active.run is None and not active.cancelled:
             self.partitions[active.tenant.name].latencies_ns.append(now_ns - active.query.arrival_ns)
 
+    def tenant_removed(self, tenant: str) -> None:
+        self._queues.forget(tenant)
+        self.partitions.pop(tenant, None)
+
     def next_step(self, state: SchedulerState, now_ns: int) -> Start | None:
-        if not self.partitions:
-            if not state.waiting:
+        if self.partitions.keys() != state.tenants.keys():  # at the start, and where some have come or gone since
+            if not (state.waiting or state.in_flight):
                 return None
             self._divide(state, now_ns)
         if now_ns >= self._next_poll_ns:
@@ -124,6 +128,7 @@ class Parties(Policy):
         return None
 
     def _divide(self, state: SchedulerState, now_ns: int) -> None:
+        self.partitions, self.spare, self._watched = {}, 0, None
         each, more = divmod(state.cores, len(state.tenants))
         for i, (name, tenant) in enumerate(state.tenants.items()):
             self.partitions[name] = Partition(tenant, max(1, each + (i < more)))

@@ -45,6 +45,9 @@ class Prema(Policy):
         self._queue(active).pop(active.query.id, None)
         self._tokens.pop(active.query.id, None)
 
+    def tenant_removed(self, tenant: str) -> None:
+        self._queues = {key: queue for key, queue in self._queues.items() if key[0] != tenant}
+
     def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
         if state.running_blocks and not self._arrived:
             return None

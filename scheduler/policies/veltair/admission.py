@@ -114,6 +114,11 @@ class ArrivalCheck:
                 worst = done_ns - due
         return worst
 
+    def forget(self, tenant: str) -> None:
+        """The tenant is gone."""
+        self._sample_costs.pop(tenant, None)
+        self._admitted_ns.pop(tenant, None)
+
     def _running_work(self, state: SchedulerState, priority: int, now_ns: int) -> list[tuple[int, float]]:
         """Of the queries in flight of at least this priority that can still be in time: when each is due, and the cores
         x time of what is left of it.

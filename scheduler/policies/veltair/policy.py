@@ -71,6 +71,12 @@ class Veltair(Policy):
         self._preemption.forget(active.query.id)
         self._lone_query.forget(active.query.id)
 
+    def tenant_removed(self, tenant: str) -> None:
+        self._corrections.pop(tenant, None)
+        self._waiting.batchable.forget(tenant)
+        self._reserve.forget(tenant)
+        self._arrival_check.forget(tenant)
+
     def next_step(self, state: SchedulerState, now_ns: int) -> Step | None:
         while self._arrived:
             arrived = self._arrived.pop()

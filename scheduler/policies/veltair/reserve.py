@@ -45,6 +45,11 @@ class Reserve:
         """What is known is old: half of it counts."""
         self._shares[tenant] /= 2
 
+    def forget(self, tenant: str) -> None:
+        """The tenant is gone."""
+        self._shares.pop(tenant, None)
+        self._last_ns.pop(tenant, None)
+
     def spare_ns(self, active: ActiveQuery, rest_ns: float) -> float:
         """What to keep free for a query that has just arrived. `rest_ns`: its time alone."""
         return self._shares[active.tenant.name] * (active.qos_ns - rest_ns)

@@ -20,7 +20,7 @@ def query(number: int, tenant: int) -> InferQuery:
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "take", "remove"]), st.integers(0, 2)), max_size=200))
 def test_each_tenants_queries_are_taken_in_order_and_the_tenants_in_turn(steps: list[tuple[str, int]]) -> None:
-    arrivals = Arrivals(TENANTS)
+    arrivals = Arrivals(dict(enumerate(TENANTS)))
     expected: dict[int, deque[int]] = {tenant: deque() for tenant in range(3)}
     passed: dict[int, set[int]] = {tenant: set() for tenant in range(3)}  # taken since this tenant waits
     number = 0
@@ -52,7 +52,7 @@ def test_each_tenants_queries_are_taken_in_order_and_the_tenants_in_turn(steps: 
 
 
 def test_a_tenant_waits_too_long_once_it_has_more_than_the_engine_decides_in_time() -> None:
-    arrivals = Arrivals(TENANTS)
+    arrivals = Arrivals(dict(enumerate(TENANTS)))
     for number in range(100):
         arrivals.add(query(number, 0), lane=0)
     assert arrivals.too_long_ns(0) == 0  # nothing is known of the engine yet

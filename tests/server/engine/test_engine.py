@@ -15,7 +15,7 @@ from running_engine import block_under_way, serve_config, serving, until
 
 from veltair.errors import DeadlineError, OverloadedError, RefusalReason, RequestError, UnknownModelError
 from veltair.server.front.engine_client import EngineClient
-from veltair.server.front.engine_connection import QueryResult
+from veltair.server.front.query_result import QueryResult
 
 pytestmark = pytest.mark.slow
 

@@ -15,16 +15,16 @@ import pytest
 from example_models import LONG_TURNS, SPIN_LAYERS, spin_inputs, spin_state
 from example_models import mlp_outputs as expected
 from running_engine import block_under_way, serve_config, serving, until
+from tensor_pools import new_pool
 
 from veltair.cli import main
 from veltair.config import ServeConfig
 from veltair.errors import WorkerDiedError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.front.engine_client import EngineClient
-from veltair.server.front.engine_connection import QueryResult
+from veltair.server.front.query_result import QueryResult
 from veltair.server.ipc.block_orders import Members
 from veltair.server.ipc.status_records import TenantStatus
-from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
 from veltair.server.worker.batch_buffers import BatchBuffers
 
 pytestmark = pytest.mark.slow
@@ -202,9 +202,7 @@ def test_a_batch_that_nobody_waits_for_stops(artifacts: Path) -> None:
 
 def test_gathering_refuses_what_does_not_fit(artifacts: Path) -> None:
     manifest = load_artifact(artifacts / "mlp").manifest
-    fd = create_tensor_pool([manifest], 2)
-    batch = BatchBuffers(TensorPool(fd, [manifest], 2), 0, manifest)
-    os.close(fd)
+    batch = BatchBuffers(new_pool([manifest], 2), 0, manifest)
     for copy in (batch.gather, batch.scatter):
         for parts in ([(0, 5), (1, 4)], [(0, 0), (1, 1)]):
             with pytest.raises(ValueError, match="at most 8 samples"):

@@ -10,7 +10,7 @@ import pytest
 
 from veltair.errors import ArtifactError
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
-from veltair.server.engine.tenants import can_batch, tenants_and_profiles
+from veltair.server.engine.models.tenants import can_batch, tenants_and_profiles
 from veltair.server.ipc.messages import TenantSpec
 from veltair.server.ipc.tenant_artifact import open_artifact
 

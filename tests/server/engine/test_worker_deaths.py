@@ -17,7 +17,7 @@ from running_engine import block_under_way, living, process_state, serve_config,
 
 from veltair.errors import WorkerDiedError
 from veltair.server.front.engine_client import EngineClient
-from veltair.server.front.engine_connection import QueryResult
+from veltair.server.front.query_result import QueryResult
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from veltair.config import ServeConfig
 from veltair.errors import ArtifactError, ConfigError, OverloadedError, QueryError, WorkerDiedError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.front.engine_client import EngineClient
-from veltair.server.front.engine_connection import QueryResult
+from veltair.server.front.query_result import QueryResult
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,7 @@ from veltair.server.engine.block_history import BlockHistory
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.ipc.messages import EngineReady, EngineStatus
 from veltair.server.ipc.status_records import BlockRecord
+from veltair.server.repository.live_models import LiveModels
 
 
 class Engine:
@@ -26,6 +27,7 @@ class Engine:
         self.ready = asyncio.get_running_loop().create_future()
         self.ready.set_result(EngineReady(workers=1, cores=(0,)))
         self.history = BlockHistory()
+        self.models = LiveModels()
         self.asked: list[int | None] = []
 
     def run(self, *queries: int) -> None:
@@ -49,7 +51,7 @@ def test_every_block_is_handed_out_once_over_pages_and_engines(monkeypatch: pyte
 
     async def scenario() -> None:
         nonlocal engine
-        client = EngineClient(ServeConfig(tenants=(TenantConfig(name="mlp", artifact="mlp"),)), {})
+        client = EngineClient(ServeConfig(tenants=(TenantConfig(name="mlp", artifact="mlp"),)), LiveModels())
         engine = Engine()
         await client._start_engine()
         engine.run(*range(7))

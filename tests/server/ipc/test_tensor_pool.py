@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensor_pools import fill_pool, new_pool
 
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.artifact.manifest import SLACK_BYTES
@@ -18,9 +19,7 @@ pytestmark = pytest.mark.slow
 
 def test_slots_are_aligned_and_never_overlap(artifacts: Path) -> None:
     manifests = [load_artifact(artifacts / name).manifest for name in ("mlp", "spin")]
-    fd = create_tensor_pool(manifests, 3)
-    pool = TensorPool(fd, manifests, 3)
-    os.close(fd)
+    pool = new_pool(manifests, 3)
     spans = []
     for tenant, manifest in enumerate(manifests):
         for slot in range(3):
@@ -52,8 +51,8 @@ def fd_of(pool: TensorPool) -> int:
 
 def test_a_sealed_pool_keeps_its_bytes_when_written_through_another_mapping(artifacts: Path) -> None:
     manifest = load_artifact(artifacts / "mlp").manifest
-    fd = create_tensor_pool([manifest], 2)
-    ours, theirs = TensorPool(fd, [manifest], 2), TensorPool(fd, [manifest], 2)
+    fd = create_tensor_pool()
+    ours, theirs = fill_pool(TensorPool(fd, 2), [manifest]), fill_pool(TensorPool(fd, 2), [manifest])
     os.close(fd)
     ours.inputs(0, 1, 2)[0][:] = np.arange(32, dtype=np.float32).reshape(2, 16)
     assert theirs.inputs(0, 1, 2)[0].ravel().tolist() == list(range(32))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import TypeVar
 
 import grpc
 import native_http
@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from native_front import INFER, Answer, Fronts, ask, encoded, new_threads, run
 from native_http import PLAIN, HttpFronts
 from scripted_engine import MANIFEST, SUMS
+from tensor_pools import new_pool
 from tritonclient.grpc import service_pb2 as pb
 from wire_frames import frame
 
 from veltair.errors import OverloadedError, RefusalReason
 from veltair.grpc.http2 import frames, hpack
-from veltair.server.front.admission import FreeSlots
 from veltair.server.ipc.admission_gates import MOST_SHUT_NS, AdmissionGates, create_admission_gates
 from veltair.server.ipc.tenant_share import SECOND_NS, TenantShare, kept_slots
-from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.repository.free_slots import FreeSlots
 from veltair.server.wire.engine_link import EngineLink
 from veltair.server.wire.io_threads import IoThreads
 
@@ -153,14 +153,24 @@ def may_take(shares: list[TenantShare], slots: int, held: dict[int, list[int]], 
     return has_room and len(held[tenant]) < shares[tenant].slots
 
 
+Slots = TypeVar("Slots", FreeSlots, EngineLink)
+
+
+def open_all(free: Slots, shares: list[TenantShare]) -> Slots:
+    for tenant, share in enumerate(shares):
+        free.open(tenant, share)
+    return free
+
+
+def python_slots(shares: list[TenantShare], slots: int) -> FreeSlots:
+    return open_all(FreeSlots(slots, len(shares)), shares)
+
+
 @contextmanager
 def native_slots(threads: IoThreads, shares: list[TenantShare], slots: int) -> Iterator[EngineLink]:
-    manifests = [MANIFEST] * len(shares)
-    fd = create_tensor_pool(manifests, slots)
-    link = EngineLink(threads, TensorPool(fd, manifests, slots), shares, slots)
-    os.close(fd)
+    link = EngineLink(threads, new_pool([MANIFEST] * len(shares), slots), len(shares))
     try:
-        yield link
+        yield open_all(link, shares)
     finally:
         link.leave("")
         del link
@@ -179,7 +189,7 @@ def test_no_tenant_takes_the_slots_that_are_kept_for_another(native: bool) -> No
     )
     def check(shares: list[TenantShare], slots: int, steps: list[tuple[int, bool]]) -> None:
         held: dict[int, list[int]] = {tenant: [] for tenant in range(len(shares))}
-        with native_slots(threads, shares, slots) if native else nullcontext(FreeSlots(shares, slots)) as free:
+        with native_slots(threads, shares, slots) if native else nullcontext(python_slots(shares, slots)) as free:
             for number, takes in steps:
                 tenant = number % len(shares)
                 if not takes:
@@ -208,7 +218,7 @@ def test_no_tenant_asks_more_often_than_its_rate(native: bool) -> None:
     @given(st.floats(0.5, 2000), st.integers(1, 5), st.lists(st.integers(0, SECOND_NS // 10), max_size=60))
     def check(rate: float, burst: int, pauses_ns: list[int]) -> None:
         shares, now_ns, tokens = [TenantShare(rate=rate, burst=burst), TenantShare()], SECOND_NS, float(burst)
-        with native_slots(threads, shares, 200) if native else nullcontext(FreeSlots(shares, 200)) as free:
+        with native_slots(threads, shares, 200) if native else nullcontext(python_slots(shares, 200)) as free:
             for pause_ns in pauses_ns:
                 now_ns += pause_ns
                 tokens = min(burst, tokens + rate * (pause_ns / SECOND_NS))

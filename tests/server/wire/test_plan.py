@@ -9,11 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 from in_process_front import MANIFEST
+from tensor_pools import new_pool
 from tritonclient.grpc import service_pb2 as pb
 
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest, PackedLocation, Port
-from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.ipc.tensor_pool import TensorPool
 from veltair.server.protocol.datatypes import datatype_name
 from veltair.server.protocol.grpc_codec import encode_response
 from veltair.server.protocol.infer_request import InferRequest, NamedTensor, RequestedOutput, TensorLocation
@@ -54,8 +55,7 @@ def plan_of(
     **parameters: Any,
 ) -> tuple[Plan | None, TensorPool, Any]:
     """The plan of a request with this data, a pool for it, and the response that it was learned from."""
-    fd = create_tensor_pool([manifest] * 2, SLOTS)
-    pool = TensorPool(fd, [manifest] * 2, SLOTS)
+    pool = new_pool([manifest] * 2, SLOTS)
     ports = {port.name: port for port in manifest.inputs}
     tensors = tuple(
         NamedTensor(name, datatype_name(np.dtype(ports[name].dtype)), ports[name].at(batch), value)
@@ -66,7 +66,7 @@ def plan_of(
     stored = {o.name: o.location for o in wanted if o.location is not None}
     names = [o.name for o in wanted] or list(results)
     response = encode_response("sums", "1", "an id", {n: results[n] for n in names}, {}, stored)
-    address = pool.address + pool.regions[1].offset
+    address = pool.address(1)
     views = SlotViews(address, pool.inputs(1, 0, batch), pool.outputs(1, 0, batch))
     request = InferRequest("an id", parameters, tensors, wanted, True)
     plan = make_plan(
@@ -83,11 +83,11 @@ def plan_of(
 
 def put(plan: Plan, pool: TensorPool, tensors: Sequence[bytes], slot: int) -> None:
     """Copy tensors into a slot of the second tenant, as the plan says."""
-    begin = pool.regions[1].offset + slot * pool.regions[1].slot_bytes
+    begin = slot * pool.regions[1].slot_bytes
     for row, data in zip(plan.inputs, tensors, strict=True):
         assert row["bytes"] == len(data)
         at = begin + int(row["offset"])
-        pool._bytes[at : at + len(data)] = np.frombuffer(data, np.uint8)
+        pool._bytes[1][at : at + len(data)] = np.frombuffer(data, np.uint8)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
@@ -146,12 +146,12 @@ def test_outputs_are_those_of_the_response_in_its_order(outputs: Sequence[str]) 
     assert plan is not None and plan.timeout_ns == 250_000
     pool.outputs(1, 1, BATCH)[0][:] = 1
     pool.outputs(1, 1, BATCH)[1][:] = 1
-    begin = pool.regions[1].offset + pool.regions[1].slot_bytes
+    begin = pool.regions[1].slot_bytes
     message = plan.begin + pb.ModelInferResponse(id="another").SerializeToString() + plan.rest
     for row in plan.outputs:
         assert row["file"] == -1
         at = begin + int(row["offset"])
-        tensor = pool._bytes[at : at + int(row["bytes"])].tobytes()
+        tensor = pool._bytes[1][at : at + int(row["bytes"])].tobytes()
         message += pb.ModelInferResponse(raw_output_contents=[tensor]).SerializeToString()
     response.id = "another"
     assert message == response.SerializeToString()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tensor_pools import new_pool
 
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.artifact.input_layout import InputLayout
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.ipc.block_orders import Members
-from veltair.server.ipc.tensor_pool import TensorPool, create_tensor_pool
+from veltair.server.ipc.tensor_pool import TensorPool
 from veltair.server.worker.batch_buffers import BatchBuffers
 
 Query = tuple[list[bytes], list[bytes], list[int]]  # names, texts, ids
@@ -38,10 +38,7 @@ def drawn(seed: int, rows: int) -> Query:
 
 def pool_of(folder: Path, slots: int) -> tuple[TensorPool, Manifest]:
     manifest = load_artifact(folder / "words").manifest
-    fd = create_tensor_pool([manifest], slots)
-    pool = TensorPool(fd, [manifest], slots)
-    os.close(fd)
-    return pool, manifest
+    return new_pool([manifest], slots), manifest
 
 
 @pytest.mark.slow

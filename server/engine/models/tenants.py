@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.manifest import Manifest
@@ -23,17 +23,27 @@ def tenants_and_profiles(
         model = artifact.manifest.model
         return model if len(digests[model]) == 1 else f"{model}@{artifact.digest[:12]}"
 
-    tenants = tuple(
-        Tenant(
-            name=spec.name,
-            model=model_key(artifact),
-            qos=QoSTarget(spec.qos_ns, spec.percentile),
-            priority=spec.priority,
-            batching=spec.batching and can_batch(artifact.manifest),
-        )
-        for spec, artifact in zip(specs, artifacts, strict=True)
-    )
+    pairs = zip(specs, artifacts, strict=True)
+    tenants = tuple(_tenant(spec, artifact, model_key(artifact)) for spec, artifact in pairs)
     return tenants, {model_key(artifact): artifact.profiles() for artifact in artifacts}
+
+
+def added_tenant(spec: TenantSpec, artifact: Artifact, known: Mapping[str, str]) -> Tenant:
+    """A tenant that is loaded later, as the scheduler takes it. `known`: digests of the models that it has, by name."""
+    model = artifact.manifest.model
+    if known.get(model, artifact.digest) != artifact.digest:
+        model = f"{model}@{artifact.digest[:12]}"
+    return _tenant(spec, artifact, model)
+
+
+def _tenant(spec: TenantSpec, artifact: Artifact, model: str) -> Tenant:
+    return Tenant(
+        name=spec.key,
+        model=model,
+        qos=QoSTarget(spec.qos_ns, spec.percentile),
+        priority=spec.priority,
+        batching=spec.batching and can_batch(artifact.manifest),
+    )
 
 
 def can_batch(manifest: Manifest) -> bool:

@@ -1,0 +1,1 @@
+"""The models that an engine serves, and how they come and go."""

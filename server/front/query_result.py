@@ -1,0 +1,45 @@
+"""`QueryResult`: what a query gave; `HeldQuery`: one that waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from veltair.server.ipc.messages import InferQuery
+from veltair.server.ipc.stages import EngineStamps
+from veltair.server.ipc.status_records import BlockRecord
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """What a query gave, and how it was served.
+
+    >>> QueryResult({}, queue_ns=3_000, execute_ns=2_000, submitted_ns=0, stamps=EngineStamps(1, 2, 3, 4)).queue_ns
+    3000
+    """
+
+    outputs: Mapping[str, NDArray[Any]]
+    queue_ns: int  # arrival to first block
+    execute_ns: int  # in blocks
+    submitted_ns: int  # when the front handed it to the engine
+    stamps: EngineStamps
+    blocks: tuple[BlockRecord, ...] = ()  # of a traced query
+
+
+@dataclass(frozen=True, slots=True)
+class HeldQuery:
+    """A query that holds a slot; `result` may be set before the slot is free.
+
+    ::
+
+        held = HeldQuery(loop.create_future(), infer_query, submitted_ns=time.monotonic_ns())
+        outputs = (await held.result).outputs
+    """
+
+    result: asyncio.Future[QueryResult]
+    message: InferQuery
+    submitted_ns: int

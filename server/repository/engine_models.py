@@ -1,0 +1,126 @@
+"""`EngineModels`: the models of one engine process, as the front numbers them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from veltair.errors import RequestError
+from veltair.profiles.artifact.input_layout import InputLayout
+from veltair.server.ipc.messages import LaneDescriptors, TenantSpec
+from veltair.server.ipc.tensor_pool import RegionSpace, TensorPool, create_tensor_pool, region_bytes
+from veltair.server.protocol.datatypes import Tensor
+from veltair.server.protocol.validation import batch_size
+from veltair.server.repository.free_slots import FreeSlots
+from veltair.server.repository.served_tenant import ServedTenant
+from veltair.server.wire.engine_link import EngineLink
+from veltair.server.wire.io_threads import IoThreads
+from veltair.server.wire.plan import SlotViews
+
+
+class EngineModels:
+    """Each model has a number, a region of the tensor pool, and slots, from `add` to `remove`.
+
+    ::
+
+        models = EngineModels(threads, capacity=64, slots=1024)
+        spec = models.add(served)
+        models.open(spec.number)  # its queries may take slots
+        models.close(spec.number)
+        models.remove(spec.number)  # nobody uses its region any more
+    """
+
+    def __init__(self, threads: IoThreads | None, capacity: int, slots: int) -> None:
+        """`threads` send queries of their own. Raises VeltairError when there is no memory."""
+        self.capacity, self._threads = capacity, threads
+        self.descriptor = create_tensor_pool()  # closed by who gives it to the engine
+        self.pool = TensorPool(self.descriptor, slots)
+        self.link = None if threads is None else EngineLink(threads, self.pool, capacity)
+        self.slots = self.link or FreeSlots(slots, capacity)
+        self._space = RegionSpace()
+        self._specs: dict[int, TenantSpec] = {}
+        self._served: dict[int, ServedTenant] = {}
+        self._numbers: dict[ServedTenant, int] = {}
+
+    @property
+    def specs(self) -> tuple[TenantSpec, ...]:
+        return tuple(self._specs.values())
+
+    @property
+    def lanes(self) -> LaneDescriptors | None:
+        """What the engine needs of the link with the threads."""
+        return None if self.link is None else self.link.descriptors
+
+    @property
+    def inherited(self) -> Sequence[int]:
+        """Descriptors that the engine process needs."""
+        return (self.descriptor, *(() if self.link is None else self.link.inherited))
+
+    def add(self, served: ServedTenant) -> TenantSpec:
+        """Number a model. Raises RequestError when there are as many as the engine takes."""
+        number = next((number for number in range(self.capacity) if number not in self._specs), None)
+        if number is None:
+            raise RequestError(f"{self.capacity} models are served, and no more than that (server.max_models)")
+        copies = {spec.copy for spec in self._specs.values() if spec.name == served.name}
+        copy = next(copy for copy in range(1, self.capacity + 1) if copy not in copies)
+        offset = self._space.take(region_bytes(served.manifest, self.pool.slots))
+        self.pool.add(number, served.manifest, offset)
+        spec = self._specs[number] = served.spec(number, offset, copy)
+        self._served[number], self._numbers[served] = served, number
+        return spec
+
+    def open(self, number: int) -> None:
+        self.slots.open(number, self._specs[number].share)
+
+    def close(self, number: int) -> None:
+        self.slots.close(number)
+
+    def remove(self, number: int) -> None:
+        """The engine has forgotten it."""
+        if self._threads is not None:
+            self._threads.drain_counts()  # while the number is this one's
+        self.pool.free_memory(number)
+        self.pool.remove(number)
+        self._space.give_back(self._specs.pop(number).offset)
+        del self._numbers[self._served.pop(number)]
+
+    def all(self) -> list[ServedTenant]:
+        return list(self._served.values())
+
+    def name_of(self, number: int) -> str | None:
+        """The tenant's; None where there is none with this number."""
+        spec = self._specs.get(number)
+        return None if spec is None else spec.name
+
+    def number_of(self, served: ServedTenant) -> int | None:
+        """None where the engine does not have it."""
+        return self._numbers.get(served)
+
+    def write_inputs(self, number: int, slot: int, inputs: Mapping[str, Tensor]) -> int:
+        """Copy the inputs into a slot. Returns the batch. Raises RequestError for arrays that do not fit."""
+        manifest = self._served[number].manifest
+        batch = batch_size(manifest.inputs, inputs)
+        if not 1 <= batch <= manifest.max_batch:
+            raise RequestError(f"expected a batch of 1 to {manifest.max_batch}, got {batch}")
+        InputLayout.of(manifest).fill(self.pool.inputs(number, slot, batch), inputs, batch)
+        return batch
+
+    def read_outputs(self, number: int, slot: int, batch: int) -> dict[str, NDArray[Any]]:
+        """Copies of a slot's outputs, by name."""
+        fields, views = self.pool.regions[number].outputs, self.pool.outputs(number, slot, batch)
+        return {field.name: view.copy() for field, view in zip(fields, views, strict=True)}
+
+    def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None:
+        """The model's number, and views of its first slot; all its slots are laid out alike. None: it is not here."""
+        number = self._numbers.get(served)
+        if number is None:
+            return None
+        address = self.pool.address(number)
+        return number, SlotViews(address, self.pool.inputs(number, 0, batch), self.pool.outputs(number, 0, batch))
+
+    def close_descriptor(self) -> None:
+        """The engine has it by now; the mapping stays."""
+        os.close(self.descriptor)

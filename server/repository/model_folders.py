@@ -1,0 +1,63 @@
+"""Where models lie: folders of versions, and the repository, a folder of such folders."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from veltair.config import TenantConfig, read_tenant
+from veltair.errors import ArtifactError, ConfigError
+from veltair.profiles.artifact.artifact_folder import MANIFEST
+
+SETTINGS = "tenant.toml"
+
+_log = logging.getLogger("veltair.server")
+
+
+def find_versions(folder: Path) -> dict[str, Path]:
+    """The artifacts of a model by version, ascending. Raises ArtifactError where there is none."""
+    if (folder / MANIFEST).exists():
+        return {"1": folder}
+    try:
+        found = [entry for entry in folder.iterdir() if entry.name.isascii() and entry.name.isdigit()]
+    except OSError as error:
+        raise ArtifactError(f"{folder}: no model artifact there ({error.strerror})") from None
+    versions = {str(int(entry.name)): entry for entry in found if (entry / MANIFEST).exists()}
+    if not versions:
+        raise ArtifactError(f"{folder}: no model artifact there, nor one in a folder with a number")
+    return dict(sorted(versions.items(), key=lambda item: int(item[0])))
+
+
+def choose_versions(asked: Literal["all"] | int | tuple[int, ...], found: Sequence[str]) -> list[str]:
+    """Those of the versions, ascending, that are to be served. Raises ArtifactError for one that is not there.
+
+    >>> choose_versions(2, ["1", "2", "10"]), choose_versions((1, 10), ["1", "2", "10"])
+    (['2', '10'], ['1', '10'])
+    """
+    if asked == "all":
+        return list(found)
+    if isinstance(asked, int):
+        return list(found[-asked:])
+    if missing := [version for version in asked if str(version) not in found]:
+        raise ArtifactError(f"version {missing[0]} is asked for, and there are {', '.join(found)}")
+    return [version for version in found if int(version) in asked]
+
+
+def scan_repository(folder: Path) -> Mapping[str, TenantConfig]:
+    """The models of the repository by name. What is wrong with one is logged, and the others are found all the same.
+
+    Raises ConfigError where the folder cannot be read.
+    """
+    try:
+        entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir())
+    except OSError as error:
+        raise ConfigError(f"server.repository: {folder}: {error.strerror}") from None
+    found = {}
+    for entry in entries:
+        try:
+            found[entry.name] = read_tenant(entry / SETTINGS, entry.name, entry)
+        except ConfigError as error:
+            _log.error("%s", error)
+    return found

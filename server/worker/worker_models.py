@@ -1,0 +1,116 @@
+"""`WorkerModels`: the models that one worker holds; they come and go while it serves."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from veltair.errors import VeltairError
+from veltair.machine.malloc import return_free_memory
+from veltair.server.ipc.messages import (
+    LoadModel,
+    ModelChange,
+    ModelChanged,
+    ModelFailed,
+    ModelLoaded,
+    ModelUnloaded,
+    TenantSpec,
+)
+from veltair.server.ipc.process_setup import set_nice
+from veltair.server.ipc.tenant_artifact import open_artifact
+
+if TYPE_CHECKING:
+    from veltair.profiles.runtime.executor import Executor
+    from veltair.profiles.runtime.pinned_threads import PinnedThreads
+    from veltair.server.ipc.tensor_pool import TensorPool
+
+logger = logging.getLogger("veltair.worker")
+
+LOADING_NICE = 10  # of a thread that loads a model: a tenth of a core that others want, all of one that is idle
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A tenant's model in this process: `LoadedModel(spec.digest, Executor(artifact))`."""
+
+    digest: str
+    executor: Executor
+
+
+class WorkerModels:
+    """Models by tenant; tenants with the same artifact share one.
+
+    ::
+
+        models = WorkerModels(pool)
+        models.load(spec)
+        models.executor(spec.number).bind(batch, inputs, outputs)
+    """
+
+    def __init__(self, pool: TensorPool) -> None:
+        self.pool = pool
+        self._models: dict[int, LoadedModel] = {}
+
+    def executor(self, tenant: int) -> Executor:
+        return self._models[tenant].executor
+
+    def load(self, spec: TenantSpec) -> None:
+        """Load a model and run all of it once. Raises ArtifactError."""
+        from veltair.profiles.runtime.executor import Executor
+
+        artifact = open_artifact(spec)
+        executor = next((model.executor for model in self._models.values() if model.digest == spec.digest), None)
+        if executor is None:
+            executor = Executor(artifact)
+            warm_up(executor)
+        self.pool.add(spec.number, artifact.manifest, spec.offset)
+        self._models[spec.number] = LoadedModel(spec.digest, executor)
+
+    def change(self, change: ModelChange, threads: PinnedThreads) -> ModelChanged:
+        """Load a model on a thread that leaves the cores to others, or let go of one, which nothing is bound to."""
+        if isinstance(change, LoadModel):
+            spec, cores = change.tenant, threads.usable
+            with ThreadPoolExecutor(1, initializer=_stand_back, initargs=(cores,)) as behind, threads.on_any_thread():
+                failure = behind.submit(self._try_to_load, spec).result()
+            return ModelLoaded(spec.number) if failure is None else ModelFailed(spec.number, *failure)
+        del self._models[change.number]
+        self.pool.remove(change.number)
+        gc.collect()
+        return_free_memory()
+        return ModelUnloaded(change.number)
+
+    def _try_to_load(self, spec: TenantSpec) -> tuple[str, str] | None:
+        """Returns the kind of the error and its text where the model cannot be loaded."""
+        try:
+            self.load(spec)
+        except VeltairError as error:
+            return type(error).__name__, str(error)
+        except Exception as error:  # a library that lacks a symbol, a kernel that rejects its arguments, …
+            logger.exception("loading %s failed", spec.name)
+            return "ArtifactError", f"the model cannot be loaded: {type(error).__name__}: {error}"
+        return None
+
+
+def _stand_back(cores: tuple[int, ...]) -> None:
+    os.sched_setaffinity(0, cores)  # the worker's main thread stays on one core, and that is inherited
+    set_nice(LOADING_NICE)
+
+
+def warm_up(executor: Executor) -> None:
+    """Run every version of every layer once: page faults, lazy symbols and TVM's first launch happen here."""
+    from veltair.profiles.runtime.executor import aligned_zeros
+
+    manifest = executor.manifest
+    inputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.input_tensors]
+    outputs = [aligned_zeros(port.at(1), port.dtype) for port in manifest.outputs]
+    for array, port in zip(inputs, manifest.input_tensors, strict=True):
+        if port.low is not None and port.low > 0:
+            array.fill(port.low)
+    run = executor.bind(1, inputs, outputs)
+    for index, layer in enumerate(manifest.layers):
+        for version in range(len(layer.versions)):
+            run.layer(index, version)
