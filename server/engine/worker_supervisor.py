@@ -55,6 +55,11 @@ class WorkerSupervisor:
         return sum(worker.alive and worker.state in ("idle", "busy") for worker in self.all)
 
     @property
+    def complete(self) -> bool:
+        """Whether there are as many of them as there shall be."""
+        return self.loaded >= self._target
+
+    @property
     def idle(self) -> Sequence[WorkerProcess]:
         """Those that wait for a query, the one that has waited longest first."""
         return self._idle

@@ -1,7 +1,7 @@
 """`ModelChanges`: models that come and go while the engine serves.
 
-A model is loaded by one idle worker after the other, so that as many as before take queries (the spare stands in), and
-by one at first: a model that kills the process that loads it costs that worker alone. The scheduler hears of it when
+A model is loaded by one idle worker after the other, so that as many as before take queries (the spare stands in). A
+worker that dies of that had no query, and the next one tries once all are back. The scheduler hears of a model when
 every worker holds it, and of its end before the first worker lets go of it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from veltair.errors import ArtifactError, VeltairError
 from veltair.profiles.artifact.artifact_folder import Artifact
@@ -22,15 +22,20 @@ from veltair.server.ipc.worker_cell import cell_bytes
 
 logger = logging.getLogger("veltair.engine")
 
-MOST_NS = 300_000_000_000  # for one worker to load one model
+MOST_NS = 300_000_000_000  # for one worker to load one model, and for all of them
+TOO_SLOW = "not every worker has loaded it in time"
+MOST_DEATHS = 2  # of workers that load one model
 LOOK_S = 0.25  # while something is under way, how often the engine looks
 
 
-class ComingModel(NamedTuple):
+@dataclass(slots=True)
+class ComingModel:
     """A model that not every worker holds yet."""
 
     spec: m.TenantSpec
     artifact: Artifact
+    since_ns: int = 0  # when its loading began
+    deaths: int = 0  # of workers that loaded it
 
 
 class ModelChanges:
@@ -83,6 +88,10 @@ class ModelChanges:
             self._served.remove(number)
             self._supervisor.serve(self._served.specs.values())
             self._going.add(number)
+        for number, coming in list(self._coming.items()):
+            coming.since_ns = coming.since_ns or now_ns
+            if now_ns - coming.since_ns > MOST_NS:
+                self._fail(m.ModelFailed(number, ArtifactError.__name__, f"{coming.artifact.path}: {TOO_SLOW}"))
         if self._changing is not None and now_ns - self._began_ns > MOST_NS:
             self._supervisor.kill_hung(self._changing)
         if self._changing is None:
@@ -105,8 +114,15 @@ class ModelChanges:
         if self._changing is worker:
             self._changing = None
             if isinstance(change := worker.change, m.LoadModel):
-                reason = f"the worker process that loaded the model {ending}"
-                self._fail(m.ModelFailed(change.tenant.number, ArtifactError.__name__, reason))
+                self._died_loading(change.tenant.number, ending)
+
+    def _died_loading(self, number: int, ending: str) -> None:
+        """Somebody may have killed the worker; one more death is the model's fault."""
+        if (coming := self._coming.get(number)) is not None:
+            coming.deaths += 1
+            if coming.deaths >= MOST_DEATHS:
+                reason = f"{coming.artifact.path}: the worker process that loads the model {ending}"
+                self._fail(m.ModelFailed(number, ArtifactError.__name__, reason))
 
     def _fail(self, failure: m.ModelFailed) -> None:
         if (coming := self._coming.pop(failure.number, None)) is not None:
@@ -130,9 +146,10 @@ class ModelChanges:
         for number, spec in self._served.specs.items():
             if number not in worker.holds:
                 return m.LoadModel(spec)
-        for number, coming in self._coming.items():
-            if number not in worker.holds:
-                return m.LoadModel(coming.spec)
+        if self._supervisor.complete:
+            for number, coming in self._coming.items():
+                if number not in worker.holds:
+                    return m.LoadModel(coming.spec)
         return None
 
     def _settle(self) -> None:

@@ -1,0 +1,53 @@
+"""Which version a request is for."""
+
+from pathlib import Path
+
+import pytest
+from in_process_front import MANIFEST
+
+from veltair.errors import UnknownModelError
+from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.server.repository.live_models import LiveModels
+from veltair.server.repository.served_tenant import ServedTenant
+from veltair.types import QoSTarget
+
+
+def served(name: str, version: str) -> ServedTenant:
+    return ServedTenant(name, version, Artifact(Path(), MANIFEST, ""), QoSTarget(10), 1, batching=False)
+
+
+def test_the_highest_version_is_meant_until_it_is_dropped() -> None:
+    two, ten = served("a", "2"), served("a", "10")
+    live = LiveModels([ten, two])
+    assert live.resolve("a") is live.resolve("a", "10") is ten
+    assert live.resolve("a", "2") is two
+    assert live.versions("a") == ["2", "10"]
+    live.drop(ten)
+    assert live.resolve("a") is two
+    with pytest.raises(UnknownModelError, match="no version '10'; it has 2"):
+        live.resolve("a", "10")
+    live.drop(two)
+    with pytest.raises(UnknownModelError, match="unknown model 'a'"):
+        live.resolve("a")
+    assert not live.tenants
+    assert not live.all()
+
+
+def test_a_version_takes_the_place_of_one_with_its_number() -> None:
+    old, new = served("a", "1"), served("a", "1")
+    live = LiveModels([old])
+    assert live.put(new) is old
+    assert live.resolve("a") is new
+    live.drop(old)  # it serves no longer anyway
+    assert live.resolve("a") is new
+
+
+def test_a_models_own_name_serves_where_one_tenant_has_it() -> None:
+    live = LiveModels([served("a", "1")])
+    assert live.resolve("sums").name == "a"
+    live.put(served("b", "1"))
+    with pytest.raises(UnknownModelError, match="several tenants"):
+        live.resolve("sums")
+    assert live.resolve("sums", tenant="b").name == "b"
+    with pytest.raises(UnknownModelError, match="no tenant 'c' serves"):
+        live.resolve("sums", tenant="c")
