@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from veltair.errors import ConfigError, InvariantError
@@ -11,6 +11,7 @@ from veltair.scheduler.active_query import ActiveQuery
 from veltair.scheduler.admission import Admission
 from veltair.scheduler.core_pool import CorePool
 from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
+from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.event_validation import find_contradiction
 from veltair.scheduler.events import (
     BlockFailed,
@@ -152,13 +153,18 @@ class Scheduler:
         self._give_out_cores(decisions)
         return decisions
 
-    def learn_model(self, model: str, profiles: Sequence[ModelProfile]) -> None:
-        """What another model costs, ascending by batch, before a tenant of it is added. It is forgotten with its last
-        tenant. Raises ConfigError, or ProfileError for what is wrong in a profile, and changes nothing then.
-        """
-        self._catalogue.learn(model, profiles)
+    def prepare_model(self, model: str, profiles: Sequence[ModelProfile]) -> Iterator[ProfileCosts]:
+        """The tables of a model that will be learned, one at a time: each takes a while to make. `profiles`: ascending
+        by batch. Raises ConfigError, or ProfileError for what is wrong in a profile."""
+        tables = self._catalogue.prepare(model, profiles)
         if self.state.grid is not self._catalogue.grid:
             self.state.grid, self.state.steady = self._catalogue.grid, SteadyLevel(self._catalogue.grid)
+        return tables
+
+    def learn_model(self, model: str, tables: Iterable[ProfileCosts]) -> None:
+        """What another model costs, as `prepare_model` gives it; it is forgotten with its last tenant. Raises
+        ConfigError where the name is taken."""
+        self._catalogue.learn(model, list(tables))
 
     @property
     def level(self) -> float:

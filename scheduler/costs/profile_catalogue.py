@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from veltair.errors import ConfigError
@@ -37,29 +37,32 @@ class ProfileCatalogue:
         self.grid = level_grid(profile for by_batch in profiles.values() for profile in by_batch)
         self.costs: dict[str, Sequence[ProfileCosts]] = {}  # by model, ascending by batch
         for model, by_batch in profiles.items():
-            self.costs[model] = self._tables(by_batch)
+            self.costs[model] = list(self.tables(by_batch))
 
-    def learn(self, model: str, by_batch: Sequence[ModelProfile]) -> None:
-        """Another model, on the grid as it is; the first one decides the grid.
+    def tables(self, by_batch: Sequence[ModelProfile]) -> Iterator[ProfileCosts]:
+        """The tables of a model on the grid as it is, ascending by batch; each takes a while to make."""
+        for profile in interpolate_batches(by_batch):
+            yield ProfileCosts(profile, self.grid, self.cores, split_by_ops=self._split_by_ops)
+
+    def prepare(self, model: str, by_batch: Sequence[ModelProfile]) -> Iterator[ProfileCosts]:
+        """As `tables`, for a model that will be learned; the first one decides the grid.
 
         Raises ConfigError or ProfileError, and changes nothing then.
         """
-        if model in self.costs:
-            raise ConfigError(f"{model}: there are profiles of this model already")
         _validate(model, by_batch)
         if not self.costs:
             self.grid = level_grid(by_batch)
-        self.costs[model] = self._tables(by_batch)
+        return self.tables(by_batch)
+
+    def learn(self, model: str, tables: Sequence[ProfileCosts]) -> None:
+        """Another model with all of its tables. Raises ConfigError where its name is taken."""
+        if model in self.costs:
+            raise ConfigError(f"{model}: there are profiles of this model already")
+        self.costs[model] = tables
 
     def forget(self, model: str) -> None:
         """A model that no tenant has any more."""
         del self.costs[model]
-
-    def _tables(self, by_batch: Sequence[ModelProfile]) -> Sequence[ProfileCosts]:
-        return [
-            ProfileCosts(profile, self.grid, self.cores, split_by_ops=self._split_by_ops)
-            for profile in interpolate_batches(by_batch)
-        ]
 
 
 def _validate(model: str, by_batch: Sequence[ModelProfile]) -> None:

@@ -58,4 +58,4 @@ def _learn_model(scheduler: Scheduler, event: TenantAdded, profiles_of: Profiles
         return
     profiles = profiles_of(event)
     check_digest(event.tenant.model, profiles, event.profiles)
-    scheduler.learn_model(event.tenant.model, profiles)
+    scheduler.learn_model(event.tenant.model, scheduler.prepare_model(event.tenant.model, profiles))

@@ -9,15 +9,7 @@ import time
 from contextlib import closing, nullcontext, suppress
 
 from veltair.errors import InvariantError
-from veltair.scheduler.events import (
-    BlockFailed,
-    BlockFinished,
-    BlockGrown,
-    Event,
-    QueryArrived,
-    QueryCancelled,
-    WorkersChanged,
-)
+from veltair.scheduler import events
 from veltair.server.engine.arrivals import Arrivals
 from veltair.server.engine.block_watchdog import BlockWatchdog
 from veltair.server.engine.counter_sampling import CounterSampling
@@ -27,7 +19,7 @@ from veltair.server.engine.front_lanes import FrontLanes
 from veltair.server.engine.in_flight_batch import InFlightBatch
 from veltair.server.engine.in_flight_queries import InFlightQueries
 from veltair.server.engine.machine_limits import default_workers, home_core, largest_cell, limit_machine
-from veltair.server.engine.models.model_changes import LOOK_S, ModelChanges
+from veltair.server.engine.models.model_changes import ModelChanges
 from veltair.server.engine.models.served_models import ServedModels
 from veltair.server.engine.models.tenants import tenants_and_profiles
 from veltair.server.engine.worker_process import WorkerProcess
@@ -97,11 +89,11 @@ class Engine:
 
     def _poll_once(self) -> None:
         front, supervisor = self._front, self._supervisor
-        events = self._poll.poll(0 if self._arrivals else self._poll_timeout_s())
+        ready = self._poll.poll(0 if self._arrivals else self._poll_timeout_s())
         begin_ns = time.monotonic_ns()
-        if len(events) > 1:
-            events.sort(key=self._urgency)
-        for fd, _ in events:
+        if len(ready) > 1:
+            ready.sort(key=self._urgency)
+        for fd, _ in ready:
             if fd == front.fileno():
                 front.flush()
                 self._read_front()
@@ -138,8 +130,12 @@ class Engine:
     def _poll_timeout_s(self) -> float | None:
         now_ns = time.monotonic_ns()
         start_s, sample_s = self._supervisor.seconds_to_start(now_ns), self._sampling.seconds_to_sample(now_ns)
-        change_s = LOOK_S if self._changes.under_way else None
-        due_s = (start_s, sample_s, change_s, self._watchdog.seconds_to_look(self._queries.batches(), now_ns))
+        due_s = (
+            start_s,
+            sample_s,
+            self._changes.look_s,
+            self._watchdog.seconds_to_look(self._queries.batches(), now_ns),
+        )
         return min((seconds for seconds in due_s if seconds is not None), default=None)
 
     # The front
@@ -180,7 +176,7 @@ class Engine:
         for _ in range(count):
             message, lane = arrivals.take()
             now_ns = time.monotonic_ns()
-            self._decide(QueryArrived(now_ns, self._queries.add(message, now_ns, lane)))
+            self._decide(events.QueryArrived(now_ns, self._queries.add(message, now_ns, lane)))
         self._lanes.wake_fronts()
         if arrivals:
             arrivals.decided(count, time.monotonic_ns() - begin_ns)
@@ -190,7 +186,7 @@ class Engine:
             self._queries.add(arrival.message, time.monotonic_ns(), arrival.lane)
             self._queries.cancel(query)
         elif self._queries.cancel(query):
-            self._decide(QueryCancelled(time.monotonic_ns(), query))
+            self._decide(events.QueryCancelled(time.monotonic_ns(), query))
 
     # Workers
 
@@ -234,7 +230,7 @@ class Engine:
                 self._fail(batch, "failed", KERNEL_FAILED)
             case m.CoresChanged(query=query, layer=layer, cores=cores):
                 self._queries.batch(query).change_cores(message)
-                self._decide(BlockGrown(time.monotonic_ns(), query, layer, cores))
+                self._decide(events.BlockGrown(time.monotonic_ns(), query, layer, cores))
             case m.ModelLoaded() | m.ModelFailed() | m.ModelUnloaded():
                 self._changes.worker_answered(worker, message)
                 self._workers_changed()
@@ -255,7 +251,7 @@ class Engine:
             self._queries.complete(batch, "cancelled")
         batch.idle_since_ns = end.end_ns
         elapsed_ns = end.end_ns - end.begin_ns
-        self._decide(BlockFinished(time.monotonic_ns(), end.query, end.stop, elapsed_ns))
+        self._decide(events.BlockFinished(time.monotonic_ns(), end.query, end.stop, elapsed_ns))
         if not batch.running:
             batch.idle_since_ns = 0
 
@@ -277,7 +273,7 @@ class Engine:
         if self._ready and allowed != self._allowed:
             self._allowed = allowed
             self._front.send(m.WorkersLeft(allowed))
-            self._decide(WorkersChanged(time.monotonic_ns(), allowed))
+            self._decide(events.WorkersChanged(time.monotonic_ns(), allowed))
 
     def _give_up(self, failure: m.StartFailed) -> None:
         self._front.send(failure)
@@ -285,7 +281,7 @@ class Engine:
 
     # The scheduler
 
-    def _decide(self, event: Event) -> None:
+    def _decide(self, event: events.Event) -> None:
         begin_ns = time.monotonic_ns()
         decisions = self._scheduler.handle(event)
         self._timings.scheduler_ns += time.monotonic_ns() - begin_ns
@@ -297,4 +293,4 @@ class Engine:
 
     def _fail(self, batch: InFlightBatch, outcome: m.Outcome, reason: str) -> None:
         self._queries.complete(batch, outcome, reason)
-        self._decide(BlockFailed(time.monotonic_ns(), batch.id, reason))
+        self._decide(events.BlockFailed(time.monotonic_ns(), batch.id, reason))

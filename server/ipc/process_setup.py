@@ -28,6 +28,12 @@ def ignore_termination_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def let_others_first() -> None:
+    """Run this thread only where no other thread wants the core, but for a three-hundredth of it."""
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
 def set_nice(nice: int) -> None:
     """Set this process's priority where the system allows it."""
     with suppress(PermissionError):

@@ -1,7 +1,7 @@
 """The artifact loader: a process that checks artifacts and holds their weights in memory.
 
 To read, digest and lock a gigabyte takes a second of a core. Here that disturbs neither front nor engine, which have
-other things to do with their locks, and once the daemon serves it has a tenth of a core where others want it.
+other things to do with their locks, and once the daemon serves it has what others leave of a core.
 The front starts it as `python -m veltair.server.repository.artifact_loader PARENT SOCKET`.
 """
 
@@ -19,14 +19,12 @@ from typing import TypeAlias
 
 from veltair.errors import ArtifactError, VeltairError
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
-from veltair.profiles.runtime.huge_pages import move_to_huge_pages
+from veltair.profiles.runtime.huge_pages import ENOUGH, WORTH_BYTES, move_to_huge_pages
 from veltair.profiles.runtime.locked_memory import locked_in_memory
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
 from veltair.server.ipc.messages import Message
-from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, set_nice
+from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, let_others_first
 from veltair.server.ipc.tenant_artifact import open_artifact_folder
-
-NICE = 10
 
 
 class LoadArtifact(Message, frozen=True):
@@ -145,6 +143,7 @@ class HeldArtifacts:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], tuple[int, ExitStack]] = {}  # how often, by path and digest
+        self._small_pages: set[int] = set()  # devices whose files do not come in large pages
 
     def load(self, path: str) -> FromLoader:
         try:
@@ -158,7 +157,10 @@ class HeldArtifacts:
             count, stack = self._held[key]
         else:
             count, stack = 0, ExitStack()
-            move_to_huge_pages(artifact.weights)
+            device = artifact.weights.stat().st_dev
+            large = artifact.weights.stat().st_size >= WORTH_BYTES
+            if large and device not in self._small_pages and move_to_huge_pages(artifact.weights) < ENOUGH:
+                self._small_pages.add(device)  # to read files there a second time is of no use
             stack.enter_context(locked_in_memory(artifact.weights))
         self._held[key] = count + 1, stack
         return ArtifactLoaded(artifact.digest)
@@ -186,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
                 case ReleaseArtifact(path=path, digest=digest):
                     held.release(path, digest)
                 case StandBack():
-                    set_nice(NICE)
+                    let_others_first()
     except ChannelClosedError:
         return 0
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from veltair.errors import VeltairError
 from veltair.machine.malloc import return_free_memory
 from veltair.server.ipc.messages import (
-    LoadModel,
     ModelChange,
     ModelChanged,
     ModelFailed,
     ModelLoaded,
     ModelUnloaded,
     TenantSpec,
+    UnloadModel,
 )
-from veltair.server.ipc.process_setup import set_nice
+from veltair.server.ipc.process_setup import let_others_first
 from veltair.server.ipc.tenant_artifact import open_artifact
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from veltair.server.ipc.tensor_pool import TensorPool
 
 logger = logging.getLogger("veltair.worker")
-
-LOADING_NICE = 10  # of a thread that loads a model: a tenth of a core that others want, all of one that is idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +69,21 @@ class WorkerModels:
         self._models[spec.number] = LoadedModel(spec.digest, executor)
 
     def change(self, change: ModelChange, threads: PinnedThreads) -> ModelChanged:
-        """Load a model on a thread that leaves the cores to others, or let go of one, which nothing is bound to."""
-        if isinstance(change, LoadModel):
-            spec, cores = change.tenant, threads.usable
-            with ThreadPoolExecutor(1, initializer=_stand_back, initargs=(cores,)) as behind, threads.on_any_thread():
-                failure = behind.submit(self._try_to_load, spec).result()
-            return ModelLoaded(spec.number) if failure is None else ModelFailed(spec.number, *failure)
-        del self._models[change.number]
-        self.pool.remove(change.number)
+        """Load a model, or let go of one, which nothing is bound to, on a thread that leaves the cores to others."""
+        with ThreadPoolExecutor(1, initializer=_stand_back, initargs=(threads.usable,)) as behind:
+            if isinstance(change, UnloadModel):
+                behind.submit(self._unload, change.number).result()
+                return ModelUnloaded(change.number)
+            with threads.on_any_thread():
+                failure = behind.submit(self._try_to_load, change.tenant).result()
+        number = change.tenant.number
+        return ModelLoaded(number) if failure is None else ModelFailed(number, *failure)
+
+    def _unload(self, number: int) -> None:
+        del self._models[number]
+        self.pool.remove(number)
         gc.collect()
         return_free_memory()
-        return ModelUnloaded(change.number)
 
     def _try_to_load(self, spec: TenantSpec) -> tuple[str, str] | None:
         """Returns the kind of the error and its text where the model cannot be loaded."""
@@ -97,7 +99,7 @@ class WorkerModels:
 
 def _stand_back(cores: tuple[int, ...]) -> None:
     os.sched_setaffinity(0, cores)  # the worker's main thread stays on one core, and that is inherited
-    set_nice(LOADING_NICE)
+    let_others_first()
 
 
 def warm_up(executor: Executor) -> None:

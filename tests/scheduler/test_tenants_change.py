@@ -77,7 +77,7 @@ def test_every_query_ends_once_while_tenants_come_and_go(policy: str, steps: lis
         match what:
             case "a" if name not in scheduler.state.tenants:
                 if "n" not in scheduler.state.costs:
-                    scheduler.learn_model("n", PROFILES)
+                    scheduler.learn_model("n", scheduler.prepare_model("n", PROFILES))
                 handle(added(name, now_ns))
             case "c" if name in scheduler.state.tenants and name not in active.values():
                 handle(TenantRemoved(now_ns, name))
@@ -99,7 +99,7 @@ def test_every_query_ends_once_while_tenants_come_and_go(policy: str, steps: lis
 
 def test_a_tenant_leaves_only_without_queries() -> None:
     scheduler = new_scheduler()
-    scheduler.learn_model("n", PROFILES)
+    scheduler.learn_model("n", scheduler.prepare_model("n", PROFILES))
     scheduler.handle(added("late"))
     with pytest.raises(InvariantError, match="'late' was added twice"):
         scheduler.handle(added("late"))
@@ -119,9 +119,9 @@ def test_a_tenant_leaves_only_without_queries() -> None:
 def test_a_model_is_learned_once_and_wrong_profiles_change_nothing() -> None:
     scheduler = new_scheduler()
     with pytest.raises(ConfigError, match="profiles of this model already"):
-        scheduler.learn_model("m", PROFILES)
+        scheduler.learn_model("m", scheduler.prepare_model("m", PROFILES))
     with pytest.raises(ConfigError, match="ascending batch sizes"):
-        scheduler.learn_model("n", [])
+        scheduler.prepare_model("n", [])
     assert list(scheduler.state.costs) == ["m"]
 
 
@@ -129,7 +129,8 @@ def test_the_first_model_of_an_empty_scheduler_decides_its_levels() -> None:
     scheduler = Scheduler(make_machine(2), [], {}, "veltair-full", 2)
     assert scheduler.state.grid == (1.0,)
     rows = [[30, 16], [60, 32]]
-    scheduler.learn_model("n", [make_profile([[rows]], levels=(1.0, 1.1))])
+    profiles = [make_profile([[rows]], levels=(1.0, 1.1))]
+    scheduler.learn_model("n", scheduler.prepare_model("n", profiles))
     assert scheduler.state.grid == (1.0, 1.1)
     scheduler.handle(added("late"))
     assert scheduler.handle(QueryArrived(0, msgspec.structs.replace(make_query(1), tenant="late")))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from veltair.errors import ArtifactError, VeltairError
 from veltair.profiles.artifact.artifact_folder import Artifact
-from veltair.server.engine.models.served_models import ServedModels
+from veltair.server.engine.models.served_models import PreparedModel, ServedModels
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
@@ -26,6 +26,7 @@ MOST_NS = 300_000_000_000  # for one worker to load one model, and for all of th
 TOO_SLOW = "not every worker has loaded it in time"
 MOST_DEATHS = 2  # of workers that load one model
 LOOK_S = 0.25  # while something is under way, how often the engine looks
+PREPARE_S = 0.002  # between two tables of costs
 
 
 @dataclass(slots=True)
@@ -34,6 +35,8 @@ class ComingModel:
 
     spec: m.TenantSpec
     artifact: Artifact
+    prepared: PreparedModel
+    is_prepared: bool = False
     since_ns: int = 0  # when its loading began
     deaths: int = 0  # of workers that loaded it
 
@@ -64,6 +67,13 @@ class ModelChanges:
     def under_way(self) -> bool:
         return bool(self._coming or self._leaving or self._going or self._changing)
 
+    @property
+    def look_s(self) -> float | None:
+        """How soon there is something to do again, at the latest; None: nothing is under way."""
+        if any(not coming.is_prepared for coming in self._coming.values()):
+            return PREPARE_S
+        return LOOK_S if self.under_way else None
+
     def begin(self, change: m.ModelChange) -> None:
         """Begin to load a model, or to forget one once its last query has ended."""
         if isinstance(change, m.UnloadModel):
@@ -75,11 +85,12 @@ class ModelChanges:
             layers = len(artifact.manifest.layers)
             if cell_bytes(layers, artifact.manifest.max_batch) > self._supervisor.cell_bytes:
                 raise ArtifactError(f"{artifact.path}: {layers} layers are more than the workers take")
+            prepared = self._served.prepare(spec, artifact)
         except VeltairError as error:
             self._going.add(spec.number)  # no worker holds it
             self._answer(m.ModelFailed(spec.number, type(error).__name__, str(error)))
             return
-        self._coming[spec.number] = ComingModel(spec, artifact)
+        self._coming[spec.number] = ComingModel(spec, artifact, prepared)
 
     def advance(self, now_ns: int) -> None:
         """Do what can be done now."""
@@ -160,9 +171,10 @@ class ModelChanges:
             self._answer(m.ModelUnloaded(number))
         holding = [worker for worker in workers if worker.state != "starting" and worker.alive]
         for number, coming in list(self._coming.items()):
-            if holding and all(number in worker.holds for worker in holding):
+            coming.is_prepared = coming.is_prepared or coming.prepared.make_some()
+            if coming.is_prepared and holding and all(number in worker.holds for worker in holding):
                 try:
-                    self._served.add(coming.spec, coming.artifact)
+                    self._served.add(coming.prepared)
                 except VeltairError as error:
                     self._fail(m.ModelFailed(number, type(error).__name__, str(error)))
                     continue
