@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
@@ -119,3 +119,25 @@ def simulator() -> str:
         for row in _read("simulator")["rows"]
     ]
     return markdown_table(["policy", "offered QPS", "blocks a query", "first run", "queries a second"], rows)
+
+
+def recom_e_gains(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many times faster RECom's E is in bfloat16 than its peers in fp32."""
+    times = {(row["batch"], row["threads"], row["engine"], row["precision"], row.get("only")): row for row in rows}
+
+    def ms(batch: int, threads: int, engine: str, precision: str = "fp32", only: str | None = None) -> float:
+        return float(times[batch, threads, engine, precision, only]["median_ms"])
+
+    cells = []
+    for batch in sorted({row["batch"] for row in rows}):
+        row = [str(batch)]
+        for threads in (1, 2):
+            ours = ms(batch, threads, "veltair", "bf16")
+            towers = ms(batch, threads, "onnxruntime", only="towers")
+            both = ms(batch, threads, "tensorflow", only="columns") + towers
+            row += [f"{ms(batch, threads, 'onnxruntime') / ours:.1f}x", f"{both / ours:.1f}x"]
+        cells.append(row)
+    header = ["RECom's E in bfloat16: rows"]
+    for threads in ("1 thread", "2 threads"):
+        header += [f"over ONNX Runtime, {threads}", f"over TensorFlow + ONNX Runtime, {threads}"]
+    return markdown_table(header, cells)

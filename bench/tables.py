@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -18,7 +18,7 @@ from bench.kernels import networks
 from bench.paper import reality
 from bench.paths import RESULTS, ROOT
 from bench.recsys import models
-from bench.serving import fronts, mix, overload
+from bench.serving import fronts, mix, model_loads, overload
 from bench.serving.way import summary as way
 
 PAGE = ROOT / "docs" / "measurements.md"
@@ -80,30 +80,8 @@ def tight_mix() -> str:
 
 def recommendation_models() -> str:
     found = read("recsys")
-    table = models.table(found["models"])
-    return f"{environment_line(found['environment'])}\n\n{table}\n\n{recom_e_gains(found['models']['recom_e']['rows'])}"
-
-
-def recom_e_gains(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many times faster RECom's E is in bfloat16 than its peers in fp32."""
-    times = {(row["batch"], row["threads"], row["engine"], row["precision"], row.get("only")): row for row in rows}
-
-    def ms(batch: int, threads: int, engine: str, precision: str = "fp32", only: str | None = None) -> float:
-        return float(times[batch, threads, engine, precision, only]["median_ms"])
-
-    cells = []
-    for batch in sorted({row["batch"] for row in rows}):
-        row = [str(batch)]
-        for threads in (1, 2):
-            ours = ms(batch, threads, "veltair", "bf16")
-            towers = ms(batch, threads, "onnxruntime", only="towers")
-            both = ms(batch, threads, "tensorflow", only="columns") + towers
-            row += [f"{ms(batch, threads, 'onnxruntime') / ours:.1f}x", f"{both / ours:.1f}x"]
-        cells.append(row)
-    header = ["RECom's E in bfloat16: rows"]
-    for threads in ("1 thread", "2 threads"):
-        header += [f"over ONNX Runtime, {threads}", f"over TensorFlow + ONNX Runtime, {threads}"]
-    return part_tables.markdown_table(header, cells)
+    parts = models.table(found["models"]), part_tables.recom_e_gains(found["models"]["recom_e"]["rows"])
+    return "\n\n".join([environment_line(found["environment"]), *parts])
 
 
 def reality_tables() -> str:
@@ -234,6 +212,12 @@ same cores, and its own CPU time is shown. Triton's engines run DLRM on one thre
         """DLRM (target 100 ms) and MobileNet-V2 (50 ms), eight to one, at their peak and at multiples of it, on two
 cores of an EPYC with AVX2 only (`python -m bench.serving.overload --seconds 30`), which the load generator shares.""",
         lambda: with_environment("epyc-avx2/overload", lambda found: overload.markdown(found["runs"])),
+    ),
+    Section(
+        "Loading beside serving",
+        """MobileNet-V2 at a steady rate over gRPC, alone and while a model of a gigabyte is loaded and unloaded
+again and again (`python -m bench.serving.model_loads SERVED LOADED`). The bar is 1.1 times the 99th percentile.""",
+        lambda: with_environment("model-loads", model_loads.markdown),
     ),
     Section(
         "What the front side carries",

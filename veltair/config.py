@@ -15,6 +15,7 @@ from veltair.errors import ConfigError
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 PositiveReal = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+Versions = Literal["all"] | Positive | Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +72,7 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A `[[tenants]]` table, or the file `tenant.toml` of a model in the repository, without name and artifact.
 
     `artifact` is the folder of an artifact, which is version 1, or a folder of versions: artifacts in folders with
-    numbers as names. `versions` says which of them are served: "all", the highest so many, or those of a list.
+    numbers as names.
 
     >>> TenantConfig(name="resnet50", artifact="artifacts/resnet50").percentile
     0.95
@@ -87,7 +88,9 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rate: PositiveReal | None = None  # queries a second; more are refused
     burst: Positive = 64  # queries at once, where it has asked for less than its rate before
     batching: bool = True  # waiting queries may run as one batch; off for models whose samples affect each other
-    versions: Literal["all"] | Positive | Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)] = 1  # see below
+    versions: Literal["all"] | Positive | Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)] = (
+        1  # those that are served
+    )
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
