@@ -88,9 +88,7 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rate: PositiveReal | None = None  # queries a second; more are refused
     burst: Positive = 64  # queries at once, where it has asked for less than its rate before
     batching: bool = True  # waiting queries may run as one batch; off for models whose samples affect each other
-    versions: Literal["all"] | Positive | Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)] = (
-        1  # those that are served
-    )
+    versions: Versions = 1  # that are served: "all", the highest so many, or a list
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
