@@ -232,10 +232,11 @@ class Engine:
                 self._queries.batch(query).change_cores(message)
                 self._decide(events.BlockGrown(time.monotonic_ns(), query, layer, cores))
             case m.ModelLoaded() | m.ModelFailed() | m.ModelUnloaded():
-                self._changes.worker_answered(worker, message)
+                self._changes.worker_answered(worker, message, time.monotonic_ns())
                 self._workers_changed()
             case m.ModelsLoaded():
                 self._supervisor.models_loaded(worker)
+                self._changes.worker_idle(worker, time.monotonic_ns())
                 self._workers_changed()
             case m.StartFailed(reason=reason):
                 logger.error("worker %d: %s", worker.pid, reason)

@@ -60,8 +60,7 @@ class ModelChanges:
         self._coming: dict[int, ComingModel] = {}
         self._leaving: set[int] = set()  # served until their last query has ended
         self._going: set[int] = set()  # workers may hold them
-        self._changing: WorkerProcess | None = None
-        self._began_ns = 0
+        self._changing: dict[WorkerProcess, int] = {}  # since when
 
     @property
     def under_way(self) -> bool:
@@ -103,29 +102,39 @@ class ModelChanges:
             coming.since_ns = coming.since_ns or now_ns
             if now_ns - coming.since_ns > MOST_NS:
                 self._fail(m.ModelFailed(number, ArtifactError.__name__, f"{coming.artifact.path}: {TOO_SLOW}"))
-        if self._changing is not None and now_ns - self._began_ns > MOST_NS:
-            self._supervisor.kill_hung(self._changing)
-        if self._changing is None:
+        for worker, began_ns in self._changing.items():
+            if now_ns - began_ns > MOST_NS:
+                self._supervisor.kill_hung(worker)
+        if not self._changing:
             self._change_next_worker(now_ns)
         self._settle()
 
-    def worker_answered(self, worker: WorkerProcess, message: m.ModelChanged) -> None:
+    def worker_answered(self, worker: WorkerProcess, message: m.ModelChanged, now_ns: int) -> None:
         """A worker has done what it was asked to, or failed."""
-        self._changing = None
+        del self._changing[worker]
         if isinstance(message, m.ModelLoaded):
             worker.holds.add(message.number)
         elif isinstance(message, m.ModelUnloaded):
             worker.holds.discard(message.number)
-        else:
+        elif message.number in self._coming:
             self._fail(message)
+        elif message.number in self._served.specs:  # it is of no use: another takes its place
+            logger.error("worker %d does not load what is served: %s", worker.pid, message.reason)
+            worker.process.kill()
         self._supervisor.release(worker)
+        self.worker_idle(worker, now_ns)
+
+    def worker_idle(self, worker: WorkerProcess, now_ns: int) -> None:
+        """A worker could take queries. It does once it holds all that is served, which has changed since it started."""
+        for number, spec in self._served.specs.items():
+            if number not in worker.holds and worker.alive:
+                self._change(worker, m.LoadModel(spec), now_ns)
+                return
 
     def worker_died(self, worker: WorkerProcess, ending: str) -> None:
-        """A worker that was to change its models is gone."""
-        if self._changing is worker:
-            self._changing = None
-            if isinstance(change := worker.change, m.LoadModel):
-                self._died_loading(change.tenant.number, ending)
+        """A worker is gone, maybe of its change."""
+        if self._changing.pop(worker, None) is not None and isinstance(change := worker.change, m.LoadModel):
+            self._died_loading(change.tenant.number, ending)
 
     def _died_loading(self, number: int, ending: str) -> None:
         """Somebody may have killed the worker; one more death is the model's fault."""
@@ -140,13 +149,15 @@ class ModelChanges:
             logger.error("%s is not loaded: %s", coming.spec.name, failure.reason)
             self._going.add(failure.number)
             self._answer(failure)
-        # A model that is served already is loaded once more by the worker's next change.
+
+    def _change(self, worker: WorkerProcess, change: m.ModelChange, now_ns: int) -> None:
+        self._supervisor.change(worker, change)
+        self._changing[worker] = now_ns
 
     def _change_next_worker(self, now_ns: int) -> None:
         for worker in self._supervisor.idle:
             if (change := self._change_for(worker)) is not None:
-                self._supervisor.change(worker, change)
-                self._changing, self._began_ns = worker, now_ns
+                self._change(worker, change, now_ns)
                 return
 
     def _change_for(self, worker: WorkerProcess) -> m.ModelChange | None:
@@ -154,22 +165,23 @@ class ModelChanges:
         for number in worker.holds:
             if number in self._going:
                 return m.UnloadModel(number)
-        for number, spec in self._served.specs.items():
-            if number not in worker.holds:
-                return m.LoadModel(spec)
         if self._supervisor.complete:
             for number, coming in self._coming.items():
                 if number not in worker.holds:
                     return m.LoadModel(coming.spec)
         return None
 
+    def _is_held(self, number: int) -> bool:
+        """Whether a worker holds the model, or loads it."""
+        loading = [worker.change.tenant.number for worker in self._changing if isinstance(worker.change, m.LoadModel)]
+        return number in loading or any(number in worker.holds for worker in self._supervisor.all)
+
     def _settle(self) -> None:
         """Tell of what is done by every worker."""
-        workers = self._supervisor.all
-        for number in [n for n in self._going if not any(n in worker.holds for worker in workers)]:
+        for number in [number for number in self._going if not self._is_held(number)]:
             self._going.remove(number)
             self._answer(m.ModelUnloaded(number))
-        holding = [worker for worker in workers if worker.state != "starting" and worker.alive]
+        holding = [worker for worker in self._supervisor.all if worker.state != "starting" and worker.alive]
         for number, coming in list(self._coming.items()):
             coming.is_prepared = coming.is_prepared or coming.prepared.make_some()
             if coming.is_prepared and holding and all(number in worker.holds for worker in holding):
