@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "veltair.profiles": BASE,
     "veltair.compiler": BASE | {"veltair.profiles"},
     "veltair.scheduler": {"veltair.types", "veltair.errors"},
-    "veltair.server": BASE | {"veltair.config", "veltair.grpc", "veltair.profiles", "veltair.scheduler"},
+    "veltair.server": BASE
+    | {"veltair.config", "veltair.access_config", "veltair.grpc", "veltair.profiles", "veltair.scheduler"},
     "veltair.loadgen": BASE | {"veltair.grpc"},
 }
 # The floors inside a package, the ground first: a folder imports from those before it. Modules beside the folders stand
@@ -36,7 +37,7 @@ FLOORS = {
         *("locality", "timing", "tuning"),
     ),
     "veltair.profiles": ("artifact", "records", "runtime"),
-    "veltair.server": ("ipc", "protocol", "worker", "engine", "front"),
+    "veltair.server": ("ipc", "protocol", "access", "worker", "engine", "front"),
     "veltair": ("machine", "grpc", "zoo", "simulate", "commands"),
 }
 # Arrows upward that are left, each with its reason.

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from veltair.access_config import ClientConfig, TlsConfig, check_clients
 from veltair.errors import ConfigError
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
@@ -46,6 +47,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     http: str = "127.0.0.1:8000"  # host:port; port 0 takes any free one
     grpc: str = "127.0.0.1:8001"
+    admin: str | None = None  # the admin page, metrics and model control over HTTP, which are then nowhere else
     hosts: tuple[str, ...] | None = None  # names with a dot that clients use; default: none, or any beyond loopback
     origins: tuple[str, ...] = ()  # of web pages elsewhere that may use it, such as "https://host:8443"
     fronts: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1  # I/O threads; 0: Python alone, slow and without limits
@@ -57,6 +59,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] = 1024  # queries held at once, including waiting ones
     body_limit_mb: Positive = 64
     limits: LimitsConfig = LimitsConfig()
+    tls: TlsConfig | None = None  # default: none, which belongs behind a proxy or on this machine alone
     shared_memory: bool = False  # clients may pass tensors in shared memory of this user
     repository: str | None = None  # a folder of models to serve besides the tenants, each in a folder of its name
     model_control: bool = False  # clients may load and unload models, and have the configuration read again
@@ -100,6 +103,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     server: ServerConfig = ServerConfig()
     tenants: tuple[TenantConfig, ...] = ()
+    clients: tuple[ClientConfig, ...] = ()  # who may ask; default: everybody, for everything
 
 
 class CounterCoefficients(msgspec.Struct, frozen=True):
@@ -173,11 +177,18 @@ def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:
         if tenant.name in names:
             raise ConfigError(f"{path}: tenants: the name {tenant.name!r} stands twice")
         names.add(tenant.name)
-    for key in ("http", "grpc"):
+    for key in ("http", "grpc", "admin"):
         try:
-            split_address(getattr(config.server, key))
+            if (address := getattr(config.server, key)) is not None:
+                split_address(address)
         except ConfigError as error:
             raise ConfigError(f"{path}: server.{key}: {error}") from None
+    if not config.server.fronts and (config.server.tls or config.server.admin):
+        raise ConfigError(f"{path}: server.fronts: expected at least 1 with tls or admin")
+    try:
+        check_clients(config.clients, config.server.tls)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     base = path.absolute().parent
     files = {key: getattr(config.server, key) for key in ("event_log", "counter_model", "repository")}
     absolute = {key: None if file is None else str(base / file) for key, file in files.items()}
@@ -186,10 +197,17 @@ def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:
             read_counter_coefficients(Path(absolute["counter_model"]))
         except ConfigError as error:
             raise ConfigError(f"{path}: server.counter_model: {error}") from None
+    tls = config.server.tls and _with_absolute_files(config.server.tls, base)
     return ServeConfig(
-        server=msgspec.structs.replace(config.server, **absolute),
+        server=msgspec.structs.replace(config.server, **absolute, tls=tls),
+        clients=config.clients,
         tenants=tuple(msgspec.structs.replace(t, artifact=str(base / t.artifact)) for t in config.tenants),
     )
+
+
+def _with_absolute_files(tls: TlsConfig, base: Path) -> TlsConfig:
+    files = msgspec.structs.asdict(tls)
+    return msgspec.structs.replace(tls, **{key: str(base / file) for key, file in files.items() if file is not None})
 
 
 def split_address(address: str) -> tuple[str, int]:

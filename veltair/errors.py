@@ -48,6 +48,27 @@ class UnknownModelError(RequestError):
     grpc_code = "NOT_FOUND"
 
 
+class UnknownPathError(RequestError):
+    """Nothing is served under this path, at this address."""
+
+    http_status = 404
+    grpc_code = "NOT_FOUND"
+
+
+class UnauthenticatedError(RequestError):
+    """Nobody knows who asks."""
+
+    http_status = 401
+    grpc_code = "UNAUTHENTICATED"
+
+
+class ForbiddenError(RequestError):
+    """The client may not do this."""
+
+    http_status = 403
+    grpc_code = "PERMISSION_DENIED"
+
+
 class UnsupportedError(RequestError):
     """The request asks for a feature of the protocol that this server does not have."""
 

@@ -19,6 +19,8 @@ from veltair.config import ServerConfig, split_address
 from veltair.errors import ConfigError, QueryError, RequestError, UnsupportedError
 from veltair.grpc.server import Server, methods_by_path
 from veltair.grpc.server_call import Method
+from veltair.server.access.callers import Access
+from veltair.server.access.grpc_access import with_access
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.protocol.compressed_body import inflate
@@ -231,10 +233,19 @@ class GrpcFront:
         self._checks = checks
 
     @classmethod
-    async def start(cls, service: InferenceService, address: str, learner: PlanLearner | None = None) -> GrpcFront:
+    async def start(
+        cls,
+        service: InferenceService,
+        address: str,
+        learner: PlanLearner | None = None,
+        access: Access | None = None,
+        *,
+        apart: bool = False,
+    ) -> GrpcFront:
         """Raises ConfigError when it cannot listen there.
 
-        With a `learner` its I/O threads read and write, without one Python does.
+        With a `learner` its I/O threads read and write, without one Python does. `apart`: administration has an address
+        of its own.
         """
 
         def names() -> set[str]:
@@ -249,6 +260,7 @@ class GrpcFront:
         for module, servicer in services:
             for descriptor in module.DESCRIPTOR.services_by_name.values():
                 methods |= methods_by_path(descriptor, servicer, {"ModelInferRequest": parse_request})
+        methods = with_access(methods, access or Access(), apart=apart)
         host, port = split_address(address)
         server: Server | IoThreads
         try:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from veltair.errors import UnknownModelError, UnsupportedError
+from veltair.server.access.callers import caller
 from veltair.server.front import model_metadata
 from veltair.server.front.admission import refuse_past_deadline
 from veltair.server.front.http_body import BodyMemory
@@ -175,7 +176,7 @@ class InferenceService:
 
     def resolve(self, model: str, version: str = "", tenant: str = "") -> ServedTenant:
         """What a request is for. Raises UnknownModelError."""
-        return self.engine.models.resolve(model, version, tenant)
+        return self.engine.models.resolve(model, version, tenant, caller.get().sees)
 
     def server_metadata(self) -> Mapping[str, Any]:
         return model_metadata.server_metadata(self.version, shared_memory=self.regions.allowed)
@@ -192,7 +193,9 @@ class InferenceService:
     def statistics(self, model: str = "", version: str = "") -> dict[str, Any]:
         """Statistics of one model, or of all."""
         self.metrics.refresh()
-        served = [self.resolve(model, version)] if model else list(self.engine.models.tenants.values())
+        sees = caller.get().sees
+        every = [each for name, each in self.engine.models.tenants.items() if sees(name)]
+        served = [self.resolve(model, version)] if model else every
         rows = [
             model_metadata.model_statistics(each.name, each.version, self.metrics.tenants[each.name]) for each in served
         ]
@@ -200,8 +203,10 @@ class InferenceService:
 
     def repository_index(self) -> list[dict[str, str]]:
         if self.control is not None:
-            return self.control.index(self.engine.ready)
-        return model_metadata.repository_index(self.engine.models.all(), self.engine.ready)
+            rows = self.control.index(self.engine.ready)
+        else:
+            rows = model_metadata.repository_index(self.engine.models.all(), self.engine.ready)
+        return [row for row in rows if caller.get().sees(row["name"])]
 
     def require_control(self, what: str) -> ModelControl:
         """Raises UnsupportedError where clients may not change what is served; `what` does not happen then."""

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from veltair.errors import RequestError
+from veltair.server.access.callers import Access, caller
 from veltair.server.front.http_body import HttpRequest
 from veltair.server.front.inference_service import InferenceResponse
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
@@ -35,8 +36,11 @@ class PlanLearner:
         learner.learn_grpc(grpc_request, "", request, served, response)
     """
 
-    def __init__(self, threads: IoThreads, engine: HasSlots, regions: SharedMemoryRegions) -> None:
+    def __init__(
+        self, threads: IoThreads, engine: HasSlots, regions: SharedMemoryRegions, access: Access | None = None
+    ) -> None:
         self.threads, self._engine, self._regions = threads, engine, regions
+        self._access = access or Access()
         regions.on_unregister = threads.clear_plans
 
     def learn_grpc(
@@ -53,7 +57,7 @@ class PlanLearner:
         """
         plan = self._plan(request, served, split_message(response))
         if plan is not None:
-            self.threads.add_grpc_plan(received.data, tenant_header, plan)
+            self.threads.add_grpc_plan(received.data, tenant_header, plan, caller.get().credentials)
 
     def learn_http(
         self,
@@ -76,7 +80,7 @@ class PlanLearner:
             return
         plan = self._plan(request, served, split_body(encoded, own_id, answer.outputs))
         if plan is not None:
-            self.threads.add_http_plan(path, json, tenant_header, plan)
+            self.threads.add_http_plan(path, json, tenant_header, plan, caller.get().credentials)
 
     def _own_id(self, json: bytes, request_id: str) -> tuple[str | None, bool]:
         """The id that is no part of the key of this JSON, None for none, and whether it is the only one there."""
@@ -86,6 +90,8 @@ class PlanLearner:
         return request_id, msgspec.json.decode(b"{" + json[size:], type=_Id).id is msgspec.UNSET
 
     def _plan(self, request: InferRequest, served: ServedTenant, response: ResponseParts) -> Plan | None:
+        if not self._access.knows(caller.get()):  # the configuration was read again meanwhile
+            return None
         manifest = served.manifest
         batched = next((port.name for port in manifest.inputs if port.shape[:1] == (-1,)), None)
         batch = next((tensor.shape[0] for tensor in request.inputs if tensor.name == batched), 1)

@@ -2,13 +2,14 @@
 
 A request then carries locations instead of bytes. Regions are read and written by file offset, never mapped: a client
 may truncate its file at any moment, and a mapping would kill the front with it. Inputs are copied, so that nobody
-changes a tensor after it was checked. The feature is off unless the configuration allows it, since every client could
-name any shared memory that the server's user can open.
+changes a tensor after it was checked. A region belongs to the client that registered it. The feature is off unless the
+configuration allows it, since a client without a `user` can name any shared memory that the server's user can open.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from veltair.errors import RequestError, TooLargeError, UnsupportedError
+from veltair.server.access.callers import caller
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.protocol.infer_request import NamedTensor, TensorLocation
 from veltair.server.protocol.tensor_values import tensor_bytes
@@ -59,7 +61,7 @@ class SharedMemoryRegions:
         """`limit_bytes` bounds the inputs of one query together."""
         self.allowed = allowed
         self._limit_bytes = limit_bytes
-        self._regions: dict[str, SharedMemoryRegion] = {}
+        self._regions: dict[tuple[str, str], SharedMemoryRegion] = {}  # by caller and name
         self.on_unregister: Callable[[], None] = lambda: None  # before a region's file is closed
 
     def require_allowed(self) -> None:
@@ -77,25 +79,28 @@ class SharedMemoryRegions:
             raise RequestError(f"region {name!r:.80}: its key must be a name as shm_open takes it")
         if offset < 0 or size_bytes < 1:
             raise RequestError(f"region {name!r:.80}: offset {offset} and byte_size {size_bytes} are no part of memory")
-        if name in self._regions:
+        who = caller.get()
+        own = self.list_regions()
+        if any(region.name == name for region in own):
             raise RequestError(f"region {name!r:.80} is registered already")
-        if len(self._regions) >= MAX_REGIONS:
+        if len(own) >= MAX_REGIONS:
             raise RequestError(f"region {name!r:.80}: {MAX_REGIONS} are registered already, which is the most")
-        file = _open(name, match[1], offset + size_bytes)
-        self._regions[name] = SharedMemoryRegion(name, key, offset, size_bytes, file)
+        file = _open(name, match[1], offset + size_bytes, who.user)
+        self._regions[who.name, name] = SharedMemoryRegion(name, key, offset, size_bytes, file)
 
     def unregister(self, name: str = "") -> None:
         """Forget one region, known or not; all of them without a name."""
         self.require_allowed()
         self.on_unregister()
-        for each in [name] if name else list(self._regions):
-            if (region := self._regions.pop(each, None)) is not None:
+        for each in [name] if name else [region.name for region in self.list_regions()]:
+            if (region := self._regions.pop((caller.get().name, each), None)) is not None:
                 os.close(region.file)
 
     def list_regions(self, name: str = "") -> list[SharedMemoryRegion]:
-        """All regions, or the one of that name. Raises RequestError when there is none."""
+        """All that the caller has registered, or the one of that name. Raises RequestError when there is none."""
         self.require_allowed()
-        return [self._region(name)] if name else list(self._regions.values())
+        own = [region for (owner, _), region in self._regions.items() if owner == caller.get().name]
+        return [self._region(name)] if name else own
 
     def read_inputs(self, tensors: Sequence[NamedTensor]) -> Sequence[NamedTensor]:
         """The same tensors with the bytes of those that lie in a region. Raises RequestError."""
@@ -160,13 +165,13 @@ class SharedMemoryRegions:
         return region.file, region.offset + location.offset
 
     def _region(self, name: str) -> SharedMemoryRegion:
-        if (region := self._regions.get(name)) is None:
+        if (region := self._regions.get((caller.get().name, name))) is None:
             raise RequestError(f"no region {name!r:.80} is registered")
         return region
 
 
-def _open(name: str, key: str, end: int) -> int:
-    """The descriptor of a client's memory. Raises RequestError unless it is a file of at least `end` bytes."""
+def _open(name: str, key: str, end: int, user: str | None) -> int:
+    """The descriptor of a client's memory. Raises RequestError unless it is a file of this user with `end` bytes."""
     try:
         file = os.open(FOLDER / key, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -175,4 +180,14 @@ def _open(name: str, key: str, end: int) -> int:
     if not stat.S_ISREG(found.st_mode) or found.st_size < end:
         os.close(file)
         raise RequestError(f"region {name!r:.80}: expected {end} bytes of shared memory, found {found.st_size}")
+    if user is not None and found.st_uid != _number_of(user):
+        os.close(file)
+        raise RequestError(f"region {name!r:.80}: its memory belongs to another user than {user!r}")
     return file
+
+
+def _number_of(user: str) -> int:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return -1

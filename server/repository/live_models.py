@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from veltair.errors import UnknownModelError
 from veltair.server.repository.served_tenant import ServedTenant
@@ -54,13 +54,15 @@ class LiveModels:
         """Every version of every tenant."""
         return [served for versions in self._versions.values() for served in versions.values()]
 
-    def resolve(self, model: str, version: str = "", tenant: str = "") -> ServedTenant:
+    def resolve(
+        self, model: str, version: str = "", tenant: str = "", sees: Callable[[str], bool] = lambda _: True
+    ) -> ServedTenant:
         """What a request is for.
 
         `model` is a tenant's name, or the name of the model that it serves; `tenant` decides where several serve it.
-        Raises UnknownModelError.
+        To who asks there are only the tenants that it `sees`. Raises UnknownModelError.
         """
-        name = self._name(model, tenant)
+        name = self._name(model, tenant, sees)
         if not version:
             return self.tenants[name]
         versions = self._versions[name]
@@ -68,14 +70,14 @@ class LiveModels:
             raise UnknownModelError(f"model {model!r:.80} has no version {version!r:.20}; it has {', '.join(versions)}")
         return versions[version]
 
-    def _name(self, model: str, tenant: str) -> str:
+    def _name(self, model: str, tenant: str, sees: Callable[[str], bool]) -> str:
         if tenant:
-            if tenant in self.tenants and model in (tenant, self.tenants[tenant].manifest.model):
+            if tenant in self.tenants and sees(tenant) and model in (tenant, self.tenants[tenant].manifest.model):
                 return tenant
             raise UnknownModelError(f"no tenant {tenant!r:.80} serves model {model!r:.80}")
-        if model in self.tenants:
+        if model in self.tenants and sees(model):
             return model
-        serving = [name for name, served in self.tenants.items() if served.manifest.model == model]
+        serving = [name for name, served in self.tenants.items() if served.manifest.model == model and sees(name)]
         if len(serving) == 1:
             return serving[0]
         if serving:

@@ -76,19 +76,36 @@ static bool read_head(call *new, const hpack_field *fields, int count) {
   return post && grpc;
 }
 
-/* The tenant's name in the packed fields, which stay where they are. */
-static void find_tenant(call *new, const char *name) {
+/* The value of a field among the packed ones, which stay where they are. NULL: there is none. */
+static const uint8_t *find_field(const call *in, const char *name, size_t *bytes) {
   const size_t name_size = strlen(name);
-  for (const uint8_t *at = new->fields, *end = at + new->fields_bytes; at < end;) {
+  for (const uint8_t *at = in->fields, *end = at + in->fields_bytes; at < end;) {
     uint32_t size[2];
     memcpy(size, at, sizeof size);
     at += sizeof size;
-    if (size[0] == name_size && !memcmp(at, name, name_size) && !new->tenant) {
-      new->tenant = at + size[0];
-      new->tenant_bytes = size[1];
+    if (size[0] == name_size && !memcmp(at, name, name_size)) {
+      *bytes = size[1];
+      return at + size[0];
     }
     at += size[0] + size[1];
   }
+  return NULL;
+}
+
+static void find_caller(call *new) {
+  const connection *on = new->asker.connection;
+  if (!atomic_load(&on->thread->wire->names_callers)) return;
+  new->caller = find_field(new, "authorization", &new->caller_bytes);
+  if (new->caller) return;
+  new->caller = (const uint8_t *)on->certificate;
+  new->caller_bytes = strlen(on->certificate);
+}
+
+static bool read_request(const call *of, const uint8_t *message, size_t size, request *found) {
+  if (!grpc_request(message, size, found)) return false;
+  found->key.part[TENANT] = of->tenant, found->key.size[TENANT] = of->tenant_bytes;
+  found->key.part[CALLER] = of->caller, found->key.size[CALLER] = of->caller_bytes;
+  return true;
 }
 
 void grpc_refuse_call(call *of, int number) {
@@ -137,7 +154,8 @@ static void headers(void *owner, h2_stream *stream, const hpack_field *fields, i
     refuse_http(new);
     return;
   }
-  find_tenant(new, new->asker.connection->thread->wire->tenant_header);
+  new->tenant = find_field(new, new->asker.connection->thread->wire->tenant_header, &new->tenant_bytes);
+  find_caller(new);
   thread_expire_at(new->asker.connection->thread, new->asker.arrival_ns + new->asker.connection->thread->wire->budgets.most.body_ns);
   if (!new->answerable) open_in_python(new);
 }
@@ -161,7 +179,7 @@ static void begun(void *owner, h2_stream *stream, const uint8_t *data, size_t si
     thread_expire_at(on->thread, of->message_since_ns + on->thread->wire->budgets.most.body_ns);
   }
   if (of->state == RECEIVING && !of->message) {
-    const bool read = grpc_request(data, size, of->tenant, of->tenant_bytes, &found) && found.tensors < found.end;
+    const bool read = read_request(of, data, size, &found) && found.tensors < found.end;
     if (!read && size < MOST_HEAD_BYTES) return;
     if (read && query_foresee(&of->asker, &found.key, 0) == REFUSED) return;
   }
@@ -186,7 +204,7 @@ static void message(void *owner, h2_stream *stream, uint8_t *data, size_t size, 
 /* Whether the call's message became a query or was refused, which ends the call. */
 static bool begin_query(call *of, const uint8_t *data) {
   request found;
-  if (!grpc_request(data, of->message_bytes, of->tenant, of->tenant_bytes, &found)) return false;
+  if (!read_request(of, data, of->message_bytes, &found)) return false;
   of->state = QUERY;
   return query_begin(&of->asker, &found);
 }

@@ -21,7 +21,7 @@ static bool read_size(const uint8_t **at, const uint8_t *end, size_t *value) {
   return false;
 }
 
-bool grpc_request(const uint8_t *message, size_t size, const uint8_t *tenant, size_t tenant_bytes, request *found) {
+bool grpc_request(const uint8_t *message, size_t size, request *found) {
   const uint8_t *const end = message + size, *at = message;
   *found = (request){.end = end};
   const uint8_t *behind = message;
@@ -35,16 +35,14 @@ bool grpc_request(const uint8_t *message, size_t size, const uint8_t *tenant, si
         if (at[i] >= 0x80) return false; /* it may be no UTF-8 */
       found->id = field; /* with its tag and length; an empty one is left out of a response */
       found->id_bytes = length ? (size_t)(at + length - field) : 0;
-      found->key.part[0] = message;
-      found->key.size[0] = (size_t)(field - message);
+      found->key.part[BEFORE_ID] = message;
+      found->key.size[BEFORE_ID] = (size_t)(field - message);
       behind = at + length;
     }
     at += length;
   }
-  found->key.part[1] = behind;
-  found->key.size[1] = (size_t)(at - behind);
-  found->key.part[2] = tenant;
-  found->key.size[2] = tenant_bytes;
+  found->key.part[BEHIND_ID] = behind;
+  found->key.size[BEHIND_ID] = (size_t)(at - behind);
   found->tensors = at;
   return true;
 }

@@ -31,20 +31,28 @@ bool http1_read_json(const uint8_t *json, size_t size, request *found) {
   if (!size || *json != '{') return false;
   const uint8_t *at = json, *const end = json + size;
   strip_id(&at, end, found);
-  found->key.part[1] = at;
-  found->key.size[1] = (size_t)(end - at);
+  found->key.part[BEHIND_ID] = at;
+  found->key.size[BEHIND_ID] = (size_t)(end - at);
   return true;
+}
+
+static void name_caller(const http1 *on, const uint8_t *head, plan_key *key) {
+  const char *const certificate = on->asker.connection->certificate;
+  const head_part *own = &on->head.authorization;
+  key->part[CALLER] = on->head.has_authorization ? head + own->begin : (const uint8_t *)certificate;
+  key->size[CALLER] = on->head.has_authorization ? own->size : strlen(certificate);
 }
 
 bool http1_request(const http1 *on, request *found) {
   const http1_head *head = &on->head;
   const uint8_t *const bytes = buffer_bytes(&on->in), *const body = bytes + head->bytes;
   *found = (request){
-      .key = {.part = {bytes + head->path.begin, NULL, bytes + head->tenant.begin},
-              .size = {head->path.size, 0, head->tenant.size}},
+      .key = {.part = {[BEFORE_ID] = bytes + head->path.begin, [TENANT] = bytes + head->tenant.begin},
+              .size = {[BEFORE_ID] = head->path.size, [TENANT] = head->tenant.size}},
       .tensors = body + head->json,
       .end = body + head->body,
   };
+  if (atomic_load(&on->asker.connection->thread->wire->names_callers)) name_caller(on, bytes, &found->key);
   return http1_read_json(body, (size_t)head->json, found);
 }
 

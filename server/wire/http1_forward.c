@@ -25,6 +25,15 @@ void http1_forget_uvicorn(http1 *on) {
   on->uvicorn = NULL;
 }
 
+/* The first line on a connection to uvicorn: that it is ours, where its client came in, and by what it is known. */
+static bool introduce(http1 *on) {
+  const connection *at = on->asker.connection;
+  const char *const parts[] = {at->thread->wire->uvicorn_secret, at->at_admin ? " admin " : " main ", at->certificate, "\n"};
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+    if (!buffer_append(&on->up, parts[i], strlen(parts[i]))) return false;
+  return true;
+}
+
 /* Has a connection to uvicorn ready. */
 static bool reach(http1 *on) {
   connection *at = on->asker.connection;
@@ -43,8 +52,9 @@ static bool reach(http1 *on) {
   buffer_free(&on->down);
   on->deaf = on->told_end = false;
   on->uvicorn = connection_open(at->thread, &uvicorn_protocol, fd);
-  if (on->uvicorn) on->uvicorn->state = on;
-  return on->uvicorn;
+  if (!on->uvicorn) return false;
+  on->uvicorn->state = on;
+  return introduce(on);
 }
 
 void http1_python_done(http1 *on) {

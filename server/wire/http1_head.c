@@ -146,6 +146,7 @@ static bool request_line(http1_head *head, const uint8_t *bytes, text line, bool
   if (line.bytes[at] != ' ') return false;
   const text method = {line.bytes, at};
   target = ++at;
+  if (at < line.size && line.bytes[at] != '/') return false; /* a proxy's form, which only uvicorn reads */
   while (at < line.size && line.bytes[at] > ' ' && line.bytes[at] < 0x7F) at++;
   if (at == line.size) return !complete;
   if (at == target || line.bytes[at] != ' ') return false;
@@ -193,6 +194,10 @@ static bool request_field(http1_head *head, const uint8_t *bytes, text name, tex
     if (head->has_tenant) head->answerable = false;
     head->has_tenant = true;
     head->tenant = (head_part){(uint32_t)(value.bytes - bytes), (uint32_t)value.size};
+  } else if (same(name, "authorization")) {
+    if (head->has_authorization) head->answerable = false;
+    head->has_authorization = true;
+    head->authorization = (head_part){(uint32_t)(value.bytes - bytes), (uint32_t)value.size};
   } else if (same(name, "content-encoding") || same(name, "expect") || same(name, "origin") ||
              same(name, "sec-fetch-site")) {
     head->answerable = false;

@@ -31,9 +31,9 @@ typedef struct {
   bool to_head;    /* its method is HEAD */
   bool infers;     /* it is inference */
   bool answerable; /* inference without peculiarities */
-  bool has_json, has_tenant;
+  bool has_json, has_tenant, has_authorization;
   uint64_t json; /* Inference-Header-Content-Length */
-  head_part path, tenant;
+  head_part path, tenant, authorization;
   /* Of responses. */
   int status;
 } http1_head;

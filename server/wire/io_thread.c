@@ -52,7 +52,7 @@ static void watch(const io_thread *thread, int operation, int fd, uint32_t event
 
 connection *connection_open(io_thread *thread, const protocol *protocol, int fd) {
   connection *new = calloc(1, sizeof *new);
-  if (new) *new = (connection){.thread = thread, .protocol = protocol, .fd = fd, .next = thread->connections};
+  if (new) *new = (connection){.thread = thread, .protocol = protocol, .fd = fd, .next = thread->connections, .certificate = ""};
   if (!new || !protocol->open(new)) {
     free(new);
     close(fd);
@@ -66,7 +66,7 @@ connection *connection_open(io_thread *thread, const protocol *protocol, int fd)
 
 static void watch_listeners(const io_thread *thread, int operation) {
   listener *all = thread->wire->listeners;
-  for (int i = 0; i < PROTOCOLS; i++)
+  for (int i = 0; i < LISTENERS; i++)
     if (all[i].fd >= 0) watch(thread, operation, all[i].fd, EPOLLIN | EPOLLEXCLUSIVE, &all[i]);
 }
 
@@ -95,7 +95,7 @@ static void accept_connections(io_thread *thread, const listener *from) {
       continue;
     }
     connection *new = connection_open(thread, from->protocol, fd);
-    if (new) new->counted = true, new->place = place;
+    if (new) new->counted = true, new->place = place, new->at_admin = from == &thread->wire->listeners[ADMIN];
     else budget_disconnect(&thread->wire->budgets, place);
   }
 }
@@ -286,7 +286,8 @@ static void expire(io_thread *thread) {
 static void handle(io_thread *thread, const struct epoll_event *event, size_t turn) {
   const listener *listeners = thread->wire->listeners;
   if (event->data.ptr == thread) return; /* the loop looks at everything that it is woken for */
-  if (event->data.ptr == &listeners[GRPC] || event->data.ptr == &listeners[HTTP]) {
+  const void *const about = event->data.ptr;
+  if (about == &listeners[GRPC] || about == &listeners[HTTP] || about == &listeners[ADMIN]) {
     accept_connections(thread, event->data.ptr);
   } else {
     connection *at = event->data.ptr;

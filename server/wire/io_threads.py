@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from veltair.grpc.server_call import ANSWER_HEAD, ANSWER_TRAILERS, Decompress, M
 from veltair.server.ipc.native_library import array_address
 from veltair.server.wire import native
 from veltair.server.wire.native import CallEvent, Settings
-from veltair.server.wire.native_call import NativeCall, unpack_fields
+from veltair.server.wire.native_call import NativeCalls
 from veltair.server.wire.plan import Plan
 from veltair.server.wire.settings import native_limits, native_refusals, outcome_statuses
 
@@ -45,7 +46,8 @@ class IoThreads:
 
         threads = IoThreads(1, infer_path="/inference.GRPCInferenceService/ModelInfer", …)
         port = await threads.listen(host, port, methods, inflate)
-        threads.listen_http(listener, uvicorn_listener)
+        threads.forward_to(uvicorn_listener)
+        threads.listen_http(listener)
         threads.add_grpc_plan(message, "", plan)
         await threads.stop(grace_s=5)
     """
@@ -75,12 +77,11 @@ class IoThreads:
         """
         self.count = threads
         self._max_message_bytes = max_message_bytes
-        self._methods: Mapping[str, Method] = {}
-        self._decompress: Decompress | None = None
-        self._calls: dict[int, NativeCall] = {}
+        self._python_calls: NativeCalls | None = None
+        self.uvicorn_secret = secrets.token_hex(16).encode()  # at the beginning of what comes to uvicorn
         self._native = native.library()
         self._listener: socket.socket | None = None
-        self._http_listener: socket.socket | None = None  # closed by its owner
+        self._http_listeners: list[socket.socket] = []  # closed by their owner
         self._idle: asyncio.Event | None = None
         self._counted: Callable[[NDArray[np.void]], None] | None = None
         refusals = native_refusals()
@@ -100,6 +101,7 @@ class IoThreads:
             head_bytes=len(ANSWER_HEAD),
             trailers=ANSWER_TRAILERS,
             trailers_bytes=len(ANSWER_TRAILERS),
+            uvicorn_secret=self.uvicorn_secret,
         )
         self.handle: int = self._native.wire_start(ctypes.byref(self._settings))
         if not self.handle:
@@ -131,48 +133,61 @@ class IoThreads:
         family = socket.AF_INET6 if v6 else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=v6)
         listener.setblocking(False)
-        self._listener, self._methods, self._decompress, self._counted = listener, methods, decompress, counted
+        self._listener, self._counted = listener, counted
+        self._python_calls = NativeCalls(methods, self._max_message_bytes, decompress, self._send)
         asyncio.get_running_loop().add_reader(self._native.wire_events_fd(self.handle), self._read_events)
         self._native.wire_listen(self.handle, native.GRPC, listener.fileno())
         bound: int = listener.getsockname()[1]
         return bound
 
-    def listen_http(self, listener: socket.socket, uvicorn: socket.socket) -> None:
-        """Accept connections over HTTP/1.1, once `listen` has begun. What has no plan goes to uvicorn's Unix socket."""
+    def forward_to(self, uvicorn: socket.socket) -> None:
+        """What has no plan over HTTP goes to this Unix socket, where each connection begins with `uvicorn_secret`."""
         address = uvicorn.getsockname()
         name = address if isinstance(address, bytes) else address.encode()
         if not self._native.wire_forward_to(self.handle, name, len(name)):
             raise VeltairError(f"{name!r} is too long for the name of a Unix socket")
+
+    def listen_http(self, listener: socket.socket, kind: int = native.HTTP) -> None:
+        """Accept connections over HTTP/1.1, once `listen` has begun. `kind`: native.ADMIN for one without inference."""
         try:
             listener.listen(BACKLOG)
         except OSError as error:  # another process has begun to listen there meanwhile
-            raise ConfigError(f"server.http: cannot listen ({error.strerror})") from None
+            raise ConfigError(f"{listener.getsockname()}: cannot listen ({error.strerror})") from None
         listener.setblocking(False)
-        self._http_listener = listener
-        self._native.wire_listen(self.handle, native.HTTP, listener.fileno())
+        self._http_listeners.append(listener)
+        self._native.wire_listen(self.handle, kind, listener.fileno())
 
     def set_open(self, open_: bool) -> None:
         """Whether requests with a plan are taken; else Python gets them, and says why they are refused."""
         if self.handle:
             self._native.wire_open(self.handle, int(open_))
 
-    def add_grpc_plan(self, message: bytes | memoryview, tenant: str, plan: Plan) -> bool:
-        """Requests with the head of this one follow the plan. Returns whether such a head can have one."""
+    def add_grpc_plan(self, message: bytes | memoryview, tenant: str, plan: Plan, caller: bytes = b"") -> bool:
+        """Requests with the head of this one follow the plan. Returns whether such a head can have one.
+
+        `tenant` and `caller`: the header that names a tenant, and by what the caller is known, where callers are named.
+        """
         if not self.handle:
             return False
-        source, values, name = np.frombuffer(message, np.uint8), plan.values(), tenant.encode("latin-1")
+        source, values, by = np.frombuffer(message, np.uint8), plan.values(), _requester(tenant, caller)
         added = self._native.wire_add_grpc_plan(
-            self.handle, array_address(source), source.size, name, len(name), ctypes.byref(values)
+            self.handle, array_address(source), source.size, ctypes.byref(by), ctypes.byref(values)
         )
         return bool(added)
 
-    def add_http_plan(self, path: bytes, json: bytes, tenant: str, plan: Plan) -> bool:
+    def add_http_plan(self, path: bytes, json: bytes, tenant: str, plan: Plan, caller: bytes = b"") -> bool:
         """Likewise requests to this path whose bodies begin with this JSON, but for their ids (`id_bytes`)."""
         if not self.handle:
             return False
-        values, name = plan.values(), tenant.encode("latin-1")
-        parts = (path, len(path), json, len(json), name, len(name))
-        return bool(self._native.wire_add_http_plan(self.handle, *parts, ctypes.byref(values)))
+        values, by = plan.values(), _requester(tenant, caller)
+        parts = (path, len(path), json, len(json))
+        return bool(self._native.wire_add_http_plan(self.handle, *parts, ctypes.byref(by), ctypes.byref(values)))
+
+    def name_callers(self, named: bool) -> None:
+        """Whether plans are for one caller alone from here on, who has to be named."""
+        if self.handle:
+            self._native.wire_name_callers(self.handle, int(named))
+        self.clear_plans()
 
     def id_bytes(self, json: bytes) -> int:
         """Bytes at the beginning of this JSON that give an id which may differ under one plan; 0: it gives none so."""
@@ -207,10 +222,9 @@ class IoThreads:
         if self._listener is not None and self.handle:
             self._idle = asyncio.Event()
             self._native.wire_leave(self.handle)
-            for listener in (self._listener, self._http_listener):
-                if listener is not None:
-                    with contextlib.suppress(OSError):  # its owner has closed it
-                        listener.shutdown(socket.SHUT_RDWR)  # from here on the system refuses clients
+            for listener in (self._listener, *self._http_listeners):
+                with contextlib.suppress(OSError):  # its owner has closed it
+                    listener.shutdown(socket.SHUT_RDWR)  # from here on the system refuses clients
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), grace_s)
         if self._listener is not None and self.handle:  # nobody has closed it meanwhile
@@ -225,10 +239,8 @@ class IoThreads:
             self._native.wire_stop(handle)
         if self._listener is not None:
             self._listener.close()
-        for call in list(self._calls.values()):
-            call.close()
-            call.aborted(None)
-        self._calls.clear()
+        if self._python_calls is not None:
+            self._python_calls.abort()
 
     # Events of calls that Python handles
 
@@ -246,40 +258,15 @@ class IoThreads:
         elif event.kind == native.IDLE:
             if self._idle is not None and self._native.wire_idle(self.handle):
                 self._idle.set()
-        elif event.kind == native.OPEN:
-            self._open(event)
-        elif (call := self._calls.get(event.call)) is not None:
-            self._advance(call, event)
-            if call.closed:
-                self._calls.pop(event.call, None)
-
-    def _open(self, event: CallEvent) -> None:
-        assert self._decompress is not None
-        call = NativeCall(event.call, self._methods, self._max_message_bytes, self._decompress, self._send)
-        self._calls[event.call] = call
-        call.headers_received(unpack_fields(_bytes(event)))
-
-    def _advance(self, call: NativeCall, event: CallEvent) -> None:
-        if event.kind == native.MESSAGE:
-            if not call.closed:
-                call.message_received(memoryview(_bytes(event)), compressed=bool(event.code))
-        elif event.kind == native.END:
-            if not call.closed:
-                call.remote_open = False
-                call.end_received()
-        elif event.kind == native.FLUSHED:
-            call.flushed()
-        else:
-            call.close()
-            call.aborted(event.code if event.code >= 0 else None)
+        elif self._python_calls is not None:
+            self._python_calls.take(event)
 
     def _send(self, call: int, kind: int, last: bool, data: bytes | memoryview) -> None:
-        if last:
-            self._calls.pop(call, None)
         if self.handle:
             source = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
             self._native.wire_command(self.handle, call, kind, int(last), array_address(source), source.size)
 
 
-def _bytes(event: CallEvent) -> bytes:
-    return ctypes.string_at(event.data, event.size) if event.size else b""
+def _requester(tenant: str, caller: bytes) -> native.Requester:
+    name = tenant.encode("latin-1")
+    return native.Requester(name, len(name), caller, len(caller))

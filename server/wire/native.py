@@ -38,7 +38,7 @@ _ELEMENTS = ("", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "strings")  # b
 ELEMENTS = {name: code for code, name in enumerate(_ELEMENTS)}
 
 # What a listener speaks.
-GRPC, HTTP = range(2)
+GRPC, HTTP, ADMIN = range(3)
 
 # Kinds of events, and of commands.
 COUNTS, IDLE, OPEN, MESSAGE, END, ABORTED, FLUSHED = range(7)
@@ -100,6 +100,18 @@ class Settings(ctypes.Structure):
         ("trailers", ctypes.c_char_p),
         ("head_bytes", _SIZE),
         ("trailers_bytes", _SIZE),
+        ("uvicorn_secret", ctypes.c_char_p),
+    )
+
+
+class Requester(ctypes.Structure):
+    """What the transport says of a request besides its head."""
+
+    _fields_ = (
+        ("tenant", ctypes.c_char_p),
+        ("tenant_bytes", _SIZE),
+        ("caller", ctypes.c_char_p),
+        ("caller_bytes", _SIZE),
     )
 
 
@@ -118,7 +130,8 @@ class PlanValues(ctypes.Structure):
         ("input", _POINTER),
         ("output", _POINTER),
         ("key_bytes", _SIZE),
-        ("tail_bytes", _SIZE),
+        ("tenant_bytes", _SIZE),
+        ("caller_bytes", _SIZE),
         ("begin_bytes", _SIZE),
         ("rest_bytes", _SIZE),
         ("key", _POINTER),
@@ -147,18 +160,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_take_slot": (_I32, _POINTER, _I32),
     "wire_give_back_slot": (None, _POINTER, _I32, _I32),
     "wire_slots_taken": (_I32, _POINTER),
-    "wire_add_grpc_plan": (ctypes.c_int, _POINTER, _POINTER, _SIZE, ctypes.c_char_p, _SIZE, _POINTER),
-    "wire_add_http_plan": (
-        ctypes.c_int,
-        _POINTER,
-        ctypes.c_char_p,
-        _SIZE,
-        ctypes.c_char_p,
-        _SIZE,
-        ctypes.c_char_p,
-        _SIZE,
-        _POINTER,
-    ),
+    "wire_add_grpc_plan": (ctypes.c_int, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER),
+    "wire_add_http_plan": (ctypes.c_int, _POINTER, *[ctypes.c_char_p, _SIZE] * 2, *[_POINTER] * 2),
+    "wire_name_callers": (None, _POINTER, ctypes.c_int),
     "wire_id_bytes": (_SIZE, ctypes.c_char_p, _SIZE),
     "wire_clear_plans": (None, _POINTER),
     "wire_take_counts": (ctypes.c_uint32, _POINTER, ctypes.c_int, _POINTER, ctypes.c_uint32),

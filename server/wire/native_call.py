@@ -1,7 +1,8 @@
-"""`NativeCall`: a gRPC call that came in through an I/O thread and is handled by Python."""
+"""`NativeCall`: a gRPC call that came in through an I/O thread and is handled by Python; `NativeCalls`: all of them."""
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable, Mapping
 
@@ -9,6 +10,7 @@ from veltair.grpc.http2 import frames
 from veltair.grpc.http2.hpack import Field
 from veltair.grpc.server_call import Decompress, Method, ServerCall
 from veltair.server.wire import native
+from veltair.server.wire.native import CallEvent
 
 # (call, kind, whether it is the last, data)
 SendCommand = Callable[[int, int, bool, bytes | memoryview], None]
@@ -67,6 +69,68 @@ class NativeCall(ServerCall):
         if not self.closed:
             self._send_command(self._call, native.RESET, True, _CODE.pack(code))
             self.close()
+
+
+class NativeCalls:
+    """The calls that Python handles, by their numbers.
+
+    ::
+
+        calls = NativeCalls(methods, max_request_bytes, decompress, send_command)
+        calls.take(event)
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        max_request_bytes: int,
+        decompress: Decompress,
+        send_command: SendCommand,
+    ) -> None:
+        self._settings = methods, max_request_bytes, decompress
+        self._send_command = send_command
+        self._calls: dict[int, NativeCall] = {}
+
+    def take(self, event: CallEvent) -> None:
+        """What has happened to a call, or a new one."""
+        if event.kind == native.OPEN:
+            call = self._calls[event.call] = NativeCall(event.call, *self._settings, self._send)
+            call.headers_received(unpack_fields(_bytes(event)))
+        elif (found := self._calls.get(event.call)) is not None:
+            _advance(found, event)
+            if found.closed:
+                self._calls.pop(event.call, None)
+
+    def abort(self) -> None:
+        """End all of them."""
+        for call in list(self._calls.values()):
+            call.close()
+            call.aborted(None)
+        self._calls.clear()
+
+    def _send(self, call: int, kind: int, last: bool, data: bytes | memoryview) -> None:
+        if last:
+            self._calls.pop(call, None)
+        self._send_command(call, kind, last, data)
+
+
+def _advance(call: NativeCall, event: CallEvent) -> None:
+    if event.kind == native.MESSAGE:
+        if not call.closed:
+            call.message_received(memoryview(_bytes(event)), compressed=bool(event.code))
+    elif event.kind == native.END:
+        if not call.closed:
+            call.remote_open = False
+            call.end_received()
+    elif event.kind == native.FLUSHED:
+        call.flushed()
+    else:
+        call.close()
+        call.aborted(event.code if event.code >= 0 else None)
+
+
+def _bytes(event: CallEvent) -> bytes:
+    return ctypes.string_at(event.data, event.size) if event.size else b""
 
 
 def unpack_fields(data: bytes) -> list[Field]:

@@ -22,7 +22,7 @@ static uint64_t mix(uint64_t state, uint64_t word) {
 
 static uint64_t hash_of(const plan_key *key) {
   uint64_t state = UINT64_C(0x243F6A8885A308D3);
-  for (int i = 0; i < 3; i++) {
+  for (int i = 0; i < KEY_PARTS; i++) {
     const uint8_t *at = key->part[i];
     size_t left = key->size[i];
     uint64_t word = 0;
@@ -37,10 +37,17 @@ static uint64_t hash_of(const plan_key *key) {
   return state;
 }
 
+static size_t bytes_of_key(const plan_key *key) {
+  size_t bytes = 0;
+  for (int i = 0; i < KEY_PARTS; i++) bytes += key->size[i];
+  return bytes;
+}
+
 static bool matches(const plan *found, const plan_key *key) {
-  if (found->key_bytes != key->size[0] + key->size[1] + key->size[2] || found->tail_bytes != key->size[2]) return false;
+  if (found->key_bytes != bytes_of_key(key)) return false;
+  if (found->tenant_bytes != key->size[TENANT] || found->caller_bytes != key->size[CALLER]) return false;
   const uint8_t *at = found->key;
-  for (int i = 0; i < 3; at += key->size[i], i++)
+  for (int i = 0; i < KEY_PARTS; at += key->size[i], i++)
     if (key->size[i] && memcmp(at, key->part[i], key->size[i])) return false;
   return true;
 }
@@ -83,8 +90,9 @@ static size_t bytes_of(const plan *p) {
 }
 
 void plans_add(plan_table *table, plan *added) {
-  const plan_key key = {.part = {added->key, NULL, added->key + added->key_bytes - added->tail_bytes},
-                        .size = {added->key_bytes - added->tail_bytes, 0, added->tail_bytes}};
+  const uint8_t *const caller = added->key + added->key_bytes - added->caller_bytes, *const tenant = caller - added->tenant_bytes;
+  const plan_key key = {.part = {added->key, NULL, tenant, caller},
+                        .size = {(size_t)(tenant - added->key), 0, added->tenant_bytes, added->caller_bytes}};
   pthread_mutex_lock(&table->lock);
   plan **at = &table->bucket[added->hash % BUCKETS];
   while (*at && ((*at)->hash != added->hash || !matches(*at, &key))) at = &(*at)->next;
@@ -129,8 +137,8 @@ plan *plan_new(const plan_key *key, const plan *values) {
   *made = *values;
   atomic_init(&made->references, 1);
   made->hash = hash_of(key);
-  made->key_bytes = key->size[0] + key->size[1] + key->size[2];
-  made->tail_bytes = key->size[2];
+  made->key_bytes = bytes_of_key(key);
+  made->tenant_bytes = key->size[TENANT], made->caller_bytes = key->size[CALLER];
   made->key = malloc(made->key_bytes ? made->key_bytes : 1);
   made->begin = copied(values->begin, values->begin_bytes);
   made->rest = copied(values->rest, values->rest_bytes);
@@ -145,7 +153,7 @@ plan *plan_new(const plan_key *key, const plan *values) {
     return NULL;
   }
   uint8_t *at = made->key;
-  for (int i = 0; i < 3; at += key->size[i], i++)
+  for (int i = 0; i < KEY_PARTS; at += key->size[i], i++)
     if (key->size[i]) memcpy(at, key->part[i], key->size[i]);
   return made;
 }

@@ -43,17 +43,18 @@ typedef struct plan {
   uint32_t inputs, outputs;
   plan_input *input;
   plan_output *output;
-  size_t key_bytes, tail_bytes, begin_bytes, rest_bytes; /* the tail is the last part of the key */
+  size_t key_bytes, tenant_bytes, caller_bytes, begin_bytes, rest_bytes; /* two of them the key's last parts */
   uint8_t *key;
   uint8_t *begin; /* of the response, up to its id */
   uint8_t *rest;  /* of the response, from behind its id up to the first tensor's bytes */
 } plan;
 
-/* The head of one request, in parts that need not lie side by side: `before` the id, `behind` it, and what the
- * transport said besides (the tenant's name). */
+/* The head of one request, in parts that need not lie side by side: what stands before its id, what behind, and what the
+ * transport says besides, which is the tenant's name and by what the caller is known. */
+enum { BEFORE_ID, BEHIND_ID, TENANT, CALLER, KEY_PARTS };
 typedef struct {
-  const uint8_t *part[3];
-  size_t size[3];
+  const uint8_t *part[KEY_PARTS];
+  size_t size[KEY_PARTS];
 } plan_key;
 
 typedef struct plan_table plan_table;

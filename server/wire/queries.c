@@ -122,7 +122,9 @@ static bool submit(asker *from, plan *plan, const request *request, int32_t slot
 static plan *find(const asker *from, const plan_key *key) {
   const io_thread *thread = from->connection->thread;
   wire *owner = thread->wire;
-  return thread->link && atomic_load(&owner->open) ? plans_find(owner->plans, key) : NULL;
+  if (!thread->link || !atomic_load(&owner->open)) return NULL;
+  if (atomic_load(&owner->names_callers) && !key->size[CALLER]) return NULL;
+  return plans_find(owner->plans, key);
 }
 
 static int why_no_slot(int32_t slot) { return slot == RATE_SPENT ? RATE : slot < 0 ? SLOTS : NO_REFUSAL; }

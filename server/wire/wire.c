@@ -21,7 +21,15 @@ typedef struct { /* native.Settings */
   const char *infer_path, *tenant_header, *hosts;
   const uint8_t *head, *trailers;
   uint64_t head_bytes, trailers_bytes;
+  const char *uvicorn_secret;
 } settings;
+
+typedef struct { /* native.Requester */
+  const uint8_t *tenant;
+  uint64_t tenant_bytes;
+  const uint8_t *caller;
+  uint64_t caller_bytes;
+} requester;
 
 /* Starts the threads, which do nothing yet. Everything that `given` points to stays valid until wire_stop. NULL where
  * the system gives no memory, descriptor or thread. */
@@ -29,7 +37,7 @@ EXPORT wire *wire_start(const settings *given) {
   wire *new = calloc(1, sizeof *new);
   if (!new || given->threads < 1 || given->threads > MOST_THREADS) return NULL;
   new->listeners[GRPC] = (listener){&grpc_protocol, -1};
-  new->listeners[HTTP] = (listener){&http1_protocol, -1};
+  new->listeners[HTTP] = new->listeners[ADMIN] = (listener){&http1_protocol, -1};
   new->home = given->home;
   new->max_message_bytes = given->max_message_bytes, new->max_body_bytes = given->max_body_bytes;
   new->refusals = given->refusals, new->refusal_count = given->refusal_count;
@@ -38,6 +46,7 @@ EXPORT wire *wire_start(const settings *given) {
   new->infer_path = given->infer_path, new->tenant_header = given->tenant_header, new->hosts = given->hosts;
   new->head = given->head, new->head_bytes = given->head_bytes;
   new->trailers = given->trailers, new->trailers_bytes = given->trailers_bytes;
+  new->uvicorn_secret = given->uvicorn_secret;
   atomic_init(&new->next_query, 1);
   new->last_event = &new->first_event;
   pthread_mutex_init(&new->lock, NULL);
@@ -146,7 +155,9 @@ EXPORT void wire_give_back_slot(engine_link *link, int32_t tenant, int32_t slot)
 
 EXPORT int32_t wire_slots_taken(engine_link *link) { return slots_taken(link->free); }
 
-static int add_plan(wire *of, const plan_key *key, const plan *values) {
+static int add_plan(wire *of, plan_key *key, const requester *by, const plan *values) {
+  key->part[TENANT] = by->tenant, key->size[TENANT] = by->tenant_bytes;
+  key->part[CALLER] = by->caller, key->size[CALLER] = by->caller_bytes;
   plan *new = plan_new(key, values);
   if (!new) return false;
   plans_add(of->plans, new);
@@ -154,27 +165,28 @@ static int add_plan(wire *of, const plan_key *key, const plan *values) {
 }
 
 /* Adds a plan for requests with the head of `message`. Returns whether such requests can have one. */
-EXPORT int wire_add_grpc_plan(wire *of, const uint8_t *message, uint64_t size, const uint8_t *tenant,
-                              uint64_t tenant_bytes, const plan *values) {
+EXPORT int wire_add_grpc_plan(wire *of, const uint8_t *message, uint64_t size, const requester *by, const plan *values) {
   request found;
-  return grpc_request(message, size, tenant, tenant_bytes, &found) && grpc_plain(&found) &&
-         add_plan(of, &found.key, values);
+  return grpc_request(message, size, &found) && grpc_plain(&found) && add_plan(of, &found.key, by, values);
 }
 
 /* Likewise for requests to `path` that begin with this JSON. */
 EXPORT int wire_add_http_plan(wire *of, const uint8_t *path, uint64_t path_bytes, const uint8_t *json,
-                              uint64_t json_bytes, const uint8_t *tenant, uint64_t tenant_bytes, const plan *values) {
-  request found = {.key = {.part = {path, NULL, tenant}, .size = {path_bytes, 0, tenant_bytes}}};
-  return http1_read_json(json, json_bytes, &found) && add_plan(of, &found.key, values);
+                              uint64_t json_bytes, const requester *by, const plan *values) {
+  request found = {.key = {.part = {[BEFORE_ID] = path}, .size = {[BEFORE_ID] = path_bytes}}};
+  return http1_read_json(json, json_bytes, &found) && add_plan(of, &found.key, by, values);
 }
 
 /* The bytes at the beginning of this JSON that give an id which is no part of a key; 0: none are. */
 EXPORT uint64_t wire_id_bytes(const uint8_t *json, uint64_t json_bytes) {
   request found = {0};
-  return http1_read_json(json, json_bytes, &found) ? json_bytes - found.key.size[1] : 0;
+  return http1_read_json(json, json_bytes, &found) ? json_bytes - found.key.size[BEHIND_ID] : 0;
 }
 
 EXPORT void wire_clear_plans(wire *of) { plans_clear(of->plans); }
+
+/* Whether every request with a plan has to say who asks, as the one did by which the plan was learnt. */
+EXPORT void wire_name_callers(wire *of, int names) { atomic_store(&of->names_callers, names); }
 
 /* Moves up to `most` counts into `target`. Returns how many. */
 EXPORT uint32_t wire_take_counts(wire *of, int thread, ended_query *target, uint32_t most) {

@@ -30,7 +30,7 @@
 #include "slots.h"
 
 enum { MOST_THREADS = 64 };
-enum { GRPC, HTTP, PROTOCOLS };
+enum { GRPC, HTTP, ADMIN, LISTENERS }; /* ADMIN: over HTTP, but no inference */
 
 /* One engine process, as the front sees it. It is shared by all threads and freed when the last has let go of it. */
 typedef struct {
@@ -138,6 +138,8 @@ typedef struct connection {
   bool dirty, broken;
   bool counted;            /* among those of clients; `place` is of its address */
   uint32_t place;
+  bool at_admin;           /* it came in where no inference is served */
+  const char *certificate; /* the name in it by which the client is known; empty: it has shown none */
   uint64_t held;           /* bytes, as counted last */
   int64_t unread_since_ns; /* since then little of its output has been taken; 0: it has */
   size_t taken;            /* of its output, since then */
@@ -156,8 +158,8 @@ typedef struct call {
   bool ended;         /* the client sends no more */
   uint8_t *fields; /* python_calls.c: the head, as Python reads it */
   size_t fields_bytes;
-  const uint8_t *tenant; /* in `fields` */
-  size_t tenant_bytes;
+  const uint8_t *tenant, *caller; /* what makes a plan's key complete: in `fields`, or of the connection */
+  size_t tenant_bytes, caller_bytes;
   uint8_t *message;
   size_t message_bytes;
   uint64_t python; /* its number there; 0: Python does not know it */
@@ -213,9 +215,11 @@ typedef struct wire {
   int threads;
   io_thread *thread;
   int home; /* the core that the threads stay on; -1: any */
-  listener listeners[PROTOCOLS];
+  listener listeners[LISTENERS];
   struct sockaddr_un uvicorn; /* who gets what has no plan over HTTP */
   socklen_t uvicorn_bytes;
+  const char *uvicorn_secret; /* by which it knows that a connection is ours */
+  atomic_bool names_callers;  /* a plan is for one caller alone */
   size_t max_message_bytes, max_body_bytes;
   budgets budgets;
   plan_table *plans;
@@ -253,7 +257,7 @@ void grpc_finish(call *call, int32_t code, const char *text, size_t size);
 
 /* grpc_messages.c */
 /* The head and tensors of a ModelInferRequest. False for a message that only Python can read. */
-bool grpc_request(const uint8_t *message, size_t size, const uint8_t *tenant, size_t tenant_bytes, request *found);
+bool grpc_request(const uint8_t *message, size_t size, request *found);
 /* Whether nothing but tensors follows the head: any other field there would have a say in what the request means. */
 bool grpc_plain(const request *from);
 bool grpc_fill(const plan *plan, const request *from, uint8_t *slot);

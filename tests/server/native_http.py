@@ -16,7 +16,7 @@ import uvloop
 from native_front import IDS, WAIT_S, Fronts, X, fronts
 from scripted_engine import ScriptedEngine
 
-from veltair.commands import serve
+from veltair.commands.listening import HttpServer, bind, listen_inside
 from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.http_front import application
 from veltair.server.front.plan_learner import PlanLearner
@@ -105,12 +105,14 @@ async def http_fronts(**options: Any) -> Any:
         learner = PlanLearner(made.threads, made.engine, made.service.regions)
         dashboard = Dashboard(made.engine, made.service.metrics, Machine(((0, 1),)), {"version": "0"})
         app = application(made.service, dashboard, learner)
-        public, alone, inside = serve._bind("127.0.0.1:0"), serve._bind("127.0.0.1:0"), serve._listen_inside()
+        public, alone, inside = bind("http", "127.0.0.1:0"), bind("http", "127.0.0.1:0"), listen_inside()
         alone.listen()
         addresses = public.getsockname(), alone.getsockname()
-        http = [serve._http_server(app, public, IDLE_S), serve._http_server(app, alone, IDLE_S)]
+        secret = made.threads.uvicorn_secret
+        http = [HttpServer.of(app, public, IDLE_S, secret), HttpServer.of(app, alone, IDLE_S, None)]
         tasks = [asyncio.create_task(http[0].serve([inside])), asyncio.create_task(http[1].serve([alone]))]
-        made.threads.listen_http(public, inside)
+        made.threads.forward_to(inside)
+        made.threads.listen_http(public)
         served = HttpFronts(made, *addresses, http)
         try:
             yield served

@@ -32,6 +32,7 @@ class Daemon:
     process: subprocess.Popen[str]
     http: str
     grpc: str
+    admin: str = ""
 
     def metric(self, name: str, **labels: str) -> float:
         with urllib.request.urlopen(f"http://{self.http}/metrics") as page:

@@ -8,27 +8,25 @@ import contextlib
 import gc
 import json
 import logging
-import math
-import resource
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 import uvloop
-from msgspec.structs import replace
 from rich.console import Console
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from veltair.config import ServeConfig, ServerConfig, parse_config, read_config, split_address
-from veltair.errors import ConfigError, UserError, VeltairError
+from veltair.access_config import ClientConfig
+from veltair.commands.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, with_descriptors
+from veltair.config import ServeConfig, parse_config, read_config, split_address
+from veltair.errors import UserError, VeltairError
 from veltair.grpc.server import BACKLOG
 from veltair.machine.malloc import reuse_message_memory
+from veltair.server.access.callers import Access
+from veltair.server.access.http_access import AccessCheck
 from veltair.server.engine.machine_limits import home_core, limit_machine
 from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.engine_client import EngineClient
@@ -40,9 +38,9 @@ from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.ipc.process_setup import set_nice
 from veltair.server.protocol.origin_check import OriginCheck, known_hosts
 from veltair.server.repository.model_control import ModelControl
+from veltair.server.wire import native
+from veltair.server.wire.io_threads import IoThreads
 
-OTHER_DESCRIPTORS = 256  # of libraries, the engine, the threads, the dashboard
-FLUSH_S = 2.0  # for responses still being sent when everything else has ended
 NICE = -5  # where allowed: above the workers, since a request or response that waits for a core is lost time
 
 _log = logging.getLogger("veltair.server")
@@ -83,28 +81,6 @@ def _configuration(path: Path | None, repository: Path | None, model_control: bo
     return read_config(path, own)
 
 
-def with_descriptors(server: ServerConfig) -> ServerConfig:
-    """Raise the number of open files as far as the system lets us, and bound the connections by it.
-
-    A connection over HTTP may need one more inside; the rest of the process has a few.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    connections = max(1, (most - OTHER_DESCRIPTORS) // 2)
-    if server.limits.connections <= connections:
-        return server
-    _log.warning("%d connections at most: the system gives this process %d descriptors", connections, most)
-    return replace(server, limits=replace(server.limits, connections=connections))
-
-
-class _HttpServer(uvicorn.Server):
-    """Does not handle signals: `serve` does."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
     """Run the front process in one event loop until a signal. Raises ConfigError or ArtifactError.
 
@@ -118,9 +94,11 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
         loop.add_signal_handler(number, lambda: stop_now.set() if stop.is_set() else stop.set())
     again = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, again.set)
-    listener = _bind(config.server.http)  # nobody is let in before somebody answers
+    listener = bind("http", config.server.http)  # nobody is let in before somebody answers
     started = time.monotonic()
     with contextlib.closing(listener), contextlib.ExitStack() as held:
+        admin = None if config.server.admin is None else held.enter_context(bind("admin", config.server.admin))
+        access = Access(config.clients)
         machine = limit_machine(config.server.cores)
         hosts = known_hosts(split_address(config.server.http)[0], config.server.hosts)
         threads = start_threads(with_descriptors(config.server), home_core(machine), hosts)
@@ -154,23 +132,31 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
             dashboard = Dashboard(client, metrics, machine, about)
             if (control := client.control) is not None:
                 control.read_config, control.on_change = read, partial(_tell_of_models, client, metrics, dashboard)
+                control.on_clients = partial(_let_in, access, threads)
                 reloading = asyncio.create_task(_reload_when_asked(again, control))
-            learner = None if threads is None else PlanLearner(threads, client, service.regions)
-            grpc_front = await GrpcFront.start(service, config.server.grpc, learner)
-            app = OriginCheck(application(service, dashboard, learner), hosts, config.server.origins)
-            http = _http_server(app, listener, config.server.limits.idle_s)
-            inside = listener if threads is None else _listen_inside()
+            _let_in(access, threads, config.clients)
+            learner = None if threads is None else PlanLearner(threads, client, service.regions, access)
+            grpc_front = await GrpcFront.start(service, config.server.grpc, learner, access, apart=admin is not None)
+            routes = AccessCheck(application(service, dashboard, learner), access, apart=admin is not None)
+            app = OriginCheck(routes, hosts, config.server.origins)
+            secret = None if threads is None else threads.uvicorn_secret
+            http = HttpServer.of(app, listener, config.server.limits.idle_s, secret)
+            inside = listener if threads is None else listen_inside()
             http_task = asyncio.create_task(http.serve(sockets=[inside]))
             if threads is not None:
-                threads.listen_http(listener, inside)
+                threads.forward_to(inside)
+                threads.listen_http(listener)
+                if admin is not None:
+                    threads.listen_http(admin, native.ADMIN)
             else:
                 listener.listen(BACKLOG)
             gc.collect()
             gc.freeze()  # what exists now stays: later collections skip it
             client.open_to_threads()
-            _announce(
-                config, client.tenants, _address(listener), grpc_front.address, time.monotonic() - started, as_json
-            )
+            addresses = {"http": address_of(listener), "grpc": grpc_front.address}
+            if admin is not None:
+                addresses["admin"] = address_of(admin)
+            _announce(config, client.tenants, addresses, time.monotonic() - started, as_json)
             await _ended_before(stop, http_task)
             await _drain(client, grpc_front, stop_now)
             await dashboard.close()
@@ -196,35 +182,18 @@ async def _reload_when_asked(again: asyncio.Event, control: ModelControl) -> Non
             _log.info("the configuration was read again: %s", ", ".join(done) or "nothing has changed")
 
 
+def _let_in(access: Access, threads: IoThreads | None, clients: Sequence[ClientConfig]) -> None:
+    """These may ask from here on, and what was learnt of others is forgotten."""
+    access.replace(clients)
+    if threads is not None:
+        threads.name_callers(access.names_callers)
+
+
 def _tell_of_models(client: EngineClient, metrics: Metrics, dashboard: Dashboard) -> None:
     """Other models are live than before."""
     for name, served in client.tenants.items():
         metrics.know(name, served.manifest.model, served.qos)
     dashboard.begin_anew()
-
-
-def _http_server(app: ASGIApp, listener: socket.socket, idle_s: float) -> _HttpServer:
-    """`listener` is the one that clients know, whichever uvicorn accepts from."""
-    server = listener.getsockname()[:2]
-
-    async def seen_from_outside(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["server"] = server
-        await app(scope, receive, send)
-
-    config = uvicorn.Config(
-        seen_from_outside,
-        loop="none",
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        server_header=False,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=math.ceil(idle_s),
-        timeout_graceful_shutdown=int(FLUSH_S),
-    )
-    return _HttpServer(config)
 
 
 async def _ended_before(stop: asyncio.Event, task: asyncio.Task[Any]) -> bool:
@@ -245,38 +214,17 @@ async def _drain(client: EngineClient, grpc_front: GrpcFront, stop_now: asyncio.
     await draining
 
 
-def _bind(address: str) -> socket.socket:
-    host, port = split_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"server.http: cannot listen on {address} ({error.strerror})") from None
-    return listener
-
-
-def _listen_inside() -> socket.socket:
-    """Where the I/O threads reach uvicorn: a Unix socket with a name that the system gives, which is no file's."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind("")
-    listener.listen(BACKLOG)
-    return listener
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _announce(config: ServeConfig, names: Collection[str], http: str, grpc: str, seconds: float, as_json: bool) -> None:
+def _announce(
+    config: ServeConfig, names: Collection[str], addresses: Mapping[str, str], seconds: float, as_json: bool
+) -> None:
     if as_json:
-        print(json.dumps({"ready": True, "http": http, "grpc": grpc}), flush=True)
+        print(json.dumps({"ready": True, **addresses}), flush=True)
         return
     console = Console(highlight=False)
     names = ", ".join(names) or "no model yet"
     console.print(f"[bold]veltair[/] serves {names} [dim](policy {config.server.policy}, up in {seconds:.1f} s)[/]")
-    for label, url in (("HTTP", f"http://{http}"), ("gRPC", f"grpc://{grpc}"), ("Dashboard", f"http://{http}/admin")):
+    web = "http" if config.server.tls is None else "https"
+    http, grpc = addresses["http"], addresses["grpc"]
+    admin = f"{web}://{addresses.get('admin', http)}/admin"
+    for label, url in (("HTTP", f"{web}://{http}"), ("gRPC", f"grpc://{grpc}"), ("Dashboard", admin)):
         console.print(f"  [dim]{label:<10}[/] [cyan]{url}[/]")

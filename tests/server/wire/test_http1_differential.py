@@ -13,7 +13,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import uvloop
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from native_front import WAIT_S
 from native_http import GET, INFER, Client, HttpFronts, http_fronts
 from odd_http import KNOWN, LINES, OTHERS
@@ -123,6 +123,7 @@ def compared() -> Iterator[Callable[[bytes], None]]:
 
 @settings(max_examples=300, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # shrinking waits
 @given(messages())
+@example(b"GET x>one HTTP/1.0\r\n")  # no form of a target: told before the head is complete
 def test_damaged_requests_have_the_same_answers(compared: Callable[[bytes], None], data: bytes) -> None:
     compared(data)
 

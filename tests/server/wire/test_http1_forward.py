@@ -4,76 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from contextlib import suppress
 
 import pytest
-import uvloop
-from native_front import WAIT_S, new_threads
-from native_http import GET, Client, infer
-
-from veltair.commands import serve
-from veltair.server.wire.io_threads import IoThreads
+from native_http import GET, infer
+from scripted_uvicorn import Behind, run
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 LARGE = bytes(range(256)) * (1 << 14)  # 4 MB, more than all buffers between the two ends
-
-
-class Behind:
-    """The I/O threads, and the connections that they open to the scripted server."""
-
-    def __init__(self, threads: IoThreads, address: tuple[str, int]) -> None:
-        self.threads, self.address = threads, address
-        self.connections: asyncio.Queue[Client] = asyncio.Queue()
-        self.opened: list[Client] = []
-
-    async def client(self) -> Client:
-        self.opened.append(Client(*await asyncio.open_connection(*self.address)))
-        return self.opened[-1]
-
-    async def accepted(self) -> Client:
-        return await self.connections.get()
-
-    async def begin(self, data: bytes) -> tuple[Client, Client]:
-        """A client that has sent this, and the connection on which it has come out."""
-        client = await self.client()
-        client.send(data)
-        server = await self.accepted()
-        assert await server.reader.readexactly(len(data)) == data
-        return client, server
-
-
-@asynccontextmanager
-async def behind() -> Any:
-    threads = new_threads(1)
-    await threads.listen("127.0.0.1", 0, {}, lambda *_: b"", lambda _: None)
-    inside, public = serve._listen_inside(), serve._bind("127.0.0.1:0")
-    made = Behind(threads, public.getsockname())
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        made.opened.append(Client(reader, writer))
-        made.connections.put_nowait(made.opened[-1])
-
-    server = await asyncio.start_server(accept, sock=inside)
-    threads.listen_http(public, inside)
-    try:
-        yield made
-    finally:
-        for opened in made.opened:
-            await opened.close()
-        await threads.stop(0)
-        server.close()
-        public.close()
-
-
-def run(test: Callable[[Behind], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(WAIT_S), behind() as made:
-            await test(made)
-
-    uvloop.run(main())
-
 
 RESPONSES = {
     "a length": OK,

@@ -1,0 +1,77 @@
+"""`AccessCheck`: who may ask for what over HTTP, before anything of a request is read but its head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from veltair.access_config import Role
+from veltair.errors import RequestError, UnauthenticatedError, UnknownPathError
+from veltair.server.access.callers import Access, caller
+from veltair.server.access.inside_protocol import CAME_IN
+
+REALM = 'Basic realm="veltair", charset="UTF-8"'  # a browser asks for the token as a password
+
+
+INDEX = "/v2/repository/index"  # of use at both addresses
+
+
+def role_for(path: str) -> Role | None:
+    """The role that a path takes; None: nobody is asked.
+
+    >>> [role_for(path) for path in ("/v2/health/live", "/v2/models/m/infer", "/metrics", "/admin/events")]
+    [None, 'infer', 'metrics', 'admin']
+    """
+    if path == "/" or path.startswith("/v2/health/"):
+        return None
+    if path == "/admin" or path.startswith(("/admin/", "/v2/repository/models/")):
+        return "admin"
+    return "metrics" if path.startswith("/metrics") else "infer"
+
+
+class AccessCheck:
+    """An ASGI application around another.
+
+    ::
+
+        app = AccessCheck(application(service, dashboard), Access(config.clients), apart=True)
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, *, apart: bool) -> None:
+        """`apart`: administration and metrics have an address of their own, where there is no inference."""
+        self._app, self._access, self._apart = app, access, apart
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            came_in, certificate = scope.get(CAME_IN, ("main", ""))
+            self._admit(scope, came_in, certificate)
+        except RequestError as error:
+            await send(_head(error, scope["path"]))
+            await send({"type": "http.response.body", "body": msgspec.json.encode({"error": str(error)})})
+            return
+        await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope, came_in: str, certificate: str) -> None:
+        path = scope["path"]
+        role = role_for(path)
+        if role is None:
+            return
+        if self._apart and (came_in == "admin") == (role == "infer") and path != INDEX:
+            where = "is served elsewhere" if role == "infer" else "is served at the address for administration"
+            raise UnknownPathError(f"{path:.80} {where}")
+        authorization = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
+        who = self._access.identify(authorization, certificate)
+        who.require(role)
+        caller.set(who)
+
+
+def _head(error: RequestError, path: str) -> dict[str, Any]:
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    if isinstance(error, UnauthenticatedError):
+        headers.append((b"www-authenticate", (REALM if role_for(path) != "infer" else "Bearer").encode()))
+    return {"type": "http.response.start", "status": error.http_status, "headers": headers}

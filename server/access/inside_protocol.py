@@ -1,0 +1,47 @@
+"""`inside_protocol`: what uvicorn speaks with the I/O threads: HTTP/1.1 behind a line about the client.
+
+The line is `SECRET main|admin NAME`: a secret of this daemon, so that nobody else on this machine speaks for a client;
+where the client came in; and the name in its certificate, which may be empty.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+CAME_IN = "veltair.came_in"  # of a scope: ("main" or "admin", the name in the client's certificate)
+LONGEST_LINE = 512
+
+
+def inside_protocol(secret: bytes) -> type[HttpToolsProtocol]:
+    """A class for `uvicorn.Config(http=…)`. A connection without the secret is cut off."""
+
+    class InsideProtocol(HttpToolsProtocol):
+        _line: bytes | None = b""
+        _came_in = ("main", "")
+
+        def data_received(self, data: bytes) -> None:
+            if self._line is not None:
+                line, end, data = (self._line + data).partition(b"\n")
+                if not end and len(line) <= LONGEST_LINE:
+                    self._line = line
+                    return
+                self._line = None
+                found, _, about = line.partition(b" ")
+                if not end or not hmac.compare_digest(found, secret):
+                    self.transport.abort()
+                    return
+                where, _, name = about.decode("latin-1").partition(" ")
+                self._came_in = (where, name)
+                if not data:
+                    return
+            super().data_received(data)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            scope: dict[str, Any] = self.scope  # type: ignore[assignment]
+            scope[CAME_IN] = self._came_in
+
+    return InsideProtocol

@@ -1,0 +1,100 @@
+"""Where the front process listens: the public addresses, and uvicorn inside."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import resource
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from msgspec.structs import replace
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from veltair.config import ServerConfig, split_address
+from veltair.errors import ConfigError
+from veltair.grpc.server import BACKLOG
+from veltair.server.access.inside_protocol import inside_protocol
+
+OTHER_DESCRIPTORS = 256  # of libraries, the engine, the threads, the dashboard
+FLUSH_S = 2.0  # for responses still being sent when everything else has ended
+
+_log = logging.getLogger("veltair.server")
+
+
+def with_descriptors(server: ServerConfig) -> ServerConfig:
+    """Raise the number of open files as far as the system lets us, and bound the connections by it.
+
+    A connection over HTTP may need one more inside; the rest of the process has a few.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    connections = max(1, (most - OTHER_DESCRIPTORS) // 2)
+    if server.limits.connections <= connections:
+        return server
+    _log.warning("%d connections at most: the system gives this process %d descriptors", connections, most)
+    return replace(server, limits=replace(server.limits, connections=connections))
+
+
+class HttpServer(uvicorn.Server):
+    """Does not handle signals: `serve` does. `HttpServer.of(app, listener, idle_s=300, secret=None)`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    @classmethod
+    def of(cls, app: ASGIApp, listener: socket.socket, idle_s: float, secret: bytes | None) -> HttpServer:
+        """`listener` is the one that clients know, whichever uvicorn accepts from.
+
+        With a `secret` those are connections of I/O threads.
+        """
+        server = listener.getsockname()[:2]
+
+        async def seen_from_outside(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["server"] = server
+            await app(scope, receive, send)
+
+        config = uvicorn.Config(
+            seen_from_outside,
+            loop="none",
+            http="httptools" if secret is None else inside_protocol(secret),
+            ws="none",
+            lifespan="off",
+            server_header=False,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=math.ceil(idle_s),
+            timeout_graceful_shutdown=int(FLUSH_S),
+        )
+        return cls(config)
+
+
+def bind(key: str, address: str) -> socket.socket:
+    """A listener that nobody can connect to yet. Raises ConfigError, which names the key of [server]."""
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"server.{key}: cannot listen on {address} ({error.strerror})") from None
+    return listener
+
+
+def listen_inside() -> socket.socket:
+    """Where the I/O threads reach uvicorn: a Unix socket with a name that the system gives, which is no file's."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("")
+    listener.listen(BACKLOG)
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
