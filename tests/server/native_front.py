@@ -19,9 +19,11 @@ from scripted_engine import EXECUTE_NS, QUEUE_NS, WORDS, ScriptedEngine, lengths
 from tritonclient.grpc import service_pb2 as pb
 from wire_frames import frame
 
+from veltair.access_config import ClientConfig
 from veltair.config import LimitsConfig
 from veltair.grpc.http2 import frames
 from veltair.profiles.artifact.input_layout import InputLayout
+from veltair.server.access.callers import Access
 from veltair.server.front.grpc_front import MESSAGE_SLACK_BYTES, GrpcFront
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService
 from veltair.server.front.metrics import Metrics
@@ -97,6 +99,7 @@ class Fronts:
     threads: IoThreads
     engine: LinkedNumpyEngine
     service: InferenceService
+    access: Access
     native: GrpcFront
     python: GrpcFront
     channels: list[Any] = field(default_factory=list)
@@ -170,7 +173,14 @@ def new_threads(count: int, limits: LimitsConfig = LIMITS) -> IoThreads:
 
 
 @asynccontextmanager
-async def fronts(*, threads: int = 1, slots: int = SLOTS, automatic: bool = True, limits: LimitsConfig = LIMITS) -> Any:
+async def fronts(
+    *,
+    threads: int = 1,
+    slots: int = SLOTS,
+    automatic: bool = True,
+    limits: LimitsConfig = LIMITS,
+    clients: Sequence[ClientConfig] = (),
+) -> Any:
     tenants = {
         "sums": served("sums", MANIFEST, QoSTarget(7_000_000)),
         "one": served("one", replace(MANIFEST, model="shared"), QoSTarget(9_000_000)),
@@ -181,9 +191,11 @@ async def fronts(*, threads: int = 1, slots: int = SLOTS, automatic: bool = True
     metrics = Metrics({name: (t.manifest.model, t.qos) for name, t in tenants.items()})
     service = InferenceService(engine, metrics, LIMIT, shared_memory=True)
     io = new_threads(threads, limits)
-    native = await GrpcFront.start(service, "127.0.0.1:0", PlanLearner(io, engine, service.regions))
-    python = await GrpcFront.start(service, "127.0.0.1:0")
-    made = Fronts(io, engine, service, native, python)
+    access = Access(clients)
+    io.name_callers(access.names_callers)
+    native = await GrpcFront.start(service, "127.0.0.1:0", PlanLearner(io, engine, service.regions, access), access)
+    python = await GrpcFront.start(service, "127.0.0.1:0", None, access)
+    made = Fronts(io, engine, service, access, native, python)
     made.link(slots=slots, automatic=automatic)
     try:
         yield made

@@ -17,6 +17,7 @@ from native_front import IDS, WAIT_S, Fronts, X, fronts
 from scripted_engine import ScriptedEngine
 
 from veltair.commands.listening import HttpServer, bind, listen_inside
+from veltair.server.access.http_access import AccessCheck
 from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.http_front import application
 from veltair.server.front.plan_learner import PlanLearner
@@ -102,9 +103,9 @@ class HttpFronts:
 @asynccontextmanager
 async def http_fronts(**options: Any) -> Any:
     async with fronts(**options) as made:
-        learner = PlanLearner(made.threads, made.engine, made.service.regions)
+        learner = PlanLearner(made.threads, made.engine, made.service.regions, made.access)
         dashboard = Dashboard(made.engine, made.service.metrics, Machine(((0, 1),)), {"version": "0"})
-        app = application(made.service, dashboard, learner)
+        app = AccessCheck(application(made.service, dashboard, learner), made.access, apart=False)
         public, alone, inside = bind("http", "127.0.0.1:0"), bind("http", "127.0.0.1:0"), listen_inside()
         alone.listen()
         addresses = public.getsockname(), alone.getsockname()
