@@ -57,17 +57,20 @@ class Access:
     """
 
     def __init__(self, clients: Sequence[ClientConfig] = ()) -> None:
+        self._clients: tuple[ClientConfig, ...] = ()
         self.replace(clients)
 
-    def replace(self, clients: Sequence[ClientConfig]) -> None:
-        """Others may ask from here on."""
+    def replace(self, clients: Sequence[ClientConfig]) -> bool:
+        """These may ask from here on. Returns whether they are others than before."""
+        before, self._clients = self._clients, tuple(clients)
         self._by_token = {digest: client for client in clients for digest in client.token_sha256}
         self._by_certificate = {client.certificate: client for client in clients if client.certificate is not None}
+        return self._clients != before
 
     @property
     def names_callers(self) -> bool:
         """Whether it matters who asks."""
-        return bool(self._by_token or self._by_certificate)
+        return bool(self._clients)
 
     def identify(self, authorization: Sequence[str], certificate: str = "") -> Caller:
         """Who asks, by its Authorization headers, or else the name in its certificate. Raises UnauthenticatedError."""

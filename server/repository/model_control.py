@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from veltair.access_config import ClientConfig
 from veltair.config import ServeConfig, TenantConfig
 from veltair.errors import ArtifactError, ConfigError, RequestError, UnknownModelError, VeltairError
 from veltair.server.repository.artifact_loader import ArtifactLoader
@@ -61,7 +60,7 @@ class ModelControl:
         self.engine: ServingEngine | None = None
         self.read_config: Callable[[], ServeConfig] = lambda: config  # as its file is now
         self.on_change: Callable[[], None] = lambda: None  # other models are live
-        self.on_clients: Callable[[Sequence[ClientConfig]], None] = lambda _: None  # others may ask
+        self.on_reload: Callable[[ServeConfig], list[str]] = lambda _: []  # what else it changes, in words
 
     async def prepare(self) -> list[ServedTenant]:
         """Check the artifacts of all models. One of the repository that is broken is left out, and the index says why.
@@ -116,11 +115,11 @@ class ModelControl:
                 raise RequestError(f"the configuration is not read again: {error}") from None
             if config.server != self._config.server:
                 raise RequestError("[server] has changed, which takes a restart; nothing is reloaded")
-            before, done = self._entries, []
-            if config.clients != self._config.clients:
-                self.on_clients(config.clients)
-                done.append("other clients may ask")
-            self._config = config
+            try:
+                done = self.on_reload(config)
+            except ConfigError as error:
+                raise RequestError(f"nothing is reloaded: {error}") from None
+            before, self._config = self._entries, config
             self._entries = dict(_entries(config))
             failure = None
             for name in before.keys() - self._entries.keys():

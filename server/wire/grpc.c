@@ -148,7 +148,7 @@ static void headers(void *owner, h2_stream *stream, const hpack_field *fields, i
   *new = (call){.asker = {.connection = owner, .arrival_ns = now_ns()}, .stream = stream};
   h2_set_context(stream, new);
   const bool call_of_grpc = read_head(new, fields, count);
-  new->fields = pack_fields(fields, count, &new->fields_bytes);
+  new->fields = pack_fields(fields, count, new->asker.connection->certificate, &new->fields_bytes);
   count_held(new);
   if (!call_of_grpc || !new->fields) {
     refuse_http(new);

@@ -24,6 +24,8 @@ static const int64_t ACCEPT_PAUSE_NS = 100000000; /* while the system gives no d
 /* Read from one connection before others have their turn, which many of them share. */
 enum { TURN_BYTES = 1 << 20, LEAST_TURN_BYTES = 1 << 16 };
 enum { TAKEN_BYTES = 1 << 16 /* of its output that a client has to take in time, or all */ };
+/* Steps of handshakes in one turn: each may take the time of a signature, and everybody else waits meanwhile. */
+enum { HANDSHAKES = 4 };
 enum { SLACK_BYTES = 1 << 22 /* of memory beyond the budget of a connection, which is looked at afterwards */ };
 static const int64_t EXPIRY_STEP_NS = 50000000; /* between two looks at what takes too long */
 
@@ -77,6 +79,19 @@ static void pause_accepting(io_thread *thread) {
   watch_listeners(thread, EPOLL_CTL_DEL);
 }
 
+/* False: without memory. */
+static bool encrypt(connection *at, const listener *as) {
+  wire *owner = at->thread->wire;
+  pthread_mutex_lock(&owner->lock);
+  tls_context *const context = as->tls ? tls_context_share(as->tls) : NULL;
+  pthread_mutex_unlock(&owner->lock);
+  if (!context) return true;
+  at->tls = tls_new(context, at->fd);
+  at->opened_ns = now_ns();
+  thread_expire_at(at->thread, at->opened_ns + owner->budgets.most.head_ns);
+  return at->tls;
+}
+
 static void accept_connections(io_thread *thread, const listener *from) {
   const int on = 1;
   for (int i = 0; i < ACCEPTS; i++) {
@@ -95,8 +110,12 @@ static void accept_connections(io_thread *thread, const listener *from) {
       continue;
     }
     connection *new = connection_open(thread, from->protocol, fd);
-    if (new) new->counted = true, new->place = place, new->at_admin = from == &thread->wire->listeners[ADMIN];
-    else budget_disconnect(&thread->wire->budgets, place);
+    if (!new) {
+      budget_disconnect(&thread->wire->budgets, place);
+      continue;
+    }
+    new->counted = true, new->place = place, new->at_admin = from == &thread->wire->listeners[ADMIN];
+    new->broken = !encrypt(new, from);
   }
 }
 
@@ -116,20 +135,34 @@ static void close_connection(connection *at) {
   at->protocol->close(at);
   budget_count(&thread->wire->budgets, &at->held, 0);
   if (at->counted) budget_disconnect(&thread->wire->budgets, at->place);
+  if (at->tls) tls_free(at->tls);
   drain(at->fd);
   close(at->fd);
   free(at);
 }
 
+/* Bytes of it as recv() gives them. Without a target they are dropped. */
+static ssize_t take(connection *at, uint8_t *target, size_t room) {
+  if (!at->tls) return recv(at->fd, target, room, target ? 0 : MSG_TRUNC); /* which copies nothing */
+  uint8_t dropped[1 << 14];
+  if (!target && room > sizeof dropped) room = sizeof dropped;
+  const ssize_t got = tls_receive(at->tls, target ? target : dropped, room);
+  at->certificate = tls_client(at->tls);
+  return got;
+}
+
+static bool may_speak(const connection *at) { return !at->tls || tls_established(at->tls); }
+
 static void receive(connection *at, size_t turn) {
   const protocol *protocol = at->protocol;
+  if (!may_speak(at) && at->thread->handshakes++ >= HANDSHAKES) return; /* epoll tells of it once more */
   mark_dirty(at);
   for (size_t taken = 0; taken < turn && !at->broken && protocol->reads(at);) {
     const uint64_t unwanted = protocol->unwanted ? protocol->unwanted(at) : 0;
     size_t room = unwanted < TURN_BYTES ? unwanted : TURN_BYTES;
     uint8_t *target = unwanted ? NULL : protocol->target(at, &room);
     const bool reads = target || unwanted;
-    const ssize_t got = reads ? recv(at->fd, target, room, unwanted ? MSG_TRUNC : 0) : -1; /* which copies nothing */
+    const ssize_t got = reads ? take(at, target, room) : -1;
     if (!reads || (got < 0 && errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) {
       at->broken = true;
     } else if (got == 0) {
@@ -140,7 +173,7 @@ static void receive(connection *at, size_t turn) {
       else protocol->filled(at, (size_t)got);
       taken += (size_t)got;
     }
-    if (got >= 0 ? (size_t)got < room : errno != EINTR) return;
+    if (got >= 0 ? (size_t)got < room && !at->tls : errno != EINTR) return;
   }
 }
 
@@ -170,8 +203,8 @@ static void transmit(connection *at) {
   size_t size = 0;
   size_t taken = 0;
   const uint8_t *data;
-  while (!at->broken && (data = protocol->output(at, &size), size)) {
-    const ssize_t sent = send(at->fd, data, size, MSG_NOSIGNAL);
+  while (!at->broken && may_speak(at) && (data = protocol->output(at, &size), size)) {
+    const ssize_t sent = at->tls ? tls_send(at->tls, data, size) : send(at->fd, data, size, MSG_NOSIGNAL);
     if (sent >= 0) taken += (size_t)sent, protocol->sent(at, (size_t)sent);
     else if (errno == EAGAIN || errno == EWOULDBLOCK) break;
     else if (errno != EINTR) protocol->unsent(at);
@@ -179,12 +212,15 @@ static void transmit(connection *at) {
   if (!at->broken && !size && protocol->over(at)) at->broken = true;
   if (at->broken) return;
   if (size || at->unread_since_ns) watch_reader(at, taken, !size);
-  budget_count(&at->thread->wire->budgets, &at->held, protocol->memory(at));
+  budget_count(&at->thread->wire->budgets, &at->held, protocol->memory(at) + (at->tls ? TLS_BYTES : 0));
   if (at->held > at->thread->wire->budgets.most.connection_memory + SLACK_BYTES) { /* answers that are not read */
     at->broken = true;
     return;
   }
-  const uint32_t events = (protocol->reads(at) ? EPOLLIN : 0) | (size ? EPOLLOUT : 0);
+  const bool reads = protocol->reads(at), sends = size || (at->tls && tls_waits_to_send(at->tls));
+  at->again = reads && at->tls && tls_holds(at->tls);
+  at->thread->again = at->thread->again || at->again;
+  const uint32_t events = (reads ? EPOLLIN : 0) | (sends ? EPOLLOUT : 0);
   if (events == at->watched) return;
   /* Without an event it leaves epoll: a closed peer would be reported again and again. */
   watch(at->thread, !at->watched ? EPOLL_CTL_ADD : events ? EPOLL_CTL_MOD : EPOLL_CTL_DEL, at->fd, events, at);
@@ -247,6 +283,7 @@ static bool obey(io_thread *thread) {
 }
 
 static int timeout_ms(const io_thread *thread) {
+  if (thread->again) return 0;
   const int64_t deadline = thread->next_deadline_ns, expiry = thread->next_expiry_ns;
   const int64_t next = deadline < expiry ? deadline : expiry;
   if (next == INT64_MAX) return -1;
@@ -260,8 +297,9 @@ void thread_expire_at(io_thread *thread, int64_t due) {
 
 /* What of it takes too long, whatever it speaks. Returns when to ask again. */
 static int64_t expire_reader(connection *at, int64_t now) {
-  if (!at->unread_since_ns) return INT64_MAX;
-  const int64_t due = at->unread_since_ns + at->thread->wire->budgets.most.unread_ns;
+  const limits *most = &at->thread->wire->budgets.most;
+  if (may_speak(at) && !at->unread_since_ns) return INT64_MAX;
+  const int64_t due = may_speak(at) ? at->unread_since_ns + most->unread_ns : at->opened_ns + most->head_ns;
   if (due > now) return due;
   cut_off(at);
   return INT64_MAX;
@@ -291,9 +329,16 @@ static void handle(io_thread *thread, const struct epoll_event *event, size_t tu
     accept_connections(thread, event->data.ptr);
   } else {
     connection *at = event->data.ptr;
-    if (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive(at, turn);
+    if (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR) || !may_speak(at)) receive(at, turn);
     else mark_dirty(at);
   }
+}
+
+/* Those whose next bytes are here already. */
+static void receive_again(io_thread *thread, size_t turn) {
+  thread->again = false;
+  for (connection *at = thread->connections; at; at = at->next)
+    if (at->again && !at->broken) receive(at, turn);
 }
 
 static void *serve(void *argument) {
@@ -304,7 +349,9 @@ static void *serve(void *argument) {
     const int count = epoll_wait(thread->epoll, events, EVENTS, timeout_ms(thread));
     queries_end(thread);
     const size_t turn = count > TURN_BYTES / LEAST_TURN_BYTES ? LEAST_TURN_BYTES : TURN_BYTES / (size_t)(count > 0 ? count : 1);
+    thread->handshakes = 0;
     for (int i = 0; i < count; i++) handle(thread, &events[i], turn);
+    if (thread->again) receive_again(thread, LEAST_TURN_BYTES);
     if (thread->next_deadline_ns != INT64_MAX || thread->next_expiry_ns != INT64_MAX) expire(thread);
     serving = obey(thread);
     transmit_all(thread);

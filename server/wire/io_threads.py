@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from veltair.access_config import TlsConfig
 from veltair.config import LimitsConfig
 from veltair.errors import ConfigError, VeltairError
 from veltair.grpc.server import BACKLOG
@@ -156,6 +157,15 @@ class IoThreads:
         listener.setblocking(False)
         self._http_listeners.append(listener)
         self._native.wire_listen(self.handle, kind, listener.fileno())
+
+    def use_tls(self, tls: TlsConfig, names: Sequence[str]) -> bool:
+        """Encrypt new connections from here on. `names`: those in clients' certificates by which they are known.
+
+        Returns whether it can be done; else all stays as it was.
+        """
+        authorities = None if tls.client_authorities is None else os.fsencode(tls.client_authorities)
+        files = os.fsencode(tls.certificate), os.fsencode(tls.key), authorities
+        return bool(self.handle and self._native.wire_use_tls(self.handle, *files, ",".join(names).encode()))
 
     def set_open(self, open_: bool) -> None:
         """Whether requests with a plan are taken; else Python gets them, and says why they are refused."""

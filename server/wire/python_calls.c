@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "buffer.h"
 #include "python_calls.h"
 
 enum { READ_AHEAD = 2 /* messages of one call that Python has before it takes the first */ };
@@ -56,18 +57,23 @@ void event_free(call_event *event) {
   free(event);
 }
 
-uint8_t *pack_fields(const hpack_field *fields, int count, size_t *size) {
-  *size = 0;
-  for (int i = 0; i < count; i++) *size += 2 * sizeof(uint32_t) + fields[i].name_size + fields[i].value_size;
-  uint8_t *packed = malloc(*size ? *size : 1), *at = packed;
+static size_t packed_bytes(const hpack_field *field) { return 2 * sizeof(uint32_t) + field->name_size + field->value_size; }
+
+static uint8_t *pack(uint8_t *at, const hpack_field *field) {
+  const uint32_t sizes[] = {field->name_size, field->value_size};
+  at = append(at, sizes, sizeof sizes);
+  at = append(at, field->name, sizes[0]);
+  return append(at, field->value, sizes[1]);
+}
+
+uint8_t *pack_fields(const hpack_field *fields, int count, const char *certificate, size_t *size) {
+  const hpack_field ours = {":certificate", certificate, 12, (uint32_t)strlen(certificate)}; /* no client can send it */
+  *size = ours.value_size ? packed_bytes(&ours) : 0;
+  for (int i = 0; i < count; i++) *size += packed_bytes(&fields[i]);
+  uint8_t *const packed = malloc(*size ? *size : 1), *at = packed;
   if (!packed) return NULL;
-  for (int i = 0; i < count; i++) {
-    const uint32_t sizes[] = {fields[i].name_size, fields[i].value_size};
-    memcpy(at, sizes, sizeof sizes);
-    memcpy(at + sizeof sizes, fields[i].name, sizes[0]);
-    memcpy(at + sizeof sizes + sizes[0], fields[i].value, sizes[1]);
-    at += sizeof sizes + sizes[0] + sizes[1];
-  }
+  for (int i = 0; i < count; i++) at = pack(at, &fields[i]);
+  if (ours.value_size) pack(at, &ours);
   return packed;
 }
 

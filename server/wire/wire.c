@@ -36,8 +36,8 @@ typedef struct { /* native.Requester */
 EXPORT wire *wire_start(const settings *given) {
   wire *new = calloc(1, sizeof *new);
   if (!new || given->threads < 1 || given->threads > MOST_THREADS) return NULL;
-  new->listeners[GRPC] = (listener){&grpc_protocol, -1};
-  new->listeners[HTTP] = new->listeners[ADMIN] = (listener){&http1_protocol, -1};
+  new->listeners[GRPC] = (listener){&grpc_protocol, -1, NULL};
+  new->listeners[HTTP] = new->listeners[ADMIN] = (listener){&http1_protocol, -1, NULL};
   new->home = given->home;
   new->max_message_bytes = given->max_message_bytes, new->max_body_bytes = given->max_body_bytes;
   new->refusals = given->refusals, new->refusal_count = given->refusal_count;
@@ -71,6 +71,25 @@ EXPORT uint64_t wire_next_query(wire *of) { return atomic_fetch_add(&of->next_qu
 EXPORT void wire_listen(wire *of, int protocol, int fd) {
   of->listeners[protocol].fd = fd;
   for (int i = 0; i < of->threads; i++) thread_listen(&of->thread[i], &of->listeners[protocol]);
+}
+
+/* New connections are encrypted from here on; `authorities` may be NULL. False: the files cannot be used, and all stays
+ * as it was. */
+EXPORT int wire_use_tls(wire *of, const char *certificate, const char *key, const char *authorities, const char *names) {
+  tls_context *new[LISTENERS] = {
+      [GRPC] = tls_context_new(certificate, key, authorities, "h2", names),
+      [HTTP] = tls_context_new(certificate, key, authorities, "http/1.1", names),
+  };
+  new[ADMIN] = new[HTTP] ? tls_context_share(new[HTTP]) : NULL;
+  const bool usable = new[GRPC] && new[HTTP];
+  for (int i = 0; i < LISTENERS; i++) {
+    pthread_mutex_lock(&of->lock);
+    tls_context *const gone = usable ? of->listeners[i].tls : new[i];
+    if (usable) of->listeners[i].tls = new[i];
+    pthread_mutex_unlock(&of->lock);
+    tls_context_release(gone);
+  }
+  return usable;
 }
 
 /* Where uvicorn listens: the name of a Unix socket, which may be an abstract one. Before wire_listen. */
@@ -261,6 +280,7 @@ EXPORT void wire_stop(wire *of) {
     pthread_mutex_destroy(&thread->lock);
     pthread_cond_destroy(&thread->settled);
   }
+  for (int i = 0; i < LISTENERS; i++) tls_context_release(of->listeners[i].tls);
   for (call_event *event; (event = event_next(of));) event_free(event);
   plans_free(of->plans);
   pthread_mutex_destroy(&of->lock);

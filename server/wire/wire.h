@@ -8,7 +8,7 @@
  *   queries.c         requests with a plan: into a slot, to the engine, and back as a response
  *   python_calls.c    calls of gRPC that Python handles: events to it, commands from it
  *   budgets.c         what clients may use up before anything is decided about their queries
- *   plans.c, slots.c, lane.c, done_queries.c, buffer.c
+ *   plans.c, slots.c, lane.c, done_queries.c, buffer.c, tls.c
  */
 #ifndef VELTAIR_WIRE_H
 #define VELTAIR_WIRE_H
@@ -28,6 +28,7 @@
 #include "lane.h"
 #include "plans.h"
 #include "slots.h"
+#include "tls.h"
 
 enum { MOST_THREADS = 64 };
 enum { GRPC, HTTP, ADMIN, LISTENERS }; /* ADMIN: over HTTP, but no inference */
@@ -139,6 +140,9 @@ typedef struct connection {
   bool counted;            /* among those of clients; `place` is of its address */
   uint32_t place;
   bool at_admin;           /* it came in where no inference is served */
+  tls *tls;                /* NULL: it is not encrypted */
+  int64_t opened_ns;
+  bool again;              /* there is more to receive, of which epoll does not know */
   const char *certificate; /* the name in it by which the client is known; empty: it has shown none */
   uint64_t held;           /* bytes, as counted last */
   int64_t unread_since_ns; /* since then little of its output has been taken; 0: it has */
@@ -178,6 +182,8 @@ typedef struct io_thread {
   pthread_t thread;
   int epoll, wake;
   connection *connections, *dirty;
+  bool again;     /* some of them have more to receive */
+  int handshakes; /* steps of them in this turn */
   query *queries;
   int64_t next_deadline_ns; /* no query has an earlier one; INT64_MAX: none */
   int64_t next_expiry_ns;   /* no idle connection is closed earlier */
@@ -206,7 +212,8 @@ typedef struct io_thread {
 
 typedef struct {
   const protocol *protocol;
-  int fd; /* -1: it does not listen */
+  int fd;           /* -1: it does not listen */
+  tls_context *tls; /* of new connections, under the wire's lock; NULL: they are not encrypted */
 } listener;
 
 typedef struct call_event call_event;
@@ -284,7 +291,8 @@ void link_release(engine_link *link);
 
 /* python_calls.c */
 enum { NOTICE_COUNTS, NOTICE_IDLE }; /* for Python as such, not for one call */
-uint8_t *pack_fields(const hpack_field *fields, int count, size_t *size); /* NULL without memory */
+/* The head of a call as Python reads it, and the name in the client's certificate. NULL without memory. */
+uint8_t *pack_fields(const hpack_field *fields, int count, const char *certificate, size_t *size);
 bool python_open(call *call);      /* and what it has received; false: without memory, and the call is over */
 void python_message(call *call, uint8_t *data, size_t size, bool compressed); /* takes the data */
 void python_ended(call *call);

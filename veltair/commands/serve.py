@@ -11,7 +11,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from veltair.access_config import ClientConfig
 from veltair.commands.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, with_descriptors
 from veltair.config import ServeConfig, parse_config, read_config, split_address
 from veltair.errors import UserError, VeltairError
 from veltair.grpc.server import BACKLOG
 from veltair.machine.malloc import reuse_message_memory
 from veltair.server.access.callers import Access
+from veltair.server.access.certificates import Certificates
 from veltair.server.access.http_access import AccessCheck
 from veltair.server.engine.machine_limits import home_core, limit_machine
 from veltair.server.front.dashboard import Dashboard
@@ -102,8 +102,13 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
         machine = limit_machine(config.server.cores)
         hosts = known_hosts(split_address(config.server.http)[0], config.server.hosts)
         threads = start_threads(with_descriptors(config.server), home_core(machine), hosts)
+        certificates = None
         if threads is not None:
             held.callback(threads.close)
+            if config.server.tls is not None:
+                certificates = Certificates(threads, config.server.tls)
+                held.callback(asyncio.create_task(certificates.follow()).cancel)
+        _let_in(access, certificates, threads, config)
         starting = asyncio.create_task(EngineClient.start(config, threads))
         if not await _ended_before(stop, starting):
             starting.cancel()
@@ -132,9 +137,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
             dashboard = Dashboard(client, metrics, machine, about)
             if (control := client.control) is not None:
                 control.read_config, control.on_change = read, partial(_tell_of_models, client, metrics, dashboard)
-                control.on_clients = partial(_let_in, access, threads)
+                control.on_reload = partial(_let_in, access, certificates, threads)
                 reloading = asyncio.create_task(_reload_when_asked(again, control))
-            _let_in(access, threads, config.clients)
             learner = None if threads is None else PlanLearner(threads, client, service.regions, access)
             grpc_front = await GrpcFront.start(service, config.server.grpc, learner, access, apart=admin is not None)
             routes = AccessCheck(application(service, dashboard, learner), access, apart=admin is not None)
@@ -182,11 +186,21 @@ async def _reload_when_asked(again: asyncio.Event, control: ModelControl) -> Non
             _log.info("the configuration was read again: %s", ", ".join(done) or "nothing has changed")
 
 
-def _let_in(access: Access, threads: IoThreads | None, clients: Sequence[ClientConfig]) -> None:
-    """These may ask from here on, and what was learnt of others is forgotten."""
-    access.replace(clients)
-    if threads is not None:
-        threads.name_callers(access.names_callers)
+def _let_in(
+    access: Access, certificates: Certificates | None, threads: IoThreads | None, config: ServeConfig
+) -> list[str]:
+    """Let the clients of the configuration ask from here on. Returns what is new, in words.
+
+    Raises ConfigError where the certificates cannot be used.
+    """
+    done = []
+    if certificates is not None and certificates.load([c.certificate for c in config.clients if c.certificate]):
+        done.append("read the certificate")
+    if access.replace(config.clients):
+        done.append("let other clients ask")
+        if threads is not None:
+            threads.name_callers(access.names_callers)
+    return done
 
 
 def _tell_of_models(client: EngineClient, metrics: Metrics, dashboard: Dashboard) -> None:

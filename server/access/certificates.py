@@ -1,0 +1,110 @@
+"""`Certificates`: the files of `[server.tls]`, which are used again whenever they change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from veltair.access_config import TlsConfig
+from veltair.errors import ConfigError
+
+LOOK_S = 5.0  # between two looks at the files
+
+_log = logging.getLogger("veltair.server")
+
+
+class UsesTls(Protocol):
+    """What encrypts connections: `IoThreads`."""
+
+    def use_tls(self, tls: TlsConfig, names: Sequence[str]) -> bool: ...
+
+
+class Certificates:
+    """Connections that are open keep what they began with.
+
+    ::
+
+        certificates = Certificates(threads, config.server.tls)
+        certificates.load(["shop.internal"])
+        following = asyncio.create_task(certificates.follow())
+    """
+
+    def __init__(self, threads: UsesTls, tls: TlsConfig) -> None:
+        self._threads, self._tls = threads, tls
+        self._names: Sequence[str] = ()
+        self._seen: object = None
+
+    def load(self, names: Sequence[str]) -> bool:
+        """Use the files as they are now; `names` are those in clients' certificates that mean something.
+
+        Returns whether anything is new. Raises ConfigError where they cannot be used; those before stay in use then.
+        """
+        seen = self._look()
+        if (seen, list(names)) == (self._seen, list(self._names)):
+            return False
+        self._seen = seen  # also of files that cannot be used: the next change may mend them
+        _check(self._tls)
+        if not self._threads.use_tls(self._tls, names):
+            raise ConfigError("server.tls: OpenSSL 3 (libssl.so.3) is not there, or refuses the files")
+        self._names = names
+        return True
+
+    async def follow(self) -> None:
+        """Use the files again when they have changed, as those who renew certificates expect."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                if self._look() != self._seen and self.load(self._names):
+                    _log.info("the certificate was read again")
+            except ConfigError as error:
+                _log.error("the certificate before stays in use: %s", error)
+
+    def _look(self) -> object:
+        """What tells one state of the files from another."""
+        files = (self._tls.certificate, self._tls.key, self._tls.client_authorities)
+        return [_state(file) for file in files if file is not None]
+
+
+def _state(path: str) -> object:
+    try:
+        found = Path(path).stat()
+    except OSError as error:
+        return error.errno
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _check(tls: TlsConfig) -> None:
+    """Say what is wrong with the files, which the I/O threads cannot. Raises ConfigError."""
+    for key in ("certificate", "key", "client_authorities"):
+        try:
+            if (path := getattr(tls, key)) is not None:
+                Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"server.tls.{key}: {path}: {error.strerror}") from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key, password=_no_passphrase)
+    except ssl.SSLError as error:
+        raise ConfigError(f"server.tls: certificate and key: {_words(error)}") from None
+    try:
+        if tls.client_authorities is not None:
+            context.load_verify_locations(tls.client_authorities)
+    except ssl.SSLError as error:
+        raise ConfigError(f"server.tls.client_authorities: {_words(error)}") from None
+
+
+def _no_passphrase() -> str:
+    raise ConfigError("server.tls.key: it has a passphrase, which nobody is there to give")
+
+
+def _words(error: ssl.SSLError) -> str:
+    """What OpenSSL calls it.
+
+    >>> _words(ssl.SSLError(1, "[X509: KEY_VALUES_MISMATCH] key values mismatch (_ssl.c:1)"))
+    'expected PEM files that belong together'
+    """
+    return (error.reason or "expected PEM files that belong together").lower().replace("_", " ")
