@@ -7,7 +7,6 @@ import json
 import signal
 import socket
 import ssl
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,30 +17,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from certificates import authority, certificate
 from example_models import mlp_outputs
 from running_daemon import Daemon, X, configuration, running, serve, tensor, until
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.slow
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def authority(folder: Path, name: str) -> None:
-    """NAME.pem and NAME.key: an authority."""
-    new = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "30"]
-    openssl(folder, *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
-
-
-def certificate(folder: Path, name: str, authority: str, alternative: str = "", *, key: str = "ec") -> None:
-    """NAME.pem and NAME.key: a certificate by this authority."""
-    kind = ["ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"] if key == "ec" else ["rsa:2048"]
-    openssl(folder, "req", "-newkey", *kind, "-nodes", "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", "r")
-    (folder / "extensions").write_text(f"subjectAltName={alternative}" if alternative else "")
-    signed = ["x509", "-req", "-in", "r", "-CA", f"{authority}.pem", "-CAkey", f"{authority}.key", "-CAcreateserial"]
-    openssl(folder, *signed, "-days", "30", "-extfile", "extensions", "-out", f"{name}.pem")
 
 
 @pytest.fixture(scope="module")
@@ -132,17 +113,22 @@ def test_large_messages_both_ways(daemon: Daemon, files: Path) -> None:
         assert len(answer.read()) == int(answer.headers["content-length"]) > 1 << 15
 
 
-def test_requests_in_one_record_are_all_answered(daemon: Daemon, files: Path) -> None:
-    """What TLS holds already is told by no event of the socket."""
+def test_what_tls_holds_already_is_read_without_an_event_of_the_socket(daemon: Daemon, files: Path) -> None:
+    """More requests than are read ahead, so that reading stops within a record, which is the last one."""
     host, _, port = daemon.http.rpartition(":")
     one = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    most, record = 1 << 16, 1 << 14  # http1.h, and TLS
+    first, rest = 100 * one, most // len(one) * one
+    rest = rest[: -len(one)] + one[:-2] + b"a: " + b"b" * (most - len(rest) - 5) + b"\r\n\r\n"
+    assert len(rest) == 4 * record
     with (
         socket.create_connection((host, int(port)), 30) as plain,
         context(files).wrap_socket(plain, server_hostname="localhost") as client,
     ):
-        client.sendall(one * 200)
-        heard = b""
-        while heard.count(b"HTTP/1.1 200") < 200:
+        client.sendall(first)
+        client.sendall(rest)
+        heard, count = b"", 100 + most // len(one)
+        while heard.count(b"HTTP/1.1 200") < count:
             part = client.recv(1 << 16)
             assert part
             heard += part

@@ -19,7 +19,9 @@ import veltair.server.wire
 FOLDERS = [Path(module.__file__ or "").parent for module in (veltair.server.wire, veltair.grpc.native)]
 FLAGS = ["-std=c11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-omit-frame-pointer"]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
-TESTS = [f"test_native_{name}.py" for name in ("queries", "ends", "deadlines", "shared_memory", "stop", "strings")]
+TESTS = [
+    f"test_native_{name}.py" for name in ("queries", "ends", "deadlines", "shared_memory", "stop", "strings", "tls")
+]
 TESTS += [f"test_http1{part}.py" for part in ("", "_connections", "_ends", "_forward")]
 WAIT_S = 400
 OPTIONS = {
