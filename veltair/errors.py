@@ -181,3 +181,15 @@ class WorkerDiedError(QueryError):
 
 class InvariantError(VeltairError):
     """An invariant is broken: a defect of this project, never of an input."""
+
+
+def error_of_kind(kind: str, reason: str) -> VeltairError:
+    """The error that another process names by its class.
+
+    >>> error_of_kind("ArtifactError", "no kernel")
+    ArtifactError('no kernel')
+    """
+    found = globals().get(kind)
+    if isinstance(found, type) and issubclass(found, VeltairError):
+        return found(reason)
+    return VeltairError(f"{kind}: {reason}")

@@ -38,7 +38,7 @@ class TenantQueues:
     def discard(self, active: ActiveQuery) -> None:
         """Takes a query out; does nothing for one that is not here."""
         query, levels = active.query, self._queues.get(active.tenant.name)
-        if levels is not None and levels[query.priority_level - 1].pop(query.id, None):
+        if levels is not None and levels[query.priority_level - 1].pop(query.id, None) is not None:
             self._samples[active.tenant.name] -= query.batch
 
     def forget(self, tenant: str) -> None:

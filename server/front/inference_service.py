@@ -27,7 +27,7 @@ from veltair.server.protocol.json_parser import JsonParser
 from veltair.server.protocol.validation import (
     InputValidator,
     batch_size,
-    check_priority,
+    priority_level,
     text_parameter,
     timeout_ns,
     validate_outputs,
@@ -35,6 +35,7 @@ from veltair.server.protocol.validation import (
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.model_control import ModelControl
 from veltair.server.repository.served_tenant import ServedTenant
+from veltair.types import DEFAULT_PRIORITY_LEVEL
 
 TENANT_HEADER = "veltair-tenant"  # HTTP header and gRPC metadata; the parameter `tenant` does the same
 TRACE_PARAMETER = "veltair_trace"  # true: the response's parameters say how the query was served
@@ -60,6 +61,7 @@ class InferenceEngine(Protocol):
         inputs: Mapping[str, Tensor],
         *,
         deadline_ns: int | None = None,
+        priority_level: int = DEFAULT_PRIORITY_LEVEL,
         traced: bool = False,
     ) -> QueryResult: ...
 
@@ -150,13 +152,13 @@ class InferenceService:
         wanted = validate_outputs(name, manifest.outputs, request.outputs)
         locations = {output.name: output.location for output in request.outputs if output.location is not None}
         self.regions.check_outputs(locations)
-        check_priority(request.parameters)
+        level = priority_level(request.parameters)
         timeout = timeout_ns(request.parameters)
         if timeout is not None:
             deadline_ns = min(arrival_ns + timeout, deadline_ns or arrival_ns + timeout)
         refuse_past_deadline(deadline_ns, time.monotonic_ns())
         traced = wants_trace(request.parameters)
-        result = await self.engine.infer(served, inputs, deadline_ns=deadline_ns, traced=traced)
+        result = await self.engine.infer(served, inputs, deadline_ns=deadline_ns, priority_level=level, traced=traced)
         outputs = {output: result.outputs[output] for output in wanted}
         stored = self.regions.write_outputs(outputs, locations)
         batch = batch_size(manifest.inputs, inputs)
@@ -164,7 +166,8 @@ class InferenceService:
             arrival_ns, result.submitted_ns, result.stamps, result.execute_ns, answered_ns=time.monotonic_ns()
         )
         counts.count_answer(stages, batch)
-        return InferenceResponse(served, outputs, stored, _trace(result, stages) if traced else {})
+        parameters = _trace(result, stages, level, served.priority) if traced else {}
+        return InferenceResponse(served, outputs, stored, parameters)
 
     def _validator(self, served: ServedTenant) -> InputValidator:
         validator = self._validators.get(served)
@@ -218,7 +221,7 @@ def wants_trace(parameters: Mapping[str, Parameter]) -> bool:
     return parameters.get(TRACE_PARAMETER) in (True, "true", 1)
 
 
-def _trace(result: QueryResult, stages: Sequence[int]) -> dict[str, Parameter]:
+def _trace(result: QueryResult, stages: Sequence[int], level: int, tenant_priority: int) -> dict[str, Parameter]:
     """All stages but the answer, which is under way."""
     blocks = [
         {
@@ -232,6 +235,8 @@ def _trace(result: QueryResult, stages: Sequence[int]) -> dict[str, Parameter]:
         for block in result.blocks
     ]
     return {
+        "priority": level,
+        "tenant_priority": tenant_priority,
         "queue_ns": result.queue_ns,
         **{f"{stage.name}_ns": taken for stage, taken in zip(STAGES[:ANSWER], stages, strict=False)},
         "blocks": msgspec.json.encode(blocks).decode(),

@@ -112,6 +112,8 @@ class PlanValues(ctypes.Structure):
         ("next", _POINTER),
         ("tenant", _I32),
         ("batch", _I32),
+        ("priority_level", _I32),
+        ("unused", _I32),
         ("timeout_ns", ctypes.c_int64),
         ("inputs", ctypes.c_uint32),
         ("outputs", ctypes.c_uint32),

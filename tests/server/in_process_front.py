@@ -25,7 +25,7 @@ from veltair.server.ipc.stages import EngineStamps
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.served_tenant import ServedTenant
-from veltair.types import Machine, QoSTarget
+from veltair.types import DEFAULT_PRIORITY_LEVEL, Machine, QoSTarget
 
 LIMIT = 4 << 20
 MS = 1_000_000
@@ -67,6 +67,7 @@ class NumpyEngine:
     gate: asyncio.Event | None = None
     ready: bool = True
     deadlines: list[int | None] = field(default_factory=list)
+    priority_levels: list[int] = field(default_factory=list)
     blocks: list[BlockRecord] = field(default_factory=list)
     cancelled: int = 0
 
@@ -75,9 +76,16 @@ class NumpyEngine:
         return LiveModels(self.tenants.values())
 
     async def infer(
-        self, tenant: ServedTenant, inputs: Mapping[str, Any], *, deadline_ns: int | None = None, traced: bool = False
+        self,
+        tenant: ServedTenant,
+        inputs: Mapping[str, Any],
+        *,
+        deadline_ns: int | None = None,
+        priority_level: int = DEFAULT_PRIORITY_LEVEL,
+        traced: bool = False,
     ) -> QueryResult:
         self.deadlines.append(deadline_ns)
+        self.priority_levels.append(priority_level)
         if self.gate is not None:
             try:
                 await self.gate.wait()

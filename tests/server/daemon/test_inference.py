@@ -90,14 +90,15 @@ def test_typed_contents_over_grpc(daemon: Daemon) -> None:
 
 
 def test_a_traced_response_lists_its_blocks(http: Any, rpc: Any) -> None:
-    asked = {"veltair_trace": True}
+    asked = {"veltair_trace": True, "priority": 2}
     over_http = http.infer("spin", spin(triton_http, 3, 5), parameters=asked).get_response()["parameters"]
     over_grpc = rpc.infer("spin", spin(triton_grpc, 3, 5), parameters=asked).get_response().parameters
     blocks_of_grpc = over_grpc["blocks"].string_param
     numbers_of_grpc = {name: value.int64_param for name, value in over_grpc.items() if name != "blocks"}
     for found in (over_http, numbers_of_grpc | {"blocks": blocks_of_grpc}):
         told = [f"{stage.name}_ns" for stage in STAGES[:ANSWER]]
-        assert set(found) == {"queue_ns", "blocks", *told}
+        assert set(found) == {"priority", "tenant_priority", "queue_ns", "blocks", *told}
+        assert (found["priority"], found["tenant_priority"]) == (2, 1)
         assert all(found[name] >= 0 for name in told)
         assert found["handoff_ns"] + found["wait_ns"] <= found["queue_ns"]
         assert found["queue_ns"] <= found["read_ns"] + found["handoff_ns"] + found["wait_ns"]
