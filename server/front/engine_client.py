@@ -52,7 +52,7 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []  # those that restart and watch the engine
         self.control: ModelControl | None = None
         self._unloading: list[asyncio.Task[None]] = []  # what was unloaded while the engine started
-        self._draining = False
+        self._leaving = self._draining = False
         self._answers = True  # the engine has answered lately
         self._next_id = threads.next_query if threads else itertools.count(1).__next__
         self._cursor = 0  # the highest that was handed out
@@ -107,10 +107,14 @@ class EngineClient:
 
     @property
     def ready(self) -> bool:
-        """Whether new queries are accepted."""
+        """Whether new queries are accepted, and should be sent here."""
         engine = self._engine
         lives = engine is not None and not engine.exited.done() and engine.workers > 0
-        return lives and self._answers and not self._draining
+        return lives and self._answers and not (self._leaving or self._draining)
+
+    def report_not_ready(self) -> None:
+        """The daemon will end: whoever can send queries elsewhere should. They are served until `drain`."""
+        self._leaving = True
 
     async def infer(
         self,
