@@ -152,6 +152,7 @@ class Engine:
                 case m.LoadModel() | m.UnloadModel() as change:
                     self._changes.begin(change)
                 case m.GetStatus(since=since):
+                    self._answer_bell()  # who asks may have answers that workers told it of before their bell rang
                     here = self._arrivals, self._queries, self._supervisor, self._timings, self._specs
                     self._front.send(collect_status(self._scheduler.stats(), *here, since))
                 case m.Shutdown():

@@ -54,6 +54,11 @@ class InFlightBatch:
         return self.order is not None
 
     @property
+    def execute_ns(self) -> int:
+        """In the blocks that have ended."""
+        return sum([block.elapsed_ns for block in self.blocks])
+
+    @property
     def fully_cancelled(self) -> bool:
         """Whether nobody waits for any of its queries."""
         return all(query.cancelled for query in self.queries)
@@ -67,7 +72,7 @@ class InFlightBatch:
         block, tenant = order.block, self.queries[0].message.tenant
         self.order, self.ordered_ns = order, time.monotonic_ns()
         begin_ns = self.blocks[0].begin_ns if self.blocks else 0
-        before = self.callers, begin_ns, sum([ended.elapsed_ns for ended in self.blocks])
+        before = self.callers, begin_ns, self.execute_ns
         self.worker.order(
             Order(block.query, tenant, self.members, block.start, block.versions, order.core_set, *before)
         )

@@ -106,6 +106,8 @@ class InFlightQueries:
         batch.order = None
         self._supervisor.release(batch.worker)
         self.history.add(batch.blocks)
+        if outcome == "done":
+            self.counters[batch.tenant].count_execution(batch.members.samples, batch.execute_ns)
         for query in batch.queries:
             self._end(query, "cancelled" if query.cancelled else outcome, reason)
 

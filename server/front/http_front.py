@@ -149,26 +149,33 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
 def _add_models(app: FastAPI, service: InferenceService) -> None:
     @app.get("/v2/models/stats")
     async def all_statistics() -> Response:
-        return _json(service.statistics())
+        return _json(await service.statistics())
 
-    def add(suffix: str, answer: Callable[[str, str], Response]) -> None:
+    def add(suffix: str, answer: Callable[[str, str], Awaitable[Response]]) -> None:
         async def latest(model: str) -> Response:
-            return answer(model, "")
+            return await answer(model, "")
 
         async def versioned(model: str, version: str) -> Response:
-            return answer(model, version)
+            return await answer(model, version)
 
         app.add_api_route(f"/v2/models/{{model}}{suffix}", latest, methods=["GET"])
         app.add_api_route(f"/v2/models/{{model}}/versions/{{version}}{suffix}", versioned, methods=["GET"])
 
-    def ready(model: str, version: str) -> Response:
+    async def ready(model: str, version: str) -> Response:
         service.resolve(model, version)
         return _health(service)
 
-    add("/ready", ready)
-    add("/config", lambda model, version: _json(service.model_configuration(model, version)))
-    add("/stats", lambda model, version: _json(service.statistics(model, version)))
-    add("", lambda model, version: _json(service.model_metadata(model, version)))
+    async def configuration(model: str, version: str) -> Response:
+        return _json(service.model_configuration(model, version))
+
+    async def statistics(model: str, version: str) -> Response:
+        return _json(await service.statistics(model, version))
+
+    async def metadata(model: str, version: str) -> Response:
+        return _json(service.model_metadata(model, version))
+
+    for suffix, answer in (("/ready", ready), ("/config", configuration), ("/stats", statistics), ("", metadata)):
+        add(suffix, answer)
 
 
 def _health(service: InferenceService) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from veltair.errors import UnknownModelError, UnsupportedError
+from veltair.errors import UnknownModelError, UnsupportedError, VeltairError
 from veltair.server.front import model_metadata
 from veltair.server.front.admission import refuse_past_deadline
 from veltair.server.front.http_body import BodyMemory
@@ -192,10 +193,12 @@ class InferenceService:
         served = self.resolve(model, version)
         return model_metadata.model_configuration(served.name, served.manifest, served.qos)
 
-    def statistics(self, model: str = "", version: str = "") -> dict[str, Any]:
-        """Statistics of one model, or of all."""
-        self.metrics.refresh()
+    async def statistics(self, model: str = "", version: str = "") -> dict[str, Any]:
+        """Statistics of one model, or of all. While there is no engine, executions are those that it told of last."""
         served = [self.resolve(model, version)] if model else list(self.engine.models.tenants.values())
+        with suppress(VeltairError):
+            self.metrics.follow(await self.engine.snapshot())
+        self.metrics.refresh()
         rows = [
             model_metadata.model_statistics(each.name, each.version, self.metrics.tenants[each.name]) for each in served
         ]

@@ -70,8 +70,16 @@ class Metrics:
     def page(self, snapshot: Snapshot | None, processes: Sequence[DaemonProcess] = ()) -> bytes:
         """The text for /metrics, without the engine's part while there is no engine."""
         self._snapshot, self._processes = snapshot, processes
+        if snapshot is not None:
+            self.follow(snapshot)
         self.refresh()
         return generate_latest(self._registry)
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Take over what the engine has counted."""
+        for name, told in snapshot.status.tenants.items():
+            if (counts := self.tenants.get(name)) is not None:
+                counts.executions.follow(snapshot.engine_restarts, told.executions)
 
     def count_ended(self, records: NDArray[Any]) -> None:
         """Count requests that have ended without Python: ENDED_REQUEST, and `tenant`, a number."""

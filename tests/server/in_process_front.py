@@ -22,7 +22,7 @@ from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.messages import EngineStatus
 from veltair.server.ipc.stages import EngineStamps
-from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
+from veltair.server.ipc.status_records import BlockRecord, BlockStatus, Executions, TenantStatus, WorkerStatus
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.types import DEFAULT_PRIORITY_LEVEL, Machine, QoSTarget
@@ -108,7 +108,12 @@ class NumpyEngine:
         done = len(self.blocks)
         blocks = () if since is None else tuple(self.blocks[since:])
         counts = TenantStatus(
-            arrived=done, waiting=5, running=1, batches={1: 7, 3: 2, 200: 1}, versions={0: done, 2: 2 * done}
+            arrived=done,
+            waiting=5,
+            running=1,
+            batches={1: 7, 3: 2, 200: 1},
+            executions={1: Executions(done, 2 * MS * done)} if done else {},
+            versions={0: done, 2: 2 * done},
         )
         status = EngineStatus(
             time_ns=time.monotonic_ns(),
