@@ -65,6 +65,7 @@ class TooLargeError(RequestError):
 class QueryError(VeltairError):
     """An accepted query was not served; its sender gets exactly one such error."""
 
+    query: int | None = None  # its number, where it had got one
     http_status = 500
     grpc_code = "INTERNAL"
 

@@ -50,6 +50,12 @@ class InFlightBatch:
         return self.queries[0].tenant
 
     @property
+    def description(self) -> str:
+        """Its queries, for a log."""
+        numbers = ", ".join([str(query.message.query) for query in self.queries])
+        return f"{'query' if len(self.queries) == 1 else 'queries'} {numbers} of {self.tenant}"
+
+    @property
     def running(self) -> bool:
         return self.order is not None
 

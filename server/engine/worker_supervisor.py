@@ -129,10 +129,11 @@ class WorkerSupervisor:
         del self.workers[worker.channel.fileno()]
         worker.process.kill()
 
-    def kill_hung(self, worker: WorkerProcess) -> None:
-        """Kill a worker whose block does not end; its pidfd reports when the process is gone."""
+    def kill_hung(self, worker: WorkerProcess, held: str) -> None:
+        """Kill a worker whose block does not end; its pidfd reports when the process is gone. `held`: its queries."""
         if not worker.killed:
-            logger.error("worker %d: its block took far longer than predicted, and the process is killed", worker.pid)
+            late = "worker %d: its block for %s takes far longer than predicted, and the process is killed"
+            logger.error(late, worker.pid, held)
             worker.killed = True
             worker.process.kill()
 

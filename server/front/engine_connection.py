@@ -184,8 +184,7 @@ class EngineConnection:
         if self._link is not None:
             self._link.fail_all(str(make_error()))
         for held in self.held.values():
-            if not held.result.done():
-                held.result.set_exception(make_error())
+            _fail(held, make_error())
 
     # Tensors
 
@@ -261,7 +260,7 @@ class EngineConnection:
             if ended.outcome == "done":
                 held.result.set_result(self._read_result(held, ended))
             else:
-                held.result.set_exception(error_of(ended.outcome, ended.reason))
+                _fail(held, error_of(ended.outcome, ended.reason))
         self._slots.give_back(held.message.tenant, held.message.slot)
         self._settle_all_ended()
 
@@ -291,3 +290,9 @@ class EngineConnection:
         if not self.ready.done():
             self.ready.set_exception(QueryError(f"the engine process ended (code {code}) before it was ready"))
         self.exited.set_result(code)
+
+
+def _fail(held: HeldQuery, error: QueryError) -> None:
+    if not held.result.done():
+        error.query = held.message.query
+        held.result.set_exception(error)

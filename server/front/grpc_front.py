@@ -257,6 +257,7 @@ class GrpcFront:
                 port = await server.start(host, port)
             else:
                 server = learner.threads
+                server.on_failed = service.metrics.log_failed
                 port = await server.listen(host, port, methods, inflate, service.metrics.count_ended)
         except OSError:
             await checks.stop()

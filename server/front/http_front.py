@@ -27,6 +27,7 @@ from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.front.process_metrics import read_daemon_processes
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.protocol.compressed_body import deflate, response_coding
+from veltair.server.protocol.failed_queries import one_line
 from veltair.server.protocol.http_codec import encode_response
 from veltair.server.protocol.json_parser import INLINE_BYTES
 
@@ -81,7 +82,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return Response(status_code=CLIENT_CLOSED)
 
     async def broken(request: Request, error: Any) -> Response:
-        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        _log.error("%s %s failed", request.method, one_line(request.url.path), exc_info=error)
         return _error(500, "internal error")
 
     app.add_exception_handler(RequestError, refused)

@@ -18,11 +18,12 @@ from veltair.server.front.admission import refuse_past_deadline
 from veltair.server.front.http_body import BodyMemory
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.query_result import QueryResult
-from veltair.server.front.request_counts import RequestCounts
+from veltair.server.front.request_counts import RequestCounts, outcome_of_error
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.stages import ANSWER, STAGES, stage_times
 from veltair.server.protocol.datatypes import Array, Tensor
+from veltair.server.protocol.failed_queries import log_failed_query
 from veltair.server.protocol.infer_request import InferRequest, Parameter, TensorLocation
 from veltair.server.protocol.json_parser import JsonParser
 from veltair.server.protocol.validation import (
@@ -138,6 +139,8 @@ class InferenceService:
             return await self._infer(served, counts, request, arrival_ns, deadline_ns)
         except BaseException as error:
             counts.count_error(error, time.monotonic_ns() - arrival_ns)
+            if outcome_of_error(error) == "failed":
+                log_failed_query(getattr(error, "query", None), served.name, request.id, str(error))
             raise
 
     async def _infer(

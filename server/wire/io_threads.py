@@ -83,6 +83,7 @@ class IoThreads:
         self._http_listener: socket.socket | None = None  # closed by its owner
         self._idle: asyncio.Event | None = None
         self._counted: Callable[[NDArray[np.void]], None] | None = None
+        self.on_failed: Callable[[int, int, str, str], None] = lambda query, tenant, request_id, why: None
         refusals = native_refusals()
         self._settings = Settings(  # the threads read it as long as they live
             threads=threads,
@@ -246,6 +247,8 @@ class IoThreads:
         elif event.kind == native.IDLE:
             if self._idle is not None and self._native.wire_idle(self.handle):
                 self._idle.set()
+        elif event.kind == native.FAILED:
+            self.on_failed(event.call, event.code, *native.unpack_failure(_bytes(event)))
         elif event.kind == native.OPEN:
             self._open(event)
         elif (call := self._calls.get(event.call)) is not None:

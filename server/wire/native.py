@@ -41,7 +41,7 @@ ELEMENTS = {name: code for code, name in enumerate(_ELEMENTS)}
 GRPC, HTTP = range(2)
 
 # Kinds of events, and of commands.
-COUNTS, IDLE, OPEN, MESSAGE, END, ABORTED, FLUSHED = range(7)
+COUNTS, IDLE, FAILED, OPEN, MESSAGE, END, ABORTED, FLUSHED = range(8)
 SEND_HEADERS, SEND_DATA, TELL_FLUSHED, TAKEN, RESET = range(5)
 
 
@@ -171,6 +171,16 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_leave": (None, _POINTER),
     "wire_idle": (ctypes.c_int, _POINTER),
 }
+
+
+def unpack_failure(data: bytes) -> tuple[str, str]:
+    """The request's id, and why its query failed.
+
+    >>> unpack_failure(b"\x02\0\0\0" + b"a7" + b"no memory")
+    ('a7', 'no memory')
+    """
+    behind = 4 + int.from_bytes(data[:4], "little")
+    return data[4:behind].decode(errors="replace"), data[behind:].decode(errors="replace")
 
 
 @cache

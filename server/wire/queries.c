@@ -219,6 +219,7 @@ static void answer(asker *asker, const query *q, const lane_end *end) {
     refuse(asker, q->plan, outcome == REJECTED ? end->refusal : DEADLINE);
   } else {
     count(thread, q->plan, q->arrival_ns, COUNTED_FAILED, NO_REFUSAL);
+    post_failure(asker, q, reason, reason_bytes);
     protocol->refuse(asker, thread->wire->outcome_status[outcome], reason, reason_bytes);
   }
 }
@@ -314,7 +315,10 @@ void queries_fail(io_thread *thread, const char *text) {
     next = q->next;
     asker *waiting = q->asker;
     leave_asker(q);
-    if (waiting) fail(waiting, q->plan, COUNTED_FAILED, thread->wire->outcome_status[WORKER_DIED], text);
+    if (waiting) {
+      post_failure(waiting, q, text, strlen(text));
+      fail(waiting, q->plan, COUNTED_FAILED, thread->wire->outcome_status[WORKER_DIED], text);
+    }
     forget(q); /* its slot goes with the link */
   }
   thread->queries = NULL;

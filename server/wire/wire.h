@@ -257,6 +257,8 @@ bool grpc_request(const uint8_t *message, size_t size, const uint8_t *tenant, si
 /* Whether nothing but tensors follows the head: any other field there would have a say in what the request means. */
 bool grpc_plain(const request *from);
 bool grpc_fill(const plan *plan, const request *from, uint8_t *slot);
+/* What the client gave as the id of a query that came over gRPC. */
+const uint8_t *grpc_id(const query *of, size_t *size);
 /* Puts the response together behind its prefix, in the thread's scratch memory. Returns the size of both, 0 without
  * memory. */
 size_t grpc_response(io_thread *thread, const query *of, const uint8_t *slot);
@@ -279,7 +281,7 @@ void queries_fail(io_thread *thread, const char *text); /* the engine is gone */
 void link_release(engine_link *link);
 
 /* python_calls.c */
-enum { NOTICE_COUNTS, NOTICE_IDLE }; /* for Python as such, not for one call */
+enum { NOTICE_COUNTS, NOTICE_IDLE, NOTICE_FAILED }; /* for Python as such, not for one call */
 uint8_t *pack_fields(const hpack_field *fields, int count, size_t *size); /* NULL without memory */
 bool python_open(call *call);      /* and what it has received; false: without memory, and the call is over */
 void python_message(call *call, uint8_t *data, size_t size, bool compressed); /* takes the data */
@@ -288,6 +290,8 @@ void python_aborted(call *call, int64_t code);
 void python_flushed(call *call);
 void python_forget(call *call);
 void post_notice(wire *owner, int kind);
+/* For its log; without memory nothing is logged. */
+void post_failure(const asker *waiting, const query *of, const char *text, size_t size);
 void commands_run(io_thread *thread);
 void commands_drop(io_thread *thread);
 
