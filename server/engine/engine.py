@@ -109,7 +109,7 @@ class Engine:
         now_ns = time.monotonic_ns()
         supervisor.start_missing(now_ns)
         for batch in self._watchdog.find_hung(self._queries.batches(), now_ns):
-            supervisor.kill_hung(batch.worker, batch.description)
+            supervisor.kill_hung(batch.worker, f"a block of {batch.description}")
         if self._changes.under_way:
             self._changes.advance(now_ns)
             self._workers_changed()

@@ -174,7 +174,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
 
 
 def unpack_failure(data: bytes) -> tuple[str, str]:
-    """The request's id, and why its query failed.
+    r"""The request's id, and why its query failed.
 
     >>> unpack_failure(b"\x02\0\0\0" + b"a7" + b"no memory")
     ('a7', 'no memory')
