@@ -64,7 +64,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     repository: str | None = None  # a folder of models to serve besides the tenants, each in a folder of its name
     model_control: bool = False  # clients may load and unload models, and have the configuration read again
     max_models: Annotated[int, msgspec.Meta(gt=0, le=1024)] = 64  # versions of models in memory at once
-    drain_timeout_s: PositiveReal = 30.0
+    lame_duck_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0  # after SIGTERM: not ready, but serving as before
+    drain_timeout_s: PositiveReal = 30.0  # after that: accepted queries are answered, new ones refused
     hung_block_s: PositiveReal = 10.0  # a block has at least so long, and 10 times as long as its profile says
     hung_engine_s: PositiveReal = 5.0  # an engine that does not answer for so long is replaced
     counter_model: str | None = None  # file of `veltair profile --fit-proxy`, used where there are L3 counters

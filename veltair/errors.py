@@ -86,6 +86,7 @@ class TooLargeError(RequestError):
 class QueryError(VeltairError):
     """An accepted query was not served; its sender gets exactly one such error."""
 
+    query: int | None = None  # its number, where it had got one
     http_status = 500
     grpc_code = "INTERNAL"
 
@@ -202,3 +203,15 @@ class WorkerDiedError(QueryError):
 
 class InvariantError(VeltairError):
     """An invariant is broken: a defect of this project, never of an input."""
+
+
+def error_of_kind(kind: str, reason: str) -> VeltairError:
+    """The error that another process names by its class.
+
+    >>> error_of_kind("ArtifactError", "no kernel")
+    ArtifactError('no kernel')
+    """
+    found = globals().get(kind)
+    if isinstance(found, type) and issubclass(found, VeltairError):
+        return found(reason)
+    return VeltairError(f"{kind}: {reason}")

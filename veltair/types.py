@@ -13,6 +13,8 @@ from msgspec import Struct
 CoreId: TypeAlias = int
 CoreSet: TypeAlias = tuple[CoreId, ...]  # sorted, no duplicates
 
+PRIORITY_LEVELS, DEFAULT_PRIORITY_LEVEL = 5, 3  # of a query among those of its tenant; 1 goes first
+
 
 class Record(Struct, frozen=True, gc=False):
     """Base of values that every decision creates anew, ten times as fast as a frozen dataclass.
@@ -165,7 +167,7 @@ class Tenant:
     name: str
     model: str
     qos: QoSTarget
-    priority: int = 1
+    priority: int = 1  # the higher goes first, among tenants
     batching: bool = False  # its queries may run together: every input and output has the batch in front
 
 
@@ -181,6 +183,7 @@ class Query(Record, frozen=True):
     arrival_ns: int
     deadline_ns: int | None = None  # the end that the client set itself; None: only the tenant's target applies
     batch: int = 1
+    priority_level: int = DEFAULT_PRIORITY_LEVEL  # 1 … PRIORITY_LEVELS: it starts before its tenant's of higher numbers
 
 
 class LayerBlock(Record, frozen=True):

@@ -36,7 +36,7 @@ from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.stages import EngineStamps
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.served_tenant import ServedTenant
-from veltair.types import QoSTarget
+from veltair.types import DEFAULT_PRIORITY_LEVEL, QoSTarget
 
 Feeds = Mapping[str, NDArray[Any]]
 Outputs = dict[str, NDArray[Any]]
@@ -91,7 +91,13 @@ class PeerEngine:
     ready: bool = True
 
     async def infer(
-        self, tenant: ServedTenant, inputs: Feeds, *, deadline_ns: int | None = None, traced: bool = False
+        self,
+        tenant: ServedTenant,
+        inputs: Feeds,
+        *,
+        deadline_ns: int | None = None,
+        priority_level: int = DEFAULT_PRIORITY_LEVEL,
+        traced: bool = False,
     ) -> QueryResult:
         arrival_ns = time.monotonic_ns()
 

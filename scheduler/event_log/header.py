@@ -17,7 +17,7 @@ from veltair.scheduler.running_block import BlockGrowth
 from veltair.scheduler.scheduler import Scheduler
 from veltair.types import Machine, ModelProfile, Record, Tenant
 
-VERSION = 2
+VERSION = 3
 
 
 class InterferenceSettings(Record, frozen=True):

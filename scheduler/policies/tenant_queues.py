@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from itertools import chain
+from typing import TypeAlias
 
 from veltair.scheduler.active_query import ActiveQuery
-from veltair.types import Tenant
+from veltair.types import PRIORITY_LEVELS, Tenant
+
+_Levels: TypeAlias = list[dict[int, ActiveQuery]]  # by priority level, from 1 on; then by query, in order of arrival
 
 
 class TenantQueues:
-    """Waiting queries in order of arrival. The policy that starts a query takes it out.
+    """Waiting queries by priority level, those of one level in order of arrival. The policy that starts a query takes
+    it out.
 
     >>> list(TenantQueues().heads())
     []
@@ -19,18 +24,22 @@ class TenantQueues:
     __slots__ = ("_queues", "_samples")
 
     def __init__(self) -> None:
-        self._queues: dict[str, dict[int, ActiveQuery]] = {}
+        self._queues: dict[str, _Levels] = {}  # by tenant
         self._samples: Counter[str] = Counter()
 
     def add(self, active: ActiveQuery) -> None:
-        """Puts a query at the end of its tenant's queue."""
-        self._queues.setdefault(active.tenant.name, {})[active.query.id] = active
-        self._samples[active.tenant.name] += active.query.batch
+        """Puts a query behind those of its tenant and level."""
+        query, name = active.query, active.tenant.name
+        if name not in self._queues:
+            self._queues[name] = [{} for _ in range(PRIORITY_LEVELS)]
+        self._queues[name][query.priority_level - 1][query.id] = active
+        self._samples[name] += query.batch
 
     def discard(self, active: ActiveQuery) -> None:
         """Takes a query out; does nothing for one that is not here."""
-        if self._queues.get(active.tenant.name, {}).pop(active.query.id, None):
-            self._samples[active.tenant.name] -= active.query.batch
+        query, levels = active.query, self._queues.get(active.tenant.name)
+        if levels is not None and levels[query.priority_level - 1].pop(query.id, None) is not None:
+            self._samples[active.tenant.name] -= query.batch
 
     def forget(self, tenant: str) -> None:
         """A tenant whose queries have all ended is gone."""
@@ -41,10 +50,14 @@ class TenantQueues:
         """How many samples the tenant's waiting queries have together."""
         return self._samples[tenant.name]
 
-    def queue(self, tenant: Tenant) -> Collection[ActiveQuery]:
+    def queue(self, tenant: Tenant) -> Iterator[ActiveQuery]:
         """The tenant's waiting queries."""
-        return self._queues.get(tenant.name, {}).values()
+        return chain.from_iterable([level.values() for level in self._queues.get(tenant.name, ())])
 
     def heads(self) -> Iterator[ActiveQuery]:
         """The first query of every tenant that has one."""
-        return (next(iter(queue.values())) for queue in self._queues.values() if queue)
+        for levels in self._queues.values():
+            for level in levels:
+                if level:
+                    yield next(iter(level.values()))
+                    break

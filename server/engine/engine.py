@@ -28,6 +28,7 @@ from veltair.server.ipc import messages as m
 from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.channel import Channel, ChannelClosedError
 from veltair.server.ipc.tenant_artifact import open_artifact
+from veltair.server.protocol.failed_queries import one_line
 
 logger = logging.getLogger("veltair.engine")
 
@@ -108,7 +109,7 @@ class Engine:
         now_ns = time.monotonic_ns()
         supervisor.start_missing(now_ns)
         for batch in self._watchdog.find_hung(self._queries.batches(), now_ns):
-            supervisor.kill_hung(batch.worker)
+            supervisor.kill_hung(batch.worker, f"a block of {batch.description}")
         if self._changes.under_way:
             self._changes.advance(now_ns)
             self._workers_changed()
@@ -152,6 +153,7 @@ class Engine:
                 case m.LoadModel() | m.UnloadModel() as change:
                     self._changes.begin(change)
                 case m.GetStatus(since=since):
+                    self._answer_bell()  # who asks may have answers that workers told it of before their bell rang
                     here = self._arrivals, self._queries, self._supervisor, self._timings, self._specs
                     self._front.send(collect_status(self._scheduler.stats(), *here, since))
                 case m.Shutdown():
@@ -226,7 +228,7 @@ class Engine:
         match message:
             case m.KernelFailed(query=query, reason=reason):
                 batch = self._queries.batch(query)
-                logger.error("query %d of %s: %s", query, batch.tenant, reason)
+                logger.error("%s: %s", batch.description, one_line(reason))
                 self._fail(batch, "failed", KERNEL_FAILED)
             case m.CoresChanged(query=query, layer=layer, cores=cores):
                 self._queries.batch(query).change_cores(message)
@@ -262,8 +264,9 @@ class Engine:
         if not self._ready and self._supervisor.failed_starts >= FAILED_STARTS:
             self._give_up(m.StartFailed("ArtifactError", f"workers cannot start: the last one {ending}"))
         if worker.query is not None:
-            reason = f"the worker process that held the query {ending}"
-            self._fail(self._queries.batch(worker.query), "worker_died", reason)
+            batch = self._queries.batch(worker.query)
+            logger.error("%s: lost with worker %d", batch.description, worker.pid)
+            self._fail(batch, "worker_died", f"the worker process that held the query {ending}")
 
     def _workers_changed(self) -> None:
         loaded = self._supervisor.loaded

@@ -63,10 +63,10 @@ class FrontLanes:
         self._lanes[lane].end(ended, tenant, slot)
         self._told.add(lane)
 
-    def shut(self, tenant: int, batch: int, for_ns: int) -> None:
-        """Have the front refuse queries of so many samples or more for so long."""
+    def shut(self, tenant: int, batch: int, for_ns: int, priority_level: int = 1) -> None:
+        """Have the front refuse queries of so many samples or more, of this level or behind it, for so long."""
         if self._lanes:
-            self._gates.shut(tenant, batch, time.monotonic_ns(), for_ns)
+            self._gates.shut(tenant, batch, time.monotonic_ns(), for_ns, priority_level)
 
     def wake_fronts(self) -> None:
         """Wake the threads that have something to read."""

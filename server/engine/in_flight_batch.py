@@ -50,8 +50,19 @@ class InFlightBatch:
         return self.queries[0].tenant
 
     @property
+    def description(self) -> str:
+        """Its queries, for a log."""
+        numbers = ", ".join([str(query.message.query) for query in self.queries])
+        return f"{'query' if len(self.queries) == 1 else 'queries'} {numbers} of {self.tenant}"
+
+    @property
     def running(self) -> bool:
         return self.order is not None
+
+    @property
+    def execute_ns(self) -> int:
+        """In the blocks that have ended."""
+        return sum([block.elapsed_ns for block in self.blocks])
 
     @property
     def fully_cancelled(self) -> bool:
@@ -67,7 +78,7 @@ class InFlightBatch:
         block, tenant = order.block, self.queries[0].message.tenant
         self.order, self.ordered_ns = order, time.monotonic_ns()
         begin_ns = self.blocks[0].begin_ns if self.blocks else 0
-        before = self.callers, begin_ns, sum([ended.elapsed_ns for ended in self.blocks])
+        before = self.callers, begin_ns, self.execute_ns
         self.worker.order(
             Order(block.query, tenant, self.members, block.start, block.versions, order.core_set, *before)
         )

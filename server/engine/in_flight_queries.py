@@ -68,7 +68,8 @@ class InFlightQueries:
         spec = self._tenants[message.tenant]
         self._queries[message.query] = PendingQuery(message, spec.name, taken_ns, lane)
         self.counters[spec.name].arrived += 1
-        return Query(message.query, spec.key, message.arrival_ns, message.deadline_ns, message.batch)
+        own = message.arrival_ns, message.deadline_ns, message.batch, message.priority_level
+        return Query(message.query, spec.key, *own)
 
     def cancel(self, query_id: int) -> bool:
         """Returns whether the scheduler must know: not so if the query has ended or is cancelled already."""
@@ -96,7 +97,7 @@ class InFlightQueries:
             case RejectQuery(query=query, reason=reason, for_ns=for_ns):
                 if for_ns:
                     message = self._queries[query].message
-                    self._lanes.shut(message.tenant, message.batch, for_ns)
+                    self._lanes.shut(message.tenant, message.batch, for_ns, message.priority_level)
                 self._end_as_decided(query, "rejected", reason)
 
     def complete(self, batch: InFlightBatch, outcome: m.Outcome, reason: str = "") -> None:
@@ -105,6 +106,8 @@ class InFlightQueries:
         batch.order = None
         self._supervisor.release(batch.worker)
         self.history.add(batch.blocks)
+        if outcome == "done":
+            self.counters[batch.tenant].count_execution(batch.members.samples, batch.execute_ns)
         for query in batch.queries:
             self._end(query, "cancelled" if query.cancelled else outcome, reason)
 

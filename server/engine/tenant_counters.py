@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from veltair.server.engine.pending_query import PendingQuery
 from veltair.server.ipc.messages import QueryEnded
-from veltair.server.ipc.status_records import TenantStatus
+from veltair.server.ipc.status_records import Executions, TenantStatus
 
 MOST_BLOCK_VERSIONS = 1024  # kept apart before they are summed up
 
@@ -34,8 +34,15 @@ class TenantCounters:
     queue_ns: int = 0
     execute_ns: int = 0
     batches: Counter[int] = field(default_factory=Counter)  # batches started, by their number of queries
+    executions: Counter[int] = field(default_factory=Counter)  # batches done, by their number of samples
+    execution_ns: Counter[int] = field(default_factory=Counter)  # in blocks, likewise
     versions: Counter[int] = field(default_factory=Counter)  # layers run by code version, without `block_versions`
     block_versions: Counter[tuple[int, ...]] = field(default_factory=Counter)  # blocks run by their layers' versions
+
+    def count_execution(self, samples: int, execute_ns: int) -> None:
+        """Count a batch of so many samples that has run to its end."""
+        self.executions[samples] += 1
+        self.execution_ns[samples] += execute_ns
 
     def count_end(self, query: PendingQuery, ended: QueryEnded) -> None:
         """Count a query that has ended. The layers of a batch count for each of its queries."""
@@ -77,5 +84,6 @@ class TenantCounters:
             queue_ns=self.queue_ns,
             execute_ns=self.execute_ns,
             batches=dict(self.batches),
+            executions={batch: Executions(count, self.execution_ns[batch]) for batch, count in self.executions.items()},
             versions=dict(self.versions),
         )

@@ -129,10 +129,10 @@ class WorkerSupervisor:
         del self.workers[worker.channel.fileno()]
         worker.process.kill()
 
-    def kill_hung(self, worker: WorkerProcess) -> None:
-        """Kill a worker whose block does not end; its pidfd reports when the process is gone."""
+    def kill_hung(self, worker: WorkerProcess, doing: str) -> None:
+        """Kill a worker that does not end what it is `doing`; its pidfd reports when the process is gone."""
         if not worker.killed:
-            logger.error("worker %d: its block took far longer than predicted, and the process is killed", worker.pid)
+            logger.error("worker %d: %s takes far too long, and the process is killed", worker.pid, doing)
             worker.killed = True
             worker.process.kill()
 

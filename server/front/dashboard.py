@@ -149,6 +149,7 @@ class Dashboard:
         tenants = []
         for name, counts in self._metrics.tenants.items():
             await asyncio.sleep(0)  # a minute takes milliseconds when the ring is full: serve queries in between
+            served = self._engine.models.tenants.get(name)
             seconds = [counts.window.stats(s * SECOND_NS, (s + 1) * SECOND_NS) for s in range(start, start + HISTORY_S)]
             tenants.append(
                 {
@@ -156,6 +157,7 @@ class Dashboard:
                     "model": counts.model,
                     "target_ms": counts.target_ns / 1e6,
                     "percentile": counts.window.percentile,
+                    "priority": served.priority if served else None,
                     "history": {"qps": [s.qps for s in seconds], "tail_ms": [s.tail_ms for s in seconds]},
                 }
             )

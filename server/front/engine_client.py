@@ -14,7 +14,7 @@ from veltair.server.front.admission import refuse_past_deadline, refuse_while_dr
 from veltair.server.front.engine_connection import EngineConnection
 from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
-from veltair.server.ipc.messages import ConfigureEngine, Shutdown
+from veltair.server.ipc.messages import ConfigureEngine
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.repository.artifact_loader import ArtifactLoader
 from veltair.server.repository.live_models import LiveModels
@@ -22,13 +22,12 @@ from veltair.server.repository.model_control import ModelControl
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.plan import SlotViews
-from veltair.types import CoreSet
+from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet
 
 logger = logging.getLogger("veltair.server")
 
 HEARTBEAT_S = 1.0  # between two questions to the engine
 LATE_S = 1.0  # an engine that has not answered by then is not ready
-EXIT_S = 5.0  # an engine has this long to exit after Shutdown before it is killed
 FIRST_RESTART_S, LONGEST_RESTART_S = 0.1, 30.0
 
 
@@ -53,7 +52,7 @@ class EngineClient:
         self._tasks: list[asyncio.Task[None]] = []  # those that restart and watch the engine
         self.control: ModelControl | None = None
         self._unloading: list[asyncio.Task[None]] = []  # what was unloaded while the engine started
-        self._draining = False
+        self._leaving = self._draining = False
         self._answers = True  # the engine has answered lately
         self._next_id = threads.next_query if threads else itertools.count(1).__next__
         self._cursor = 0  # the highest that was handed out
@@ -108,10 +107,14 @@ class EngineClient:
 
     @property
     def ready(self) -> bool:
-        """Whether new queries are accepted."""
+        """Whether new queries are accepted, and should be sent here."""
         engine = self._engine
         lives = engine is not None and not engine.exited.done() and engine.workers > 0
-        return lives and self._answers and not self._draining
+        return lives and self._answers and not (self._leaving or self._draining)
+
+    def report_not_ready(self) -> None:
+        """The daemon will end: whoever can send queries elsewhere should. They are served until `drain`."""
+        self._leaving = True
 
     async def infer(
         self,
@@ -119,6 +122,7 @@ class EngineClient:
         inputs: Mapping[str, Tensor],
         *,
         deadline_ns: int | None = None,
+        priority_level: int = DEFAULT_PRIORITY_LEVEL,
         traced: bool = False,
     ) -> QueryResult:
         """Run one query. Its ids must have been checked; names, shapes and dtypes are checked here.
@@ -135,7 +139,8 @@ class EngineClient:
             raise OverloadedError(RefusalReason.NO_WORKER)
         refuse_past_deadline(deadline_ns, arrival_ns)
         query = self._next_id()
-        result = engine.send_query(query, served, inputs, arrival_ns, deadline_ns, traced=traced)
+        how = arrival_ns, deadline_ns
+        result = engine.send_query(query, served, inputs, *how, priority_level=priority_level, traced=traced)
         timer = None
         if deadline_ns is not None:
             loop = asyncio.get_running_loop()
@@ -205,7 +210,7 @@ class EngineClient:
         if engine is None:
             return
         engine.fail_all(lambda: QueryError("the server shut down before the query was answered"))
-        await _stop(engine)
+        await engine.stop()
 
     def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None:
         """The tenant's number, and the memory of a query of this batch; None while there is no engine that has it."""
@@ -234,7 +239,7 @@ class EngineClient:
         try:
             ready = await engine.ready
         except BaseException:
-            await asyncio.shield(_stop(engine))
+            await asyncio.shield(engine.stop())
             raise
         self._cores, self._worker_target = ready.cores, ready.workers
         self._first_cursor = self._cursor
@@ -247,7 +252,7 @@ class EngineClient:
 
     async def _restart_whenever_it_ends(self, engine: EngineConnection) -> None:
         while True:
-            code = await asyncio.shield(engine.exited)  # `_stop` awaits it too, so it must not be cancelled
+            code = await asyncio.shield(engine.exited)  # `stop` awaits it too, so it must not be cancelled
             if self._threads is not None:
                 self._threads.drain_counts()  # by the numbers of this engine
                 self._threads.clear_plans()
@@ -288,13 +293,3 @@ def _expire(engine: EngineConnection, query: int, result: asyncio.Future[QueryRe
     if not result.done():
         result.set_exception(DeadlineError(RefusalReason.DEADLINE))
         engine.abort(query)
-
-
-async def _stop(engine: EngineConnection) -> None:
-    """Have the process exit, and reap it."""
-    engine.send(Shutdown())
-    try:
-        await asyncio.wait_for(asyncio.shield(engine.exited), EXIT_S)
-    except TimeoutError:
-        engine.kill()
-        await engine.exited

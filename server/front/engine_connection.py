@@ -16,7 +16,6 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from veltair import errors
 from veltair.errors import (
     OverloadedError,
     QueryError,
@@ -24,16 +23,19 @@ from veltair.errors import (
     UnknownModelError,
     VeltairError,
     WorkerDiedError,
+    error_of_kind,
 )
 from veltair.server.front.query_result import HeldQuery, QueryResult
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
+from veltair.server.ipc.process_setup import engine_environment
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.repository.engine_models import EngineModels
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.server.wire.io_threads import IoThreads
 from veltair.server.wire.settings import error_of
 
+EXIT_S = 5.0  # an engine has this long to exit after Shutdown before it is killed
 _LAST_QUERIES_S = 0.002  # between two looks at the queries that the I/O threads still hold
 
 
@@ -44,7 +46,7 @@ class EngineConnection:
 
         engine = EngineConnection(configure, tenants)
         await engine.ready
-        result = await engine.send_query(1, tenants[0], inputs, arrival_ns, deadline_ns, traced=False)
+        result = await engine.send_query(1, tenants[0], inputs, arrival_ns, None, priority_level=3, traced=False)
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class EngineConnection:
         arrival_ns: int,
         deadline_ns: int | None,
         *,
+        priority_level: int,
         traced: bool,
     ) -> asyncio.Future[QueryResult]:
         """Copy the inputs into a slot and send the query.
@@ -129,7 +132,7 @@ class EngineConnection:
         except BaseException:
             self._slots.give_back(number, slot)
             raise
-        message = m.InferQuery(query, number, slot, batch, arrival_ns, deadline_ns, traced)
+        message = m.InferQuery(query, number, slot, batch, arrival_ns, deadline_ns, traced, priority_level)
         held = self.held[query] = HeldQuery(self._loop.create_future(), message, time.monotonic_ns())
         self.send(message)
         return held.result
@@ -167,13 +170,21 @@ class EngineConnection:
     def kill(self) -> None:
         self._process.kill()
 
+    async def stop(self) -> None:
+        """Have the process exit, and reap it."""
+        self.send(m.Shutdown())
+        try:
+            await asyncio.wait_for(asyncio.shield(self.exited), EXIT_S)
+        except TimeoutError:
+            self.kill()
+            await self.exited
+
     def fail_all(self, make_error: Callable[[], QueryError]) -> None:
         """Every query that is still waited for fails with an error of its own."""
         if self._link is not None:
             self._link.fail_all(str(make_error()))
         for held in self.held.values():
-            if not held.result.done():
-                held.result.set_exception(make_error())
+            _fail(held, make_error())
 
     # Tensors
 
@@ -224,11 +235,11 @@ class EngineConnection:
                     self._link.use()
                 self.ready.set_result(message)
             case m.StartFailed() if not self.ready.done():
-                self.ready.set_exception(_error_of_kind(message.kind, message.reason))
+                self.ready.set_exception(error_of_kind(message.kind, message.reason))
             case m.ModelLoaded(number=number):
                 self._changed(number, None)
             case m.ModelFailed(number=number):  # `ModelUnloaded` follows when no worker holds it
-                self._changed(number, _error_of_kind(message.kind, message.reason))
+                self._changed(number, error_of_kind(message.kind, message.reason))
             case m.ModelUnloaded(number=number):
                 self.models.remove(number)
                 self._changed(number, None)
@@ -249,7 +260,7 @@ class EngineConnection:
             if ended.outcome == "done":
                 held.result.set_result(self._read_result(held, ended))
             else:
-                held.result.set_exception(error_of(ended.outcome, ended.reason))
+                _fail(held, error_of(ended.outcome, ended.reason))
         self._slots.give_back(held.message.tenant, held.message.slot)
         self._settle_all_ended()
 
@@ -281,13 +292,7 @@ class EngineConnection:
         self.exited.set_result(code)
 
 
-def engine_environment() -> dict[str, str]:
-    """The engine computes nothing with numpy; its threads would only take memory and cores."""
-    return os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-
-
-def _error_of_kind(kind: str, reason: str) -> VeltairError:
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, VeltairError):
-        return found(reason)
-    return VeltairError(f"{kind}: {reason}")
+def _fail(held: HeldQuery, error: QueryError) -> None:
+    if not held.result.done():
+        error.query = held.message.query
+        held.result.set_exception(error)

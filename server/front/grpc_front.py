@@ -73,7 +73,7 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return json_format.ParseDict({"config": config}, pb.ModelConfigResponse())
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
-        statistics = self._service.statistics(request.name, request.version)
+        statistics = await self._service.statistics(request.name, request.version)
         return json_format.ParseDict(statistics, pb.ModelStatisticsResponse())
 
     async def ModelInfer(self, grpc_request: GrpcRequest, context: Any) -> Any:
@@ -269,6 +269,7 @@ class GrpcFront:
                 port = await server.start(host, port)
             else:
                 server = learner.threads
+                server.on_failed = service.metrics.log_failed
                 port = await server.listen(host, port, methods, inflate, service.metrics.count_ended)
         except OSError:
             await checks.stop()
@@ -276,7 +277,7 @@ class GrpcFront:
         return cls(server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", checks)
 
     async def report_draining(self) -> None:
-        """Report to health watchers that the server is shutting down; the service refuses new queries."""
+        """Report to health watchers that the server is shutting down."""
         await self._checks.stop()
 
     async def stop(self, grace_s: float) -> None:

@@ -27,6 +27,7 @@ from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.front.process_metrics import read_daemon_processes
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.protocol.compressed_body import deflate, response_coding
+from veltair.server.protocol.failed_queries import one_line
 from veltair.server.protocol.http_codec import encode_response
 from veltair.server.protocol.json_parser import INLINE_BYTES
 
@@ -81,7 +82,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         return Response(status_code=CLIENT_CLOSED)
 
     async def broken(request: Request, error: Any) -> Response:
-        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        _log.error("%s %s failed", request.method, one_line(request.url.path), exc_info=error)
         return _error(500, "internal error")
 
     app.add_exception_handler(RequestError, refused)
@@ -149,26 +150,33 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
 def _add_models(app: FastAPI, service: InferenceService) -> None:
     @app.get("/v2/models/stats")
     async def all_statistics() -> Response:
-        return _json(service.statistics())
+        return _json(await service.statistics())
 
-    def add(suffix: str, answer: Callable[[str, str], Response]) -> None:
+    def add(suffix: str, answer: Callable[[str, str], Awaitable[Response]]) -> None:
         async def latest(model: str) -> Response:
-            return answer(model, "")
+            return await answer(model, "")
 
         async def versioned(model: str, version: str) -> Response:
-            return answer(model, version)
+            return await answer(model, version)
 
         app.add_api_route(f"/v2/models/{{model}}{suffix}", latest, methods=["GET"])
         app.add_api_route(f"/v2/models/{{model}}/versions/{{version}}{suffix}", versioned, methods=["GET"])
 
-    def ready(model: str, version: str) -> Response:
+    async def ready(model: str, version: str) -> Response:
         service.resolve(model, version)
         return _health(service)
 
-    add("/ready", ready)
-    add("/config", lambda model, version: _json(service.model_configuration(model, version)))
-    add("/stats", lambda model, version: _json(service.statistics(model, version)))
-    add("", lambda model, version: _json(service.model_metadata(model, version)))
+    async def configuration(model: str, version: str) -> Response:
+        return _json(service.model_configuration(model, version))
+
+    async def statistics(model: str, version: str) -> Response:
+        return _json(await service.statistics(model, version))
+
+    async def metadata(model: str, version: str) -> Response:
+        return _json(service.model_metadata(model, version))
+
+    for suffix, answer in (("/ready", ready), ("/config", configuration), ("/stats", statistics), ("", metadata)):
+        add(suffix, answer)
 
 
 def _health(service: InferenceService) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version as installed_version
 from typing import Any, Protocol
@@ -11,24 +12,25 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from veltair.errors import UnknownModelError, UnsupportedError
+from veltair.errors import UnknownModelError, UnsupportedError, VeltairError
 from veltair.server.access.callers import caller
 from veltair.server.front import model_metadata
 from veltair.server.front.admission import refuse_past_deadline
 from veltair.server.front.http_body import BodyMemory
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.query_result import QueryResult
-from veltair.server.front.request_counts import RequestCounts
+from veltair.server.front.request_counts import RequestCounts, outcome_of_error
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.stages import ANSWER, STAGES, stage_times
 from veltair.server.protocol.datatypes import Array, Tensor
+from veltair.server.protocol.failed_queries import log_failed_query
 from veltair.server.protocol.infer_request import InferRequest, Parameter, TensorLocation
 from veltair.server.protocol.json_parser import JsonParser
 from veltair.server.protocol.validation import (
     InputValidator,
     batch_size,
-    check_priority,
+    priority_level,
     text_parameter,
     timeout_ns,
     validate_outputs,
@@ -36,6 +38,7 @@ from veltair.server.protocol.validation import (
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.model_control import ModelControl
 from veltair.server.repository.served_tenant import ServedTenant
+from veltair.types import DEFAULT_PRIORITY_LEVEL
 
 TENANT_HEADER = "veltair-tenant"  # HTTP header and gRPC metadata; the parameter `tenant` does the same
 TRACE_PARAMETER = "veltair_trace"  # true: the response's parameters say how the query was served
@@ -61,6 +64,7 @@ class InferenceEngine(Protocol):
         inputs: Mapping[str, Tensor],
         *,
         deadline_ns: int | None = None,
+        priority_level: int = DEFAULT_PRIORITY_LEVEL,
         traced: bool = False,
     ) -> QueryResult: ...
 
@@ -136,6 +140,8 @@ class InferenceService:
             return await self._infer(served, counts, request, arrival_ns, deadline_ns)
         except BaseException as error:
             counts.count_error(error, time.monotonic_ns() - arrival_ns)
+            if outcome_of_error(error) == "failed":
+                log_failed_query(getattr(error, "query", None), served.name, request.id, str(error))
             raise
 
     async def _infer(
@@ -151,13 +157,13 @@ class InferenceService:
         wanted = validate_outputs(name, manifest.outputs, request.outputs)
         locations = {output.name: output.location for output in request.outputs if output.location is not None}
         self.regions.check_outputs(locations)
-        check_priority(request.parameters)
+        level = priority_level(request.parameters)
         timeout = timeout_ns(request.parameters)
         if timeout is not None:
             deadline_ns = min(arrival_ns + timeout, deadline_ns or arrival_ns + timeout)
         refuse_past_deadline(deadline_ns, time.monotonic_ns())
         traced = wants_trace(request.parameters)
-        result = await self.engine.infer(served, inputs, deadline_ns=deadline_ns, traced=traced)
+        result = await self.engine.infer(served, inputs, deadline_ns=deadline_ns, priority_level=level, traced=traced)
         outputs = {output: result.outputs[output] for output in wanted}
         stored = self.regions.write_outputs(outputs, locations)
         batch = batch_size(manifest.inputs, inputs)
@@ -165,7 +171,8 @@ class InferenceService:
             arrival_ns, result.submitted_ns, result.stamps, result.execute_ns, answered_ns=time.monotonic_ns()
         )
         counts.count_answer(stages, batch)
-        return InferenceResponse(served, outputs, stored, _trace(result, stages) if traced else {})
+        parameters = _trace(result, stages, level, served.priority) if traced else {}
+        return InferenceResponse(served, outputs, stored, parameters)
 
     def _validator(self, served: ServedTenant) -> InputValidator:
         validator = self._validators.get(served)
@@ -190,12 +197,14 @@ class InferenceService:
         served = self.resolve(model, version)
         return model_metadata.model_configuration(served.name, served.manifest, served.qos)
 
-    def statistics(self, model: str = "", version: str = "") -> dict[str, Any]:
-        """Statistics of one model, or of all."""
-        self.metrics.refresh()
+    async def statistics(self, model: str = "", version: str = "") -> dict[str, Any]:
+        """Statistics of one model, or of all. While there is no engine, executions are those that it told of last."""
         sees = caller.get().sees
         every = [each for name, each in self.engine.models.tenants.items() if sees(name)]
         served = [self.resolve(model, version)] if model else every
+        with suppress(VeltairError):
+            self.metrics.follow(await self.engine.snapshot())
+        self.metrics.refresh()
         rows = [
             model_metadata.model_statistics(each.name, each.version, self.metrics.tenants[each.name]) for each in served
         ]
@@ -223,7 +232,7 @@ def wants_trace(parameters: Mapping[str, Parameter]) -> bool:
     return parameters.get(TRACE_PARAMETER) in (True, "true", 1)
 
 
-def _trace(result: QueryResult, stages: Sequence[int]) -> dict[str, Parameter]:
+def _trace(result: QueryResult, stages: Sequence[int], level: int, tenant_priority: int) -> dict[str, Parameter]:
     """All stages but the answer, which is under way."""
     blocks = [
         {
@@ -237,6 +246,8 @@ def _trace(result: QueryResult, stages: Sequence[int]) -> dict[str, Parameter]:
         for block in result.blocks
     ]
     return {
+        "priority": level,
+        "tenant_priority": tenant_priority,
         "queue_ns": result.queue_ns,
         **{f"{stage.name}_ns": taken for stage, taken in zip(STAGES[:ANSWER], stages, strict=False)},
         "blocks": msgspec.json.encode(blocks).decode(),

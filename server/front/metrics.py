@@ -28,6 +28,7 @@ from veltair.server.front.recent_window import SECOND_NS
 from veltair.server.front.request_counts import OUTCOMES, RequestCounts
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.stages import STAGES
+from veltair.server.protocol.failed_queries import log_failed_query
 from veltair.server.wire.io_threads import ConnectionCounts
 from veltair.types import QoSTarget
 
@@ -70,8 +71,16 @@ class Metrics:
     def page(self, snapshot: Snapshot | None, processes: Sequence[DaemonProcess] = ()) -> bytes:
         """The text for /metrics, without the engine's part while there is no engine."""
         self._snapshot, self._processes = snapshot, processes
+        if snapshot is not None:
+            self.follow(snapshot)
         self.refresh()
         return generate_latest(self._registry)
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Take over what the engine has counted."""
+        for name, told in snapshot.status.tenants.items():
+            if (counts := self.tenants.get(name)) is not None:
+                counts.executions.follow(snapshot.engine_restarts, told.executions)
 
     def count_ended(self, records: NDArray[Any]) -> None:
         """Count requests that have ended without Python: ENDED_REQUEST, and `tenant`, a number."""
@@ -80,6 +89,10 @@ class Metrics:
             name = self.tenant_of(number)
             if name is not None:
                 self.tenants[name].count_batch(records[records["tenant"] == number], monotonic_ns, wall_ns)
+
+    def log_failed(self, query: int, tenant: int, request_id: str, why: str) -> None:
+        """Log a query that has failed without Python, of the tenant with this number."""
+        log_failed_query(query, self.tenant_of(tenant) or "a tenant that is gone", request_id, why)
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""

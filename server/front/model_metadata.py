@@ -78,7 +78,11 @@ def _port_configuration(port: Port, batched: bool) -> dict[str, Any]:
 
 
 def model_statistics(name: str, version: str, counts: RequestCounts) -> dict[str, Any]:
-    """Counts since the daemon started, of all versions; durations in ns. Copying inputs and outputs is not timed."""
+    """Counts since the daemon started, of all versions; durations in ns. Copying inputs and outputs is not timed.
+
+    Of requests, but for executions and the samples in them, which are the engine's.
+    """
+    executions = counts.executions.by_samples()
     answered = counts.duration.count
     failed = counts.outcomes.total() - answered
 
@@ -89,8 +93,8 @@ def model_statistics(name: str, version: str, counts: RequestCounts) -> dict[str
         "name": name,
         "version": version,
         "last_inference": counts.last_ms,
-        "inference_count": counts.inferences,
-        "execution_count": answered,
+        "inference_count": sum(samples * each.count for samples, each in executions.items()),
+        "execution_count": sum(each.count for each in executions.values()),
         "inference_stats": {
             "success": duration(answered, counts.duration.sum_ns),
             "fail": duration(failed, counts.failed_ns),
@@ -101,7 +105,15 @@ def model_statistics(name: str, version: str, counts: RequestCounts) -> dict[str
             "cache_hit": duration(0, 0),
             "cache_miss": duration(0, 0),
         },
-        "batch_stats": [],
+        "batch_stats": [
+            {
+                "batch_size": samples,
+                "compute_input": duration(each.count, 0),
+                "compute_infer": duration(each.count, each.execute_ns),
+                "compute_output": duration(each.count, 0),
+            }
+            for samples, each in executions.items()
+        ],
         "memory_usage": [],
         "response_stats": {},
     }

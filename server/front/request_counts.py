@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from veltair.errors import DeadlineError, OverloadedError, RefusalReason, RefusedError, RequestError
 from veltair.server.front.recent_window import FAILED, OK, REFUSED, SECOND_NS, RecentWindow
 from veltair.server.ipc.stages import EXECUTE, STAGES
+from veltair.server.ipc.status_records import Executions
 from veltair.types import QoSTarget
 
 OUTCOMES = ("ok", "invalid", "overloaded", "deadline", "cancelled", "failed")
@@ -98,6 +99,34 @@ class StageTotals(NamedTuple):
         return [round((now - before) / answered / 1e6, 6) for now, before in pairs]
 
 
+class ExecutionCounts:
+    """Executions of one tenant's model since the front started, by their number of samples, as engines have told.
+
+    >>> counts = ExecutionCounts()
+    >>> counts.follow(engine=0, told={4: Executions(1, 500)})
+    >>> counts.follow(engine=0, told={4: Executions(2, 900)})
+    >>> counts.follow(engine=1, told={1: Executions(1, 100)})  # the first engine is gone
+    >>> counts.by_samples()
+    {1: Executions(count=1, execute_ns=100), 4: Executions(count=2, execute_ns=900)}
+    """
+
+    def __init__(self) -> None:
+        self._engine = -1
+        self._before: dict[int, Executions] = {}  # of the engines before this one
+        self._told: dict[int, Executions] = {}
+
+    def follow(self, engine: int, told: Mapping[int, Executions]) -> None:
+        """What an engine has counted since it started. `engine`: which one that is."""
+        if engine != self._engine:
+            self._engine, self._before = engine, self.by_samples()
+        self._told = dict(told)
+
+    def by_samples(self) -> dict[int, Executions]:
+        """Ascending."""
+        before, told, none = self._before, self._told, Executions()
+        return {samples: before.get(samples, none) + told.get(samples, none) for samples in sorted({*before, *told})}
+
+
 class RequestCounts:
     """Counts of one tenant's requests since the front started.
 
@@ -114,6 +143,7 @@ class RequestCounts:
         self.queue = DurationHistogram()
         self.execution = DurationHistogram()
         self.window = RecentWindow(qos.latency_ns, qos.percentile)
+        self.executions = ExecutionCounts()
         self.stage_ns = [0] * len(STAGES)  # of all answered requests
         self.outcomes: Counter[str] = Counter()  # requests by OUTCOMES
         self.refusals: Counter[str] = Counter()  # requests by RefusalReason

@@ -10,7 +10,9 @@ from __future__ import annotations
 import mmap
 import os
 
-_WORDS = 2  # of 8 bytes by tenant: shut until, from this batch on
+from veltair.types import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS
+
+_WORDS = 2  # of 8 bytes by tenant and priority level: shut until, from this batch on
 MOST_SHUT_NS = 20_000_000  # a client that leaves frees cores that the refusal reckoned with
 
 
@@ -22,7 +24,7 @@ def create_admission_gates(tenants: int) -> int:
 
 
 def gates_bytes(tenants: int) -> int:
-    return 8 * _WORDS * tenants
+    return 8 * _WORDS * PRIORITY_LEVELS * tenants
 
 
 class AdmissionGates:
@@ -37,17 +39,23 @@ class AdmissionGates:
     def __init__(self, fd: int, tenants: int) -> None:
         self._words = memoryview(mmap.mmap(fd, gates_bytes(tenants))).cast("q")
 
-    def shut(self, tenant: int, batch: int, now_ns: int, for_ns: int) -> None:
-        """Queries of so many samples or more need not be asked about for a while."""
-        words, at = self._words, _WORDS * tenant
-        until_ns = now_ns + min(for_ns, MOST_SHUT_NS)
-        if batch < words[at + 1] or words[at] <= now_ns:
-            words[at + 1] = batch
-        elif batch > words[at + 1]:
-            return  # it is shut for smaller ones already
-        words[at] = until_ns
+    def shut(self, tenant: int, batch: int, now_ns: int, for_ns: int, priority_level: int = 1) -> None:
+        """Queries of so many samples or more need not be asked about for a while, those of this level and those that
+        go after it."""
+        words, until_ns = self._words, now_ns + min(for_ns, MOST_SHUT_NS)
+        for level in range(priority_level, PRIORITY_LEVELS + 1):
+            at = _place(tenant, level)
+            if batch < words[at + 1] or words[at] <= now_ns:
+                words[at + 1] = batch
+            elif batch > words[at + 1]:
+                continue  # it is shut for smaller ones already
+            words[at] = until_ns
 
-    def is_shut(self, tenant: int, batch: int, now_ns: int) -> bool:
+    def is_shut(self, tenant: int, batch: int, now_ns: int, priority_level: int = DEFAULT_PRIORITY_LEVEL) -> bool:
         """Whether such a query would be refused, as the I/O threads read it."""
-        until_ns, least = self._words[_WORDS * tenant : _WORDS * (tenant + 1)]
-        return now_ns < until_ns and batch >= least
+        at = _place(tenant, priority_level)
+        return now_ns < self._words[at] and batch >= self._words[at + 1]
+
+
+def _place(tenant: int, level: int) -> int:
+    return _WORDS * (tenant * PRIORITY_LEVELS + level - 1)

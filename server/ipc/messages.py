@@ -21,7 +21,7 @@ from veltair.config import CounterCoefficients, ServerConfig, read_counter_coeff
 from veltair.server.ipc.stages import NOT_STAMPED, EngineStamps
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
 from veltair.server.ipc.tenant_share import TenantShare
-from veltair.types import CoreSet
+from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, gc=False):
@@ -131,6 +131,7 @@ class InferQuery(Message, frozen=True):
     arrival_ns: int
     deadline_ns: int | None  # set by the client; None: only the tenant's target applies
     traced: bool = False  # its QueryEnded shall hold its blocks
+    priority_level: int = DEFAULT_PRIORITY_LEVEL
 
 
 class AbortQuery(Message, frozen=True):

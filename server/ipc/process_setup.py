@@ -1,4 +1,4 @@
-"""What engine and workers do to themselves when they start: die with the parent, ignore signals, set priority."""
+"""How engine and workers start: their environment, and what they do first (die with the parent, ignore signals, …)."""
 
 from __future__ import annotations
 
@@ -38,3 +38,8 @@ def set_nice(nice: int) -> None:
     """Set this process's priority where the system allows it."""
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, nice)
+
+
+def engine_environment() -> dict[str, str]:
+    """For the engine process, which computes nothing with numpy: its threads would only take memory and cores."""
+    return os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

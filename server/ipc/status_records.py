@@ -43,6 +43,20 @@ class BlockRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.end_ns - self.begin_ns
 
 
+class Executions(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Executions of a model with one number of samples.
+
+    >>> Executions(2, 700) + Executions(1, 300)
+    Executions(count=3, execute_ns=1000)
+    """
+
+    count: int = 0
+    execute_ns: int = 0  # in blocks, summed
+
+    def __add__(self, more: Executions) -> Executions:
+        return Executions(self.count + more.count, self.execute_ns + more.execute_ns)
+
+
 class TenantStatus(msgspec.Struct, frozen=True):
     """Counts of one tenant since the engine started.
 
@@ -61,6 +75,7 @@ class TenantStatus(msgspec.Struct, frozen=True):
     queue_ns: int = 0  # arrival to first block, summed over the done queries
     execute_ns: int = 0  # in blocks, summed over the done queries
     batches: dict[int, int] = {}  # batches started, by their number of queries
+    executions: dict[int, Executions] = {}  # batches done, by their number of samples
     versions: dict[int, int] = {}  # layers run by code version, summed over the done queries
 
 

@@ -14,6 +14,7 @@ from veltair.profiles.artifact.strings import Strings
 from veltair.server.protocol.datatypes import BYTES, DTYPES, Array, Tensor, datatype_name
 from veltair.server.protocol.infer_request import NamedTensor, Parameter, RequestedOutput
 from veltair.server.protocol.tensor_values import tensor_values
+from veltair.types import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS
 
 MICROSECOND_NS = 1000
 MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
@@ -176,9 +177,15 @@ def timeout_ns(parameters: Mapping[str, Parameter]) -> int | None:
     return value * MICROSECOND_NS if value else None
 
 
-def check_priority(parameters: Mapping[str, Parameter]) -> int:
-    """The request's priority, which has no effect so far: a tenant's is the configuration's. Raises RequestError."""
-    return _integer_parameter(parameters, "priority", "a priority", 2**64 - 1)
+def priority_level(parameters: Mapping[str, Parameter]) -> int:
+    """The request's `priority` as `Query.priority_level`: none or 0 is the default, a larger number than that of the
+    last level means the last. Raises RequestError.
+
+    >>> [priority_level({"priority": priority}) for priority in (0, 1, 2, 1000)]
+    [3, 1, 2, 5]
+    """
+    priority = _integer_parameter(parameters, "priority", "a priority", 2**64 - 1)
+    return min(priority, PRIORITY_LEVELS) if priority else DEFAULT_PRIORITY_LEVEL
 
 
 def _integer_parameter(parameters: Mapping[str, Parameter], key: str, meaning: str, most: int) -> int:

@@ -17,6 +17,7 @@ function row(tenant, now, cores, hue) {
   const late = (value) => (value != null && value > tenant.target_ms ? "n breach" : "n");
   const model = tenant.model === tenant.name ? "" : tenant.model;
   const name = make("div", "tenant", dot(hue), make("span", "", tenant.name), make("span", "model", model));
+  name.title = `priority ${tenant.priority ?? "–"}`;
   // A quantile up to the tenant's percentile must be within the target; a p99 above it does not miss a p95 target.
   const judged = (share, value) => (share <= tenant.percentile ? late(value) : "n");
   return make("tr", "",

@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+enum { PRIORITY_LEVELS = 5 }; /* veltair/types.py; there is a gate for each, beginning with level 1 */
+
 typedef struct {
   _Atomic int64_t shut_until_ns; /* CLOCK_MONOTONIC */
   _Atomic int64_t least_batch;   /* smaller ones pass */

@@ -47,6 +47,13 @@ bool grpc_request(const uint8_t *message, size_t size, request *found) {
   return true;
 }
 
+const uint8_t *grpc_id(const query *of, size_t *size) {
+  *size = 0;
+  if (!of->id_bytes) return of->request_id;
+  const uint8_t *at = of->request_id + 1, *const end = of->request_id + of->id_bytes;
+  return read_size(&at, end, size) ? at : end;
+}
+
 bool grpc_plain(const request *from) {
   for (const uint8_t *at = from->tensors; at < from->end;) {
     size_t size;

@@ -85,6 +85,7 @@ class IoThreads:
         self._http_listeners: list[socket.socket] = []  # closed by their owner
         self._idle: asyncio.Event | None = None
         self._counted: Callable[[NDArray[np.void]], None] | None = None
+        self.on_failed: Callable[[int, int, str, str], None] = lambda query, tenant, request_id, why: None
         refusals = native_refusals()
         self._settings = Settings(  # the threads read it as long as they live
             threads=threads,
@@ -268,6 +269,8 @@ class IoThreads:
         elif event.kind == native.IDLE:
             if self._idle is not None and self._native.wire_idle(self.handle):
                 self._idle.set()
+        elif event.kind == native.FAILED:
+            self.on_failed(event.call, event.code, *native.unpack_failure(native.data_of(event)))
         elif self._python_calls is not None:
             self._python_calls.take(event)
 

@@ -41,7 +41,7 @@ ELEMENTS = {name: code for code, name in enumerate(_ELEMENTS)}
 GRPC, HTTP, ADMIN = range(3)
 
 # Kinds of events, and of commands.
-COUNTS, IDLE, OPEN, MESSAGE, END, ABORTED, FLUSHED = range(7)
+COUNTS, IDLE, FAILED, OPEN, MESSAGE, END, ABORTED, FLUSHED = range(8)
 SEND_HEADERS, SEND_DATA, TELL_FLUSHED, TAKEN, RESET = range(5)
 
 
@@ -124,6 +124,8 @@ class PlanValues(ctypes.Structure):
         ("next", _POINTER),
         ("tenant", _I32),
         ("batch", _I32),
+        ("priority_level", _I32),
+        ("unused", _I32),
         ("timeout_ns", ctypes.c_int64),
         ("inputs", ctypes.c_uint32),
         ("outputs", ctypes.c_uint32),
@@ -174,6 +176,21 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_leave": (None, _POINTER),
     "wire_idle": (ctypes.c_int, _POINTER),
 }
+
+
+def data_of(event: CallEvent) -> bytes:
+    """A copy of what came with it."""
+    return ctypes.string_at(event.data, event.size) if event.size else b""
+
+
+def unpack_failure(data: bytes) -> tuple[str, str]:
+    r"""The request's id, and why its query failed.
+
+    >>> unpack_failure(b"\x02\0\0\0" + b"a7" + b"no memory")
+    ('a7', 'no memory')
+    """
+    behind = 4 + int.from_bytes(data[:4], "little")
+    return data[4:behind].decode(errors="replace"), data[behind:].decode(errors="replace")
 
 
 @cache

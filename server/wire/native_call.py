@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Callable, Mapping
 
@@ -95,7 +94,7 @@ class NativeCalls:
         """What has happened to a call, or a new one."""
         if event.kind == native.OPEN:
             call = self._calls[event.call] = NativeCall(event.call, *self._settings, self._send)
-            call.headers_received(unpack_fields(_bytes(event)))
+            call.headers_received(unpack_fields(native.data_of(event)))
         elif (found := self._calls.get(event.call)) is not None:
             _advance(found, event)
             if found.closed:
@@ -117,7 +116,7 @@ class NativeCalls:
 def _advance(call: NativeCall, event: CallEvent) -> None:
     if event.kind == native.MESSAGE:
         if not call.closed:
-            call.message_received(memoryview(_bytes(event)), compressed=bool(event.code))
+            call.message_received(memoryview(native.data_of(event)), compressed=bool(event.code))
     elif event.kind == native.END:
         if not call.closed:
             call.remote_open = False
@@ -127,10 +126,6 @@ def _advance(call: NativeCall, event: CallEvent) -> None:
     else:
         call.close()
         call.aborted(event.code if event.code >= 0 else None)
-
-
-def _bytes(event: CallEvent) -> bytes:
-    return ctypes.string_at(event.data, event.size) if event.size else b""
 
 
 def unpack_fields(data: bytes) -> list[Field]:

@@ -14,7 +14,7 @@ from veltair.profiles.artifact.input_layout import InputLayout, InputSlot
 from veltair.profiles.artifact.manifest import Manifest, Port
 from veltair.server.ipc.native_library import array_address
 from veltair.server.protocol.infer_request import InferRequest, NamedTensor, TensorLocation
-from veltair.server.protocol.validation import timeout_ns
+from veltair.server.protocol.validation import priority_level, timeout_ns
 from veltair.server.wire.native import ELEMENTS, INPUT, OUTPUT, PlanValues
 from veltair.server.wire.response_parts import ResponseParts
 
@@ -56,6 +56,7 @@ class Plan:
 
     tenant: int
     batch: int
+    priority_level: int
     timeout_ns: int
     inputs: NDArray[np.void]  # INPUT, in the order of the request's raw tensors
     outputs: NDArray[np.void]  # OUTPUT, in the order of the response
@@ -66,6 +67,7 @@ class Plan:
         return PlanValues(
             tenant=self.tenant,
             batch=self.batch,
+            priority_level=self.priority_level,
             timeout_ns=self.timeout_ns,
             inputs=len(self.inputs),
             outputs=len(self.outputs),
@@ -100,6 +102,7 @@ def make_plan(
     return Plan(
         tenant=tenant,
         batch=batch,
+        priority_level=priority_level(request.parameters),
         timeout_ns=timeout_ns(request.parameters) or 0,
         inputs=np.array(rows, INPUT),
         outputs=np.array(outputs, OUTPUT),

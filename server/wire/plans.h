@@ -39,6 +39,7 @@ typedef struct plan {
   uint64_t hash;
   struct plan *next; /* in its bucket */
   int32_t tenant, batch;
+  int32_t priority_level, unused;
   int64_t timeout_ns; /* the request's own, from its arrival; 0: none */
   uint32_t inputs, outputs;
   plan_input *input;

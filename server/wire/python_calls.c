@@ -27,6 +27,29 @@ void post_notice(wire *owner, int kind) {
   enqueue(owner, event);
 }
 
+/* Data: the size of the id (u32), the id, why. */
+void post_failure(const asker *waiting, const query *of, const char *text, size_t size) {
+  enum { MOST_ID = 1024 };
+  const uint8_t *id = of->request_id;
+  size_t id_bytes = of->id_bytes;
+  if (waiting->connection->protocol == &grpc_protocol) id = grpc_id(of, &id_bytes);
+  if (id_bytes > MOST_ID) id_bytes = MOST_ID;
+  const uint32_t prefix = (uint32_t)id_bytes;
+  call_event *event = malloc(sizeof *event);
+  uint8_t *data = malloc(sizeof prefix + id_bytes + size);
+  if (!event || !data) {
+    free(event);
+    free(data);
+    return;
+  }
+  memcpy(data, &prefix, sizeof prefix);
+  if (id_bytes) memcpy(data + sizeof prefix, id, id_bytes);
+  if (size) memcpy(data + sizeof prefix + id_bytes, text, size);
+  *event = (call_event){.call = of->id, .kind = NOTICE_FAILED, .code = of->plan->tenant, .data = data,
+                        .size = sizeof prefix + id_bytes + size};
+  enqueue(waiting->connection->thread->wire, event);
+}
+
 static void free_data(int kind, uint8_t *data) {
   if (kind == EVENT_MESSAGE) h2_free_message(data);
   else free(data);

@@ -4,13 +4,13 @@
 
 #include "wire.h"
 
-enum { EVENT_OPEN = NOTICE_IDLE + 1, EVENT_MESSAGE, EVENT_END, EVENT_ABORTED, EVENT_FLUSHED };
+enum { EVENT_OPEN = NOTICE_FAILED + 1, EVENT_MESSAGE, EVENT_END, EVENT_ABORTED, EVENT_FLUSHED };
 enum { COMMAND_HEADERS, COMMAND_DATA, COMMAND_TELL_FLUSHED /* of the next command */, COMMAND_TAKEN, COMMAND_RESET };
 
 struct call_event { /* native.CallEvent */
   call_event *next;
-  uint64_t call;
-  int64_t code; /* of a message: whether it is compressed; of an aborted call: why */
+  uint64_t call; /* of a failure: the query */
+  int64_t code;  /* of a message: whether it is compressed; of an aborted call: why; of a failure: the tenant */
   uint8_t *data;
   size_t size;
   int32_t kind;

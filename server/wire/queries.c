@@ -13,6 +13,10 @@ static uint8_t *slot_of(const engine_link *link, int32_t tenant, int32_t slot) {
   return link->region[tenant] + (uint64_t)slot * link->slot_bytes[tenant];
 }
 
+static const gate *gate_of(const engine_link *link, const plan *plan) {
+  return &link->gates[plan->tenant * PRIORITY_LEVELS + plan->priority_level - 1];
+}
+
 static void keep(io_thread *thread, const ended_query *ended) {
   pthread_mutex_lock(&thread->lock);
   enum { ROOM = 1 << 16 };
@@ -103,7 +107,8 @@ static bool submit(asker *from, plan *plan, const request *request, int32_t slot
   if (q->id_bytes) memcpy(q->request_id, request->id, q->id_bytes);
   q->submitted_ns = now_ns();
   const lane_query record = {.query = q->id, .kind = LANE_INFER, .tenant = plan->tenant, .slot = slot,
-                             .batch = plan->batch, .arrival_ns = q->arrival_ns, .deadline_ns = deadline_ns};
+                             .batch = plan->batch, .arrival_ns = q->arrival_ns, .deadline_ns = deadline_ns,
+                             .priority_level = plan->priority_level};
   if (!lane_push(&link->lanes[thread->index], &record)) {
     free(q);
     return false;
@@ -139,7 +144,7 @@ enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more) {
     plan_release(plan);
     return UNPLANNED;
   }
-  int why = gate_shut(&link->gates[plan->tenant], plan->batch, now) ? OVERLOAD : NO_REFUSAL;
+  int why = gate_shut(gate_of(link, plan), plan->batch, now) ? OVERLOAD : NO_REFUSAL;
   if (!why) why = why_no_slot(slot);
   if (!why && more && !may_hold(from->connection, more)) why = MEMORY;
   if (why) refuse(from, plan, why);
@@ -157,7 +162,7 @@ bool query_begin(asker *from, const request *request) {
   const int64_t now = now_ns();
   if (deadline_ns && deadline_ns <= now) {
     refuse(from, plan, LATE_ON_ARRIVAL);
-  } else if (gate_shut(&link->gates[plan->tenant], plan->batch, now)) {
+  } else if (gate_shut(gate_of(link, plan), plan->batch, now)) {
     refuse(from, plan, OVERLOAD);
   } else {
     const int32_t slot = slots_take(link->free, plan->tenant, now);
@@ -216,6 +221,7 @@ static void answer(asker *asker, const query *q, const lane_end *end) {
     refuse(asker, q->plan, outcome == REJECTED ? end->refusal : DEADLINE);
   } else {
     count(thread, q->plan, q->arrival_ns, COUNTED_FAILED, NO_REFUSAL);
+    post_failure(asker, q, reason, reason_bytes);
     protocol->refuse(asker, thread->wire->outcome_status[outcome], reason, reason_bytes);
   }
 }
@@ -311,7 +317,10 @@ void queries_fail(io_thread *thread, const char *text) {
     next = q->next;
     asker *waiting = q->asker;
     leave_asker(q);
-    if (waiting) fail(waiting, q->plan, COUNTED_FAILED, thread->wire->outcome_status[WORKER_DIED], text);
+    if (waiting) {
+      post_failure(waiting, q, text, strlen(text));
+      fail(waiting, q->plan, COUNTED_FAILED, thread->wire->outcome_status[WORKER_DIED], text);
+    }
     forget(q); /* its slot goes with the link */
   }
   thread->queries = NULL;

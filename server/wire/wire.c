@@ -105,7 +105,8 @@ EXPORT int wire_forward_to(wire *of, const char *name, uint64_t size) {
 EXPORT void wire_open(wire *of, int open) { atomic_store(&of->open, open); }
 
 /* The engine process, from its start on. `lanes`: one for each thread, one behind the other. `done`: of all slots.
- * `tenants`: their numbers are below this; `gates` has one for each, and none is open. */
+ * `tenants`: their numbers are below this; `gates` has one for each of their levels, and none is
+ * open. */
 EXPORT engine_link *wire_link(wire *of, void *lanes, uint64_t records, uint8_t *done,
                               const gate *gates, int bell, int32_t tenants, int32_t slots) {
   engine_link *new = calloc(1, sizeof *new + (size_t)tenants * (sizeof *new->region + sizeof *new->slot_bytes));

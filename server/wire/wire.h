@@ -41,7 +41,7 @@ typedef struct {
   uint64_t *slot_bytes; /* likewise; both are behind this struct */
   lane lanes[MOST_THREADS];
   done_queries done;
-  const gate *gates; /* by tenant */
+  const gate *gates; /* by tenant * PRIORITY_LEVELS + priority level - 1 */
   int bell; /* wakes the engine */
   slot_table *free;
   struct query **held; /* by tenant * slots + slot; each is touched by its own thread alone */
@@ -268,6 +268,8 @@ bool grpc_request(const uint8_t *message, size_t size, request *found);
 /* Whether nothing but tensors follows the head: any other field there would have a say in what the request means. */
 bool grpc_plain(const request *from);
 bool grpc_fill(const plan *plan, const request *from, uint8_t *slot);
+/* What the client gave as the id of a query that came over gRPC. */
+const uint8_t *grpc_id(const query *of, size_t *size);
 /* Puts the response together behind its prefix, in the thread's scratch memory. Returns the size of both, 0 without
  * memory. */
 size_t grpc_response(io_thread *thread, const query *of, const uint8_t *slot);
@@ -290,7 +292,7 @@ void queries_fail(io_thread *thread, const char *text); /* the engine is gone */
 void link_release(engine_link *link);
 
 /* python_calls.c */
-enum { NOTICE_COUNTS, NOTICE_IDLE }; /* for Python as such, not for one call */
+enum { NOTICE_COUNTS, NOTICE_IDLE, NOTICE_FAILED }; /* for Python as such, not for one call */
 /* The head of a call as Python reads it, and the name in the client's certificate. NULL without memory. */
 uint8_t *pack_fields(const hpack_field *fields, int count, const char *certificate, size_t *size);
 bool python_open(call *call);      /* and what it has received; false: without memory, and the call is over */
@@ -300,6 +302,8 @@ void python_aborted(call *call, int64_t code);
 void python_flushed(call *call);
 void python_forget(call *call);
 void post_notice(wire *owner, int kind);
+/* For its log; without memory nothing is logged. */
+void post_failure(const asker *waiting, const query *of, const char *text, size_t size);
 void commands_run(io_thread *thread);
 void commands_drop(io_thread *thread);
 

@@ -62,14 +62,16 @@ def make_tenant(qos_ns: int, name: str = "a", model: str = "m", *, batching: boo
     return Tenant(name, model, QoSTarget(qos_ns), batching=batching)
 
 
-def make_query(id: int, arrival_ns: int = 0, tenant: str = "a", batch: int = 1) -> Query:
+def make_query(id: int, arrival_ns: int = 0, tenant: str = "a", batch: int = 1, **rest: Any) -> Query:
     """A query without a deadline of its own."""
-    return Query(id, tenant, arrival_ns, batch=batch)
+    return Query(id, tenant, arrival_ns, batch=batch, **rest)
 
 
-def arrives(scheduler: Scheduler, id: int, at: int, tenant: str, deadline_ns: int | None = None) -> list[Decision]:
+def arrives(
+    scheduler: Scheduler, id: int, at: int, tenant: str, deadline_ns: int | None = None, **rest: Any
+) -> list[Decision]:
     """The decisions on a query of that tenant that arrives."""
-    return scheduler.handle(QueryArrived(at, Query(id, tenant, at, deadline_ns)))
+    return scheduler.handle(QueryArrived(at, Query(id, tenant, at, deadline_ns, **rest)))
 
 
 def started(decisions: Sequence[Decision]) -> list[int]:

@@ -118,13 +118,15 @@ def stories(draw):
         tenants.append(
             make_tenant(1 + one_core_ns * percent // 100, name=f"t-{name}", model=name, batching=numbers.random() < 0.7)
         )
+    priority_levels = numbers.choice(((3,), (1, 3, 4)))
     queries, events, stops, now = [], [], [], 0
     work_ns = sum(versions[0].latency.at(1.0, 1) for versions in small.versions)
     gap_ns = work_ns / sum(sizes) * numbers.choice((0.1, 0.5, 1, 2, 5))
     for id in range(draw(st.integers(1, 12))):
         now += round(numbers.expovariate(1 / gap_ns))
         on = draw(st.sampled_from(tenants)).name
-        queries.append(make_query(id, now, on, batch=draw(st.sampled_from((1, 1, 1, 2, TOO_LARGE)))))
+        batch, level = draw(st.sampled_from((1, 1, 1, 2, TOO_LARGE))), numbers.choice(priority_levels)
+        queries.append(make_query(id, now, on, batch=batch, priority_level=level))
         events.append(QueryArrived(now, queries[-1]))
     for _ in range(draw(st.integers(0, 24))):
         victim = draw(st.sampled_from(queries))

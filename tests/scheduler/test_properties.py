@@ -196,16 +196,35 @@ def test_what_waits_under_veltair_is_not_overdue(story):
     late, busy = set(), False
     for scheduler, _, event, _ in story.tell("veltair"):
         state, policy = scheduler.state, scheduler._policy.policy
-        waiting, starts_ns = policy._waiting, policy._waiting.latest_starts(state)
-        assert starts_ns.keys() | waiting.late.keys() == state.waiting.keys()
-        assert all(latest_ns >= event.time_ns for id, latest_ns in starts_ns.items() if id not in waiting.late)
-        for id in waiting.late.keys() - late:
+        starts_ns, queues = policy._waiting.latest_starts(state), policy._waiting.late
+        now_late = {active.query.id for tenant in state.tenants.values() for active in queues.queue(tenant)}
+        assert starts_ns.keys() | now_late == state.waiting.keys()
+        assert all(latest_ns >= event.time_ns for id, latest_ns in starts_ns.items() if id not in now_late)
+        for id in now_late - late:
             it = state.waiting[id]
             if event.time_ns > it.query.arrival_ns:
                 assert len(state.waiting) == 1 and not state.in_flight
             elif busy is bool(state.in_flight):
                 assert remaining_ns(state, it, policy._corrections[it.tenant.name]) > it.qos_ns
-        late, busy = set(waiting.late), bool(state.in_flight)
+        late, busy = now_late, bool(state.in_flight)
+
+
+@settings(max_examples=4 * EXAMPLES)
+@given(story=stories())
+def test_no_query_starts_before_one_of_its_tenant_with_a_higher_priority(story):
+    """Of those that can be in time, alone or as members of a batch."""
+    started: set[int] = set()
+    for scheduler, _, _, decisions in story.tell("veltair"):
+        state, policy = scheduler.state, scheduler._policy.policy
+        timely = [state.waiting[id].query for id in policy._waiting.latest_starts(state)]
+        for decision in decisions:
+            if not isinstance(decision, StartBlock) or decision.block.query in started:
+                continue
+            started |= {decision.block.query, *decision.members}
+            leader = state.in_flight[decision.block.query]
+            for each in (leader.query, *(member.query for member in leader.members)):
+                waiting = [query.priority_level for query in timely if query.tenant == each.tenant]
+                assert each.priority_level <= min(waiting, default=each.priority_level)
 
 
 @settings(max_examples=2 * EXAMPLES)

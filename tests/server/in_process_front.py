@@ -22,10 +22,10 @@ from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.messages import EngineStatus
 from veltair.server.ipc.stages import EngineStamps
-from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
+from veltair.server.ipc.status_records import BlockRecord, BlockStatus, Executions, TenantStatus, WorkerStatus
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.served_tenant import ServedTenant
-from veltair.types import Machine, QoSTarget
+from veltair.types import DEFAULT_PRIORITY_LEVEL, Machine, QoSTarget
 
 LIMIT = 4 << 20
 MS = 1_000_000
@@ -67,6 +67,7 @@ class NumpyEngine:
     gate: asyncio.Event | None = None
     ready: bool = True
     deadlines: list[int | None] = field(default_factory=list)
+    priority_levels: list[int] = field(default_factory=list)
     blocks: list[BlockRecord] = field(default_factory=list)
     cancelled: int = 0
 
@@ -75,9 +76,16 @@ class NumpyEngine:
         return LiveModels(self.tenants.values())
 
     async def infer(
-        self, tenant: ServedTenant, inputs: Mapping[str, Any], *, deadline_ns: int | None = None, traced: bool = False
+        self,
+        tenant: ServedTenant,
+        inputs: Mapping[str, Any],
+        *,
+        deadline_ns: int | None = None,
+        priority_level: int = DEFAULT_PRIORITY_LEVEL,
+        traced: bool = False,
     ) -> QueryResult:
         self.deadlines.append(deadline_ns)
+        self.priority_levels.append(priority_level)
         if self.gate is not None:
             try:
                 await self.gate.wait()
@@ -100,7 +108,12 @@ class NumpyEngine:
         done = len(self.blocks)
         blocks = () if since is None else tuple(self.blocks[since:])
         counts = TenantStatus(
-            arrived=done, waiting=5, running=1, batches={1: 7, 3: 2, 200: 1}, versions={0: done, 2: 2 * done}
+            arrived=done,
+            waiting=5,
+            running=1,
+            batches={1: 7, 3: 2, 200: 1},
+            executions={1: Executions(done, 2 * MS * done)} if done else {},
+            versions={0: done, 2: 2 * done},
         )
         status = EngineStatus(
             time_ns=time.monotonic_ns(),

@@ -25,6 +25,7 @@ from veltair.server.ipc.tenant_share import TenantShare
 from veltair.server.ipc.tensor_pool import TensorPool
 from veltair.server.wire.engine_link import EngineLink
 from veltair.server.wire.io_threads import IoThreads
+from veltair.types import PRIORITY_LEVELS
 
 MAX_TEXT = 6  # bytes a row on average
 WORDS = replace(
@@ -77,9 +78,11 @@ class ScriptedEngine:
         self._poll.close()
         self.link.leave(why)
 
-    def shut(self, tenant: int, batch: int, until_ns: int = 1 << 62) -> None:
-        """Have the threads refuse the tenant's queries of so many samples or more, until a time."""
-        self._lanes._gates._words[2 * tenant : 2 * tenant + 2] = memoryview(array("q", [until_ns, batch]))
+    def shut(self, tenant: int, batch: int, until_ns: int = 1 << 62, level: int = 1) -> None:
+        """Have the threads refuse the tenant's queries of so many samples or more, of this level or behind it, until a
+        time."""
+        begin, end = 2 * (PRIORITY_LEVELS * tenant + level - 1), 2 * PRIORITY_LEVELS * (tenant + 1)
+        self._lanes._gates._words[begin:end] = memoryview(array("q", [until_ns, batch] * ((end - begin) // 2)))
 
     async def next(self) -> Held:
         """The next query that the test has to end."""

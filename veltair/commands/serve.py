@@ -84,7 +84,8 @@ def _configuration(path: Path | None, repository: Path | None, model_control: bo
 async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
     """Run the front process in one event loop until a signal. Raises ConfigError or ArtifactError.
 
-    The first SIGTERM or SIGINT drains, the second ends at once. `read` gives the configuration, again at a SIGHUP.
+    The first SIGTERM or SIGINT drains, after `lame_duck_s`; the second ends at once. `read` gives the configuration,
+    again at a SIGHUP.
     """
     config = read()
     set_nice(NICE)
@@ -162,7 +163,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
                 addresses["admin"] = address_of(admin)
             _announce(config, client.tenants, addresses, time.monotonic() - started, as_json)
             await _ended_before(stop, http_task)
-            await _drain(client, grpc_front, stop_now)
+            await _leave(client, grpc_front, stop_now, config.server.lame_duck_s if stop.is_set() else 0.0)
             await dashboard.close()
             http.should_exit = True
             await asyncio.gather(http_task, grpc_front.stop(FLUSH_S))
@@ -218,10 +219,15 @@ async def _ended_before(stop: asyncio.Event, task: asyncio.Task[Any]) -> bool:
     return task.done()
 
 
-async def _drain(client: EngineClient, grpc_front: GrpcFront, stop_now: asyncio.Event) -> None:
-    """Answer the accepted queries; a second signal ends the wait."""
-    _log.info("draining: accepted queries are answered, new ones refused; a second signal ends at once")
+async def _leave(client: EngineClient, grpc_front: GrpcFront, stop_now: asyncio.Event, lame_duck_s: float) -> None:
+    """Be not ready, serve for `lame_duck_s` more, and answer the accepted queries; a second signal ends the wait."""
+    client.report_not_ready()
     await grpc_front.report_draining()
+    if lame_duck_s:
+        _log.info("not ready any more; serving for %.1f s more, or until a second signal", lame_duck_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop_now.wait(), lame_duck_s)
+    _log.info("draining: accepted queries are answered, new ones refused; a second signal ends at once")
     draining = asyncio.create_task(client.drain())
     if not await _ended_before(stop_now, draining):
         await client.shut_down()

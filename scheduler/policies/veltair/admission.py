@@ -83,24 +83,30 @@ class ArrivalCheck:
     def _lacking_ns(self, state: SchedulerState, new: ActiveQuery, rest_ns: float, now_ns: int) -> float:
         """By how much the work on hand would make this query, or one of its or a higher priority that is due later,
         miss its end if all cores went to the query that is due first; above 0 only if something would be missed.
+        Its own tenant's queries go before it or after it by their levels, whenever they are due.
         """
         if len(state.waiting) == 1 and len(state.in_flight) < state.workers and self._slow.fast_free(state):
             return 0.0
         priority, due_ns, cores = new.tenant.priority, new.due_ns, self._slow.capacity(state)
         running, backlog = self._running_work(state, priority, now_ns), self._waiting.backlog
-        waiting = [
-            (kind.due_after(now_ns), self._core_ns(state, kind))
-            for kind in backlog.kinds()
-            if kind.tenant.priority >= priority
-        ]
+        ahead_ns, waiting, level = 0.0, [], new.query.priority_level
+        for kind in backlog.kinds():
+            if kind.tenant.priority < priority:
+                continue
+            dues, core_ns = kind.due_after(now_ns), self._core_ns(state, kind)
+            if kind.level == level or kind.tenant is not new.tenant:
+                waiting.append((dues, core_ns))
+            elif kind.level < level:
+                ahead_ns += len(dues) * core_ns
         if due_ns <= now_ns:
             waiting.append(([due_ns], self._core_ns(state, backlog.kind_of(new))))
-        all_ns = sum([core_ns for _, core_ns in running]) + sum([len(dues) * core_ns for dues, core_ns in waiting])
+        all_ns = ahead_ns + sum([core_ns for _, core_ns in running])
+        all_ns += sum([len(dues) * core_ns for dues, core_ns in waiting])
         begin_ns = now_ns + self._reserve.spare_ns(new, rest_ns)
         end_ns = begin_ns + IDLE * all_ns / cores
         if end_ns <= due_ns:
             return 0.0  # all of it is done by then
-        before_ns = sum([core_ns for due, core_ns in running if due < due_ns])
+        before_ns = ahead_ns + sum([core_ns for due, core_ns in running if due < due_ns])
         work = [entry for entry in running if entry[0] >= due_ns]
         for dues, core_ns in waiting:
             first = bisect_left(dues, due_ns)

@@ -14,15 +14,16 @@ from veltair.types import State, Tenant
 
 
 class WaitingKind(State):
-    """Waiting queries of one tenant with the same number of samples: each needs the same core time.
+    """Waiting queries of one tenant and level with the same number of samples: each needs the same core time.
 
     ::
 
-        kind = WaitingKind(tenant, samples=1, cores=2, time_ns=30, due_ns=[100, 250])
+        kind = WaitingKind(tenant, level=3, samples=1, cores=2, time_ns=30, due_ns=[100, 250])
         kind.core_ns(Correction(several=1.5))  # 90
     """
 
     tenant: Tenant
+    level: int  # `Query.priority_level`
     samples: int  # of each query
     cores: int  # Avg_C of each
     time_ns: int  # of the whole model alone on so many cores
@@ -49,7 +50,7 @@ class Backlog:
     """
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, int], WaitingKind] = {}  # by tenant and samples; each has a query
+        self._kinds: dict[tuple[str, int, int], WaitingKind] = {}  # by tenant, level and samples; each has a query
         self._kind_of: dict[int, WaitingKind] = {}  # by query
 
     def kinds(self) -> Collection[WaitingKind]:
@@ -61,14 +62,15 @@ class Backlog:
 
     def add(self, active: ActiveQuery) -> None:
         """A query waits from now on."""
-        key = active.query.tenant, active.query.batch
+        query = active.query
+        key = query.tenant, query.priority_level, query.batch
         kind = self._kinds.get(key)
         if kind is None:
             time_ns = active.costs.time_ns(SOLO, active.avg_cores, 0, active.costs.layers)
-            kind = WaitingKind(active.tenant, active.query.batch, active.avg_cores, time_ns, [])
+            kind = WaitingKind(active.tenant, query.priority_level, query.batch, active.avg_cores, time_ns, [])
             self._kinds[key] = kind
         insort(kind.due_ns, active.due_ns)
-        self._kind_of[active.query.id] = kind
+        self._kind_of[query.id] = kind
 
     def discard(self, active: ActiveQuery) -> bool:
         """The query waits no longer. Returns whether it did until now."""
@@ -77,7 +79,7 @@ class Backlog:
             return False
         del kind.due_ns[bisect_left(kind.due_ns, active.due_ns)]
         if not kind.due_ns:
-            del self._kinds[kind.tenant.name, kind.samples]
+            del self._kinds[kind.tenant.name, kind.level, kind.samples]
         return True
 
 

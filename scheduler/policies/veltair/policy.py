@@ -32,6 +32,8 @@ class Veltair(Policy):
     are fewer while queries meet often (`sizing`, `contention`, `lone_query`); an urgent one may stop a block that has
     time (`preemption`); waiting queries of one tenant run as one batch where that takes less of the cores (`batching`).
 
+    A tenant's queries start in the order of their priority levels; the latest start orders those of one level.
+
     Queries of a tenant that cannot hold its target even alone on the machine are served after all others, first
     come, first served. No query waits without end: one that can be in time starts by its latest start or is refused
     then, and a late one is refused when its own deadline cannot be met any more.
@@ -73,7 +75,7 @@ class Veltair(Policy):
 
     def tenant_removed(self, tenant: str) -> None:
         self._corrections.pop(tenant, None)
-        self._waiting.batchable.forget(tenant)
+        self._waiting.forget(tenant)
         self._reserve.forget(tenant)
         self._arrival_check.forget(tenant)
 
@@ -131,8 +133,9 @@ class Veltair(Policy):
         tenant, batch = active.tenant, None
         correction = self._corrections[tenant.name]
         self._waiting.discard(active)
-        if tenant.batching and active.state is QueryState.WAITING and (queue := self._waiting.batchable.queue(tenant)):
-            batch = choose_batch(state, active, queue, correction, now_ns)
+        batchable = self._waiting.batchable
+        if tenant.batching and active.state is QueryState.WAITING and batchable.count_samples(tenant):
+            batch = choose_batch(state, active, batchable.queue(tenant), correction, now_ns)
         step = size_block(state, active, batch, correction, self._contention, self._slow.cores, now_ns)
         for member in step.members:
             self._waiting.discard(member)

@@ -104,7 +104,7 @@ class ModelChanges:
                 self._fail(m.ModelFailed(number, ArtifactError.__name__, f"{coming.artifact.path}: {TOO_SLOW}"))
         for worker, began_ns in self._changing.items():
             if now_ns - began_ns > MOST_NS:
-                self._supervisor.kill_hung(worker)
+                self._supervisor.kill_hung(worker, "a change of its models")
         if not self._changing:
             self._change_next_worker(now_ns)
         self._settle()

@@ -49,7 +49,7 @@ def test_every_source_of_the_level_can_be_made_of_its_settings(proxy):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"version":2', '"version":7', "expected format version 2, got 7"),
+        ('"version":3', '"version":7', "expected format version 3, got 7"),
         ('"veltair"', '"fifo"', "unknown policy 'fifo'"),
         ('"workers":3', '"workers":"3"', "LogHeader.scheduler.workers: expected"),
         ('"workers":3,', "", "LogHeader.scheduler: expected the fields"),

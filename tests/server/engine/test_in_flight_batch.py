@@ -24,7 +24,7 @@ from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.query_result import QueryResult
 from veltair.server.ipc.block_orders import Members
-from veltair.server.ipc.status_records import TenantStatus
+from veltair.server.ipc.status_records import Executions, TenantStatus
 from veltair.server.worker.batch_buffers import BatchBuffers
 
 pytestmark = pytest.mark.slow
@@ -88,6 +88,9 @@ def test_members_of_different_sizes_get_their_own_rows(artifacts: Path, tmp_path
             assert [answer.blocks[0].queries for answer in answers] == [5, 5, 5, 5, 5, 2, 2]
             assert len({answer.blocks[0].query for answer in answers}) == 2
             assert (await counts(client, "mlp")).batches == {5: 1, 2: 1}
+            done = {each.blocks[0].query: each.execute_ns for each in answers}
+            five, two = done.values()
+            assert (await counts(client, "mlp")).executions == {8: Executions(1, five), 7: Executions(1, two)}
             snapshot = await client.snapshot(since=0)
             assert snapshot.held == 0
             ran = [block for block in snapshot.blocks if block.tenant == "mlp"]
@@ -115,7 +118,9 @@ def test_without_batching_queries_run_one_by_one(artifacts: Path, switch: dict[s
             for x, answer in zip(xs, await asyncio.gather(*tasks), strict=True):
                 right(answer, x)
                 assert {block.queries for block in answer.blocks} == {1}
-            assert (await counts(client, "mlp")).batches == {1: 3}
+            status = await counts(client, "mlp")
+            assert status.batches == {1: 3}
+            assert {size: each.count for size, each in status.executions.items()} == {1: 1, 2: 1, 3: 1}
 
     asyncio.run(scenario())
 

@@ -55,7 +55,7 @@ class Workers:
         if worker.alive:
             self.idle.append(worker)
 
-    def kill_hung(self, worker: Worker) -> None:
+    def kill_hung(self, worker: Worker, doing: str) -> None:
         pass
 
 

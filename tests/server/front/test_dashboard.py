@@ -50,7 +50,7 @@ def test_events(monkeypatch: pytest.MonkeyPatch) -> None:
         kind, hello = await next_event(stream)
         assert kind == "hello"
         assert [tenant["name"] for tenant in hello["tenants"]] == ["sums", "one", "two"]
-        assert hello["tenants"][0]["target_ms"] == 7
+        assert hello["tenants"][0]["target_ms"] == 7 and hello["tenants"][0]["priority"] == 1
         assert hello["domains"] == [[0, 1]]
         assert hello["stages"][0] == STAGES[0]._asdict() and len(hello["stages"]) == len(STAGES)
         kind, frame = await next_event(stream)

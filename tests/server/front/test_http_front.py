@@ -207,6 +207,13 @@ def test_metadata_configuration_and_statistics_of_a_model() -> None:
         for path in ("/v2/models/sums/stats", "/v2/models/sums/versions/1/stats"):
             (stats,) = (await front.http.get(path)).json()["model_stats"]
             assert (stats["inference_count"], stats["execution_count"]) == (1, 1)
+            (executed,) = stats["batch_stats"]
+            assert executed == {
+                "batch_size": 1,
+                "compute_input": {"count": 1, "ns": 0},
+                "compute_infer": {"count": 1, "ns": 2_000_000},
+                "compute_output": {"count": 1, "ns": 0},
+            }
             queued_ns = sum(front.metrics.tenants["sums"].stage_ns[:EXECUTE])
             assert stats["inference_stats"]["queue"] == {"count": 1, "ns": queued_ns}
             assert stats["inference_stats"]["fail"]["count"] == 1

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from veltair.errors import DeadlineError, OverloadedError, QueryError, RefusalReason, RequestError
 from veltair.server.front import recent_window, request_counts
 from veltair.server.front.recent_window import CAPACITY, RecentWindow
-from veltair.server.front.request_counts import OUTCOMES, DurationHistogram, RequestCounts
+from veltair.server.front.request_counts import OUTCOMES, DurationHistogram, ExecutionCounts, RequestCounts
 from veltair.server.ipc.stages import ENDED_REQUEST, EXECUTE, STAGES
 from veltair.types import QoSTarget
 
@@ -62,7 +62,8 @@ def state(value: object) -> object:
         return value.tolist()
     if isinstance(value, DurationHistogram):
         return value.buckets(), value.sum_ns
-    return {k: state(v) for k, v in vars(value).items()} if isinstance(value, RequestCounts | RecentWindow) else value
+    parts = isinstance(value, RequestCounts | RecentWindow | ExecutionCounts)
+    return {k: state(v) for k, v in vars(value).items()} if parts else value
 
 
 def split(duration_ns: int) -> tuple[int, ...]:

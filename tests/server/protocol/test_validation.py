@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from veltair.errors import RequestError
 from veltair.profiles.artifact.manifest import Port
 from veltair.server.protocol.infer_request import NamedTensor, RequestedOutput
-from veltair.server.protocol.validation import InputValidator, check_priority, timeout_ns, validate_outputs
+from veltair.server.protocol.validation import InputValidator, priority_level, timeout_ns, validate_outputs
 
 DENSE = Port("dense", "float32", (-1, 3))
 IDS = Port("ids", "int64", (-1, 2), low=0, high=9)
@@ -103,7 +103,8 @@ def test_timeout_is_in_microseconds() -> None:
     assert timeout_ns({"timeout": "1500"}) == 1_500_000
     assert timeout_ns({"timeout": 0}) is None
     assert timeout_ns({}) is None
-    assert check_priority({"priority": 2}) == 2
+    levels = [priority_level({"priority": priority}) for priority in (0, 1, "2", 4, 5, 6, 2**64 - 1)]
+    assert (priority_level({}), levels) == (3, [3, 1, 2, 4, 5, 5, 5])
 
 
 @pytest.mark.parametrize("value", [-1, True, 1.5, "soon", "-3", 2**70])
@@ -111,7 +112,7 @@ def test_odd_timeouts_and_priorities(value: Any) -> None:
     with pytest.raises(RequestError, match="timeout"):
         timeout_ns({"timeout": value})
     with pytest.raises(RequestError, match="priority"):
-        check_priority({"priority": value})
+        priority_level({"priority": value})
 
 
 def test_inputs_behind_the_first_are_checked_as_it_is() -> None:

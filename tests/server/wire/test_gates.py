@@ -59,6 +59,22 @@ async def next_frame(reader: asyncio.StreamReader) -> tuple[int, int, bytes]:
     return kind, number, await reader.readexactly(high << 16 | low)
 
 
+def test_a_gate_is_shut_for_a_level_and_those_that_go_after_it() -> None:
+    async def body(fronts: Fronts) -> None:
+        channel = fronts.channel()
+        asked = [encoded(parameters={"priority": {"int64_param": level}}) for level in (1, 3, 4, 0)]
+        for data in asked:
+            await fronts.learn(channel, data)
+        fronts.scripted.shut(SUMS, batch=1, level=3)
+        assert [(await ask(channel, data)) == REFUSED for data in asked] == [False, True, True, True]
+        fronts.scripted.shut(SUMS, batch=1, until_ns=1)
+        fronts.scripted.shut(SUMS, batch=1, level=4)
+        assert [(await ask(channel, data)) == REFUSED for data in asked] == [False, False, True, False]
+        assert (await ask(channel, encoded(model="two"))).code is grpc.StatusCode.OK
+
+    run(body)
+
+
 def test_a_large_message_is_refused_by_its_head() -> None:
     async def body(fronts: Fronts) -> None:
         await fronts.learn(fronts.channel(), rows(1))

@@ -10,13 +10,52 @@ import pytest
 from native_front import SLOTS, Answer, Fronts, ask, encoded, run
 from scripted_engine import EXECUTE_NS, GAP_NS, QUEUE_NS, REPORT_NS, SUMS
 
-from veltair.errors import RefusalReason
+from veltair.errors import RefusalReason, WorkerDiedError
 from veltair.server.ipc.stages import EXECUTE, READ, REPORT
+from veltair.server.protocol.failed_queries import MOST_ID
 from veltair.server.wire.io_threads import TAKEN_AT_ONCE
 
 Status = grpc.StatusCode
 DATA = encoded()
 LONG = "late: 99 % of 10 µs\n" + 21 * "Größe "  # all that a record has room for
+
+
+@pytest.mark.parametrize(
+    ("request_id", "logged"),
+    [
+        ("", "''"),
+        ("order 7", "'order 7'"),
+        ("a\nERROR forged\x1b[31m", r"'a\nERROR forged\x1b[31m'"),
+        ("x" * 5000, f"'{'x' * MOST_ID}'…"),
+    ],
+    ids=["none", "plain", "forged", "long"],
+)
+@pytest.mark.parametrize("planned", [True, False], ids=["plan", "python"])
+def test_a_failure_is_logged_with_the_id_of_its_request(
+    request_id: str, logged: str, planned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(fronts: Fronts) -> None:
+        channel, numbers = fronts.channel(), []
+        if planned:
+            for each in ("any", ""):  # a head that has an id, and one that has none
+                await fronts.learn(channel, encoded(id=each))
+            asked = asyncio.create_task(ask(channel, encoded(id=request_id)))
+            held = await fronts.scripted.next()
+            fronts.scripted.end(held, "worker_died", "the worker\ndied")
+            numbers.append(held.message.query)
+        else:
+            error = WorkerDiedError("the worker\ndied")
+            error.query = 77
+            fronts.engine.failure = error
+            asked = asyncio.create_task(ask(channel, encoded(id=request_id)))
+            numbers.append(77)
+        assert (await asked).code is Status.INTERNAL
+        expected = f"query {numbers[0]} of sums failed: the worker\\ndied; request id {logged}"
+        while not caplog.records:  # an I/O thread answers first
+            await asyncio.sleep(0)
+        assert [record.message for record in caplog.records] == [expected]
+
+    run(body, automatic=False)
 
 
 def test_no_slot_is_free() -> None:

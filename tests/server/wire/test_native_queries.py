@@ -92,6 +92,24 @@ def test_another_head_is_another_plan(case: str) -> None:
     run(body)
 
 
+def test_a_plan_carries_the_priority() -> None:
+    async def body(fronts: Fronts) -> None:
+        channel, asked = fronts.channel(), {0: 3, 1: 1, 2: 2, 77: 5}  # and the level that it means
+        heads = {priority: encoded(parameters={"priority": {"int64_param": priority}}) for priority in asked}
+        for data in (encoded(), *heads.values()):
+            await fronts.learn(channel, data)
+        assert fronts.engine.priority_levels == [3, *asked.values()]
+        fronts.scripted.automatic = False
+        for priority, level in asked.items():
+            asking = asyncio.create_task(ask(channel, heads[priority]))
+            held = await fronts.scripted.next()
+            assert held.message.priority_level == level
+            fronts.scripted.end(held)
+            assert (await asking).code is Status.OK
+
+    run(body)
+
+
 def test_the_tenants_header_is_part_of_the_head() -> None:
     async def body(fronts: Fronts) -> None:
         fronts.scripted.automatic = False

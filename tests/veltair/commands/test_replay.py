@@ -89,7 +89,7 @@ def test_a_torn_last_line_is_a_bad_file(log: Path, capsys: pytest.CaptureFixture
     ("old", "new", "says"),
     [
         ('"policy":"veltair"', '"policy":"fifo"', "unknown policy 'fifo': expected one of ai-mt"),
-        ('"version":2', '"version":3', "expected format version 2, got 3"),
+        ('"version":3', '"version":4', "expected format version 3, got 4"),
         ('"mobilenet_v2":"', '"mobilenet_v2":"0', "mobilenet_v2: the log was recorded with another profile"),
         ('"kind":"simulation"', '"kind":"dream"', "expected a daemon or a simulation as its origin"),
         ('"queries":40', '"queries":"many"', "scheduler log: origin: Expected `int | null`"),

@@ -23,19 +23,24 @@ def test_the_backlog_has_every_waiting_query_by_kind(story):
     for scheduler, _, _, _ in story.tell("veltair"):
         waiting = {}
         for active in scheduler.state.waiting.values():
-            waiting.setdefault((active.tenant, active.query.batch), []).append(active.due_ns)
+            kind = active.tenant, active.query.priority_level, active.query.batch
+            waiting.setdefault(kind, []).append(active.due_ns)
         kinds = scheduler._policy.policy._waiting.backlog.kinds()
-        assert {(kind.tenant, kind.samples): kind.due_ns for kind in kinds} == {
+        assert {(kind.tenant, kind.level, kind.samples): kind.due_ns for kind in kinds} == {
             kind: sorted(due_ns) for kind, due_ns in waiting.items()
         }
 
 
 def walked_lacking_ns(check, state, new, rest_ns, now_ns):
     """`ArrivalCheck._lacking_ns`, query by query."""
-    corrections, work = check._corrections, []
+    corrections, work, level = check._corrections, [], new.query.priority_level
     for active in (*state.in_flight.values(), *state.waiting.values()):
         tenant = active.tenant
         if tenant.priority < new.tenant.priority or (active.due_ns <= now_ns and active is not new):
+            continue
+        ranked = tenant is new.tenant and active.query.id in state.waiting  # else only its end says when its turn is
+        behind = (active.query.priority_level - level) * ranked
+        if behind > 0:
             continue
         core_ns = remaining_core_ns(active, corrections[tenant.name], now_ns)
         if active.query.id in state.waiting and tenant.batching:
@@ -46,7 +51,7 @@ def walked_lacking_ns(check, state, new, rest_ns, now_ns):
                     break
                 least = min(least, costs.rest_on_one_ns[SOLO][0] / costs.profile.batch)
             core_ns = min(core_ns, least * corrections[tenant.name].one_core * active.query.batch)
-        work.append((active.due_ns, core_ns))
+        work.append((-1 if behind < 0 else active.due_ns, core_ns))
     done_ns, worst = now_ns + check._reserve.spare_ns(new, rest_ns), 0.0
     for due_ns, core_ns in sorted(work):
         done_ns += IDLE * core_ns / state.cores
