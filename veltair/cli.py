@@ -16,6 +16,7 @@ COMMANDS = {
     "verify": ("veltair.commands.verify", "compare every code version with ONNX Runtime"),
     "bench": ("veltair.commands.bench", "time an artifact beside ONNX Runtime and OpenVINO"),
     "serve": ("veltair.commands.serve", "serve the models of a configuration"),
+    "token": ("veltair.commands.token", "make a bearer token for a client of the daemon"),
     "load": ("veltair.commands.load", "drive a daemon with an open-loop load, or find its peak"),
     "plan": ("veltair.commands.plan", "explain the layer-blocks that would be formed"),
     "profile": ("veltair.commands.profile", "time whole models, or fit the interference proxy to hardware counters"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Access:
     """
 
     def __init__(self, clients: Sequence[ClientConfig] = ()) -> None:
+        self.denied = Counter({"unauthenticated": 0, "forbidden": 0})  # requests so far
         self._clients: tuple[ClientConfig, ...] = ()
         self.replace(clients)
 
@@ -86,6 +88,16 @@ class Access:
             raise UnauthenticatedError("expected a bearer token or a certificate of a known client")
         tenants = None if client.tenants is None else frozenset(client.tenants)
         return Caller(client.name, client.roles, tenants, client.user, credentials.encode("latin-1"))
+
+    def admit(self, authorization: Sequence[str], certificate: str, role: Role) -> None:
+        """Let the request be handled as its caller's. Raises UnauthenticatedError or ForbiddenError."""
+        try:
+            who = self.identify(authorization, certificate)
+            who.require(role)
+        except (UnauthenticatedError, ForbiddenError) as error:
+            self.denied["forbidden" if isinstance(error, ForbiddenError) else "unauthenticated"] += 1
+            raise
+        caller.set(who)
 
     def knows(self, who: Caller) -> bool:
         """Whether what it has shown means the same now, after a reload maybe."""

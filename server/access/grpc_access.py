@@ -8,7 +8,7 @@ from typing import Any
 from veltair.access_config import Role
 from veltair.errors import UnsupportedError
 from veltair.grpc.server_call import Method
-from veltair.server.access.callers import Access, caller
+from veltair.server.access.callers import Access
 
 CERTIFICATE = ":certificate"  # a field that I/O threads add: the name in the client's certificate
 _OPEN = ("/ServerLive", "/ServerReady")
@@ -40,9 +40,8 @@ def _guarded(method: Method, role: Role | None, access: Access, apart: bool) -> 
             raise UnsupportedError("models are loaded and unloaded at the address for administration, over HTTP")
         fields = context.invocation_metadata() or ()
         authorization = [value for name, value in fields if name == "authorization"]
-        who = access.identify(authorization, next((value for name, value in fields if name == CERTIFICATE), ""))
-        who.require(role)
-        caller.set(who)
+        certificate = next((value for name, value in fields if name == CERTIFICATE), "")
+        access.admit(authorization, certificate, role)
 
     async def call(request: Any, context: Any) -> Any:
         admit(context)

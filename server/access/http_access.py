@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from veltair.access_config import Role
 from veltair.errors import RequestError, UnauthenticatedError, UnknownPathError
-from veltair.server.access.callers import Access, caller
+from veltair.server.access.callers import Access
 from veltair.server.access.inside_protocol import CAME_IN
 
 REALM = 'Basic realm="veltair", charset="UTF-8"'  # a browser asks for the token as a password
@@ -65,9 +65,7 @@ class AccessCheck:
             where = "is served elsewhere" if role == "infer" else "is served at the address for administration"
             raise UnknownPathError(f"{path:.80} {where}")
         authorization = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
-        who = self._access.identify(authorization, certificate)
-        who.require(role)
-        caller.set(who)
+        self._access.admit(authorization, certificate, role)
 
 
 def _head(error: RequestError, path: str) -> dict[str, Any]:

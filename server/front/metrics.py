@@ -51,6 +51,7 @@ class Metrics:
         """`targets` is (model, target) by tenant."""
         self.unknown_model_requests = 0  # requests for a model that no tenant serves
         self.malformed_requests = 0  # requests that could not be decoded
+        self.denied: Mapping[str, int] = {}  # requests of nobody, and of who may not: `Access.denied`
         self.tenants = {name: RequestCounts(model, qos) for name, (model, qos) in targets.items()}
         self.tenant_of: Callable[[int], str | None] = list(self.tenants).__getitem__  # by the engine's number
         self.connections: Callable[[], ConnectionCounts] | None = None  # of the I/O threads
@@ -150,6 +151,12 @@ class Metrics:
         yield CounterMetricFamily(
             "veltair_malformed_requests", "Requests that could not be decoded", self.malformed_requests
         )
+        denied = CounterMetricFamily(
+            "veltair_denied", "Requests that nobody known asked, or may ask", labels=("reason",)
+        )
+        for reason, count in self.denied.items():
+            denied.add_metric((reason,), count)
+        yield denied
 
     def _tenant_metrics(self, snapshot: Snapshot) -> Iterator[Metric]:
         status = snapshot.status

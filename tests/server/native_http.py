@@ -16,11 +16,11 @@ import uvloop
 from native_front import IDS, WAIT_S, Fronts, X, fronts
 from scripted_engine import ScriptedEngine
 
-from veltair.commands.listening import HttpServer, bind, listen_inside
 from veltair.server.access.http_access import AccessCheck
 from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.http_front import application
 from veltair.server.front.plan_learner import PlanLearner
+from veltair.server.listening import HttpServer, bind, listen_inside
 from veltair.types import Machine
 
 INFER = "/v2/models/sums/infer"

@@ -11,7 +11,7 @@ import uvloop
 from native_front import WAIT_S, new_threads
 from native_http import Client
 
-from veltair.commands.listening import bind, listen_inside
+from veltair.server.listening import bind, listen_inside
 from veltair.server.wire.io_threads import IoThreads
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from veltair.commands.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, with_descriptors
 from veltair.config import ServeConfig, parse_config, read_config, split_address
 from veltair.errors import UserError, VeltairError
 from veltair.grpc.server import BACKLOG
@@ -36,6 +35,7 @@ from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.ipc.process_setup import set_nice
+from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, with_descriptors
 from veltair.server.protocol.origin_check import OriginCheck, known_hosts
 from veltair.server.repository.model_control import ModelControl
 from veltair.server.wire import native
@@ -122,6 +122,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
         reloading: asyncio.Task[None] | None = None
         try:
             metrics = Metrics({n: (t.manifest.model, t.qos) for n, t in client.tenants.items()})
+            metrics.denied = access.denied
             if threads is not None:
                 metrics.refresh, metrics.connections = threads.drain_counts, threads.connection_counts
                 metrics.tenant_of = client.tenant_of

@@ -130,6 +130,23 @@ def infer_grpc(daemon: Daemon, token: str) -> Any:
         return client.infer("mlp", [tensor(triton_grpc, "x", X, "FP32")], headers=headers).as_numpy("y")
 
 
+def denied(daemon: Daemon) -> dict[str, float]:
+    page = ask(daemon.http, "GET", "/metrics", "p1")[2].decode().splitlines()
+    rows = [line.split() for line in page if line.startswith("veltair_denied_total{")]
+    return {name.split('"')[1]: float(value) for name, value in rows}
+
+
+def test_denied_requests_are_counted_by_reason(daemon: Daemon) -> None:
+    before = denied(daemon)
+    assert (status(daemon, INFER, "", BODY), status(daemon, INFER, "x", BODY)) == (401, 401)
+    assert status(daemon, INFER, "p1", BODY) == 403
+    for token in ("", "o1"):
+        with pytest.raises(InferenceServerException):
+            infer_grpc(daemon, token)
+    counted = {reason: count - before[reason] for reason, count in denied(daemon).items()}
+    assert counted == {"unauthenticated": 3, "forbidden": 2}
+
+
 @pytest.mark.parametrize("infer", [infer_http, infer_grpc])
 def test_a_plan_learnt_from_one_client_serves_no_other(daemon: Daemon, infer: Any) -> None:
     expected = mlp_outputs(X)
