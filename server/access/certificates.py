@@ -104,7 +104,8 @@ def _no_passphrase() -> str:
 def _words(error: ssl.SSLError) -> str:
     """What OpenSSL calls it.
 
-    >>> _words(ssl.SSLError(1, "[X509: KEY_VALUES_MISMATCH] key values mismatch (_ssl.c:1)"))
+    >>> _words(ssl.SSLError())
     'expected PEM files that belong together'
     """
-    return (error.reason or "expected PEM files that belong together").lower().replace("_", " ")
+    reason = getattr(error, "reason", None) or "expected PEM files that belong together"
+    return str(reason).replace("_", " ")

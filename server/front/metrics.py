@@ -151,11 +151,9 @@ class Metrics:
         yield CounterMetricFamily(
             "veltair_malformed_requests", "Requests that could not be decoded", self.malformed_requests
         )
-        denied = CounterMetricFamily(
-            "veltair_denied", "Requests that nobody known asked, or may ask", labels=("reason",)
-        )
-        for reason, count in self.denied.items():
-            denied.add_metric((reason,), count)
+        denied = CounterMetricFamily("veltair_denied", "Requests of nobody known, or not permitted", labels=("reason",))
+        for cause, count in self.denied.items():
+            denied.add_metric((cause,), count)
         yield denied
 
     def _tenant_metrics(self, snapshot: Snapshot) -> Iterator[Metric]:
