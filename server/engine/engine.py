@@ -27,7 +27,7 @@ from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.channel import Channel, ChannelClosedError
-from veltair.server.ipc.tenant_artifact import open_artifact
+from veltair.server.ipc.open_artifacts import OpenArtifacts
 
 logger = logging.getLogger("veltair.engine")
 
@@ -47,7 +47,8 @@ class Engine:
 
     def __init__(self, front: Channel[m.ToEngine], tensors: int, configure: m.ConfigureEngine) -> None:
         """Raises ConfigError or ArtifactError. `tensors`: the descriptor of the tensor pool."""
-        artifacts = [open_artifact(spec) for spec in configure.tenants]
+        opened = OpenArtifacts()
+        artifacts = [opened.add(spec, configure.artifacts[spec.digest]) for spec in configure.tenants]
         self._specs = {spec.number: spec for spec in configure.tenants}
         machine = limit_machine(configure.cores)
         self._cores = cores = machine.cores
@@ -67,14 +68,14 @@ class Engine:
         self._poll = select.epoll()
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
-        load = m.LoadModels(configure.tenants, cores, configure.slots, configure.lanes)
+        load = m.LoadModels(configure.tenants, cores, configure.slots, configure.lanes, configure.artifacts)
         target = self._workers + configure.spare_workers
         self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, largest_cell(artifacts))
         self._lanes = FrontLanes(self._poll, configure.lanes, configure.capacity, configure.slots)
         self._queries = InFlightQueries(front, self._lanes, self._specs, self._supervisor)
         self._arrivals = Arrivals(self._specs)
         served = ServedModels(self._specs, self._scheduler, self._arrivals, self._queries, self._decide)
-        self._changes = ModelChanges(served, self._supervisor, front.send)
+        self._changes = ModelChanges(served, self._supervisor, opened, front.send)
         self._watchdog = BlockWatchdog(configure.hung_block_ns)
 
     def run(self) -> None:
@@ -150,7 +151,7 @@ class Engine:
                 case m.AbortQuery(query=query):
                     self._abort(query)
                 case m.LoadModel() | m.UnloadModel() as change:
-                    self._changes.begin(change)
+                    self._changes.begin(change, self._front.take_descriptors())
                 case m.GetStatus(since=since):
                     here = self._arrivals, self._queries, self._supervisor, self._timings, self._specs
                     self._front.send(collect_status(self._scheduler.stats(), *here, since))
