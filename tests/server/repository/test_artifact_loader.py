@@ -136,13 +136,15 @@ def test_an_answer_that_nobody_waits_for_is_not_taken_for_the_next(artifacts: Pa
         try:
             await loader.release(await loader.load(artifacts / "spin"))
             assert loader._process is not None
-            os.kill(loader._process.pid, signal.SIGSTOP)
+            process = loader._process
+            process.send_signal(signal.SIGSTOP)
             loading = asyncio.create_task(loader.load(artifacts / "spin"))
             await asyncio.sleep(0)  # it has asked
             await asyncio.sleep(0)
             loading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await loading
+            process.send_signal(signal.SIGCONT)  # unless it is gone
             assert (await loader.load(artifacts / "mlp")).manifest.model == "mlp"
         finally:
             loader.close()
