@@ -3,7 +3,7 @@
 An artifact is a folder with three files, each covered by the digest:
 
     manifest.json   `Manifest`
-    weights.bin     every constant in the layout that its kernels want, 64-byte aligned; mapped, never copied
+    weights.bin     every constant in the layout that its kernels want, 64-byte aligned; mapped as it is
     kernels.so      every code version of every layer as a symbol of its own
 
 It is written beside its final name and renamed, so that a reader finds all of it or nothing.

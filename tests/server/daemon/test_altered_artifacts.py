@@ -19,6 +19,7 @@ import tritonclient.grpc as triton_grpc
 from example_models import spin_state
 from model_versions import LAYERS, broken, scaled_mlp
 from running_daemon import Daemon, X, configuration, running, spin, tensor, until
+from running_engine import living
 from tritonclient.utils import InferenceServerException
 
 from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, WEIGHTS
@@ -152,6 +153,8 @@ def test_what_was_checked_is_served_by_every_process_that_comes(
             else:
                 kill(daemon, module)
             assert {answer(client) for _ in range(8)} == {before}
+            files = [count for count, _ in sealed(daemon).values()]
+            assert files == [3] * len(files)  # in every process, and no more than before
         assert load(daemon)[0] in (400, 404)
 
 
@@ -234,7 +237,7 @@ def sealed(daemon: Daemon) -> dict[int, tuple[int, int]]:
     """By process: how many descriptors of sealed files it has open, and how many it maps."""
     found = {}
     parent = psutil.Process(daemon.process.pid)
-    for pid in [parent.pid, *(child.pid for child in parent.children(recursive=True))]:
+    for pid in filter(living, [parent.pid, *(child.pid for child in parent.children(recursive=True))]):
         links = [link for link in opened(pid) if is_sealed(link)]
         maps = {line.split()[4] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if is_sealed(line)}
         found[pid] = len(links), len(maps)

@@ -1,4 +1,4 @@
-"""Workers that are killed or crash under load, and artifacts replaced under the daemon."""
+"""Workers that are killed or crash under load."""
 
 from __future__ import annotations
 
