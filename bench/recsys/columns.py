@@ -28,6 +28,7 @@ import numpy as np
 
 from bench.paths import ROOT
 from bench.recsys.feature_columns import COLUMN_SETS, EDGES, THREADS, ColumnSet, columns, raw_features, tables, timed
+from bench.recsys.shared_tables import map_copy
 
 COMPARED = slice(0, 7840)  # outputs of columns whose ids ONNX Runtime has, too: all but tokens and large tables
 POINTS = [
@@ -88,15 +89,13 @@ def compiled_points(chosen: ColumnSet, folder: Path) -> dict[str, Callable[[int]
     from veltair.compiler.features.random_features import pack_features
     from veltair.profiles.artifact.strings import Strings
     from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
-    from veltair.profiles.runtime.huge_pages import map_file, move_to_huge_pages
     from veltair.profiles.runtime.tvm_runtime import runtime
 
     description = description_of(chosen)
     names = json.loads((folder / "names.json").read_text())
     shared = [aligned_copy(np.load(folder / f"weight{place}.npy")) for place in range(1, 9)]
-    move_to_huge_pages(folder / "weight9.npy")  # as the tables of a served artifact
     stored = np.load(folder / "weight9.npy", mmap_mode="r")
-    shared.append(map_file(folder / "weight9.npy")[-stored.nbytes :].view(stored.dtype))
+    shared.append(map_copy(folder / "weight9.npy")[-stored.nbytes :].view(stored.dtype))
     inputs: dict[int, list[Any]] = {}
 
     def load(number: int, batch: int) -> Callable[[], Any]:

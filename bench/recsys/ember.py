@@ -43,6 +43,7 @@ from bench.recsys.ember_kernels import (
     ladder,
     prepare,
 )
+from bench.recsys.shared_tables import map_copy
 from bench.recsys.torch_tables import TorchProcess
 
 
@@ -110,11 +111,9 @@ class KernelTimer:
 
     def tables(self, peer: TorchProcess | None, rounds: int = 3) -> dict[str, Any]:
         from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
-        from veltair.profiles.runtime.huge_pages import huge_page_bytes, map_file, move_to_huge_pages
+        from veltair.profiles.runtime.huge_pages import huge_page_bytes
 
-        path = self.folder / "tables.bin"
-        move_to_huge_pages(path)
-        memory = map_file(path)
+        memory = map_copy(self.folder / "tables.bin")
         found: dict[str, Any] = {"bytes": memory.size, "bytes_in_large_pages": huge_page_bytes(memory)}
         print(f"{found['bytes_in_large_pages'] / memory.size:.0%} of the tables in pages of 2 MB")
         free = list(self.cores)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from veltair import config
 from veltair.errors import DeadlineError, OverloadedError, RefusalReason
 from veltair.machine.malloc import reuse_message_memory
-from veltair.profiles.artifact.artifact_folder import load_artifact
+from veltair.profiles.artifact.sealed_artifact import seal_artifact
 from veltair.server.front.grpc_front import GrpcFront
 from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
@@ -120,7 +120,7 @@ async def serve(args: argparse.Namespace) -> None:
     settings = config.read_config(args.config)
     tenants, sessions = {}, {}
     for entry in settings.tenants:
-        found = load_artifact(Path(entry.artifact))
+        found = seal_artifact(Path(entry.artifact))
         qos_ns = found.manifest.qos_ns if entry.qos_ms is None else round(entry.qos_ms * 1e6)
         qos = QoSTarget(qos_ns, entry.percentile)
         tenants[entry.name] = ServedTenant(entry.name, "1", found, qos, entry.priority, batching=False)

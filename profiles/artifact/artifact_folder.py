@@ -3,7 +3,7 @@
 An artifact is a folder with three files, each covered by the digest:
 
     manifest.json   `Manifest`
-    weights.bin     every constant in the layout that its kernels want, 64-byte aligned; mapped, never copied
+    weights.bin     every constant in the layout that its kernels want, 64-byte aligned; mapped as it is
     kernels.so      every code version of every layer as a symbol of its own
 
 It is written beside its final name and renamed, so that a reader finds all of it or nothing.
@@ -15,6 +15,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,18 +32,42 @@ MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels.so"
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
-    """A compiled model on disk, checked.
+class CheckedArtifact(ABC):
+    """A compiled model that was checked: in its folder (`Artifact`), or in memory (`SealedArtifact`).
 
     ::
 
-        artifact = load_artifact(Path("models/resnet50"))
         artifact.manifest.max_batch, artifact.profiles()[0].layers
     """
 
     path: Path
     manifest: Manifest
     digest: str  # sha256 of manifest.json, which names the digests of the other two
+
+    def profiles(self) -> tuple[ModelProfile, ...]:
+        """Profiles by batch size, ascending: one for each size that was timed."""
+        m = self.manifest
+        return tuple(_profile(m, self.digest, i) for i in range(len(m.batches)))
+
+    @property
+    @abstractmethod
+    def library(self) -> str:
+        """Where this process loads its kernels."""
+
+    @abstractmethod
+    def open_weights(self) -> int:
+        """A descriptor of its weights, which the caller closes. Raises OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact(CheckedArtifact):
+    """A compiled model on disk, as it was when it was checked; what is served is a `SealedArtifact`.
+
+    ::
+
+        artifact = load_artifact(Path("models/resnet50"))
+        artifact.weights.stat().st_size
+    """
 
     @property
     def kernels(self) -> Path:
@@ -52,10 +77,12 @@ class Artifact:
     def weights(self) -> Path:
         return self.path / WEIGHTS
 
-    def profiles(self) -> tuple[ModelProfile, ...]:
-        """Profiles by batch size, ascending: one for each size that was timed."""
-        m = self.manifest
-        return tuple(_profile(m, self.digest, i) for i in range(len(m.batches)))
+    @property
+    def library(self) -> str:
+        return str(self.kernels.absolute())  # without a slash, the system looks elsewhere
+
+    def open_weights(self) -> int:
+        return os.open(self.weights, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _profile(m: Manifest, digest: str, at: int) -> ModelProfile:
@@ -93,6 +120,17 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def decode_manifest(raw: bytes, path: Path) -> Manifest:
+    """The manifest of the artifact at `path`. Raises ArtifactError for one that this version does not read."""
+    try:
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ArtifactError(f"{path / MANIFEST}: {error}") from None
+    if manifest.schema != SCHEMA:
+        raise ArtifactError(f"{path}: artifact schema {manifest.schema}, this version reads {SCHEMA}; compile again")
+    return manifest
+
+
 def load_artifact(path: Path) -> Artifact:
     """Read and check an artifact.
 
@@ -102,12 +140,7 @@ def load_artifact(path: Path) -> Artifact:
         raw = (path / MANIFEST).read_bytes()
     except OSError as error:
         raise ArtifactError(f"{path}: no model artifact there ({error.strerror})") from None
-    try:
-        manifest = msgspec.json.decode(raw, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise ArtifactError(f"{path / MANIFEST}: {error}") from None
-    if manifest.schema != SCHEMA:
-        raise ArtifactError(f"{path}: artifact schema {manifest.schema}, this version reads {SCHEMA}; compile again")
+    manifest = decode_manifest(raw, path)
     for name, expected in ((KERNELS, manifest.kernels_digest), (WEIGHTS, manifest.weights_digest)):
         try:
             found = file_digest(path / name)

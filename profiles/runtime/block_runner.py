@@ -32,7 +32,7 @@ class Watch:
 class KernelTable:
     """Every version of every layer, as rows of a table in which only the addresses of the tensors are missing. ::
 
-    table = KernelTable(manifest.layers, runtime.load_module(str(artifact.kernels)))
+    table = KernelTable(manifest.layers, load_library(artifact.library))
     table.bind(tensors).block(0, versions)()
     """
 

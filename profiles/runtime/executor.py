@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from veltair.errors import ArtifactError
 from veltair.machine.isa import cpu_features
-from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.artifact.artifact_folder import CheckedArtifact
 from veltair.profiles.artifact.manifest import ALIGNMENT, SLACK_BYTES, Buffer
 from veltair.profiles.runtime.block_runner import BoundBlock, BoundKernels, KernelTable
-from veltair.profiles.runtime.huge_pages import map_file, zeroed_memory
-from veltair.profiles.runtime.tvm_runtime import runtime
+from veltair.profiles.runtime.huge_pages import map_memory, zeroed_memory
+from veltair.profiles.runtime.tvm_runtime import load_library
 
 MAX_BATCHES = 256  # batch sizes whose views are kept
 
@@ -49,14 +49,15 @@ def permit_tiles() -> None:
 class Executor:
     """One model in one process: its kernels, its mapped weights and one arena.
 
-    Not re-entrant: the arena holds the activations of one query at a time. ::
+    A sealed artifact must stay open until the executor is gone. Not re-entrant: the arena holds the activations of one
+    query at a time. ::
 
         executor = Executor(load_artifact(path))
         run = executor.bind(batch, inputs, outputs)
         run.block(0, versions)()
     """
 
-    def __init__(self, artifact: Artifact) -> None:
+    def __init__(self, artifact: CheckedArtifact) -> None:
         manifest = artifact.manifest
         missing = set(manifest.features) - cpu_features()
         if missing:
@@ -66,8 +67,12 @@ class Executor:
         if "amx_bf16" in manifest.features:
             permit_tiles()
         self.manifest = manifest
-        self._kernels = KernelTable(manifest.layers, runtime.load_module(str(artifact.kernels)))
-        self._weights = map_file(artifact.weights)
+        self._kernels = KernelTable(manifest.layers, load_library(artifact.library))
+        weights = artifact.open_weights()
+        try:
+            self._weights = map_memory(weights)
+        finally:
+            os.close(weights)
         self._arena = aligned_zeros((max(manifest.arena_bytes, 1),), "uint8")
         self._tensors: dict[int, dict[int, Any]] = {}  # batch -> buffer index -> tensor
 

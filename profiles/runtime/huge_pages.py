@@ -1,13 +1,9 @@
 """Memory in huge pages of 2 MB.
 
 With small pages, a look-up in a large table waits for the translation of its page as long as for its row, and so does
-each row of activations that lie far apart. Weights are not copied: workers share the pages of the file in memory, which
-the kernel keeps in pages of 2 MB by itself
-
-    on a file system with large folios (ext4 from Linux 6.16 on, xfs, btrfs), if the file was read for such a mapping;
-    on tmpfs, if asked to collapse them (Linux 6.1 on, whatever `shmem_enabled` says);
-    on others, if built with CONFIG_READ_ONLY_THP_FOR_FS, likewise.
-
+each row of activations that lie far apart. Served weights lie in memory that all workers share (`SealedArtifact`), and
+the kernel collapses it to pages of 2 MB when asked (Linux 6.1 on, whatever `shmem_enabled` says). It does so too for
+files on tmpfs and, with large folios, on ext4, xfs and btrfs.
 Transparent huge pages must not be switched off ("never").
 """
 
@@ -17,7 +13,6 @@ import contextlib
 import ctypes
 import mmap
 import os
-import tempfile
 import weakref
 from pathlib import Path
 from typing import Any
@@ -26,18 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 PAGE_BYTES = 2 << 20
-WORTH_BYTES = 64 << 20  # of weights; the caches of page translations cover less
-ENOUGH = 0.9  # of a file in large pages: what was written in small pieces at its ends stays small
 _POPULATE_READ, _COLLAPSE = 22, 25  # madvise: Linux 5.14, 6.1
 _FIXED, _FAILED = 0x10, ctypes.c_void_p(-1).value  # of mmap
 
 
-def map_file(path: Path) -> NDArray[np.uint8]:
-    """A file's bytes, entered into this process's page tables at once, in large pages where the kernel takes them.
+def map_memory(descriptor: int, *, writable: bool = True) -> NDArray[np.uint8]:
+    """The bytes of a file or memfd, entered into this process's page tables at once, in large pages where the kernel
+    has them. The descriptor may be closed afterwards.
 
-    A write makes a copy of the page that is private to this process.
+    A write makes a copy of the page that is private to this process; without `writable` it ends the process.
     """
-    size = path.stat().st_size
+    size = os.fstat(descriptor).st_size
     if not size:
         return np.empty(0, np.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -45,15 +39,14 @@ def map_file(path: Path) -> NDArray[np.uint8]:
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
     libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    # Space for the file to begin at a large page; not every file system looks for such a place by itself.
+    # Space for the mapping to begin at a large page; not every file system looks for such a place by itself.
     space = libc.mmap(None, size + PAGE_BYTES, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     address = None if space == _FAILED else -(-space // PAGE_BYTES) * PAGE_BYTES
-    with path.open("rb") as file:
-        flags = mmap.MAP_PRIVATE | (_FIXED if address else 0)
-        begin = libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, file.fileno(), 0)
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    begin = libc.mmap(address, size, protection, mmap.MAP_PRIVATE | (_FIXED if address else 0), descriptor, 0)
     if begin == _FAILED:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(path))
+        raise OSError(code, os.strerror(code))
     # Each is advice: a kernel that is too old refuses, and pages come one by one, or stay small.
     for advice in (mmap.MADV_HUGEPAGE, _POPULATE_READ, _COLLAPSE):
         libc.madvise(begin, size, advice)
@@ -89,31 +82,11 @@ def huge_page_bytes(memory: NDArray[Any]) -> int:
     return found
 
 
-def move_to_huge_pages(path: Path) -> float:
-    """Bring a large file into memory in huge pages, before any process maps it; the share of it that is in them.
-
-    Pages stay as they were read or written, mostly in small pieces: then they are given back and read again. Pages that
-    another process maps stay.
-    """
-    size = path.stat().st_size
-    if size < WORTH_BYTES:
-        return 0.0
-    share = huge_page_bytes(map_file(path)) / size
-    if share < ENOUGH:
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        share = huge_page_bytes(map_file(path)) / size
-    return share
-
-
-def has_huge_pages(folder: Path) -> bool | None:
-    """Whether files of a folder come in huge pages, tried with one of 4 MB; None where nothing can be written."""
+def has_huge_pages() -> bool:
+    """Whether memory that processes share, as weights are, comes in huge pages, tried with 4 MB of it."""
+    descriptor = os.memfd_create("veltair-pages", os.MFD_CLOEXEC)
     try:
-        with tempfile.NamedTemporaryFile(dir=folder) as file:
-            file.write(os.urandom(2 * PAGE_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            return huge_page_bytes(map_file(Path(file.name))) >= PAGE_BYTES
-    except OSError:
-        return None
+        os.truncate(descriptor, 2 * PAGE_BYTES)
+        return huge_page_bytes(map_memory(descriptor)) >= PAGE_BYTES
+    finally:
+        os.close(descriptor)

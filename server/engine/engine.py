@@ -27,7 +27,7 @@ from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.block_orders import BlockEnd
 from veltair.server.ipc.channel import Channel, ChannelClosedError
-from veltair.server.ipc.tenant_artifact import open_artifact
+from veltair.server.ipc.open_artifacts import OpenArtifacts
 from veltair.server.protocol.failed_queries import one_line
 
 logger = logging.getLogger("veltair.engine")
@@ -48,7 +48,8 @@ class Engine:
 
     def __init__(self, front: Channel[m.ToEngine], tensors: int, configure: m.ConfigureEngine) -> None:
         """Raises ConfigError or ArtifactError. `tensors`: the descriptor of the tensor pool."""
-        artifacts = [open_artifact(spec) for spec in configure.tenants]
+        opened = OpenArtifacts()
+        artifacts = [opened.add(spec, configure.artifacts[spec.digest]) for spec in configure.tenants]
         self._specs = {spec.number: spec for spec in configure.tenants}
         machine = limit_machine(configure.cores)
         self._cores = cores = machine.cores
@@ -68,14 +69,14 @@ class Engine:
         self._poll = select.epoll()
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
-        load = m.LoadModels(configure.tenants, cores, configure.slots, configure.lanes)
+        load = m.LoadModels(configure.tenants, cores, configure.slots, configure.lanes, configure.artifacts)
         target = self._workers + configure.spare_workers
         self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, largest_cell(artifacts))
         self._lanes = FrontLanes(self._poll, configure.lanes, configure.capacity, configure.slots)
         self._queries = InFlightQueries(front, self._lanes, self._specs, self._supervisor)
         self._arrivals = Arrivals(self._specs)
         served = ServedModels(self._specs, self._scheduler, self._arrivals, self._queries, self._decide)
-        self._changes = ModelChanges(served, self._supervisor, front.send)
+        self._changes = ModelChanges(served, self._supervisor, opened, front.send)
         self._watchdog = BlockWatchdog(configure.hung_block_ns)
 
     def run(self) -> None:
@@ -131,12 +132,8 @@ class Engine:
     def _poll_timeout_s(self) -> float | None:
         now_ns = time.monotonic_ns()
         start_s, sample_s = self._supervisor.seconds_to_start(now_ns), self._sampling.seconds_to_sample(now_ns)
-        due_s = (
-            start_s,
-            sample_s,
-            self._changes.look_s,
-            self._watchdog.seconds_to_look(self._queries.batches(), now_ns),
-        )
+        hung_s = self._watchdog.seconds_to_look(self._queries.batches(), now_ns)
+        due_s = (start_s, sample_s, self._changes.look_s, hung_s)
         return min((seconds for seconds in due_s if seconds is not None), default=None)
 
     # The front
@@ -151,12 +148,13 @@ class Engine:
                 case m.AbortQuery(query=query):
                     self._abort(query)
                 case m.LoadModel() | m.UnloadModel() as change:
-                    self._changes.begin(change)
+                    self._changes.begin(change, self._front.take_descriptors())
                 case m.GetStatus(since=since):
                     self._answer_bell()  # who asks may have answers that workers told it of before their bell rang
                     here = self._arrivals, self._queries, self._supervisor, self._timings, self._specs
                     self._front.send(collect_status(self._scheduler.stats(), *here, since))
                 case m.Shutdown():
+                    self._answer_bell()  # the log has the ends of all that was answered
                     self._stopping = True
                     return
                 case m.ConfigureEngine():

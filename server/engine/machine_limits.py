@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from veltair.errors import ConfigError
 from veltair.machine.memory import memory_bytes
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.artifact.artifact_folder import CheckedArtifact
 from veltair.server.ipc.worker_cell import MAX_CORES, cell_bytes
 from veltair.types import Machine
 
@@ -44,14 +44,14 @@ def home_core(machine: Machine) -> int | None:
     return machine.cores[0] if len(machine.cores) <= FEW_CORES else None
 
 
-def default_workers(cores: int, artifacts: Sequence[Artifact]) -> int:
+def default_workers(cores: int, artifacts: Sequence[CheckedArtifact]) -> int:
     """Twice the cores, within half the memory: each worker has an arena for every model. Weights are shared."""
     arenas = {artifact.digest: artifact.manifest.arena_bytes for artifact in artifacts}
     fitting = memory_bytes() // 2 // (WORKER_BYTES + sum(arenas.values()))
     return max(2, min(2 * cores, fitting))
 
 
-def largest_cell(artifacts: Sequence[Artifact]) -> int:
+def largest_cell(artifacts: Sequence[CheckedArtifact]) -> int:
     """The size of a cell that takes any block of any of these models, and of most that may be loaded later."""
     manifests = [artifact.manifest for artifact in artifacts]
     layers = max([LAYERS, *(len(each.layers) for each in manifests)])

@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from veltair.profiles.runtime.pinned_threads import kernel_environment
@@ -53,10 +55,13 @@ class WorkerProcess:
         own = (theirs.fileno(), fd, setup.bell, setup.tensors)
         command = [sys.executable, "-P", "-m", "veltair.server.worker.worker", str(os.getpid()), *map(str, own)]
         lanes = setup.load.lanes
+        inherited = [*own, *chain.from_iterable(setup.load.artifacts.values())]
+        if lanes is not None:
+            inherited += [lanes.done, *lanes.wakes]
         try:
             self.process = subprocess.Popen(
                 command,
-                pass_fds=own if lanes is None else (*own, lanes.done, *lanes.wakes),
+                pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # the front's own output may be read by a program
                 env=os.environ | kernel_environment(),
@@ -89,11 +94,11 @@ class WorkerProcess:
         self.pin_main_thread(order.cores)
         self.cell.publish_order(order)
 
-    def change_models(self, change: ModelChange) -> None:
-        """Have it load a model or let go of one; its answer is a message."""
+    def change_models(self, change: ModelChange, descriptors: Sequence[int]) -> None:
+        """Have it load a model, whose artifact the descriptors are, or let go of one; its answer is a message."""
         self.change = change
         with suppress(ChannelClosedError):  # its pidfd reports its end
-            self.channel.send(change)
+            self.channel.send(change, descriptors)
         self.cell.call()
 
     def pin_main_thread(self, cores: CoreSet) -> None:

@@ -6,12 +6,13 @@ import logging
 import os
 import select
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
 
+from veltair.profiles.artifact.sealed_artifact import SealedFiles
 from veltair.server.engine.worker_process import WorkerProcess, WorkerSetup
 from veltair.server.ipc.messages import LoadModels, ModelChange, TenantSpec
 
@@ -68,16 +69,17 @@ class WorkerSupervisor:
     def cell_bytes(self) -> int:
         return self._setup.cell_bytes
 
-    def serve(self, tenants: Iterable[TenantSpec]) -> None:
-        """Workers that start from here on load these models."""
-        load = msgspec.structs.replace(self._setup.load, tenants=tuple(tenants))
+    def serve(self, tenants: Sequence[TenantSpec], artifacts: Mapping[str, SealedFiles]) -> None:
+        """Workers that start from here on load these models, whose artifacts, by digest, stay open until the next
+        call."""
+        load = msgspec.structs.replace(self._setup.load, tenants=tuple(tenants), artifacts=dict(artifacts))
         self._setup = replace(self._setup, load=load)
 
-    def change(self, worker: WorkerProcess, change: ModelChange) -> None:
-        """Have an idle worker change its models; it takes no query meanwhile."""
+    def change(self, worker: WorkerProcess, change: ModelChange, descriptors: Sequence[int]) -> None:
+        """Have an idle worker change its models; it takes no query meanwhile. `descriptors`: of what it is to load."""
         self._idle.remove(worker)
         worker.state = "changing"
-        worker.change_models(change)
+        worker.change_models(change, descriptors)
 
     def start_missing(self, now_ns: int) -> None:
         """Start the workers that are missing, unless the last starts failed and the next try is not due."""

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -65,8 +65,8 @@ class EngineConnection:
         self.models = EngineModels(threads, configure.capacity, configure.slots)
         for tenant in tenants:
             self.models.open(self.models.add(tenant).number)
-        configure = replace(configure, tenants=self.models.specs, lanes=self.models.lanes)
-        self._link, self._slots = self.models.link, self.models.slots
+        models, self._link, self._slots = self.models, self.models.link, self.models.slots
+        configure = replace(configure, tenants=models.specs, lanes=models.lanes, artifacts=models.artifacts)
         ours, theirs = socket_pair()
         arguments = (os.getpid(), theirs.fileno(), self.models.descriptor)
         command = [sys.executable, "-P", "-m", "veltair.server.engine.engine_main", *map(str, arguments)]
@@ -90,7 +90,7 @@ class EngineConnection:
         """Serve one more. Raises ArtifactError or another VeltairError where it cannot be; it is forgotten then."""
         spec = self.models.add(tenant)
         loaded = self._changes[spec.number] = self._loop.create_future()
-        self.send(m.LoadModel(spec))
+        self.send(m.LoadModel(spec), tenant.artifact.files)
         await asyncio.shield(loaded)
         self.models.open(spec.number)
 
@@ -159,12 +159,12 @@ class EngineConnection:
         while self._slots.taken and not self.exited.done():  # by queries of the I/O threads
             await asyncio.sleep(_LAST_QUERIES_S)
 
-    def send(self, message: m.Message) -> None:
+    def send(self, message: m.Message, descriptors: Sequence[int] = ()) -> None:
         """Does nothing when the process is gone."""
         if self.exited.done():
             return
         with suppress(ChannelClosedError):  # `_reap` settles everything
-            self._channel.send(message)
+            self._channel.send(message, descriptors)
         self._watch_backlog()
 
     def kill(self) -> None:

@@ -1,9 +1,12 @@
-"""`Channel`: one end of a packet socket that carries messages."""
+"""`Channel`: one end of a packet socket that carries messages, and open descriptors beside them."""
 
 from __future__ import annotations
 
+import array
+import os
 import socket
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -11,6 +14,8 @@ import msgspec
 T = TypeVar("T")
 
 PACKET_BYTES = 1 << 20  # of the largest message; an EngineStatus of 1,000 workers has about 100 KB
+MOST_DESCRIPTORS = 8  # that come with one message
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MOST_DESCRIPTORS * array.array("i").itemsize)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -29,7 +34,8 @@ class ChannelClosedError(Exception):
 class Channel(Generic[T]):
     """Receives messages of union type T and sends any message.
 
-    On a non-blocking socket, packets that the system does not take now wait in `backlog` for `flush`.
+    On a non-blocking socket, packets that the system does not take now wait in `backlog` for `flush`. Descriptors that
+    came with a message are closed when the next one is received, unless `take_descriptors` took them over.
 
     >>> from veltair.server.ipc.messages import AbortQuery, ToEngine
     >>> front, engine = (Channel(end, ToEngine) for end in socket_pair())
@@ -43,43 +49,62 @@ class Channel(Generic[T]):
     def __init__(self, sock: socket.socket, incoming: Any) -> None:
         """`incoming` is T: a message type or a union of them."""
         self.socket = sock
-        self.backlog: deque[bytes] = deque()
+        self.backlog: deque[tuple[bytes, Sequence[int]]] = deque()  # with descriptors of its own
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(incoming)
         self._buffer = bytearray(PACKET_BYTES)
         self._view = memoryview(self._buffer)
+        self._received: list[int] = []  # descriptors that came with the last message
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    def send(self, message: msgspec.Struct) -> None:
-        """Raises ChannelClosedError when the other end is gone."""
-        self.backlog.append(_encoder.encode(message))
+    def send(self, message: msgspec.Struct, descriptors: Sequence[int] = ()) -> None:
+        """The other end gets duplicates of the descriptors. Raises ChannelClosedError when it is gone."""
+        packet = _encoder.encode(message)
         self.flush()
+        if self.backlog or not self._send(packet, descriptors):
+            self.backlog.append((packet, [os.dup(descriptor) for descriptor in descriptors]))
 
     def flush(self) -> None:
         """Send what waits in the backlog. Raises ChannelClosedError when the other end is gone."""
         backlog = self.backlog
+        while backlog and self._send(*backlog[0]):
+            _close_all(backlog.popleft()[1])
+
+    def _send(self, packet: bytes, descriptors: Sequence[int]) -> bool:
+        """Returns whether the system took it."""
         try:
-            while backlog:
-                self.socket.send(backlog[0])
-                backlog.popleft()
+            if descriptors:
+                socket.send_fds(self.socket, [packet], list(descriptors))
+            else:
+                self.socket.send(packet)
         except BlockingIOError:
-            pass
+            return False
         except (BrokenPipeError, ConnectionResetError):
-            backlog.clear()
+            self._drop_backlog()
             raise ChannelClosedError from None
+        return True
 
     def receive(self) -> T | None:
         """The next message; None when there is none now. Raises ChannelClosedError when the other end is gone."""
+        _close_all(self.take_descriptors())
         try:
-            size = self.socket.recv_into(self._buffer)
+            size, ancillary, _, _ = self.socket.recvmsg_into([self._buffer], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         except ConnectionResetError:
             raise ChannelClosedError from None
+        for _, _, content in ancillary:
+            self._received += array.array("i", content)
         if size == 0:
             raise ChannelClosedError
         return self._decoder.decode(self._view[:size])
+
+    def take_descriptors(self) -> Sequence[int]:
+        """Those that came with the last message; the caller closes them. Where too many files are open in this process,
+        some or all of them are missing."""
+        taken, self._received = self._received, []
+        return taken
 
     def is_closed(self) -> bool:
         """Whether the other end is gone, and all that it sent has been received. Does not block."""
@@ -91,4 +116,15 @@ class Channel(Generic[T]):
             return True
 
     def close(self) -> None:
+        self._drop_backlog()
+        _close_all(self.take_descriptors())
         self.socket.close()
+
+    def _drop_backlog(self) -> None:
+        while self.backlog:
+            _close_all(self.backlog.popleft()[1])
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

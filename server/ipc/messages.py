@@ -1,6 +1,7 @@
 """Messages between front, engine and workers: msgpack, one message a packet, each tagged with its type.
 
-Tensors do not travel here; they lie in the tensor pool. All times are CLOCK_MONOTONIC, which the processes share.
+Tensors do not travel here; they lie in the tensor pool. The descriptors of a model's artifact come with `LoadModel`, or
+are inherited. All times are CLOCK_MONOTONIC, which the processes share.
 
     front -> engine    ConfigureEngine, InferQuery, AbortQuery, LoadModel, UnloadModel, GetStatus, Shutdown
     engine -> front    EngineReady, StartFailed, QueryEnded, ModelLoaded, ModelFailed, ModelUnloaded, EngineStatus
@@ -18,6 +19,8 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from veltair.config import CounterCoefficients, ServerConfig, read_counter_coefficients
+from veltair.profiles.artifact.sealed_artifact import SealedFiles
+from veltair.server.ipc.lane_descriptors import LaneDescriptors
 from veltair.server.ipc.stages import NOT_STAMPED, EngineStamps
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
 from veltair.server.ipc.tenant_share import TenantShare
@@ -33,8 +36,7 @@ class Message(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class TenantSpec(msgspec.Struct, frozen=True):
-    """A tenant with one version of its model, as the engine and its workers need it; the front has checked the
-    artifact's digests.
+    """A tenant with one version of its model, as the engine and its workers need it.
 
     >>> tenant = TenantSpec("vision", "/srv/resnet50", "ab12", 15_000_000, 0.95, priority=1, batching=True)
     >>> LoadModels((tenant,), cores=(0, 1), slots=4).tenants[0].qos_ns
@@ -42,7 +44,7 @@ class TenantSpec(msgspec.Struct, frozen=True):
     """
 
     name: str
-    artifact: str  # absolute path
+    artifact: str  # where it was read, for messages alone
     digest: str
     qos_ns: int
     percentile: float
@@ -60,22 +62,6 @@ class TenantSpec(msgspec.Struct, frozen=True):
 
 
 # Front to engine
-
-
-class LaneDescriptors(msgspec.Struct, frozen=True):
-    """Descriptors that engine and workers inherit.
-
-    >>> LaneDescriptors(lanes=7, records=1024, bell=8, wakes=(9,), done=10, places=512).wakes
-    (9,)
-    """
-
-    lanes: int  # memory of all lanes (`ipc/lane.py`)
-    records: int  # of each ring
-    bell: int  # wakes the engine
-    wakes: tuple[int, ...]  # each wakes the thread of a lane
-    done: int  # memory by which workers tell of done queries (`ipc/done_queries.py`)
-    places: int  # of slots, in all
-    gates: int = -1  # memory by which the engine refuses in advance (`ipc/admission_gates.py`)
 
 
 class ConfigureEngine(Message, frozen=True):
@@ -97,6 +83,7 @@ class ConfigureEngine(Message, frozen=True):
     planned_share: float = 1.0  # of each target and deadline; policies plan with this share
     lanes: LaneDescriptors | None = None  # of the front's I/O threads
     capacity: int = 1  # versions of models at once; their numbers are below this
+    artifacts: dict[str, SealedFiles] = {}  # by digest
 
     @classmethod
     def of(cls, server: ServerConfig) -> ConfigureEngine:
@@ -265,6 +252,7 @@ class LoadModels(Message, frozen=True):
     cores: CoreSet
     slots: int
     lanes: LaneDescriptors | None = None  # of the front's I/O threads
+    artifacts: dict[str, SealedFiles] = {}  # by digest
 
 
 # Worker to engine

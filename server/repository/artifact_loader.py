@@ -1,42 +1,55 @@
-"""The artifact loader: a process that checks artifacts and holds their weights in memory.
+"""The artifact loader: a process that checks artifacts, copies them into sealed memory and keeps their weights there.
 
-To read, digest and lock a gigabyte takes a second of a core. Here that disturbs neither front nor engine, which have
-other things to do with their locks, and once the daemon serves it has what others leave of a core.
+To read, digest, copy and lock a gigabyte takes a second of a core. Here that disturbs neither front nor engine, which
+have other things to do with their locks, and once the daemon serves it has what others leave of a core. Descriptors of
+what it has sealed go to the front, and from there to engine and workers: none of them needs the folder, and what they
+have outlives this process.
 The front starts it as `python -m veltair.server.repository.artifact_loader PARENT SOCKET`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
 from veltair.errors import ArtifactError, VeltairError
-from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
-from veltair.profiles.runtime.huge_pages import ENOUGH, WORTH_BYTES, move_to_huge_pages
+from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFiles, open_sealed, seal_artifact
 from veltair.profiles.runtime.locked_memory import locked_in_memory
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
 from veltair.server.ipc.messages import Message
 from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, let_others_first
-from veltair.server.ipc.tenant_artifact import open_artifact_folder
+
+
+class HoldArtifacts(Message, frozen=True):
+    """The first message: hold what a process before this one has sealed, and left to this one by inheritance.
+
+    >>> HoldArtifacts({"ab12": SealedFiles(7, 8, 9)}).artifacts["ab12"].weights
+    9
+    """
+
+    artifacts: dict[str, SealedFiles]  # by digest
 
 
 class LoadArtifact(Message, frozen=True):
-    """Check it and hold its weights: `LoadArtifact("/srv/resnet50")`. `ArtifactLoaded` or `ArtifactRefused` follows."""
+    """Check and seal it, and hold its weights: `LoadArtifact("/srv/resnet50")`. `ArtifactLoaded` or `ArtifactRefused`
+    follows."""
 
     path: str
 
 
 class ReleaseArtifact(Message, frozen=True):
-    """Hold its weights no longer, unless it was loaded more often: `ReleaseArtifact("/srv/resnet50", "ab12")`."""
+    """Hold its weights no longer: `ReleaseArtifact("ab12")`."""
 
-    path: str
     digest: str
 
 
@@ -45,7 +58,7 @@ class StandBack(Message, frozen=True):
 
 
 class ArtifactLoaded(Message, frozen=True):
-    """It is as its digests say: `ArtifactLoaded("ab12")`."""
+    """It is as its digests say: `ArtifactLoaded("ab12")`. The descriptors of its `SealedFiles` come along."""
 
     digest: str
 
@@ -56,12 +69,14 @@ class ArtifactRefused(Message, frozen=True):
     reason: str
 
 
-ToLoader: TypeAlias = LoadArtifact | ReleaseArtifact | StandBack
+ToLoader: TypeAlias = HoldArtifacts | LoadArtifact | ReleaseArtifact | StandBack
 FromLoader: TypeAlias = ArtifactLoaded | ArtifactRefused
 
 
 class ArtifactLoader:
-    """The front's end. Loads one artifact at a time; a process that died is started again by the next load.
+    """The front's end, which counts how often each artifact is used.
+
+    Loads one at a time; a process that died is started again by the next load, and holds what the one before it held.
 
     Create it in the main thread: the process ends with the thread that started it. ::
 
@@ -76,29 +91,40 @@ class ArtifactLoader:
         self._channel: Channel[FromLoader] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._stands_back = False
+        self._open: dict[str, SealedArtifact] = {}  # by digest
+        self._uses: Counter[str] = Counter()  # of each
 
-    async def load(self, path: Path) -> Artifact:
-        """Raises ArtifactError for one that is missing, altered or inconsistent."""
+    async def load(self, path: Path) -> SealedArtifact:
+        """The artifact, open until it has been released as often as it was loaded.
+
+        Raises ArtifactError for one that is missing, altered or inconsistent, or that others may write.
+        """
         async with self._one_at_a_time:
             channel = self._running()
             try:
                 channel.send(LoadArtifact(str(path)))
-                answer = await asyncio.to_thread(channel.receive)
+                answer = await self._answer(channel)
             except ChannelClosedError:
-                self.close()
+                self._end_process()
                 raise ArtifactError(f"{path}: the process that checks it has ended; try again") from None
-        if isinstance(answer, ArtifactLoaded):
-            return open_artifact_folder(path, answer.digest)
+            if isinstance(answer, ArtifactLoaded):
+                return self._use(path, answer.digest, channel)
         raise ArtifactError(answer.reason if answer else f"{path}: not checked")
 
-    async def release(self, artifact: Artifact) -> None:
-        """Its weights may leave memory."""
+    async def release(self, artifact: SealedArtifact) -> None:
+        """One use less; after the last, it may leave memory."""
         async with self._one_at_a_time:
+            digest = artifact.digest
+            self._uses[digest] -= 1
+            if self._uses[digest]:
+                return
+            del self._uses[digest]
+            self._open.pop(digest).files.close()
             if self._channel is not None:
                 try:
-                    self._channel.send(ReleaseArtifact(str(artifact.path), artifact.digest))
+                    self._channel.send(ReleaseArtifact(digest))
                 except ChannelClosedError:
-                    self.close()
+                    self._end_process()
 
     def stand_back(self) -> None:
         """The daemon serves from here on: queries come first."""
@@ -108,7 +134,36 @@ class ArtifactLoader:
                 self._channel.send(StandBack())
 
     def close(self) -> None:
-        """End the process. What it holds may leave memory."""
+        """End the process, and close all artifacts."""
+        self._end_process()
+        for artifact in self._open.values():
+            artifact.files.close()
+        self._open.clear()
+        self._uses.clear()
+
+    async def _answer(self, channel: Channel[FromLoader]) -> FromLoader | None:
+        receiving = asyncio.ensure_future(asyncio.to_thread(channel.receive))
+        try:
+            return await asyncio.shield(receiving)
+        except asyncio.CancelledError:  # what it would answer is not the answer to the next question
+            if self._process is not None:
+                self._process.kill()
+            await asyncio.gather(receiving, return_exceptions=True)
+            self._end_process()
+            raise
+
+    def _use(self, path: Path, digest: str, channel: Channel[FromLoader]) -> SealedArtifact:
+        if digest not in self._open:
+            try:
+                self._open[digest] = open_sealed(path, digest, channel.take_descriptors())
+            except ArtifactError:
+                with suppress(ChannelClosedError):  # the next load starts another process
+                    channel.send(ReleaseArtifact(digest))
+                raise
+        self._uses[digest] += 1
+        return self._open[digest]
+
+    def _end_process(self) -> None:
         if self._process is not None and self._channel is not None:
             self._process.kill()
             self._process.wait()
@@ -119,58 +174,51 @@ class ArtifactLoader:
         if self._channel is None:
             ours, theirs = socket_pair()
             command = [sys.executable, "-P", "-m", __name__, str(os.getpid()), str(theirs.fileno())]
+            held = {digest: artifact.files for digest, artifact in self._open.items()}
+            inherited = (theirs.fileno(), *chain.from_iterable(held.values()))
             try:
-                self._process = subprocess.Popen(
-                    command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=2
-                )
+                self._process = subprocess.Popen(command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=2)
             finally:
                 theirs.close()
             self._channel = Channel(ours, FromLoader)
+            self._channel.send(HoldArtifacts(held))
             if self._stands_back:
                 self._channel.send(StandBack())
         return self._channel
 
 
 class HeldArtifacts:
-    """What the process holds.
+    """What the process holds, by digest.
 
     ::
 
         held = HeldArtifacts()
-        held.load(path)  # ArtifactLoaded
-        held.release(path, digest)
+        held.load(path).files  # to be sent to the front
+        held.release(digest)
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, str], tuple[int, ExitStack]] = {}  # how often, by path and digest
-        self._small_pages: set[int] = set()  # devices whose files do not come in large pages
+        self._files: dict[str, SealedFiles] = {}
+        self._held: dict[str, ExitStack] = {}
 
-    def load(self, path: str) -> FromLoader:
-        try:
-            artifact = load_artifact(Path(path))
-        except VeltairError as error:
-            return ArtifactRefused(str(error))
-        except OSError as error:
-            return ArtifactRefused(f"{path}: {error.strerror}")
-        key = path, artifact.digest
-        if key in self._held:
-            count, stack = self._held[key]
-        else:
-            count, stack = 0, ExitStack()
-            device = artifact.weights.stat().st_dev
-            large = artifact.weights.stat().st_size >= WORTH_BYTES
-            if large and device not in self._small_pages and move_to_huge_pages(artifact.weights) < ENOUGH:
-                self._small_pages.add(device)  # to read files there a second time is of no use
-            stack.enter_context(locked_in_memory(artifact.weights))
-        self._held[key] = count + 1, stack
-        return ArtifactLoaded(artifact.digest)
+    def load(self, path: Path) -> SealedArtifact:
+        """Raises ArtifactError or OSError."""
+        artifact = seal_artifact(path, self._files)
+        if artifact.digest not in self._files:
+            self.hold(artifact.digest, artifact.files, str(path))
+        return artifact
 
-    def release(self, path: str, digest: str) -> None:
-        count, stack = self._held.pop((path, digest), (0, ExitStack()))
-        if count > 1:
-            self._held[path, digest] = count - 1, stack
-        else:
-            stack.close()
+    def hold(self, digest: str, files: SealedFiles, what: str) -> None:
+        """Takes the descriptors over. `what`: its name in the log."""
+        with ExitStack() as stack:
+            stack.callback(files.close)
+            stack.enter_context(locked_in_memory(files.weights, what))
+            self._files[digest], self._held[digest] = files, stack.pop_all()
+
+    def release(self, digest: str) -> None:
+        if digest in self._files:
+            del self._files[digest]
+            self._held.pop(digest).close()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -178,19 +226,34 @@ def main(arguments: Sequence[str]) -> int:
     parent, sock = map(int, arguments)
     die_with_parent(parent)
     ignore_termination_signals()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     channel: Channel[ToLoader] = Channel(socket.socket(fileno=sock), ToLoader)
     held = HeldArtifacts()
     try:
         while True:
             match channel.receive():
+                case HoldArtifacts(artifacts=artifacts):
+                    for digest, files in artifacts.items():
+                        held.hold(digest, files, digest[:12])
                 case LoadArtifact(path=path):
-                    channel.send(held.load(path))
-                case ReleaseArtifact(path=path, digest=digest):
-                    held.release(path, digest)
+                    _load(channel, held, Path(path))
+                case ReleaseArtifact(digest=digest):
+                    held.release(digest)
                 case StandBack():
                     let_others_first()
     except ChannelClosedError:
         return 0
+
+
+def _load(channel: Channel[ToLoader], held: HeldArtifacts, path: Path) -> None:
+    try:
+        artifact = held.load(path)
+    except VeltairError as error:
+        channel.send(ArtifactRefused(str(error)))
+    except OSError as error:
+        channel.send(ArtifactRefused(f"{path}: {error.strerror}"))
+    else:
+        channel.send(ArtifactLoaded(artifact.digest), artifact.files)
 
 
 if __name__ == "__main__":

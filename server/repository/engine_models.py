@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from numpy.typing import NDArray
 
 from veltair.errors import RequestError
 from veltair.profiles.artifact.input_layout import InputLayout
-from veltair.server.ipc.messages import LaneDescriptors, TenantSpec
+from veltair.profiles.artifact.sealed_artifact import SealedFiles
+from veltair.server.ipc.lane_descriptors import LaneDescriptors
+from veltair.server.ipc.messages import TenantSpec
 from veltair.server.ipc.tensor_pool import RegionSpace, TensorPool, create_tensor_pool, region_bytes
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.protocol.validation import batch_size
@@ -55,9 +58,15 @@ class EngineModels:
         return None if self.link is None else self.link.descriptors
 
     @property
+    def artifacts(self) -> dict[str, SealedFiles]:
+        """By digest."""
+        return {served.artifact.digest: served.artifact.files for served in self._served.values()}
+
+    @property
     def inherited(self) -> Sequence[int]:
         """Descriptors that the engine process needs."""
-        return (self.descriptor, *(() if self.link is None else self.link.inherited))
+        artifacts = chain.from_iterable(self.artifacts.values())
+        return (self.descriptor, *artifacts, *(() if self.link is None else self.link.inherited))
 
     def add(self, served: ServedTenant) -> TenantSpec:
         """Number a model. Raises RequestError when there are as many as the engine takes."""

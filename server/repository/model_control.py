@@ -193,11 +193,12 @@ class ModelControl:
                 return False
             self._states[key] = LOADING if before is None else READY
             await engine.load(served)
-        except VeltairError as error:
+        except BaseException as error:
             if served is not None:
                 await self.loader.release(served.artifact)
-            reason = _without_folder(entry, error)
-            self._states[key] = ModelState("UNAVAILABLE" if before is None else "READY", reason)
+            if isinstance(error, VeltairError):
+                reason = _without_folder(entry, error)
+                self._states[key] = ModelState("UNAVAILABLE" if before is None else "READY", reason)
             raise
         self._states[key] = READY
         self.on_change()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from veltair.config import TenantConfig
-from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.manifest import Manifest
+from veltair.profiles.artifact.sealed_artifact import SealedArtifact
 from veltair.server.ipc.messages import TenantSpec
 from veltair.server.ipc.tenant_share import TenantShare
 from veltair.types import QoSTarget
@@ -18,13 +18,13 @@ class ServedTenant:
 
     ::
 
-        served = served_tenant(entry, "1", load_artifact(path), queue_slots=1024)
+        served = served_tenant(entry, "1", await loader.load(path), queue_slots=1024)
         served.manifest.inputs
     """
 
     name: str
     version: str
-    artifact: Artifact
+    artifact: SealedArtifact
     qos: QoSTarget
     priority: int
     batching: bool
@@ -51,7 +51,7 @@ class ServedTenant:
         )
 
 
-def served_tenant(entry: TenantConfig, version: str, artifact: Artifact, queue_slots: int) -> ServedTenant:
+def served_tenant(entry: TenantConfig, version: str, artifact: SealedArtifact, queue_slots: int) -> ServedTenant:
     """The tenant as it is configured. `queue_slots`: of the server."""
     qos_ns = artifact.manifest.qos_ns if entry.qos_ms is None else round(entry.qos_ms * 1e6)
     share = TenantShare(entry.weight, entry.queue_slots or queue_slots, entry.rate or 0.0, entry.burst)

@@ -111,7 +111,7 @@ class Worker:
         if isinstance(change, UnloadModel):
             self._forget(change.number)
         if isinstance(change, LoadModel | UnloadModel):
-            self._channel.send(self._models.change(change, self._threads))
+            self._channel.send(self._models.change(change, self._channel.take_descriptors(), self._threads))
 
     def _forget(self, tenant: int) -> None:
         """Let go of all that was prepared for a tenant's model."""
@@ -245,7 +245,7 @@ def _load_worker(channel: Channel[ToWorker], cell: WorkerCell, bell: int, pool_f
     threads = PinnedThreads(load.cores)  # before any library with kernels is loaded
     models = WorkerModels(pool)
     for spec in load.tenants:
-        models.load(spec)
+        models.load(spec, load.artifacts[spec.digest])
     gc.collect()
     gc.freeze()
     return Worker(channel, cell, bell, models, threads, done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,8 +21,8 @@ from veltair.server.ipc.messages import (
     TenantSpec,
     UnloadModel,
 )
+from veltair.server.ipc.open_artifacts import OpenArtifacts
 from veltair.server.ipc.process_setup import let_others_first
-from veltair.server.ipc.tenant_artifact import open_artifact
 
 if TYPE_CHECKING:
     from veltair.profiles.runtime.executor import Executor
@@ -45,22 +46,24 @@ class WorkerModels:
     ::
 
         models = WorkerModels(pool)
-        models.load(spec)
+        models.load(spec, descriptors)
         models.executor(spec.number).bind(batch, inputs, outputs)
     """
 
     def __init__(self, pool: TensorPool) -> None:
         self.pool = pool
         self._models: dict[int, LoadedModel] = {}
+        # Open for as long as their libraries are loaded: these have the names of their descriptors (`load_library`).
+        self._artifacts = OpenArtifacts()
 
     def executor(self, tenant: int) -> Executor:
         return self._models[tenant].executor
 
-    def load(self, spec: TenantSpec) -> None:
-        """Load a model and run all of it once. Raises ArtifactError."""
+    def load(self, spec: TenantSpec, descriptors: Sequence[int]) -> None:
+        """Load a model and run all of it once. Takes the descriptors of its artifact over. Raises ArtifactError."""
         from veltair.profiles.runtime.executor import Executor
 
-        artifact = open_artifact(spec)
+        artifact = self._artifacts.add(spec, descriptors)
         executor = next((model.executor for model in self._models.values() if model.digest == spec.digest), None)
         if executor is None:
             executor = Executor(artifact)
@@ -68,33 +71,40 @@ class WorkerModels:
         self.pool.add(spec.number, artifact.manifest, spec.offset)
         self._models[spec.number] = LoadedModel(spec.digest, executor)
 
-    def change(self, change: ModelChange, threads: PinnedThreads) -> ModelChanged:
+    def change(self, change: ModelChange, descriptors: Sequence[int], threads: PinnedThreads) -> ModelChanged:
         """Load a model, or let go of one, which nothing is bound to, on a thread that leaves the cores to others."""
         with ThreadPoolExecutor(1, initializer=_stand_back, initargs=(threads.usable,)) as behind:
             if isinstance(change, UnloadModel):
                 behind.submit(self._unload, change.number).result()
                 return ModelUnloaded(change.number)
             with threads.on_any_thread():
-                failure = behind.submit(self._try_to_load, change.tenant).result()
+                failure = behind.submit(self._try_to_load, change.tenant, descriptors).result()
         number = change.tenant.number
         return ModelLoaded(number) if failure is None else ModelFailed(number, *failure)
 
     def _unload(self, number: int) -> None:
         del self._models[number]
         self.pool.remove(number)
-        gc.collect()
+        self._close(number)
         return_free_memory()
 
-    def _try_to_load(self, spec: TenantSpec) -> tuple[str, str] | None:
+    def _try_to_load(self, spec: TenantSpec, descriptors: Sequence[int]) -> tuple[str, str] | None:
         """Returns the kind of the error and its text where the model cannot be loaded."""
         try:
-            self.load(spec)
+            self.load(spec, descriptors)
         except VeltairError as error:
-            return type(error).__name__, str(error)
+            failure = type(error).__name__, str(error)
         except Exception as error:  # a library that lacks a symbol, a kernel that rejects its arguments, …
             logger.exception("loading %s failed", spec.name)
-            return "ArtifactError", f"the model cannot be loaded: {type(error).__name__}: {error}"
-        return None
+            failure = "ArtifactError", f"the model cannot be loaded: {type(error).__name__}: {error}"
+        else:
+            return None
+        self._close(spec.number)  # now that the error, which refers to what was loaded, is gone
+        return failure
+
+    def _close(self, number: int) -> None:
+        gc.collect()
+        self._artifacts.remove(number)
 
 
 def _stand_back(cores: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ from running_engine import WAIT_S, living
 from tensor_pools import fill_pool
 
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact.artifact_folder import load_artifact
+from veltair.profiles.artifact.sealed_artifact import seal_artifact
 from veltair.server.engine.worker_process import WorkerProcess, WorkerSetup
 from veltair.server.ipc.block_orders import BlockEnd, Members, Order
 from veltair.server.ipc.messages import FromWorker, LoadModels, TenantSpec
@@ -26,15 +26,17 @@ ALL = (0,) * SPIN_LAYERS
 class Driven:
     """A worker that has loaded the spin model, or another chain, and the memory it shares with us."""
 
-    def __init__(self, artifacts: Path, digest: str | None = None, name: str = "spin") -> None:
-        loaded = load_artifact(artifacts / name)
-        spec = TenantSpec(name, str(loaded.path), digest or loaded.digest, 1_000_000, 0.95, 1, False)
+    def __init__(self, artifacts: Path, name: str = "spin") -> None:
+        loaded = seal_artifact(artifacts / name)
+        spec = TenantSpec(name, "", loaded.digest, 1_000_000, 0.95, 1, False)
         fd = create_tensor_pool()
         self.pool = fill_pool(TensorPool(fd, 2), [loaded.manifest])
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         size = cell_bytes(len(loaded.manifest.layers), loaded.manifest.max_batch)
-        self.process = WorkerProcess(WorkerSetup(LoadModels((spec,), CORES, 2), fd, self.bell, size))
+        load = LoadModels((spec,), CORES, 2, artifacts={loaded.digest: loaded.files})
+        self.process = WorkerProcess(WorkerSetup(load, fd, self.bell, size))
         os.close(fd)
+        loaded.files.close()
         self.cell = self.process.cell
 
     def close(self) -> None:

@@ -12,8 +12,8 @@ import httpx
 from msgspec.structs import replace
 
 from veltair.errors import OverloadedError, RefusalReason
-from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.manifest import SCHEMA, Manifest, Port
+from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFiles
 from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.http_front import application
 from veltair.server.front.inference_service import InferenceService
@@ -55,7 +55,9 @@ MANIFEST = Manifest(
 
 
 def served(name: str, manifest: Manifest, qos: QoSTarget) -> ServedTenant:
-    return ServedTenant(name, "1", Artifact(Path(), manifest, ""), qos, 1, batching=False)
+    return ServedTenant(
+        name, "1", SealedArtifact(Path(), manifest, "", SealedFiles(-1, -1, -1)), qos, 1, batching=False
+    )
 
 
 @dataclass

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -25,7 +23,6 @@ from veltair.profiles.runtime.huge_pages import has_huge_pages
 from veltair.scheduler.interference import ObservedSlowdown
 from veltair.types import CoreSet
 
-_FOLDERS = (Path(tempfile.gettempdir()), Path("/dev/shm"))  # tested for huge pages: a file system, and tmpfs
 _TOUCHED_BYTES = 64 << 20  # written, so that counters that work must count something
 
 
@@ -61,7 +58,7 @@ def report() -> dict[str, Any]:
         "cache_bytes": cache_bytes(),
         "memory_bytes": environment["memory_bytes"],
         "huge_pages": huge_page_mode(),
-        "huge_pages_of_files": {str(folder): has_huge_pages(folder) for folder in _FOLDERS},
+        "huge_pages_of_weights": has_huge_pages(),
         "counters": counters,
         "interference": interference(counters),
         "kernel": environment["kernel"],
@@ -133,10 +130,10 @@ def show(found: dict[str, Any], console: Console) -> None:
     table.add_row("caches", caches or "not shown by the kernel")
     table.add_row("memory", _size(found["memory_bytes"]))
     table.add_row("huge pages", _HUGE_PAGES.get(found["huge_pages"], found["huge_pages"]))
-    files = found["huge_pages_of_files"].items()
-    table.add_row("", "  ".join(f"{_LARGE_FILES[has]} {folder}" for folder, has in files))
-    if True not in found["huge_pages_of_files"].values():
-        table.add_row("", "[yellow]tables of models stay in 4 KB pages[/]: random rows take up to three times as long")
+    if found["huge_pages_of_weights"]:
+        table.add_row("", "[green]✔[/] weights of models")
+    else:
+        table.add_row("", "[yellow]✘ weights of models[/]: random rows of tables take up to three times as long")
     counters = found["counters"]
     table.add_row("counters", ", ".join(counters["events"]) or f"[yellow]none[/]: {counters['reason']}")
     table.add_row("interference", f"[bold]{found['interference']['source']}[/]: {found['interference']['why']}")
@@ -150,13 +147,6 @@ _HUGE_PAGES = {
     "madvise": "madvise (for memory that asks for them)",
     "never": "[yellow]never[/]: random lookups in large tables run slower",
     "absent": "[yellow]absent[/]: the kernel has none",
-}
-
-
-_LARGE_FILES = {
-    True: "[green]✔ weights of models in[/]",
-    False: "[yellow]✘ weights of models in[/]",
-    None: "[dim]? cannot write to[/]",
 }
 
 

@@ -8,16 +8,16 @@ every worker holds it, and of its end before the first worker lets go of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from veltair.errors import ArtifactError, VeltairError
-from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.artifact.artifact_folder import CheckedArtifact
 from veltair.server.engine.models.served_models import PreparedModel, ServedModels
 from veltair.server.engine.worker_process import WorkerProcess
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc import messages as m
-from veltair.server.ipc.tenant_artifact import open_artifact
+from veltair.server.ipc.open_artifacts import OpenArtifacts
 from veltair.server.ipc.worker_cell import cell_bytes
 
 logger = logging.getLogger("veltair.engine")
@@ -34,7 +34,7 @@ class ComingModel:
     """A model that not every worker holds yet."""
 
     spec: m.TenantSpec
-    artifact: Artifact
+    artifact: CheckedArtifact
     prepared: PreparedModel
     is_prepared: bool = False
     since_ns: int = 0  # when its loading began
@@ -46,17 +46,22 @@ class ModelChanges:
 
     ::
 
-        changes = ModelChanges(served, supervisor, front.send)
-        changes.begin(LoadModel(spec))
+        changes = ModelChanges(served, supervisor, opened, front.send)
+        changes.begin(LoadModel(spec), front.take_descriptors())
         while changes.under_way:
             changes.advance(time.monotonic_ns())
     """
 
     def __init__(
-        self, served: ServedModels, supervisor: WorkerSupervisor, answer: Callable[[m.ModelChanged], None]
+        self,
+        served: ServedModels,
+        supervisor: WorkerSupervisor,
+        opened: OpenArtifacts,
+        answer: Callable[[m.ModelChanged], None],
     ) -> None:
-        """`answer`: tells the front how a change that it asked for has ended."""
-        self._served, self._supervisor, self._answer = served, supervisor, answer
+        """`opened`: the artifacts of what is served. `answer`: tells the front how a change that it asked for has
+        ended."""
+        self._served, self._supervisor, self._opened, self._answer = served, supervisor, opened, answer
         self._coming: dict[int, ComingModel] = {}
         self._leaving: set[int] = set()  # served until their last query has ended
         self._going: set[int] = set()  # workers may hold them
@@ -73,14 +78,14 @@ class ModelChanges:
             return PREPARE_S
         return LOOK_S if self.under_way else None
 
-    def begin(self, change: m.ModelChange) -> None:
-        """Begin to load a model, or to forget one once its last query has ended."""
+    def begin(self, change: m.ModelChange, descriptors: Sequence[int] = ()) -> None:
+        """Begin to load a model, whose artifact the descriptors are, or to forget one once its last query has ended."""
         if isinstance(change, m.UnloadModel):
             self._leaving.add(change.number)
             return
         spec = change.tenant
         try:
-            artifact = open_artifact(spec)
+            artifact = self._opened.add(spec, descriptors)
             layers = len(artifact.manifest.layers)
             if cell_bytes(layers, artifact.manifest.max_batch) > self._supervisor.cell_bytes:
                 raise ArtifactError(f"{artifact.path}: {layers} layers are more than the workers take")
@@ -96,7 +101,7 @@ class ModelChanges:
         for number in [number for number in self._leaving if self._served.is_idle(number)]:
             self._leaving.remove(number)
             self._served.remove(number)
-            self._supervisor.serve(self._served.specs.values())
+            self._serve()
             self._going.add(number)
         for number, coming in list(self._coming.items()):
             coming.since_ns = coming.since_ns or now_ns
@@ -151,8 +156,14 @@ class ModelChanges:
             self._answer(failure)
 
     def _change(self, worker: WorkerProcess, change: m.ModelChange, now_ns: int) -> None:
-        self._supervisor.change(worker, change)
+        files = self._opened.files(change.tenant.number) if isinstance(change, m.LoadModel) else ()
+        self._supervisor.change(worker, change, files)
         self._changing[worker] = now_ns
+
+    def _serve(self) -> None:
+        """Workers that start from here on load what is served now."""
+        specs = list(self._served.specs.values())
+        self._supervisor.serve(specs, {spec.digest: self._opened.files(spec.number) for spec in specs})
 
     def _change_next_worker(self, now_ns: int) -> None:
         for worker in self._supervisor.idle:
@@ -180,6 +191,7 @@ class ModelChanges:
         """Tell of what is done by every worker."""
         for number in [number for number in self._going if not self._is_held(number)]:
             self._going.remove(number)
+            self._opened.remove(number)
             self._answer(m.ModelUnloaded(number))
         holding = [worker for worker in self._supervisor.all if worker.state != "starting" and worker.alive]
         for number, coming in list(self._coming.items()):
@@ -191,5 +203,5 @@ class ModelChanges:
                     self._fail(m.ModelFailed(number, type(error).__name__, str(error)))
                     continue
                 del self._coming[number]
-                self._supervisor.serve(self._served.specs.values())
+                self._serve()
                 self._answer(m.ModelLoaded(number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.artifact.artifact_folder import CheckedArtifact
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.event_log.header import digest_profiles
 from veltair.scheduler.events import Event, TenantAdded, TenantRemoved
@@ -68,7 +68,7 @@ class ServedModels:
         """Whether no query of it is left."""
         return not self._arrivals.waiting(number) and not self._queries.has_any_of(number)
 
-    def prepare(self, spec: TenantSpec, artifact: Artifact) -> PreparedModel:
+    def prepare(self, spec: TenantSpec, artifact: CheckedArtifact) -> PreparedModel:
         """What the scheduler needs of a model, to be made bit by bit. Raises ProfileError."""
         costs, profiles = self._scheduler.state.costs, artifact.profiles()
         tenant = added_tenant(spec, artifact, {model: by_batch[0].profile.digest for model, by_batch in costs.items()})

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.artifact.artifact_folder import CheckedArtifact
 from veltair.profiles.artifact.manifest import Manifest
 from veltair.server.ipc.messages import TenantSpec
 from veltair.types import ModelProfile, QoSTarget, Tenant
 
 
 def tenants_and_profiles(
-    specs: Sequence[TenantSpec], artifacts: Sequence[Artifact]
+    specs: Sequence[TenantSpec], artifacts: Sequence[CheckedArtifact]
 ) -> tuple[tuple[Tenant, ...], dict[str, tuple[ModelProfile, ...]]]:
     """The scheduler's tenants, and the profiles by model. `artifacts` has one for each tenant, in order."""
     digests: dict[str, set[str]] = {}  # by model
     for artifact in artifacts:
         digests.setdefault(artifact.manifest.model, set()).add(artifact.digest)
 
-    def model_key(artifact: Artifact) -> str:
+    def model_key(artifact: CheckedArtifact) -> str:
         """The model's name, with the digest where two artifacts have the same name."""
         model = artifact.manifest.model
         return model if len(digests[model]) == 1 else f"{model}@{artifact.digest[:12]}"
@@ -28,7 +28,7 @@ def tenants_and_profiles(
     return tenants, {model_key(artifact): artifact.profiles() for artifact in artifacts}
 
 
-def added_tenant(spec: TenantSpec, artifact: Artifact, known: Mapping[str, str]) -> Tenant:
+def added_tenant(spec: TenantSpec, artifact: CheckedArtifact, known: Mapping[str, str]) -> Tenant:
     """A tenant that is loaded later, as the scheduler takes it. `known`: digests of the models that it has, by name."""
     model = artifact.manifest.model
     if known.get(model, artifact.digest) != artifact.digest:
@@ -36,7 +36,7 @@ def added_tenant(spec: TenantSpec, artifact: Artifact, known: Mapping[str, str])
     return _tenant(spec, artifact, model)
 
 
-def _tenant(spec: TenantSpec, artifact: Artifact, model: str) -> Tenant:
+def _tenant(spec: TenantSpec, artifact: CheckedArtifact, model: str) -> Tenant:
     return Tenant(
         name=spec.key,
         model=model,

@@ -43,10 +43,12 @@ class Workers:
     def start(self) -> None:
         self.all.append(Worker(set(self.served)))
 
-    def serve(self, specs: Any) -> None:
+    def serve(self, specs: Any, artifacts: Any) -> None:
+        assert artifacts == {spec.digest: f"files of {spec.number}" for spec in specs}
         self.served = {spec.number for spec in specs}
 
-    def change(self, worker: Worker, change: Any) -> None:
+    def change(self, worker: Worker, change: Any, descriptors: Any) -> None:
+        assert descriptors == (f"files of {change.tenant.number}" if isinstance(change, m.LoadModel) else ())
         self.idle.remove(worker)
         worker.state, worker.change = "changing", change
 
@@ -77,13 +79,31 @@ class Served:
         del self.specs[number]
 
 
+class Opened:
+    """In the place of the open artifacts."""
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+
+    def add(self, spec: Any, descriptors: Any) -> Any:
+        self.numbers.add(spec.number)
+        return SimpleNamespace(path="/", manifest=SimpleNamespace(layers=[], max_batch=1))
+
+    def files(self, number: int) -> Any:
+        assert number in self.numbers
+        return f"files of {number}"
+
+    def remove(self, number: int) -> None:
+        self.numbers.remove(number)
+
+
 class Story:
     """The front's numbers beside the changes under test."""
 
     def __init__(self) -> None:
-        self.workers, self.served = Workers(), Served()
+        self.workers, self.served, self.opened = Workers(), Served(), Opened()
         self.answers: list[Any] = []
-        self.changes = ModelChanges(self.served, self.workers, self.answers.append)  # type: ignore[arg-type]
+        self.changes = ModelChanges(self.served, self.workers, self.opened, self.answers.append)  # type: ignore[arg-type]
         self.taken: dict[int, str] = {}  # by number: what the front has done with it
         self.now_ns = 0
         for _ in range(TARGET):
@@ -110,6 +130,7 @@ class Story:
         self.answers.clear()
         live = {number for number, state in self.taken.items() if state == "live"}
         assert live <= set(self.served.specs)
+        assert self.opened.numbers == set(self.taken)
         for worker in self.workers.idle:  # these take queries
             assert live <= worker.holds
         assert sum(worker.state == "changing" and worker.holds >= live for worker in self.workers.all) <= 1
@@ -148,14 +169,10 @@ class Story:
 
 
 def spec_of(number: int) -> m.TenantSpec:
-    return m.TenantSpec(f"t{number}", "/", "ab12", 10**7, 0.95, 1, batching=False, number=number)
+    return m.TenantSpec(f"t{number}", "/", f"ab{number}", 10**7, 0.95, 1, batching=False, number=number)
 
 
 STEPS = st.sampled_from(("load", "load", "unload", "ready", "answer", "answer", "answer", "fail", "die", "late"))
-
-
-def open_nothing(spec: m.TenantSpec) -> Any:
-    return SimpleNamespace(path="/", manifest=SimpleNamespace(layers=[], max_batch=1))
 
 
 # The last worker to load a model dies; its successor started without it, and is ready after the others serve it.
@@ -166,16 +183,12 @@ SUCCESSOR = [("ready", 0)] * 3 + [("load", 1), ("answer", 0), ("answer", 0), ("d
 @example(SUCCESSOR)
 @given(st.lists(st.tuples(STEPS, st.integers(0, 3)), max_size=80))
 def test_who_takes_queries_holds_all_that_is_live_and_every_change_ends(steps: list[tuple[str, int]]) -> None:
-    before, model_changes.open_artifact = model_changes.open_artifact, open_nothing
-    try:
-        story = Story()
-        for what, which in steps:
-            story.do(what, which)
-        for _ in range(60):
-            story.do("ready", 0)
-            story.do("answer", 0)
-        assert not story.changes.under_way
-        assert set(story.taken.values()) <= {"live"}
-        assert len(story.workers.idle) == TARGET
-    finally:
-        model_changes.open_artifact = before
+    story = Story()
+    for what, which in steps:
+        story.do(what, which)
+    for _ in range(60):
+        story.do("ready", 0)
+        story.do("answer", 0)
+    assert not story.changes.under_way
+    assert set(story.taken.values()) <= {"live"}
+    assert len(story.workers.idle) == TARGET

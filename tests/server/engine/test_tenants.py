@@ -8,11 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from veltair.errors import ArtifactError
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 from veltair.server.engine.models.tenants import can_batch, tenants_and_profiles
 from veltair.server.ipc.messages import TenantSpec
-from veltair.server.ipc.tenant_artifact import open_artifact
 
 pytestmark = pytest.mark.slow
 
@@ -45,11 +43,3 @@ def test_a_model_batches_if_every_tensor_has_a_row_for_each_sample(mlp: Artifact
     fixed = msgspec.structs.replace(manifest.inputs[0], shape=(1, 16))
     assert not can_batch(msgspec.structs.replace(manifest, inputs=(*manifest.inputs, fixed)))
     assert not can_batch(msgspec.structs.replace(manifest, outputs=(*manifest.outputs, fixed)))
-
-
-def test_an_artifact_is_opened_only_as_it_was_checked(mlp: Artifact, tmp_path: Path) -> None:
-    assert open_artifact(spec("a", mlp)) == mlp
-    with pytest.raises(ArtifactError, match="replaced since"):
-        open_artifact(msgspec.structs.replace(spec("a", mlp), digest="0" * 64))
-    with pytest.raises(ArtifactError, match="No such file"):
-        open_artifact(msgspec.structs.replace(spec("a", mlp), artifact=str(tmp_path)))

@@ -1,15 +1,13 @@
-"""Workers that are killed or crash under load, and artifacts replaced under the daemon."""
+"""Workers that are killed or crash under load."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import os
-import shutil
 import signal
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from example_models import LONG_TURNS, mlp_outputs, spin_inputs, spin_state
@@ -153,31 +151,3 @@ def test_no_descriptor_or_process_is_left_behind(artifacts: Path) -> None:
     before = descriptors(os.getpid())
     asyncio.run(scenario())
     assert descriptors(os.getpid()) == before
-
-
-def altered(source: Path, target: Path, **changes: object) -> Path:
-    """A copy of an artifact with other manifest entries."""
-    shutil.copytree(source, target)
-    manifest = msgspec.json.decode((target / "manifest.json").read_bytes())
-    (target / "manifest.json").write_bytes(msgspec.json.encode(manifest | changes))
-    return target
-
-
-def test_an_artifact_replaced_under_the_daemon_is_not_served_by_new_workers(artifacts: Path, tmp_path: Path) -> None:
-    shutil.copytree(artifacts / "mlp", tmp_path / "mlp")
-
-    async def scenario() -> None:
-        async with serving(serve_config(tmp_path, "mlp", spare_workers=0)) as client:
-            shutil.rmtree(tmp_path / "mlp")
-            altered(artifacts / "mlp", tmp_path / "mlp", tolerance=0.5)
-            victim, survivor = await pids(client)
-            os.kill(victim, signal.SIGKILL)
-
-            async def failed_twice() -> bool:
-                return (await client.snapshot()).status.worker_deaths >= 3
-
-            await until("two replacements that refused to start", failed_twice)
-            assert survivor in await pids(client)
-            assert right(await client.infer("mlp", {"x": X}))
-
-    asyncio.run(scenario())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -66,3 +69,80 @@ def test_the_last_words_are_read_before_the_end_is_seen() -> None:
     with pytest.raises(ChannelClosedError):
         engine.send(AbortQuery(1))
     engine.close()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def file_with(content: bytes) -> int:
+    descriptor = os.memfd_create("file")
+    os.write(descriptor, content)
+    return descriptor
+
+
+def test_descriptors_come_with_their_message_and_are_closed_unless_taken() -> None:
+    engine, worker = channels()
+    count = descriptors()
+    files = [file_with(b"one"), file_with(b"two")]
+    worker.send(ModelsLoaded(), files)
+    worker.send(ModelsLoaded())
+    worker.send(ModelsLoaded(), files)
+    worker.send(ModelsLoaded(), files)
+    for file in files:
+        os.close(file)
+    engine.receive()
+    taken = engine.take_descriptors()
+    assert [os.pread(file, 3, 0) for file in taken] == [b"one", b"two"]
+    assert not any(os.get_inheritable(file) for file in taken)
+    assert not engine.take_descriptors()
+    engine.receive()
+    assert not engine.take_descriptors()
+    engine.receive()  # two that nobody takes
+    engine.receive()  # and two more, until the end
+    assert descriptors() == count + 4
+    engine.close()
+    for file in taken:
+        os.close(file)
+    worker.close()
+    assert descriptors() == count - 2
+
+
+def test_descriptors_wait_with_their_message() -> None:
+    engine, worker = channels()
+    worker.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    count = descriptors()
+    for number in range(200):
+        file = file_with(b"%d" % number)
+        worker.send(KernelFailed(number, ""), [file])
+        os.close(file)
+    assert 10 < len(worker.backlog) == descriptors() - count
+    for number in range(100):
+        message = engine.receive()
+        assert isinstance(message, KernelFailed)
+        assert message.query == number
+        [file] = engine.take_descriptors()
+        assert os.pread(file, 9, 0) == b"%d" % number
+        os.close(file)
+        worker.flush()
+    engine.close()
+    with pytest.raises(ChannelClosedError):
+        worker.flush()
+    assert descriptors() == count - 1  # the engine's end
+    worker.close()
+
+
+def test_a_process_with_too_many_open_files_gets_the_message_alone() -> None:
+    engine, worker = channels()
+    file = file_with(b"one")
+    worker.send(ModelsLoaded(), [file])
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (file + 1, before[1]))
+    try:
+        assert engine.receive() == ModelsLoaded()
+        assert not engine.take_descriptors()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    os.close(file)
+    engine.close()
+    worker.close()

@@ -6,14 +6,15 @@ import pytest
 from in_process_front import MANIFEST
 
 from veltair.errors import UnknownModelError
-from veltair.profiles.artifact.artifact_folder import Artifact
+from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFiles
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.types import QoSTarget
 
 
 def served(name: str, version: str) -> ServedTenant:
-    return ServedTenant(name, version, Artifact(Path(), MANIFEST, ""), QoSTarget(10), 1, batching=False)
+    artifact = SealedArtifact(Path(), MANIFEST, "", SealedFiles(-1, -1, -1))
+    return ServedTenant(name, version, artifact, QoSTarget(10), 1, batching=False)
 
 
 def test_the_highest_version_is_meant_until_it_is_dropped() -> None:

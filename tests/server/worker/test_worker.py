@@ -16,8 +16,7 @@ from driven_worker import CORES, Driven
 from example_models import LONG_TURNS, SPIN_LAYERS, spin_state
 from running_engine import WAIT_S
 
-from veltair.server.ipc.channel import ChannelClosedError
-from veltair.server.ipc.messages import CoresChanged, KernelFailed, ModelsLoaded, StartFailed
+from veltair.server.ipc.messages import CoresChanged, KernelFailed, ModelsLoaded
 
 pytestmark = pytest.mark.slow
 
@@ -141,20 +140,6 @@ def test_a_worker_killed_in_a_block_leaves_no_end_and_one_killed_after_it_does(w
 def test_it_leaves_when_its_socket_closes(worker: Driven) -> None:
     worker.process.channel.socket.shutdown(2)
     assert worker.process.process.wait(WAIT_S) == 0
-
-
-def test_it_refuses_an_artifact_of_another_digest(artifacts: Path) -> None:
-    driven = Driven(artifacts, digest="0" * 64)
-    try:
-        refusal = driven.next()
-        assert isinstance(refusal, StartFailed)
-        assert refusal.kind == "ArtifactError"
-        assert "replaced since" in refusal.reason
-        assert driven.process.process.wait(WAIT_S) == 1
-        with pytest.raises(ChannelClosedError):
-            driven.process.channel.receive()
-    finally:
-        driven.close()
 
 
 def test_the_worker_has_the_runtime_alone_and_the_other_processes_no_tvm(worker: Driven) -> None:

@@ -46,7 +46,7 @@ def test_text_names_every_fact() -> None:
         "never",
         found["target"]["mcpu"],
         "observed",
-        "weights of models in",
+        "weights of models",
         "apache-tvm",
     ):
         assert words in text
