@@ -13,7 +13,8 @@ from veltair.server.engine.pending_query import PendingQuery
 from veltair.server.ipc.admission_gates import AdmissionGates
 from veltair.server.ipc.done_queries import Caller, pack_callers
 from veltair.server.ipc.lane import Lane, lane_bytes
-from veltair.server.ipc.messages import AbortQuery, InferQuery, LaneDescriptors, QueryEnded
+from veltair.server.ipc.lane_descriptors import LaneDescriptors
+from veltair.server.ipc.messages import AbortQuery, InferQuery, QueryEnded
 
 
 class FrontLanes:

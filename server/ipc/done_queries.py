@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from veltair.server.ipc.messages import LaneDescriptors
+from veltair.server.ipc.lane_descriptors import LaneDescriptors
 from veltair.server.ipc.native_library import array_address, native_library
 
 _CALLER = Struct("<QqII")

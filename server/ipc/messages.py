@@ -17,9 +17,10 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from veltair.config import CounterCoefficients, ServerConfig, read_counter_coefficients
+from veltair.config import CounterCoefficients, SandboxMode, ServerConfig, read_counter_coefficients
+from veltair.server.ipc.lane_descriptors import LaneDescriptors
 from veltair.server.ipc.stages import NOT_STAMPED, EngineStamps
-from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
+from veltair.server.ipc.status_records import BlockRecord, BlockStatus, SandboxStatus, TenantStatus, WorkerStatus
 from veltair.server.ipc.tenant_share import TenantShare
 from veltair.types import CoreSet
 
@@ -62,22 +63,6 @@ class TenantSpec(msgspec.Struct, frozen=True):
 # Front to engine
 
 
-class LaneDescriptors(msgspec.Struct, frozen=True):
-    """Descriptors that engine and workers inherit.
-
-    >>> LaneDescriptors(lanes=7, records=1024, bell=8, wakes=(9,), done=10, places=512).wakes
-    (9,)
-    """
-
-    lanes: int  # memory of all lanes (`ipc/lane.py`)
-    records: int  # of each ring
-    bell: int  # wakes the engine
-    wakes: tuple[int, ...]  # each wakes the thread of a lane
-    done: int  # memory by which workers tell of done queries (`ipc/done_queries.py`)
-    places: int  # of slots, in all
-    gates: int = -1  # memory by which the engine refuses in advance (`ipc/admission_gates.py`)
-
-
 class ConfigureEngine(Message, frozen=True):
     """The first message. The engine answers with `EngineReady` or `StartFailed`.
     To serve on all cores that it may use::
@@ -97,6 +82,7 @@ class ConfigureEngine(Message, frozen=True):
     planned_share: float = 1.0  # of each target and deadline; policies plan with this share
     lanes: LaneDescriptors | None = None  # of the front's I/O threads
     capacity: int = 1  # versions of models at once; their numbers are below this
+    sandbox: SandboxMode = "try"  # of the workers
 
     @classmethod
     def of(cls, server: ServerConfig) -> ConfigureEngine:
@@ -114,6 +100,7 @@ class ConfigureEngine(Message, frozen=True):
             hung_block_ns=int(server.hung_block_s * 1e9),
             planned_share=server.planned_share,
             capacity=server.max_models,
+            sandbox=server.sandbox,
         )
 
 
@@ -252,6 +239,7 @@ class EngineStatus(Message, frozen=True):
     workers: tuple[WorkerStatus, ...]
     blocks: tuple[BlockRecord, ...]  # of ended queries, oldest first: as many as one message takes
     cursor: int  # the number of blocks up to the last of these; below `blocks_ended`, ask again from here
+    sandbox: SandboxStatus = SandboxStatus()  # of the worker that started last
 
 
 # Engine to worker
@@ -264,6 +252,7 @@ class LoadModels(Message, frozen=True):
     cores: CoreSet
     slots: int
     lanes: LaneDescriptors | None = None  # of the front's I/O threads
+    sandbox: SandboxMode = "try"
 
 
 # Worker to engine
@@ -271,6 +260,8 @@ class LoadModels(Message, frozen=True):
 
 class ModelsLoaded(Message, frozen=True):
     """The worker is ready for blocks: `ModelsLoaded()`."""
+
+    sandbox: SandboxStatus = SandboxStatus()  # it has confined itself so far
 
 
 class KernelFailed(Message, frozen=True):

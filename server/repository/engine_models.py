@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from veltair.errors import RequestError
 from veltair.profiles.artifact.input_layout import InputLayout
-from veltair.server.ipc.messages import LaneDescriptors, TenantSpec
+from veltair.server.ipc.lane_descriptors import LaneDescriptors
+from veltair.server.ipc.messages import TenantSpec
 from veltair.server.ipc.tensor_pool import RegionSpace, TensorPool, create_tensor_pool, region_bytes
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.protocol.validation import batch_size

@@ -13,7 +13,7 @@ from veltair.errors import OverloadedError, RefusalReason, VeltairError
 from veltair.server.ipc.admission_gates import create_admission_gates, gates_bytes
 from veltair.server.ipc.done_queries import DoneQueries, create_done_queries
 from veltair.server.ipc.lane import create_lanes, lane_bytes, ring_records
-from veltair.server.ipc.messages import LaneDescriptors
+from veltair.server.ipc.lane_descriptors import LaneDescriptors
 from veltair.server.ipc.native_library import array_address
 from veltair.server.ipc.tenant_share import SharedSlots, TenantShare
 from veltair.server.ipc.tensor_pool import TensorPool

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from veltair.server.ipc.done_queries import DONE, Caller, DoneQueries, create_done_queries, pack_callers
-from veltair.server.ipc.messages import LaneDescriptors
+from veltair.server.ipc.lane_descriptors import LaneDescriptors
 
 LANES, PLACES = 3, 8
 MOST = 2**32 - 1
@@ -120,7 +120,7 @@ def test_a_list_that_leads_astray_ends(descriptors: LaneDescriptors) -> None:
 REPORTING = """
 import ctypes, os, sys
 from veltair.server.ipc.done_queries import Caller, DoneQueries, pack_callers
-from veltair.server.ipc.messages import LaneDescriptors
+from veltair.server.ipc.lane_descriptors import LaneDescriptors
 done, wake, go, first = map(int, sys.argv[1:])
 worker = DoneQueries(LaneDescriptors(-1, 0, -1, (wake,), done, 8))
 for turn in range(500):
