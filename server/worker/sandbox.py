@@ -34,7 +34,7 @@ def confine(mode: SandboxMode) -> SandboxStatus:
     except OSError as error:
         gaps.append(f"no Landlock: {error.strerror}")
     try:
-        seccomp.install()
+        seccomp.install(seccomp.make_filter(os.uname().machine, os.getpid()))
         filtered = True
     except OSError as error:
         gaps.append(f"no seccomp filter: {error.strerror}")

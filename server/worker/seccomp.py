@@ -1,7 +1,8 @@
 """A filter of system calls, in classic BPF, for all threads of this process and for good (`linux/seccomp.h`).
 
-It denies what `system_calls.py` lists, and calls that are newer than that list. `install` covers threads that run
-already as well.
+It denies what `system_calls.py` lists, and calls that are newer than that list. ::
+
+    install(make_filter(os.uname().machine, os.getpid()))
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Sequence
 
 from veltair.server.worker.system_calls import CHECKED, DENIED, LAST_KNOWN, MACHINES
 
@@ -37,18 +39,14 @@ _OWNER_COMMANDS = (8, 10, 15)  # fcntl F_SETOWN, F_SETSIG, F_SETOWN_EX: the kern
 _REQUESTS = (0x5412, 0x541C, 0x8901, 0x8902)  # ioctl TIOCSTI, TIOCLINUX: types into a terminal; FIOSETOWN, SIOCSPGRP
 
 
-def install() -> None:
-    """Filter from here on. `no_new_privileges` comes before. Raises OSError where that is not possible."""
-    machine = os.uname().machine
-    if machine not in MACHINES:
-        raise OSError(errno.ENOSYS, f"there is no filter for {machine}, only for {' and '.join(MACHINES)}")
-    program = make_filter(machine, os.getpid())
+def install(program: Sequence[Instruction]) -> None:
+    """Ask it about every call from here on. `no_new_privileges` comes before. Raises OSError where that cannot be."""
     raw = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(raw, len(raw))
     header = struct.pack("@HP", len(program), ctypes.addressof(buffer))  # struct sock_fprog
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     mode, flags = ctypes.c_uint(_SET_MODE_FILTER), ctypes.c_uint(_TSYNC | _SPEC_ALLOW)
-    result = syscall(ctypes.c_long(_SECCOMP[machine]), mode, flags, header)
+    result = syscall(ctypes.c_long(_SECCOMP[os.uname().machine]), mode, flags, header)
     if result > 0:
         raise OSError(errno.EBUSY, f"thread {result} has a filter of its own")
     if result < 0:
@@ -59,12 +57,16 @@ def install() -> None:
 def make_filter(machine: str, pid: int) -> list[Instruction]:
     """The program for a process of that id. Kernels from 5.11 on ask it once about a call that is always allowed.
 
+    Raises OSError for a machine whose numbers are not known here.
+
     >>> make_filter("aarch64", pid=7)[-1] == ALLOW
     True
     """
-    at = MACHINES.index(machine)
-    bodies = dict.fromkeys([number[at] for group in DENIED.values() for number in group.values()], [DENY])
-    bodies |= {CHECKED[name][at]: body for name, body in _checks(pid).items()}
+    if machine not in MACHINES:
+        raise OSError(errno.ENOSYS, f"there is none for {machine}, only for {' and '.join(MACHINES)}")
+    at, checks = MACHINES.index(machine), _checks(pid)
+    calls = [(numbers[at], [DENY]) for group in DENIED.values() for numbers in group.values()]
+    calls += [(numbers[at], checks[name]) for name, numbers in CHECKED.items()]
     program: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH_AT),
         (_IF_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
@@ -73,7 +75,7 @@ def make_filter(machine: str, pid: int) -> list[Instruction]:
         (_IF_GREATER, 0, 1, LAST_KNOWN),
         MISSING,  # newer than our list; or of the x32 table, whose numbers are high
     ]
-    for number, body in bodies.items():
+    for number, body in calls:
         if number is not None:
             program += [(_IF_EQUAL, 0, len(body), number), *body]
     return [*program, ALLOW]
