@@ -195,7 +195,7 @@ def prepare(folder: Path, victim: Victim) -> dict[str, Callable[[], object]]:
         "thread": threaded,
         "send": sent,
         "read": file.read_bytes,
-        "list": lambda: os.listdir(folder),
+        "list": lambda: list(folder.iterdir()),
         "load a library": lambda: ctypes.CDLL("libm.so.6"),
         "signal itself": lambda: os.kill(me, signal.SIGCONT),
         "limit itself": lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),

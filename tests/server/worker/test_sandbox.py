@@ -166,7 +166,7 @@ def test_require_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(landlock, "restrict", missing)
     monkeypatch.setattr("veltair.server.worker.seccomp.install", missing)
     monkeypatch.setattr("veltair.server.worker.sandbox.no_new_privileges", lambda: None)
-    with pytest.raises(ConfigError, match='"require".*no Landlock: the kernel .*; no seccomp filter: the kernel'):
+    with pytest.raises(ConfigError, match=r'"require".*no Landlock: the kernel .*; no seccomp filter: the kernel'):
         confine("require")
     assert confine("try").gaps == (
         "no Landlock: the kernel is built without it",

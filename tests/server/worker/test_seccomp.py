@@ -73,12 +73,12 @@ def test_what_a_worker_needs_is_allowed(machine: str) -> None:
         assert verdict(machine, numbers[MACHINES.index(machine)]) == 0, name
 
 
-O_CREAT, O_CLOEXEC, O_APPEND, O_TRUNC = 0o100, 0o2000000, 0o2000, 0o1000
+O_CREAT, O_CLOEXEC, O_APPEND, O_TRUNC, TMPFILE = 0o100, 0o2000000, 0o2000, 0o1000, 0o20000000
 CLONE_THREAD, THREAD_FLAGS = 0x10000, 0x3D0F00  # of pthread_create
 ARGUMENTS = [
     ("openat", (-100 % 2**64, 0, O_CLOEXEC), 0),
     ("openat", (-100 % 2**64, 0, O_CLOEXEC | 0xFFFFFFFF << 32), 0),  # the kernel reads the low half
-    *[("openat", (0, 0, flags | O_CLOEXEC), errno.EPERM) for flags in (1, 2, 3, O_CREAT, O_APPEND, O_TRUNC, 0o20000000)],
+    *[("openat", (0, 0, flags | O_CLOEXEC), errno.EPERM) for flags in (1, 2, 3, O_CREAT, O_APPEND, O_TRUNC, TMPFILE)],
     ("open", (0, O_CLOEXEC), 0),
     ("open", (0, 2), errno.EPERM),
     ("openat2", (), errno.ENOSYS),
