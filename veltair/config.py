@@ -16,6 +16,7 @@ from veltair.errors import ConfigError
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 PositiveReal = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+SandboxMode = Literal["try", "require", "off"]
 Versions = Literal["all"] | Positive | Annotated[tuple[Positive, ...], msgspec.Meta(min_length=1)]
 
 
@@ -68,6 +69,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drain_timeout_s: PositiveReal = 30.0  # after that: accepted queries are answered, new ones refused
     hung_block_s: PositiveReal = 10.0  # a block has at least so long, and 10 times as long as its profile says
     hung_engine_s: PositiveReal = 5.0  # an engine that does not answer for so long is replaced
+    sandbox: SandboxMode = "try"  # of workers: as far as the kernel allows; "require": all of it, or no start; "off"
     counter_model: str | None = None  # file of `veltair profile --fit-proxy`, used where there are L3 counters
     event_log: str | None = None  # JSON lines of every event and decision, for `veltair replay`
 

@@ -69,7 +69,8 @@ class Engine:
         self._poll = select.epoll()
         self._poll.register(front.fileno(), select.EPOLLIN)
         self._front_events = select.EPOLLIN
-        load = m.LoadModels(configure.tenants, cores, configure.slots, configure.lanes, configure.artifacts)
+        shared = configure.lanes, configure.artifacts, configure.sandbox
+        load = m.LoadModels(configure.tenants, cores, configure.slots, *shared)
         target = self._workers + configure.spare_workers
         self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, largest_cell(artifacts))
         self._lanes = FrontLanes(self._poll, configure.lanes, configure.capacity, configure.slots)
@@ -234,8 +235,8 @@ class Engine:
             case m.ModelLoaded() | m.ModelFailed() | m.ModelUnloaded():
                 self._changes.worker_answered(worker, message, time.monotonic_ns())
                 self._workers_changed()
-            case m.ModelsLoaded():
-                self._supervisor.models_loaded(worker)
+            case m.ModelsLoaded(sandbox=sandbox):
+                self._supervisor.models_loaded(worker, sandbox)
                 self._changes.worker_idle(worker, time.monotonic_ns())
                 self._workers_changed()
             case m.StartFailed(reason=reason):

@@ -70,4 +70,5 @@ def collect_status(
         workers=tuple(WorkerStatus(w.pid, w.state, w.query, w.started_ns) for w in supervisor.all),
         blocks=blocks,
         cursor=cursor,
+        sandbox=supervisor.sandbox,
     )

@@ -15,6 +15,7 @@ import msgspec
 from veltair.profiles.artifact.sealed_artifact import SealedFiles
 from veltair.server.engine.worker_process import WorkerProcess, WorkerSetup
 from veltair.server.ipc.messages import LoadModels, ModelChange, TenantSpec
+from veltair.server.ipc.status_records import SandboxStatus
 
 logger = logging.getLogger("veltair.engine")
 
@@ -38,6 +39,7 @@ class WorkerSupervisor:
         poll.register(self.bell, select.EPOLLIN | select.EPOLLET)  # each write tells; nobody reads it
         self.workers: dict[int, WorkerProcess] = {}  # by the descriptors of their socket and their pidfd
         self.deaths = 0
+        self.sandbox = SandboxStatus()  # of the worker that started last
         self._poll = poll
         self._target = target
         self._setup = WorkerSetup(load, tensors, self.bell, cell_bytes)
@@ -100,9 +102,12 @@ class WorkerSupervisor:
             return None
         return max(0.0, (self._next_start_ns - now_ns) / 1e9)
 
-    def models_loaded(self, worker: WorkerProcess) -> None:
+    def models_loaded(self, worker: WorkerProcess, sandbox: SandboxStatus) -> None:
         """The worker can take its first query."""
         self.failed_starts = 0
+        if sandbox != self.sandbox:
+            self.sandbox = sandbox
+            _log_sandbox(sandbox)
         self.release(worker)
 
     def acquire(self, query: int) -> WorkerProcess | None:
@@ -166,6 +171,13 @@ class WorkerSupervisor:
         self._idle.clear()
         self._poll.unregister(self.bell)
         os.close(self.bell)
+
+
+def _log_sandbox(sandbox: SandboxStatus) -> None:
+    if sandbox.gaps:
+        logger.warning("workers are not confined as they could be: %s", "; ".join(sandbox.gaps))
+    else:
+        logger.info("workers are confined by Landlock (ABI %d) and a seccomp filter", sandbox.landlock_abi)
 
 
 def _describe_exit(code: int) -> str:

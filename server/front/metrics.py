@@ -202,6 +202,10 @@ class Metrics:
         for state in ("starting", "idle", "busy", "changing"):
             workers.add_metric((state,), states[state])
         yield workers
+        sandbox = GaugeMetricFamily("veltair_sandbox", "Whether this confines the workers", labels=("by",))
+        sandbox.add_metric(("landlock",), status.sandbox.landlock_abi > 0)
+        sandbox.add_metric(("seccomp",), status.sandbox.seccomp)
+        yield sandbox
         yield CounterMetricFamily("veltair_engine_restarts", "Engines that died", snapshot.engine_restarts)
         yield GaugeMetricFamily("veltair_queries_held", "Queries that hold a slot", value=snapshot.held)
         yield GaugeMetricFamily("veltair_query_slots", "Slots for each tenant", value=snapshot.slots)

@@ -18,11 +18,11 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from veltair.config import CounterCoefficients, ServerConfig, read_counter_coefficients
+from veltair.config import CounterCoefficients, SandboxMode, ServerConfig, read_counter_coefficients
 from veltair.profiles.artifact.sealed_artifact import SealedFiles
 from veltair.server.ipc.lane_descriptors import LaneDescriptors
 from veltair.server.ipc.stages import NOT_STAMPED, EngineStamps
-from veltair.server.ipc.status_records import BlockRecord, BlockStatus, TenantStatus, WorkerStatus
+from veltair.server.ipc.status_records import BlockRecord, BlockStatus, SandboxStatus, TenantStatus, WorkerStatus
 from veltair.server.ipc.tenant_share import TenantShare
 from veltair.types import DEFAULT_PRIORITY_LEVEL, CoreSet
 
@@ -84,6 +84,7 @@ class ConfigureEngine(Message, frozen=True):
     lanes: LaneDescriptors | None = None  # of the front's I/O threads
     capacity: int = 1  # versions of models at once; their numbers are below this
     artifacts: dict[str, SealedFiles] = {}  # by digest
+    sandbox: SandboxMode = "try"  # of the workers
 
     @classmethod
     def of(cls, server: ServerConfig) -> ConfigureEngine:
@@ -101,6 +102,7 @@ class ConfigureEngine(Message, frozen=True):
             hung_block_ns=int(server.hung_block_s * 1e9),
             planned_share=server.planned_share,
             capacity=server.max_models,
+            sandbox=server.sandbox,
         )
 
 
@@ -240,6 +242,7 @@ class EngineStatus(Message, frozen=True):
     workers: tuple[WorkerStatus, ...]
     blocks: tuple[BlockRecord, ...]  # of ended queries, oldest first: as many as one message takes
     cursor: int  # the number of blocks up to the last of these; below `blocks_ended`, ask again from here
+    sandbox: SandboxStatus = SandboxStatus()  # of the worker that started last
 
 
 # Engine to worker
@@ -253,6 +256,7 @@ class LoadModels(Message, frozen=True):
     slots: int
     lanes: LaneDescriptors | None = None  # of the front's I/O threads
     artifacts: dict[str, SealedFiles] = {}  # by digest
+    sandbox: SandboxMode = "try"
 
 
 # Worker to engine
@@ -260,6 +264,8 @@ class LoadModels(Message, frozen=True):
 
 class ModelsLoaded(Message, frozen=True):
     """The worker is ready for blocks: `ModelsLoaded()`."""
+
+    sandbox: SandboxStatus = SandboxStatus()  # it has confined itself so far
 
 
 class KernelFailed(Message, frozen=True):

@@ -101,3 +101,11 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     state: Literal["starting", "idle", "busy", "changing"]
     query: int | None
     started_ns: int
+
+
+class SandboxStatus(msgspec.Struct, frozen=True):
+    """What confines a worker, and why something does not: `SandboxStatus(landlock_abi=7, seccomp=True)`."""
+
+    landlock_abi: int = 0  # 0: Landlock does not
+    seccomp: bool = False
+    gaps: tuple[str, ...] = ()

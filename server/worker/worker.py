@@ -32,6 +32,7 @@ from veltair.server.ipc.messages import (
 )
 from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, set_nice
 from veltair.server.ipc.worker_cell import WorkerCell
+from veltair.server.worker.sandbox import confine
 from veltair.server.worker.worker_models import WorkerModels
 
 if TYPE_CHECKING:
@@ -219,6 +220,8 @@ def main(arguments: Sequence[str]) -> int:
             raise TypeError(f"expected LoadModels first, got {load!r}")
         os.sched_setaffinity(0, load.cores)  # the engine's own are inherited
         try:
+            _import_runtime()
+            sandbox = confine(load.sandbox)  # before the first thread starts, and before any artifact's code is loaded
             worker = _load_worker(channel, WorkerCell(cell), bell, pool, load)
         except VeltairError as error:
             channel.send(StartFailed(type(error).__name__, str(error)))
@@ -227,15 +230,23 @@ def main(arguments: Sequence[str]) -> int:
             logger.exception("loading the models failed")
             channel.send(StartFailed("ArtifactError", f"the models cannot be loaded: {type(error).__name__}: {error}"))
             return 1
-        channel.send(ModelsLoaded())
+        channel.send(ModelsLoaded(sandbox))
         worker.serve()
     except ChannelClosedError:
         return 0
     return 0
 
 
+def _import_runtime() -> None:
+    # Imported here, at the worker's own priority: loading TVM takes a third of a second of a core. Once it is confined,
+    # Python cannot keep the modules that it compiles, and the next worker would compile them again.
+    import veltair.profiles.runtime.executor
+    import veltair.profiles.runtime.native
+    import veltair.server.ipc.tensor_pool
+    import veltair.server.worker.batch_buffers  # noqa: F401
+
+
 def _load_worker(channel: Channel[ToWorker], cell: WorkerCell, bell: int, pool_fd: int, load: LoadModels) -> Worker:
-    # Imported here, at the worker's own priority: loading TVM takes a third of a second of a core.
     from veltair.profiles.runtime.pinned_threads import PinnedThreads
     from veltair.server.ipc.tensor_pool import TensorPool
 

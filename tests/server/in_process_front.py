@@ -22,7 +22,14 @@ from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.messages import EngineStatus
 from veltair.server.ipc.stages import EngineStamps
-from veltair.server.ipc.status_records import BlockRecord, BlockStatus, Executions, TenantStatus, WorkerStatus
+from veltair.server.ipc.status_records import (
+    BlockRecord,
+    BlockStatus,
+    Executions,
+    SandboxStatus,
+    TenantStatus,
+    WorkerStatus,
+)
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.types import DEFAULT_PRIORITY_LEVEL, Machine, QoSTarget
@@ -135,6 +142,7 @@ class NumpyEngine:
             workers=(WorkerStatus(1, "busy", 7, 0), WorkerStatus(2, "idle", None, 0)),
             blocks=blocks,
             cursor=done,
+            sandbox=SandboxStatus(landlock_abi=7, gaps=("no seccomp filter",)),
         )
         return Snapshot(status, "fcfs", (0, 1), 2, 1, 0, 0, 8, False, blocks, done)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import psutil
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +24,9 @@ from veltair.machine.memory import huge_page_mode
 from veltair.machine.topology import cache_bytes, usable_machine
 from veltair.profiles.runtime.huge_pages import has_huge_pages
 from veltair.scheduler.interference import ObservedSlowdown
+from veltair.server.ipc.status_records import SandboxStatus
+from veltair.server.worker.landlock import RESTRICTIONS
+from veltair.server.worker.system_calls import DENIED
 from veltair.types import CoreSet
 
 _TOUCHED_BYTES = 64 << 20  # written, so that counters that work must count something
@@ -61,6 +67,7 @@ def report() -> dict[str, Any]:
         "huge_pages_of_weights": has_huge_pages(),
         "counters": counters,
         "interference": interference(counters),
+        "sandbox": describe_sandbox(probe_sandbox()),
         "kernel": environment["kernel"],
         "python": environment["python"],
         "versions": environment["versions"],
@@ -93,6 +100,28 @@ def interference(counters: dict[str, Any]) -> dict[str, str]:
     )
     why = f"{cause}; finished blocks' times against their profile alone need none"
     return {"source": ObservedSlowdown.name, "why": why}
+
+
+def probe_sandbox() -> SandboxStatus:
+    """What confines a worker here: tried, by a process that confines itself as workers do."""
+    command = [sys.executable, "-P", "-m", "veltair.server.worker.sandbox"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        return msgspec.json.decode(done.stdout, type=SandboxStatus)
+    except msgspec.DecodeError:
+        said = ": ".join([f"the trial ended with exit code {done.returncode}", *done.stderr.splitlines()[-1:]])
+        return SandboxStatus(gaps=(said,))
+
+
+def describe_sandbox(status: SandboxStatus) -> dict[str, Any]:
+    """The layers that confine a worker, what each denies, and why one does not."""
+    rights = [restriction.what for restriction in RESTRICTIONS if restriction.abi <= status.landlock_abi]
+    return {
+        "landlock_abi": status.landlock_abi,
+        "seccomp": status.seccomp,
+        "denied": {"landlock": rights, "seccomp": list(DENIED) if status.seccomp else []},
+        "gaps": list(status.gaps),
+    }
 
 
 def _explain(error: CountersMissingError) -> str:
@@ -137,9 +166,21 @@ def show(found: dict[str, Any], console: Console) -> None:
     counters = found["counters"]
     table.add_row("counters", ", ".join(counters["events"]) or f"[yellow]none[/]: {counters['reason']}")
     table.add_row("interference", f"[bold]{found['interference']['source']}[/]: {found['interference']['why']}")
+    _add_sandbox(table, found["sandbox"])
     table.add_row("software", f"Linux {found['kernel']}, Python {found['python']}")
     table.add_row("", ", ".join(f"{name} {version}" for name, version in found["versions"].items()))
     console.print(table, highlight=False)
+
+
+def _add_sandbox(table: Table, sandbox: dict[str, Any]) -> None:
+    """What workers, which run the code of artifacts, are kept from."""
+    rows = [f"[yellow]✘[/] {gap}" for gap in sandbox["gaps"]]
+    for name, has in (("Landlock", sandbox["landlock_abi"]), ("seccomp", sandbox["seccomp"])):
+        if has:
+            what = f"{name}, ABI {has}" if name == "Landlock" else name
+            rows.append(f"[green]✔ {what}[/] against {'; '.join(sandbox['denied'][name.lower()])}")
+    for index, row in enumerate(rows):
+        table.add_row("" if index else "sandbox", row)
 
 
 _HUGE_PAGES = {

@@ -57,6 +57,8 @@ def test_metrics() -> None:
         assert value("veltair_conflicts_total") == 4
         assert value("veltair_scheduler_seconds_sum") == 9e-6
         assert value("veltair_workers", ("state", "busy")) == 1
+        assert value("veltair_sandbox", ("by", "landlock")) == 1
+        assert value("veltair_sandbox", ("by", "seccomp")) == 0
         this_process = {("role", "front"), ("pid", str(os.getpid()))}
         assert value("process_resident_memory_bytes", *this_process) > 1 << 20
         assert value("process_cpu_seconds_total", *this_process) > 0

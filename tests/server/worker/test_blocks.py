@@ -138,7 +138,7 @@ def test_a_kernel_that_fails_in_any_thread_ends_its_block_with_its_own_words(
 def test_a_worker_reports_the_failure_and_serves_the_next_query(artifacts: Path) -> None:
     worker = Driven(artifacts, name="brittle")
     try:
-        assert worker.next() == ModelsLoaded()
+        assert isinstance(worker.next(), ModelsLoaded)
         worker.run(1, 30, CORES)
         broke = worker.next()
         assert isinstance(broke, KernelFailed)

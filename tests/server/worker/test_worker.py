@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def worker(artifacts: Path) -> Iterator[Driven]:
     driven = Driven(artifacts)
-    assert driven.next() == ModelsLoaded()
+    assert isinstance(driven.next(), ModelsLoaded)
     yield driven
     driven.close()
 

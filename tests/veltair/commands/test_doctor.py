@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import sys
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,8 @@ from veltair.commands import doctor
 from veltair.machine.hardware_counters import CountersMissingError, L3Counters
 from veltair.machine.isa import CPU_FEATURES
 from veltair.scheduler.scheduler import Scheduler
+from veltair.server.ipc.status_records import SandboxStatus
+from veltair.server.worker import landlock
 from veltair.types import CoreSet, CounterSample, Machine
 
 
@@ -35,6 +38,7 @@ def test_text_names_every_fact() -> None:
     found = doctor.report()
     found["cores"] |= {"usable": [0, 1, 2, 5], "quota_cpus": 4.5}
     found |= {"l3_domains": [[0, 1, 2], [5]], "huge_pages": "never"}
+    found["sandbox"] = doctor.describe_sandbox(SandboxStatus(landlock_abi=3, gaps=("no seccomp filter: forbidden",)))
     console = Console(file=io.StringIO(), width=200)
     doctor.show(found, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -47,10 +51,30 @@ def test_text_names_every_fact() -> None:
         found["target"]["mcpu"],
         "observed",
         "weights of models",
+        "✘ no seccomp filter: forbidden",
+        "✔ Landlock, ABI 3 against writing",
+        "truncating files",
         "apache-tvm",
     ):
         assert words in text
+    assert "seccomp against" not in text and "TCP" not in text
     assert args.parse_args([]).json is False
+
+
+def test_the_sandbox_is_what_a_process_that_confines_itself_gets() -> None:
+    found = doctor.describe_sandbox(doctor.probe_sandbox())
+    try:
+        assert found["landlock_abi"] == landlock.abi_version()
+        assert "starting programs" in found["denied"]["landlock"]
+    except OSError as error:
+        assert any(str(error.strerror) in gap for gap in found["gaps"])
+    assert found["seccomp"] is ("new sockets and connections" in found["denied"]["seccomp"])
+    assert found["seccomp"] is not any("no seccomp" in gap for gap in found["gaps"])
+
+
+def test_a_trial_of_the_sandbox_that_fails_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert doctor.probe_sandbox() == SandboxStatus(gaps=("the trial ended with exit code 1",))
 
 
 def test_the_source_named_is_the_one_that_the_scheduler_uses() -> None:
