@@ -1,0 +1,107 @@
+"""What stays constant however long it goes on: memory and descriptors, over queries and over loads of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tritonclient.grpc as triton_grpc
+from running_daemon import configuration, running, until
+from traffic import Traffic, descriptors, memory_bytes, processes, traffic
+
+pytestmark = pytest.mark.slow
+
+Rounds = Callable[..., range]
+GROWTH_BYTES = 10 << 20  # of a process
+QUERIES = 2000  # in a round
+
+
+def held(daemon: Any) -> dict[psutil.Process, tuple[int, int]]:
+    """Bytes and descriptors of every process."""
+    every = [process for kind in processes(daemon).values() for process in kind]
+    return {process: (memory_bytes(process), descriptors(process)) for process in every}
+
+
+def test_queries_leave_nothing_behind(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
+    """2,000 queries a round over both protocols: no process grows by 10 MB, none has a descriptor more."""
+    with running(tmp_path, configuration(artifacts, "mlp")) as daemon:
+        ask(daemon)  # plans are learnt, buffers have grown
+        before = held(daemon)
+        for _ in rounds(quick=5, full=500):
+            ask(daemon)
+        until("connections to be closed", lambda: all(descriptors(p) <= before[p][1] for p in before))
+        after = held(daemon)
+    assert after.keys() == before.keys()
+    grown = {process.pid: after[process][0] - before[process][0] for process in before}
+    assert max(grown.values()) < GROWTH_BYTES, grown
+
+
+def ask(daemon: Any) -> None:
+    with traffic(daemon) as asking:
+        asking.served(QUERIES)
+    assert set(asking.outcomes) == {"right"}, asking.outcomes
+
+
+def test_models_come_and_go_beside_queries(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
+    """A model is loaded and unloaded 32 times a round: every query of the others is right, and nothing grows."""
+    with running(tmp_path, configuration(artifacts, "mlp", "spin", model_control=True)) as daemon:
+        come_and_go(daemon, 4)
+        before = held(daemon)
+        for _ in rounds(quick=1, full=32):
+            with traffic(daemon) as asking:
+                come_and_go(daemon, 32)
+            assert set(asking.outcomes) == {"right"}, asking.outcomes
+        until("connections to be closed", lambda: all(descriptors(p) <= before[p][1] for p in before))
+        after = held(daemon)
+    assert after.keys() == before.keys()
+    grown = {process.pid: after[process][0] - before[process][0] for process in before}
+    assert max(grown.values()) < GROWTH_BYTES, grown
+
+
+def come_and_go(daemon: Any, times: int) -> None:
+    with triton_grpc.InferenceServerClient(daemon.grpc) as client:
+        for _ in range(times):
+            client.unload_model("spin")
+            client.load_model("spin")
+
+
+def test_without_descriptors_those_who_are_in_are_served(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
+    """The front runs out of descriptors: open connections are served, and new ones once there are some again."""
+    with running(tmp_path, configuration(artifacts, "mlp")) as daemon:
+        front = psutil.Process(daemon.process.pid)
+        soft, hard = front.rlimit(psutil.RLIMIT_NOFILE)
+        for _ in rounds(quick=2, full=50):
+            with traffic(daemon) as asking:
+                asking.served(200)
+                front.rlimit(psutil.RLIMIT_NOFILE, (descriptors(front), hard))
+                late = Traffic.__new__(Traffic)
+                asking.served(200)
+                front.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+                late.__init__(daemon, asking.expected)  # type: ignore[misc]
+                late.served(200)
+                late.end()
+            assert set(asking.outcomes) == set(late.outcomes) == {"right"}, (asking.outcomes, late.outcomes)
+
+
+@pytest.mark.parametrize("limit", [psutil.RLIMIT_NOFILE, psutil.RLIMIT_NPROC, psutil.RLIMIT_AS])
+def test_an_engine_that_can_start_nobody_goes_on_trying(
+    rounds: Rounds, artifacts: Path, tmp_path: Path, limit: int
+) -> None:
+    """A worker dies while the system gives the engine no descriptor, process or memory: it is replaced once it does."""
+    with running(tmp_path, configuration(artifacts, "mlp")) as daemon:
+        for _ in rounds(quick=1, full=20):
+            [engine] = processes(daemon)["engine"]
+            before, workers = engine.rlimit(limit), processes(daemon)["worker"]
+            with traffic(daemon) as asking:
+                asking.served(50)
+                least = {psutil.RLIMIT_NOFILE: descriptors(engine), psutil.RLIMIT_AS: engine.memory_info().vms}
+                engine.rlimit(limit, (least.get(limit, 1), before[1]))
+                workers[0].kill()
+                asking.served(200)  # the others serve
+                engine.rlimit(limit, before)
+                until("another worker", lambda d=daemon, w=workers: len(processes(d)["worker"]) == len(w))
+            assert not asking.outcomes["wrong"] and not asking.outcomes["lost"], asking.outcomes
+            assert [process.pid for process in processes(daemon)["engine"]] == [engine.pid]

@@ -1,0 +1,170 @@
+"""Queries that go on while something breaks, and what became of each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from running_daemon import Daemon, X, spin, tensor, until
+from running_engine import WAIT_S
+from tritonclient.utils import InferenceServerException
+
+CLIENTS = 3  # of each protocol
+HELD_TURNS = 1 << 16  # some milliseconds of a core
+TYPED = ("503", "504", "500", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "INTERNAL")
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Traffic:
+    """Clients of both protocols that ask for mlp, one query after the other each, until they are told to end.
+
+    `outcomes` counts right answers, typed errors, answers that are wrong, and queries that were lost: those of a
+    connection that broke.
+    """
+
+    def __init__(self, daemon: Daemon, expected: Any = None) -> None:
+        """`expected`: the right answer; default: what the daemon answers now."""
+        self.outcomes: Counter[str] = Counter()
+        self._ending = threading.Event()
+        self._lock = threading.Lock()
+        ways = [(triton_grpc, daemon.grpc), (triton_http, daemon.http)] * CLIENTS
+        self.expected = first_answer(daemon) if expected is None else expected
+        self._threads = [threading.Thread(target=self._ask, args=way, daemon=True) for way in ways]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, module: Any, address: str) -> None:
+        with module.InferenceServerClient(address) as client:
+            inputs = [tensor(module, "x", X, "FP32")]
+            while not self._ending.is_set():
+                outcome = self._outcome(client, inputs)
+                with self._lock:
+                    self.outcomes[outcome] += 1
+                if outcome == "lost" and self._ending.wait(0.02):  # nobody may be there; a client of a user asks again
+                    break
+
+    def _outcome(self, client: Any, inputs: Any) -> str:
+        try:
+            found = client.infer("mlp", inputs).as_numpy("y")
+        except InferenceServerException as error:
+            broken = "failed to connect" in str(error).lower() or "socket closed" in str(error).lower()
+            return "typed" if not broken and any(name in str(error.status()) for name in TYPED) else "lost"
+        except Exception:
+            return "lost"
+        return "right" if np.array_equal(found, self.expected) else "wrong"
+
+    def served(self, more: int) -> None:
+        """Return when so many more queries have been answered right."""
+        goal = self.outcomes["right"] + more
+        until(f"{more} right answers more", lambda: self.outcomes["right"] >= goal)
+
+    def end(self) -> Counter[str]:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive(), "a query never ended"
+        return self.outcomes
+
+
+def first_answer(daemon: Daemon) -> Any:
+    with triton_grpc.InferenceServerClient(daemon.grpc) as client:
+        return client.infer("mlp", [tensor(triton_grpc, "x", X, "FP32")]).as_numpy("y")
+
+
+class Held:
+    """Queries for spin that are asked at once, and how each ended: None, or an error."""
+
+    def __init__(self, client: Any, count: int) -> None:
+        self.ends: list[Any] = []
+        self._count = count
+        for _ in range(count):
+            client.async_infer("spin", spin(triton_grpc, HELD_TURNS, 1), self._ended)
+
+    def _ended(self, result: Any, error: Any) -> None:
+        self.ends.append(error)
+
+    def all(self) -> list[Any]:
+        """The ends, once there are all of them."""
+        until("all queries to end", lambda: len(self.ends) == self._count)
+        return self.ends
+
+
+@contextmanager
+def traffic(daemon: Daemon, expected: Any = None) -> Iterator[Traffic]:
+    asking = Traffic(daemon, expected)
+    try:
+        yield asking
+    finally:
+        asking.end()
+
+
+def processes(daemon: Daemon) -> dict[str, list[psutil.Process]]:
+    """Front, engine, loader and workers by what they are."""
+    front = psutil.Process(daemon.process.pid)
+    found: dict[str, list[psutil.Process]] = {"front": [front], "engine": [], "worker": [], "loader": []}
+    for process in front.children(recursive=True):
+        try:
+            line = " ".join(process.cmdline())
+        except psutil.Error:  # it has just ended
+            continue
+        for kind, module in (("engine", "engine_main"), ("worker", "server.worker"), ("loader", "artifact_loader")):
+            if module in line:
+                found[kind].append(process)
+    return found
+
+
+def whole(daemon: Daemon, workers: int) -> None:
+    """Return when so many workers can take queries, and the daemon says that it is ready."""
+
+    def is_whole() -> bool:
+        with triton_http.InferenceServerClient(daemon.http) as client:
+            try:
+                return bool(client.is_server_ready()) and daemon.metric("veltair_workers", state="idle") >= workers
+            except (OSError, AssertionError):
+                return False
+
+    until("the daemon to be whole", is_whole)
+
+
+@contextmanager
+def nothing_left(daemon_starts: Any) -> Iterator[Daemon]:
+    """A daemon of which neither a process nor shared memory is left at the end."""
+    before = set(SHARED_MEMORY.iterdir())
+    with daemon_starts as daemon:
+        known = [process for kind in processes(daemon).values() for process in kind]
+        yield daemon
+        known += [process for kind in processes(daemon).values() for process in kind] if alive(daemon) else []
+    _, left = psutil.wait_procs(known, WAIT_S)
+    assert not left
+    assert set(SHARED_MEMORY.iterdir()) <= before
+
+
+def alive(daemon: Daemon) -> bool:
+    return daemon.process.poll() is None
+
+
+def memory_bytes(process: psutil.Process) -> int:
+    """What the process has of its own."""
+    return int(process.memory_full_info().uss)
+
+
+def descriptors(process: psutil.Process) -> int:
+    return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+
+
+def soon(condition: Any, within_s: float = WAIT_S) -> bool:
+    give_up = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.01)
+    return True
