@@ -36,21 +36,21 @@ class Certificates:
     def __init__(self, threads: UsesTls, tls: TlsConfig) -> None:
         self._threads, self._tls = threads, tls
         self._names: Sequence[str] = ()
-        self._seen: object = None
+        self._seen: object = None  # the files' state at the last try
+        self._used: object = None  # and at the last that went well
 
     def load(self, names: Sequence[str]) -> bool:
         """Use the files as they are now; `names` are those in clients' certificates that mean something.
 
         Returns whether anything is new. Raises ConfigError where they cannot be used; those before stay in use then.
         """
-        seen = self._look()
-        if (seen, list(names)) == (self._seen, list(self._names)):
+        self._seen = seen = self._look()
+        if (seen, list(names)) == (self._used, list(self._names)):
             return False
-        self._seen = seen  # also of files that cannot be used: the next change may mend them
         _check(self._tls)
         if not self._threads.use_tls(self._tls, names):
             raise ConfigError("server.tls: OpenSSL 3 (libssl.so.3) is not there, or refuses the files")
-        self._names = names
+        self._names, self._used = names, seen
         return True
 
     async def follow(self) -> None:

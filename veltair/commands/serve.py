@@ -99,7 +99,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
     started = time.monotonic()
     with contextlib.closing(listener), contextlib.ExitStack() as held:
         admin = None if config.server.admin is None else held.enter_context(bind("admin", config.server.admin))
-        access = Access(config.clients)
+        access = Access()
         machine = limit_machine(config.server.cores)
         hosts = known_hosts(split_address(config.server.http)[0], config.server.hosts)
         threads = start_threads(with_descriptors(config.server), home_core(machine), hosts)

@@ -1,0 +1,51 @@
+"""What the start and each reload tell the I/O threads about clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from veltair.access_config import ClientConfig, TlsConfig
+from veltair.commands import serve
+from veltair.config import ServeConfig
+from veltair.errors import ConfigError
+from veltair.server.access.callers import Access
+from veltair.server.access.certificates import Certificates
+
+SHOP = ClientConfig(name="shop", certificate="shop.internal")
+
+
+class Threads:
+    """What `serve` tells them."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def name_callers(self, named: bool) -> None:
+        self.told.append(named)
+
+    def use_tls(self, tls: TlsConfig, names: Any) -> bool:
+        self.told.append(list(names))
+        return True
+
+
+def test_threads_name_callers_from_the_first_client_to_the_last() -> None:
+    access, threads = Access(), Threads()
+    for clients, told in (((SHOP,), [True]), ((SHOP,), []), ((), [False]), ((), [])):
+        threads.told.clear()
+        done = serve._let_in(access, None, threads, ServeConfig(clients=clients))  # type: ignore[arg-type]
+        assert threads.told == told and bool(done) == bool(told)
+        assert access.names_callers == bool(clients)
+
+
+def test_certificates_that_cannot_be_used_change_no_clients(tmp_path: Any) -> None:
+    access, threads = Access(), Threads()
+    tls = TlsConfig(certificate=str(tmp_path / "a.pem"), key=str(tmp_path / "a.key"))
+    certificates = Certificates(threads, tls)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="certificate: .* No such file"):
+            serve._let_in(access, certificates, threads, ServeConfig(clients=(SHOP,)))  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="certificate: .* No such file"):
+            serve._let_in(access, certificates, threads, ServeConfig())  # type: ignore[arg-type]
+        assert not threads.told and not access.names_callers
