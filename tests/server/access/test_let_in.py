@@ -44,8 +44,8 @@ def test_certificates_that_cannot_be_used_change_no_clients(tmp_path: Any) -> No
     tls = TlsConfig(certificate=str(tmp_path / "a.pem"), key=str(tmp_path / "a.key"))
     certificates = Certificates(threads, tls)
     for _ in range(2):
-        with pytest.raises(ConfigError, match="certificate: .* No such file"):
+        with pytest.raises(ConfigError, match="No such file"):
             serve._let_in(access, certificates, threads, ServeConfig(clients=(SHOP,)))  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="certificate: .* No such file"):
+        with pytest.raises(ConfigError, match="No such file"):
             serve._let_in(access, certificates, threads, ServeConfig())  # type: ignore[arg-type]
         assert not threads.told and not access.names_callers
