@@ -139,7 +139,7 @@ def assign_threads(packs: list[Pack], cores: int) -> None:
         pack.threads = min(in_time, key=pack.cores_on) if in_time else min(counts, key=pack.time_ns)
         pack.instances = pack.instances_on(pack.threads)
     spare = cores - sum(pack.threads * pack.instances for pack in packs)
-    while spare > 0:
+    while packs and spare > 0:
         steps = [
             ((pack.time_ns(pack.threads) - pack.time_ns(t)) / pack.qos_ns / max(1, more), more, t, pack)
             for pack in packs

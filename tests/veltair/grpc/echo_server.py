@@ -123,7 +123,8 @@ class NativeServer:
 
     @property
     def calls(self) -> list[Any]:
-        return list(self._threads._calls.values())
+        calls = self._threads._python_calls
+        return [] if calls is None else list(calls._calls.values())
 
     async def start(self, host: str, port: int) -> int:
         return await self._threads.listen(host, port, self._methods, inflate, lambda counts: None)
