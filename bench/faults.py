@@ -62,7 +62,7 @@ def measure(row: str) -> dict[str, Any]:
     """Run a row, and keep what came of it."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", row, f"--junitxml={report}"]
+        command = [sys.executable, "-m", "pytest", "-q", row, f"--junitxml={report}", "-o", "junit_family=xunit1"]
         subprocess.run(command, cwd=ROOT, env=os.environ | {"VELTAIR_FAULTS": "full"}, stdout=subprocess.DEVNULL)
         [case] = ET.parse(report).iter("testcase")
     told = {entry.get("name"): entry.get("value") for entry in case.iter("property")}
