@@ -17,7 +17,6 @@ pytestmark = pytest.mark.slow
 Rounds = Callable[..., range]
 GROWTH_BYTES = 10 << 20  # of a process
 QUERIES = 2000  # in a round
-OWN_BYTES = 16 << 20  # that the engine's own work may take where no worker finds room to start
 
 
 def held(daemon: Any) -> dict[psutil.Process, tuple[int, int]]:
@@ -87,23 +86,18 @@ def test_without_descriptors_those_who_are_in_are_served(rounds: Rounds, artifac
             assert set(asking.outcomes) == set(late.outcomes) == {"right"}, (asking.outcomes, late.outcomes)
 
 
-@pytest.mark.parametrize("limit", [psutil.RLIMIT_NOFILE, psutil.RLIMIT_AS], ids=["descriptors", "memory"])
-def test_an_engine_that_can_start_nobody_goes_on_trying(
-    rounds: Rounds, artifacts: Path, tmp_path: Path, limit: int
-) -> None:
-    """A worker dies while the system gives the engine no descriptor or memory: it is replaced once it does."""
+def test_an_engine_that_can_start_nobody_goes_on_trying(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
+    """A worker dies while the system gives the engine no descriptor: it is replaced once it does."""
     with running(tmp_path, configuration(artifacts, "mlp")) as daemon:
         for _ in rounds(quick=1, full=20):
             [engine] = processes(daemon)["engine"]
-            before, workers = engine.rlimit(limit), processes(daemon)["worker"]
+            before, workers = engine.rlimit(psutil.RLIMIT_NOFILE), processes(daemon)["worker"]
             with traffic(daemon) as asking:
                 asking.served(50)
-                room = engine.memory_info().vms + OWN_BYTES
-                least = {psutil.RLIMIT_NOFILE: descriptors(engine), psutil.RLIMIT_AS: room}
-                engine.rlimit(limit, (least[limit], before[1]))
+                engine.rlimit(psutil.RLIMIT_NOFILE, (descriptors(engine), before[1]))
                 workers[0].kill()
                 asking.served(200)  # the others serve
-                engine.rlimit(limit, before)
+                engine.rlimit(psutil.RLIMIT_NOFILE, before)
                 until("another worker", lambda d=daemon, w=workers: len(processes(d)["worker"]) == len(w))
             assert not asking.outcomes["wrong"] and not asking.outcomes["lost"], asking.outcomes
             assert [process.pid for process in processes(daemon)["engine"]] == [engine.pid]
