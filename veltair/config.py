@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from veltair.access_config import ClientConfig, TlsConfig, check_clients
+from veltair.access_config import ClientConfig, Name, TlsConfig, check_clients
 from veltair.errors import ConfigError
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
@@ -84,7 +84,7 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     0.95
     """
 
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+    name: Name
     artifact: str
     qos_ms: PositiveReal | None = None  # default: the artifact's
     percentile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95

@@ -131,6 +131,18 @@ def decode_manifest(raw: bytes, path: Path) -> Manifest:
     return manifest
 
 
+def require_digest(path: Path, found: str, expected: str) -> None:
+    """Raises ArtifactError unless the file has the digest that the manifest says."""
+    if found != expected:
+        raise ArtifactError(f"{path}: truncated or altered (sha256 {found[:12]}…, not {expected[:12]}…)")
+
+
+def require_consistent(path: Path, manifest: Manifest, weights_bytes: int) -> None:
+    """Raises ArtifactError unless the parts of the artifact at `path` fit each other."""
+    if fault := find_inconsistency(manifest, weights_bytes):
+        raise ArtifactError(f"{path / MANIFEST}: {fault}")
+
+
 def load_artifact(path: Path) -> Artifact:
     """Read and check an artifact.
 
@@ -146,10 +158,8 @@ def load_artifact(path: Path) -> Artifact:
             found = file_digest(path / name)
         except OSError as error:
             raise ArtifactError(f"{path / name}: {error.strerror}") from None
-        if found != expected:
-            raise ArtifactError(f"{path / name}: truncated or altered (sha256 {found[:12]}…, not {expected[:12]}…)")
-    if fault := find_inconsistency(manifest, (path / WEIGHTS).stat().st_size):
-        raise ArtifactError(f"{path / MANIFEST}: {fault}")
+        require_digest(path / name, found, expected)
+    require_consistent(path, manifest, (path / WEIGHTS).stat().st_size)
     return Artifact(path, manifest, hashlib.sha256(raw).hexdigest())
 
 

@@ -19,8 +19,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from veltair.errors import ArtifactError
-from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, WEIGHTS, CheckedArtifact, decode_manifest
-from veltair.profiles.artifact.consistency import find_inconsistency
+from veltair.profiles.artifact.artifact_folder import (
+    KERNELS,
+    MANIFEST,
+    WEIGHTS,
+    CheckedArtifact,
+    decode_manifest,
+    require_consistent,
+    require_digest,
+)
 from veltair.profiles.artifact.file_owners import require_own_file
 
 PIECE_BYTES = 1 << 20  # read, digested and written at a time
@@ -102,11 +109,8 @@ def seal_artifact(path: Path, held: Mapping[str, SealedFiles] | None = None) -> 
             _write(made["manifest"], memoryview(raw), path / MANIFEST)
         for name, expected in (("kernels", manifest.kernels_digest), ("weights", manifest.weights_digest)):
             found = _digest_and_copy(sources[name], made.get(name), path / _NAMES[name])
-            if found != expected:
-                fault = f"truncated or altered (sha256 {found[:12]}…, not {expected[:12]}…)"
-                raise ArtifactError(f"{path / _NAMES[name]}: {fault}")
-        if fault := find_inconsistency(manifest, os.fstat(files.weights if files else made["weights"]).st_size):
-            raise ArtifactError(f"{path / MANIFEST}: {fault}")
+            require_digest(path / _NAMES[name], found, expected)
+        require_consistent(path, manifest, os.fstat(files.weights if files else made["weights"]).st_size)
         for descriptor in made.values():
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         copies.pop_all()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from veltair.access_config import Role
 from veltair.errors import RequestError, UnauthenticatedError, UnknownPathError
 from veltair.server.access.callers import Access
 from veltair.server.access.inside_protocol import CAME_IN
+from veltair.server.protocol.origin_check import send_refusal
 
-REALM = 'Basic realm="veltair", charset="UTF-8"'  # a browser asks for the token as a password
-
-
+REALM = b'Basic realm="veltair", charset="UTF-8"'  # a browser asks for the token as a password
 INDEX = "/v2/repository/index"  # of use at both addresses
 
 
@@ -51,8 +49,7 @@ class AccessCheck:
             came_in, certificate = scope.get(CAME_IN, ("main", ""))
             self._admit(scope, came_in, certificate)
         except RequestError as error:
-            await send(_head(error, scope["path"]))
-            await send({"type": "http.response.body", "body": msgspec.json.encode({"error": str(error)})})
+            await send_refusal(send, error.http_status, str(error), _challenge(error, scope["path"]))
             return
         await self._app(scope, receive, send)
 
@@ -68,8 +65,7 @@ class AccessCheck:
         self._access.admit(authorization, certificate, role)
 
 
-def _head(error: RequestError, path: str) -> dict[str, Any]:
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    if isinstance(error, UnauthenticatedError):
-        headers.append((b"www-authenticate", (REALM if role_for(path) != "infer" else "Bearer").encode()))
-    return {"type": "http.response.start", "status": error.http_status, "headers": headers}
+def _challenge(error: RequestError, path: str) -> Sequence[tuple[bytes, bytes]]:
+    if not isinstance(error, UnauthenticatedError):
+        return ()
+    return [(b"www-authenticate", b"Bearer" if role_for(path) == "infer" else REALM)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
+import sys
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
@@ -32,6 +34,11 @@ def let_others_first() -> None:
     """Run this thread only where no other thread wants the core, but for a three-hundredth of it."""
     with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def log_to_stderr() -> None:
+    """Of the front, and of the processes that speak with it alone."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
 def set_nice(nice: int) -> None:

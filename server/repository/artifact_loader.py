@@ -10,7 +10,6 @@ The front starts it as `python -m veltair.server.repository.artifact_loader PARE
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import subprocess
@@ -27,7 +26,12 @@ from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFile
 from veltair.profiles.runtime.locked_memory import locked_in_memory
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
 from veltair.server.ipc.messages import Message
-from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, let_others_first
+from veltair.server.ipc.process_setup import (
+    die_with_parent,
+    ignore_termination_signals,
+    let_others_first,
+    log_to_stderr,
+)
 
 
 class HoldArtifacts(Message, frozen=True):
@@ -226,7 +230,7 @@ def main(arguments: Sequence[str]) -> int:
     parent, sock = map(int, arguments)
     die_with_parent(parent)
     ignore_termination_signals()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     channel: Channel[ToLoader] = Channel(socket.socket(fileno=sock), ToLoader)
     held = HeldArtifacts()
     try:

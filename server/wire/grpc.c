@@ -92,19 +92,10 @@ static const uint8_t *find_field(const call *in, const char *name, size_t *bytes
   return NULL;
 }
 
-static void find_caller(call *new) {
-  const connection *on = new->asker.connection;
-  if (!atomic_load(&on->thread->wire->names_callers)) return;
-  new->caller = find_field(new, "authorization", &new->caller_bytes);
-  if (new->caller) return;
-  new->caller = (const uint8_t *)on->certificate;
-  new->caller_bytes = strlen(on->certificate);
-}
-
 static bool read_request(const call *of, const uint8_t *message, size_t size, request *found) {
   if (!grpc_request(message, size, found)) return false;
   found->key.part[TENANT] = of->tenant, found->key.size[TENANT] = of->tenant_bytes;
-  found->key.part[CALLER] = of->caller, found->key.size[CALLER] = of->caller_bytes;
+  query_name_caller(of->asker.connection, &found->key, of->authorization, of->authorization_bytes);
   return true;
 }
 
@@ -155,7 +146,7 @@ static void headers(void *owner, h2_stream *stream, const hpack_field *fields, i
     return;
   }
   new->tenant = find_field(new, new->asker.connection->thread->wire->tenant_header, &new->tenant_bytes);
-  find_caller(new);
+  new->authorization = find_field(new, "authorization", &new->authorization_bytes);
   thread_expire_at(new->asker.connection->thread, new->asker.arrival_ns + new->asker.connection->thread->wire->budgets.most.body_ns);
   if (!new->answerable) open_in_python(new);
 }

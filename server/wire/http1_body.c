@@ -36,13 +36,6 @@ bool http1_read_json(const uint8_t *json, size_t size, request *found) {
   return true;
 }
 
-static void name_caller(const http1 *on, const uint8_t *head, plan_key *key) {
-  const char *const certificate = on->asker.connection->certificate;
-  const head_part *own = &on->head.authorization;
-  key->part[CALLER] = on->head.has_authorization ? head + own->begin : (const uint8_t *)certificate;
-  key->size[CALLER] = on->head.has_authorization ? own->size : strlen(certificate);
-}
-
 bool http1_request(const http1 *on, request *found) {
   const http1_head *head = &on->head;
   const uint8_t *const bytes = buffer_bytes(&on->in), *const body = bytes + head->bytes;
@@ -52,7 +45,8 @@ bool http1_request(const http1 *on, request *found) {
       .tensors = body + head->json,
       .end = body + head->body,
   };
-  if (atomic_load(&on->asker.connection->thread->wire->names_callers)) name_caller(on, bytes, &found->key);
+  const uint8_t *const authorization = head->has_authorization ? bytes + head->authorization.begin : NULL;
+  query_name_caller(on->asker.connection, &found->key, authorization, head->authorization.size);
   return http1_read_json(body, (size_t)head->json, found);
 }
 

@@ -298,8 +298,9 @@ void thread_expire_at(io_thread *thread, int64_t due) {
 /* What of it takes too long, whatever it speaks. Returns when to ask again. */
 static int64_t expire_reader(connection *at, int64_t now) {
   const limits *most = &at->thread->wire->budgets.most;
-  if (may_speak(at) && !at->unread_since_ns) return INT64_MAX;
-  const int64_t due = may_speak(at) ? at->unread_since_ns + most->unread_ns : at->opened_ns + most->head_ns;
+  const bool speaks = may_speak(at);
+  if (speaks && !at->unread_since_ns) return INT64_MAX;
+  const int64_t due = speaks ? at->unread_since_ns + most->unread_ns : at->opened_ns + most->head_ns;
   if (due > now) return due;
   cut_off(at);
   return INT64_MAX;
@@ -323,12 +324,12 @@ static void expire(io_thread *thread) {
 
 static void handle(io_thread *thread, const struct epoll_event *event, size_t turn) {
   const listener *listeners = thread->wire->listeners;
-  if (event->data.ptr == thread) return; /* the loop looks at everything that it is woken for */
-  const void *const about = event->data.ptr;
+  void *const about = event->data.ptr;
+  if (about == thread) return; /* the loop looks at everything that it is woken for */
   if (about == &listeners[GRPC] || about == &listeners[HTTP] || about == &listeners[ADMIN]) {
-    accept_connections(thread, event->data.ptr);
+    accept_connections(thread, about);
   } else {
-    connection *at = event->data.ptr;
+    connection *at = about;
     if (event->events & (EPOLLIN | EPOLLHUP | EPOLLERR) || !may_speak(at)) receive(at, turn);
     else mark_dirty(at);
   }

@@ -154,7 +154,8 @@ class IoThreads:
         try:
             listener.listen(BACKLOG)
         except OSError as error:  # another process has begun to listen there meanwhile
-            raise ConfigError(f"{listener.getsockname()}: cannot listen ({error.strerror})") from None
+            key = "admin" if kind == native.ADMIN else "http"
+            raise ConfigError(f"server.{key}: cannot listen ({error.strerror})") from None
         listener.setblocking(False)
         self._http_listeners.append(listener)
         self._native.wire_listen(self.handle, kind, listener.fileno())

@@ -123,6 +123,12 @@ static bool submit(asker *from, plan *plan, const request *request, int32_t slot
   return true;
 }
 
+void query_name_caller(const connection *on, plan_key *key, const uint8_t *authorization, size_t size) {
+  if (!atomic_load(&on->thread->wire->names_callers)) return;
+  key->part[CALLER] = authorization ? authorization : (const uint8_t *)on->certificate;
+  key->size[CALLER] = authorization ? size : strlen(on->certificate);
+}
+
 /* The plan for a head, with a reference, where queries are taken. */
 static plan *find(const asker *from, const plan_key *key) {
   const io_thread *thread = from->connection->thread;

@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* From OpenSSL 3's ssl.h, tls1.h, x509.h and x509v3.h, which are stable as long as the library is libssl.so.3. */
-enum { PEM = 1, VERIFY_PEER = 1, VERIFY_REQUIRED = 2, ERROR_WANT_READ = 2, ERROR_WANT_WRITE = 3, ERROR_SYSCALL = 5,
+enum { PEM = 1, VERIFY_PEER = 1, VERIFY_REQUIRED = 2, ERROR_WANT_READ = 2, ERROR_WANT_WRITE = 3,
        ERROR_ZERO_RETURN = 6, CTRL_MODE = 33, CTRL_SESSION_CACHE = 44, CTRL_LEAST_VERSION = 123, TLS1_2 = 0x303,
        MODE_PARTIAL_WRITE = 1, MODE_MOVING_BUFFER = 2, MODE_RELEASE_BUFFERS = 16, ALPN_OK = 0, ALPN_ALERT = 2,
        HOST_NO_WILDCARDS = 2 };
@@ -18,52 +18,49 @@ static const uint64_t NO_RENEGOTIATION = UINT64_C(1) << 30;
 
 typedef int alpn_select(void *ssl, const uint8_t **out, uint8_t *out_size, const uint8_t *in, unsigned in_size, void *about);
 
+/* What is called of it: result, name, arguments. */
+#define FUNCTIONS(F)                                                                                       \
+  F(const void *, TLS_server_method, (void))                                                               \
+  F(void *, SSL_CTX_new, (const void *method))                                                             \
+  F(void, SSL_CTX_free, (void *context))                                                                   \
+  F(long, SSL_CTX_ctrl, (void *context, int command, long value, void *pointer))                           \
+  F(uint64_t, SSL_CTX_set_options, (void *context, uint64_t options))                                      \
+  F(void, SSL_CTX_set_default_passwd_cb, (void *context, int (*ask)(char *, int, int, void *)))            \
+  F(int, SSL_CTX_use_certificate_chain_file, (void *context, const char *path))                            \
+  F(int, SSL_CTX_use_PrivateKey_file, (void *context, const char *path, int type))                         \
+  F(int, SSL_CTX_check_private_key, (const void *context))                                                 \
+  F(int, SSL_CTX_load_verify_locations, (void *context, const char *file, const char *folder))             \
+  F(void *, SSL_load_client_CA_file, (const char *path))                                                   \
+  F(void, SSL_CTX_set_client_CA_list, (void *context, void *names))                                        \
+  F(void, SSL_CTX_set_verify, (void *context, int mode, void *callback))                                   \
+  F(int, SSL_CTX_set_session_id_context, (void *context, const uint8_t *id, unsigned size))                \
+  F(void, SSL_CTX_set_alpn_select_cb, (void *context, alpn_select *select, void *about))                   \
+  F(void *, SSL_new, (void *context))                                                                      \
+  F(void, SSL_free, (void *ssl))                                                                           \
+  F(int, SSL_set_fd, (void *ssl, int fd))                                                                  \
+  F(void, SSL_set_accept_state, (void *ssl))                                                               \
+  F(int, SSL_read, (void *ssl, void *target, int room))                                                    \
+  F(int, SSL_write, (void *ssl, const void *data, int size))                                               \
+  F(int, SSL_get_error, (const void *ssl, int result))                                                     \
+  F(int, SSL_pending, (const void *ssl))                                                                   \
+  F(int, SSL_is_init_finished, (const void *ssl))                                                          \
+  F(int, SSL_shutdown, (void *ssl))                                                                        \
+  F(void *, SSL_get1_peer_certificate, (const void *ssl))                                                  \
+  F(int, X509_check_host, (void *certificate, const char *name, size_t size, unsigned flags, char **found)) \
+  F(void, X509_free, (void *certificate))                                                                  \
+  F(void, ERR_clear_error, (void))
+
+#define POINTER(result, name, arguments) result (*name) arguments;
 static struct {
-  const void *(*TLS_server_method)(void);
-  void *(*SSL_CTX_new)(const void *method);
-  void (*SSL_CTX_free)(void *context);
-  long (*SSL_CTX_ctrl)(void *context, int command, long value, void *pointer);
-  uint64_t (*SSL_CTX_set_options)(void *context, uint64_t options);
-  void (*SSL_CTX_set_default_passwd_cb)(void *context, int (*ask)(char *, int, int, void *));
-  int (*SSL_CTX_use_certificate_chain_file)(void *context, const char *path);
-  int (*SSL_CTX_use_PrivateKey_file)(void *context, const char *path, int type);
-  int (*SSL_CTX_check_private_key)(const void *context);
-  int (*SSL_CTX_load_verify_locations)(void *context, const char *file, const char *folder);
-  void *(*SSL_load_client_CA_file)(const char *path);
-  void (*SSL_CTX_set_client_CA_list)(void *context, void *names);
-  void (*SSL_CTX_set_verify)(void *context, int mode, void *callback);
-  int (*SSL_CTX_set_session_id_context)(void *context, const uint8_t *id, unsigned size);
-  void (*SSL_CTX_set_alpn_select_cb)(void *context, alpn_select *select, void *about);
-  void *(*SSL_new)(void *context);
-  void (*SSL_free)(void *ssl);
-  int (*SSL_set_fd)(void *ssl, int fd);
-  void (*SSL_set_accept_state)(void *ssl);
-  int (*SSL_read)(void *ssl, void *target, int room);
-  int (*SSL_write)(void *ssl, const void *data, int size);
-  int (*SSL_get_error)(const void *ssl, int result);
-  int (*SSL_pending)(const void *ssl);
-  int (*SSL_is_init_finished)(const void *ssl);
-  int (*SSL_shutdown)(void *ssl);
-  void *(*SSL_get1_peer_certificate)(const void *ssl);
-  int (*X509_check_host)(void *certificate, const char *name, size_t size, unsigned flags, char **found);
-  void (*X509_free)(void *certificate);
-  void (*ERR_clear_error)(void);
+  FUNCTIONS(POINTER)
 } openssl;
 static bool loaded;
 
-#define LOAD(name) (*(void **)&openssl.name = dlsym(library, #name))
+#define FIND(result, name, arguments) && (*(void **)&openssl.name = dlsym(library, #name))
 
 static void load(void) {
   void *const library = dlopen("libssl.so.3", RTLD_NOW | RTLD_LOCAL);
-  loaded = library && LOAD(TLS_server_method) && LOAD(SSL_CTX_new) && LOAD(SSL_CTX_free) && LOAD(SSL_CTX_ctrl) &&
-           LOAD(SSL_CTX_set_options) && LOAD(SSL_CTX_set_default_passwd_cb) &&
-           LOAD(SSL_CTX_use_certificate_chain_file) && LOAD(SSL_CTX_use_PrivateKey_file) &&
-           LOAD(SSL_CTX_check_private_key) && LOAD(SSL_CTX_load_verify_locations) && LOAD(SSL_load_client_CA_file) &&
-           LOAD(SSL_CTX_set_client_CA_list) && LOAD(SSL_CTX_set_verify) && LOAD(SSL_CTX_set_session_id_context) &&
-           LOAD(SSL_CTX_set_alpn_select_cb) && LOAD(SSL_new) && LOAD(SSL_free) && LOAD(SSL_set_fd) &&
-           LOAD(SSL_set_accept_state) && LOAD(SSL_read) && LOAD(SSL_write) && LOAD(SSL_get_error) &&
-           LOAD(SSL_pending) && LOAD(SSL_is_init_finished) && LOAD(SSL_shutdown) &&
-           LOAD(SSL_get1_peer_certificate) && LOAD(X509_check_host) && LOAD(X509_free) && LOAD(ERR_clear_error);
+  loaded = library FUNCTIONS(FIND);
 }
 
 struct tls_context {

@@ -162,8 +162,8 @@ typedef struct call {
   bool ended;         /* the client sends no more */
   uint8_t *fields; /* python_calls.c: the head, as Python reads it */
   size_t fields_bytes;
-  const uint8_t *tenant, *caller; /* what makes a plan's key complete: in `fields`, or of the connection */
-  size_t tenant_bytes, caller_bytes;
+  const uint8_t *tenant, *authorization; /* in `fields`; NULL: there is none */
+  size_t tenant_bytes, authorization_bytes;
   uint8_t *message;
   size_t message_bytes;
   uint64_t python; /* its number there; 0: Python does not know it */
@@ -278,6 +278,9 @@ size_t grpc_response(io_thread *thread, const query *of, const uint8_t *slot);
 extern const protocol http1_protocol;
 
 /* queries.c */
+/* Puts into the key by what the caller is known, where callers are named: the request's authorization, which may be NULL,
+ * or else the connection's certificate. */
+void query_name_caller(const connection *on, plan_key *key, const uint8_t *authorization, size_t size);
 /* What becomes of a request with this head that needs so many bytes more. A refusal, for a gate that is shut or for want
  * of a slot, of rate or of memory, has been sent and may have freed the asker. */
 enum foreseen { UNPLANNED, PLANNED, REFUSED };

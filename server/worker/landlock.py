@@ -9,6 +9,8 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+from veltair.server.worker.system_calls import system_call
+
 _CREATE_RULESET, _RESTRICT_SELF = 444, 446  # system calls, on every architecture
 _RULESET_VERSION = 1 << 0
 _EXECUTE, _WRITE_FILE, _REMOVE_DIR, _REMOVE_FILE = 1 << 0, 1 << 1, 1 << 4, 1 << 5
@@ -75,11 +77,7 @@ def restrict() -> int:
 
 
 def _call(number: int, *arguments: object) -> int:
-    result: int = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *arguments)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, _REASONS.get(code, os.strerror(code)))
-    return result
+    return system_call(number, *arguments, reasons=_REASONS)
 
 
 _REASONS = {

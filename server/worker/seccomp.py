@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Sequence
 
-from veltair.server.worker.system_calls import CHECKED, DENIED, LAST_KNOWN, MACHINES
+from veltair.server.worker.system_calls import CHECKED, DENIED, LAST_KNOWN, MACHINES, system_call
 
 Instruction = tuple[int, int, int, int]  # struct sock_filter: code, instructions to skip if true and if not, operand
 
@@ -44,14 +44,10 @@ def install(program: Sequence[Instruction]) -> None:
     raw = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(raw, len(raw))
     header = struct.pack("@HP", len(program), ctypes.addressof(buffer))  # struct sock_fprog
-    syscall = ctypes.CDLL(None, use_errno=True).syscall
     mode, flags = ctypes.c_uint(_SET_MODE_FILTER), ctypes.c_uint(_TSYNC | _SPEC_ALLOW)
-    result = syscall(ctypes.c_long(_SECCOMP[os.uname().machine]), mode, flags, header)
-    if result > 0:
-        raise OSError(errno.EBUSY, f"thread {result} has a filter of its own")
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, _REASONS.get(code, os.strerror(code)))
+    thread = system_call(_SECCOMP[os.uname().machine], mode, flags, header, reasons=_REASONS)
+    if thread:
+        raise OSError(errno.EBUSY, f"thread {thread} has a filter of its own")
 
 
 def make_filter(machine: str, pid: int) -> list[Instruction]:

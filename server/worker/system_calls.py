@@ -6,6 +6,9 @@ From Linux's `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-gene
 
 from __future__ import annotations
 
+import ctypes
+import os
+from collections.abc import Mapping
 from typing import TypeAlias
 
 Numbers: TypeAlias = tuple[int | None, int | None]  # in the order of MACHINES
@@ -183,3 +186,12 @@ CHECKED: dict[str, Numbers] = {
     "fcntl": (72, 25),
     "ioctl": (16, 29),
 }
+
+
+def system_call(number: int, *arguments: object, reasons: Mapping[int, str]) -> int:
+    """Make one that the C library has no function for. Raises OSError, with the reason for its code if there is one."""
+    result: int = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, reasons.get(code, os.strerror(code)))
+    return result

@@ -14,18 +14,13 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from native_http import infer as http_request
 from running_daemon import Daemon, X, configuration, running, tensor
-from traffic import first_answer, processes, traffic
+from traffic import connect, first_answer, processes, traffic
 
 pytestmark = pytest.mark.slow
 
 Rounds = Callable[..., range]
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 BATCH = 100  # damaged requests between two good ones
-
-
-def connect(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), 30)
 
 
 def test_many_who_send_slowly(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:

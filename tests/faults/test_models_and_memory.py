@@ -9,8 +9,9 @@ from typing import Any
 import psutil
 import pytest
 import tritonclient.grpc as triton_grpc
+from native_http import GET
 from running_daemon import configuration, running, until
-from traffic import Traffic, descriptors, memory_bytes, processes, traffic
+from traffic import Traffic, connect, descriptors, every_process, memory_bytes, processes, traffic
 
 pytestmark = pytest.mark.slow
 
@@ -21,8 +22,7 @@ QUERIES = 2000  # in a round
 
 def held(daemon: Any) -> dict[psutil.Process, tuple[int, int]]:
     """Bytes and descriptors of every process."""
-    every = [process for kind in processes(daemon).values() for process in kind]
-    return {process: (memory_bytes(process), descriptors(process)) for process in every}
+    return {process: (memory_bytes(process), descriptors(process)) for process in every_process(daemon)}
 
 
 def test_queries_leave_nothing_behind(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
@@ -32,8 +32,13 @@ def test_queries_leave_nothing_behind(rounds: Rounds, artifacts: Path, tmp_path:
         before = held(daemon)
         for _ in rounds(quick=5, full=500):
             ask(daemon)
-        until("connections to be closed", lambda: all(descriptors(p) <= before[p][1] for p in before))
-        after = held(daemon)
+        nothing_grew(daemon, before)
+
+
+def nothing_grew(daemon: Any, before: dict[psutil.Process, tuple[int, int]]) -> None:
+    """The same processes, with no descriptor more, and hardly more memory."""
+    until("connections to be closed", lambda: all(descriptors(p) <= before[p][1] for p in before))
+    after = held(daemon)
     assert after.keys() == before.keys()
     grown = {process.pid: after[process][0] - before[process][0] for process in before}
     assert max(grown.values()) < GROWTH_BYTES, grown
@@ -54,11 +59,7 @@ def test_models_come_and_go_beside_queries(rounds: Rounds, artifacts: Path, tmp_
             with traffic(daemon) as asking:
                 come_and_go(daemon, 32)
             assert set(asking.outcomes) == {"right"}, asking.outcomes
-        until("connections to be closed", lambda: all(descriptors(p) <= before[p][1] for p in before))
-        after = held(daemon)
-    assert after.keys() == before.keys()
-    grown = {process.pid: after[process][0] - before[process][0] for process in before}
-    assert max(grown.values()) < GROWTH_BYTES, grown
+        nothing_grew(daemon, before)
 
 
 def come_and_go(daemon: Any, times: int) -> None:
@@ -77,10 +78,12 @@ def test_without_descriptors_those_who_are_in_are_served(rounds: Rounds, artifac
             with traffic(daemon) as asking:
                 asking.served(200)
                 front.rlimit(psutil.RLIMIT_NOFILE, (descriptors(front), hard))
-                late = Traffic.__new__(Traffic)
-                asking.served(200)
-                front.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
-                late.__init__(daemon, asking.expected)  # type: ignore[misc]
+                with connect(daemon.http) as waiting:  # in the system's backlog
+                    waiting.sendall(GET)
+                    asking.served(200)
+                    front.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+                    assert waiting.recv(1 << 12).startswith(b"HTTP/1.1 200 ")
+                late = Traffic(daemon, asking.expected)
                 late.served(200)
                 late.end()
             assert set(asking.outcomes) == set(late.outcomes) == {"right"}, (asking.outcomes, late.outcomes)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -122,17 +123,8 @@ def processes(daemon: Daemon) -> dict[str, list[psutil.Process]]:
     return found
 
 
-def whole(daemon: Daemon, workers: int) -> None:
-    """Return when so many workers can take queries, and the daemon says that it is ready."""
-
-    def is_whole() -> bool:
-        with triton_http.InferenceServerClient(daemon.http) as client:
-            try:
-                return bool(client.is_server_ready()) and daemon.metric("veltair_workers", state="idle") >= workers
-            except (OSError, AssertionError):
-                return False
-
-    until("the daemon to be whole", is_whole)
+def every_process(daemon: Daemon) -> list[psutil.Process]:
+    return [process for kind in processes(daemon).values() for process in kind]
 
 
 @contextmanager
@@ -140,16 +132,13 @@ def nothing_left(daemon_starts: Any) -> Iterator[Daemon]:
     """A daemon of which neither a process nor shared memory is left at the end."""
     before = set(SHARED_MEMORY.iterdir())
     with daemon_starts as daemon:
-        known = [process for kind in processes(daemon).values() for process in kind]
+        known = every_process(daemon)
         yield daemon
-        known += [process for kind in processes(daemon).values() for process in kind] if alive(daemon) else []
+        if daemon.process.poll() is None:
+            known += every_process(daemon)
     _, left = psutil.wait_procs(known, WAIT_S)
     assert not left
     assert set(SHARED_MEMORY.iterdir()) <= before
-
-
-def alive(daemon: Daemon) -> bool:
-    return daemon.process.poll() is None
 
 
 def memory_bytes(process: psutil.Process) -> int:
@@ -161,10 +150,16 @@ def descriptors(process: psutil.Process) -> int:
     return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
 
 
-def soon(condition: Any, within_s: float = WAIT_S) -> bool:
+def soon(condition: Callable[[], bool], within_s: float) -> bool:
+    """Wait for it, but not for long. Returns whether it came true."""
     give_up = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > give_up:
             return False
         time.sleep(0.01)
     return True
+
+
+def connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), WAIT_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -209,12 +209,18 @@ async def fronts(
         await service.close()
 
 
-def run(test: Callable[[Fronts], Awaitable[None]], **options: Any) -> None:
+def run_in(opened: AbstractAsyncContextManager[Any], test: Callable[[Any], Awaitable[None]]) -> None:
+    """Run the test with what is opened, in an event loop of its own."""
+
     async def main() -> None:
-        async with asyncio.timeout(WAIT_S), fronts(**options) as made:
+        async with asyncio.timeout(WAIT_S), opened as made:
             await test(made)
 
     uvloop.run(main())
+
+
+def run(test: Callable[[Fronts], Awaitable[None]], **options: Any) -> None:
+    run_in(fronts(**options), test)
 
 
 X = [[1.0, 2.0, 3.0, 4.0]]

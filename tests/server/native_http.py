@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.http as triton
-import uvloop
-from native_front import IDS, WAIT_S, Fronts, X, fronts
+from native_front import IDS, Fronts, X, fronts, run_in
 from scripted_engine import ScriptedEngine
 
 from veltair.server.access.http_access import AccessCheck
@@ -129,11 +128,7 @@ async def http_fronts(**options: Any) -> Any:
 
 
 def run(test: Callable[[HttpFronts], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(WAIT_S), http_fronts(**options) as made:
-            await test(made)
-
-    uvloop.run(main())
+    run_in(http_fronts(**options), test)
 
 
 def body(

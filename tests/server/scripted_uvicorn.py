@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import uvloop
-from native_front import WAIT_S, new_threads
+from native_front import new_threads, run_in
 from native_http import Client
 
 from veltair.server.listening import bind, listen_inside
@@ -67,8 +66,4 @@ async def behind() -> Any:
 
 
 def run(test: Callable[[Behind], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(WAIT_S), behind() as made:
-            await test(made)
-
-    uvloop.run(main())
+    run_in(behind(), test)

@@ -34,7 +34,7 @@ from veltair.server.front.http_front import application
 from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.plan_learner import PlanLearner
-from veltair.server.ipc.process_setup import set_nice
+from veltair.server.ipc.process_setup import log_to_stderr, set_nice
 from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, with_descriptors
 from veltair.server.protocol.origin_check import OriginCheck, known_hosts
 from veltair.server.repository.model_control import ModelControl
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; 0 after a clean drain, 2 when the configuration or an artifact is wrong."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log_to_stderr()
     reuse_message_memory()
     try:
         read = partial(_configuration, args.config, args.repository, args.model_control)
@@ -95,10 +95,10 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
         loop.add_signal_handler(number, lambda: stop_now.set() if stop.is_set() else stop.set())
     again = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, again.set)
-    listener = bind("http", config.server.http)  # nobody is let in before somebody answers
-    started = time.monotonic()
-    with contextlib.closing(listener), contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(bind("http", config.server.http))  # nobody is let in before somebody answers
         admin = None if config.server.admin is None else held.enter_context(bind("admin", config.server.admin))
+        started = time.monotonic()
         access = Access()
         machine = limit_machine(config.server.cores)
         hosts = known_hosts(split_address(config.server.http)[0], config.server.hosts)
