@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import gevent
 import numpy as np
 import psutil
 import tritonclient.grpc as triton_grpc
@@ -52,6 +53,7 @@ class Traffic:
                     self.outcomes[outcome] += 1
                 if outcome == "lost" and self._ending.wait(0.02):  # nobody may be there; a client of a user asks again
                     break
+        gevent.get_hub().destroy(destroy_loop=True)  # the event loop that tritonclient's HTTP made for this thread
 
     def _outcome(self, client: Any, inputs: Any) -> str:
         try:

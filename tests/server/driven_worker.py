@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
 from pathlib import Path
 
 from example_models import SPIN_LAYERS
-from running_engine import WAIT_S, living
+from running_engine import living, readable
 from tensor_pools import fill_pool
 
 from veltair.machine.topology import usable_machine
@@ -44,14 +43,14 @@ class Driven:
         os.close(self.bell)
 
     def next(self) -> FromWorker:
-        assert select.select([self.process.channel], [], [], WAIT_S)[0], "the worker says nothing"
+        assert readable(self.process.channel), "the worker says nothing"
         message = self.process.channel.receive()
         assert message is not None
         return message
 
     def end(self) -> BlockEnd:
         """How the block ended, once the bell rings."""
-        assert select.select([self.bell], [], [], WAIT_S)[0], "the bell does not ring"
+        assert readable(self.bell), "the bell does not ring"
         assert os.eventfd_read(self.bell) == 1
         end = self.cell.take_end()
         assert end is not None

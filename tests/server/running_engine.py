@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -54,6 +55,13 @@ async def block_under_way(client: EngineClient, tenant: str) -> BlockStatus:
 
     found: BlockStatus = await until(f"a block of {tenant} under way", look)
     return found
+
+
+def readable(file: Any) -> bool:
+    """Whether there comes something to read, whatever the descriptor's number (`select.select` ends at 1,023)."""
+    waiting = select.poll()
+    waiting.register(file, select.POLLIN)
+    return bool(waiting.poll(WAIT_S * 1000))
 
 
 def process_state(pid: int) -> str:

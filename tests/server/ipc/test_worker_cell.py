@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import select
 import struct
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running_engine import WAIT_S, living, process_state
+from running_engine import living, process_state, readable
 
 from veltair.server.ipc.block_orders import BATCH, BlockEnd, BlockKey, Members, Order, unpack_key, unpack_members
 from veltair.server.ipc.done_queries import CALLER_BYTES, Caller, pack_callers
@@ -195,7 +194,7 @@ while True:
 
 
 def ring(bell: int) -> None:
-    assert select.select([bell], [], [], WAIT_S)[0], "the bell does not ring"
+    assert readable(bell), "the bell does not ring"
     assert os.eventfd_read(bell) == 1
 
 

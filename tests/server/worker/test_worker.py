@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from driven_worker import CORES, Driven
 from example_models import LONG_TURNS, SPIN_LAYERS, spin_state
-from running_engine import WAIT_S
+from running_engine import WAIT_S, readable
 
 from veltair.server.ipc.messages import CoresChanged, KernelFailed, ModelsLoaded
 
@@ -126,7 +125,7 @@ def test_the_same_order_again_runs_the_block_that_is_prepared_already(worker: Dr
 
 def test_a_worker_killed_in_a_block_leaves_no_end_and_one_killed_after_it_does(worker: Driven) -> None:
     worker.run(1, 3, CORES)
-    assert select.select([worker.bell], [], [], WAIT_S)[0]
+    assert readable(worker.bell)
     worker.run(2, LONG_TURNS, CORES)
     worker.reach(1)
     worker.process.process.kill()
