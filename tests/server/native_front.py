@@ -206,6 +206,7 @@ async def fronts(
         await python.stop(0)
         if engine.scripted is not None:
             engine.scripted.leave("")
+            engine.scripted = None  # FastAPI remembers the latest applications, and with them this engine
         await service.close()
 
 
