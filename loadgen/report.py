@@ -9,16 +9,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from veltair.loadgen.open_loop import RunCounts
 from veltair.loadgen.peak import Probe
 from veltair.loadgen.scenario import TenantLoad
 from veltair.loadgen.tenant_results import TenantResult
+from veltair.terminal import Column, ResultTable
 from veltair.types import Environment
 
 REFRESH_S = 0.5  # a redraw takes the client about a millisecond
@@ -71,30 +70,30 @@ def probe_result(probe: Probe) -> ProbeResult:
     )
 
 
-def results_table(results: Sequence[TenantResult], tenants: Sequence[TenantLoad], title: str, *, wide: bool) -> Table:
+RESULT_COLUMNS = (
+    Column("tenant", is_name=True),
+    Column("offered\nQPS", rank=2),
+    Column("served\nQPS"),
+    Column("p50\nms", rank=3),
+    Column("p95\nms", rank=1),
+    Column("p99\nms"),
+    Column("target\nms"),
+    Column("QoS rate\n%"),
+    Column("refused"),
+    Column("errors"),
+)
+
+
+def results_table(results: Sequence[TenantResult], tenants: Sequence[TenantLoad], title: str) -> ResultTable:
     """One row per tenant; values that breach a target are red, and nothing else."""
-    # Narrow, with one space between columns, it fits 80 characters.
-    grid = Table(
-        title=Text(title),
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        padding=(0, 1) if wide else (0, 0),
-        show_edge=False,
-    )
-    grid.add_column("\ntenant", no_wrap=True)
-    for heading in (
-        *("offered\nQPS", "served\nQPS", "p50\nms", "p95\nms", "p99\nms"),
-        *("target\nms", "QoS rate\n%", "\nrefused", "\nerrors"),
-    ):
-        grid.add_column(heading, justify="right", no_wrap=True)
+    table = ResultTable(RESULT_COLUMNS, title)
     wanted = {tenant.name: tenant for tenant in tenants}
     for row in results:
         percentile = wanted[row.name].percentile
         breach = row.qos_rate is not None and row.qos_rate < percentile - 1e-9
         # A higher percentile than the one that is promised may well be beyond the target.
         over = {p: ms is not None and ms > row.target_ms and p <= percentile for p, ms in _percentiles(row)}
-        grid.add_row(
+        table.add(
             Text(row.name),
             f"{row.offered_qps:.1f}",
             f"{row.qps:.1f}",
@@ -104,7 +103,7 @@ def results_table(results: Sequence[TenantResult], tenants: Sequence[TenantLoad]
             str(row.refused),
             str(row.errors),
         )
-    return grid
+    return table
 
 
 def print_failures(console: Console, failures: Counter[tuple[str, str]]) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
 from veltair.errors import ConfigError
+from veltair.schema_errors import with_key_first
 
 MAX_QUERIES = 10_000_000  # one run's queries are held in memory, about 100 bytes each
 MAX_CONNECTIONS = 256
@@ -98,20 +98,29 @@ def read_scenario(path: Path) -> Scenario:
         raise ConfigError(f"{path}: expected a TOML file in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    return parse_scenario(document, str(path))
+
+
+def parse_scenario(document: Any, where: str) -> Scenario:
+    """Check the content of a scenario file. Raises ConfigError, which begins with `where`."""
     try:
         scenario = msgspec.convert(document, Scenario)
         _check(scenario)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_with_key_first(str(error))}") from None
+        raise ConfigError(
+            f"{where}: {with_key_first(str(error), Scenario, document)}{_other_command(document)}"
+        ) from None
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{where}: {error}") from None
     return scenario
 
 
-def _with_key_first(text: str) -> str:
-    match = re.fullmatch(r"(.*?) - at `\$\.?(.*)`", text, re.DOTALL)
-    message, key = match.groups() if match else (text, "")
-    return f"{key}: {message}" if key else message
+def _other_command(document: Any) -> str:
+    """Which command takes this file, where it is not a load generator's."""
+    load = document.get("load") if isinstance(document, dict) else None
+    if isinstance(load, dict) and "target" not in load:
+        return "; a scenario without an address is one of `veltair simulate`"
+    return "; a file with [server] is a configuration of `veltair serve`" if "server" in document else ""
 
 
 def _check(scenario: Scenario) -> None:

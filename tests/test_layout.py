@@ -17,7 +17,7 @@ FOLDERS = {
     "veltair.server": "server",
     "veltair.loadgen": "loadgen",
 }
-BASE = {"veltair.types", "veltair.errors", "veltair.machine"}
+BASE = {"veltair.types", "veltair.errors", "veltair.machine", "veltair.schema_errors", "veltair.terminal"}
 # What each package may import of this project, besides itself. Data flows compiler -> profiles -> scheduler -> server.
 MAY_IMPORT = {
     "veltair.machine": {"veltair.types", "veltair.errors"},
@@ -38,7 +38,7 @@ FLOORS = {
     ),
     "veltair.profiles": ("artifact", "records", "runtime"),
     "veltair.server": ("ipc", "protocol", "access", "worker", "engine", "front"),
-    "veltair": ("machine", "grpc", "zoo", "simulate", "commands"),
+    "veltair": ("machine", "grpc", "zoo", "simulation", "api", "commands"),
 }
 # Arrows upward that are left, each with its reason.
 UPWARD = {

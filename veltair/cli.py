@@ -7,6 +7,7 @@ import importlib
 import signal
 import sys
 
+import veltair
 from veltair.errors import UserError, VeltairError
 
 # name -> (module with add_arguments(parser) and run(args) -> exit code, one line of help)
@@ -15,12 +16,14 @@ COMMANDS = {
     "inspect": ("veltair.commands.inspect", "show the layers and code versions of an artifact"),
     "verify": ("veltair.commands.verify", "compare every code version with ONNX Runtime"),
     "bench": ("veltair.commands.bench", "time an artifact beside ONNX Runtime and OpenVINO"),
-    "serve": ("veltair.commands.serve", "serve the models of a configuration"),
+    "serve": ("veltair.commands.serve", "serve artifacts, or the models of a configuration"),
     "token": ("veltair.commands.token", "make a bearer token for a client of the daemon"),
     "load": ("veltair.commands.load", "drive a daemon with an open-loop load, or find its peak"),
     "plan": ("veltair.commands.plan", "explain the layer-blocks that would be formed"),
     "profile": ("veltair.commands.profile", "time whole models, or fit the interference proxy to hardware counters"),
     "doctor": ("veltair.commands.doctor", "say what this machine offers"),
+    "query": ("veltair.commands.query", "ask a served model once, and show the answer with its times"),
+    "init": ("veltair.commands.init", "write a commented configuration"),
     "zoo": ("veltair.commands.zoo", "write a model of the zoo as ONNX"),
     "simulate": ("veltair.commands.simulate", "run a scenario in virtual time on a machine that is not here"),
     "replay": ("veltair.commands.replay", "replay an event log and compare the decisions"),
@@ -28,10 +31,26 @@ COMMANDS = {
 }
 
 
+FIRST_STEPS = """\
+veltair serves several models on one CPU machine, each within a latency target of its own.
+
+  veltair demo                                          three models of ours, compiled, served and loaded
+  veltair compile model.onnx --out artifacts/model      a model of yours
+  veltair serve artifacts/model                         serve it; the dashboard's address is printed
+  veltair query grpc://127.0.0.1:8001 model --random    ask it once
+  veltair doctor                                        what this machine offers
+
+veltair --help lists all commands, veltair COMMAND --help explains one."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 success, 1 a check failed, 2 a bad input, 130 interrupted."""
     arguments = sys.argv[1:] if argv is None else argv
+    if not arguments:
+        print(FIRST_STEPS)
+        return 0
     parser = argparse.ArgumentParser(prog="veltair", description="Multi-tenant inference on one CPU machine.")
+    parser.add_argument("--version", action="version", version=f"veltair {veltair.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     called = next((a for a in arguments if not a.startswith("-")), None)
     for name, (module, summary) in COMMANDS.items():

@@ -13,6 +13,7 @@ import msgspec
 
 from veltair.access_config import ClientConfig, Name, TlsConfig, check_clients
 from veltair.errors import ConfigError
+from veltair.schema_errors import with_key_first
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 PositiveReal = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -151,7 +152,7 @@ def read_tenant(path: Path, name: str, artifact: Path) -> TenantConfig:
     try:
         return msgspec.convert({"name": name, "artifact": str(artifact)} | raw, TenantConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_with_key_first(str(error), raw)}") from None
+        raise ConfigError(f"{path}: {with_key_first(str(error), TenantConfig, raw)}") from None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -172,7 +173,8 @@ def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:
     try:
         config = msgspec.convert(raw, ServeConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {_with_key_first(str(error), raw)}") from None
+        hint = "; a file with [load] is a scenario of `veltair load` or `veltair simulate`" if "load" in raw else ""
+        raise ConfigError(f"{path}: {with_key_first(str(error), ServeConfig, raw)}{hint}") from None
     if not config.tenants and config.server.repository is None:
         raise ConfigError(f"{path}: tenants: expected at least one, or server.repository")
     names: set[str] = set()
@@ -223,16 +225,3 @@ def split_address(address: str) -> tuple[str, int]:
     if match is None or int(match[2]) > 65535:
         raise ConfigError(f"expected host:port, got {address!r}")
     return match[1].strip("[]"), int(match[2])
-
-
-def _with_key_first(message: str, raw: dict[str, Any]) -> str:
-    """msgspec's "<what> - at `$.tenants[0].qos_ms`" as "tenants[0].qos_ms (tenant 'x'): <what>"."""
-    what, _, where = message.partition(" - at `$")
-    place = where.rstrip("`").lstrip(".")
-    if match := re.match(r"tenants\[(\d+)\]", place):
-        entries = raw.get("tenants")
-        entry = entries[int(match[1])] if isinstance(entries, list) else None
-        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
-            place += f" (tenant {entry['name']!r})"
-    text = what[0].lower() + what[1:]
-    return f"{place}: {text}" if place else text

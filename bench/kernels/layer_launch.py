@@ -210,7 +210,7 @@ def _chain(library: Path) -> _LoadedModel:
 
 
 def _model(path: Path) -> _LoadedModel:
-    from veltair.commands.engine_process import draw_input
+    from veltair.commands.timing.engine_process import draw_input
     from veltair.profiles.artifact.artifact_folder import load_artifact
     from veltair.profiles.runtime.executor import Executor, aligned_zeros
 

@@ -20,8 +20,8 @@ from bench.paper.scheduling_cost import synthetic
 from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.events import Event, QueryArrived
 from veltair.scheduler.scheduler import Scheduler
-from veltair.simulate.interference_model import Alone, solo_times
-from veltair.simulate.virtual_machine import VirtualMachine
+from veltair.simulation.interference_model import Alone, solo_times
+from veltair.simulation.virtual_machine import VirtualMachine
 from veltair.types import CodeVersion, LatencyTable, Layer, Machine, ModelProfile, QoSTarget, Query, Tenant
 
 CORES = (2, 64)

@@ -19,7 +19,7 @@ from bench.paths import ROOT
 KEPT = ROOT / ".build" / "figures"
 SOURCES = (
     "scheduler",
-    "veltair/simulate",
+    "veltair/simulation",
     "veltair/types.py",
     "compiler/tuning/frontier.py",
     "scenarios",

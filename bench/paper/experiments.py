@@ -26,15 +26,15 @@ from veltair.scheduler.costs.level_grid import SOLO, level_grid
 from veltair.scheduler.costs.profile_costs import ProfileCosts
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.scheduler.policies.paper import VeltairFull
-from veltair.simulate.machine_model import modelled_profiles
-from veltair.simulate.machine_model.calibration import calibrate
-from veltair.simulate.machine_model.counter_fit import CounterFit, SlowdownSample
-from veltair.simulate.machine_model.layer_shapes import load_model_shape
-from veltair.simulate.machine_model.machine_model import load_machine_model
-from veltair.simulate.machine_model.tilings import enumerate_tilings
-from veltair.simulate.peak_search import RateTrial, find_peak, try_scale
-from veltair.simulate.simulation import Simulation
-from veltair.simulate.simulation_scenario import (
+from veltair.simulation.machine_model import modelled_profiles
+from veltair.simulation.machine_model.calibration import calibrate
+from veltair.simulation.machine_model.counter_fit import CounterFit, SlowdownSample
+from veltair.simulation.machine_model.layer_shapes import load_model_shape
+from veltair.simulation.machine_model.machine_model import load_machine_model
+from veltair.simulation.machine_model.tilings import enumerate_tilings
+from veltair.simulation.peak_search import RateTrial, find_peak, try_scale
+from veltair.simulation.simulation import Simulation
+from veltair.simulation.simulation_scenario import (
     SimulationScenario,
     TenantWorkload,
     WorkloadShape,

@@ -14,7 +14,7 @@ from bench.paper.experiment_cache import run
 from bench.paper.figure_style import COLOURS, CYCLE, MARKERS, Data, by_policy, figure
 from veltair.scheduler.block_plan import explain
 from veltair.scheduler.costs.level_grid import SOLO
-from veltair.simulate.machine_model.machine_model import load_machine_model
+from veltair.simulation.machine_model.machine_model import load_machine_model
 
 LABELS = {"fcfs": "model-wise", "layerwise": "layer-wise", "block-6": "blocks of 6", "block-11": "blocks of 11"}
 

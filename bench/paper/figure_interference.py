@@ -10,7 +10,7 @@ import numpy as np
 from bench.paper import experiments as sim
 from bench.paper.figure_style import COLOURS, CYCLE, MARKERS, Data, figure
 from veltair.scheduler.interference import CounterModel
-from veltair.simulate.machine_model.modelled_profiles import PRESSURES
+from veltair.simulation.machine_model.modelled_profiles import PRESSURES
 from veltair.types import CounterSample
 
 LOSSES = (0.05, 0.10, 0.20)

@@ -28,9 +28,9 @@ from veltair.machine.isa import cpu_features
 from veltair.machine.memory import memory_bytes
 from veltair.machine.topology import cache_bytes, usable_machine
 from veltair.profiles.records.tuning_records import SHIPPED, read_records, user_folder
-from veltair.simulate.machine_model.layer_shapes import LayerShape
-from veltair.simulate.machine_model.machine_model import MachineModel, parse_machine_model
-from veltair.simulate.machine_model.tilings import enumerate_tilings
+from veltair.simulation.machine_model.layer_shapes import LayerShape
+from veltair.simulation.machine_model.machine_model import MachineModel, parse_machine_model
+from veltair.simulation.machine_model.tilings import enumerate_tilings
 
 SOURCE = Path(__file__).parent / "machine.c"
 LARGE = 50_000_000  # FLOPs of a convolution whose time on one core is not its launch

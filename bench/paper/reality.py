@@ -40,11 +40,11 @@ from veltair.machine.environment import describe_environment
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime.whole_model_timing import IN_MODEL
 from veltair.server.engine.machine_limits import default_workers
-from veltair.simulate.machine_model import modelled_profiles
-from veltair.simulate.machine_model.machine_model import load_machine_model
-from veltair.simulate.peak_search import find_peak, try_scale
-from veltair.simulate.simulation import Simulation
-from veltair.simulate.simulation_scenario import SimulationScenario, TenantWorkload, WorkloadShape
+from veltair.simulation.machine_model import modelled_profiles
+from veltair.simulation.machine_model.machine_model import load_machine_model
+from veltair.simulation.peak_search import find_peak, try_scale
+from veltair.simulation.simulation import Simulation
+from veltair.simulation.simulation_scenario import SimulationScenario, TenantWorkload, WorkloadShape
 
 SCENARIO = SCENARIOS / "reality.toml"
 PAGE = ROOT / "docs" / "results.md"

@@ -25,8 +25,8 @@ from veltair.scheduler.costs.profile_catalogue import ProfileCatalogue
 from veltair.scheduler.events import Decision, Event, QueryArrived
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.scheduler.scheduler import Scheduler
-from veltair.simulate.interference_model import Alone, solo_times
-from veltair.simulate.virtual_machine import VirtualMachine
+from veltair.simulation.interference_model import Alone, solo_times
+from veltair.simulation.virtual_machine import VirtualMachine
 from veltair.types import CodeVersion, LatencyTable, Layer, Machine, ModelProfile, QoSTarget, Query, Tenant
 
 LEVELS = (1.0, 1.5, 2.0, 3.0, 4.0)

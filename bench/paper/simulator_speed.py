@@ -21,10 +21,10 @@ from bench.paths import SCENARIOS
 from veltair.commands.simulate import DEFAULT_MACHINE
 from veltair.machine.environment import describe_environment
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.simulate.machine_model.machine_model import load_machine_model
-from veltair.simulate.machine_model.modelled_profiles import scenario_models
-from veltair.simulate.simulation import Simulation
-from veltair.simulate.simulation_scenario import SimulationScenario, read_simulation_scenario
+from veltair.simulation.machine_model.machine_model import load_machine_model
+from veltair.simulation.machine_model.modelled_profiles import scenario_models
+from veltair.simulation.simulation import Simulation
+from veltair.simulation.simulation_scenario import SimulationScenario, read_simulation_scenario
 
 MIX = SCENARIOS / "mix.toml"
 SCALES = (0.2, 0.5)  # of the scenario's rates

@@ -25,7 +25,8 @@ import msgspec
 
 from veltair.errors import ArtifactError
 from veltair.profiles.artifact.consistency import find_inconsistency
-from veltair.profiles.artifact.manifest import SCHEMA, Manifest
+from veltair.profiles.artifact.manifest import SCHEMA, LayerEntry, Manifest, Port
+from veltair.profiles.artifact.summary import summarize
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile, TensorSpec
 
 MANIFEST, WEIGHTS, KERNELS = "manifest.json", "weights.bin", "kernels.so"
@@ -66,8 +67,25 @@ class Artifact(CheckedArtifact):
     ::
 
         artifact = load_artifact(Path("models/resnet50"))
-        artifact.weights.stat().st_size
+        print(artifact.summary())
+        artifact.inputs[0].name, artifact.weights.stat().st_size
     """
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        return self.manifest.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        return self.manifest.outputs
+
+    @property
+    def layers(self) -> tuple[LayerEntry, ...]:
+        return self.manifest.layers
+
+    def summary(self) -> str:
+        """The model, its inputs and its outputs, in a few lines."""
+        return summarize(self.manifest)
 
     @property
     def kernels(self) -> Path:

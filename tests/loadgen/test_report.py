@@ -24,7 +24,7 @@ def row(**changed) -> TenantResult:
 def drawn(result: TenantResult, percentile: float = 0.95, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system="standard")
     tenants = [TenantLoad(result.name, 20.0, 100.0, percentile)]
-    console.print(results_table([result], tenants, "http://[::1]:80", wide=width >= 100))
+    results_table([result], tenants, "http://[::1]:80").print(console)
     text: str = console.file.getvalue()
     return text
 

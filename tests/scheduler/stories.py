@@ -14,8 +14,8 @@ from veltair.scheduler.policies.policy import Policy
 from veltair.scheduler.query_states import QueryState
 from veltair.scheduler.scheduler import Scheduler
 from veltair.scheduler.steps import Stop
-from veltair.simulate.interference_model import Alone
-from veltair.simulate.virtual_machine import GrowthInsideLayers, VirtualMachine
+from veltair.simulation.interference_model import Alone
+from veltair.simulation.virtual_machine import GrowthInsideLayers, VirtualMachine
 from veltair.types import CounterSample, Machine, ModelProfile, Tenant
 
 LEVELS = (1.0, 1.5, 3.0)

@@ -5,8 +5,8 @@ from veltair.errors import ConfigError
 from veltair.scheduler.block_plan import explain
 from veltair.scheduler.events import QueryArrived, StartBlock
 from veltair.scheduler.scheduler import Scheduler
-from veltair.simulate.interference_model import Alone, solo_times
-from veltair.simulate.virtual_machine import VirtualMachine
+from veltair.simulation.interference_model import Alone, solo_times
+from veltair.simulation.virtual_machine import VirtualMachine
 
 EVEN = (40, 20, 14, 10)
 STIFF = (40, 36, 34, 33)

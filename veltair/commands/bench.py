@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from veltair.commands.alternate_runs import run_alternately
-from veltair.commands.engine_process import read_onnx_inputs
+from veltair.commands.timing.alternate_runs import run_alternately
+from veltair.commands.timing.engine_process import read_onnx_inputs
 from veltair.errors import ConfigError, ModelError
 from veltair.machine.environment import describe_environment
 from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
+from veltair.terminal import Column, ResultTable, result_console
 
 ROUNDS = 7
-ENGINE_PROCESS = [sys.executable, "-m", "veltair.commands.engine_process"]
+ENGINE_PROCESS = [sys.executable, "-m", "veltair.commands.timing.engine_process"]
 PEERS = {"ort": [("onnxruntime", "fp32")], "openvino": [("openvino", "fp32"), ("openvino", "default")]}
 
 
@@ -100,15 +98,14 @@ def _tasks(
 
 
 def _show(title: str, rows: list[dict[str, Any]]) -> None:
-    table = Table(title=title, title_justify="left")
     ours = dict.fromkeys(row["precision"] for row in rows if row["engine"] == "veltair")
-    columns = ["engine", "precision", "threads", "median ms", *(f"veltair {precision} / engine" for precision in ours)]
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("engine", "precision") else "right")
+    names = Column("engine", is_name=True), Column("precision", is_name=True)
+    ratios = [Column(f"veltair {precision}\n/ engine", rank=1) for precision in ours]
+    table = ResultTable((*names, Column("threads"), Column("median\nms"), *ratios), title)
     times = {(row["threads"], row["precision"]): row["median_ms"] for row in rows if row["engine"] == "veltair"}
     for row in rows:
-        ratios = [f"{times[row['threads'], precision] / row['median_ms']:.2f}" for precision in ours]
+        found = [f"{times[row['threads'], precision] / row['median_ms']:.2f}" for precision in ours]
         if row["engine"] == "veltair":
-            ratios = [""] * len(ours)
-        table.add_row(row["engine"], row["precision"], str(row["threads"]), f"{row['median_ms']:.3f}", *ratios)
-    Console().print(table)
+            found = [""] * len(ours)
+        table.add(row["engine"], row["precision"], str(row["threads"]), f"{row['median_ms']:.3f}", *found)
+    table.print(result_console())

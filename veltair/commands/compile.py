@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -14,10 +16,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
+from veltair.api.compiling import ReportedProgress
 from veltair.errors import ConfigError
 from veltair.machine.isa import ISAS
 from veltair.profiles.artifact.artifact_folder import Artifact
 from veltair.profiles.artifact.manifest import LevelSource, Storage
+from veltair.profiles.artifact.summary import fastest_alone_ns
+from veltair.terminal import ProgressLines, result_console
 
 LEVELS: Mapping[str, LevelSource] = {"measured": "measured", "model": "modelled"}
 INTERRUPTED = 130  # 128 + SIGINT, as shells say it
@@ -73,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--qos-ms: expected a positive number of milliseconds, found {args.qos_ms}")
     from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
 
+    console = Console(stderr=True)
     whole = Column(no_wrap=True)  # a narrow terminal wraps the words, never the numbers
     columns = (
         TextColumn("{task.description}", table_column=Column()),
@@ -83,9 +89,9 @@ def run(args: argparse.Namespace) -> int:
     )
     begin = time.monotonic()
     try:
-        console = Console(stderr=True)
         # Layers differ: the time left is estimated from the last two minutes.
-        with Progress(*columns, console=console, disable=args.json, speed_estimate_period=120) as progress:
+        bar = Progress(*columns, console=console, disable=args.json, speed_estimate_period=120)
+        with bar if args.json or console.is_terminal else ReportedProgress(ProgressLines()) as progress:
             artifact = compile_model(
                 args.model,
                 args.out,
@@ -109,19 +115,34 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(facts))
         return 0
-    Console().print(
-        f"[bold]{facts['model']}[/] ({facts['precision']}): {facts['layers']} layers, {facts['versions']} versions, "
-        f"{facts['alone_ms']:.2f} ms alone, target {facts['qos_ms']:g} ms, in {facts['seconds']} s -> {args.out}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    console = result_console()
+    console.print(f"{args.out}, compiled in {facts['seconds']} s\n{artifact.summary()}", markup=False, soft_wrap=True)
+    for sentence in decisions(args, artifact):
+        console.print(sentence, markup=False, soft_wrap=True)
+    console.print(f"\nserve it: veltair serve {shlex.quote(str(args.out))}", markup=False, soft_wrap=True)
     return 0
+
+
+def decisions(args: argparse.Namespace, artifact: Artifact) -> Iterator[str]:
+    """What the compiler decided by itself, a sentence each."""
+    manifest = artifact.manifest
+    if args.precision == "auto":
+        if manifest.precision == "bf16":
+            yield (
+                "It computes in bfloat16, with 8 significant bits, since this CPU is fast at it; `veltair verify` "
+                "states the error, and --precision fp32 avoids it."
+            )
+        else:
+            yield "It computes in float32: bfloat16 is not faster on this CPU."
+    if args.qos_ms is None:
+        yield f"Its target, {manifest.qos_ns / 1e6:g} ms, is the file's or three times what it takes; --qos-ms sets it."
+    origins = Counter(version.origin or "unknown" for layer in manifest.layers for version in layer.versions)
+    yield f"Code versions by where they come from: {', '.join(f'{n} {origin}' for origin, n in origins.most_common())}."
 
 
 def summary(artifact: Artifact) -> dict[str, str | int | float]:
     """The result of a compile in a few numbers."""
     manifest = artifact.manifest
-    best_ns = sum(min(min(v.latency_ns[0][0]) for v in layer.versions) for layer in manifest.layers)
     return {
         "model": manifest.model,
         "artifact": str(artifact.path),
@@ -133,7 +154,7 @@ def summary(artifact: Artifact) -> dict[str, str | int | float]:
         "max_batch": manifest.max_batch,
         "levels": len(manifest.levels),
         "levels_modelled": manifest.level_sources.count("modelled"),
-        "alone_ms": best_ns / 1e6,  # at batch 1, the best versions at their best core counts
+        "alone_ms": fastest_alone_ns(manifest) / 1e6,  # at batch 1, the best versions at their best core counts
         "qos_ms": manifest.qos_ns / 1e6,
         "weights_bytes": artifact.weights.stat().st_size,
     }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from veltair.commands.usage import snippets
+from veltair.config import ServerConfig
 from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
+from veltair.terminal import Column, ResultTable, result_console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,9 +76,7 @@ def describe(found: Artifact) -> dict[str, Any]:
 
 def _print(found: Artifact) -> None:
     manifest = found.manifest
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)  # a file or a pipe has room for whole names
+    console = result_console()
     levels = ", ".join(f"{level:g}" for level in manifest.levels)
     if "modelled" in manifest.level_sources:
         levels += " (above 1 modelled)"
@@ -91,28 +90,41 @@ def _print(found: Artifact) -> None:
         soft_wrap=True,
     )
     cores = len(manifest.layers[0].versions[0].latency_ns[0][0]) if manifest.layers else 0
-    table = Table(box=None, header_style="bold")
-    for column in ("layer", "op", "version"):
-        table.add_column(column, overflow="fold")
-    columns = ["block KB", "parallelism", *(f"{c} core{'s' * (c > 1)} us" for c in _shown(cores)), "MFLOP"]
-    for column in columns:
-        table.add_column(column, justify="right")
-    table.add_column("origin", overflow="fold")
+    for line in found.summary().splitlines()[2:]:
+        console.print(line, markup=False, soft_wrap=True)
+    times = [Column(f"{c} core{'s' * (c > 1)}\nus", rank=0 if c == cores else 3) for c in _shown(cores)]
+    table = ResultTable(
+        (
+            Column("layer", is_name=True),
+            Column("op", is_name=True, rank=1),
+            Column("version"),
+            Column("block\nKB", rank=4),
+            Column("parallelism", rank=4),
+            *times,
+            Column("MFLOP", rank=2),
+            Column("origin", is_name=True, rank=5),
+        )
+    )
     for layer in manifest.layers:
         for number, version in enumerate(layer.versions):
             alone = version.latency_ns[0][0]
-            times = [f"{alone[c - 1] / 1000:.1f}" for c in _shown(cores)]
+            shown = [f"{alone[c - 1] / 1000:.1f}" for c in _shown(cores)]
             head = (layer.name, layer.op) if number == 0 else ("", "")
             flops = f"{layer.flops[0] / 1e6:.1f}" if number == 0 else ""
             sizes = (f"{version.block_size / 1024:.0f}", str(version.parallelism))
-            table.add_row(*head, str(number), *sizes, *times, flops, version.origin)
-    console.print(table)
+            table.add(*head, str(number), *sizes, *shown, flops, version.origin)
+    table.print(console)
     for layer in manifest.layers:
         if layer.note:
             console.print(f"{layer.name}: {layer.note}", highlight=False, soft_wrap=True, markup=False)
     console.print(
         " ".join(f"{k}={v}" for k, v in manifest.environment.items()), style="dim", highlight=False, soft_wrap=True
     )
+    server = ServerConfig()
+    console.print(
+        f"\nOnce it is served (veltair serve {shlex.quote(str(found.path))}):\n", markup=False, soft_wrap=True
+    )
+    console.print(snippets(manifest.model, manifest, server.http, server.grpc), markup=False, soft_wrap=True)
 
 
 def _shown(cores: int) -> list[int]:

@@ -30,6 +30,7 @@ from veltair.loadgen.tenant_results import SendLag, count_outcomes, measure_send
 from veltair.loadgen.tenant_streams import TenantStream, connect, measure_solo_ns, prepare_streams, wait_until_idle
 from veltair.machine.environment import describe_environment
 from veltair.machine.malloc import reuse_message_memory
+from veltair.terminal import result_console
 
 INTERRUPTED = 128 + signal.SIGINT
 T = TypeVar("T")
@@ -268,8 +269,7 @@ class LoadCommand:
             title += ": no load held every tenant's QoS; the lowest that was tried"
         elif report.peak_qps is not None:
             title += f": peak {report.peak_qps:.1f} QPS with every tenant's QoS held"
-        console = Console()
-        console.print(results_table(report.tenants, self._scenario.tenants, title, wide=console.width >= 100))
+        results_table(report.tenants, self._scenario.tenants, title).print(result_console())
         if report.max_lag_ms is not None:
             cpu = report.client_cpu_us_per_query
             note = "" if cpu is None else f", {cpu:.0f} us of the client's CPU time a query"

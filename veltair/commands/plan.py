@@ -8,12 +8,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from veltair.errors import ConfigError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.scheduler.block_plan import BlockPlan, PlannedBlock, explain
+from veltair.terminal import Column, ResultTable, result_console
 from veltair.types import Machine, ModelProfile
 
 
@@ -51,28 +49,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(plan: BlockPlan, profile: ModelProfile) -> None:
-    console = Console()
+    console = result_console()
     console.print(
         f"[bold]{plan.model}[/] batch {plan.batch}: {len(profile.layers)} layers, target {plan.qos_ns / 1e6:g} ms, "
         f"{plan.cores} cores at interference level {plan.level:g}\n"
         f"needs {plan.avg_cores} on average (Avg_C), may take {plan.threshold_cores} more (thres); "
-        f"{len(plan.pivots)} pivots, {len(plan.blocks)} blocks, {plan.predicted_ns / 1e6:.2f} ms predicted"
+        f"{len(plan.pivots)} pivots, {len(plan.blocks)} blocks, {plan.predicted_ns / 1e6:.2f} ms predicted",
+        soft_wrap=True,
     )
-    table = Table()
-    for column in (
-        "block",
-        "layers",
-        "first layer",
-        "cores",
-        "predicted ms",
-        "share of target ms",
-        "versions",
-        "capped",
-    ):
-        table.add_column(column, justify="left" if column in ("first layer", "versions") else "right")
+    table = ResultTable(
+        (
+            Column("block"),
+            Column("layers"),
+            Column("first layer", is_name=True),
+            Column("cores"),
+            Column("predicted\nms"),
+            Column("share of\ntarget ms", rank=1),
+            Column("versions", is_name=True, rank=3),
+            Column("capped", rank=2),
+        )
+    )
     for number, block in enumerate(plan.blocks):
-        table.add_row(str(number), *_cells(block, profile))
-    console.print(table)
+        table.add(str(number), *_cells(block, profile))
+    table.print(console)
 
 
 def _cells(block: PlannedBlock, profile: ModelProfile) -> Iterator[str]:

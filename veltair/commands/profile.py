@@ -15,19 +15,19 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from veltair.commands.slowdown_samples import measure_samples, simulate_samples
+from veltair.commands.timing.slowdown_samples import measure_samples, simulate_samples
 from veltair.errors import ConfigError
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.profiles.runtime import pinned_threads, whole_model_timing
-from veltair.simulate.machine_model.counter_fit import (
+from veltair.simulation.machine_model.counter_fit import (
     CounterFit,
     encode_samples,
     fit_counters,
     read_samples,
 )
-from veltair.simulate.machine_model.machine_model import machine_names
+from veltair.simulation.machine_model.machine_model import machine_names
+from veltair.terminal import Column, ResultTable, result_console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,17 +100,16 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _show(found: CounterFit) -> None:
-    console = Console(highlight=False)
+    console = result_console()
     console.print(
         f"level = {found.constant:.4g} + {found.per_miss_rate:.4g} x L3 miss rate "
         f"+ {found.per_access_per_ns:.4g} x L3 accesses per ns\n"
-        f"{found.samples} samples, R2 {found.r2:.3f}, cross-validated {found.r2_cross_validated:.3f}\n"
+        f"{found.samples} samples, R2 {found.r2:.3f}, cross-validated {found.r2_cross_validated:.3f}\n",
+        soft_wrap=True,
     )
     shown = found.components[:2]
-    headings = ("counter", "R2 alone", *(f"component {i}: {c.variance:.1%}" for i, c in enumerate(shown, 1)))
-    table = Table(*headings, box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    components = [Column(f"component {i}:\n{c.variance:.1%}") for i, c in enumerate(shown, 1)]
+    table = ResultTable((Column("counter", is_name=True), Column("R2 alone"), *components))
     for name, r2 in found.r2_alone.items():
-        table.add_row(name, f"{r2:.3f}", *(f"{component.loadings[name]:+.2f}" for component in shown))
-    console.print(table)
+        table.add(name, f"{r2:.3f}", *(f"{component.loadings[name]:+.2f}" for component in shown))
+    table.print(console)

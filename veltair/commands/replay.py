@@ -63,7 +63,7 @@ def rebuild_scheduler(header: LogHeader, folders: Mapping[str, Path]) -> Schedul
     """A fresh scheduler as it was when the log began. `folders`: artifacts that are not where they were, by model."""
     match header.origin:
         case {"kind": "simulation"}:
-            from veltair.simulate import recorded_run
+            from veltair.simulation import recorded_run
 
             return recorded_run.rebuild_scheduler(header)
         case {"kind": "daemon", "artifacts": dict(recorded)}:

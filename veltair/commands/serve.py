@@ -8,21 +8,25 @@ import contextlib
 import gc
 import json
 import logging
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import uvloop
-from rich.console import Console
 
-from veltair.config import ServeConfig, parse_config, read_config, split_address
+from veltair.api.daemon import artifacts_config
+from veltair.commands.usage import announce
+from veltair.config import ServeConfig, read_config, split_address
 from veltair.errors import UserError, VeltairError
 from veltair.grpc.server import BACKLOG
 from veltair.machine.malloc import reuse_message_memory
+from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.server.access.callers import Access
 from veltair.server.access.certificates import Certificates
 from veltair.server.access.http_access import AccessCheck
@@ -47,12 +51,22 @@ _log = logging.getLogger("veltair.server")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", type=Path, nargs="?", metavar="CONFIG.toml")
+    parser.add_argument(
+        "models", type=Path, nargs="*", metavar="CONFIG.toml|ARTIFACT", help="a configuration, or artifacts to serve"
+    )
     parser.add_argument("--repository", type=Path, metavar="DIR", help="a folder of models (server.repository)")
     parser.add_argument(
         "--model-control", action="store_true", help="clients may load and unload models (server.model_control)"
     )
+    parser.add_argument("--http", metavar="HOST:PORT", help="where to listen (server.http)")
+    parser.add_argument("--grpc", metavar="HOST:PORT", help="where to listen (server.grpc)")
+    parser.add_argument("--check", action="store_true", help="check the configuration and its artifacts, serve nothing")
+    parser.add_argument("--attached", action="store_true", help="drain and end when stdin closes, as at SIGTERM")
     parser.add_argument("--json", action="store_true", help="say where it listens as one line of JSON")
+    parser.epilog = (
+        "examples: veltair serve artifacts/resnet50 artifacts/dlrm; veltair serve serve.toml; "
+        "veltair serve --repository models --model-control"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,9 +74,11 @@ def run(args: argparse.Namespace) -> int:
     log_to_stderr()
     reuse_message_memory()
     try:
-        read = partial(_configuration, args.config, args.repository, args.model_control)
+        read = partial(_configuration, args)
+        if args.check:
+            return check(read(), as_json=args.json)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(read, as_json=args.json))
+            runner.run(serve(read, as_json=args.json, attached=args.attached))
     except VeltairError as error:
         print(f"veltair serve: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
@@ -71,21 +87,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _configuration(path: Path | None, repository: Path | None, model_control: bool) -> ServeConfig:
-    """The file, if there is one, and what the command line says besides. Raises ConfigError."""
-    own: dict[str, Any] = {} if repository is None else {"repository": str(repository.absolute())}
-    if model_control:
+def _configuration(args: argparse.Namespace) -> ServeConfig:
+    """The file, if there is one, and what the command line says besides. Raises ConfigError or ArtifactError."""
+    own: dict[str, Any] = {key: value for key in ("http", "grpc") if (value := getattr(args, key)) is not None}
+    if args.repository is not None:
+        own["repository"] = str(args.repository.absolute())
+    if args.model_control:
         own["model_control"] = True
-    if path is None:
-        return parse_config({"server": own}, Path("veltair serve"))
-    return read_config(path, own)
+    if len(args.models) == 1 and not args.models[0].is_dir():
+        return read_config(args.models[0], own)
+    return artifacts_config(args.models, own, "veltair serve")
 
 
-async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
+def check(config: ServeConfig, *, as_json: bool) -> int:
+    """Check the artifacts of the configuration, and say what would be served. Returns 0; raises ArtifactError."""
+    found = {tenant.name: load_artifact(Path(tenant.artifact)) for tenant in config.tenants}
+    if as_json:
+        print(json.dumps({"ok": True, "tenants": {name: artifact.digest for name, artifact in found.items()}}))
+        return 0
+    for name, artifact in found.items():
+        print(f"{name}: {artifact.path}\n{indent(artifact.summary(), '  ')}")
+    print("the configuration is right")
+    return 0
+
+
+async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: bool = False) -> None:
     """Run the front process in one event loop until a signal. Raises ConfigError or ArtifactError.
 
     The first SIGTERM or SIGINT drains, after `lame_duck_s`; the second ends at once. `read` gives the configuration,
-    again at a SIGHUP.
+    again at a SIGHUP. `attached`: the end of stdin is like a first signal.
     """
     config = read()
     set_nice(NICE)
@@ -93,6 +123,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: stop_now.set() if stop.is_set() else stop.set())
+    if attached:
+        loop.add_reader(sys.stdin.fileno(), _read_stdin, loop, stop)
     again = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, again.set)
     with contextlib.ExitStack() as held:
@@ -162,7 +194,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
             addresses = {"http": address_of(listener), "grpc": grpc_front.address}
             if admin is not None:
                 addresses["admin"] = address_of(admin)
-            _announce(config, client.tenants, addresses, time.monotonic() - started, as_json)
+            announce(config, client.tenants, addresses, time.monotonic() - started, as_json=as_json)
             await _ended_before(stop, http_task)
             await _leave(client, grpc_front, stop_now, config.server.lame_duck_s if stop.is_set() else 0.0)
             await dashboard.close()
@@ -174,6 +206,13 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool) -> None:
             await client.shut_down()
             if service is not None:
                 await service.close()
+
+
+def _read_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Drop what stdin has. At its end whoever holds the other side is gone, or wants the daemon to end."""
+    if not os.read(sys.stdin.fileno(), 1 << 12):
+        loop.remove_reader(sys.stdin.fileno())
+        stop.set()
 
 
 async def _reload_when_asked(again: asyncio.Event, control: ModelControl) -> None:
@@ -233,19 +272,3 @@ async def _leave(client: EngineClient, grpc_front: GrpcFront, stop_now: asyncio.
     if not await _ended_before(stop_now, draining):
         await client.shut_down()
     await draining
-
-
-def _announce(
-    config: ServeConfig, names: Collection[str], addresses: Mapping[str, str], seconds: float, as_json: bool
-) -> None:
-    if as_json:
-        print(json.dumps({"ready": True, **addresses}), flush=True)
-        return
-    console = Console(highlight=False)
-    names = ", ".join(names) or "no model yet"
-    console.print(f"[bold]veltair[/] serves {names} [dim](policy {config.server.policy}, up in {seconds:.1f} s)[/]")
-    web = "http" if config.server.tls is None else "https"
-    http, grpc = addresses["http"], addresses["grpc"]
-    admin = f"{web}://{addresses.get('admin', http)}/admin"
-    for label, url in (("HTTP", f"{web}://{http}"), ("gRPC", f"grpc://{grpc}"), ("Dashboard", admin)):
-        console.print(f"  [dim]{label:<10}[/] [cyan]{url}[/]")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from contextlib import ExitStack
-from math import ceil, isfinite, log2
+from math import isfinite
 from pathlib import Path
 from typing import TextIO
 
@@ -14,18 +13,13 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 
+from veltair.api.simulations import DEFAULT_MACHINE, chosen_policies, simulate
 from veltair.errors import ConfigError
-from veltair.scheduler.event_log.header import dump_header
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.simulate.machine_model.machine_model import load_machine_model, machine_names
-from veltair.simulate.machine_model.modelled_profiles import scenario_models
-from veltair.simulate.peak_search import WIDTH, RateTrial, find_peak, try_scale
-from veltair.simulate.recorded_run import make_simulation_header
-from veltair.simulate.report import PolicySummary, print_results, summarize
-from veltair.simulate.simulation import Simulation
-from veltair.simulate.simulation_scenario import MOST_QUERIES, SimulationScenario, read_simulation_scenario
-
-DEFAULT_MACHINE = "threadripper-3990x"  # the paper's
+from veltair.simulation.machine_model.machine_model import machine_names
+from veltair.simulation.simulation import Simulation
+from veltair.simulation.simulation_scenario import MOST_QUERIES, SimulationScenario, read_simulation_scenario
+from veltair.terminal import ProgressLines, result_console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,78 +44,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulates and prints; returns 0 whatever the figures. Raises UserError for a bad input."""
-    policies = _policies(args.policy)
+    try:
+        policies = chosen_policies(args.policy.split(","))
+    except ConfigError as error:
+        raise ConfigError(f"--policy: {error}") from None
     scenario = _overridden(read_simulation_scenario(args.scenario), args)
-    model = load_machine_model(args.machine)
-    model.machine(args.cores)  # raises for an impossible count before the profiles are made
-    seeds = range(scenario.load.seed, scenario.load.seed + args.seeds)
-    if args.log is not None and (args.find_peak or len(policies) > 1 or len(seeds) > 1):
+    if args.log is not None and (args.find_peak or len(policies) > 1 or args.seeds > 1):
         raise ConfigError("--log: expected a single run: one policy, --seeds 1 and no --find-peak")
-    simulation = Simulation(scenario, model, scenario_models(scenario, model, cores=args.cores), args.cores)
     notes = Console(stderr=True, markup=False, highlight=False)
+    columns = *Progress.get_default_columns()[:-1], TimeRemainingColumn()
+    bar = Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
     with ExitStack() as stack:
         log = None if args.log is None else stack.enter_context(_open_log(args.log))
-        columns = *Progress.get_default_columns()[:-1], TimeRemainingColumn()
-        bar = Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
-        results = _Session(simulation, policies, seeds, stack.enter_context(bar)).run(args.find_peak, log)
+        task = stack.enter_context(bar).add_task("", total=1.0)
+        lines = ProgressLines()
+
+        def progress(what: str, share: float) -> None:
+            if notes.is_terminal:
+                bar.update(task, completed=share, description=what)
+            elif not args.json:
+                lines(what, round(share * 100), 100)
+
+        result = simulate(
+            scenario,
+            policies,
+            machine=args.machine,
+            cores=args.cores,
+            peak=args.find_peak,
+            seeds=args.seeds,
+            log=log,
+            progress=progress,
+        )
     if args.json:
-        print(json.dumps({"results": msgspec.to_builtins(results), "environment": _environment(simulation, seeds)}))
+        seeds = range(scenario.load.seed, scenario.load.seed + args.seeds)
+        environment = _environment(result.simulation, seeds)
+        print(json.dumps({"results": msgspec.to_builtins(result.policies), "environment": environment}))
     else:
-        print_results(Console(), results, scenario.tenants, model.title, len(simulation.machine.cores))
+        result.print(result_console())
     return 0
-
-
-class _Session:
-    """One invocation of the command with its progress bar."""
-
-    def __init__(self, simulation: Simulation, policies: Sequence[str], seeds: range, bar: Progress) -> None:
-        self._simulation, self._policies, self._seeds, self._bar = simulation, policies, seeds, bar
-        self._task = bar.add_task("", total=float(len(policies)))
-
-    def run(self, peak: bool, log: TextIO | None) -> list[PolicySummary]:
-        return [
-            self._peak(i, policy) if peak else self._once(i, policy, log) for i, policy in enumerate(self._policies)
-        ]
-
-    def _once(self, number: int, policy: str, log: TextIO | None) -> PolicySummary:
-        def report(share: float) -> None:
-            self._bar.update(self._task, completed=number + share, description=policy)
-
-        if log is not None:
-            log.write(dump_header(make_simulation_header(self._simulation, policy)) + "\n")
-        return summarize(policy, try_scale(self._simulation, policy, self._seeds, log=log, report=report), None)
-
-    def _peak(self, number: int, policy: str) -> PolicySummary:
-        probes: list[RateTrial] = []
-        left = _trials_left(probes)
-
-        def report(scale: float, share: float) -> None:
-            done = (len(probes) + share) / (len(probes) + left)
-            self._bar.update(self._task, completed=number + done, description=f"{policy}, rates x {scale:.3g}")
-
-        for tried in find_peak(self._simulation, policy, self._seeds, report):
-            probes.append(tried)
-            left = max(1, _trials_left(probes))
-        held = [tried for tried in probes if tried.held]
-        best = max(held, key=lambda tried: tried.scale) if held else min(probes, key=lambda tried: tried.scale)
-        return summarize(policy, best, best.qps if held else 0.0)
-
-
-def _trials_left(probes: Sequence[RateTrial]) -> int:
-    """Estimates how many more trials a peak search needs."""
-    low = max((tried.scale for tried in probes if tried.held), default=0.0)
-    high = min((tried.scale for tried in probes if not tried.held), default=0.0)
-    if not low or not high:
-        return 1 + ceil(log2(1 / WIDTH))
-    return max(0, ceil(log2((high - low) / (WIDTH * low))))
-
-
-def _policies(text: str) -> list[str]:
-    policies = text.split(",")
-    for name in policies:
-        if name not in POLICIES:
-            raise ConfigError(f"--policy: unknown policy {name!r}: expected one of {', '.join(POLICIES)}")
-    return list(dict.fromkeys(policies))
 
 
 def _overridden(scenario: SimulationScenario, args: argparse.Namespace) -> SimulationScenario:

@@ -13,14 +13,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-from rich.table import Table
 
 from veltair.errors import ConfigError
+from veltair.terminal import Column, ResultTable, result_console
 from veltair.zoo.recommendation.dlrm import DlrmShape
 from veltair.zoo.recommendation.table_sizes import MEMORY_SHARE, TableCut
 from veltair.zoo.registry import RECOMMENDERS, ZOO, table_cuts, write
 
-LINE = 96
 _SHAPE = {
     "tables": "embedding tables",
     "dim": "floats of a row",
@@ -94,12 +93,9 @@ def _list(as_json: bool) -> int:
     if as_json:
         print(json.dumps({name: entry.facts for name, entry in ZOO.items()}))
         return 0
-    table = Table(*("model", "parameters", "GFLOPs", "input", "source"), box=None, pad_edge=False)
-    for column in table.columns[1:3]:
-        column.justify = "right"
+    names = Column("model", is_name=True), Column("input", is_name=True, rank=1), Column("source", is_name=True, rank=2)
+    table = ResultTable((names[0], Column("parameters"), Column("GFLOPs"), *names[1:]))
     for name, entry in ZOO.items():
-        table.add_row(name, f"{entry.parameters:,}", f"{entry.gflops:.4f}", entry.input, entry.source)
-    console = Console()
-    console.width = max(console.width, LINE)  # a model is a line, in a narrow terminal as in a pipe
-    console.print(table)
+        table.add(name, f"{entry.parameters:,}", f"{entry.gflops:.4f}", entry.input, entry.source)
+    table.print(result_console())
     return 0

@@ -15,8 +15,8 @@ from veltair.scheduler.events import (
     StopBlock,
 )
 from veltair.scheduler.scheduler import Scheduler
-from veltair.simulate.interference_model import Alone, solo_times
-from veltair.simulate.virtual_machine import VirtualMachine
+from veltair.simulation.interference_model import Alone, solo_times
+from veltair.simulation.virtual_machine import VirtualMachine
 from veltair.types import Query
 
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from veltair.commands.engine_process import draw_input, fastest_versions, peer_feeds, read_onnx_inputs
+from veltair.commands.timing.engine_process import draw_input, fastest_versions, peer_feeds, read_onnx_inputs
 from veltair.errors import ModelError
 from veltair.profiles.artifact.manifest import PackedLocation, Port
 from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile

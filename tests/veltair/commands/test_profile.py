@@ -15,7 +15,7 @@ import pytest
 from veltair import cli, config
 from veltair.commands import slowdown_samples
 from veltair.machine.hardware_counters import CountersMissingError
-from veltair.simulate.machine_model.counter_fit import SlowdownSample, encode_samples
+from veltair.simulation.machine_model.counter_fit import SlowdownSample, encode_samples
 from veltair.types import CounterSample, Machine
 
 

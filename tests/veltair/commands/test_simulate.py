@@ -14,10 +14,10 @@ import pytest
 from veltair.cli import main
 from veltair.scheduler.event_log.replay import replay
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.simulate.machine_model.machine_model import load_machine_model
-from veltair.simulate.machine_model.modelled_profiles import scenario_models
-from veltair.simulate.simulation import Simulation
-from veltair.simulate.simulation_scenario import read_simulation_scenario
+from veltair.simulation.machine_model.machine_model import load_machine_model
+from veltair.simulation.machine_model.modelled_profiles import scenario_models
+from veltair.simulation.simulation import Simulation
+from veltair.simulation.simulation_scenario import read_simulation_scenario
 
 SCENARIOS = Path(__file__).resolve().parents[3] / "scenarios"
 SMALL = """
@@ -88,10 +88,10 @@ import io, sys, zlib
 from pathlib import Path
 from random import Random
 from veltair.scheduler.policies.by_name import POLICIES
-from veltair.simulate.machine_model.machine_model import load_machine_model
-from veltair.simulate.machine_model.modelled_profiles import scenario_models
-from veltair.simulate.simulation import Simulation
-from veltair.simulate.simulation_scenario import read_simulation_scenario
+from veltair.simulation.machine_model.machine_model import load_machine_model
+from veltair.simulation.machine_model.modelled_profiles import scenario_models
+from veltair.simulation.simulation import Simulation
+from veltair.simulation.simulation_scenario import read_simulation_scenario
 
 scenario, model = read_simulation_scenario(Path(sys.argv[1])), load_machine_model("threadripper-3990x")
 simulation = Simulation(scenario, model, scenario_models(scenario, model, cores=8), 8)

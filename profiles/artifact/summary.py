@@ -1,0 +1,38 @@
+"""What a model artifact is, in a few lines for people: ports, layers, time, target, size."""
+
+from __future__ import annotations
+
+from veltair.profiles.artifact.manifest import Manifest, Port
+
+
+def fastest_alone_ns(manifest: Manifest) -> int:
+    """The time of one sample alone on the machine, each layer in its best version on its best core count, ns."""
+    return sum(min(min(v.latency_ns[0][0]) for v in layer.versions) for layer in manifest.layers)
+
+
+def describe_port(port: Port) -> str:
+    """Type and shape of an input or output.
+
+    >>> describe_port(Port("x", "float32", (-1, 3, 224, 224)))
+    'float32 (batch, 3, 224, 224)'
+    >>> describe_port(Port("ids", "int64", (1, 8), low=0, high=99))
+    'int64 (1, 8), 0 … 99'
+    """
+    dims = ", ".join(str(dim) if dim >= 0 else "batch" if dim == -1 else f"{-dim} x batch" for dim in port.shape)
+    text = f"{port.dtype} ({dims}{',' if len(port.shape) == 1 else ''})"
+    if port.low is None and port.high is None:
+        return text
+    return f"{text}, {'' if port.low is None else port.low} … {'' if port.high is None else port.high}"
+
+
+def summarize(manifest: Manifest) -> str:
+    """Several lines: the model, then each input and output."""
+    versions = sum(len(layer.versions) for layer in manifest.layers)
+    batch = f", batches up to {manifest.max_batch}" if manifest.max_batch > 1 else ""
+    head = (
+        f"{manifest.model} ({manifest.precision}): {len(manifest.layers)} layers, {versions} code versions{batch}\n"
+        f"{fastest_alone_ns(manifest) / 1e6:.2f} ms alone, target {manifest.qos_ns / 1e6:g} ms"
+    )
+    ports = [("input", port) for port in manifest.inputs] + [("output", port) for port in manifest.outputs]
+    width = max(len(port.name) for _, port in ports)
+    return "\n".join([head, *(f"{side:<6}  {port.name:<{width}}  {describe_port(port)}" for side, port in ports)])

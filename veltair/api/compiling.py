@@ -1,0 +1,129 @@
+"""`compile`: from a network in ONNX or PyTorch to a model artifact."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from veltair.errors import ModelError
+from veltair.profiles.artifact.artifact_folder import Artifact
+
+if TYPE_CHECKING:
+    from veltair.compiler.tuning.precision import Precision
+    from veltair.profiles.artifact.manifest import LevelSource, Storage
+
+Report: TypeAlias = Callable[[str, float, float | None], object]  # what is done, how much of it, of how much
+
+
+def compile(
+    model: Any,
+    out: str | Path,
+    *,
+    example: Any = None,
+    name: str | None = None,
+    qos_ms: float | None = None,
+    trials: int | None = None,
+    precision: Precision = "auto",
+    isa: str | None = None,
+    max_batch: int | None = None,
+    features: str | Path | None = None,
+    tables: Storage = "fp32",
+    levels: LevelSource = "measured",
+    fresh: bool = False,
+    progress: Report | None = None,
+) -> Artifact:
+    """Compile a model into an artifact at `out`, which appears whole or not at all.
+
+    ::
+
+        artifact = veltair.compile("resnet50.onnx", "artifacts/resnet50", qos_ms=50, progress=print)
+        print(artifact.summary())
+
+    Args:
+        model: the path of an ONNX file, an `onnx.ModelProto`, or a `torch.nn.Module`, which is exported by
+            `torch.onnx.export`.
+        example: arguments of the torch module: a tensor, or a tuple of them.
+        name: the model's name; default: the file's stem, or the class of the module.
+        qos_ms: its latency target; default: the file's, or three times what the model takes.
+        trials: candidates to measure of a layer without shipped records; 0 compiles without a search.
+        max_batch: the greatest of a dynamic batch.
+        features: a description of raw features (docs/features.md).
+        progress: called with what is done, how much of it, and of how much, as often as that changes.
+
+    `precision`, `isa`, `tables`, `levels` and `fresh` are those of `veltair compile`. Raises ModelError, ConfigError
+    and other UserErrors for a fault of the input.
+    """
+    from veltair.compiler.build import compile_model  # loads TVM's compiler: half a second
+
+    if qos_ms is not None and not 0 < qos_ms < 1e9:
+        raise ModelError(f"qos_ms: expected a positive number of milliseconds, found {qos_ms}")
+    with tempfile.TemporaryDirectory(prefix="veltair-model-") as scratch:
+        return compile_model(
+            _onnx_file(model, example, Path(scratch), name),
+            Path(out),
+            name=name,
+            qos_ns=None if qos_ms is None else max(1, round(qos_ms * 1e6)),
+            trials=trials,
+            precision=precision,
+            isa=isa,
+            fresh=fresh,
+            max_batch=max_batch,
+            features=None if features is None else Path(features),
+            tables=tables,
+            levels=levels,
+            progress=None if progress is None else ReportedProgress(progress),
+        )
+
+
+def _onnx_file(model: Any, example: Any, folder: Path, name: str | None) -> Path:
+    """The model as an ONNX file, written into `folder` where it is none yet."""
+    if isinstance(model, str | Path):
+        return Path(model)
+    import onnx
+
+    file = folder / f"{name or type(model).__name__}.onnx"
+    if isinstance(model, onnx.ModelProto):
+        if name is None and model.graph.name:
+            file = folder / f"{Path(model.graph.name).name}.onnx"
+        onnx.save(model, str(file), save_as_external_data=model.ByteSize() > 1 << 30)
+        return file
+    try:
+        import torch
+    except ImportError:
+        torch = None
+    if torch is None or not isinstance(model, torch.nn.Module):
+        raise ModelError(f"expected a path, an onnx.ModelProto or a torch.nn.Module, found {type(model).__name__}")
+    if example is None:
+        raise ModelError("example: expected the arguments of the torch module, to export it with")
+    arguments = example if isinstance(example, tuple) else (example,)
+    with torch.no_grad():
+        torch.onnx.export(model.eval(), arguments, str(file), dynamo=False)
+    return file
+
+
+class ReportedProgress(Progress):
+    """A progress bar that draws nothing and tells its caller instead. ::
+
+    compile_model(path, out, progress=ReportedProgress(print))
+    """
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(console=Console(stderr=True), disable=True)
+        self._report = report
+
+    def update(self, task_id: TaskID, **changed: Any) -> None:
+        super().update(task_id, **changed)
+        self._tell(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._tell(task_id)
+
+    def _tell(self, task_id: TaskID) -> None:
+        task = self._tasks[task_id]
+        self._report(task.description, task.completed, task.total)

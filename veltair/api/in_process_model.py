@@ -1,0 +1,139 @@
+"""`load`: a compiled model as a function of this process, without a daemon."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from veltair.api.tensors import Inputs, as_array, named_inputs
+from veltair.errors import ConfigError, VeltairError
+from veltair.machine.topology import usable_machine
+from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
+from veltair.profiles.artifact.input_layout import InputLayout
+from veltair.profiles.artifact.manifest import Port
+from veltair.scheduler.costs.batch_interpolation import interpolate_batches
+from veltair.server.protocol.datatypes import DTYPES, datatype_name
+from veltair.server.protocol.infer_request import NamedTensor
+from veltair.server.protocol.validation import InputValidator, batch_size
+from veltair.types import CoreSet, ModelProfile
+
+if TYPE_CHECKING:
+    from veltair.profiles.runtime.executor import Executor
+
+
+def load(artifact: Artifact | str | Path, *, threads: int | None = None) -> InProcessModel:
+    """A compiled model that runs in this process.
+
+    ::
+
+        with veltair.load("artifacts/resnet50", threads=2) as model:
+            logits = model(image)["logits"]
+
+    `threads`: cores to run on; all that this process may use by default. Raises ArtifactError, and ConfigError for an
+    impossible number of threads.
+    """
+    found = artifact if isinstance(artifact, Artifact) else load_artifact(Path(artifact))
+    cores = len(usable_machine().cores)
+    if threads is not None and not 1 <= threads <= cores:
+        raise ConfigError(f"threads: this process may use 1 … {cores} cores, got {threads}")
+    return InProcessModel(found, threads or cores)
+
+
+def fastest_versions(profiles: Sequence[ModelProfile], batch: int, cores: int) -> list[int]:
+    """Index of each layer's fastest version alone. Profiles ascend by batch; the last one covers `batch`."""
+    profile = next(each for each in interpolate_batches(profiles) if each.batch >= batch)
+    alone_ns = [[version.latency.latency_ns[0][cores - 1] for version in versions] for versions in profile.versions]
+    return [times.index(min(times)) for times in alone_ns]
+
+
+class InProcessModel:
+    """Call it with arrays; `load` makes it. One query of the process runs at a time; other threads wait.
+
+    ::
+
+        with veltair.load("artifacts/dlrm") as model:
+            model({"dense": dense, "ids": ids})["score"]
+    """
+
+    def __init__(self, artifact: Artifact, threads: int) -> None:
+        from veltair.profiles.runtime.executor import Executor  # TVM is loaded here, not with this module
+
+        self.artifact = artifact
+        self._cores = usable_machine().cores[:threads]
+        with _pinned_to(self._cores):  # kernels that are loaded after this use these threads
+            self._executor: Executor | None = Executor(artifact)
+        manifest = artifact.manifest
+        self._validator = InputValidator(manifest.model, manifest.inputs, manifest.max_batch)
+        self._layout = InputLayout.of(manifest)
+
+    def __call__(self, inputs: Inputs) -> dict[str, NDArray[Any]]:
+        """Run the model. `inputs`: arrays by name, or the array alone where there is one input.
+
+        Raises RequestError for inputs that are not the model's.
+        """
+        from veltair.profiles.runtime.executor import aligned_zeros
+
+        manifest = self.artifact.manifest
+        ports = {port.name: port for port in manifest.inputs}
+        named = named_inputs(inputs, list(ports))
+        tensors = [_named_tensor(name, ports.get(name), values) for name, values in named.items()]
+        values = self._validator.validate(tensors)
+        batch = batch_size(manifest.inputs, values)
+        with _pinned_to(self._cores):
+            if self._executor is None:
+                raise VeltairError(f"{manifest.model}: the model is closed")
+            arrays = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.input_tensors]
+            self._layout.fill(arrays, values, batch)
+            outputs = [aligned_zeros(port.at(batch), port.dtype) for port in manifest.outputs]
+            run = self._executor.bind(batch, arrays, outputs)
+            run.block(0, fastest_versions(self.artifact.profiles(), batch, len(self._cores)))()
+        return {port.name: array for port, array in zip(manifest.outputs, outputs, strict=True)}
+
+    def close(self) -> None:
+        """Let go of weights and kernels."""
+        with _running:
+            self._executor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _named_tensor(name: str, port: Port | None, values: ArrayLike) -> NamedTensor:
+    """An input as the validator takes it, which names the ones that the model does not have."""
+    if port is None:
+        return NamedTensor(name, "", (), b"")
+    datatype = datatype_name(port.dtype)
+    array = as_array(values, DTYPES.get(datatype, np.dtype(object)))
+    if array.dtype.hasobject:
+        return NamedTensor(name, datatype, array.shape, array.ravel().tolist())
+    return NamedTensor(name, datatype_name(array.dtype), array.shape, array.tobytes())
+
+
+_running = threading.Lock()  # the threads that kernels run on are the process's: one model runs at a time
+
+
+@contextmanager
+def _pinned_to(cores: CoreSet) -> Iterator[None]:
+    """Kernels run on these cores, the calling thread on one of them; afterwards it is as free as before."""
+    from veltair.profiles.runtime.pinned_threads import PinnedThreads
+
+    with _running:
+        before = os.sched_getaffinity(0)
+        try:
+            PinnedThreads(cores)
+            yield
+        finally:
+            os.sched_setaffinity(0, before)

@@ -1,0 +1,156 @@
+"""`simulate`: a scenario under one or more policies on a machine model, in virtual time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, log2
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO, TypeAlias
+
+from rich.console import Console
+
+from veltair.api.plotting import draw_bars
+from veltair.errors import ConfigError
+from veltair.scheduler.event_log.header import dump_header
+from veltair.scheduler.policies.by_name import POLICIES
+from veltair.simulation.machine_model.machine_model import load_machine_model
+from veltair.simulation.machine_model.modelled_profiles import scenario_models
+from veltair.simulation.peak_search import WIDTH, RateTrial, find_peak, try_scale
+from veltair.simulation.recorded_run import make_simulation_header
+from veltair.simulation.report import PolicySummary, print_results, summarize
+from veltair.simulation.simulation import Simulation
+from veltair.simulation.simulation_scenario import SimulationScenario, read_simulation_scenario
+from veltair.terminal import UNBOUNDED
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DEFAULT_MACHINE = "threadripper-3990x"  # the paper's
+Progress: TypeAlias = Callable[[str, float], None]  # what runs, and the share of all that is done
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """The figures of each policy. `print` shows them as tables.
+
+    ::
+
+        result = veltair.simulate("scenarios/mix.toml", ["veltair", "planaria"])
+        result["veltair"].tenants[0].p99_ms
+        result.plot("qos.png")
+    """
+
+    simulation: Simulation
+    policies: tuple[PolicySummary, ...]
+
+    def __getitem__(self, policy: str) -> PolicySummary:
+        return next(each for each in self.policies if each.policy == policy)
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """The share of each tenant's queries that were in time, by policy. Needs matplotlib (`veltair[plot]`)."""
+        names = [tenant.name for tenant in self.simulation.scenario.tenants]
+        rates = {each.policy: [(t.qos_rate or 0.0) * 100 for t in each.tenants] for each in self.policies}
+        return draw_bars(rates, names, "queries within target, %", self.simulation.model.title, path)
+
+    def print(self, console: Console) -> None:
+        """Print the tables; only breached targets are red."""
+        simulation = self.simulation
+        cores = len(simulation.machine.cores)
+        print_results(console, self.policies, simulation.scenario.tenants, simulation.model.title, cores)
+
+    def __str__(self) -> str:
+        console = Console(width=UNBOUNDED, color_system=None, file=io.StringIO())
+        with console.capture() as captured:
+            self.print(console)
+        return captured.get()
+
+
+def simulate(
+    scenario: SimulationScenario | str | Path,
+    policies: str | Sequence[str] = "veltair",
+    *,
+    machine: str = DEFAULT_MACHINE,
+    cores: int | None = None,
+    peak: bool = False,
+    seeds: int = 3,
+    log: TextIO | None = None,
+    progress: Progress = lambda what, share: None,
+) -> SimulationResult:
+    """Run the daemon's own scheduler on a machine that is not here.
+
+    ::
+
+        print(veltair.simulate("scenarios/mix.toml", ["veltair", "veltair-full"], cores=64, peak=True))
+
+    Args:
+        scenario: the tenants, their rates and targets; a file of `scenarios/`.
+        machine: the name of a machine model, or its TOML file.
+        cores: of the machine in use; all by default.
+        peak: search the highest rate at which every tenant's QoS holds, instead of the scenario's rates.
+        seeds: runs of each rate, pooled.
+        log: where every event and decision of a single run goes, to replay.
+
+    Raises ConfigError.
+    """
+    names = chosen_policies([policies] if isinstance(policies, str) else policies)
+    if seeds < 1:
+        raise ConfigError(f"seeds: expected at least 1, got {seeds}")
+    if not isinstance(scenario, SimulationScenario):
+        scenario = read_simulation_scenario(Path(scenario))
+    if log is not None and (peak or len(names) > 1 or seeds > 1):
+        raise ConfigError("log: expected a single run: one policy, one seed and no search of the peak")
+    model = load_machine_model(machine)
+    model.machine(cores)  # raises for an impossible count before the profiles are made
+    simulation = Simulation(scenario, model, scenario_models(scenario, model, cores=cores), cores)
+    chosen = range(scenario.load.seed, scenario.load.seed + seeds)
+    found = []
+    for number, name in enumerate(names):
+
+        def report(what: str, share: float, done: int = number) -> None:
+            progress(what, (done + share) / len(names))
+
+        found.append(
+            _find_peak(simulation, name, chosen, report) if peak else _run(simulation, name, chosen, log, report)
+        )
+    return SimulationResult(simulation, tuple(found))
+
+
+def chosen_policies(names: Sequence[str]) -> list[str]:
+    """The names, each once. Raises ConfigError for one that is no policy's."""
+    for name in names:
+        if name not in POLICIES:
+            raise ConfigError(f"unknown policy {name!r}: expected one of {', '.join(POLICIES)}")
+    return list(dict.fromkeys(names))
+
+
+def _run(simulation: Simulation, policy: str, seeds: range, log: TextIO | None, progress: Progress) -> PolicySummary:
+    if log is not None:
+        log.write(dump_header(make_simulation_header(simulation, policy)) + "\n")
+    tried = try_scale(simulation, policy, seeds, log=log, report=lambda share: progress(policy, share))
+    return summarize(policy, tried, None)
+
+
+def _find_peak(simulation: Simulation, policy: str, seeds: range, progress: Progress) -> PolicySummary:
+    probes: list[RateTrial] = []
+    left = _trials_left(probes)
+
+    def report(scale: float, share: float) -> None:
+        progress(f"{policy}, rates x {scale:.3g}", (len(probes) + share) / (len(probes) + left))
+
+    for tried in find_peak(simulation, policy, seeds, report):
+        probes.append(tried)
+        left = max(1, _trials_left(probes))
+    held = [tried for tried in probes if tried.held]
+    best = max(held, key=lambda tried: tried.scale) if held else min(probes, key=lambda tried: tried.scale)
+    return summarize(policy, best, best.qps if held else 0.0)
+
+
+def _trials_left(probes: Sequence[RateTrial]) -> int:
+    """Estimates how many more trials a peak search needs."""
+    low = max((tried.scale for tried in probes if tried.held), default=0.0)
+    high = min((tried.scale for tried in probes if not tried.held), default=0.0)
+    if not low or not high:
+        return 1 + ceil(log2(1 / WIDTH))
+    return max(0, ceil(log2((high - low) / (WIDTH * low))))

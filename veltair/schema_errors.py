@@ -1,0 +1,49 @@
+"""What msgspec says of a file that does not fit its schema, as a user reads it: the key first, and the nearest name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+
+import msgspec.inspect
+
+
+def with_key_first(message: str, schema: type, raw: object = None) -> str:
+    """msgspec's "<what> - at `$.tenants[0].qos_ms`" as "tenants[0].qos_ms (tenant 'x'): <what>".
+
+    Args:
+        schema: the struct of the whole file; an unknown key gets the nearest of its names.
+        raw: the file's content, which has the names of tenants.
+
+    >>> class Server(msgspec.Struct, forbid_unknown_fields=True):
+    ...     http: str = ""
+    >>> with_key_first("Object contains unknown field `htpp` - at `$.server`", Server)
+    'server: object contains unknown field `htpp`; did you mean `http`?'
+    """
+    what, _, where = message.partition(" - at `$")
+    place = where.rstrip("`").lstrip(".")
+    if match := re.match(r"tenants\[(\d+)\]", place):
+        entries = raw.get("tenants") if isinstance(raw, dict) else None
+        entry = entries[int(match[1])] if isinstance(entries, list) else None
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+            place += f" (tenant {entry['name']!r})"
+    text = what[0].lower() + what[1:]
+    if unknown := re.search(r"unknown field `([^`]*)`", text):
+        nearest = difflib.get_close_matches(unknown[1], sorted(set(_names(msgspec.inspect.type_info(schema)))), n=1)
+        text += f"; did you mean `{nearest[0]}`?" if nearest else ""
+    return f"{place}: {text}" if place else text
+
+
+def _names(kind: msgspec.inspect.Type) -> Iterator[str]:
+    """The keys of a struct and of all that it holds."""
+    match kind:
+        case msgspec.inspect.StructType(fields=fields):
+            for field in fields:
+                yield field.encode_name
+                yield from _names(field.type)
+        case msgspec.inspect.UnionType(types=types):
+            for each in types:
+                yield from _names(each)
+        case msgspec.inspect.VarTupleType(item_type=item) | msgspec.inspect.ListType(item_type=item):
+            yield from _names(item)

@@ -1,0 +1,239 @@
+"""Modelled profiles: from the shapes of a model's layers to its profile and its work on a machine model.
+
+Code versions are chosen as the compiler chooses them (Alg. 1: candidates within the layer's share of the QoS, the
+frontier of block size and parallelism, V of them, pruned at ten levels); the one that is best alone is always kept.
+
+A pressure is the share of the L3 and of the memory bandwidth that others hold: ten pressures, from none to nine tenths.
+Its interference level is how much it slows layers on average (section 4.3), over all layers of all models of a set in
+their versions that are best alone, so that a level means the same pressure in every profile of the set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veltair.compiler.tuning import frontier
+from veltair.compiler.tuning.frontier import Candidate
+from veltair.errors import ConfigError
+from veltair.simulation.machine_model.batched_shapes import batch_model, timed_batch_sizes
+from veltair.simulation.machine_model.layer_shapes import LayerShape, ModelShape, load_model_shape
+from veltair.simulation.machine_model.machine_model import MachineModel
+from veltair.simulation.machine_model.measured_profiles import load_measured_models
+from veltair.simulation.machine_model.roofline import ModelWork, Table, pressed_times_ns
+from veltair.simulation.machine_model.tilings import TilingCandidates, enumerate_tilings
+from veltair.simulation.simulation_scenario import SimulationScenario
+from veltair.types import CodeVersion, LatencyTable, Layer, ModelProfile, TensorSpec
+
+PRESSURES = tuple(i / 10 for i in range(10))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedModel:
+    """A model on a machine model: its profile for the scheduler, and its work for the simulated machine.
+
+    ::
+
+        models = model_profiles([load_model_shape("resnet50")], machine, {"resnet50": 15_000_000})
+        models["resnet50"].profile.versions[0]  # code versions of the first layer
+    """
+
+    profile: ModelProfile
+    work: ModelWork  # with the layers and versions of the profile
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerCandidates:
+    shape: LayerShape
+    candidates: TilingCandidates
+    times_ns: Table  # (candidates, pressures, cores)
+
+
+def scenario_models(
+    scenario: SimulationScenario, machine: MachineModel, *, cores: int | None = None, versions: int = frontier.VERSIONS
+) -> dict[str, list[SimulatedModel]]:
+    """Returns the models of a scenario's tenants by name, ascending by batch.
+
+    Artifacts have their measured profiles, models of the zoo those of `model_profiles`. Where tenants give a model
+    several targets, the tightest counts.
+    """
+    qos_ns: dict[str, int] = {}
+    most: dict[str, int] = {}
+    for tenant in scenario.tenants:
+        qos_ns[tenant.model] = min(tenant.target_ns, qos_ns.get(tenant.model, tenant.target_ns))
+        most[tenant.model] = max(tenant.max_batch, most.get(tenant.model, 1))
+    count = len(machine.machine(cores).cores)
+    found: dict[str, list[SimulatedModel]] = {}
+    for model in qos_ns:
+        if "/" in model:
+            known = load_measured_models(Path(model), machine, count)
+            found[model] = [SimulatedModel(replace(profile, model=model), work) for profile, work in known]
+    wanted = {
+        (model, batch): batch_model(load_model_shape(model), batch)
+        for model in qos_ns
+        if model not in found
+        for batch in timed_batch_sizes(most[model])
+    }
+    if wanted:
+        targets = {shape.model: qos_ns[model] for (model, _), shape in wanted.items()}
+        analytic = model_profiles(list(wanted.values()), machine, targets, cores=cores, versions=versions)
+        for (model, batch), shape in wanted.items():
+            each = analytic[shape.model]
+            profile = replace(each.profile, model=model, batch=batch)
+            found.setdefault(model, []).append(SimulatedModel(profile, replace(each.work, model=model)))
+    return found
+
+
+def model_profiles(
+    shapes: Sequence[ModelShape],
+    machine: MachineModel,
+    qos_ns: Mapping[str, int],
+    *,
+    cores: int | None = None,
+    versions: int = frontier.VERSIONS,
+) -> dict[str, SimulatedModel]:
+    """Returns models that share their interference levels, by name.
+
+    Args:
+        shapes: the layers of each model.
+        machine: the machine model.
+        qos_ns: the target of each model, of which Alg. 1 gives each layer its share.
+        cores: how many cores are in use, by default all.
+        versions: the most code versions of a layer. 1 is a compiler without adaptive versions, which keeps the version
+            that is best alone over all core counts.
+
+    Raises ConfigError for fewer than one version, and for a core count that the machine does not have.
+    """
+    if versions < 1:
+        raise ConfigError(f"versions: expected at least 1, got {versions}")
+    count = len(machine.machine(cores).cores)
+    known: dict[tuple[object, ...], _LayerCandidates] = {}
+    by_model = {s.model: [_candidates(shape, machine, count, known) for shape in s.layers] for s in shapes}
+    levels = _levels([layer for of_model in by_model.values() for layer in of_model])
+    return {
+        shape.model: _simulate(shape, by_model[shape.model], levels, machine, qos_ns[shape.model], versions)
+        for shape in shapes
+    }
+
+
+def _candidates(
+    shape: LayerShape, machine: MachineModel, cores: int, known: dict[tuple[object, ...], _LayerCandidates]
+) -> _LayerCandidates:
+    key = tuple(getattr(shape, field) for field in LayerShape.__dataclass_fields__ if field != "name")
+    if key not in known:
+        candidates = enumerate_tilings(shape, machine, cores)
+        known[key] = _LayerCandidates(shape, candidates, pressed_ns(shape, candidates, machine))
+    return known[key]
+
+
+def pressed_ns(shape: LayerShape, candidates: TilingCandidates, machine: MachineModel) -> Table:
+    """Returns times of a layer under each of PRESSURES as (candidates, pressures, cores)."""
+    work = _work("", [(shape, candidates, range(len(candidates.points)))])
+    return np.stack([pressed_times_ns(work, pressure, machine)[:, 0] for pressure in PRESSURES]).transpose(2, 0, 1)
+
+
+def _work(model: str, chosen_of: Sequence[tuple[LayerShape, TilingCandidates, Sequence[int]]]) -> ModelWork:
+    """Stacks the chosen candidates of each layer; missing versions take infinitely long."""
+    chosen = [(t, np.asarray(at)) for _, t, at in chosen_of]
+    most = max(len(at) for _, at in chosen)
+
+    def stacked(field: str, missing: float) -> Table:
+        padded = []
+        for t, at in chosen:
+            values = getattr(t, field)[at]
+            filler = np.full((most - len(at), *values.shape[1:]), missing)
+            padded.append(np.concatenate([values, filler]))
+        return np.ascontiguousarray(np.moveaxis(np.stack(padded), 2, 0))  # (cores, layers, versions[, levels])
+
+    need, moved = (np.ascontiguousarray(np.moveaxis(stacked(f, 0.0), -1, 1)) for f in ("need_bytes", "dram_bytes"))
+    return ModelWork(
+        model=model,
+        compute_ns=stacked("compute_ns", np.inf),
+        l3_bytes=stacked("l3_bytes", 0.0),
+        remote_bytes=stacked("remote_bytes", 0.0),
+        need_bytes=need,
+        dram_bytes=moved,
+        flops=np.array([shape.flops for shape, _, _ in chosen_of], float),
+    )
+
+
+def _levels(known: Sequence[_LayerCandidates]) -> tuple[float, ...]:
+    """Returns the interference level of each pressure."""
+    slowdowns = []
+    for layer in known:
+        alone = layer.times_ns[:, 0]
+        best = alone.argmin(axis=0)
+        columns = np.arange(alone.shape[1])
+        slowdowns.append((layer.times_ns[best, :, columns] / layer.times_ns[best, 0, columns][:, None]).mean(axis=0))
+    means: NDArray[np.float64] = np.mean(slowdowns, axis=0)
+    return tuple(round(float(level), 4) for level in means)
+
+
+def _simulate(
+    shape: ModelShape,
+    of_model: Sequence[_LayerCandidates],
+    levels: tuple[float, ...],
+    machine: MachineModel,
+    qos_ns: int,
+    versions: int,
+) -> SimulatedModel:
+    shares = frontier.layer_qos_ns([int(layer.times_ns[:, 0].min()) for layer in of_model], qos_ns)
+    chosen = [_choose(layer, share, versions) for layer, share in zip(of_model, shares, strict=True)]
+    works = [(s, layer.candidates, at) for s, layer, at in zip(shape.layers, of_model, chosen, strict=True)]
+    sent, answered = 4 * shape.layers[0].inputs, 4 * shape.layers[-1].outputs  # fp32, whatever is computed in
+    work = replace(_work(shape.model, works), in_bytes=float(sent), out_bytes=float(answered))
+    rising = [i for i in range(len(levels)) if i == 0 or levels[i] > max(levels[:i])]
+    tables = [
+        tuple(
+            CodeVersion(
+                index,
+                number,
+                int(layer.candidates.block_size[at]),
+                int(layer.candidates.parallelism[at]),
+                f"layer{index}_{number}",
+                LatencyTable(
+                    tuple(levels[i] for i in rising),
+                    tuple(tuple(max(1, round(t)) for t in layer.times_ns[at, i].tolist()) for i in rising),
+                ),
+            )
+            for number, at in enumerate(ats)
+        )
+        for index, (layer, ats) in enumerate(zip(of_model, chosen, strict=True))
+    ]
+    item = machine.element_bytes
+    described = tuple(_described(index, s, item) for index, s in enumerate(shape.layers))
+    environment = {"machine": machine.title, "source": "analytic", "cores": str(work.cores)}
+    return SimulatedModel(
+        ModelProfile(shape.model, 1, described, tuple(tables), environment, shape.source_digest), work
+    )
+
+
+def _described(index: int, shape: LayerShape, item: int) -> Layer:
+    dtype = {2: "bfloat16", 4: "float32"}[item]
+    bytes_ = (shape.inputs + shape.extra + shape.second + shape.weights + shape.outputs) * item
+    inputs = (TensorSpec("in", dtype, (shape.inputs,)),)
+    return Layer(
+        index, shape.name, shape.op, inputs, (TensorSpec("out", dtype, (shape.outputs,)),), shape.flops, bytes_
+    )
+
+
+def _choose(layer: _LayerCandidates, share_ns: float, versions: int) -> list[int]:
+    """Returns the candidates that become code versions, by ascending block size."""
+    times = layer.times_ns
+    alone = times[:, 0]
+    solo = int((alone / alone.min(axis=0)).max(axis=1).argmin())  # the least loss on its worst core count
+    if versions == 1:
+        return [solo]
+    candidates = [
+        Candidate({"at": at}, int(layer.candidates.block_size[at]), int(layer.candidates.parallelism[at]), run)
+        for at, run in enumerate(tuple(map(int, row)) for row in alone.tolist())
+    ]
+    dominant = frontier.extract_dominant(c for c in candidates if c.best_ns <= share_ns)
+    picked = [int(c.point["at"]) for c in frontier.pick_evenly(dominant, versions)]
+    wanted = [solo, *(at for at in picked if at != solo)][:versions]
+    kept = [wanted[i] for i in frontier.prune_versions(times[wanted].reshape(len(wanted), -1), protected=(0,))]
+    return sorted(kept, key=lambda at: int(layer.candidates.block_size[at]))

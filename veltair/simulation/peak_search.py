@@ -1,0 +1,97 @@
+"""Searches the highest rate at which every tenant's QoS holds by bisection, in the same way for all policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TextIO, TypeAlias
+
+from veltair.loadgen.peak import bisect_scale
+from veltair.loadgen.tenant_results import TenantOutcomes, pool_outcomes
+from veltair.simulation.simulation import Simulation
+from veltair.simulation.simulation_run import SimulationRun
+
+ReportProgress: TypeAlias = Callable[[float], None]  # gets the share that is done, 0 to 1
+
+WIDTH = 0.01  # of the final bracket, relative to its lower end
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RateTrial:
+    """One factor on the scenario's rates, tried with one run for each seed.
+
+    >>> trial = RateTrial(scale=2.0, offered_qps=300.0, runs=[], outcomes=[], held=False)
+    >>> trial.qps
+    0.0
+    """
+
+    scale: float
+    offered_qps: float  # of all tenants together, on average
+    runs: list[SimulationRun]  # fewer than seeds where the factor was given up early
+    outcomes: list[TenantOutcomes]  # pooled over the runs
+    held: bool
+
+    @property
+    def qps(self) -> float:
+        """Answered queries per second of all tenants together, without the chance of the arrivals."""
+        offered = sum(outcome.offered for outcome in self.outcomes)
+        return (
+            self.offered_qps * sum(len(outcome.latency_ns) for outcome in self.outcomes) / offered if offered else 0.0
+        )
+
+
+def try_scale(
+    simulation: Simulation,
+    policy: str,
+    seeds: Sequence[int],
+    scale: float = 1.0,
+    *,
+    give_up: bool = False,
+    log: TextIO | None = None,
+    report: ReportProgress | None = None,
+) -> RateTrial:
+    """Runs a policy at `scale` times the scenario's rates, once for each seed.
+
+    `give_up`: stops as soon as the QoS cannot be held any more; the trial then says that it did not hold, and its other
+    figures mean nothing.
+    """
+    runs: list[SimulationRun] = []
+    for seed in seeds:
+        planned = len(seeds) if give_up else None
+        own_report = None if report is None else partial(_report_run, report, len(runs), len(seeds))
+        runs.append(
+            simulation.run(policy, seed, scale, planned=planned, before=tuple(runs), log=log, report=own_report)
+        )
+        if runs[-1].abandoned:
+            break
+    total = pool_outcomes([run.outcomes for run in runs])
+    held = not runs[-1].abandoned and all(outcome.qos_held for outcome in total)
+    return RateTrial(scale, simulation.scenario.qps * scale, runs, total, held)
+
+
+def find_peak(
+    simulation: Simulation,
+    policy: str,
+    seeds: Sequence[int],
+    report: Callable[[float, float], None] | None = None,
+) -> Iterator[RateTrial]:
+    """Yields the trials as they end; the peak is the trial with the highest factor that held.
+
+    All factors are tried with the same seeds, so that two trials differ in nothing but the rate. `report` gets the
+    factor and the share of its runs that is done.
+    """
+    search = bisect_scale(WIDTH)
+    scale = next(search)
+    while True:
+        own_report = None if report is None else partial(report, scale)
+        trial = try_scale(simulation, policy, seeds, scale, give_up=True, report=own_report)
+        yield trial
+        try:
+            scale = search.send(trial.held)
+        except StopIteration:
+            return
+
+
+def _report_run(report: ReportProgress, runs: int, planned: int, done: float) -> None:
+    report((runs + done) / planned)
