@@ -22,7 +22,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/deptry . tests/*/ tests/*/*/
-	$(BIN)/deptry veltair compiler profiles scheduler server loadgen --optional-dependencies-dev-groups dev --ignore DEP002
+	$(BIN)/deptry veltair compiler profiles scenarios scheduler server loadgen --optional-dependencies-dev-groups dev --ignore DEP002
 
 # A type checker cannot follow folders at the root that install below `veltair`: it reads the installed tree.
 types: $(VENV)/ready
@@ -36,7 +36,7 @@ docs: types
 
 # The examples in docstrings.
 doctest: $(VENV)/ready
-	$(BIN)/pytest --quiet --doctest-modules veltair compiler profiles scheduler server loadgen
+	$(BIN)/pytest --quiet --doctest-modules veltair compiler profiles scenarios scheduler server loadgen
 
 # In two processes: the compiler's tests keep a core busy, those of the server mostly wait for each other.
 pytest: $(VENV)/ready

@@ -107,9 +107,7 @@ def parse_scenario(document: Any, where: str) -> Scenario:
         scenario = msgspec.convert(document, Scenario)
         _check(scenario)
     except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"{where}: {with_key_first(str(error), Scenario, document)}{_other_command(document)}"
-        ) from None
+        raise ConfigError(f"{where}: {with_key_first(str(error), Scenario)}{_other_command(document)}") from None
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     return scenario

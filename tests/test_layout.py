@@ -16,6 +16,7 @@ FOLDERS = {
     "veltair.scheduler": "scheduler",
     "veltair.server": "server",
     "veltair.loadgen": "loadgen",
+    "veltair.scenarios": "scenarios",
 }
 BASE = {"veltair.types", "veltair.errors", "veltair.machine", "veltair.schema_errors", "veltair.terminal"}
 # What each package may import of this project, besides itself. Data flows compiler -> profiles -> scheduler -> server.
@@ -28,6 +29,7 @@ MAY_IMPORT = {
     "veltair.server": BASE
     | {"veltair.config", "veltair.access_config", "veltair.grpc", "veltair.profiles", "veltair.scheduler"},
     "veltair.loadgen": BASE | {"veltair.grpc"},
+    "veltair.scenarios": {"veltair.errors"},
 }
 # The floors inside a package, the ground first: a folder imports from those before it. Modules beside the folders stand
 # above all of them.

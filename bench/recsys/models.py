@@ -28,7 +28,7 @@ import numpy as np
 from bench.paths import CLI, DEMO, RESULTS, ROOT
 from bench.recsys.ready_made import ready_made, with_lookups
 from bench.serving import mix
-from veltair.commands import engine_process
+from veltair.commands.timing import engine_process
 from veltair.commands.timing.alternate_runs import run_alternately
 from veltair.compiler.features.description_file import load_description
 from veltair.compiler.features.feature_description import FeatureDescription

@@ -77,7 +77,7 @@ def load_test(
         print(veltair.load_test("grpc://127.0.0.1:8001", {"resnet50": 20, "dlrm": 500}, duration_s=30))
 
     Args:
-        target: a `Daemon`, or the address of one; or a scenario file, which says everything else too.
+        target: a `Daemon`, or the address of one; or a scenario file, which says everything else as well.
         tenants: queries a second by model, against the target that the server states; `TenantLoad` says more.
         seed: of arrivals and inputs, which are the same for the same seed.
 

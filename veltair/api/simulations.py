@@ -13,6 +13,7 @@ from rich.console import Console
 
 from veltair.api.plotting import draw_bars
 from veltair.errors import ConfigError
+from veltair.scenarios import find_scenario
 from veltair.scheduler.event_log.header import dump_header
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.simulation.machine_model.machine_model import load_machine_model
@@ -37,7 +38,7 @@ class SimulationResult:
 
     ::
 
-        result = veltair.simulate("scenarios/mix.toml", ["veltair", "planaria"])
+        result = veltair.simulate("mix", ["veltair", "planaria"])
         result["veltair"].tenants[0].p99_ms
         result.plot("qos.png")
     """
@@ -82,10 +83,10 @@ def simulate(
 
     ::
 
-        print(veltair.simulate("scenarios/mix.toml", ["veltair", "veltair-full"], cores=64, peak=True))
+        print(veltair.simulate("mix", ["veltair", "veltair-full"], cores=64, peak=True))
 
     Args:
-        scenario: the tenants, their rates and targets; a file of `scenarios/`.
+        scenario: the tenants, their rates and targets: a file, or the name of one of `scenarios/`.
         machine: the name of a machine model, or its TOML file.
         cores: of the machine in use; all by default.
         peak: search the highest rate at which every tenant's QoS holds, instead of the scenario's rates.
@@ -98,7 +99,7 @@ def simulate(
     if seeds < 1:
         raise ConfigError(f"seeds: expected at least 1, got {seeds}")
     if not isinstance(scenario, SimulationScenario):
-        scenario = read_simulation_scenario(Path(scenario))
+        scenario = read_simulation_scenario(find_scenario(scenario))
     if log is not None and (peak or len(names) > 1 or seeds > 1):
         raise ConfigError("log: expected a single run: one policy, one seed and no search of the peak")
     model = load_machine_model(machine)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from veltair.errors import ConfigError, VeltairError
+from veltair.errors import VeltairError
+from veltair.scenarios import find_scenario
 
 MODELS = ("resnet50", "mobilenet_v2", "dlrm")
 READY_S = 120.0  # for a daemon to load its models
@@ -22,12 +23,11 @@ READY_S = 120.0  # for a daemon to load its models
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", type=Path, default=Path("demo"), help="where models and artifacts go (default: demo)")
-    parser.add_argument("--scenario", type=Path, default=Path("scenarios/demo.toml"))
+    parser.add_argument("--scenario", default="demo", help="a file, or the name of one of ours (default: demo)")
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.scenario.is_file():
-        raise ConfigError(f"{args.scenario}: no such scenario; run this from the project's folder or name one")
+    scenario = find_scenario(args.scenario)
     console = Console()
     folder: Path = args.dir.resolve()
     (folder / "models").mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     config = folder / "serve.toml"
     config.write_text(_config(folder), "utf-8")
     console.rule("[bold]serve and load", align="left")
-    return _serve_and_load(config, args.scenario, folder, console)
+    return _serve_and_load(config, scenario, folder, console)
 
 
 def _config(folder: Path) -> str:

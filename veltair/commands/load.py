@@ -30,6 +30,7 @@ from veltair.loadgen.tenant_results import SendLag, count_outcomes, measure_send
 from veltair.loadgen.tenant_streams import TenantStream, connect, measure_solo_ns, prepare_streams, wait_until_idle
 from veltair.machine.environment import describe_environment
 from veltair.machine.malloc import reuse_message_memory
+from veltair.scenarios import find_scenario
 from veltair.terminal import result_console
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -37,7 +38,8 @@ T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("scenario", type=Path, help="TOML file: the daemon's address, the tenants, their rates")
+    what = "a file, or the name of one of ours, such as demo: the daemon's address, the tenants, their rates"
+    parser.add_argument("scenario", metavar="SCENARIO", help=what)
     parser.add_argument(
         "--find-peak", action="store_true", help="search the highest load at which every tenant's QoS holds"
     )
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     reuse_message_memory()
     try:
         _check(args)
-        scenario = read_scenario(args.scenario)
+        scenario = read_scenario(find_scenario(args.scenario))
         if args.connections is not None:
             load = msgspec.structs.replace(scenario.load, connections=args.connections)
             scenario = msgspec.structs.replace(scenario, load=load)

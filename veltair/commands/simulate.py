@@ -15,6 +15,7 @@ from rich.progress import Progress, TimeRemainingColumn
 
 from veltair.api.simulations import DEFAULT_MACHINE, chosen_policies, simulate
 from veltair.errors import ConfigError
+from veltair.scenarios import find_scenario
 from veltair.scheduler.policies.by_name import POLICIES
 from veltair.simulation.machine_model.machine_model import machine_names
 from veltair.simulation.simulation import Simulation
@@ -23,7 +24,8 @@ from veltair.terminal import ProgressLines, result_console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("scenario", type=Path, metavar="SCENARIO.toml", help="the tenants, their rates and targets")
+    what = "the tenants, their rates and targets: a file, or mix, light, medium, heavy"
+    parser.add_argument("scenario", metavar="SCENARIO", help=what)
     parser.add_argument("--policy", default="veltair", metavar="A,B,…", help=f"of {', '.join(POLICIES)}")
     parser.add_argument(
         "--machine", default=DEFAULT_MACHINE, metavar="M", help=f"{', '.join(machine_names())}, or a machine's TOML"
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         policies = chosen_policies(args.policy.split(","))
     except ConfigError as error:
         raise ConfigError(f"--policy: {error}") from None
-    scenario = _overridden(read_simulation_scenario(args.scenario), args)
+    scenario = _overridden(read_simulation_scenario(find_scenario(args.scenario)), args)
     if args.log is not None and (args.find_peak or len(policies) > 1 or args.seeds > 1):
         raise ConfigError("--log: expected a single run: one policy, --seeds 1 and no --find-peak")
     notes = Console(stderr=True, markup=False, highlight=False)

@@ -100,7 +100,7 @@ def read_simulation_scenario(path: Path) -> SimulationScenario:
             hint = "; a file with [server] is a configuration of `veltair serve`"
         elif isinstance(load := document.get("load"), dict) and "target" in load:
             hint = "; a scenario with load.target is one of `veltair load`"
-        raise ConfigError(f"{path}: {with_key_first(str(error), SimulationScenario, document)}{hint}") from None
+        raise ConfigError(f"{path}: {with_key_first(str(error), SimulationScenario)}{hint}") from None
     _check(scenario, path)
     tenants = (
         msgspec.structs.replace(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from veltair import cli, config
-from veltair.commands import slowdown_samples
+from veltair.commands.timing import slowdown_samples
 from veltair.machine.hardware_counters import CountersMissingError
 from veltair.simulation.machine_model.counter_fit import SlowdownSample, encode_samples
 from veltair.types import CounterSample, Machine
