@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types docs doctest pytest figures measurements micro lock clean
+.PHONY: demo test lint types docs doctest pytest wheel figures measurements micro lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/veltair demo
@@ -44,6 +44,16 @@ pytest: $(VENV)/ready
 	$(BIN)/pytest tests/compiler > .build/compiler-tests.txt 2>&1 & compiler=$$!; \
 	$(BIN)/pytest --ignore=tests/compiler; rest=$$?; \
 	wait $$compiler; compiler=$$?; cat .build/compiler-tests.txt; exit $$((rest + compiler))
+
+# A wheel, installed into an empty environment and tried in an empty folder: compiled, simulated, asked in-process.
+wheel: $(VENV)/ready
+	rm -rf .build/wheel build && mkdir -p .build/wheel/empty
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir .build/wheel .
+	$(PYTHON) -m venv .build/wheel/env
+	.build/wheel/env/bin/pip install --quiet --disable-pip-version-check --constraint requirements/dev.lock .build/wheel/*.whl
+	cd .build/wheel/empty && ../env/bin/veltair --version && ../env/bin/veltair simulate medium --queries 200 --cores 8 \
+	  && ../env/bin/veltair zoo dlrm --out dlrm.onnx && ../env/bin/veltair compile dlrm.onnx --out dlrm --trials 0 \
+	  && ../env/bin/veltair init dlrm && ../env/bin/veltair serve --check serve.toml
 
 # The paper's figures from the simulator, and docs/results.md; a quarter of an hour to an hour on 2 cores; a run that was interrupted continues.
 figures: $(VENV)/ready
