@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0, or 130 after Ctrl-C. UserError is raised to the caller."""
+    """Exit code 0, 130 after Ctrl-C, or 143 after SIGTERM. UserError is raised to the caller."""
     for option, value, least in (("--trials", args.trials, 0), ("--max-batch", args.max_batch, 1)):
         if value is not None and value < least:
             raise ConfigError(f"{option}: expected {least} or more, found {value}")
@@ -82,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         TimeRemainingColumn(table_column=whole),
     )
     begin = time.monotonic()
+    signal.signal(signal.SIGTERM, _end)
     try:
         console = Console(stderr=True)
         # Layers differ: the time left is estimated from the last two minutes.
@@ -105,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("interrupted: only the measurements were written; the next run continues from them", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     facts = summary(artifact) | {"seconds": round(time.monotonic() - begin, 1)}
     if args.json:
         print(json.dumps(facts))
@@ -116,6 +120,11 @@ def run(args: argparse.Namespace) -> int:
         soft_wrap=True,
     )
     return 0
+
+
+def _end(number: int, frame: object) -> None:
+    """As after Ctrl-C, nothing half-written stays."""
+    raise SystemExit(128 + number)
 
 
 def summary(artifact: Artifact) -> dict[str, str | int | float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TypeVar
@@ -24,7 +25,7 @@ from veltair.errors import OverloadedError, RefusalReason
 from veltair.grpc.http2 import frames, hpack
 from veltair.server.ipc.admission_gates import MOST_SHUT_NS, AdmissionGates, create_admission_gates
 from veltair.server.ipc.tenant_share import SECOND_NS, TenantShare, kept_slots
-from veltair.server.repository.free_slots import FreeSlots
+from veltair.server.repository.free_slots import THRESHOLD, FreeSlots
 from veltair.server.wire.engine_link import EngineLink
 from veltair.server.wire.io_threads import IoThreads
 
@@ -162,11 +163,20 @@ def test_how_long_and_for_what_a_gate_is_shut() -> None:
     assert not gates.is_shut(1, 5, 200)
 
 
-def may_take(shares: list[TenantShare], slots: int, held: dict[int, list[int]], tenant: int) -> bool:
+def may_take(shares: list[TenantShare], slots: int, held: dict[int, list[int]], tenant: int, refused: set[int]) -> bool:
+    """`refused`: tenants that were refused a slot that is kept for nobody; this one is added where it is."""
     kept = kept_slots(shares, slots)
-    shared = sum(max(0, len(own) - kept[other]) for other, own in held.items())
-    has_room = len(held[tenant]) < kept[tenant] or shared < slots - sum(kept)
-    return has_room and len(held[tenant]) < shares[tenant].slots
+    shared = {other: max(0, len(own) - kept[other]) for other, own in held.items()}
+    free = slots - sum(kept) - sum(shared.values())
+    alone = sum(shared.values()) == shared[tenant] and not refused - {tenant}
+    least = min((own for own in kept if own), default=slots)
+    in_turn = alone or shared[tenant] * least < THRESHOLD * (kept[tenant] or 1) * free
+    has_room = len(held[tenant]) < kept[tenant] or (free > 0 and in_turn)
+    if len(held[tenant]) >= min(shares[tenant].slots, slots):
+        return False
+    if not has_room:
+        refused.add(tenant)
+    return has_room
 
 
 Slots = TypeVar("Slots", FreeSlots, EngineLink)
@@ -194,6 +204,26 @@ def native_slots(threads: IoThreads, shares: list[TenantShare], slots: int) -> I
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
+@pytest.mark.parametrize("eager", [0, 1])
+def test_who_floods_has_slots_by_weight_however_often_it_asks(native: bool, eager: int) -> None:
+    shares, slots, threads = [TenantShare(weight=2), TenantShare(), TenantShare()], 64, new_threads(1)
+    held: list[list[int]] = [[], []]
+    chance = random.Random(3)
+    with native_slots(threads, shares, slots) if native else nullcontext(python_slots(shares, slots)) as free:
+        for turn in range(500):
+            if any(held):
+                [ended] = chance.choices([0, 1], [len(own) for own in held])
+                free.give_back(ended, held[ended].pop(0))
+            for tenant in [eager] * 20 + [0, 1]:
+                try:
+                    held[tenant].append(free.take(tenant, turn * SECOND_NS // 1000))
+                except OverloadedError:
+                    continue
+        assert 1.5 < len(held[0]) / len(held[1]) < 2.6, held
+        assert free.take(2, 2 * SECOND_NS) >= 0  # what is kept for it, and nobody has taken
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
 def test_no_tenant_takes_the_slots_that_are_kept_for_another(native: bool) -> None:
     threads = new_threads(1)
 
@@ -205,13 +235,14 @@ def test_no_tenant_takes_the_slots_that_are_kept_for_another(native: bool) -> No
     )
     def check(shares: list[TenantShare], slots: int, steps: list[tuple[int, bool]]) -> None:
         held: dict[int, list[int]] = {tenant: [] for tenant in range(len(shares))}
+        refused: set[int] = set()
         with native_slots(threads, shares, slots) if native else nullcontext(python_slots(shares, slots)) as free:
             for number, takes in steps:
                 tenant = number % len(shares)
                 if not takes:
                     if held[tenant]:
                         free.give_back(tenant, held[tenant].pop())
-                elif may_take(shares, slots, held, tenant):
+                elif may_take(shares, slots, held, tenant, refused):
                     slot = free.take(tenant, now_ns=0)
                     assert 0 <= slot < slots and slot not in held[tenant]
                     held[tenant].append(slot)
