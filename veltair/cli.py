@@ -31,7 +31,7 @@ LONGEST_LINE = 1000  # characters of an error
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0 success, 1 a check failed, 2 a bad input or a full disk, 130 interrupted."""
+    """Run one command. Returns the exit code: 0 success, 1 a check failed, 2 a bad input or disk, 130 interrupted."""
     arguments = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="veltair", description="Multi-tenant inference on one CPU machine.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
