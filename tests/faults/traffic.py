@@ -140,7 +140,7 @@ def whole(daemon: Daemon, before: dict[str, list[psutil.Process]]) -> bool:
         held = sum(daemon.metric("veltair_workers", state=state) for state in ("idle", "busy"))
     except (OSError, AssertionError):  # no engine, or one that does not answer
         return False
-    return held == len(before["worker"])
+    return held == len(before["worker"]) == len(processes(daemon)["worker"])  # one that has just died is counted
 
 
 def seconds_until(what: str, condition: Callable[[], bool]) -> float:
