@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 
@@ -29,6 +30,7 @@ COMMANDS = {
     "replay": ("veltair.commands.replay", "replay an event log and compare the decisions"),
     "demo": ("veltair.commands.demo", "build, compile, serve and load the three demo models"),
 }
+LONGEST_LINE = 1000  # characters of an error
 
 
 FIRST_STEPS = """\
@@ -44,7 +46,7 @@ veltair --help lists all commands, veltair COMMAND --help explains one."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0 success, 1 a check failed, 2 a bad input, 130 interrupted."""
+    """Run one command. Returns the exit code: 0 success, 1 a check failed, 2 a bad input or disk, 130 interrupted."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments:
         print(FIRST_STEPS)
@@ -63,17 +65,28 @@ def main(argv: list[str] | None = None) -> int:
     try:
         code: int = args.run(args)
     except UserError as error:
-        print(f"veltair {args.command}: {error}", file=sys.stderr)
+        _complain(args.command, str(error))
         return 2
     except VeltairError as error:
-        print(f"veltair {args.command}: {error}", file=sys.stderr)
+        _complain(args.command, str(error))
         return 1
     except KeyboardInterrupt:
-        print(f"veltair {args.command}: interrupted", file=sys.stderr)
+        _complain(args.command, "interrupted")
         return 128 + signal.SIGINT
     except BrokenPipeError:
         return 1
+    except OSError as error:  # a full disk, a folder that nobody may write, …
+        if error.errno is None:
+            raise
+        _complain(args.command, f"{error.filename}: {error.strerror}" if error.filename else os.strerror(error.errno))
+        return 2
     return code
+
+
+def _complain(command: str, text: str) -> None:
+    """One line, whatever names an input has: a terminal obeys control characters."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:LONGEST_LINE])
+    print(f"veltair {command}: {line}{'…' if len(text) > LONGEST_LINE else ''}", file=sys.stderr)
 
 
 if __name__ == "__main__":

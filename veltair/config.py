@@ -68,7 +68,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_models: Annotated[int, msgspec.Meta(gt=0, le=1024)] = 64  # versions of models in memory at once
     lame_duck_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0  # after SIGTERM: not ready, but serving as before
     drain_timeout_s: PositiveReal = 30.0  # after that: accepted queries are answered, new ones refused
-    hung_block_s: PositiveReal = 10.0  # a block has at least so long, and 10 times as long as its profile says
+    hung_block_s: PositiveReal = 10.0  # for a block, at least, and 10 times as long as its profile says
     hung_engine_s: PositiveReal = 5.0  # an engine that does not answer for so long is replaced
     sandbox: SandboxMode = "try"  # of workers: as far as the kernel allows; "require": all of it, or no start; "off"
     counter_model: str | None = None  # file of `veltair profile --fit-proxy`, used where there are L3 counters
@@ -90,7 +90,7 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     qos_ms: PositiveReal | None = None  # default: the artifact's
     percentile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
     priority: Positive = 1
-    weight: Positive = 1  # its part of the half of the slots that is kept for the tenants
+    weight: Positive = 1  # its part of the slots, half of which are kept for the tenants
     queue_slots: Annotated[int, msgspec.Meta(gt=0, le=65536)] | None = None  # held at once; default: the server's
     rate: PositiveReal | None = None  # queries a second; more are refused
     burst: Positive = 64  # queries at once, where it has asked for less than its rate before

@@ -49,7 +49,7 @@ def check_tensors(proto: onnx.ModelProto, path: Path) -> None:
     """Check every constant of the model, those of inner graphs and functions included. Raises ModelError."""
     if proto.graph.sparse_initializer:
         raise ModelError(f"{path}: sparse initializers are not supported")
-    for tensor in _tensors(proto):
+    for tensor in all_tensors(proto):
         _check(tensor, path)
 
 
@@ -107,7 +107,7 @@ def extract_tables(proto: onnx.ModelProto, path: Path, folder: Path) -> dict[str
     del graph.initializer[:]
     graph.initializer.extend(kept)
     with (folder / "external.weights").open("wb") as copies:
-        for tensor in _tensors(proto):
+        for tensor in all_tensors(proto):
             if tensor.data_location == TensorProto.EXTERNAL:
                 _read(tensor, path, copies)
     return tables
@@ -186,7 +186,7 @@ def _captured(node: onnx.NodeProto) -> set[str]:
     return outputs | {name for n in inner for name in n.input}
 
 
-def _tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
+def all_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
     """Initializers and constants of the graph, of the graphs inside its nodes, and of its functions."""
     yield from proto.graph.initializer
     functions = [node for function in proto.functions for node in function.node]

@@ -6,7 +6,6 @@ constants that only Gather reads) never pass through it: they stay mapped from t
 
 from __future__ import annotations
 
-import math
 import re
 import tempfile
 from collections.abc import Mapping
@@ -20,10 +19,10 @@ from onnx import helper
 
 from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, ExtractedColumns, extract_columns
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables, type_name
+from veltair.compiler.onnx.limits import KnownShapes, bounded_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.quantised_tables import extract_quantised_tables
 from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model
 from veltair.errors import ModelError
-from veltair.machine.memory import memory_bytes
 from veltair.types import TensorSpec
 
 OPSET = 17  # older models are converted up to it
@@ -42,8 +41,6 @@ RANDOM_OPERATORS = {
 }
 PROTOBUF_BYTES = 2**31 - 1
 SHAPE_BYTES = 4096  # constants up to here may decide shapes; larger ones are hidden from shape inference
-
-KnownShapes = dict[str, tuple[str, tuple[int, ...]]]  # type (numpy's name) and shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +71,24 @@ def load_model(path: Path, max_batch: int | None = None) -> OnnxModel:
     written. Raises ModelError, which names the tensor or node and what was expected.
     """
     proto = _parse(path)
+    check_nodes(proto, path)
     _name_nodes(proto)
     stored = extract_quantised_tables(proto, path, frozenset(TEXTUAL))
     columns = extract_columns(proto, path)
     _check_nodes(proto, path)
     check_tensors(proto, path)
+    held = held_bytes(proto)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    with tempfile.TemporaryDirectory(prefix="veltair-") as folder:
+    with tempfile.TemporaryDirectory(prefix="veltair-") as folder, bounded_memory(held, path):
         tables = extract_tables(proto, path, Path(folder))
         dynamic = _is_dynamic(proto, path)
         proto = _up_to_date(proto, path, Path(folder))
         limit = _max_batch(metadata, max_batch, path) if dynamic else 1
-        _check_sizes(_infer_shapes(proto, limit, path, strict=False), path)
+        for values_too in (False, True):  # to follow values takes time and memory that sizes may forbid
+            check_sizes(proto, _infer_shapes(proto, limit, path, strict=False, values_too=values_too), held, path)
         simple, constants = simplify_model(proto, path, Path(folder))
-    values = _tensor_specs(simple, dynamic, path)
+        values = _tensor_specs(simple, dynamic, path)
+        check_sizes(simple, {name: (spec.dtype, spec.shape) for name, spec in values.items()}, held, path)
     constants |= tables
     for name, array in constants.items():
         values[name] = TensorSpec(name, str(array.dtype), array.shape)
@@ -205,14 +206,6 @@ def _max_batch(metadata: Mapping[str, str], asked: int | None, path: Path) -> in
     return int(stated)
 
 
-def _check_sizes(known: KnownShapes, path: Path) -> None:
-    """Refuse tensors larger than memory before anything computes them: a file of 100 bytes can ask for terabytes."""
-    memory = memory_bytes()
-    for name, (_, shape) in known.items():
-        if memory and 4 * math.prod(shape) > memory:
-            raise ModelError(f"{path}: tensor {name!r} of shape {shape} is larger than this machine's memory")
-
-
 def _tensor_specs(proto: onnx.ModelProto, dynamic: bool, path: Path) -> dict[str, TensorSpec]:
     """Return every tensor's type and shape, by name."""
     small = _infer_shapes(proto, BATCHES[0], path)
@@ -231,10 +224,13 @@ def _tensor_specs(proto: onnx.ModelProto, dynamic: bool, path: Path) -> dict[str
     return values
 
 
-def _infer_shapes(proto: onnx.ModelProto, batch: int, path: Path, strict: bool = True) -> KnownShapes:
-    """Types and shapes at one batch size; without `strict`, only those that can be inferred."""
+def _infer_shapes(
+    proto: onnx.ModelProto, batch: int, path: Path, *, strict: bool = True, values_too: bool = True
+) -> KnownShapes:
+    """Types and shapes at one batch size; without `strict`, only those that can be inferred, and without `values_too`
+    only those that no computed value decides."""
     try:
-        found = onnx.shape_inference.infer_shapes(_outline(proto, batch), strict, strict, data_prop=True)
+        found = onnx.shape_inference.infer_shapes(_outline(proto, batch), strict, strict, data_prop=values_too)
     except Exception as error:
         raise ModelError(f"{path}: {describe_error(error)}") from None
     known: KnownShapes = {}

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
+from veltair.machine.standstill import Standstill
 from veltair.profiles.artifact.sealed_artifact import SealedFiles
 from veltair.server.engine.worker_process import WorkerProcess, WorkerSetup
 from veltair.server.ipc.messages import LoadModels, ModelChange, TenantSpec
@@ -20,6 +21,7 @@ from veltair.server.ipc.status_records import SandboxStatus
 logger = logging.getLogger("veltair.engine")
 
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.1, 30.0  # before a worker that died while it started is tried again
+LOOK_NS = 500_000_000  # between two looks at a worker that loads models: it may hang
 
 
 class WorkerSupervisor:
@@ -32,9 +34,12 @@ class WorkerSupervisor:
         supervisor.release(worker)
     """
 
-    def __init__(self, poll: select.epoll, target: int, tensors: int, load: LoadModels, cell_bytes: int) -> None:
+    def __init__(
+        self, poll: select.epoll, target: int, tensors: int, load: LoadModels, cell_bytes: int, hung_ns: int
+    ) -> None:
         """Registers each worker's socket and pidfd in `poll`, and the bell that all of them ring when a block has
-        ended. `tensors`: the descriptor of the tensor pool."""
+        ended. `tensors`: the descriptor of the tensor pool. `hung_ns`: a worker that loads models and does nothing for
+        so long is replaced."""
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poll.register(self.bell, select.EPOLLIN | select.EPOLLET)  # each write tells; nobody reads it
         self.workers: dict[int, WorkerProcess] = {}  # by the descriptors of their socket and their pidfd
@@ -47,6 +52,9 @@ class WorkerSupervisor:
         self._living = 0
         self.failed_starts = 0  # in a row
         self._next_start_ns = 0
+        self._hung_ns = hung_ns
+        self._next_look_ns = 0
+        self._loading: dict[WorkerProcess, Standstill] = {}
 
     @property
     def all(self) -> list[WorkerProcess]:
@@ -85,6 +93,7 @@ class WorkerSupervisor:
 
     def start_missing(self, now_ns: int) -> None:
         """Start the workers that are missing, unless the last starts failed and the next try is not due."""
+        self._kill_hung_loads(now_ns)
         while self._living < self._target and now_ns >= self._next_start_ns:
             try:
                 worker = WorkerProcess(self._setup)
@@ -97,10 +106,23 @@ class WorkerSupervisor:
                 self._poll.register(fd, select.EPOLLIN)
 
     def seconds_to_start(self, now_ns: int) -> float | None:
-        """Until a start is due; None when no worker is missing."""
-        if self._living >= self._target:
-            return None
-        return max(0.0, (self._next_start_ns - now_ns) / 1e9)
+        """Until a start is due, or a look at those that load; None when no worker is missing and none loads."""
+        due_ns = []
+        if self._living < self._target:
+            due_ns.append(self._next_start_ns)
+        if self._loading:
+            due_ns.append(self._next_look_ns)
+        return max(0.0, (min(due_ns) - now_ns) / 1e9) if due_ns else None
+
+    def _kill_hung_loads(self, now_ns: int) -> None:
+        if now_ns < self._next_look_ns:
+            return
+        self._next_look_ns = now_ns + LOOK_NS
+        loading = [worker for worker in self.all if worker.state in ("starting", "changing")]
+        self._loading = {worker: self._loading.get(worker) or Standstill(worker.pid) for worker in loading}
+        for worker, standstill in self._loading.items():
+            if standstill.lasted_ns(now_ns) > self._hung_ns:
+                self.kill_hung(worker, "loading models")
 
     def models_loaded(self, worker: WorkerProcess, sandbox: SandboxStatus) -> None:
         """The worker can take its first query."""

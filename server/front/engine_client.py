@@ -64,7 +64,7 @@ class EngineClient:
 
         `threads` send queries of their own. Raises ArtifactError or ConfigError.
         """
-        control = ModelControl(config, ArtifactLoader())
+        control = ModelControl(config, ArtifactLoader(config.server.hung_engine_s))
         try:
             client = cls(config, LiveModels(await control.prepare()), threads)
             engine = await client._start_engine()

@@ -16,7 +16,7 @@ class TenantShare(msgspec.Struct, frozen=True):
     64
     """
 
-    weight: int = 1  # its part of the slots that are kept for the tenants
+    weight: int = 1  # its part of the slots
     slots: int = 65536  # queries held at once, at most
     rate: float = 0.0  # queries a second; 0: any
     burst: int = 64  # queries at once, where it has asked for less before

@@ -190,7 +190,7 @@ def priority_level(parameters: Mapping[str, Parameter]) -> int:
 
 def _integer_parameter(parameters: Mapping[str, Parameter], key: str, meaning: str, most: int) -> int:
     value: Any = parameters.get(key, 0)
-    if isinstance(value, str) and value.isdecimal() and len(value) < 21:
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 21:
         value = int(value)  # some gRPC clients send it as a string
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise RequestError(f"parameter {key!r} is {meaning}, an integer from 0 to {most}; got {value!r:.40}")

@@ -10,10 +10,12 @@ The front starts it as `python -m veltair.server.repository.artifact_loader PARE
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from veltair.errors import ArtifactError, VeltairError
+from veltair.machine.standstill import Standstill
 from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFiles, open_sealed, seal_artifact
 from veltair.profiles.runtime.locked_memory import locked_in_memory
 from veltair.server.ipc.channel import Channel, ChannelClosedError, socket_pair
@@ -32,6 +35,10 @@ from veltair.server.ipc.process_setup import (
     let_others_first,
     log_to_stderr,
 )
+
+_log = logging.getLogger("veltair.server")
+
+LOOK_S = 0.5  # between two looks at a process that has a question to answer
 
 
 class HoldArtifacts(Message, frozen=True):
@@ -80,17 +87,20 @@ FromLoader: TypeAlias = ArtifactLoaded | ArtifactRefused
 class ArtifactLoader:
     """The front's end, which counts how often each artifact is used.
 
-    Loads one at a time; a process that died is started again by the next load, and holds what the one before it held.
+    Loads one at a time; a process that died, or hung, is started again by the next load, and holds what the one before
+    it held.
 
     Create it in the main thread: the process ends with the thread that started it. ::
 
-        loader = ArtifactLoader()
+        loader = ArtifactLoader(hung_s=5.0)
         artifact = await loader.load(path)
         await loader.release(artifact)
         loader.close()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hung_s: float) -> None:
+        """`hung_s`: a process that has something to do and does nothing for so long is killed."""
+        self._hung_ns = round(hung_s * 1e9)
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel[FromLoader] | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -147,8 +157,14 @@ class ArtifactLoader:
 
     async def _answer(self, channel: Channel[FromLoader]) -> FromLoader | None:
         receiving = asyncio.ensure_future(asyncio.to_thread(channel.receive))
+        assert self._process is not None
+        standstill = Standstill(self._process.pid)
         try:
-            return await asyncio.shield(receiving)
+            while not (await asyncio.wait([receiving], timeout=LOOK_S))[0]:
+                if standstill.lasted_ns(time.monotonic_ns()) > self._hung_ns:
+                    _log.error("the artifact loader %d does nothing and is killed", self._process.pid)
+                    self._process.kill()
+            return await receiving
         except asyncio.CancelledError:  # what it would answer is not the answer to the next question
             if self._process is not None:
                 self._process.kill()

@@ -13,8 +13,8 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from native_http import infer as http_request
-from running_daemon import Daemon, X, configuration, running, tensor
-from traffic import connect, first_answer, processes, traffic
+from running_daemon import X, configuration, running, tensor
+from traffic import connect, first_answer, leave, processes, traffic
 
 pytestmark = pytest.mark.slow
 
@@ -110,11 +110,3 @@ def test_queries_that_nobody_waits_for(rounds: Rounds, artifacts: Path, tmp_path
                 for _ in range(40):
                     client.infer("mlp", inputs)
             assert daemon.metric("veltair_queries_held") == 0
-
-
-def leave(daemon: Daemon, chance: random.Random) -> None:
-    data = http_request(path="/v2/models/mlp/infer")
-    with connect(daemon.http) as client:
-        client.sendall(data[: chance.randrange(1, len(data) + 1)])
-        if chance.random() < 0.5:
-            client.shutdown(socket.SHUT_WR)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from native_http import GET
 from running_daemon import configuration, running, until
-from traffic import Traffic, connect, descriptors, every_process, memory_bytes, processes, traffic
+from traffic import Traffic, connect, descriptors, every_process, leave, memory_bytes, processes, traffic
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +37,25 @@ def test_queries_leave_nothing_behind(rounds: Rounds, artifacts: Path, tmp_path:
         nothing_grew(daemon, before)
 
 
+def test_a_soak(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
+    """A minute a round of queries over both protocols, with models that come and go, and clients that leave: all are
+    right, and nothing grows."""
+    chance = random.Random(7)
+    with running(tmp_path, configuration(artifacts, "mlp", "spin", model_control=True)) as daemon:
+        ask(daemon)
+        come_and_go(daemon, 4)
+        before = held(daemon)
+        for _ in rounds(quick=0, full=120):
+            end_s = time.monotonic() + 60
+            with traffic(daemon) as asking:
+                while time.monotonic() < end_s:
+                    come_and_go(daemon, 1)
+                    leave(daemon, chance)
+                    asking.served(100)
+            assert set(asking.outcomes) == {"right"}, asking.outcomes
+            nothing_grew(daemon, before)
+
+
 def nothing_grew(daemon: Any, before: dict[psutil.Process, tuple[int, int]]) -> None:
     """The same processes, with no descriptor more, and hardly more memory."""
     until("connections to be closed", lambda: all(descriptors(p) <= before[p][1] for p in before))
@@ -55,7 +76,7 @@ def test_models_come_and_go_beside_queries(rounds: Rounds, artifacts: Path, tmp_
     with running(tmp_path, configuration(artifacts, "mlp", "spin", model_control=True)) as daemon:
         come_and_go(daemon, 4)
         before = held(daemon)
-        for _ in rounds(quick=1, full=32):
+        for _ in rounds(quick=1, full=1024):
             with traffic(daemon) as asking:
                 come_and_go(daemon, 32)
             assert set(asking.outcomes) == {"right"}, asking.outcomes

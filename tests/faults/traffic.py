@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +19,7 @@ import numpy as np
 import psutil
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
+from native_http import infer as http_request
 from running_daemon import Daemon, X, spin, tensor, until
 from running_engine import WAIT_S
 from tritonclient.utils import InferenceServerException
@@ -59,8 +63,7 @@ class Traffic:
         try:
             found = client.infer("mlp", inputs).as_numpy("y")
         except InferenceServerException as error:
-            broken = "failed to connect" in str(error).lower() or "socket closed" in str(error).lower()
-            return "typed" if not broken and any(name in str(error.status()) for name in TYPED) else "lost"
+            return "typed" if is_typed(error) else "lost"
         except Exception:
             return "lost"
         return "right" if np.array_equal(found, self.expected) else "wrong"
@@ -81,6 +84,12 @@ class Traffic:
 def first_answer(daemon: Daemon) -> Any:
     with triton_grpc.InferenceServerClient(daemon.grpc) as client:
         return client.infer("mlp", [tensor(triton_grpc, "x", X, "FP32")]).as_numpy("y")
+
+
+def is_typed(error: InferenceServerException) -> bool:
+    """Whether the daemon said it, rather than a connection that broke."""
+    broken = "failed to connect" in str(error).lower() or "socket closed" in str(error).lower()
+    return not broken and any(name in str(error.status()) for name in TYPED)
 
 
 class Held:
@@ -125,6 +134,30 @@ def processes(daemon: Daemon) -> dict[str, list[psutil.Process]]:
     return found
 
 
+def whole(daemon: Daemon, before: dict[str, list[psutil.Process]]) -> bool:
+    """Whether there is an engine again, with as many workers as before, all of which hold all models."""
+    try:
+        held = sum(daemon.metric("veltair_workers", state=state) for state in ("idle", "busy"))
+    except (OSError, AssertionError):  # no engine, or one that does not answer
+        return False
+    return held == len(before["worker"]) == len(processes(daemon)["worker"])  # one that has just died is counted
+
+
+def seconds_until(what: str, condition: Callable[[], bool]) -> float:
+    begin = time.monotonic()
+    until(what, condition)
+    return time.monotonic() - begin
+
+
+def status(daemon: Daemon, path: str = "/v2/health/ready") -> int:
+    try:
+        with urllib.request.urlopen(f"http://{daemon.http}{path}", timeout=WAIT_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
 def every_process(daemon: Daemon) -> list[psutil.Process]:
     return [process for kind in processes(daemon).values() for process in kind]
 
@@ -165,3 +198,12 @@ def soon(condition: Callable[[], bool], within_s: float) -> bool:
 def connect(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     return socket.create_connection((host, int(port)), WAIT_S)
+
+
+def leave(daemon: Daemon, chance: random.Random) -> None:
+    """Begin a query for mlp over HTTP, or send all of it, and be gone."""
+    data = http_request(path="/v2/models/mlp/infer")
+    with connect(daemon.http) as client:
+        client.sendall(data[: chance.randrange(1, len(data) + 1)])
+        if chance.random() < 0.5:
+            client.shutdown(socket.SHUT_WR)

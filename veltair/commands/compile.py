@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 import time
 from collections import Counter
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0, or 130 after Ctrl-C. UserError is raised to the caller."""
+    """Exit code 0, 130 after Ctrl-C, or 143 after SIGTERM. UserError is raised to the caller."""
     for option, value, least in (("--trials", args.trials, 0), ("--max-batch", args.max_batch, 1)):
         if value is not None and value < least:
             raise ConfigError(f"{option}: expected {least} or more, found {value}")
@@ -88,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         TimeRemainingColumn(table_column=whole),
     )
     begin = time.monotonic()
+    signal.signal(signal.SIGTERM, _end)
     try:
         # Layers differ: the time left is estimated from the last two minutes.
         bar = Progress(*columns, console=console, disable=args.json, speed_estimate_period=120)
@@ -111,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("interrupted: only the measurements were written; the next run continues from them", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     facts = summary(artifact) | {"seconds": round(time.monotonic() - begin, 1)}
     if args.json:
         print(json.dumps(facts))
@@ -138,6 +142,11 @@ def decisions(args: argparse.Namespace, artifact: Artifact) -> Iterator[str]:
         yield f"Its target, {manifest.qos_ns / 1e6:g} ms, is the file's or three times what it takes; --qos-ms sets it."
     origins = Counter(version.origin or "unknown" for layer in manifest.layers for version in layer.versions)
     yield f"Code versions by where they come from: {', '.join(f'{n} {origin}' for origin, n in origins.most_common())}."
+
+
+def _end(number: int, frame: object) -> None:
+    """As after Ctrl-C, nothing half-written stays."""
+    raise SystemExit(128 + number)
 
 
 def summary(artifact: Artifact) -> dict[str, str | int | float]:

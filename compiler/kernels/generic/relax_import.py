@@ -44,6 +44,9 @@ def import_to_relax(
             name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype)), shape
         )
 
+    for node in nodes:
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            raise ModelError(f"no way to compile {node.op_type} ({node.name!r:.80}): it runs graphs inside of it")
     used = dict.fromkeys(name for node in nodes for name in node.input if name in constants)
     graph = onnx.helper.make_graph(
         list(nodes),

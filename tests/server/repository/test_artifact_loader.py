@@ -23,7 +23,7 @@ def locked_kb(pid: int) -> int:
 
 def test_an_artifact_is_checked_and_held_as_often_as_it_was_loaded(artifacts: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
-        loader = ArtifactLoader()
+        loader = ArtifactLoader(hung_s=60.0)
         try:
             first, second = await loader.load(artifacts / "mlp"), await loader.load(artifacts / "mlp")
             assert first.digest == second.digest
@@ -52,7 +52,7 @@ def test_an_artifact_is_checked_and_held_as_often_as_it_was_loaded(artifacts: Pa
 
 def test_a_loader_that_was_killed_comes_back_with_the_next_load(artifacts: Path) -> None:
     async def scenario() -> None:
-        loader = ArtifactLoader()
+        loader = ArtifactLoader(hung_s=60.0)
         try:
             await loader.load(artifacts / "mlp")
             loader.stand_back()
@@ -74,7 +74,7 @@ def test_a_loader_that_was_killed_comes_back_with_the_next_load(artifacts: Path)
 def test_models_with_one_digest_share_memory_and_the_last_closes_it(artifacts: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         shutil.copytree(artifacts / "mlp", tmp_path / "copy")
-        loader = ArtifactLoader()
+        loader = ArtifactLoader(hung_s=60.0)
         try:
             await loader.release(await loader.load(artifacts / "mlp"))
             assert loader._process is not None
@@ -101,7 +101,7 @@ def test_what_is_open_outlives_the_process_and_is_held_by_the_next(artifacts: Pa
         before = descriptors(os.getpid())
         shutil.copytree(artifacts / "mlp", tmp_path / "mlp")
         content = (tmp_path / "mlp" / WEIGHTS).read_bytes()
-        loader = ArtifactLoader()
+        loader = ArtifactLoader(hung_s=60.0)
         try:
             artifact = await loader.load(tmp_path / "mlp")
             await loader.load(artifacts / "spin")
@@ -132,7 +132,7 @@ def test_what_is_open_outlives_the_process_and_is_held_by_the_next(artifacts: Pa
 def test_an_answer_that_nobody_waits_for_is_not_taken_for_the_next(artifacts: Path) -> None:
     async def scenario() -> None:
         before = descriptors(os.getpid())
-        loader = ArtifactLoader()
+        loader = ArtifactLoader(hung_s=60.0)
         try:
             await loader.release(await loader.load(artifacts / "spin"))
             assert loader._process is not None

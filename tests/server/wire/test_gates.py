@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import TypeVar
 
 import grpc
 import native_http
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from native_front import INFER, Answer, Fronts, ask, encoded, new_threads, run
+from native_front import INFER, Answer, Fronts, ask, encoded, run
 from native_http import PLAIN, HttpFronts
-from scripted_engine import MANIFEST, SUMS
-from tensor_pools import new_pool
+from scripted_engine import SUMS
 from tritonclient.grpc import service_pb2 as pb
 from wire_frames import frame
 
-from veltair.errors import OverloadedError, RefusalReason
+from veltair.errors import RefusalReason
 from veltair.grpc.http2 import frames, hpack
 from veltair.server.ipc.admission_gates import MOST_SHUT_NS, AdmissionGates, create_admission_gates
-from veltair.server.ipc.tenant_share import SECOND_NS, TenantShare, kept_slots
-from veltair.server.repository.free_slots import FreeSlots
-from veltair.server.wire.engine_link import EngineLink
-from veltair.server.wire.io_threads import IoThreads
+from veltair.server.ipc.tenant_share import TenantShare
 
 REFUSED = Answer(grpc.StatusCode.RESOURCE_EXHAUSTED, RefusalReason.OVERLOAD.text)
 HEAD = [(":method", "POST"), (":scheme", "http"), (":path", INFER), ("content-type", "application/grpc")]
@@ -160,99 +149,6 @@ def test_how_long_and_for_what_a_gate_is_shut() -> None:
     gates.shut(0, 3, now_ns=200, for_ns=10**12)
     assert (shut(200 + MOST_SHUT_NS - 1), shut(200 + MOST_SHUT_NS)) == ([3, 4, 5], [])
     assert not gates.is_shut(1, 5, 200)
-
-
-def may_take(shares: list[TenantShare], slots: int, held: dict[int, list[int]], tenant: int) -> bool:
-    kept = kept_slots(shares, slots)
-    shared = sum(max(0, len(own) - kept[other]) for other, own in held.items())
-    has_room = len(held[tenant]) < kept[tenant] or shared < slots - sum(kept)
-    return has_room and len(held[tenant]) < shares[tenant].slots
-
-
-Slots = TypeVar("Slots", FreeSlots, EngineLink)
-
-
-def open_all(free: Slots, shares: list[TenantShare]) -> Slots:
-    for tenant, share in enumerate(shares):
-        free.open(tenant, share)
-    return free
-
-
-def python_slots(shares: list[TenantShare], slots: int) -> FreeSlots:
-    return open_all(FreeSlots(slots, len(shares)), shares)
-
-
-@contextmanager
-def native_slots(threads: IoThreads, shares: list[TenantShare], slots: int) -> Iterator[EngineLink]:
-    link = EngineLink(threads, new_pool([MANIFEST] * len(shares), slots), len(shares))
-    try:
-        yield open_all(link, shares)
-    finally:
-        link.leave("")
-        del link
-        gc.collect()  # its memory, whose descriptors others may count
-
-
-@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
-def test_no_tenant_takes_the_slots_that_are_kept_for_another(native: bool) -> None:
-    threads = new_threads(1)
-
-    @settings(max_examples=60, deadline=None)
-    @given(
-        st.lists(st.builds(TenantShare, weight=st.integers(1, 5), slots=st.integers(1, 20)), min_size=1, max_size=4),
-        st.integers(1, 20),
-        st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=80),
-    )
-    def check(shares: list[TenantShare], slots: int, steps: list[tuple[int, bool]]) -> None:
-        held: dict[int, list[int]] = {tenant: [] for tenant in range(len(shares))}
-        with native_slots(threads, shares, slots) if native else nullcontext(python_slots(shares, slots)) as free:
-            for number, takes in steps:
-                tenant = number % len(shares)
-                if not takes:
-                    if held[tenant]:
-                        free.give_back(tenant, held[tenant].pop())
-                elif may_take(shares, slots, held, tenant):
-                    slot = free.take(tenant, now_ns=0)
-                    assert 0 <= slot < slots and slot not in held[tenant]
-                    held[tenant].append(slot)
-                else:
-                    with pytest.raises(OverloadedError):
-                        free.take(tenant, now_ns=0)
-                assert free.taken == sum(map(len, held.values())) <= slots
-
-    try:
-        check()
-    finally:
-        threads.close()
-
-
-@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
-def test_no_tenant_asks_more_often_than_its_rate(native: bool) -> None:
-    threads = new_threads(1)
-
-    @settings(max_examples=60, deadline=None)
-    @given(st.floats(0.5, 2000), st.integers(1, 5), st.lists(st.integers(0, SECOND_NS // 10), max_size=60))
-    def check(rate: float, burst: int, pauses_ns: list[int]) -> None:
-        shares, now_ns, tokens = [TenantShare(rate=rate, burst=burst), TenantShare()], SECOND_NS, float(burst)
-        with native_slots(threads, shares, 200) if native else nullcontext(python_slots(shares, 200)) as free:
-            for pause_ns in pauses_ns:
-                now_ns += pause_ns
-                tokens = min(burst, tokens + rate * (pause_ns / SECOND_NS))
-                free.take(1, now_ns)
-                if abs(tokens - 1) < 1e-6:
-                    return  # rounding decides
-                if tokens >= 1:
-                    free.take(0, now_ns)
-                    tokens -= 1
-                else:
-                    with pytest.raises(OverloadedError) as refused:
-                        free.take(0, now_ns)
-                    assert refused.value.reason is RefusalReason.RATE
-
-    try:
-        check()
-    finally:
-        threads.close()
 
 
 def test_a_tenant_that_asks_too_often_is_refused_and_others_are_not() -> None:
