@@ -180,6 +180,7 @@ class EngineClient:
             draining=self._draining,
             blocks=tuple(blocks),
             cursor=cursor,
+            memory=engine.models.memory(self.models.all(), self._worker_target + server.spare_workers),
         )
 
     async def drain(self) -> None:

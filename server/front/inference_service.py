@@ -202,11 +202,15 @@ class InferenceService:
         sees = caller.get().sees
         every = [each for name, each in self.engine.models.tenants.items() if sees(name)]
         served = [self.resolve(model, version)] if model else every
+        memory = {}
         with suppress(VeltairError):
-            self.metrics.follow(await self.engine.snapshot())
+            snapshot = await self.engine.snapshot()
+            self.metrics.follow(snapshot)
+            memory = {(each.tenant, each.version): each for each in snapshot.memory}
         self.metrics.refresh()
         rows = [
-            model_metadata.model_statistics(each.name, each.version, self.metrics.tenants[each.name]) for each in served
+            model_metadata.model_statistics(*each.key, self.metrics.tenants[each.name], memory.get(each.key))
+            for each in served
         ]
         return {"model_stats": rows}
 

@@ -29,6 +29,7 @@ from veltair.server.front.request_counts import OUTCOMES, RequestCounts
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.stages import STAGES
 from veltair.server.protocol.failed_queries import log_failed_query
+from veltair.server.repository.model_memory import KINDS
 from veltair.server.wire.io_threads import ConnectionCounts
 from veltair.types import QoSTarget
 
@@ -103,6 +104,7 @@ class Metrics:
         if self._snapshot is not None:
             yield from self._tenant_metrics(self._snapshot)
             yield from self._engine_metrics(self._snapshot)
+            yield from self._memory_metrics(self._snapshot)
         yield from process_metrics(self._processes)
 
     def _request_metrics(self) -> Iterator[Metric]:
@@ -210,6 +212,19 @@ class Metrics:
         yield GaugeMetricFamily("veltair_queries_held", "Queries that hold a slot", value=snapshot.held)
         yield GaugeMetricFamily("veltair_query_slots", "Slots for each tenant", value=snapshot.slots)
         yield CounterMetricFamily("veltair_worker_deaths", "Workers that died and were replaced", status.worker_deaths)
+
+    def _memory_metrics(self, snapshot: Snapshot) -> Iterator[Metric]:
+        labels = ("tenant", "model", "version")
+        memory = GaugeMetricFamily("veltair_model_memory_bytes", "Memory of a model", labels=(*labels, "kind"))
+        resident = GaugeMetricFamily("veltair_model_resident", "Whether the model is in memory", labels=labels)
+        for each in snapshot.memory:
+            if (counts := self.tenants.get(each.tenant)) is None:
+                continue
+            key = (each.tenant, counts.model, each.version)
+            resident.add_metric(key, each.resident)
+            for kind in KINDS:
+                memory.add_metric((*key, kind), getattr(each, kind))
+        yield from (memory, resident)
 
 
 def _connection_metrics(counts: ConnectionCounts) -> Iterator[Metric]:
