@@ -102,16 +102,21 @@ class EngineModels:
 
     def memory(self, live: Iterable[ServedTenant], workers: int) -> tuple[ModelMemory, ...]:
         """What each of the models costs, where so many worker processes hold them."""
-        return memory_of_models(live, workers, self._slot_bytes)
+        return memory_of_models(live, workers, self.slot_bytes)
 
-    def _slot_bytes(self, served: ServedTenant) -> int:
+    def slot_bytes(self, served: ServedTenant) -> int:
+        """The memory that its slots take now."""
         number = self._numbers.get(served)
         return 0 if number is None else self.pool.used_bytes(number)
 
-    def name_of(self, number: int) -> str | None:
-        """The tenant's; None where there is none with this number."""
-        spec = self._specs.get(number)
-        return None if spec is None else spec.name
+    def held(self, served: ServedTenant) -> int:
+        """Slots that its queries hold."""
+        number = self._numbers.get(served)
+        return 0 if number is None else self.slots.held(number)
+
+    def served_as(self, number: int) -> ServedTenant | None:
+        """The model with this number; None where there is none."""
+        return self._served.get(number)
 
     def number_of(self, served: ServedTenant) -> int | None:
         """None where the engine does not have it."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
-from veltair.profiles.artifact.manifest import Manifest
-from veltair.profiles.artifact.sealed_artifact import SealedFiles
-from veltair.server.ipc.tensor_pool import lay_out_region
+from veltair.server.repository.artifact_sizes import buffer_bytes, sealed_bytes
 from veltair.server.repository.served_tenant import ServedTenant
 
 KINDS = ("weights", "code", "workers", "slots")
@@ -40,25 +37,16 @@ class ModelMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class SealedBytes:
-    """The sizes of an artifact's sealed files: `SealedBytes(weights=102_000_000, code=3_000_000)`."""
+class MemoryMoves:
+    """How often models of each tenant have left memory and come back, since the daemon started.
 
-    weights: int
-    code: int
+    >>> MemoryMoves(returns={"resnet50": 2}).waiting
+    0
+    """
 
-    @property
-    def total(self) -> int:
-        return self.weights + self.code
-
-
-def sealed_bytes(files: SealedFiles) -> SealedBytes:
-    sizes = {name: os.fstat(descriptor).st_size for name, descriptor in files._asdict().items()}
-    return SealedBytes(sizes["weights"], sizes["kernels"] + sizes["manifest"])
-
-
-def buffer_bytes(manifest: Manifest, *, batching: bool) -> int:
-    """What a worker has to gather batches in, beside the arena."""
-    return lay_out_region(manifest, 0).slot_bytes if batching and manifest.max_batch > 1 else 0
+    returns: Mapping[str, int] = field(default_factory=dict)
+    evictions: Mapping[str, int] = field(default_factory=dict)
+    waiting: int = 0  # queries that wait for a model now
 
 
 def memory_of_models(

@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from model_versions import altered
+from large_models import HUGE_PAGE, WEIGHTS_BYTES, large_mlp, mapped_weights
 from running_daemon import X, configuration, running, tensor
 
-from veltair.profiles.artifact.artifact_folder import WEIGHTS
-
 pytestmark = pytest.mark.slow
-
-WEIGHTS_BYTES = 48 << 20
-HUGE_PAGE = 2 << 20
-
-
-def large_mlp(artifacts: Path, target: Path, seed: int = 0, size: int = WEIGHTS_BYTES) -> Path:
-    """A copy of mlp whose weights have a tail that no kernel reads; its bytes begin with `seed`."""
-    weights = (artifacts / "mlp" / WEIGHTS).read_bytes()
-    weights += seed.to_bytes(8, "little") + bytes(size - len(weights) - 8)
-    shutil.rmtree(target, ignore_errors=True)
-    altered(artifacts / "mlp", target, weights_digest=hashlib.sha256(weights).hexdigest())
-    (target / WEIGHTS).write_bytes(weights)
-    return target
-
-
-def processes(pid: int) -> list[psutil.Process]:
-    front = psutil.Process(pid)
-    return [front, *front.children(recursive=True)]
-
-
-def mapped_weights(pid: int) -> int:
-    """The memory of sealed weights that is mapped by the daemon's processes; what they share counts once."""
-    sizes: dict[str, int] = {}  # by inode, where it is mapped in full
-    for process in processes(pid):
-        inode = ""
-        for line in Path(f"/proc/{process.pid}/smaps").read_text().splitlines():
-            if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-                inode = line.split()[4] if "memfd:veltair-weights" in line else ""
-            elif inode and line.startswith("Rss:"):
-                sizes[inode] = max(sizes.get(inode, 0), int(line.split()[1]) << 10)
-    return sum(sizes.values())
 
 
 def page(address: str) -> str:
@@ -73,7 +38,7 @@ def ask(client: Any, module: Any, model: str, rows: int = len(X)) -> None:
 
 def test_what_models_cost_is_what_the_system_says(artifacts: Path, tmp_path: Path) -> None:
     large_mlp(artifacts, tmp_path / "one")
-    large_mlp(artifacts, tmp_path / "two", seed=1)
+    large_mlp(artifacts, tmp_path / "two", scale=2)
     shutil.copytree(tmp_path / "two", tmp_path / "same")  # as two
     with running(tmp_path, configuration(tmp_path, "one", "two", "same")) as daemon:
         said = memory(daemon.http)
