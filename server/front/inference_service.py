@@ -190,7 +190,7 @@ class InferenceService:
         deadline_ns: int | None,
     ) -> AsyncIterator[ServedTenant]:
         """What is served as `resolve` says, once it is in memory, and for as long as the `with` lasts."""
-        if self.control is None:
+        if self.control is None or not self.control.room.bounded:
             yield served
             return
         with self.bodies.hold() as hold:

@@ -37,6 +37,8 @@ class FailedReturn:
 class Residency:
     """Loads a model once for all queries that wait for it; each waits for so long at most, and so many do.
 
+    Where memory has no bound every model is in it, and nobody asks here.
+
     ::
 
         async with residency.use(lambda: models.resolve("resnet50"), deadline_ns) as served:
@@ -61,9 +63,6 @@ class Residency:
         Raises what it raises, and RefusedError where the model cannot be in memory in time.
         """
         served, room = resolve(), self._room
-        if not room.bounded:
-            yield served
-            return
         give_up_ns = time.monotonic_ns() + self._wait_ns
         while not served.resident:
             with _counted(room.using, served.key):  # once it is back it stays until this query goes on

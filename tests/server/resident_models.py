@@ -8,7 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,8 @@ def stopped(process: psutil.Process) -> Iterator[None]:
     try:
         yield
     finally:
-        process.resume()
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def ignore(result: Any, error: Any) -> None:

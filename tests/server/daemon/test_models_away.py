@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -9,14 +10,11 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from large_models import large_mlp
-from resident_models import (
-    NAMES,
-    make_models,
-    refused,
-    serving,
-)
+from resident_models import LOAD_S, NAMES, loader_of, make_models, post, refused, serving, stopped, waiting
 from running_daemon import reload, until
 from tritonclient.utils import InferenceServerException
+
+from veltair.errors import RefusalReason
 
 pytestmark = pytest.mark.slow
 
@@ -78,3 +76,13 @@ def test_an_engine_that_was_killed_comes_back_with_what_was_in_memory(models: Pa
         until("another", clients.http.is_server_ready)
         assert clients.away() == ["three"]
         assert all(clients.right(name) for name in NAMES)
+
+
+def test_a_drain_refuses_who_waits_for_a_model(models: Path) -> None:
+    with serving(models, *NAMES) as clients, ThreadPoolExecutor(2) as pool, stopped(loader_of(clients.pid)):
+        asked = pool.submit(post, clients, "three")
+        until("it waits", lambda: waiting(clients) == 1)
+        clients.daemon.process.terminate()
+        status, _, document = asked.result()
+        assert (status, document) == (503, {"error": RefusalReason.DRAINING.text})
+        assert clients.daemon.process.wait(LOAD_S) == 0
