@@ -66,6 +66,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     repository: str | None = None  # a folder of models to serve besides the tenants, each in a folder of its name
     model_control: bool = False  # clients may load and unload models, and have the configuration read again
     max_models: Annotated[int, msgspec.Meta(gt=0, le=1024)] = 64  # versions of models in memory at once
+    max_resident_bytes: Positive | None = None  # of models in memory; what was idle longest leaves; default: no bound
+    model_wait_s: PositiveReal = 30.0  # that a query waits at most for a model which is not in memory
     lame_duck_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0  # after SIGTERM: not ready, but serving as before
     drain_timeout_s: PositiveReal = 30.0  # after that: accepted queries are answered, new ones refused
     hung_block_s: PositiveReal = 10.0  # for a block, at least, and 10 times as long as its profile says
@@ -96,6 +98,7 @@ class TenantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     burst: Positive = 64  # queries at once, where it has asked for less than its rate before
     batching: bool = True  # waiting queries may run as one batch; off for models whose samples affect each other
     versions: Versions = 1  # that are served: "all", the highest so many, or a list
+    resident: bool = False  # it stays in memory, whatever server.max_resident_bytes is
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -120,6 +120,7 @@ class RefusalReason(StrEnum):
     NO_WORKER = "no_worker"
     RESTARTING = "restarting"
     DRAINING = "draining"
+    NOT_RESIDENT = "not_resident"
 
     @property
     def text(self) -> str:
@@ -160,10 +161,16 @@ _TEXTS = {
     RefusalReason.NO_WORKER: "no worker can take queries at the moment",
     RefusalReason.RESTARTING: "the engine is restarting",
     RefusalReason.DRAINING: "the server is shutting down",
+    RefusalReason.NOT_RESIDENT: "the model is not in memory, and cannot be there in time; try later",
 }
 _STATUSES = {RefusalReason.SLOW: 408, RefusalReason.HEAD: 431}
 _DEADLINES = (RefusalReason.LATE_ON_ARRIVAL, RefusalReason.DEADLINE)
-_UNAVAILABLE = (RefusalReason.NO_WORKER, RefusalReason.RESTARTING, RefusalReason.DRAINING)
+_UNAVAILABLE = (
+    RefusalReason.NO_WORKER,
+    RefusalReason.RESTARTING,
+    RefusalReason.DRAINING,
+    RefusalReason.NOT_RESIDENT,
+)
 
 
 class RefusedError(QueryError):

@@ -17,6 +17,7 @@ from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.messages import ConfigureEngine
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.repository.artifact_loader import ArtifactLoader
+from veltair.server.repository.engine_models import EngineModels
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.model_control import ModelControl
 from veltair.server.repository.served_tenant import ServedTenant
@@ -73,6 +74,7 @@ class EngineClient:
             raise
         control.loader.stand_back()
         client.control, control.engine = control, client
+        control.room.engine = client
         client._tasks = [asyncio.create_task(t) for t in (client._restart_whenever_it_ends(engine), client._watch())]
         return client
 
@@ -97,9 +99,10 @@ class EngineClient:
             await self._engine.unload(served)
         self._forget_plans()  # those that were made while its last queries ended
 
-    def tenant_of(self, number: int) -> str | None:
-        """The name of the tenant that the engine knows by this number."""
-        return None if self._engine is None else self._engine.models.name_of(number)
+    @property
+    def numbered(self) -> EngineModels | None:
+        """The models as the engine knows them; None while it is restarted."""
+        return None if self._engine is None else self._engine.models
 
     def _forget_plans(self) -> None:
         if self._threads is not None:
@@ -180,6 +183,7 @@ class EngineClient:
             draining=self._draining,
             blocks=tuple(blocks),
             cursor=cursor,
+            memory=engine.models.memory(self.models.all(), self._worker_target + server.spare_workers),
         )
 
     async def drain(self) -> None:
@@ -205,7 +209,7 @@ class EngineClient:
         if tasks:
             await asyncio.wait(tasks)
         if self.control is not None:
-            self.control.loader.close()
+            await self.control.close()
         engine, self._engine = self._engine, None
         if engine is None:
             return
@@ -235,7 +239,7 @@ class EngineClient:
 
     async def _start_engine(self) -> EngineConnection:
         server = self.config.server
-        engine = EngineConnection(ConfigureEngine.of(server), self.models.all(), self._threads)
+        engine = EngineConnection(ConfigureEngine.of(server), self.models.resident(), self._threads)
         try:
             ready = await engine.ready
         except BaseException:

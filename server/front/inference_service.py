@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version as installed_version
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -13,6 +14,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from veltair.errors import UnknownModelError, UnsupportedError, VeltairError
+from veltair.profiles.artifact.strings import Strings
 from veltair.server.access.callers import caller
 from veltair.server.front import model_metadata
 from veltair.server.front.admission import refuse_past_deadline
@@ -131,13 +133,14 @@ class InferenceService:
     ) -> InferenceResponse:
         """Raises RequestError for the client's faults and QueryError for the server's; each is counted once."""
         try:
-            served = self.resolve(model, version, tenant or text_parameter(request.parameters, "tenant"))
+            resolve = partial(self.resolve, model, version, tenant or text_parameter(request.parameters, "tenant"))
+            served = resolve()
         except UnknownModelError:
             self.metrics.unknown_model_requests += 1
             raise
         counts = self.metrics.tenants[served.name]
         try:
-            return await self._infer(served, counts, request, arrival_ns, deadline_ns)
+            return await self._infer(served, counts, request, arrival_ns, deadline_ns, resolve)
         except BaseException as error:
             counts.count_error(error, time.monotonic_ns() - arrival_ns)
             if outcome_of_error(error) == "failed":
@@ -151,10 +154,9 @@ class InferenceService:
         request: InferRequest,
         arrival_ns: int,
         deadline_ns: int | None,
+        resolve: Callable[[], ServedTenant],
     ) -> InferenceResponse:
-        name, manifest = served.name, served.manifest
-        inputs = self._validator(served).validate(self.regions.read_inputs(request.inputs))
-        wanted = validate_outputs(name, manifest.outputs, request.outputs)
+        inputs, wanted = self._validate(served, request)
         locations = {output.name: output.location for output in request.outputs if output.location is not None}
         self.regions.check_outputs(locations)
         level = priority_level(request.parameters)
@@ -163,16 +165,44 @@ class InferenceService:
             deadline_ns = min(arrival_ns + timeout, deadline_ns or arrival_ns + timeout)
         refuse_past_deadline(deadline_ns, time.monotonic_ns())
         traced = wants_trace(request.parameters)
-        result = await self.engine.infer(served, inputs, deadline_ns=deadline_ns, priority_level=level, traced=traced)
+        how: dict[str, Any] = {"priority_level": level, "traced": traced}
+        async with self._in_memory(served, inputs, resolve, deadline_ns) as present:
+            if present.artifact.digest != served.artifact.digest:  # another version by now
+                inputs, wanted = self._validate(present, request)
+            served = present
+            result = await self.engine.infer(served, inputs, deadline_ns=deadline_ns, **how)
         outputs = {output: result.outputs[output] for output in wanted}
         stored = self.regions.write_outputs(outputs, locations)
-        batch = batch_size(manifest.inputs, inputs)
+        batch = batch_size(served.manifest.inputs, inputs)
         stages = stage_times(
             arrival_ns, result.submitted_ns, result.stamps, result.execute_ns, answered_ns=time.monotonic_ns()
         )
         counts.count_answer(stages, batch)
         parameters = _trace(result, stages, level, served.priority) if traced else {}
         return InferenceResponse(served, outputs, stored, parameters)
+
+    @asynccontextmanager
+    async def _in_memory(
+        self,
+        served: ServedTenant,
+        inputs: Mapping[str, Tensor],
+        resolve: Callable[[], ServedTenant],
+        deadline_ns: int | None,
+    ) -> AsyncIterator[ServedTenant]:
+        """What is served as `resolve` says, once it is in memory, and for as long as the `with` lasts."""
+        if self.control is None or not self.control.room.bounded:
+            yield served
+            return
+        with self.bodies.hold() as hold:
+            if not served.resident:  # nothing else bounds the memory of queries that wait for a model
+                hold(sum(_size(tensor) for tensor in inputs.values()))
+            async with self.control.residency.use(resolve, deadline_ns) as present:
+                yield present
+
+    def _validate(self, served: ServedTenant, request: InferRequest) -> tuple[dict[str, Tensor], Sequence[str]]:
+        """The inputs, and the names of the outputs that are asked for. Raises RequestError."""
+        inputs = self._validator(served).validate(self.regions.read_inputs(request.inputs))
+        return inputs, validate_outputs(served.name, served.manifest.outputs, request.outputs)
 
     def _validator(self, served: ServedTenant) -> InputValidator:
         validator = self._validators.get(served)
@@ -202,11 +232,15 @@ class InferenceService:
         sees = caller.get().sees
         every = [each for name, each in self.engine.models.tenants.items() if sees(name)]
         served = [self.resolve(model, version)] if model else every
+        memory = {}
         with suppress(VeltairError):
-            self.metrics.follow(await self.engine.snapshot())
+            snapshot = await self.engine.snapshot()
+            self.metrics.follow(snapshot)
+            memory = {(each.tenant, each.version): each for each in snapshot.memory}
         self.metrics.refresh()
         rows = [
-            model_metadata.model_statistics(each.name, each.version, self.metrics.tenants[each.name]) for each in served
+            model_metadata.model_statistics(*each.key, self.metrics.tenants[each.name], memory.get(each.key))
+            for each in served
         ]
         return {"model_stats": rows}
 
@@ -226,6 +260,10 @@ class InferenceService:
     async def close(self) -> None:
         self.regions.close()
         await self.parser.close()
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.data.nbytes + tensor.offsets.nbytes if isinstance(tensor, Strings) else tensor.nbytes
 
 
 def wants_trace(parameters: Mapping[str, Parameter]) -> bool:

@@ -29,6 +29,7 @@ from veltair.server.front.request_counts import OUTCOMES, RequestCounts
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.stages import STAGES
 from veltair.server.protocol.failed_queries import log_failed_query
+from veltair.server.repository.model_memory import KINDS, MemoryMoves
 from veltair.server.wire.io_threads import ConnectionCounts
 from veltair.types import QoSTarget
 
@@ -54,6 +55,8 @@ class Metrics:
         self.denied: Mapping[str, int] = {}  # requests of nobody, and of who may not: `Access.denied`
         self.tenants = {name: RequestCounts(model, qos) for name, (model, qos) in targets.items()}
         self.tenant_of: Callable[[int], str | None] = list(self.tenants).__getitem__  # by the engine's number
+        self.memory_moves: Callable[[], MemoryMoves] = MemoryMoves
+        self.on_ended: Callable[[int, int], None] = lambda number, time_ns: None  # hears of each tenant's last one
         self.connections: Callable[[], ConnectionCounts] | None = None  # of the I/O threads
         self.refresh: Callable[[], None] = lambda: None  # counts what has ended without Python; before any reading
         self._snapshot: Snapshot | None = None
@@ -87,9 +90,10 @@ class Metrics:
         """Count requests that have ended without Python: ENDED_REQUEST, and `tenant`, a number."""
         monotonic_ns, wall_ns = time.monotonic_ns(), time.time_ns()
         for number in np.unique(records["tenant"]).tolist():
-            name = self.tenant_of(number)
+            name, own = self.tenant_of(number), records[records["tenant"] == number]
+            self.on_ended(number, int(own["end_ns"].max()))
             if name is not None:
-                self.tenants[name].count_batch(records[records["tenant"] == number], monotonic_ns, wall_ns)
+                self.tenants[name].count_batch(own, monotonic_ns, wall_ns)
 
     def log_failed(self, query: int, tenant: int, request_id: str, why: str) -> None:
         """Log a query that has failed without Python, of the tenant with this number."""
@@ -103,6 +107,7 @@ class Metrics:
         if self._snapshot is not None:
             yield from self._tenant_metrics(self._snapshot)
             yield from self._engine_metrics(self._snapshot)
+            yield from self._memory_metrics(self._snapshot)
         yield from process_metrics(self._processes)
 
     def _request_metrics(self) -> Iterator[Metric]:
@@ -210,6 +215,29 @@ class Metrics:
         yield GaugeMetricFamily("veltair_queries_held", "Queries that hold a slot", value=snapshot.held)
         yield GaugeMetricFamily("veltair_query_slots", "Slots for each tenant", value=snapshot.slots)
         yield CounterMetricFamily("veltair_worker_deaths", "Workers that died and were replaced", status.worker_deaths)
+
+    def _memory_metrics(self, snapshot: Snapshot) -> Iterator[Metric]:
+        labels = ("tenant", "model", "version")
+        memory = GaugeMetricFamily("veltair_model_memory_bytes", "Memory of a model", labels=(*labels, "kind"))
+        resident = GaugeMetricFamily("veltair_model_resident", "Whether the model is in memory", labels=labels)
+        for each in snapshot.memory:
+            if (counts := self.tenants.get(each.tenant)) is None:
+                continue
+            key = (each.tenant, counts.model, each.version)
+            resident.add_metric(key, each.resident)
+            for kind in KINDS:
+                memory.add_metric((*key, kind), getattr(each, kind))
+        yield from (memory, resident)
+        returns = CounterMetricFamily("veltair_model_returns", "Models brought back to memory", labels=("tenant",))
+        evictions = CounterMetricFamily("veltair_model_evictions", "Idle models that left memory", labels=("tenant",))
+        moves = self.memory_moves()
+        for name in self.tenants:
+            returns.add_metric((name,), moves.returns.get(name, 0))
+            evictions.add_metric((name,), moves.evictions.get(name, 0))
+        yield from (returns, evictions)
+        yield GaugeMetricFamily(
+            "veltair_queries_waiting_for_memory", "Queries whose model is brought back", value=moves.waiting
+        )
 
 
 def _connection_metrics(counts: ConnectionCounts) -> Iterator[Metric]:

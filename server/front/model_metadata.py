@@ -13,6 +13,7 @@ import msgspec
 from veltair.profiles.artifact.manifest import Manifest, Port
 from veltair.server.front.request_counts import RequestCounts
 from veltair.server.protocol.datatypes import datatype_name
+from veltair.server.repository.model_memory import ModelMemory
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.types import QoSTarget
 
@@ -77,10 +78,12 @@ def _port_configuration(port: Port, batched: bool) -> dict[str, Any]:
     }
 
 
-def model_statistics(name: str, version: str, counts: RequestCounts) -> dict[str, Any]:
+def model_statistics(
+    name: str, version: str, counts: RequestCounts, memory: ModelMemory | None = None
+) -> dict[str, Any]:
     """Counts since the daemon started, of all versions; durations in ns. Copying inputs and outputs is not timed.
 
-    Of requests, but for executions and the samples in them, which are the engine's.
+    Of requests, but for executions and the samples in them, which are the engine's. `memory`: of this version.
     """
     executions = counts.executions.by_samples()
     answered = counts.duration.count
@@ -114,7 +117,7 @@ def model_statistics(name: str, version: str, counts: RequestCounts) -> dict[str
             }
             for samples, each in executions.items()
         ],
-        "memory_usage": [],
+        "memory_usage": [] if memory is None else [{"type": "CPU", "id": 0, "byte_size": memory.total}],
         "response_stats": {},
     }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from veltair.server.ipc.messages import EngineStatus
 from veltair.server.ipc.status_records import BlockRecord
+from veltair.server.repository.model_memory import ModelMemory
 from veltair.types import CoreSet
 
 
@@ -30,3 +31,4 @@ class Snapshot:
     draining: bool
     blocks: tuple[BlockRecord, ...]  # of ended queries, oldest first; none unless asked for
     cursor: int  # pass it as `since` to get the blocks that follow
+    memory: tuple[ModelMemory, ...] = ()  # of every version of every tenant

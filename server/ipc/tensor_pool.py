@@ -160,6 +160,20 @@ class TensorPool:
         """Give the memory of the tenant's region back to the system; it is all zero then."""
         self._mapped[tenant].madvise(mmap.MADV_REMOVE)
 
+    def used_bytes(self, tenant: int) -> int:
+        """The memory that the tenant's slots take now: those that were used since it came."""
+        begin = self.regions[tenant].offset
+        end, used = begin + len(self._mapped[tenant]), 0
+        while begin < end:
+            try:
+                begin = os.lseek(self._fd, begin, os.SEEK_DATA)
+            except OSError:  # there is nothing behind it (ENXIO)
+                break
+            stop = min(os.lseek(self._fd, begin, os.SEEK_HOLE), end)
+            used += max(stop - begin, 0)
+            begin = stop if stop > begin else end
+        return used
+
     def address(self, tenant: int) -> int:
         """Of the first byte of its region, for native code; valid until it is removed."""
         return array_address(self._bytes[tenant])

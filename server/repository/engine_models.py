@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,6 +18,7 @@ from veltair.server.ipc.tensor_pool import RegionSpace, TensorPool, create_tenso
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.protocol.validation import batch_size
 from veltair.server.repository.free_slots import FreeSlots
+from veltair.server.repository.model_memory import ModelMemory, memory_of_models
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.server.wire.engine_link import EngineLink
 from veltair.server.wire.io_threads import IoThreads
@@ -99,10 +100,23 @@ class EngineModels:
     def all(self) -> list[ServedTenant]:
         return list(self._served.values())
 
-    def name_of(self, number: int) -> str | None:
-        """The tenant's; None where there is none with this number."""
-        spec = self._specs.get(number)
-        return None if spec is None else spec.name
+    def memory(self, live: Iterable[ServedTenant], workers: int) -> tuple[ModelMemory, ...]:
+        """What each of the models costs, where so many worker processes hold them."""
+        return memory_of_models(live, workers, self.slot_bytes)
+
+    def slot_bytes(self, served: ServedTenant) -> int:
+        """The memory that its slots take now."""
+        number = self._numbers.get(served)
+        return 0 if number is None else self.pool.used_bytes(number)
+
+    def held(self, served: ServedTenant) -> int:
+        """Slots that its queries hold."""
+        number = self._numbers.get(served)
+        return 0 if number is None else self.slots.held(number)
+
+    def served_as(self, number: int) -> ServedTenant | None:
+        """The model with this number; None where there is none."""
+        return self._served.get(number)
 
     def number_of(self, served: ServedTenant) -> int | None:
         """None where the engine does not have it."""

@@ -54,6 +54,10 @@ class LiveModels:
         """Every version of every tenant."""
         return [served for versions in self._versions.values() for served in versions.values()]
 
+    def resident(self) -> list[ServedTenant]:
+        """Those that are in memory."""
+        return [served for served in self.all() if served.resident]
+
     def resolve(
         self, model: str, version: str = "", tenant: str = "", sees: Callable[[str], bool] = lambda _: True
     ) -> ServedTenant:

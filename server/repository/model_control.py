@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 from veltair.config import ServeConfig, TenantConfig
 from veltair.errors import ArtifactError, ConfigError, RequestError, UnknownModelError, VeltairError
 from veltair.server.repository.artifact_loader import ArtifactLoader
-from veltair.server.repository.live_models import LiveModels
-from veltair.server.repository.model_folders import choose_versions, find_versions, scan_repository
+from veltair.server.repository.artifact_sizes import look_at
+from veltair.server.repository.finished_changes import to_its_end
+from veltair.server.repository.memory_room import MemoryRoom
+from veltair.server.repository.model_folders import (
+    WantedVersion,
+    configured_models,
+    scan_repository,
+    wanted_versions,
+)
+from veltair.server.repository.model_memory import MemoryMoves
+from veltair.server.repository.model_state import AWAY, LOADING, NOT_NOW, READY, UNLOADED, UNLOADING, ModelState
+from veltair.server.repository.residency import Residency
 from veltair.server.repository.served_tenant import ServedTenant, served_tenant
+from veltair.server.repository.serving_engine import ServingEngine
 
 _log = logging.getLogger("veltair.server")
-
-
-class ModelState(NamedTuple):
-    """A version of a model in the repository index: `ModelState("UNAVAILABLE", "unloaded")`."""
-
-    state: str  # READY, LOADING, UNLOADING, UNAVAILABLE
-    reason: str = ""
-
-
-READY, LOADING, UNLOADING = ModelState("READY"), ModelState("LOADING"), ModelState("UNLOADING")
-UNLOADED, NOT_NOW = ModelState("UNAVAILABLE", "unloaded"), ModelState("UNAVAILABLE", "starting or shutting down")
-
-
-class ServingEngine(Protocol):
-    """What runs the models: `EngineClient`."""
-
-    @property
-    def models(self) -> LiveModels: ...
-
-    async def load(self, served: ServedTenant) -> None: ...
-
-    async def unload(self, served: ServedTenant) -> None: ...
 
 
 class ModelControl:
@@ -57,6 +47,8 @@ class ModelControl:
         self._entries: dict[str, TenantConfig] = {}
         self._states: dict[tuple[str, str], ModelState] = {}
         self._one_at_a_time = asyncio.Lock()
+        self.room = MemoryRoom(config.server, loader)
+        self.residency = Residency(config.server, self.room, loader, self._one_at_a_time)
         self.engine: ServingEngine | None = None
         self.read_config: Callable[[], ServeConfig] = lambda: config  # as its file is now
         self.on_change: Callable[[], None] = lambda: None  # other models are live
@@ -65,22 +57,58 @@ class ModelControl:
     async def prepare(self) -> list[ServedTenant]:
         """Check the artifacts of all models. One of the repository that is broken is left out, and the index says why.
 
-        Raises ArtifactError or ConfigError for those of the configuration.
+        Those that do not fit into `max_resident_bytes` are checked, and come with their first query. Raises
+        ArtifactError or ConfigError for those of the configuration.
         """
-        self._entries = dict(_entries(self._config))
-        own = {tenant.name for tenant in self._config.tenants}
-        served = []
+        self._entries = dict(configured_models(self._config))
+        wanted: list[WantedVersion] = []
         for entry in self._entries.values():
             try:
-                for version, path in _wanted(entry).items():
-                    served.append(await self._check(entry, version, path))
+                wanted += wanted_versions(entry)
             except ArtifactError as error:
-                if entry.name in own:
-                    raise
-                _log.error("%s is not served: %s", entry.name, error)
-                self._states[entry.name, "1"] = ModelState("UNAVAILABLE", _without_folder(entry, error))
-        return served
+                self._leave_out(entry, "1", error)
+        first = await self._first_residents(wanted)
+        served = {}
+        for each in sorted(wanted, key=first.__contains__):  # others leave again: the bound holds meanwhile
+            try:
+                served[each] = await self._check_first(each, stays=each in first)
+            except ArtifactError as error:
+                self._leave_out(each.entry, each.version, error)
+        return [served[each] for each in wanted if each in served]
 
+    def _leave_out(self, entry: TenantConfig, version: str, error: ArtifactError) -> None:
+        if any(entry is tenant for tenant in self._config.tenants):
+            raise error
+        _log.error("%s %s is not served: %s", entry.name, version, error)
+        self._states[entry.name, version] = ModelState("UNAVAILABLE", _without_folder(entry, error))
+
+    async def _first_residents(self, wanted: Sequence[WantedVersion]) -> Collection[WantedVersion]:
+        """Those that are in memory at the start: the pinned ones, and of the others as many as fit, in order."""
+        if not self.room.bounded:
+            return wanted
+        needs = []
+        for each in sorted(wanted, key=lambda each: not each.entry.resident):
+            with suppress(ArtifactError):  # it is met again by the check
+                found = await asyncio.to_thread(look_at, each.path)
+                needs.append((each, self.room.need(found, batching=each.entry.batching)))
+        return self.room.first(needs)
+
+    async def _check_first(self, wanted: WantedVersion, *, stays: bool) -> ServedTenant:
+        entry, begin_ns = wanted.entry, time.monotonic_ns()
+        if self.room.bounded:
+            found = await asyncio.to_thread(look_at, wanted.path)
+            self.room.require(found, batching=entry.batching, what=entry.name)
+        served = await self._check(entry, wanted.version, wanted.path)
+        self.room.loaded(served, time.monotonic_ns() - begin_ns)
+        if stays:
+            return served
+        self.room.left(served)
+        await self.loader.release(served.artifact)
+        if served.pinned:
+            raise ArtifactError(f"{entry.name}: resident models do not fit into server.max_resident_bytes together")
+        return served.without_files()
+
+    @to_its_end
     async def load(self, name: str) -> None:
         """Serve the versions of a model that its folder has now. Raises UnknownModelError, or RequestError when one
         cannot be loaded; what was served of it before still is then.
@@ -90,11 +118,12 @@ class ModelControl:
                 self._entries |= scan_repository(Path(self._config.server.repository))
             entry = self._entry(name)
             try:
-                await self._load(entry)
+                await self._load(entry, wake=True)
             except ArtifactError as error:
                 _log.error("%s is not loaded: %s", name, error)
                 raise RequestError(f"{name} is not loaded: {_without_folder(entry, error)}") from None
 
+    @to_its_end
     async def unload(self, name: str) -> None:
         """Serve the model no longer. Returns when nothing of it is in memory. Raises UnknownModelError."""
         async with self._one_at_a_time:
@@ -102,6 +131,7 @@ class ModelControl:
             for served in self._live(entry.name):
                 await self._unload(served)
 
+    @to_its_end
     async def reload(self) -> list[str]:
         """Serve what the configuration says now. Returns what it did, in words.
 
@@ -120,7 +150,7 @@ class ModelControl:
             except ConfigError as error:
                 raise RequestError(f"nothing is reloaded: {error}") from None
             before, self._config = self._entries, config
-            self._entries = dict(_entries(config))
+            self._entries = dict(configured_models(config))
             failure = None
             for name in before.keys() - self._entries.keys():
                 for served in self._live(name):
@@ -143,13 +173,25 @@ class ModelControl:
         for (name, version), state in sorted(
             self._states.items(), key=lambda item: (names.index(item[0][0]), int(item[0][1]))
         ):
-            shown = (
-                ModelState("UNAVAILABLE", "starting or shutting down")
-                if state.state == "READY" and not ready
-                else state
-            )
+            shown = NOT_NOW if state.state == "READY" and not ready else self._state_away(name, version) or state
             rows.append({"name": name, "version": version, "state": shown.state, "reason": shown.reason})
         return rows
+
+    def _state_away(self, name: str, version: str) -> ModelState | None:
+        """Of a version that has left memory."""
+        for served in self._live(name) if self.engine is not None else ():
+            if served.version == version and not served.resident:
+                failure = self.residency.failure(served)
+                return ModelState("UNAVAILABLE", failure) if failure else AWAY
+        return None
+
+    def memory_moves(self) -> MemoryMoves:
+        return MemoryMoves(self.residency.came_back, self.room.left_memory, self.residency.waiting)
+
+    async def close(self) -> None:
+        """Give up what is on its way, and close all artifacts."""
+        await self.residency.close()
+        self.loader.close()
 
     def _entry(self, name: str) -> TenantConfig:
         if name not in self._entries:
@@ -165,28 +207,39 @@ class ModelControl:
         self._states[entry.name, version] = READY
         return served_tenant(entry, version, artifact, self._config.server.queue_slots)
 
-    async def _load(self, entry: TenantConfig, *, anew: bool = False) -> list[str]:
-        """`anew`: its settings have changed."""
-        live = {served.version: served for served in self._live(entry.name)}
-        done, wanted = [], _wanted(entry)
-        for version, path in wanted.items():
-            if await self._load_version(entry, version, path, live.get(version), anew):
-                done.append(f"loaded {entry.name} {version}")
-        for version, served in live.items():
-            if version not in wanted:
+    async def _load(self, entry: TenantConfig, *, anew: bool = False, wake: bool = False) -> list[str]:
+        """`anew`: its settings have changed. `wake`: what has left memory comes back."""
+        done, wanted = [], wanted_versions(entry)
+        for each in wanted:
+            before = next((served for served in self._live(entry.name) if served.version == each.version), None)
+            if await self._load_version(each, before, anew=anew, wake=wake):
+                done.append(f"loaded {entry.name} {each.version}")
+        versions = [each.version for each in wanted]
+        for served in self._live(entry.name):
+            if served.version not in versions:
                 await self._unload(served)
-                done.append(f"unloaded {entry.name} {version}")
+                done.append(f"unloaded {entry.name} {served.version}")
         return done
 
     async def _load_version(
-        self, entry: TenantConfig, version: str, path: Path, before: ServedTenant | None, anew: bool
+        self, wanted: WantedVersion, before: ServedTenant | None, *, anew: bool, wake: bool
     ) -> bool:
         """Returns whether there was anything to do."""
+        entry, version, path = wanted
         key, engine = (entry.name, version), self.engine
         assert engine is not None
         self._states[key] = LOADING if before is None else READY
         served = None
         try:
+            if self.room.bounded:
+                found = await asyncio.to_thread(look_at, path)
+                same = before is not None and before.artifact.digest == found.digest
+                if same and before is not None and not before.resident:
+                    return await self._load_away(entry, before, anew=anew, wake=wake)
+                if anew or not same:
+                    kept = () if before is None else (before,)
+                    await self.room.make_room(found, batching=entry.batching, what=entry.name, keep=kept)
+            begin_ns = time.monotonic_ns()
             served = await self._check(entry, version, path)
             if before is not None and not anew and served.artifact.digest == before.artifact.digest:
                 await self.loader.release(served.artifact)
@@ -201,18 +254,36 @@ class ModelControl:
                 self._states[key] = ModelState("UNAVAILABLE" if before is None else "READY", reason)
             raise
         self._states[key] = READY
+        self.room.loaded(served, time.monotonic_ns() - begin_ns)
+        self.residency.forget_failure(served)
         self.on_change()
         if before is not None:
-            await engine.unload(before)
-            await self.loader.release(before.artifact)
+            await self._release(before)
         return True
+
+    async def _load_away(self, entry: TenantConfig, before: ServedTenant, *, anew: bool, wake: bool) -> bool:
+        """What has left memory is what its folder has now."""
+        assert self.engine is not None
+        if anew:
+            before = served_tenant(entry, before.version, before.artifact, self._config.server.queue_slots)
+            self.engine.models.put(before)
+            self.on_change()
+        if wake:
+            await self.residency.bring_back(before)
+        return anew or wake
+
+    async def _release(self, served: ServedTenant) -> None:
+        assert self.engine is not None
+        await self.engine.unload(served)
+        if served.resident:
+            self.room.left(served)
+            await self.loader.release(served.artifact)
 
     async def _unload(self, served: ServedTenant) -> None:
         assert self.engine is not None
         key = served.name, served.version
         self._states[key] = UNLOADING
-        await self.engine.unload(served)
-        await self.loader.release(served.artifact)
+        await self._release(served)
         self._states[key] = UNLOADED
         self.on_change()
 
@@ -220,16 +291,3 @@ class ModelControl:
 def _without_folder(entry: TenantConfig, error: VeltairError) -> str:
     """What went wrong, for clients: they need not know where models lie."""
     return str(error).replace(entry.artifact, entry.name)
-
-
-def _wanted(entry: TenantConfig) -> Mapping[str, Path]:
-    """The versions of a model that are to be served."""
-    found = find_versions(Path(entry.artifact))
-    return {version: found[version] for version in choose_versions(entry.versions, list(found))}
-
-
-def _entries(config: ServeConfig) -> Mapping[str, TenantConfig]:
-    """All models by name; a tenant of the configuration goes before a model of the repository with its name."""
-    own = {tenant.name: tenant for tenant in config.tenants}
-    repository = config.server.repository
-    return own if repository is None else {**scan_repository(Path(repository)), **own}

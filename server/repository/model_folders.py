@@ -5,15 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from veltair.config import TenantConfig, read_tenant
+from veltair.config import ServeConfig, TenantConfig, read_tenant
 from veltair.errors import ArtifactError, ConfigError
 from veltair.profiles.artifact.artifact_folder import MANIFEST
 
 SETTINGS = "tenant.toml"
 
 _log = logging.getLogger("veltair.server")
+
+
+class WantedVersion(NamedTuple):
+    """A version of a model that is to be served: `WantedVersion(entry, "2", Path("models/resnet50/2"))`."""
+
+    entry: TenantConfig
+    version: str
+    path: Path
 
 
 def find_versions(folder: Path) -> dict[str, Path]:
@@ -61,3 +69,16 @@ def scan_repository(folder: Path) -> Mapping[str, TenantConfig]:
         except ConfigError as error:
             _log.error("%s", error)
     return found
+
+
+def wanted_versions(entry: TenantConfig) -> list[WantedVersion]:
+    """The versions of a model that are to be served. Raises ArtifactError."""
+    found = find_versions(Path(entry.artifact))
+    return [WantedVersion(entry, version, found[version]) for version in choose_versions(entry.versions, list(found))]
+
+
+def configured_models(config: ServeConfig) -> Mapping[str, TenantConfig]:
+    """All models by name; a tenant of the configuration goes before a model of the repository with its name."""
+    own = {tenant.name: tenant for tenant in config.tenants}
+    repository = config.server.repository
+    return own if repository is None else {**scan_repository(Path(repository)), **own}

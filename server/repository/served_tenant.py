@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from veltair.config import TenantConfig
 from veltair.profiles.artifact.manifest import Manifest
-from veltair.profiles.artifact.sealed_artifact import SealedArtifact
+from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFiles
 from veltair.server.ipc.messages import TenantSpec
 from veltair.server.ipc.tenant_share import TenantShare
 from veltair.types import QoSTarget
+
+_NO_FILES = SealedFiles(-1, -1, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -29,10 +31,24 @@ class ServedTenant:
     priority: int
     batching: bool
     share: TenantShare = field(default_factory=TenantShare)
+    pinned: bool = False  # it never leaves memory
 
     @property
     def manifest(self) -> Manifest:
         return self.artifact.manifest
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.version
+
+    @property
+    def resident(self) -> bool:
+        """Whether its artifact is in memory."""
+        return self.artifact.files != _NO_FILES
+
+    def without_files(self) -> ServedTenant:
+        """The same, known but not in memory."""
+        return replace(self, artifact=replace(self.artifact, files=_NO_FILES))
 
     def spec(self, number: int, offset: int, copy: int) -> TenantSpec:
         """The same tenant for the engine and its workers."""
@@ -56,4 +72,4 @@ def served_tenant(entry: TenantConfig, version: str, artifact: SealedArtifact, q
     qos_ns = artifact.manifest.qos_ns if entry.qos_ms is None else round(entry.qos_ms * 1e6)
     share = TenantShare(entry.weight, entry.queue_slots or queue_slots, entry.rate or 0.0, entry.burst)
     qos = QoSTarget(qos_ns, entry.percentile)
-    return ServedTenant(entry.name, version, artifact, qos, entry.priority, entry.batching, share)
+    return ServedTenant(entry.name, version, artifact, qos, entry.priority, entry.batching, share, entry.resident)

@@ -42,6 +42,16 @@ def broken(artifacts: Path, target: Path, how: str) -> Path:
         return altered(artifacts / "mlp", target, features=["no_such_isa"])
     if how == "deadly":
         return deadly(artifacts, target)
+    if how == "not a library":
+        content = b"\x7fELF, and then nothing of the kind"
+        altered(artifacts / "mlp", target, kernels_digest=hashlib.sha256(content).hexdigest())
+        (target / KERNELS).write_bytes(content)
+        return target
+    if how == "short weights":
+        content = (artifacts / "mlp" / WEIGHTS).read_bytes()[:-4096]
+        altered(artifacts / "mlp", target, weights_digest=hashlib.sha256(content).hexdigest())
+        (target / WEIGHTS).write_bytes(content)
+        return target
     shutil.copytree(artifacts / "mlp", target)
     if how == "no library":
         (target / KERNELS).unlink()
@@ -58,4 +68,7 @@ def broken(artifacts: Path, target: Path, how: str) -> Path:
     return target
 
 
-BROKEN = ("other instructions", "deadly", "no library", "flipped byte", "torn manifest", "no symbol")
+BROKEN = (
+    *("other instructions", "deadly", "no library", "flipped byte", "torn manifest", "no symbol"),
+    *("not a library", "short weights"),
+)

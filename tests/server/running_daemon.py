@@ -80,6 +80,16 @@ def configuration(artifacts: Path, *names: str, **server: Any) -> str:
     return f'[server]\nhttp = "127.0.0.1:0"\ngrpc = "127.0.0.1:0"\n{options}\n{tenants}\n'
 
 
+def reload(daemon: Daemon) -> tuple[int, Any]:
+    """The status and the document."""
+    try:
+        with urllib.request.urlopen(f"http://{daemon.http}/admin/reload", data=b"") as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
 def tensor(module: Any, name: str, values: Any, datatype: str, **how: Any) -> Any:
     entry = module.InferInput(name, list(values.shape), datatype)
     entry.set_data_from_numpy(values, **how)

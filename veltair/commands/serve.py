@@ -157,7 +157,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
             metrics.denied = access.denied
             if threads is not None:
                 metrics.refresh, metrics.connections = threads.drain_counts, threads.connection_counts
-                metrics.tenant_of = client.tenant_of
+                metrics.tenant_of = partial(_tenant_of, client)
             service = InferenceService(
                 client,
                 metrics,
@@ -172,6 +172,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
             if (control := client.control) is not None:
                 control.read_config, control.on_change = read, partial(_tell_of_models, client, metrics, dashboard)
                 control.on_reload = partial(_let_in, access, certificates, threads)
+                metrics.on_ended = control.room.ended
+                control.room.refresh, metrics.memory_moves = metrics.refresh, control.memory_moves
                 reloading = asyncio.create_task(_reload_when_asked(again, control))
             learner = None if threads is None else PlanLearner(threads, client, service.regions, access)
             grpc_front = await GrpcFront.start(service, config.server.grpc, learner, access, apart=admin is not None)
@@ -242,6 +244,12 @@ def _let_in(
         if threads is not None:
             threads.name_callers(access.names_callers)
     return done
+
+
+def _tenant_of(client: EngineClient, number: int) -> str | None:
+    """The name of the tenant that the engine knows by this number."""
+    served = None if client.numbered is None else client.numbered.served_as(number)
+    return None if served is None else served.name
 
 
 def _tell_of_models(client: EngineClient, metrics: Metrics, dashboard: Dashboard) -> None:

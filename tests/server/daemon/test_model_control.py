@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +18,7 @@ import tritonclient.http as triton_http
 from example_models import mlp_outputs
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from model_versions import BROKEN, LAYERS, broken, scaled_mlp
-from running_daemon import Daemon, X, configuration, running, tensor, until
+from running_daemon import Daemon, X, configuration, reload, running, tensor, until
 from tritonclient.utils import InferenceServerException
 
 pytestmark = pytest.mark.slow
@@ -178,16 +175,6 @@ def test_what_cannot_be_asked_for(repository: Path, tmp_path: Path) -> None:
         http.unload_model("mlp")
         http.unload_model("mlp")  # it is gone already
         assert states(http)["spin", "1"] == "READY"
-
-
-def reload(daemon: Daemon) -> tuple[int, Any]:
-    """The status and the document."""
-    try:
-        with urllib.request.urlopen(f"http://{daemon.http}/admin/reload", data=b"") as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
 
 
 def tenants(folder: Path, *entries: str) -> str:
