@@ -72,7 +72,7 @@ class Engine:
         shared = configure.lanes, configure.artifacts, configure.sandbox
         load = m.LoadModels(configure.tenants, cores, configure.slots, *shared)
         target = self._workers + configure.spare_workers
-        self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, largest_cell(artifacts))
+        self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, largest_cell(artifacts), front.send)
         self._lanes = FrontLanes(self._poll, configure.lanes, configure.capacity, configure.slots)
         self._queries = InFlightQueries(front, self._lanes, self._specs, self._supervisor)
         self._arrivals = Arrivals(self._specs)

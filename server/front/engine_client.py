@@ -9,12 +9,13 @@ import time
 from collections.abc import Mapping
 
 from veltair.config import ServeConfig
-from veltair.errors import DeadlineError, OverloadedError, QueryError, RefusalReason, VeltairError
-from veltair.server.front.admission import refuse_past_deadline, refuse_while_draining
+from veltair.errors import OverloadedError, RefusalReason, ShutdownError, VeltairError
+from veltair.server.front.admission import expire, refuse_past_deadline, refuse_while_draining
 from veltair.server.front.engine_connection import EngineConnection
 from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
-from veltair.server.ipc.messages import ConfigureEngine
+from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
+from veltair.server.ipc.messages import ConfigureEngine, WorkerDied
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.repository.artifact_loader import ArtifactLoader
 from veltair.server.repository.live_models import LiveModels
@@ -41,9 +42,9 @@ class EngineClient:
         await client.drain()
     """
 
-    def __init__(self, config: ServeConfig, models: LiveModels, threads: IoThreads | None = None) -> None:
+    def __init__(self, config: ServeConfig, models: LiveModels, threads: IoThreads | None, report: Report) -> None:
         self.config = config
-        self._threads = threads
+        self._threads, self._report = threads, report
         self.models = models
         self._engine: EngineConnection | None = None  # None while it is restarted
         self._cores: CoreSet = ()
@@ -59,14 +60,16 @@ class EngineClient:
         self._first_cursor = 0  # where the blocks of this engine begin
 
     @classmethod
-    async def start(cls, config: ServeConfig, threads: IoThreads | None = None) -> EngineClient:
+    async def start(
+        cls, config: ServeConfig, threads: IoThreads | None = None, report: Report = report_nothing
+    ) -> EngineClient:
         """Check the artifacts, start the engine and wait until every worker has loaded every model.
 
         `threads` send queries of their own. Raises ArtifactError or ConfigError.
         """
-        control = ModelControl(config, ArtifactLoader())
+        control = ModelControl(config, ArtifactLoader(), report)
         try:
-            client = cls(config, LiveModels(await control.prepare()), threads)
+            client = cls(config, LiveModels(await control.prepare()), threads, report)
             engine = await client._start_engine()
         except BaseException:
             control.loader.close()
@@ -144,7 +147,7 @@ class EngineClient:
         timer = None
         if deadline_ns is not None:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later((deadline_ns - time.monotonic_ns()) / 1e9, _expire, engine, query, result)
+            timer = loop.call_later((deadline_ns - time.monotonic_ns()) / 1e9, expire, result, engine, query)
         try:
             return await result
         except asyncio.CancelledError:
@@ -209,7 +212,7 @@ class EngineClient:
         engine, self._engine = self._engine, None
         if engine is None:
             return
-        engine.fail_all(lambda: QueryError("the server shut down before the query was answered"))
+        engine.fail_all(lambda: ShutdownError("the server shut down before the query was answered"))
         await engine.stop()
 
     def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None:
@@ -236,6 +239,7 @@ class EngineClient:
     async def _start_engine(self) -> EngineConnection:
         server = self.config.server
         engine = EngineConnection(ConfigureEngine.of(server), self.models.all(), self._threads)
+        engine.on_worker_died = self._report_death
         try:
             ready = await engine.ready
         except BaseException:
@@ -258,6 +262,7 @@ class EngineClient:
                 self._threads.clear_plans()
             self._engine = None
             logger.error("the engine process ended with code %d; its queries failed, another takes its place", code)
+            self._report(EventKind.ENGINE_DIED, "", f"the engine process ended with code {code}; its queries failed")
             self._restarts += 1
             delay_s = FIRST_RESTART_S
             while self._engine is None:
@@ -267,6 +272,11 @@ class EngineClient:
                     engine = await self._start_engine()
                 except (VeltairError, OSError, MemoryError) as error:
                     logger.error("the engine does not start: %s; next try in %.1f s", error, delay_s)
+                    self._report(EventKind.ENGINE_START_FAILED, "", str(error))
+            self._report(EventKind.ENGINE_RESTARTED, "", f"the engine serves again, as process {engine.pid}")
+
+    def _report_death(self, died: WorkerDied) -> None:
+        self._report(EventKind.WORKER_DIED, "", f"worker {died.pid} {died.how}")
 
     async def _watch(self) -> None:
         """Replace an engine that lives and does not answer: it hangs, or somebody has stopped it."""
@@ -283,13 +293,8 @@ class EngineClient:
             if not asked.done():
                 logger.error("the engine process %d has not answered for %.1f s and is killed", engine.pid, most_s)
                 asked.cancel()
+                self._report(EventKind.ENGINE_HUNG, "", f"process {engine.pid} did not answer for {most_s:g} s")
                 engine.kill()
                 await asyncio.shield(engine.exited)
             elif not asked.cancelled() and asked.exception() is None:
                 self._answers = True
-
-
-def _expire(engine: EngineConnection, query: int, result: asyncio.Future[QueryResult]) -> None:
-    if not result.done():
-        result.set_exception(DeadlineError(RefusalReason.DEADLINE))
-        engine.abort(query)

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from veltair.config import ServeConfig, TenantConfig
 from veltair.errors import ArtifactError, ConfigError, RequestError, UnknownModelError, VeltairError
+from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
 from veltair.server.repository.artifact_loader import ArtifactLoader
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.model_folders import choose_versions, find_versions, scan_repository
@@ -52,8 +53,9 @@ class ModelControl:
         await control.reload()  # as `control.read_config` finds it
     """
 
-    def __init__(self, config: ServeConfig, loader: ArtifactLoader) -> None:
-        self._config, self.loader = config, loader
+    def __init__(self, config: ServeConfig, loader: ArtifactLoader, report: Report = report_nothing) -> None:
+        """`report`: hears of what is loaded, unloaded and reloaded, and of what cannot be."""
+        self._config, self.loader, self._report = config, loader, report
         self._entries: dict[str, TenantConfig] = {}
         self._states: dict[tuple[str, str], ModelState] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -78,6 +80,7 @@ class ModelControl:
                 if entry.name in own:
                     raise
                 _log.error("%s is not served: %s", entry.name, error)
+                self._report(EventKind.MODEL_FAILED, entry.name, str(error))
                 self._states[entry.name, "1"] = ModelState("UNAVAILABLE", _without_folder(entry, error))
         return served
 
@@ -108,6 +111,15 @@ class ModelControl:
         Raises RequestError where more than tenants has changed, since that takes a restart, and for the first model
         that cannot be loaded; those that can be are.
         """
+        try:
+            done = await self._reload()
+        except VeltairError as error:
+            self._report(EventKind.RELOAD_FAILED, "", str(error))
+            raise
+        self._report(EventKind.RELOADED, "", ", ".join(done) or "nothing has changed")
+        return done
+
+    async def _reload(self) -> list[str]:
         async with self._one_at_a_time:
             try:
                 config = self.read_config()
@@ -168,10 +180,15 @@ class ModelControl:
     async def _load(self, entry: TenantConfig, *, anew: bool = False) -> list[str]:
         """`anew`: its settings have changed."""
         live = {served.version: served for served in self._live(entry.name)}
-        done, wanted = [], _wanted(entry)
-        for version, path in wanted.items():
-            if await self._load_version(entry, version, path, live.get(version), anew):
-                done.append(f"loaded {entry.name} {version}")
+        done = []
+        try:
+            wanted = _wanted(entry)
+            for version, path in wanted.items():
+                if await self._load_version(entry, version, path, live.get(version), anew):
+                    done.append(f"loaded {entry.name} {version}")
+        except VeltairError as error:
+            self._report(EventKind.MODEL_FAILED, entry.name, str(error))
+            raise
         for version, served in live.items():
             if version not in wanted:
                 await self._unload(served)
@@ -201,6 +218,7 @@ class ModelControl:
                 self._states[key] = ModelState("UNAVAILABLE" if before is None else "READY", reason)
             raise
         self._states[key] = READY
+        self._report(EventKind.MODEL_LOADED, entry.name, f"version {version}{' anew' if before is not None else ''}")
         self.on_change()
         if before is not None:
             await engine.unload(before)
@@ -214,6 +232,7 @@ class ModelControl:
         await self.engine.unload(served)
         await self.loader.release(served.artifact)
         self._states[key] = UNLOADED
+        self._report(EventKind.MODEL_UNLOADED, served.name, f"version {served.version}")
         self.on_change()
 
 
