@@ -21,7 +21,7 @@ from veltair.errors import (
     RefusedError,
     RequestError,
 )
-from veltair.server.front.recent_window import FAILED, OK, REFUSED, SECOND_NS, RecentWindow
+from veltair.server.front.recent_window import FAILED, LIMITED, OK, REFUSED, SECOND_NS, RecentWindow
 from veltair.server.ipc.stages import EXECUTE, GAP, STAGES, WAIT
 from veltair.server.ipc.status_records import Executions
 from veltair.types import QoSTarget
@@ -188,7 +188,8 @@ class RequestCounts:
             self.failures[error.failure if isinstance(error, QueryError) else FailureReason.INTERNAL] += 1
         self.failed_ns += duration_ns
         if outcome in _WINDOW_OUTCOMES:
-            self.window.add(time.monotonic_ns(), duration_ns, _WINDOW_OUTCOMES[outcome])
+            limited = isinstance(error, RefusedError) and error.reason is RefusalReason.RATE
+            self.window.add(time.monotonic_ns(), duration_ns, LIMITED if limited else _WINDOW_OUTCOMES[outcome])
 
     def count_batch(self, records: NDArray[Any], monotonic_ns: int, wall_ns: int) -> None:
         """Count requests that have ended, an array of ENDED_REQUEST, as if each had been counted when it ended.
@@ -224,6 +225,7 @@ class RequestCounts:
             self.last_ms = max(self.last_ms, last_ns // 1_000_000)
         self.failed_ns += int(duration_ns.sum()) - int(answered["duration_ns"].sum())
         code = _WINDOW_CODES[outcome]
+        code[~failed & (records["reason"] == RefusalReason.RATE.number)] = LIMITED
         seen = code != _NOT_IN_WINDOW
         self.window.add_batch(records["end_ns"][seen], duration_ns[seen], code[seen])
 

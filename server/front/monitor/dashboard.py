@@ -182,7 +182,9 @@ class Dashboard:
         }
 
     def _colour(self, name: str) -> tuple[str, str]:
-        return tenant_colour(self._colours.setdefault(name, len(self._colours)))
+        for known in (*self._metrics.tenants, name):
+            self._colours.setdefault(known, len(self._colours))
+        return tenant_colour(self._colours[name])
 
 
 def _event(kind: str, value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""What a page about one model shows: its tensors, memory, layers with their code versions, and how true its profile is."""
+"""What a page about one model shows: tensors, memory, layers with their code versions, how true the profile is."""
 
 from __future__ import annotations
 
