@@ -35,7 +35,7 @@ function open() {
     if (frame.engine) [engineFrame, engineAt] = [frame, frameAt];
     events.add(frame.events);
     charts.add(frame.tenants);
-    timeline.add(frame.now_ms, frame.blocks, frame.dropped);
+    if (frame.engine) timeline.add(frame.now_ms, frame.blocks, frame.dropped); // else it stands still
     show();
   });
   stream.addEventListener("error", showConnection);

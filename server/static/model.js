@@ -69,7 +69,7 @@ function showFacts() {
     ["Interference levels", [model.levels.map((level) => times(level)).join(", ")]],
     ["Kernels", [bytes(memory.kernels)]],
     ["Profile", [use?.drift == null ? "nothing measured yet" : `${ms(use.predicted_ms)} predicted, ${ms(use.measured_ms)} measured, of blocks that ran as planned`]],
-    ["Built on", [environment.cpu ?? Object.values(environment).join(", ") || "unknown"]],
+    ["Built on", [environment.cpu || Object.values(environment).join(", ") || "unknown"]],
     ["Digest", [make("code", "", model.digest.slice(0, 16))]],
   ];
   byId("facts").replaceChildren(...facts.flatMap(([term, text]) => [make("dt", "", term), make("dd", "", ...text)]));
@@ -99,7 +99,7 @@ function showUse() {
 function layerRow(layer, index) {
   const versions = layer.versions.map((version, at) => {
     const element = make("span", "version",
-      make("b", "", `v${at}  ${version.parallelism.toLocaleString("en")} × ${bytes(version.block_bytes)}`),
+      make("b", "", `v${at} ${version.parallelism.toLocaleString("en")} × ${bytes(version.block_bytes)}`),
       make("span", "unit", version.alone_us.map((us) => ms(us / 1000)).slice(0, 4).join(" · ")));
     element.title = [version.origin, ...Object.entries(version.point).map(([key, value]) => `${key} ${value}`)].filter(Boolean).join(", ");
     return element;
@@ -107,7 +107,7 @@ function layerRow(layer, index) {
   const cell = (className, ...content) => make("td", className, ...content);
   return make("tr", "",
     cell("n unit", String(index)),
-    cell("", layer.name, make("div", "unit", layer.op)),
+    cell("", layer.name, make("span", "unit", layer.op)),
     cell("", layer.shape.join(" × ")),
     cell("n", (layer.flops / 1e6).toLocaleString("en", { maximumSignificantDigits: 3 })),
     cell("n", bytes(layer.bytes)),

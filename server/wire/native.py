@@ -160,7 +160,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_unlink": (None, _POINTER),
     "wire_lane_bytes": (_SIZE, _U64),
     "wire_use": (None, _POINTER, _POINTER, ctypes.c_char_p, ctypes.c_int),
-    "wire_take_slot": (_I32, _POINTER, _I32),
+    "wire_take_slot": (_I32, _POINTER, _I32, ctypes.c_int64),
     "wire_give_back_slot": (None, _POINTER, _I32, _I32),
     "wire_slots_taken": (_I32, _POINTER),
     "wire_add_grpc_plan": (ctypes.c_int, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER),

@@ -122,6 +122,8 @@ class NumpyEngine:
             arrived=done,
             waiting=5,
             running=1,
+            predicted_ns=2 * MS,
+            measured_ns=3 * MS,
             batches={1: 7, 3: 2, 200: 1},
             executions={1: Executions(done, 2 * MS * done)} if done else {},
             versions={0: done, 2: 2 * done},

@@ -255,6 +255,18 @@ def test_no_tenant_asks_more_often_than_its_rate(native: bool) -> None:
         threads.close()
 
 
+def test_a_rate_lets_queries_pass_again_also_those_that_python_sends() -> None:
+    async def body(fronts: Fronts) -> None:
+        fronts.link(shares=[TenantShare(rate=1.0, burst=1), TenantShare(), TenantShare(), TenantShare()])
+        link, second_ns = fronts.scripted.link, 1_000_000_000
+        for now_ns in range(5 * second_ns, 15 * second_ns, second_ns):  # more than 32 bits hold
+            link.give_back(SUMS, link.take(SUMS, now_ns))
+            with pytest.raises(OverloadedError, match=RefusalReason.RATE.text):
+                link.take(SUMS, now_ns)
+
+    run(body)
+
+
 def test_a_tenant_that_asks_too_often_is_refused_and_others_are_not() -> None:
     async def body(fronts: Fronts) -> None:
         slow = TenantShare(rate=1e-3, burst=2)
