@@ -16,6 +16,7 @@ from running_engine import block_under_way, living, serve_config, serving, until
 
 from veltair.errors import OverloadedError, QueryError, WorkerDiedError
 from veltair.server.front.engine_client import EngineClient
+from veltair.server.front.monitor.event_history import EventHistory
 
 pytestmark = pytest.mark.slow
 
