@@ -270,10 +270,10 @@ class EngineClient:
                 delay_s = min(2 * delay_s, LONGEST_RESTART_S)
                 try:
                     engine = await self._start_engine()
+                    self._report(EventKind.ENGINE_RESTARTED, "", f"the engine serves again, as process {engine.pid}")
                 except (VeltairError, OSError, MemoryError) as error:
                     logger.error("the engine does not start: %s; next try in %.1f s", error, delay_s)
                     self._report(EventKind.ENGINE_START_FAILED, "", str(error))
-            self._report(EventKind.ENGINE_RESTARTED, "", f"the engine serves again, as process {engine.pid}")
 
     def _report_death(self, died: WorkerDied) -> None:
         self._report(EventKind.WORKER_DIED, "", f"worker {died.pid} {died.how}")

@@ -207,9 +207,11 @@ class RequestCounts:
         outcome, duration_ns = records["outcome"], records["duration_ns"]
         by_outcome = np.bincount(outcome, minlength=len(OUTCOMES)).tolist()
         failed = outcome == OUTCOMES.index("failed")
+        refusals = _by_reason(RefusalReason, records["reason"][~failed])
+        failures = _by_reason(FailureReason, records["reason"][failed])
         self.outcomes.update(dict(zip(OUTCOMES, by_outcome, strict=True)))
-        self.refusals.update(_by_reason(RefusalReason, records["reason"][~failed]))
-        self.failures.update(_by_reason(FailureReason, records["reason"][failed]))
+        self.refusals.update(refusals)
+        self.failures.update(failures)
         answered = records[outcome == OUTCOMES.index("ok")]
         if len(answered):
             self.qos_met += int((answered["duration_ns"] <= self.target_ns).sum())

@@ -155,7 +155,7 @@ class Dashboard:
         now_s = int(time.monotonic())
         start = max(now_s - HISTORY_S, int(self._started_s) + 1)  # nobody counted before
         tenants = []
-        for name, counts in metrics.tenants.items():
+        for name, counts in tuple(metrics.tenants.items()):
             await asyncio.sleep(0)  # this takes milliseconds when the ring is full: serve queries in between
             served = self._engine.models.tenants.get(name)
             seconds = [counts.window.stats(s * SECOND_NS, (s + 1) * SECOND_NS) for s in range(start, now_s)]

@@ -83,8 +83,3 @@ class HourHistory:
                 "tail_ms": [None if row is None or row.tail_ms is None else round(row.tail_ms, 3) for row in rows],
             }
         return {"at_s": [round(at_s, 1) for at_s, _ in steps], "tenants": of_tenants, "step_s": STEP_S}
-
-    @property
-    def last_step(self) -> int:
-        """How many steps were taken: it changes with each."""
-        return round(self._times[-1] * 1000)
