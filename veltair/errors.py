@@ -83,10 +83,32 @@ class TooLargeError(RequestError):
     grpc_code = "RESOURCE_EXHAUSTED"
 
 
+class FailureReason(StrEnum):
+    """Why a query failed, from a fixed list: a label for metrics. The text that says more is in the log.
+
+    The I/O threads know the reasons by their `number`.
+
+    >>> WorkerDiedError("gone").failure.value, QueryError("a bug").failure.value
+    ('worker_died', 'internal')
+    """
+
+    KERNEL = "kernel"  # a kernel of the model raised an error
+    WORKER_DIED = "worker_died"
+    ENGINE_DIED = "engine_died"
+    SHUTDOWN = "shutdown"  # the server ended before the query was answered
+    INTERNAL = "internal"  # all else
+
+    @cached_property
+    def number(self) -> int:
+        """Its place in the list, from 1 on."""
+        return 1 + list(FailureReason).index(self)
+
+
 class QueryError(VeltairError):
     """An accepted query was not served; its sender gets exactly one such error."""
 
     query: int | None = None  # its number, where it had got one
+    failure = FailureReason.INTERNAL
     http_status = 500
     grpc_code = "INTERNAL"
 
@@ -201,11 +223,28 @@ class DeadlineError(RefusedError):
     grpc_code = "DEADLINE_EXCEEDED"
 
 
+class KernelError(QueryError):
+    """A kernel of the model failed over this query."""
+
+    failure = FailureReason.KERNEL
+
+
 class WorkerDiedError(QueryError):
     """The worker process that held the query died; only that worker's queries are lost."""
 
-    http_status = 500
-    grpc_code = "INTERNAL"
+    failure = FailureReason.WORKER_DIED
+
+
+class EngineDiedError(WorkerDiedError):
+    """The engine process died, and with it all queries that it held."""
+
+    failure = FailureReason.ENGINE_DIED
+
+
+class ShutdownError(QueryError):
+    """The server ended before the query was answered."""
+
+    failure = FailureReason.SHUTDOWN
 
 
 class InvariantError(VeltairError):

@@ -26,10 +26,13 @@ class BlockHistory:
     def __init__(self) -> None:
         self._blocks: deque[BlockRecord] = deque(maxlen=KEPT_BLOCKS)
         self.count = 0  # all that were added
+        self.last_end_ns = 0  # when the block ended that was added last
 
     def add(self, blocks: Sequence[BlockRecord]) -> None:
         self._blocks.extend(blocks)
         self.count += len(blocks)
+        if blocks:
+            self.last_end_ns = max(self.last_end_ns, blocks[-1].end_ns)
 
     def page(self, since: int) -> tuple[tuple[BlockRecord, ...], int]:
         """The kept blocks after the cursor `since`, oldest first, as many as PAGE_BYTES take; the cursor after them."""

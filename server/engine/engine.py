@@ -73,7 +73,7 @@ class Engine:
         load = m.LoadModels(configure.tenants, cores, configure.slots, *shared)
         target = self._workers + configure.spare_workers
         cell_bytes, hung_ns = largest_cell(artifacts), configure.hung_block_ns
-        self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, cell_bytes, hung_ns)
+        self._supervisor = WorkerSupervisor(self._poll, target, tensors, load, cell_bytes, hung_ns, front.send)
         self._lanes = FrontLanes(self._poll, configure.lanes, configure.capacity, configure.slots)
         self._queries = InFlightQueries(front, self._lanes, self._specs, self._supervisor)
         self._arrivals = Arrivals(self._specs)

@@ -6,12 +6,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from veltair.scheduler.interference import ObservedSlowdown
 from veltair.scheduler.stats import SchedulerStats
 from veltair.server.engine.arrivals import Arrivals
 from veltair.server.engine.in_flight_queries import InFlightQueries
 from veltair.server.engine.worker_supervisor import WorkerSupervisor
 from veltair.server.ipc.messages import EngineStatus, TenantSpec
 from veltair.server.ipc.status_records import WorkerStatus
+
+LEVEL_NS = 2_000_000_000  # how long a finished block says what the interference is
 
 
 @dataclass(slots=True)
@@ -47,14 +50,15 @@ def collect_status(
     """
     history = queries.history
     blocks, cursor = ((), history.count) if since is None else history.page(since)
+    now_ns = time.monotonic_ns()
     running, waiting = dict.fromkeys(queries.counters, 0), dict.fromkeys(queries.counters, 0)
     for number, spec in specs.items():
         waiting[spec.name] += stats.waiting[spec.key] + arrivals.waiting(number)
     for batch in queries.batches():
         running[batch.tenant] += len(batch.queries)
     return EngineStatus(
-        time_ns=time.monotonic_ns(),
-        level=stats.level,
+        time_ns=now_ns,
+        level=present_level(stats, queries, now_ns),
         level_source=stats.level_source,
         conflicts=stats.conflicts,
         capped_blocks=stats.capped_blocks,
@@ -72,3 +76,15 @@ def collect_status(
         cursor=cursor,
         sandbox=supervisor.sandbox,
     )
+
+
+def present_level(stats: SchedulerStats, queries: InFlightQueries, now_ns: int) -> float | None:
+    """The interference level, where something says what it is at present.
+
+    The observed slowdown moves with each block that ends, and with nothing else: on a machine that became idle it stays
+    at what the last blocks met, for hours. The scheduler may go on from there; as a statement about now it is none.
+    """
+    if stats.level_source != ObservedSlowdown.name:
+        return stats.level  # of samples, or of the blocks that run
+    last_ns = max((b.blocks[-1].end_ns for b in queries.batches() if b.blocks), default=queries.history.last_end_ns)
+    return stats.level if now_ns - max(last_ns, queries.history.last_end_ns) < LEVEL_NS else None

@@ -33,6 +33,8 @@ class InFlightBatch:
     ordered_ns: int = 0  # when
     core_changes: list[CoreChange] = field(default_factory=list)  # of the block in execution
     blocks: list[BlockRecord] = field(default_factory=list)
+    predicted_ns: int = 0  # of the blocks that ran as they were planned, by their profile at the level of their start
+    measured_ns: int = 0  # what those took
     told_ns: int = 0  # when the worker told the front that the queries are done
     idle_since_ns: int = 0  # the end of the last block, while the next follows at once; else 0
 
@@ -103,6 +105,9 @@ class InFlightBatch:
             queries=len(self.queries),
         )
         self.blocks.append(record)
+        if end.stop == block.stop and len(order.core_set) == block.cores and not self.core_changes:
+            self.predicted_ns += block.predicted_ns
+            self.measured_ns += record.elapsed_ns
         self.order, self.told_ns = None, end.told_ns
         self.core_changes.clear()
 

@@ -106,8 +106,11 @@ class InFlightQueries:
         batch.order = None
         self._supervisor.release(batch.worker)
         self.history.add(batch.blocks)
+        counters = self.counters[batch.tenant]
+        counters.predicted_ns += batch.predicted_ns
+        counters.measured_ns += batch.measured_ns
         if outcome == "done":
-            self.counters[batch.tenant].count_execution(batch.members.samples, batch.execute_ns)
+            counters.count_execution(batch.members.samples, batch.execute_ns)
         for query in batch.queries:
             self._end(query, "cancelled" if query.cancelled else outcome, reason)
 

@@ -33,6 +33,8 @@ class TenantCounters:
     failed: int = 0
     queue_ns: int = 0
     execute_ns: int = 0
+    predicted_ns: int = 0  # of blocks that ran as they were planned
+    measured_ns: int = 0  # of the same
     batches: Counter[int] = field(default_factory=Counter)  # batches started, by their number of queries
     executions: Counter[int] = field(default_factory=Counter)  # batches done, by their number of samples
     execution_ns: Counter[int] = field(default_factory=Counter)  # in blocks, likewise
@@ -83,6 +85,8 @@ class TenantCounters:
             failed=self.failed,
             queue_ns=self.queue_ns,
             execute_ns=self.execute_ns,
+            predicted_ns=self.predicted_ns,
+            measured_ns=self.measured_ns,
             batches=dict(self.batches),
             executions={batch: Executions(count, self.execution_ns[batch]) for batch, count in self.executions.items()},
             versions=dict(self.versions),

@@ -6,7 +6,7 @@ import logging
 import os
 import select
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ import msgspec
 from veltair.machine.standstill import Standstill
 from veltair.profiles.artifact.sealed_artifact import SealedFiles
 from veltair.server.engine.worker_process import WorkerProcess, WorkerSetup
-from veltair.server.ipc.messages import LoadModels, ModelChange, TenantSpec
+from veltair.server.ipc.messages import LoadModels, ModelChange, TenantSpec, WorkerDied
 from veltair.server.ipc.status_records import SandboxStatus
 
 logger = logging.getLogger("veltair.engine")
@@ -35,17 +35,24 @@ class WorkerSupervisor:
     """
 
     def __init__(
-        self, poll: select.epoll, target: int, tensors: int, load: LoadModels, cell_bytes: int, hung_ns: int
+        self,
+        poll: select.epoll,
+        target: int,
+        tensors: int,
+        load: LoadModels,
+        cell_bytes: int,
+        hung_ns: int,
+        tell: Callable[[WorkerDied], None] = lambda died: None,
     ) -> None:
         """Registers each worker's socket and pidfd in `poll`, and the bell that all of them ring when a block has
         ended. `tensors`: the descriptor of the tensor pool. `hung_ns`: a worker that loads models and does nothing for
-        so long is replaced."""
+        so long is replaced. `tell`: hears of each worker that dies."""
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         poll.register(self.bell, select.EPOLLIN | select.EPOLLET)  # each write tells; nobody reads it
         self.workers: dict[int, WorkerProcess] = {}  # by the descriptors of their socket and their pidfd
         self.deaths = 0
         self.sandbox = SandboxStatus()  # of the worker that started last
-        self._poll = poll
+        self._poll, self._tell = poll, tell
         self._target = target
         self._setup = WorkerSetup(load, tensors, self.bell, cell_bytes)
         self._idle: list[WorkerProcess] = []  # the one used last is taken first: its caches are warm
@@ -173,6 +180,9 @@ class WorkerSupervisor:
         ending = _describe_exit(worker.close())
         self._living -= 1
         self.deaths += 1
+        doing = {"starting": " before it was ready", "busy": " while it ran a query", "changing": " over its models"}
+        hung = " (what it did took far too long)" if worker.killed else ""
+        self._tell(WorkerDied(worker.pid, f"{ending}{doing.get(worker.state, '')}{hung}"))
         if worker.state != "starting":
             logger.error("worker %d %s; another takes its place", worker.pid, ending)
             return ending

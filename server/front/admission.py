@@ -17,7 +17,11 @@ After these, the scheduler may reject a query that cannot meet its target: `Reje
 
 from __future__ import annotations
 
+import asyncio
+from typing import Protocol
+
 from veltair.errors import DeadlineError, OverloadedError, RefusalReason
+from veltair.server.front.query_result import QueryResult
 
 
 def refuse_past_deadline(deadline_ns: int | None, now_ns: int) -> None:
@@ -30,3 +34,16 @@ def refuse_while_draining(draining: bool) -> None:
     """Raises OverloadedError."""
     if draining:
         raise OverloadedError(RefusalReason.DRAINING)
+
+
+class Aborting(Protocol):
+    """Who can be told that nobody waits for a query any more: `EngineConnection`."""
+
+    def abort(self, query: int) -> None: ...
+
+
+def expire(result: asyncio.Future[QueryResult], engine: Aborting, query: int) -> None:
+    """The query's deadline has passed: unless it has ended, it ends with DeadlineError."""
+    if not result.done():
+        result.set_exception(DeadlineError(RefusalReason.DEADLINE))
+        engine.abort(query)

@@ -9,11 +9,12 @@ import time
 from collections.abc import Mapping
 
 from veltair.config import ServeConfig
-from veltair.errors import DeadlineError, OverloadedError, QueryError, RefusalReason, VeltairError
-from veltair.server.front.admission import refuse_past_deadline, refuse_while_draining
+from veltair.errors import OverloadedError, RefusalReason, ShutdownError, VeltairError
+from veltair.server.front.admission import expire, refuse_past_deadline, refuse_while_draining
 from veltair.server.front.engine_connection import EngineConnection
 from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
+from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
 from veltair.server.ipc.messages import ConfigureEngine
 from veltair.server.protocol.datatypes import Tensor
 from veltair.server.repository.artifact_loader import ArtifactLoader
@@ -42,9 +43,9 @@ class EngineClient:
         await client.drain()
     """
 
-    def __init__(self, config: ServeConfig, models: LiveModels, threads: IoThreads | None = None) -> None:
+    def __init__(self, config: ServeConfig, models: LiveModels, threads: IoThreads | None, report: Report) -> None:
         self.config = config
-        self._threads = threads
+        self._threads, self._report = threads, report
         self.models = models
         self._engine: EngineConnection | None = None  # None while it is restarted
         self._cores: CoreSet = ()
@@ -60,21 +61,22 @@ class EngineClient:
         self._first_cursor = 0  # where the blocks of this engine begin
 
     @classmethod
-    async def start(cls, config: ServeConfig, threads: IoThreads | None = None) -> EngineClient:
+    async def start(
+        cls, config: ServeConfig, threads: IoThreads | None = None, report: Report = report_nothing
+    ) -> EngineClient:
         """Check the artifacts, start the engine and wait until every worker has loaded every model.
 
         `threads` send queries of their own. Raises ArtifactError or ConfigError.
         """
-        control = ModelControl(config, ArtifactLoader(config.server.hung_engine_s))
+        control = ModelControl(config, ArtifactLoader(config.server.hung_engine_s), report)
         try:
-            client = cls(config, LiveModels(await control.prepare()), threads)
+            client = cls(config, LiveModels(await control.prepare()), threads, report)
             engine = await client._start_engine()
         except BaseException:
             control.loader.close()
             raise
         control.loader.stand_back()
-        client.control, control.engine = control, client
-        control.room.engine = client
+        client.control, control.engine, control.room.engine = control, client, client
         client._tasks = [asyncio.create_task(t) for t in (client._restart_whenever_it_ends(engine), client._watch())]
         return client
 
@@ -147,7 +149,7 @@ class EngineClient:
         timer = None
         if deadline_ns is not None:
             loop = asyncio.get_running_loop()
-            timer = loop.call_later((deadline_ns - time.monotonic_ns()) / 1e9, _expire, engine, query, result)
+            timer = loop.call_later((deadline_ns - time.monotonic_ns()) / 1e9, expire, result, engine, query)
         try:
             return await result
         except asyncio.CancelledError:
@@ -213,7 +215,7 @@ class EngineClient:
         engine, self._engine = self._engine, None
         if engine is None:
             return
-        engine.fail_all(lambda: QueryError("the server shut down before the query was answered"))
+        engine.fail_all(lambda: ShutdownError("the server shut down before the query was answered"))
         await engine.stop()
 
     def slot_views(self, served: ServedTenant, batch: int) -> tuple[int, SlotViews] | None:
@@ -240,6 +242,7 @@ class EngineClient:
     async def _start_engine(self) -> EngineConnection:
         server = self.config.server
         engine = EngineConnection(ConfigureEngine.of(server), self.models.resident(), self._threads)
+        engine.on_worker_died = lambda died: self._report(EventKind.WORKER_DIED, "", f"worker {died.pid} {died.how}")
         try:
             ready = await engine.ready
         except BaseException:
@@ -262,6 +265,7 @@ class EngineClient:
                 self._threads.clear_plans()
             self._engine = None
             logger.error("the engine process ended with code %d; its queries failed, another takes its place", code)
+            self._report(EventKind.ENGINE_DIED, "", f"the engine process ended with code {code}; its queries failed")
             self._restarts += 1
             delay_s = FIRST_RESTART_S
             while self._engine is None:
@@ -269,8 +273,10 @@ class EngineClient:
                 delay_s = min(2 * delay_s, LONGEST_RESTART_S)
                 try:
                     engine = await self._start_engine()
+                    self._report(EventKind.ENGINE_RESTARTED, "", f"the engine serves again, as process {engine.pid}")
                 except (VeltairError, OSError, MemoryError) as error:
                     logger.error("the engine does not start: %s; next try in %.1f s", error, delay_s)
+                    self._report(EventKind.ENGINE_START_FAILED, "", str(error))
 
     async def _watch(self) -> None:
         """Replace an engine that lives and does not answer: it hangs, or somebody has stopped it."""
@@ -287,13 +293,8 @@ class EngineClient:
             if not asked.done():
                 logger.error("the engine process %d has not answered for %.1f s and is killed", engine.pid, most_s)
                 asked.cancel()
+                self._report(EventKind.ENGINE_HUNG, "", f"process {engine.pid} did not answer for {most_s:g} s")
                 engine.kill()
                 await asyncio.shield(engine.exited)
             elif not asked.cancelled() and asked.exception() is None:
                 self._answers = True
-
-
-def _expire(engine: EngineConnection, query: int, result: asyncio.Future[QueryResult]) -> None:
-    if not result.done():
-        result.set_exception(DeadlineError(RefusalReason.DEADLINE))
-        engine.abort(query)

@@ -17,12 +17,12 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from veltair.errors import (
+    EngineDiedError,
     OverloadedError,
     QueryError,
     RefusalReason,
     UnknownModelError,
     VeltairError,
-    WorkerDiedError,
     error_of_kind,
 )
 from veltair.server.front.query_result import HeldQuery, QueryResult
@@ -58,6 +58,7 @@ class EngineConnection:
         self.exited: asyncio.Future[int] = self._loop.create_future()  # exit code
         self.workers = 0  # that can take queries
         self.on_workers: Callable[[], None] = lambda: None  # their number has changed
+        self.on_worker_died: Callable[[m.WorkerDied], None] = lambda died: None
         self.held: dict[int, HeldQuery] = {}
         self._status_requests: list[asyncio.Future[m.EngineStatus]] = []
         self._all_ended: asyncio.Future[None] | None = None
@@ -182,9 +183,10 @@ class EngineConnection:
     def fail_all(self, make_error: Callable[[], QueryError]) -> None:
         """Every query that is still waited for fails with an error of its own."""
         if self._link is not None:
-            self._link.fail_all(str(make_error()))
+            error = make_error()
+            self._link.fail_all(str(error), error.failure)
         for held in self.held.values():
-            _fail(held, make_error())
+            held.fail(make_error())
 
     # Tensors
 
@@ -229,6 +231,8 @@ class EngineConnection:
             case m.WorkersLeft():
                 self.workers = message.workers
                 self.on_workers()
+            case m.WorkerDied():
+                self.on_worker_died(message)
             case m.EngineReady() if not self.ready.done():
                 self.workers = message.workers
                 if self._link is not None:
@@ -260,7 +264,7 @@ class EngineConnection:
             if ended.outcome == "done":
                 held.result.set_result(self._read_result(held, ended))
             else:
-                _fail(held, error_of(ended.outcome, ended.reason))
+                held.fail(error_of(ended.outcome, ended.reason))
         self._slots.give_back(held.message.tenant, held.message.slot)
         self._settle_all_ended()
 
@@ -280,7 +284,7 @@ class EngineConnection:
         why = f"the engine process ended (code {code}) and took the query along"
         if self._link is not None:
             self._link.leave(why)
-        self.fail_all(lambda: WorkerDiedError(why))
+        self.fail_all(lambda: EngineDiedError(why))
         self.held.clear()
         self._settle_all_ended()
         for request in [each for each in self._status_requests if not each.done()]:
@@ -290,9 +294,3 @@ class EngineConnection:
         if not self.ready.done():
             self.ready.set_exception(QueryError(f"the engine process ended (code {code}) before it was ready"))
         self.exited.set_result(code)
-
-
-def _fail(held: HeldQuery, error: QueryError) -> None:
-    if not held.result.done():
-        error.query = held.message.query
-        held.result.set_exception(error)

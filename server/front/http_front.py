@@ -18,11 +18,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from veltair.errors import QueryError, RequestError, TooLargeError, UnsupportedError
+from veltair.errors import QueryError, RefusedError, RequestError, TooLargeError, UnsupportedError
 from veltair.server.front import metrics
-from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.http_body import HEADER_LENGTH, read_body, read_infer_request
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
+from veltair.server.front.monitor.dashboard import Dashboard
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.front.process_metrics import read_daemon_processes
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
@@ -105,6 +105,9 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
             received = await read_infer_request(request, service.parser, service.body_limit_bytes, service.bodies)
         except RequestError:
             service.metrics.malformed_requests += 1
+            raise
+        except RefusedError as error:
+            service.metrics.refused_early[error.reason] += 1
             raise
         task = asyncio.current_task()
         assert task is not None
@@ -269,9 +272,13 @@ def _add_pages(app: FastAPI, service: InferenceService, dashboard: Dashboard) ->
         return Response(page, headers={"Content-Type": metrics.CONTENT_TYPE})
 
     routes: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
+        ("/", dashboard.front_door),
         ("/admin", dashboard.page),
         ("/admin/", dashboard.page),
-        ("/admin/events", dashboard.events),
+        ("/admin/events", dashboard.stream),
+        ("/admin/api/events", dashboard.past_events),
+        ("/admin/api/models/{model}", dashboard.model),
+        ("/admin/models/{model}", dashboard.model_page),
         ("/admin/{name}", dashboard.file),
     ]
     for path, endpoint in routes:

@@ -18,24 +18,26 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
+    InfoMetricFamily,
     SummaryMetricFamily,
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from veltair.errors import RefusalReason
+from veltair.server.front.monitor.event_history import EventHistory
+from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.process_metrics import DaemonProcess, process_metrics
 from veltair.server.front.recent_window import SECOND_NS
-from veltair.server.front.request_counts import OUTCOMES, RequestCounts
+from veltair.server.front.request_counts import RequestCounts
+from veltair.server.front.request_metrics import connection_metrics, slo_metrics, tenant_request_metrics
 from veltair.server.front.snapshot import Snapshot
-from veltair.server.ipc.stages import STAGES
+from veltair.server.ipc.daemon_events import EventKind
 from veltair.server.protocol.failed_queries import log_failed_query
 from veltair.server.repository.model_memory import KINDS, MemoryMoves
 from veltair.server.wire.io_threads import ConnectionCounts
 from veltair.types import QoSTarget
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-QUANTILE_SPAN_NS = 60 * SECOND_NS
-
 _BATCH_EDGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -58,6 +60,11 @@ class Metrics:
         self.memory_moves: Callable[[], MemoryMoves] = MemoryMoves
         self.on_ended: Callable[[int, int], None] = lambda number, time_ns: None  # hears of each tenant's last one
         self.connections: Callable[[], ConnectionCounts] | None = None  # of the I/O threads
+        self.refused_early: Counter[str] = Counter()  # by RefusalReason, by Python before the tenant was known
+        self.refused_by_threads: Callable[[], Mapping[str, int]] = dict  # likewise, by the I/O threads
+        self.build: Mapping[str, str] = {}  # version, policy, …
+        self.hour: HourHistory | None = None
+        self.events: EventHistory | None = None
         self.refresh: Callable[[], None] = lambda: None  # counts what has ended without Python; before any reading
         self._snapshot: Snapshot | None = None
         self._processes: Sequence[DaemonProcess] = ()
@@ -101,55 +108,37 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""
-        yield from self._request_metrics()
+        yield from tenant_request_metrics(self.tenants)
+        yield from slo_metrics(self.tenants, self.hour)
+        yield from self._other_metrics()
         if self.connections is not None:
-            yield from _connection_metrics(self.connections())
+            yield from connection_metrics(self.connections())
         if self._snapshot is not None:
             yield from self._tenant_metrics(self._snapshot)
             yield from self._engine_metrics(self._snapshot)
             yield from self._memory_metrics(self._snapshot)
         yield from process_metrics(self._processes)
 
-    def _request_metrics(self) -> Iterator[Metric]:
-        labels = ("tenant", "model")
-        duration = HistogramMetricFamily(
-            "veltair_request_duration_seconds", "Arrival to answer, of answered requests", labels=labels
+    def early_refusals(self) -> dict[str, int]:
+        """Requests that were refused before their tenant was known, so far, by RefusalReason."""
+        of_threads = self.refused_by_threads()
+        return {reason: self.refused_early[reason] + of_threads.get(reason, 0) for reason in RefusalReason}
+
+    def _other_metrics(self) -> Iterator[Metric]:
+        build = InfoMetricFamily("veltair_build", "What this daemon is")
+        build.add_metric((), dict(self.build))
+        yield build
+        early = CounterMetricFamily(
+            "veltair_early_refusals", "Requests refused before their tenant was known, by reason", labels=("reason",)
         )
-        queue = HistogramMetricFamily("veltair_queue_wait_seconds", "Arrival to the first block", labels=labels)
-        execution = HistogramMetricFamily("veltair_execution_seconds", "Time in blocks", labels=labels)
-        stages = CounterMetricFamily(
-            "veltair_stage_seconds", "Stages of answered requests, summed", labels=(*labels, "stage")
-        )
-        outcomes = CounterMetricFamily("veltair_requests", "Requests by how they ended", labels=(*labels, "outcome"))
-        refusals = CounterMetricFamily(
-            "veltair_refusals", "Requests refused or given up, by reason", labels=(*labels, "reason")
-        )
-        met = CounterMetricFamily("veltair_qos_met", "Answered within the target", labels=labels)
-        target = GaugeMetricFamily("veltair_qos_target_seconds", "The latency target", labels=labels)
-        inferences = CounterMetricFamily("veltair_inferences", "Batch elements answered", labels=labels)
-        latency = GaugeMetricFamily(
-            "veltair_latency_seconds", "Quantiles of the last 60 s", labels=(*labels, "quantile")
-        )
-        now_ns = time.monotonic_ns()
-        for name, counts in self.tenants.items():
-            key = (name, counts.model)
-            histograms = ((duration, counts.duration), (queue, counts.queue), (execution, counts.execution))
-            for family, histogram in histograms:
-                family.add_metric(key, histogram.buckets(), histogram.sum_ns / SECOND_NS)
-            for stage, taken_ns in zip(STAGES, counts.stage_ns, strict=True):
-                stages.add_metric((*key, stage.name), taken_ns / SECOND_NS)
-            for outcome in OUTCOMES:
-                outcomes.add_metric((*key, outcome), counts.outcomes[outcome])
-            for reason in RefusalReason:
-                refusals.add_metric((*key, reason), counts.refusals[reason])
-            met.add_metric(key, counts.qos_met)
-            target.add_metric(key, counts.target_ns / SECOND_NS)
-            inferences.add_metric(key, counts.inferences)
-            recent = counts.window.stats(now_ns - QUANTILE_SPAN_NS, now_ns + 1)
-            for quantile, ms in (("0.5", recent.p50_ms), ("0.95", recent.p95_ms), ("0.99", recent.p99_ms)):
-                if ms is not None:
-                    latency.add_metric((*key, quantile), ms / 1e3)
-        yield from (duration, queue, execution, stages, outcomes, refusals, met, target, inferences, latency)
+        for reason, refused in self.early_refusals().items():
+            early.add_metric((reason,), refused)
+        yield early
+        if self.events is not None:
+            events = CounterMetricFamily("veltair_events", "What happened to the daemon, by kind", labels=("kind",))
+            for kind in EventKind:
+                events.add_metric((kind,), self.events.counts[kind])
+            yield events
         yield CounterMetricFamily(
             "veltair_unknown_model_requests", "Requests for a model that is not served", self.unknown_model_requests
         )
@@ -170,8 +159,18 @@ class Metrics:
         versions = CounterMetricFamily(
             "veltair_code_versions", "Layers run in each code version", labels=("tenant", "model", "version")
         )
+        predicted = CounterMetricFamily(
+            "veltair_predicted_block_seconds",
+            "Blocks that ran as planned, by their profile",
+            labels=("tenant", "model"),
+        )
+        measured = CounterMetricFamily(
+            "veltair_measured_block_seconds", "What those blocks took", labels=("tenant", "model")
+        )
         for name, counts in self.tenants.items():
             tenant = status.tenants.get(name)
+            predicted.add_metric((name, counts.model), tenant.predicted_ns / SECOND_NS if tenant else 0)
+            measured.add_metric((name, counts.model), tenant.measured_ns / SECOND_NS if tenant else 0)
             waiting.add_metric((name,), tenant.waiting if tenant else 0)
             running.add_metric((name,), tenant.running if tenant else 0)
             allocated.add_metric((name,), sum(len(b.cores) for b in status.running if b.tenant == name))
@@ -179,13 +178,16 @@ class Metrics:
             batches.add_metric((name,), _batch_buckets(sizes), float(sum(size * n for size, n in sizes.items())))
             for version, layers in sorted(tenant.versions.items() if tenant else ()):
                 versions.add_metric((name, counts.model, str(version)), layers)
-        yield from (waiting, running, allocated, batches, versions)
+        yield from (waiting, running, allocated, batches, versions, predicted, measured)
 
     def _engine_metrics(self, snapshot: Snapshot) -> Iterator[Metric]:
         status = snapshot.status
         yield GaugeMetricFamily("veltair_cores", "Cores that may be handed out", value=len(snapshot.cores))
-        level = GaugeMetricFamily("veltair_interference_level", "Slowdown against running alone", labels=("source",))
-        level.add_metric((status.level_source,), status.level)
+        level = GaugeMetricFamily(
+            "veltair_interference_level", "Slowdown against running alone; absent while idle", labels=("source",)
+        )
+        if status.level is not None:
+            level.add_metric((status.level_source,), status.level)
         yield level
         yield CounterMetricFamily("veltair_blocks", "Layer-blocks started", status.blocks_started)
         yield CounterMetricFamily("veltair_conflicts", "Blocks that got fewer cores than wanted", status.conflicts)
@@ -238,15 +240,6 @@ class Metrics:
         yield GaugeMetricFamily(
             "veltair_queries_waiting_for_memory", "Queries whose model is brought back", value=moves.waiting
         )
-
-
-def _connection_metrics(counts: ConnectionCounts) -> Iterator[Metric]:
-    yield GaugeMetricFamily("veltair_connections", "Connections of clients", value=counts.open)
-    yield GaugeMetricFamily(
-        "veltair_connection_memory_bytes", "Bytes of requests and answers on their way", value=counts.held_bytes
-    )
-    yield CounterMetricFamily("veltair_connections_refused", "Closed at once: there were too many", counts.refused)
-    yield CounterMetricFamily("veltair_connections_expired", "Cut off: they were too slow", counts.expired)
 
 
 def _batch_buckets(sizes: Mapping[int, int]) -> list[tuple[str, float]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from veltair.errors import QueryError
 from veltair.server.ipc.messages import InferQuery
 from veltair.server.ipc.stages import EngineStamps
 from veltair.server.ipc.status_records import BlockRecord
@@ -43,3 +44,9 @@ class HeldQuery:
     result: asyncio.Future[QueryResult]
     message: InferQuery
     submitted_ns: int
+
+    def fail(self, error: QueryError) -> None:
+        """Whoever waits for it gets this error, unless it has ended before."""
+        if not self.result.done():
+            error.query = self.message.query
+            self.result.set_exception(error)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 SECOND_NS = 1_000_000_000
 CAPACITY = 1 << 14  # requests kept for each tenant; at higher rates a window is cut to these
 
-OK, REFUSED, FAILED = 0, 1, 2  # how a request ended
+OK, REFUSED, FAILED, LIMITED = range(4)  # how a request ended; limited: its tenant asks more often than its rate allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class WindowStats:
     qps: float  # answered
     refused_qps: float
     failed_qps: float
-    qos_rate: float | None  # share of all offered requests that were answered within the target
+    qos_rate: float | None  # share of the offered requests, without limited ones, answered within the target
     p50_ms: float | None
     p95_ms: float | None
     p99_ms: float | None
@@ -80,16 +80,17 @@ class RecentWindow:
         span_s = max(stop_ns - start_ns, 1) / SECOND_NS
         latency, outcome = self._latency[:filled][chosen], self._outcome[:filled][chosen]
         answered = latency[outcome == OK]
-        offered = len(latency)
+        offered, limited = len(latency), int((outcome == LIMITED).sum())
+        judged = offered - limited
         quantiles: list[float | None] = [None, None, None, None]
         if len(answered):
             quantiles = [float(q) / 1e6 for q in np.quantile(answered, self._quantiles)]
         return WindowStats(
             offered_qps=offered / span_s,
             qps=len(answered) / span_s,
-            refused_qps=int((outcome == REFUSED).sum()) / span_s,
+            refused_qps=int((outcome == REFUSED).sum() + limited) / span_s,
             failed_qps=int((outcome == FAILED).sum()) / span_s,
-            qos_rate=int((answered <= self._target_ns).sum()) / offered if offered else None,
+            qos_rate=int((answered <= self._target_ns).sum()) / judged if judged else None,
             p50_ms=quantiles[0],
             p95_ms=quantiles[1],
             p99_ms=quantiles[2],

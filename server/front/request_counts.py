@@ -6,17 +6,27 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veltair.errors import DeadlineError, OverloadedError, RefusalReason, RefusedError, RequestError
-from veltair.server.front.recent_window import FAILED, OK, REFUSED, SECOND_NS, RecentWindow
-from veltair.server.ipc.stages import EXECUTE, STAGES
+from veltair.errors import (
+    DeadlineError,
+    FailureReason,
+    OverloadedError,
+    QueryError,
+    RefusalReason,
+    RefusedError,
+    RequestError,
+)
+from veltair.server.front.recent_window import FAILED, LIMITED, OK, REFUSED, SECOND_NS, RecentWindow
+from veltair.server.ipc.stages import EXECUTE, GAP, STAGES, WAIT
 from veltair.server.ipc.status_records import Executions
 from veltair.types import QoSTarget
 
+SLO_CAUSES = ("late", "overloaded", "deadline", "failed")  # of misses of a tenant's target
 OUTCOMES = ("ok", "invalid", "overloaded", "deadline", "cancelled", "failed")
 
 _WINDOW_OUTCOMES = {"ok": OK, "overloaded": REFUSED, "deadline": REFUSED, "failed": FAILED}
@@ -142,11 +152,13 @@ class RequestCounts:
         self.duration = DurationHistogram(qos.latency_ns)  # arrival to answer; an edge at the target makes QoS exact
         self.queue = DurationHistogram()
         self.execution = DurationHistogram()
+        self.front = DurationHistogram()  # all but the wait for the first block, the blocks and the gaps between them
         self.window = RecentWindow(qos.latency_ns, qos.percentile)
         self.executions = ExecutionCounts()
         self.stage_ns = [0] * len(STAGES)  # of all answered requests
         self.outcomes: Counter[str] = Counter()  # requests by OUTCOMES
         self.refusals: Counter[str] = Counter()  # requests by RefusalReason
+        self.failures: Counter[str] = Counter()  # requests by FailureReason
         self.qos_met = 0
         self.inferences = 0  # batch elements
         self.last_ms = 0  # of the latest answer, wall clock since 1970
@@ -162,6 +174,7 @@ class RequestCounts:
         self.duration.add(duration_ns)
         self.queue.add(sum(stage_ns[:EXECUTE]))
         self.execution.add(stage_ns[EXECUTE])
+        self.front.add(duration_ns - sum(stage_ns[WAIT : GAP + 1]))
         self.window.add(time.monotonic_ns(), duration_ns, OK)
         self.last_ms = max(self.last_ms, time.time_ns() // 1_000_000)
 
@@ -171,9 +184,12 @@ class RequestCounts:
         self.outcomes[outcome] += 1
         if isinstance(error, RefusedError):
             self.refusals[error.reason] += 1
+        elif outcome == "failed":
+            self.failures[error.failure if isinstance(error, QueryError) else FailureReason.INTERNAL] += 1
         self.failed_ns += duration_ns
         if outcome in _WINDOW_OUTCOMES:
-            self.window.add(time.monotonic_ns(), duration_ns, _WINDOW_OUTCOMES[outcome])
+            limited = isinstance(error, RefusedError) and error.reason is RefusalReason.RATE
+            self.window.add(time.monotonic_ns(), duration_ns, LIMITED if limited else _WINDOW_OUTCOMES[outcome])
 
     def count_batch(self, records: NDArray[Any], monotonic_ns: int, wall_ns: int) -> None:
         """Count requests that have ended, an array of ENDED_REQUEST, as if each had been counted when it ended.
@@ -190,10 +206,12 @@ class RequestCounts:
         """
         outcome, duration_ns = records["outcome"], records["duration_ns"]
         by_outcome = np.bincount(outcome, minlength=len(OUTCOMES)).tolist()
-        by_refusal = np.bincount(records["refusal"], minlength=1 + len(RefusalReason)).tolist()
-        refused = {reason: count for reason, count in zip(RefusalReason, by_refusal[1:], strict=True) if count}
+        failed = outcome == OUTCOMES.index("failed")
+        refusals = _by_reason(RefusalReason, records["reason"][~failed])
+        failures = _by_reason(FailureReason, records["reason"][failed])
         self.outcomes.update(dict(zip(OUTCOMES, by_outcome, strict=True)))
-        self.refusals.update(refused)
+        self.refusals.update(refusals)
+        self.failures.update(failures)
         answered = records[outcome == OUTCOMES.index("ok")]
         if len(answered):
             self.qos_met += int((answered["duration_ns"] <= self.target_ns).sum())
@@ -204,13 +222,40 @@ class RequestCounts:
             self.stage_ns = [total + more for total, more in zip(self.stage_ns, taken, strict=True)]
             self.queue.add_batch(stage_ns[:, :EXECUTE].sum(axis=1))
             self.execution.add_batch(stage_ns[:, EXECUTE])
+            self.front.add_batch(answered["duration_ns"] - stage_ns[:, WAIT : GAP + 1].sum(axis=1))
             last_ns = int(answered["end_ns"].max()) + wall_ns - monotonic_ns
             self.last_ms = max(self.last_ms, last_ns // 1_000_000)
         self.failed_ns += int(duration_ns.sum()) - int(answered["duration_ns"].sum())
         code = _WINDOW_CODES[outcome]
+        code[~failed & (records["reason"] == RefusalReason.RATE.number)] = LIMITED
         seen = code != _NOT_IN_WINDOW
         self.window.add_batch(records["end_ns"][seen], duration_ns[seen], code[seen])
 
     def stage_totals(self) -> StageTotals:
         """The stages so far."""
         return StageTotals(self.outcomes["ok"], tuple(self.stage_ns))
+
+    def slo_misses(self) -> dict[str, int]:
+        """Misses of the target so far, by SLO_CAUSES. A tenant that asks more often than its rate allows misses nothing
+        by that, nor by requests that are invalid or cancelled.
+        """
+        outcomes = self.outcomes
+        overloaded = outcomes["overloaded"] - self.refusals[RefusalReason.RATE]
+        return dict(
+            zip(
+                SLO_CAUSES,
+                (outcomes["ok"] - self.qos_met, overloaded, outcomes["deadline"], outcomes["failed"]),
+                strict=True,
+            )
+        )
+
+    def slo_totals(self) -> tuple[int, int]:
+        """So far: requests that count for the target, and those of them that missed it."""
+        misses = sum(self.slo_misses().values())
+        return self.qos_met + misses, misses
+
+
+def _by_reason(reasons: type[StrEnum], numbers: NDArray[np.int32]) -> dict[str, int]:
+    """How often each of the fixed list occurs, by its place from 1 on; 0 is none of them."""
+    counts = np.bincount(numbers, minlength=1 + len(reasons)).tolist()
+    return {reason: count for reason, count in zip(reasons, counts[1:], strict=True) if count}

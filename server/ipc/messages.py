@@ -4,7 +4,8 @@ Tensors do not travel here; they lie in the tensor pool. The descriptors of a mo
 are inherited. All times are CLOCK_MONOTONIC, which the processes share.
 
     front -> engine    ConfigureEngine, InferQuery, AbortQuery, LoadModel, UnloadModel, GetStatus, Shutdown
-    engine -> front    EngineReady, StartFailed, QueryEnded, ModelLoaded, ModelFailed, ModelUnloaded, EngineStatus
+    engine -> front    EngineReady, WorkersLeft, WorkerDied, StartFailed, QueryEnded, EngineStatus; ModelLoaded,
+                       ModelFailed, ModelUnloaded
     engine -> worker   LoadModels; later LoadModel and UnloadModel
     worker -> engine   ModelsLoaded, StartFailed, KernelFailed, CoresChanged, ModelLoaded, ModelFailed, ModelUnloaded
 
@@ -173,6 +174,13 @@ class WorkersLeft(Message, frozen=True):
     workers: int
 
 
+class WorkerDied(Message, frozen=True):
+    """A worker process is gone, and another takes its place: `WorkerDied(pid=4711, how="was killed by SIGKILL")`."""
+
+    pid: int
+    how: str  # it ended, and what it did then
+
+
 class StartFailed(Message, frozen=True):
     """The engine or a worker cannot start: `StartFailed("ConfigError", "no core")`; `kind` is one of veltair.errors."""
 
@@ -226,7 +234,7 @@ class EngineStatus(Message, frozen=True):
     """
 
     time_ns: int
-    level: float
+    level: float | None  # interference now; None while no block has ended lately that would tell
     level_source: str
     conflicts: int
     capped_blocks: int
@@ -287,6 +295,6 @@ class CoresChanged(Message, frozen=True):
 ModelChange: TypeAlias = LoadModel | UnloadModel
 ModelChanged: TypeAlias = ModelLoaded | ModelFailed | ModelUnloaded
 ToEngine: TypeAlias = ConfigureEngine | InferQuery | AbortQuery | ModelChange | GetStatus | Shutdown
-ToFront: TypeAlias = EngineReady | WorkersLeft | StartFailed | QueryEnded | ModelChanged | EngineStatus
+ToFront: TypeAlias = EngineReady | WorkersLeft | WorkerDied | StartFailed | QueryEnded | ModelChanged | EngineStatus
 ToWorker: TypeAlias = LoadModels | ModelChange
 FromWorker: TypeAlias = ModelsLoaded | StartFailed | KernelFailed | CoresChanged | ModelChanged

@@ -42,7 +42,7 @@ ENDED_REQUEST = np.dtype(
         ("stage_ns", np.int64, len(STAGES)),  # of an answered one; they add up to its duration
         ("batch", np.int32),
         ("outcome", np.int32),  # index into request_counts.OUTCOMES
-        ("refusal", np.int32),  # RefusalReason.number; 0: it was not refused
+        ("reason", np.int32),  # RefusalReason.number of a refused one, FailureReason.number of a failed one, else 0
     ]
 )
 

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 
 from veltair.config import ServerConfig
 from veltair.errors import ArtifactError, OverloadedError, RefusalReason
@@ -14,7 +15,8 @@ from veltair.machine.topology import usable_machine
 from veltair.server.repository.artifact_loader import ArtifactLoader
 from veltair.server.repository.artifact_sizes import FoundArtifact, buffer_bytes, look_at, sealed_bytes
 from veltair.server.repository.engine_models import EngineModels
-from veltair.server.repository.memory_budget import Key, MemoryBudget, MemoryNeed, ResidentModel, first_residents
+from veltair.server.repository.memory_budget import MemoryBudget, MemoryNeed, ResidentModel, first_residents
+from veltair.server.repository.model_folders import WantedVersion
 from veltair.server.repository.served_tenant import ServedTenant
 from veltair.server.repository.serving_engine import ServingEngine
 
@@ -84,9 +86,16 @@ class MemoryRoom:
         shared = found.sealed.total + self._workers * found.manifest.arena_bytes
         return MemoryNeed(found.digest, shared, self._workers * buffer_bytes(found.manifest, batching=batching))
 
-    def first(self, needs: Sequence[tuple[Key, MemoryNeed]]) -> set[Key]:
-        """Those that are in memory when the server starts."""
-        return {key for key, _ in needs} if self._budget is None else first_residents(needs, self._budget.most_bytes)
+    async def first(self, wanted: Sequence[WantedVersion]) -> Collection[WantedVersion]:
+        """Those that are in memory when the server starts: the pinned ones, and of the others as many as fit."""
+        if self._budget is None:
+            return wanted
+        needs = []
+        for each in sorted(wanted, key=lambda each: not each.entry.resident):
+            with suppress(ArtifactError):  # it is met again by the check
+                found = await asyncio.to_thread(look_at, each.path)
+                needs.append((each, self.need(found, batching=each.entry.batching)))
+        return first_residents(needs, self._budget.most_bytes)
 
     def require(self, found: FoundArtifact, *, batching: bool, what: str) -> MemoryNeed:
         """What a model takes. Raises ArtifactError where there can never be so much."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 from veltair.config import ServeConfig, TenantConfig
 from veltair.errors import ArtifactError, ConfigError, RequestError, UnknownModelError, VeltairError
+from veltair.server.ipc.daemon_events import EventKind, Report, report_nothing
 from veltair.server.repository.artifact_loader import ArtifactLoader
 from veltair.server.repository.artifact_sizes import look_at
 from veltair.server.repository.finished_changes import to_its_end
@@ -42,8 +42,9 @@ class ModelControl:
         await control.reload()  # as `control.read_config` finds it
     """
 
-    def __init__(self, config: ServeConfig, loader: ArtifactLoader) -> None:
-        self._config, self.loader = config, loader
+    def __init__(self, config: ServeConfig, loader: ArtifactLoader, report: Report = report_nothing) -> None:
+        """`report`: hears of what is loaded, unloaded and reloaded, and of what cannot be."""
+        self._config, self.loader, self._report = config, loader, report
         self._entries: dict[str, TenantConfig] = {}
         self._states: dict[tuple[str, str], ModelState] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -67,7 +68,7 @@ class ModelControl:
                 wanted += wanted_versions(entry)
             except ArtifactError as error:
                 self._leave_out(entry, "1", error)
-        first = await self._first_residents(wanted)
+        first = await self.room.first(wanted)
         served = {}
         for each in sorted(wanted, key=first.__contains__):  # others leave again: the bound holds meanwhile
             try:
@@ -80,18 +81,8 @@ class ModelControl:
         if any(entry is tenant for tenant in self._config.tenants):
             raise error
         _log.error("%s %s is not served: %s", entry.name, version, error)
-        self._states[entry.name, version] = ModelState("UNAVAILABLE", _without_folder(entry, error))
-
-    async def _first_residents(self, wanted: Sequence[WantedVersion]) -> Collection[WantedVersion]:
-        """Those that are in memory at the start: the pinned ones, and of the others as many as fit, in order."""
-        if not self.room.bounded:
-            return wanted
-        needs = []
-        for each in sorted(wanted, key=lambda each: not each.entry.resident):
-            with suppress(ArtifactError):  # it is met again by the check
-                found = await asyncio.to_thread(look_at, each.path)
-                needs.append((each, self.room.need(found, batching=each.entry.batching)))
-        return self.room.first(needs)
+        self._report(EventKind.MODEL_FAILED, entry.name, str(error))
+        self._states[entry.name, version] = ModelState("UNAVAILABLE", without_folder(entry, error))
 
     async def _check_first(self, wanted: WantedVersion, *, stays: bool) -> ServedTenant:
         entry, begin_ns = wanted.entry, time.monotonic_ns()
@@ -121,7 +112,7 @@ class ModelControl:
                 await self._load(entry, wake=True)
             except ArtifactError as error:
                 _log.error("%s is not loaded: %s", name, error)
-                raise RequestError(f"{name} is not loaded: {_without_folder(entry, error)}") from None
+                raise RequestError(f"{name} is not loaded: {without_folder(entry, error)}") from None
 
     @to_its_end
     async def unload(self, name: str) -> None:
@@ -138,6 +129,15 @@ class ModelControl:
         Raises RequestError where more than tenants has changed, since that takes a restart, and for the first model
         that cannot be loaded; those that can be are.
         """
+        try:
+            done = await self._reload()
+        except VeltairError as error:
+            self._report(EventKind.RELOAD_FAILED, "", str(error))
+            raise
+        self._report(EventKind.RELOADED, "", ", ".join(done) or "nothing has changed")
+        return done
+
+    async def _reload(self) -> list[str]:
         async with self._one_at_a_time:
             try:
                 config = self.read_config()
@@ -162,7 +162,7 @@ class ModelControl:
                     done += await self._load(entry, anew=before.get(name) != entry)
                 except ArtifactError as error:
                     _log.error("%s is not loaded: %s", name, error)
-                    failure = failure or f"{name} is not loaded: {_without_folder(entry, error)}"
+                    failure = failure or f"{name} is not loaded: {without_folder(entry, error)}"
             if failure is not None:
                 raise RequestError(failure)
             return done
@@ -209,11 +209,16 @@ class ModelControl:
 
     async def _load(self, entry: TenantConfig, *, anew: bool = False, wake: bool = False) -> list[str]:
         """`anew`: its settings have changed. `wake`: what has left memory comes back."""
-        done, wanted = [], wanted_versions(entry)
-        for each in wanted:
-            before = next((served for served in self._live(entry.name) if served.version == each.version), None)
-            if await self._load_version(each, before, anew=anew, wake=wake):
-                done.append(f"loaded {entry.name} {each.version}")
+        done = []
+        try:
+            wanted = wanted_versions(entry)
+            for each in wanted:
+                before = next((served for served in self._live(entry.name) if served.version == each.version), None)
+                if await self._load_version(each, before, anew=anew, wake=wake):
+                    done.append(f"loaded {entry.name} {each.version}")
+        except VeltairError as error:
+            self._report(EventKind.MODEL_FAILED, entry.name, str(error))
+            raise
         versions = [each.version for each in wanted]
         for served in self._live(entry.name):
             if served.version not in versions:
@@ -250,12 +255,13 @@ class ModelControl:
             if served is not None:
                 await self.loader.release(served.artifact)
             if isinstance(error, VeltairError):
-                reason = _without_folder(entry, error)
+                reason = without_folder(entry, error)
                 self._states[key] = ModelState("UNAVAILABLE" if before is None else "READY", reason)
             raise
         self._states[key] = READY
         self.room.loaded(served, time.monotonic_ns() - begin_ns)
         self.residency.forget_failure(served)
+        self._report(EventKind.MODEL_LOADED, entry.name, f"version {version}{' anew' if before is not None else ''}")
         self.on_change()
         if before is not None:
             await self._release(before)
@@ -285,9 +291,5 @@ class ModelControl:
         self._states[key] = UNLOADING
         await self._release(served)
         self._states[key] = UNLOADED
+        self._report(EventKind.MODEL_UNLOADED, served.name, f"version {served.version}")
         self.on_change()
-
-
-def _without_folder(entry: TenantConfig, error: VeltairError) -> str:
-    """What went wrong, for clients: they need not know where models lie."""
-    return str(error).replace(entry.artifact, entry.name)

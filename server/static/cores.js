@@ -13,12 +13,12 @@ export function showCores(domains, tenants, busy) {
 function tile(core, tenants, shares) {
   const total = Object.values(shares).reduce((sum, share) => sum + share, 0);
   const element = make("div", "core", make("b", "", String(core)), make("em", "", `${Math.round(100 * total)}%`));
-  tenants.forEach((tenant, i) => {
+  tenants.forEach((tenant) => {
     const share = shares[tenant.name];
     if (!share) return;
     const part = make("i", "");
     part.style.flexBasis = `${100 * share}%`;
-    part.style.background = colour(i);
+    part.style.background = colour(tenant);
     element.append(part);
   });
   const listed = Object.entries(shares).map(([name, share]) => `${name} ${(100 * share).toFixed(1)} %`);

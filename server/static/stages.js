@@ -13,8 +13,8 @@ export function showStageKey(stages) {
   }));
 }
 
-export function showStages(stages, tenants, rows) {
-  byId("stages").replaceChildren(...tenants.map((tenant, index) => row(stages, tenant, rows[index].stages_ms, colour(index))));
+export function showStages(order, stages, tenants, rows) {
+  byId("stages").replaceChildren(...order.map((at) => row(stages, tenants[at], rows[at].stages_ms, colour(tenants[at]))));
 }
 
 const described = (begins, ends) => `from when ${begins} until ${ends}`;

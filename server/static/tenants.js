@@ -1,40 +1,41 @@
-// The table: rates, quantiles against the target, queue, cores, code versions.
+// The table: rates, quantiles against the target, burn, queue, cores, code versions.
 
-import { byId, count, dot, make, ms, percent } from "/admin/text.js";
+import { byId, count, dot, link, make, modelPage, ms, percent, times } from "/admin/text.js";
 import { colour, inkOn } from "/admin/theme.js";
 
 const END = 1.25; // of the track, in targets; a longer bar is cut, and the cut is shown
 
-export function showTenants(tenants, rows, busy) {
-  byId("tenants").replaceChildren(...tenants.map((tenant, index) => {
-    const cores = Object.values(busy).reduce((sum, shares) => sum + (shares[tenant.name] ?? 0), 0);
-    return row(tenant, rows[index], cores, colour(index));
-  }));
+export function showTenants(order, tenants, rows) {
+  byId("tenants").replaceChildren(...order.map((at) => row(tenants[at], rows[at], colour(tenants[at]))));
 }
 
-function row(tenant, now, cores, hue) {
+function row(tenant, now, hue) {
   const breached = now.qos_rate != null && now.qos_rate < tenant.percentile;
   const late = (value) => (value != null && value > tenant.target_ms ? "n breach" : "n");
   const model = tenant.model === tenant.name ? "" : tenant.model;
-  const name = make("div", "tenant", dot(hue), make("span", "", tenant.name), make("span", "model", model));
+  const name = make("div", "tenant", dot(hue), link(modelPage(tenant.name), tenant.name), make("span", "model", model));
   name.title = `priority ${tenant.priority ?? "–"}`;
   // A quantile up to the tenant's percentile must be within the target; a p99 above it does not miss a p95 target.
   const judged = (share, value) => (share <= tenant.percentile ? late(value) : "n");
+  const gone = now.refused_qps + now.failed_qps;
+  const burning = (span) => (now.burn[span] > 1 ? "n breach" : "n");
   return make("tr", "",
     cell("name", "Tenant", name),
-    cell("n", "Served", count(now.qps), unit("/s")),
+    cell("n", "Offered", count(now.offered_qps)),
+    cell("n", "Served", count(now.qps)),
+    cell(now.failed_qps ? "n breach" : "n", "Refused", gone ? count(gone) : "0"),
     cell(breached ? "n breach" : "n", "QoS", percent(now.qos_rate)),
+    cell(burning("5m"), "Burn 5 min", times(now.burn["5m"])),
+    cell(burning("1h"), "Burn 1 h", times(now.burn["1h"])),
     cell(judged(0.5, now.p50_ms), "p50", ms(now.p50_ms)),
     cell(judged(0.95, now.p95_ms), "p95", ms(now.p95_ms)),
     cell(judged(0.99, now.p99_ms), "p99", ms(now.p99_ms)),
     cell("range-cell", "Against target", range(tenant, now, hue)),
-    cell("n", "Queue", now.waiting ?? "–"),
-    cell("n", "Cores", cores.toFixed(2)),
-    cell("mix-cell", "Code versions", mix(now.versions, hue)),
+    cell("n from-engine", "Queue", now.waiting ?? "–"),
+    cell("n from-engine", "Cores", now.busy.toFixed(2)),
+    cell("mix-cell from-engine", "Code versions", mix(now.versions, hue)),
   );
 }
-
-const unit = (text) => make("span", "unit", text);
 
 function cell(className, label, ...content) {
   const element = make("td", className, ...content.map((part) => part instanceof Node ? part : String(part)));
@@ -62,10 +63,11 @@ function range(tenant, now, hue) {
   return element;
 }
 
-/** Shares of the layers run in each code version. */
-function mix(versions, hue) {
+/** Shares of the layers run in each code version; the page about the model says what these are. */
+export function mix(versions, hue) {
   const total = Object.values(versions).reduce((sum, layers) => sum + layers, 0);
   const element = make("div", "mix");
+  const shares = [];
   for (const [version, layers] of Object.entries(versions)) {
     const part = make("span", "", layers / total > 0.12 ? `v${version}` : "");
     part.style.flexGrow = layers / total;
@@ -74,7 +76,10 @@ function mix(versions, hue) {
     part.style.color = inkOn(hue);
     part.style.backgroundImage = `linear-gradient(rgb(var(--panel-rgb) / ${0.14 * Math.min(version, 4)}) 0 100%)`;
     part.title = `version ${version}: ${percent(layers / total)} of the layers run`;
+    shares.push(part.title);
     element.append(part);
   }
+  element.setAttribute("role", "img");
+  element.setAttribute("aria-label", shares.join(", ") || "none run yet");
   return element;
 }

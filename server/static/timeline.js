@@ -1,6 +1,8 @@
 // The timeline of blocks: a lane is a core, a segment is a block; the strip at its bottom shows its code versions.
+// Arrow keys go from block to block; what the focused one is stands below as text, and is read out.
 
-import { byId, dot, make, ms } from "/admin/text.js";
+import { describe, showTip } from "/admin/blocks.js";
+import { byId } from "/admin/text.js";
 import { colour, css, inkOn, onTheme } from "/admin/theme.js";
 
 const KEPT_MS = 10_000;
@@ -8,17 +10,17 @@ const LAG_MS = 250; // blocks are known when their query ends: the newest 250 ms
 const AXIS = 20, GUTTER = 34;
 
 export class Timeline {
-  constructor(domains, tenants, layers) {
+  constructor(domains, tenants) {
     this.cores = domains.flat();
     this.lane = new Map(this.cores.map((core, i) => [core, i]));
     this.tenants = tenants;
-    this.index = new Map(tenants.map((tenant, i) => [tenant.name, i]));
-    this.layers = layers;
+    this.tenants = new Map(tenants.map((tenant) => [tenant.name, tenant]));
     this.blocks = [];
     this.now = 0;
     this.end = null; // fixed while paused
     this.span = 250;
     this.hits = [];
+    this.focused = null; // a block, and the lane that was gone to
     this.canvas = byId("timeline");
     this.laneHeight = Math.max(9, Math.min(44, 352 / this.cores.length));
     this.canvas.style.height = `${this.laneHeight * this.cores.length + AXIS}px`;
@@ -29,6 +31,7 @@ export class Timeline {
     this.canvas.addEventListener("pointerup", () => { this.grab = null; });
     this.canvas.addEventListener("pointerleave", () => { byId("tip").hidden = true; });
     this.canvas.addEventListener("keydown", (event) => this.key(event));
+    this.canvas.addEventListener("blur", () => this.focus(null));
     onTheme(() => this.draw());
     new ResizeObserver(() => this.draw()).observe(this.canvas);
     this.zoom(this.span);
@@ -59,11 +62,56 @@ export class Timeline {
   }
 
   key(event) {
-    const step = { ArrowLeft: -0.25, ArrowRight: 0.25 }[event.key];
+    const spans = [...document.querySelectorAll("[data-span]")].map((button) => +button.dataset.span);
+    const zoomed = { "+": -1, "=": -1, "-": 1 }[event.key], paged = { PageUp: -0.5, PageDown: 0.5 }[event.key];
+    const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1], Home: [-Infinity, 0], End: [Infinity, 0] };
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === " ") this.pause(this.end == null);
-    else if (step) { if (this.end == null) this.pause(true); this.end += step * this.span; this.draw(); }
+    else if (event.key === "Escape") { this.focus(null); this.pause(false); }
+    else if (zoomed) this.zoom(spans[Math.max(0, Math.min(spans.length - 1, spans.indexOf(this.span) + zoomed))]);
+    else if (paged) { if (this.end == null) this.pause(true); this.end += paged * this.span; this.draw(); }
+    else if (moves[event.key]) this.move(...moves[event.key]);
     else return;
     event.preventDefault();
+  }
+
+  /** To the next block in time on this lane, or to the one that is nearest in time on another. */
+  move(later, down) {
+    if (this.end == null) this.pause(true);
+    const onLane = (lane) => this.blocks.filter((block) => this.lanesOf(block).includes(lane)).sort((a, b) => a.begin - b.begin);
+    const { block, lane } = this.focused ?? {};
+    if (!block) {
+      const newest = this.blocks.filter(({ end }) => end <= this.end).sort((a, b) => a.end - b.end).at(-1);
+      return this.focus(newest ?? null, newest && this.lanesOf(newest)[0]);
+    }
+    if (down) {
+      for (let next = lane + down; next >= 0 && next < this.cores.length; next += down) {
+        const near = onLane(next).sort((a, b) => Math.abs(a.begin - block.begin) - Math.abs(b.begin - block.begin))[0];
+        if (near) return this.focus(near, next);
+      }
+      return;
+    }
+    const row = onLane(lane), at = Math.max(0, Math.min(row.length - 1, row.indexOf(block) + later));
+    this.focus(row[at] ?? block, lane);
+  }
+
+  focus(block, lane = 0) {
+    this.focused = block ? { block, lane } : null;
+    const text = byId("timeline-focus");
+    text.hidden = !block;
+    if (block) {
+      const start = this.end - this.span;
+      if (block.end > this.end || block.begin < start) this.end = Math.min(block.begin + 0.8 * this.span, this.now);
+      text.textContent = [`${block.tenant}, query ${block.query}`, ...describe(block, this.tenants.get(block.tenant))].join("; ");
+    } else {
+      text.textContent = "";
+    }
+    this.draw();
+  }
+
+  /** Where it ran at first, and later. */
+  lanesOf(block) {
+    return [block.cores, ...block.coreChanges.map(([, cores]) => cores)].flat().map((core) => this.lane.get(core)).filter((lane) => lane !== undefined);
   }
 
   grabbed(event) {
@@ -81,7 +129,7 @@ export class Timeline {
     const hit = this.hits.findLast(({ x, y, w, h }) => event.offsetX >= x - 1 && event.offsetX <= x + w + 1 && event.offsetY >= y && event.offsetY <= y + h);
     const tip = byId("tip");
     tip.hidden = !hit;
-    if (hit) describe(tip, hit.block, this, event);
+    if (hit) showTip(tip, hit.block, this.tenants.get(hit.block.tenant), event);
   }
 
   draw() {
@@ -113,9 +161,15 @@ export class Timeline {
         cores = more;
       }
     }
+    for (const { x: left, y, w, h, block } of this.hits) {
+      if (block !== this.focused?.block) continue;
+      ctx.lineWidth = 2;
+      ctx.strokeStyle = css("--ink");
+      ctx.strokeRect(left - 1, y - 0.5, w + 2, h + 1);
+    }
     ctx.restore();
     const missing = this.dropped ? `, ${this.dropped} more not shown` : "";
-    byId("timeline-hint").textContent = shown ? `${shown} blocks, ${conflicts} in conflict${missing} · drag to look back` : "no blocks in this span";
+    byId("timeline-hint").textContent = shown ? `${shown} blocks, ${conflicts} in conflict${missing} · drag, or use the arrow keys, to look back` : "no blocks in this span";
   }
 
   lanes(ctx, width, x, start, end) {
@@ -153,7 +207,7 @@ export class Timeline {
   }
 
   segment(ctx, block, from, to, first, last) {
-    const hue = colour(this.index.get(block.tenant) ?? 0), ink = inkOn(hue);
+    const hue = colour(this.tenants.get(block.tenant)), ink = inkOn(hue);
     const gap = to - from > 5 ? 0.5 : 0;
     const px = from + gap, w = Math.max(1, to - from - 2 * gap);
     const y = first * this.laneHeight + 1.5, h = (last - first + 1) * this.laneHeight - 3;
@@ -196,35 +250,4 @@ export class Timeline {
       ctx.fillText(label, px + w / 2, y + (h - strip) / 2 + 0.5);
     }
   }
-}
-
-/** 0, 1, 2, 5 as "0–2, 5". */
-function ranges(cores) {
-  const runs = [];
-  for (const core of cores) {
-    if (runs.length && runs.at(-1)[1] === core - 1) runs.at(-1)[1] = core;
-    else runs.push([core, core]);
-  }
-  return runs.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
-}
-
-function describe(tip, block, { index, layers }, event) {
-  const of = layers[block.tenant] ? ` of ${layers[block.tenant]}` : "";
-  const versions = block.versions.map(([version, n]) => (n > 1 ? `v${version}×${n}` : `v${version}`));
-  const shown = versions.length > 12 ? [...versions.slice(0, 12), "…"] : versions;
-  const lines = [
-    `layers ${block.start}–${block.stop - 1}${of} in ${ms(block.end - block.begin)}`,
-    `core${block.cores.length > 1 ? "s" : ""} ${ranges(block.cores)}${block.coreChanges.map(([, cores]) => `, then ${ranges(cores)}`).join("")}`,
-    `versions ${shown.join(" ")}`,
-    `interference level ${block.level.toFixed(2)}`,
-  ];
-  if (block.queries > 1) lines.push(`a batch of ${block.queries} queries`);
-  if (block.conflict) lines.push("conflict: it wanted more cores than were free");
-  tip.replaceChildren(
-    make("p", "tenant", dot(colour(index.get(block.tenant) ?? 0)), make("span", "", block.tenant), make("span", "model", `query ${block.query}`)),
-    ...lines.map((line) => make("p", "", line)),
-  );
-  const box = tip.getBoundingClientRect();
-  tip.style.left = `${Math.max(6, Math.min(event.clientX + 14, innerWidth - box.width - 8))}px`;
-  tip.style.top = `${event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 12 : event.clientY + 18}px`;
 }

@@ -56,6 +56,8 @@ void budget_count(budgets *all, uint64_t *held, uint64_t now) {
   *held = now;
 }
 
+void budget_refuse(budgets *all, int number) { atomic_fetch_add(&all->refused[number], 1); }
+
 bool budget_ask_python(budgets *all) { return take(&all->python_requests, all->most.python_requests); }
 
 void budget_python_done(budgets *all) { atomic_fetch_sub(&all->python_requests, 1); }

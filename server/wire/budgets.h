@@ -18,7 +18,7 @@ typedef struct {
   uint32_t python_requests, unused;              /* at the same time, that Python handles */
 } limits;
 
-enum { ADDRESSES = 1024 /* counted apart; addresses whose hashes are equal share a count */ };
+enum { ADDRESSES = 1024 /* counted apart; addresses whose hashes are equal share a count */, REASONS = 32 };
 
 typedef struct {
   limits most;
@@ -26,6 +26,7 @@ typedef struct {
   atomic_uint connections, python_requests;
   atomic_uint of_address[ADDRESSES];
   atomic_uint_fast64_t refused_connections, expired_connections; /* so far */
+  atomic_uint_fast64_t refused[REASONS]; /* so far: requests whose tenant nobody knows, by RefusalReason.number */
 } budgets;
 
 /* Counts a connection; false: there are too many. `place`: what budget_disconnect needs. */
@@ -37,6 +38,9 @@ void budget_disconnect(budgets *all, uint32_t place);
 bool budget_allows(const budgets *all, uint64_t held, uint64_t more);
 /* It holds so many by now. */
 void budget_count(budgets *all, uint64_t *held, uint64_t now);
+
+/* A request is refused for this reason before its tenant is known. */
+void budget_refuse(budgets *all, int number);
 
 /* Python handles one more request; false: it has enough. */
 bool budget_ask_python(budgets *all);

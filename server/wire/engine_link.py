@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from veltair.errors import OverloadedError, RefusalReason, VeltairError
+from veltair.errors import FailureReason, OverloadedError, RefusalReason, VeltairError
 from veltair.server.ipc.admission_gates import create_admission_gates, gates_bytes
 from veltair.server.ipc.done_queries import DoneQueries, create_done_queries
 from veltair.server.ipc.lane import create_lanes, lane_bytes, ring_records
@@ -89,12 +89,12 @@ class EngineLink:
 
     def use(self) -> None:
         """Have the threads send their queries to this engine."""
-        self._native.wire_use(self._threads.handle, self._handle, None)
+        self._native.wire_use(self._threads.handle, self._handle, None, 0)
 
-    def fail_all(self, why: str) -> None:
+    def fail_all(self, why: str, reason: FailureReason = FailureReason.ENGINE_DIED) -> None:
         """No thread uses this engine any more; the queries that wait for it fail for this reason."""
         if self._threads.handle:
-            self._native.wire_use(self._threads.handle, None, why.encode())
+            self._native.wire_use(self._threads.handle, None, why.encode(), reason.number)
 
     def leave(self, why: str) -> None:
         """As `fail_all`, once the engine process is gone: gives its lanes and slots back."""

@@ -100,7 +100,9 @@ static bool read_request(const call *of, const uint8_t *message, size_t size, re
 }
 
 void grpc_refuse_call(call *of, int number) {
-  const refusal *why = &of->asker.connection->thread->wire->refusals[number];
+  wire *owner = of->asker.connection->thread->wire;
+  const refusal *why = &owner->refusals[number];
+  budget_refuse(&owner->budgets, number);
   if (of->state == PYTHON) python_aborted(of, why->status.grpc);
   grpc_finish(of, why->status.grpc, why->text, strlen(why->text));
 }

@@ -126,7 +126,9 @@ static void leave(connection *at) {
 
 /* Nothing more is read of it. */
 static void refuse_connection(http1 *on, int number) {
-  const refusal *why = &on->asker.connection->thread->wire->refusals[number];
+  wire *owner = on->asker.connection->thread->wire;
+  const refusal *why = &owner->refusals[number];
+  budget_refuse(&owner->budgets, number);
   on->head.closes = true;
   http1_refuse(&on->asker, why->status, why->text, strlen(why->text));
 }

@@ -73,6 +73,7 @@ static void begin(http1 *on, enum http1_state state) {
   connection *at = on->asker.connection;
   if (!may_ask(on)) {
     const refusal *why = &at->thread->wire->refusals[BUSY];
+    budget_refuse(&at->thread->wire->budgets, BUSY);
     on->discard = on->head.bytes + on->head.body;
     if (state == TUNNELS) on->closing = true; /* nobody knows where the request ends */
     http1_refuse(&on->asker, why->status, why->text, strlen(why->text));

@@ -262,9 +262,10 @@ static bool obey(io_thread *thread) {
   const bool leave = thread->leaving && !thread->left;
   engine_link *link = thread->next_link;
   const char *text = thread->link_text;
+  const int reason = thread->link_reason;
   pthread_mutex_unlock(&thread->lock);
   if (change) {
-    queries_fail(thread, text);
+    queries_fail(thread, reason, text);
     link_release(thread->link);
     thread->link = link;
     pthread_mutex_lock(&thread->lock);
@@ -358,7 +359,7 @@ static void *serve(void *argument) {
     transmit_all(thread);
     if (thread->left && !thread->idle) tell_when_idle(thread);
   }
-  queries_fail(thread, "the server shut down before the query was answered");
+  queries_fail(thread, SHUTDOWN_FAILURE, "the server shut down before the query was answered");
   transmit_all(thread);
   while (thread->connections) close_connection(thread->connections);
   link_release(thread->link);

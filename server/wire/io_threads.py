@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from veltair.access_config import TlsConfig
 from veltair.config import LimitsConfig
-from veltair.errors import ConfigError, VeltairError
+from veltair.errors import ConfigError, RefusalReason, VeltairError
 from veltair.grpc.server import BACKLOG
 from veltair.grpc.server_call import ANSWER_HEAD, ANSWER_TRAILERS, Decompress, Method
 from veltair.server.ipc.native_library import array_address
@@ -225,6 +225,13 @@ class IoThreads:
         if self.handle:
             self._native.wire_budget_counts(self.handle, array_address(counts))
         return ConnectionCounts(*counts.tolist())
+
+    def refusal_counts(self) -> Mapping[str, int]:
+        """Requests that were refused before their tenant was known, so far, by RefusalReason."""
+        counts = np.zeros(1 + len(RefusalReason), np.uint64)
+        if self.handle:
+            self._native.wire_refusal_counts(self.handle, array_address(counts), len(counts))
+        return dict(zip(RefusalReason, counts[1:].tolist(), strict=True))
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more calls, let running ones end within the grace, then close all connections.

@@ -30,10 +30,11 @@ static void keep(io_thread *thread, const ended_query *ended) {
   if (half_full) post_notice(thread->wire, NOTICE_COUNTS);
 }
 
-static void count(io_thread *thread, const plan *plan, int64_t arrival_ns, int outcome, int refusal) {
+/* `reason`: of a refusal or a failure. */
+static void count(io_thread *thread, const plan *plan, int64_t arrival_ns, int outcome, int reason) {
   const int64_t now = now_ns();
   keep(thread, &(ended_query){.end_ns = now, .duration_ns = now - arrival_ns, .batch = plan->batch, .outcome = outcome,
-                              .refusal = refusal, .tenant = plan->tenant, .socket = -1});
+                              .reason = reason, .tenant = plan->tenant, .socket = -1});
 }
 
 /* As stages.stage_times. The answer is counted before the client can have it, and ends later, in queries_sent. */
@@ -71,8 +72,8 @@ void queries_sent(connection *at) {
   pthread_mutex_unlock(&thread->lock);
 }
 
-static void fail(asker *asker, const plan *plan, int outcome, status status, const char *text) {
-  count(asker->connection->thread, plan, asker->arrival_ns, outcome, NO_REFUSAL);
+static void fail(asker *asker, const plan *plan, int outcome, int reason, status status, const char *text) {
+  count(asker->connection->thread, plan, asker->arrival_ns, outcome, reason);
   asker->connection->protocol->refuse(asker, status, text, strlen(text));
 }
 
@@ -213,20 +214,24 @@ static void answer(asker *asker, const query *q, const lane_end *end) {
   int outcome = end->outcome;
   const char *reason = end->reason;
   size_t reason_bytes = end->reason_bytes <= LANE_REASON ? end->reason_bytes : LANE_REASON;
+  int failure = outcome == WORKER_DIED ? WORKER_FAILURE : KERNEL_FAILURE;
   if (outcome == DONE) {
     const plan_output *lost = store(q->plan, slot);
     if (lost) {
-      fail(asker, q->plan, COUNTED_INVALID, INVALID, lost->error);
+      fail(asker, q->plan, COUNTED_INVALID, NO_FAILURE, INVALID, lost->error);
       return;
     }
-    if (!protocol->respond(asker, q, slot)) outcome = FAILED, reason = "out of memory", reason_bytes = strlen(reason);
+    if (!protocol->respond(asker, q, slot)) {
+      outcome = FAILED, failure = INTERNAL_FAILURE;
+      reason = "out of memory", reason_bytes = strlen(reason);
+    }
   }
   if (outcome == DONE) {
     count_answer(thread, socket, q, end);
   } else if (outcome == REJECTED || outcome == CANCELLED) {
     refuse(asker, q->plan, outcome == REJECTED ? end->refusal : DEADLINE);
   } else {
-    count(thread, q->plan, q->arrival_ns, COUNTED_FAILED, NO_REFUSAL);
+    count(thread, q->plan, q->arrival_ns, COUNTED_FAILED, failure);
     post_failure(asker, q, reason, reason_bytes);
     protocol->refuse(asker, thread->wire->outcome_status[outcome], reason, reason_bytes);
   }
@@ -318,14 +323,14 @@ void queries_expire(io_thread *thread, int64_t now) {
   thread->next_deadline_ns = earliest;
 }
 
-void queries_fail(io_thread *thread, const char *text) {
+void queries_fail(io_thread *thread, int reason, const char *text) {
   for (query *next, *q = thread->queries; q; q = next) {
     next = q->next;
     asker *waiting = q->asker;
     leave_asker(q);
     if (waiting) {
       post_failure(waiting, q, text, strlen(text));
-      fail(waiting, q->plan, COUNTED_FAILED, thread->wire->outcome_status[WORKER_DIED], text);
+      fail(waiting, q->plan, COUNTED_FAILED, reason, thread->wire->outcome_status[WORKER_DIED], text);
     }
     forget(q); /* its slot goes with the link */
   }

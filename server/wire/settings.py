@@ -7,20 +7,20 @@ from typing import Any
 import grpc
 
 from veltair.config import LimitsConfig
-from veltair.errors import DeadlineError, OverloadedError, QueryError, RefusalReason, WorkerDiedError
+from veltair.errors import DeadlineError, KernelError, OverloadedError, QueryError, RefusalReason, WorkerDiedError
 from veltair.server.ipc.lane import OUTCOMES
 from veltair.server.ipc.messages import Outcome
 from veltair.server.wire.native import Limits, Refusal, Status
 
 # What an outcome of the engine is to the client; the refused ones say why.
-_ERRORS: dict[str, type[QueryError]] = {"worker_died": WorkerDiedError}
+_ERRORS: dict[str, type[QueryError]] = {"failed": KernelError, "worker_died": WorkerDiedError}
 
 
 def error_of(outcome: Outcome, reason: str) -> QueryError:
     """The error of a query that was not done.
 
     >>> error_of("rejected", "overload"), error_of("failed", "no memory")
-    (OverloadedError('the queries before it leave it too little time'), QueryError('no memory'))
+    (OverloadedError('the queries before it leave it too little time'), KernelError('no memory'))
     """
     if outcome == "rejected":
         return OverloadedError(RefusalReason(reason))

@@ -148,13 +148,14 @@ EXPORT uint64_t wire_lane_bytes(uint64_t records) { return lane_bytes(records); 
 
 /* Has all threads use this engine, or none (NULL). Queries that wait for another fail with `text`, which stays valid.
  * No thread uses the last one's memory when it returns. */
-EXPORT void wire_use(wire *of, engine_link *link, const char *text) {
+EXPORT void wire_use(wire *of, engine_link *link, const char *text, int reason) {
   for (int i = 0; i < of->threads; i++) {
     io_thread *thread = &of->thread[i];
     if (link) atomic_fetch_add(&link->references, 1);
     pthread_mutex_lock(&thread->lock);
     thread->next_link = link;
     thread->link_text = text;
+    thread->link_reason = reason;
     thread->link_changed = true;
     pthread_mutex_unlock(&thread->lock);
     thread_wake(thread);
@@ -227,6 +228,11 @@ EXPORT void wire_budget_counts(const wire *of, uint64_t counts[4]) {
   const budgets *all = &of->budgets;
   counts[0] = atomic_load(&all->connections), counts[1] = atomic_load(&all->memory);
   counts[2] = atomic_load(&all->refused_connections), counts[3] = atomic_load(&all->expired_connections);
+}
+
+/* Requests refused before their tenant was known, so far, by RefusalReason.number below `size`. */
+EXPORT void wire_refusal_counts(const wire *of, uint64_t *counts, uint32_t size) {
+  for (uint32_t i = 0; i < size && i < REASONS; i++) counts[i] = atomic_load(&of->budgets.refused[i]);
 }
 
 EXPORT call_event *wire_next_event(wire *of) { return event_next(of); }

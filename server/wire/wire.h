@@ -84,7 +84,7 @@ enum { STAGE_READ, STAGE_HANDOFF, STAGE_WAIT, STAGE_EXECUTE, STAGE_GAP, STAGE_RE
 /* How an ended query is counted: request_counts.ENDED_REQUEST, its tenant, and the socket of its answer. */
 typedef struct {
   int64_t end_ns, duration_ns, stage_ns[STAGES];
-  int32_t batch, outcome, refusal, tenant, socket; /* -1: nothing more is to be counted of it */
+  int32_t batch, outcome, reason, tenant, socket; /* -1: nothing more is to be counted of it */
 } ended_query;
 
 enum { COUNTED_OK, COUNTED_INVALID, COUNTED_OVERLOADED, COUNTED_DEADLINE, COUNTED_CANCELLED, COUNTED_FAILED };
@@ -102,6 +102,8 @@ typedef struct {
 
 /* Why a query is refused: RefusalReason.number. */
 enum { NO_REFUSAL, LATE_ON_ARRIVAL, DEADLINE, SLOTS, OVERLOAD, MEMORY, SLOW, BUSY, HEAD, RATE };
+/* Why one fails: FailureReason.number. */
+enum { NO_FAILURE, KERNEL_FAILURE, WORKER_FAILURE, ENGINE_FAILURE, SHUTDOWN_FAILURE, INTERNAL_FAILURE };
 
 /* What a connection speaks. Its functions belong to the connection's thread. */
 typedef struct protocol {
@@ -195,6 +197,7 @@ typedef struct io_thread {
   engine_link *next_link;
   bool link_changed, stopping, leaving, idle;
   const char *link_text; /* why the queries of the last link fail */
+  int link_reason;       /* as one of the fixed list */
   pthread_cond_t settled;
   bool left; /* connections know that no calls begin any more */
   /* Python's calls by number. */
@@ -291,7 +294,7 @@ void query_abandon(query *query); /* the client left */
 void queries_end(io_thread *thread); /* all that the engine has answered */
 void queries_sent(connection *at);   /* what it has to send is with the socket, as far as that takes it */
 void queries_expire(io_thread *thread, int64_t now);
-void queries_fail(io_thread *thread, const char *text); /* the engine is gone */
+void queries_fail(io_thread *thread, int reason, const char *text); /* the engine is gone, or the server ends */
 void link_release(engine_link *link);
 
 /* python_calls.c */

@@ -14,10 +14,12 @@ from msgspec.structs import replace
 from veltair.errors import OverloadedError, RefusalReason
 from veltair.profiles.artifact.manifest import SCHEMA, Manifest, Port
 from veltair.profiles.artifact.sealed_artifact import SealedArtifact, SealedFiles
-from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.http_front import application
 from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
+from veltair.server.front.monitor.dashboard import Dashboard
+from veltair.server.front.monitor.event_history import EventHistory
+from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.query_result import QueryResult
 from veltair.server.front.snapshot import Snapshot
 from veltair.server.ipc.messages import EngineStatus
@@ -120,6 +122,8 @@ class NumpyEngine:
             arrived=done,
             waiting=5,
             running=1,
+            predicted_ns=2 * MS,
+            measured_ns=3 * MS,
             batches={1: 7, 3: 2, 200: 1},
             executions={1: Executions(done, 2 * MS * done)} if done else {},
             versions={0: done, 2: 2 * done},
@@ -156,8 +160,10 @@ class Front:
         }
         self.engine = NumpyEngine(tenants)
         self.metrics = Metrics({name: (t.manifest.model, t.qos) for name, t in tenants.items()})
+        self.metrics.build = {"version": "0", "policy": "fcfs"}
+        self.metrics.events, self.metrics.hour = EventHistory(), HourHistory(self.metrics.tenants)
         self.service = InferenceService(self.engine, self.metrics, LIMIT)
-        self.dashboard = Dashboard(self.engine, self.metrics, Machine(((0, 1),)), {"version": "0"})
+        self.dashboard = Dashboard(self.engine, self.metrics, Machine(((0, 1),)))
         self.app = application(self.service, self.dashboard)
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://test")

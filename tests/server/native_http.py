@@ -16,8 +16,8 @@ from native_front import IDS, Fronts, X, fronts, run_in
 from scripted_engine import ScriptedEngine
 
 from veltair.server.access.http_access import AccessCheck
-from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.http_front import application
+from veltair.server.front.monitor.dashboard import Dashboard
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.listening import HttpServer, bind, listen_inside
 from veltair.types import Machine
@@ -103,7 +103,7 @@ class HttpFronts:
 async def http_fronts(**options: Any) -> Any:
     async with fronts(**options) as made:
         learner = PlanLearner(made.threads, made.engine, made.service.regions, made.access)
-        dashboard = Dashboard(made.engine, made.service.metrics, Machine(((0, 1),)), {"version": "0"})
+        dashboard = Dashboard(made.engine, made.service.metrics, Machine(((0, 1),)))
         app = AccessCheck(application(made.service, dashboard, learner), made.access, apart=False)
         public, alone, inside = bind("http", "127.0.0.1:0"), bind("http", "127.0.0.1:0"), listen_inside()
         alone.listen()

@@ -13,6 +13,7 @@ from typing import Any
 from veltair import config
 from veltair.config import ServeConfig
 from veltair.server.front.engine_client import EngineClient
+from veltair.server.ipc.daemon_events import Report, report_nothing
 from veltair.server.ipc.status_records import BlockStatus
 
 WAIT_S = 60.0  # for what must come; a test that waits so long has failed
@@ -29,8 +30,8 @@ def serve_config(artifacts: Path, *names: str, **server: Any) -> ServeConfig:
 
 
 @asynccontextmanager
-async def serving(configuration: ServeConfig) -> AsyncIterator[EngineClient]:
-    client = await EngineClient.start(configuration)
+async def serving(configuration: ServeConfig, report: Report = report_nothing) -> AsyncIterator[EngineClient]:
+    client = await EngineClient.start(configuration, report=report)
     try:
         yield client
     finally:

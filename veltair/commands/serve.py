@@ -31,13 +31,17 @@ from veltair.server.access.callers import Access
 from veltair.server.access.certificates import Certificates
 from veltair.server.access.http_access import AccessCheck
 from veltair.server.engine.machine_limits import home_core, limit_machine
-from veltair.server.front.dashboard import Dashboard
 from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.grpc_front import GrpcFront, start_threads
 from veltair.server.front.http_front import application
 from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.metrics import Metrics
+from veltair.server.front.monitor.build_info import describe_build
+from veltair.server.front.monitor.dashboard import Dashboard
+from veltair.server.front.monitor.event_history import EventHistory
+from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.plan_learner import PlanLearner
+from veltair.server.ipc.daemon_events import EventKind, Report
 from veltair.server.ipc.process_setup import log_to_stderr, set_nice
 from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, with_descriptors
 from veltair.server.protocol.origin_check import OriginCheck, known_hosts
@@ -142,7 +146,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 certificates = Certificates(threads, config.server.tls)
                 held.callback(asyncio.create_task(certificates.follow()).cancel)
         _let_in(access, certificates, threads, config)
-        starting = asyncio.create_task(EngineClient.start(config, threads))
+        events = EventHistory()
+        starting = asyncio.create_task(EngineClient.start(config, threads, events.add))
         if not await _ended_before(stop, starting):
             starting.cancel()
             await asyncio.wait([starting])
@@ -157,7 +162,9 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
             metrics.denied = access.denied
             if threads is not None:
                 metrics.refresh, metrics.connections = threads.drain_counts, threads.connection_counts
-                metrics.tenant_of = partial(_tenant_of, client)
+                metrics.tenant_of, metrics.refused_by_threads = partial(_tenant_of, client), threads.refusal_counts
+            metrics.events, metrics.hour = events, HourHistory(metrics.tenants, lambda: metrics.refresh())
+            held.callback(asyncio.create_task(metrics.hour.record()).cancel)
             service = InferenceService(
                 client,
                 metrics,
@@ -167,8 +174,8 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 control=client.control,
                 model_control=config.server.model_control,
             )
-            about = {"version": service.version, "policy": config.server.policy}
-            dashboard = Dashboard(client, metrics, machine, about)
+            metrics.build = describe_build(config.server.policy)
+            dashboard = Dashboard(client, metrics, machine, apart=admin is not None)
             if (control := client.control) is not None:
                 control.read_config, control.on_change = read, partial(_tell_of_models, client, metrics, dashboard)
                 control.on_reload = partial(_let_in, access, certificates, threads)
@@ -197,8 +204,10 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
             if admin is not None:
                 addresses["admin"] = address_of(admin)
             announce(config, client.tenants, addresses, time.monotonic() - started, as_json=as_json)
+            events.add(EventKind.STARTED, "", f"version {service.version}, {len(client.tenants)} tenants")
             await _ended_before(stop, http_task)
-            await _leave(client, grpc_front, stop_now, config.server.lame_duck_s if stop.is_set() else 0.0)
+            lame_duck_s = config.server.lame_duck_s if stop.is_set() else 0.0
+            await _leave(client, grpc_front, stop_now, lame_duck_s, events.add)
             await dashboard.close()
             http.should_exit = True
             await asyncio.gather(http_task, grpc_front.stop(FLUSH_S))
@@ -267,15 +276,19 @@ async def _ended_before(stop: asyncio.Event, task: asyncio.Task[Any]) -> bool:
     return task.done()
 
 
-async def _leave(client: EngineClient, grpc_front: GrpcFront, stop_now: asyncio.Event, lame_duck_s: float) -> None:
+async def _leave(
+    client: EngineClient, grpc_front: GrpcFront, stop_now: asyncio.Event, lame_duck_s: float, report: Report
+) -> None:
     """Be not ready, serve for `lame_duck_s` more, and answer the accepted queries; a second signal ends the wait."""
     client.report_not_ready()
     await grpc_front.report_draining()
     if lame_duck_s:
         _log.info("not ready any more; serving for %.1f s more, or until a second signal", lame_duck_s)
+        report(EventKind.NOT_READY, "", f"the server will drain in {lame_duck_s:g} s")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop_now.wait(), lame_duck_s)
     _log.info("draining: accepted queries are answered, new ones refused; a second signal ends at once")
+    report(EventKind.DRAINING, "", "accepted queries are answered, new ones refused")
     draining = asyncio.create_task(client.drain())
     if not await _ended_before(stop_now, draining):
         await client.shut_down()

@@ -220,6 +220,8 @@ def test_administration_and_metrics_on_an_address_of_their_own(artifacts: Path, 
         for path in paths:
             assert ask(daemon.http, "GET", path)[0] == 404
             assert ask(daemon.admin, "GET", path)[0] == 200
+        assert ask(daemon.http, "GET", "/")[0] == 404
+        assert ask(daemon.admin, "GET", "/")[0] == 307  # to the dashboard
         assert ask(daemon.http, "POST", loading, body=b"{}")[0] == 404
         assert ask(daemon.admin, "POST", loading, body=b"{}")[0] == 200
         for _ in range(3):  # there is a plan, which is for the other address

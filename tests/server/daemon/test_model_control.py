@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -218,6 +220,11 @@ def test_the_configuration_is_read_again(artifacts: Path, tmp_path: Path) -> Non
             assert says in answer["error"]
             os.kill(daemon.process.pid, signal.SIGHUP)
             assert both(http, rpc, model="two") == {(2.0**LAYERS, "1")}
+        with urllib.request.urlopen(f"http://{daemon.http}/admin/api/events") as page:
+            events = json.load(page)["events"]
+        told = {(event["kind"], event["subject"]) for event in events}
+        assert told >= {("started", ""), ("model_loaded", "two"), ("model_unloaded", "one"), ("reloaded", "")}
+        assert told >= {("reload_failed", ""), ("model_failed", "none")}
         http.close()
         rpc.close()
 

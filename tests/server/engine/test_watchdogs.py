@@ -16,6 +16,7 @@ from running_engine import block_under_way, living, serve_config, serving, until
 
 from veltair.errors import OverloadedError, QueryError, WorkerDiedError
 from veltair.server.front.engine_client import EngineClient
+from veltair.server.front.monitor.event_history import EventHistory
 
 pytestmark = pytest.mark.slow
 
@@ -70,8 +71,10 @@ def test_a_long_block_has_ten_times_what_it_was_predicted(artifacts: Path) -> No
 
 
 def test_a_stopped_engine_is_not_ready_and_is_replaced(artifacts: Path) -> None:
+    events = EventHistory()
+
     async def scenario() -> None:
-        async with serving(serve_config(artifacts, "mlp", hung_engine_s=1.5)) as client:
+        async with serving(serve_config(artifacts, "mlp", hung_engine_s=1.5), events.add) as client:
             assert client.ready and await answers(client)
             before = (await client.snapshot()).engine_pid
             workers = await pids(client)
@@ -93,6 +96,8 @@ def test_a_stopped_engine_is_not_ready_and_is_replaced(artifacts: Path) -> None:
             await until("another engine", back)
             after = await client.snapshot()
             assert after.engine_pid != before and after.engine_restarts == 1
+            told = [event["kind"] for event in events.since(0)]
+            assert told == ["engine_hung", "engine_died", "engine_restarted"]
             assert not [pid for pid in (before, *workers) if living(pid)]
 
     asyncio.run(scenario())

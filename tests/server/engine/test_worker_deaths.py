@@ -15,6 +15,7 @@ from running_engine import block_under_way, living, process_state, serve_config,
 
 from veltair.errors import WorkerDiedError
 from veltair.server.front.engine_client import EngineClient
+from veltair.server.front.monitor.event_history import EventHistory
 from veltair.server.front.query_result import QueryResult
 
 pytestmark = pytest.mark.slow
@@ -46,9 +47,11 @@ def right(answer: QueryResult) -> bool:
 
 @pytest.mark.parametrize("spare_workers", [0, 1])
 def test_a_killed_worker_costs_its_own_query_only_and_is_replaced(artifacts: Path, spare_workers: int) -> None:
+    events = EventHistory()
+
     async def scenario() -> None:
         async with serving(
-            serve_config(artifacts, "spin", "mlp", policy="fcfs", spare_workers=spare_workers)
+            serve_config(artifacts, "spin", "mlp", policy="fcfs", spare_workers=spare_workers), events.add
         ) as client:
             victim = asyncio.create_task(client.infer("spin", spin_inputs(LONG_TURNS)))
             running = await block_under_way(client, "spin")
@@ -60,6 +63,9 @@ def test_a_killed_worker_costs_its_own_query_only_and_is_replaced(artifacts: Pat
             await replaced(client, running.worker)
             status = (await client.snapshot()).status
             assert status.worker_deaths == 1
+            (event,) = events.since(0)
+            told = f"worker {running.worker} was killed by SIGKILL while it ran a query"
+            assert (event["kind"], event["severity"], event["text"]) == ("worker_died", "error", told)
             assert (status.tenants["spin"].failed, status.tenants["mlp"].done) == (1, 20)
             assert (await client.snapshot()).held == 0
             both = await asyncio.gather(*(client.infer("spin", spin_inputs(2, seed)) for seed in (1, 2)))

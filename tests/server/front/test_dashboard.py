@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from in_process_front import MS, Front, run
 
-from veltair.server.front import dashboard
-from veltair.server.front.dashboard import busy_shares, run_lengths
+from veltair.server.front.monitor import dashboard
+from veltair.server.front.monitor.core_use import busy_shares, run_lengths
 from veltair.server.ipc.stages import STAGES
 from veltair.server.ipc.status_records import BlockRecord, BlockStatus, CoreChange
 

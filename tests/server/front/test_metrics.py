@@ -64,6 +64,17 @@ def test_metrics() -> None:
         assert value("process_cpu_seconds_total", *this_process) > 0
         assert value("process_threads", *this_process) >= 1
         assert value("process_open_fds", *this_process) >= 3
+        assert value("veltair_build_info", ("version", "0"), ("policy", "fcfs")) == 1
+        assert value("veltair_failures_total", *sums, ("reason", "kernel")) == 0
+        assert value("veltair_slo_objective_ratio", *sums) == 0.95
+        assert value("veltair_slo_requests_total", *sums) == 2
+        assert value("veltair_slo_misses_total", *sums, ("cause", "overloaded")) == 1
+        assert round(value("veltair_slo_burn_rate", *sums, ("window", "5m"))) == 10
+        assert value("veltair_early_refusals_total", ("reason", "memory")) == 0
+        assert value("veltair_events_total", ("kind", "worker_died")) == 0
+        front_ns = round(1e9 * value("veltair_front_seconds_sum", *sums))
+        assert front_ns == stages["read"] + stages["handoff"] + stages["report"] + stages["answer"]
+        assert value("veltair_measured_block_seconds_total", *sums) == 0.003
         front.engine.ready = False
         page = (await front.http.get("/metrics")).text
         assert "veltair_requests_total" in page and "veltair_code_versions" not in page

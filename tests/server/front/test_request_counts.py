@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from veltair.errors import DeadlineError, OverloadedError, QueryError, RefusalReason, RequestError
+from veltair.errors import (
+    DeadlineError,
+    FailureReason,
+    KernelError,
+    OverloadedError,
+    QueryError,
+    RefusalReason,
+    RequestError,
+)
 from veltair.server.front import recent_window, request_counts
 from veltair.server.front.recent_window import CAPACITY, RecentWindow
 from veltair.server.front.request_counts import OUTCOMES, DurationHistogram, ExecutionCounts, RequestCounts
@@ -22,10 +30,15 @@ from veltair.types import QoSTarget
 MS = 1_000_000
 TARGET = QoSTarget(7 * MS, 0.9)
 WALL_NS = 1_700_000_000_123_456_789  # wall clock less monotonic clock
-ERRORS = {"invalid": RequestError("x"), "cancelled": asyncio.CancelledError(), "failed": QueryError("x")}
+ERRORS = {
+    "invalid": RequestError("x"),
+    "cancelled": asyncio.CancelledError(),
+}
+FAILURES = {FailureReason.INTERNAL: QueryError("x"), FailureReason.KERNEL: KernelError("x")}
 LATE = (RefusalReason.LATE_ON_ARRIVAL, RefusalReason.DEADLINE)
-ENDS = [  # outcomes, each with the number of its refusal
+ENDS = [  # outcomes, each with the number of its reason
     *((OUTCOMES.index(outcome), 0) for outcome in ("ok", *ERRORS)),
+    *((OUTCOMES.index("failed"), failure.number) for failure in FAILURES),
     *((OUTCOMES.index("deadline" if reason in LATE else "overloaded"), reason.number) for reason in RefusalReason),
 ]
 
@@ -46,12 +59,14 @@ def count_one_by_one(counts: RequestCounts, records: NDArray[Any], patch: pytest
     clocks = Clocks()
     patch.setattr(request_counts, "time", clocks)
     reasons = list(RefusalReason)
-    for clocks.now_ns, duration_ns, stage_ns, batch, outcome, refusal in records.tolist():
+    for clocks.now_ns, duration_ns, stage_ns, batch, outcome, reason in records.tolist():
         if OUTCOMES[outcome] == "ok":
             counts.count_answer(stage_ns, batch)
-        elif refusal:
+        elif OUTCOMES[outcome] == "failed":
+            counts.count_error(FAILURES[list(FailureReason)[reason - 1]], duration_ns)
+        elif reason:
             kind = DeadlineError if OUTCOMES[outcome] == "deadline" else OverloadedError
-            counts.count_error(kind(reasons[refusal - 1]), duration_ns)
+            counts.count_error(kind(reasons[reason - 1]), duration_ns)
         else:
             counts.count_error(ERRORS[OUTCOMES[outcome]], duration_ns)
 
@@ -107,7 +122,7 @@ def test_a_batch_larger_than_the_window_leaves_its_last_records(monkeypatch: pyt
         records["duration_ns"] = records["stage_ns"].sum(axis=1)
         records["batch"] = random.integers(1, 9, size)
         drawn = np.array(ENDS)[random.integers(0, len(ENDS), size)]
-        records["outcome"], records["refusal"] = drawn.T
+        records["outcome"], records["reason"] = drawn.T
         batched.count_batch(records, monotonic_ns=0, wall_ns=WALL_NS)
         count_one_by_one(single, records, monkeypatch)
         assert state(batched) == state(single)

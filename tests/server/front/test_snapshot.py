@@ -11,6 +11,7 @@ from veltair.config import ServeConfig, TenantConfig
 from veltair.server.engine import block_history
 from veltair.server.engine.block_history import BlockHistory
 from veltair.server.front.engine_client import EngineClient
+from veltair.server.ipc.daemon_events import report_nothing
 from veltair.server.ipc.messages import EngineReady, EngineStatus
 from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.repository.live_models import LiveModels
@@ -51,7 +52,9 @@ def test_every_block_is_handed_out_once_over_pages_and_engines(monkeypatch: pyte
 
     async def scenario() -> None:
         nonlocal engine
-        client = EngineClient(ServeConfig(tenants=(TenantConfig(name="mlp", artifact="mlp"),)), LiveModels())
+        client = EngineClient(
+            ServeConfig(tenants=(TenantConfig(name="mlp", artifact="mlp"),)), LiveModels(), None, report_nothing
+        )
         engine = Engine()
         await client._start_engine()
         engine.run(*range(7))

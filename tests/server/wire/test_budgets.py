@@ -105,6 +105,11 @@ def test_an_address_has_connections_of_its_own() -> None:
     native_http.run(test, limits=LimitsConfig(connections_per_address=2))
 
 
+def counted(fronts: HttpFronts) -> dict[str, int]:
+    """Requests that were refused before their tenant was known."""
+    return {reason: count for reason, count in fronts.fronts.threads.refusal_counts().items() if count}
+
+
 def test_a_head_has_its_size_and_its_time() -> None:
     async def test(fronts: HttpFronts) -> None:
         large, slow, good = [await fronts.client() for _ in range(3)]
@@ -119,6 +124,7 @@ def test_a_head_has_its_size_and_its_time() -> None:
         answer = await slow.rest()
         assert answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n") and RefusalReason.SLOW.text.encode() in answer
         assert await good.ask(GET) == LIVE
+        assert counted(fronts) == {RefusalReason.HEAD: 2, RefusalReason.SLOW: 1}
 
     native_http.run(test, limits=LimitsConfig(header_bytes=1024, head_s=SOON_S))
 
@@ -236,6 +242,7 @@ def test_requests_of_an_unusual_form_are_refused_when_python_has_enough() -> Non
         assert answer.startswith(b"HTTP/1.1 503 ") and RefusalReason.BUSY.text.encode() in answer
         assert await client.ask(GET) == LIVE  # an operator gets through
         assert await client.ask(PLAIN) == expected  # and so does what has a plan
+        assert counted(fronts) == {RefusalReason.BUSY: 2}
         engine.gate.set()
         assert {answer.code for answer in await asyncio.gather(*held)} == {grpc.StatusCode.OK}
         engine.gate = None

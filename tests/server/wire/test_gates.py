@@ -6,13 +6,14 @@ import asyncio
 
 import grpc
 import native_http
+import pytest
 from native_front import INFER, Answer, Fronts, ask, encoded, run
 from native_http import PLAIN, HttpFronts
 from scripted_engine import SUMS
 from tritonclient.grpc import service_pb2 as pb
 from wire_frames import frame
 
-from veltair.errors import RefusalReason
+from veltair.errors import OverloadedError, RefusalReason
 from veltair.grpc.http2 import frames, hpack
 from veltair.server.ipc.admission_gates import MOST_SHUT_NS, AdmissionGates, create_admission_gates
 from veltair.server.ipc.tenant_share import TenantShare
@@ -149,6 +150,18 @@ def test_how_long_and_for_what_a_gate_is_shut() -> None:
     gates.shut(0, 3, now_ns=200, for_ns=10**12)
     assert (shut(200 + MOST_SHUT_NS - 1), shut(200 + MOST_SHUT_NS)) == ([3, 4, 5], [])
     assert not gates.is_shut(1, 5, 200)
+
+
+def test_a_rate_lets_queries_pass_again_also_those_that_python_sends() -> None:
+    async def body(fronts: Fronts) -> None:
+        fronts.link(shares=[TenantShare(rate=1.0, burst=1), TenantShare(), TenantShare(), TenantShare()])
+        link, second_ns = fronts.scripted.link, 1_000_000_000
+        for now_ns in range(5 * second_ns, 15 * second_ns, second_ns):  # more than 32 bits hold
+            link.give_back(SUMS, link.take(SUMS, now_ns))
+            with pytest.raises(OverloadedError, match=RefusalReason.RATE.text):
+                link.take(SUMS, now_ns)
+
+    run(body)
 
 
 def test_a_tenant_that_asks_too_often_is_refused_and_others_are_not() -> None:

@@ -10,7 +10,7 @@ import pytest
 from native_front import SLOTS, Answer, Fronts, ask, encoded, run
 from scripted_engine import EXECUTE_NS, GAP_NS, QUEUE_NS, REPORT_NS, SUMS
 
-from veltair.errors import RefusalReason, WorkerDiedError
+from veltair.errors import FailureReason, RefusalReason, WorkerDiedError
 from veltair.server.ipc.stages import EXECUTE, READ, REPORT
 from veltair.server.protocol.failed_queries import MOST_ID
 from veltair.server.wire.io_threads import TAKEN_AT_ONCE
@@ -219,7 +219,8 @@ def test_counts_are_what_happened(teller: Any) -> None:
         (rows,) = found
         assert rows["batch"].tolist() == [1, 3, 3, 1, 1]
         assert rows["outcome"].tolist() == [0, 2, 0, 5, 5]  # ok, overloaded, failed
-        assert rows["refusal"].tolist() == [0, RefusalReason.OVERLOAD.number, 0, 0, 0]
+        failures = FailureReason.KERNEL.number, FailureReason.WORKER_DIED.number
+        assert rows["reason"].tolist() == [0, RefusalReason.OVERLOAD.number, 0, *failures]
         assert set(rows["tenant"].tolist()) == {SUMS}
         answered = rows["outcome"] == 0
         stage_ns = rows["stage_ns"][answered]  # (queries, stages)
