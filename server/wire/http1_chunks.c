@@ -20,7 +20,7 @@ static bool step(chunks *of, uint8_t byte) {
     case SIZE: {
       const int value = digit(byte);
       if (value >= 0 && of->digits < MOST_DIGITS) {
-        of->left = of->left << 4 | (uint64_t)value;
+        of->size = of->size << 4 | (uint64_t)value;
         of->digits++;
         return true;
       }
@@ -32,9 +32,10 @@ static bool step(chunks *of, uint8_t byte) {
       if (byte == '\r') of->place = SIZE_END;
       return byte == '\r' || is_text(byte);
     case SIZE_END:
-      of->place = of->left ? DATA_BEGINS : TRAILER;
+      of->place = of->size ? DATA_BEGINS : TRAILER;
+      of->left = byte == '\n' ? of->size : 0;
       of->data += of->left;
-      of->digits = 0;
+      of->size = of->digits = 0;
       return byte == '\n';
     case DATA_END:
       of->place = DATA_LINE_END;

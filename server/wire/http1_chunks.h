@@ -13,6 +13,7 @@ enum chunks_state { CHUNKS_GO_ON, CHUNKS_OVER, CHUNKS_BROKEN };
 
 /* All zero before the first byte. */
 typedef struct {
+  uint64_t size;   /* of the chunk whose first line is being read */
   uint64_t left;   /* bytes of the present chunk's data that are still to come */
   uint64_t data;   /* bytes of data in all chunks so far, with those */
   uint32_t beside; /* bytes of extensions and trailers so far */

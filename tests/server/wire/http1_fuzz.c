@@ -46,7 +46,7 @@ static void read_json(const uint8_t *bytes, size_t size) {
   free(copy);
 }
 
-/* What a body in chunks that comes in parts of up to `most` bytes is; the last bytes of `from` that were read go to *read. */
+/* What a body in chunks is that comes in parts of up to `most` bytes: how much data it has, and how much of it was read. */
 static chunks read_chunks(const uint8_t *from, size_t size, size_t most, uint64_t *data, size_t *read) {
   enum { MOST_BESIDE = 50 };
   chunks found = {0};
