@@ -116,11 +116,13 @@ def add_result(name: str, inputs: int, seconds: float, code: int) -> dict[str, A
 
 def keep(name: str, command: list[str]) -> int:
     """Keep the fewest inputs that cover as much as all. Returns their bytes."""
-    merged = WORK / f"{name}.merged"
-    shutil.rmtree(merged, ignore_errors=True)
-    merged.mkdir()
-    arguments = ["-merge=1", *options(name), str(merged), str(WORK / name)]
-    subprocess.run([*command, *arguments], cwd=ROOT, check=True, capture_output=True, preexec_fn=_be_nice)
+    merged = WORK / name
+    if TARGETS[name]:  # a merge starts the program anew for each bad input, which a module of Python is not
+        merged = WORK / f"{name}.merged"
+        shutil.rmtree(merged, ignore_errors=True)
+        merged.mkdir()
+        arguments = ["-merge=1", *options(name), str(merged), str(WORK / name)]
+        subprocess.run([*command, *arguments], cwd=ROOT, check=True, capture_output=True, preexec_fn=_be_nice)
     write_inputs(name, [file.read_bytes() for file in merged.iterdir()])
     return path_of(name).stat().st_size
 
