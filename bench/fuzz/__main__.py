@@ -53,6 +53,8 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=1_000_000, help="of each target")
     parser.add_argument("--pack", action="store_true", help="only merge and keep what an earlier run has found")
     args = parser.parse_args()
+    if unknown := set(args.targets) - TARGETS.keys():
+        parser.error(f"no target {', '.join(sorted(unknown))}")
     for name in args.targets or TARGETS:
         command, folder = build(name), WORK / name
         folder.mkdir(parents=True, exist_ok=True)
