@@ -78,8 +78,12 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     async def ModelInfer(self, grpc_request: GrpcRequest, context: Any) -> Any:
         arrival_ns = time.monotonic_ns()
-        message = grpc_request.message
+        learner = self._learner
         try:
+            if grpc_request.message is None:
+                raw = await self._service.parser.with_raw_contents(grpc_request.data)
+                grpc_request, learner = parse_request(memoryview(raw), len(raw)), None
+            message = grpc_request.message
             request = decode_request(grpc_request)
         except RequestError:
             self._service.metrics.malformed_requests += 1
@@ -104,8 +108,8 @@ class InferenceServicer(pb_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         )
         if _wants_final_mark(request):
             response.parameters[FINAL_RESPONSE].bool_param = True
-        if self._learner is not None and not wants_trace(request.parameters):
-            self._learner.learn_grpc(grpc_request, tenant, request, inferred.served, response)
+        if learner is not None and not wants_trace(request.parameters):
+            learner.learn_grpc(grpc_request, tenant, request, inferred.served, response)
         return response
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from veltair.errors import RequestError
+from veltair.server.protocol import length_prefixed
 from veltair.server.protocol.datatypes import BYTES, Array, datatype_name, numpy_dtype
 from veltair.server.protocol.infer_request import (
     InferRequest,
@@ -20,7 +21,8 @@ from veltair.server.protocol.infer_request import (
     parse_tensor_location,
     refuse_unsupported,
 )
-from veltair.server.protocol.tensor_values import tensor_bytes
+from veltair.server.protocol.request_bounds import check_counts, check_parameters, check_shape
+from veltair.server.protocol.tensor_values import tensor_bytes, tensor_values
 
 # The field of InferTensorContents that holds a datatype. FP16 and BF16 have none: they are sent raw.
 _CONTENTS = {
@@ -42,7 +44,10 @@ _CONTENTS = {
 _MAX_FIELDS = 64
 _FIELD_BYTES = 4096  # unless the fields have this many bytes on average
 _LENGTH_DELIMITED = 2  # protobuf's wire type
+_RAW_CONTENTS = pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER
 _MAX_VARINT_BYTES = 10
+
+INLINE_BYTES = 256 * 1024  # of a request but its raw contents; numbers and strings in that many take about 25 ms
 
 
 class GrpcRequest(NamedTuple):
@@ -54,16 +59,18 @@ class GrpcRequest(NamedTuple):
     ('mlp', b'1234')
     """
 
-    message: Any
+    message: Any  # None: it has more than INLINE_BYTES, and is parsed in another process (`JsonParser`)
     buffers: Sequence[bytes | memoryview]  # the raw contents
     data: memoryview  # all of it, as it came
 
 
-def parse_request(data: memoryview) -> GrpcRequest:
+def parse_request(data: memoryview, inline_bytes: int = INLINE_BYTES) -> GrpcRequest:
     """Parse a ModelInferRequest. Protobuf would copy raw contents twice; here they stay views of `data` if few.
 
     Raises DecodeError.
     """
+    if len(data) > inline_bytes and length_prefixed.bytes_beside_field(data, _RAW_CONTENTS) > inline_bytes:
+        return GrpcRequest(None, (), data)
     rest: list[memoryview] = []
     buffers: list[memoryview] = []
     at = kept = 0
@@ -78,13 +85,33 @@ def parse_request(data: memoryview) -> GrpcRequest:
         size, at = _varint(data, at)
         if at + size > len(data):
             break
-        if tag >> 3 == pb.ModelInferRequest.RAW_INPUT_CONTENTS_FIELD_NUMBER:
+        if tag >> 3 == _RAW_CONTENTS:
             rest.append(data[kept:begin])
             buffers.append(data[at : at + size])
             kept = at + size
         at += size
     message = pb.ModelInferRequest.FromString(bytes(data))
     return GrpcRequest(message, message.raw_input_contents, data)
+
+
+def with_raw_contents(data: bytes) -> bytes:
+    """The same request with every tensor raw, or named by its place in shared memory. Raises RequestError."""
+    try:
+        message = pb.ModelInferRequest.FromString(data)
+    except DecodeError:
+        raise RequestError("the request is no message of its type") from None
+    request = decode_request(GrpcRequest(message, message.raw_input_contents, memoryview(data)))
+    raw = [
+        bytes(tensor.data if isinstance(tensor.data, (bytes, memoryview)) else tensor_bytes(tensor_values(tensor)))
+        for tensor in request.inputs
+        if not isinstance(tensor.data, TensorLocation)
+    ]
+    for entry in message.inputs:
+        entry.ClearField("contents")
+    del message.raw_input_contents[:]
+    message.raw_input_contents.extend(raw)
+    encoded: bytes = message.SerializeToString()
+    return encoded
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
@@ -101,10 +128,14 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 def decode_request(request: GrpcRequest) -> InferRequest:
     """Raises RequestError."""
     message, buffers, _ = request
+    check_counts(len(message.inputs), len(message.outputs), len(message.parameters))
     taken = 0
     inputs = []
     for tensor in message.inputs:
         where = f"input {tensor.name!r}"
+        check_shape(where, tensor.shape)
+        if tensor.parameters:
+            check_parameters(where, len(tensor.parameters))
         data: Any = parse_tensor_location(where, _parameters(tensor.parameters)) if tensor.parameters else None
         if data is not None:
             if tensor.HasField("contents"):
@@ -121,6 +152,8 @@ def decode_request(request: GrpcRequest) -> InferRequest:
         raise RequestError(f"{taken} inputs come raw, but {len(buffers)} raw_input_contents")
     parameters = _parameters(message.parameters) if message.parameters else {}
     refuse_unsupported("request", parameters)
+    for output in message.outputs:
+        check_parameters(f"output {output.name!r:.80}", len(output.parameters))
     outputs = tuple(
         RequestedOutput(o.name, True, parse_tensor_location(f"output {o.name!r}", _parameters(o.parameters)))
         for o in message.outputs

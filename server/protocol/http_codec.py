@@ -27,9 +27,8 @@ from veltair.server.protocol.infer_request import (
     parse_tensor_location,
     refuse_unsupported,
 )
+from veltair.server.protocol.request_bounds import MAX_RANK, check_counts, check_parameters, check_shape
 from veltair.server.protocol.tensor_values import tensor_bytes, tensor_values
-
-MAX_RANK = 16  # of a tensor; deeper nesting is refused before it is parsed
 
 
 class _Input(msgspec.Struct):
@@ -81,11 +80,14 @@ def decode_request(body: bytes | memoryview, header_bytes: int | None = None) ->
     header = view if header_bytes is None else view[:header_bytes]
     tail = view[len(header) :]
     request = _parse_json(_request_decoder, header, "request")
+    check_counts(len(request.inputs), len(request.outputs or ()), len(request.parameters))
     refuse_unsupported("request", request.parameters)
     inputs, at = [], 0
     for tensor in request.inputs:
+        check_shape(f"input {tensor.name!r:.80}", tensor.shape)
         size, location = tensor.parameters.get("binary_data_size"), None
         if len(tensor.parameters) > (size is not None):
+            check_parameters(f"input {tensor.name!r:.80}", len(tensor.parameters))
             location = parse_tensor_location(f"input {tensor.name!r}", tensor.parameters)
         data: memoryview | Array | list[bytes] | TensorLocation
         if location is not None:
@@ -111,6 +113,7 @@ def decode_request(body: bytes | memoryview, header_bytes: int | None = None) ->
     binary = bool(request.parameters.get("binary_data_output", False))
     outputs = []
     for output in request.outputs or ():
+        check_parameters(f"output {output.name!r:.80}", len(output.parameters))
         location = parse_tensor_location(f"output {output.name!r}", output.parameters)
         outputs.append(RequestedOutput(output.name, bool(output.parameters.get("binary_data", binary)), location))
     parameters = {key: value for key, value in request.parameters.items() if value is not None}

@@ -35,3 +35,40 @@ EXPORT void prefix(const uint8_t *letters, const int32_t *offsets, int64_t count
     target += PREFIX + length;
   }
 }
+
+/* The number at *at, which is moved behind it. False: it is cut off. */
+static int read_varint(const uint8_t *source, int64_t size, int64_t *at, uint64_t *value) {
+  *value = 0;
+  for (int shift = 0; shift < 64 && *at < size; shift += 7) {
+    const uint8_t byte = source[(*at)++];
+    *value |= (uint64_t)(byte & 0x7F) << shift;
+    if (byte < 0x80) return 1;
+  }
+  return 0;
+}
+
+/* Bytes of a message of protobuf but those of the length-delimited fields of one number: what it costs to parse it, where
+ * that field is copied only. All of them where the message is not valid, or has groups. */
+EXPORT int64_t bytes_beside_field(const uint8_t *source, int64_t size, uint32_t number) {
+  enum { VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 5 };
+  int64_t beside = 0;
+  for (int64_t at = 0; at < size;) {
+    const int64_t begin = at;
+    uint64_t tag, value;
+    if (!read_varint(source, size, &at, &tag)) return size;
+    switch (tag & 7) {
+      case VARINT:
+        if (!read_varint(source, size, &at, &value)) return size;
+        break;
+      case FIXED64: at += 8; break;
+      case FIXED32: at += 4; break;
+      case LENGTH_DELIMITED:
+        if (!read_varint(source, size, &at, &value) || value > (uint64_t)(size - at)) return size;
+        at += (int64_t)value;
+        break;
+      default: return size;
+    }
+    if (tag != ((uint64_t)number << 3 | LENGTH_DELIMITED)) beside += at - begin;
+  }
+  return beside;
+}

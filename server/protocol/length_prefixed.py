@@ -20,6 +20,7 @@ def _library() -> ctypes.CDLL:
     library = native_library("veltair.server.protocol._length_prefixed")
     pointer, size = ctypes.c_void_p, ctypes.c_int64
     library.unprefix.argtypes, library.unprefix.restype = (pointer, size, size, pointer, pointer), size
+    library.bytes_beside_field.argtypes, library.bytes_beside_field.restype = (pointer, size, ctypes.c_uint32), size
     library.prefix.argtypes, library.prefix.restype = (pointer, pointer, size, pointer), None
     return library
 
@@ -52,6 +53,17 @@ def encode(strings: Strings) -> memoryview:
     target = np.empty(int(offsets[-1]) + PREFIX_BYTES * count, np.uint8)
     _library().prefix(array_address(letters), array_address(offsets), count, array_address(target))
     return target.data
+
+
+def bytes_beside_field(message: bytes | memoryview, number: int) -> int:
+    """Bytes of a message of protobuf but those of one length-delimited field; all where it cannot be told.
+
+    >>> bytes_beside_field(b"\\x0a\\1m\\x3a\\4abcd", 7)
+    3
+    """
+    source = np.frombuffer(message, np.uint8)
+    found: int = _library().bytes_beside_field(array_address(source), source.size, number)
+    return found
 
 
 def _describe_fault(source: NDArray[np.uint8], at: int) -> str:

@@ -20,6 +20,7 @@ from veltair.server.repository.model_folders import (
     configured_models,
     scan_repository,
     wanted_versions,
+    without_folder,
 )
 from veltair.server.repository.model_memory import MemoryMoves
 from veltair.server.repository.model_state import AWAY, LOADING, NOT_NOW, READY, UNLOADED, UNLOADING, ModelState

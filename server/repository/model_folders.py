@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from veltair.config import ServeConfig, TenantConfig, read_tenant
-from veltair.errors import ArtifactError, ConfigError
+from veltair.errors import ArtifactError, ConfigError, VeltairError
 from veltair.profiles.artifact.artifact_folder import MANIFEST
 
 SETTINGS = "tenant.toml"
@@ -82,3 +82,8 @@ def configured_models(config: ServeConfig) -> Mapping[str, TenantConfig]:
     own = {tenant.name: tenant for tenant in config.tenants}
     repository = config.server.repository
     return own if repository is None else {**scan_repository(Path(repository)), **own}
+
+
+def without_folder(entry: TenantConfig, error: VeltairError) -> str:
+    """What went wrong, for clients: they need not know where models lie."""
+    return str(error).replace(entry.artifact, entry.name)

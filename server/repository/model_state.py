@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from veltair.config import TenantConfig
-from veltair.errors import VeltairError
-
 
 class ModelState(NamedTuple):
     """A version of a model in the repository index: `ModelState("UNAVAILABLE", "unloaded")`."""
@@ -18,8 +15,3 @@ class ModelState(NamedTuple):
 READY, LOADING, UNLOADING = ModelState("READY"), ModelState("LOADING"), ModelState("UNLOADING")
 UNLOADED, NOT_NOW = ModelState("UNAVAILABLE", "unloaded"), ModelState("UNAVAILABLE", "starting or shutting down")
 AWAY = ModelState("READY", "not in memory; a query brings it back")
-
-
-def without_folder(entry: TenantConfig, error: VeltairError) -> str:
-    """What went wrong, for clients: they need not know where models lie."""
-    return str(error).replace(entry.artifact, entry.name)

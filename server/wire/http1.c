@@ -15,7 +15,7 @@ static int64_t patience_ns(const http1 *on) {
     case READS_HEAD: return buffer_size(&on->in) ? most->head_ns : most->idle_ns;
     case READS_BODY:
     case DISCARDS: return most->body_ns;
-    case FORWARDS: return on->request_left ? most->body_ns : 0;
+    case FORWARDS: return http1_awaits_request(on) ? most->body_ns : 0;
     case TUNNELS: return most->idle_ns;
     default: return 0;
   }
@@ -124,8 +124,7 @@ static void leave(connection *at) {
   if (on->state == READS_HEAD) on->closing = true;
 }
 
-/* Nothing more is read of it. */
-static void refuse_connection(http1 *on, int number) {
+void http1_refuse_connection(http1 *on, int number) {
   wire *owner = on->asker.connection->thread->wire;
   const refusal *why = &owner->refusals[number];
   budget_refuse(&owner->budgets, number);
@@ -143,7 +142,7 @@ static int64_t expire(connection *at, int64_t now) {
   const bool asked = on->state == READS_HEAD ? buffer_size(&on->in) : on->state == READS_BODY;
   if (asked) {
     atomic_fetch_add(&at->thread->wire->budgets.expired_connections, 1);
-    refuse_connection(on, SLOW);
+    http1_refuse_connection(on, SLOW);
   } else {
     cut_off(at);
   }
@@ -175,7 +174,7 @@ static bool read_head(http1 *on) {
   const enum head_state state = http1_read_request(head, buffer_bytes(&on->in), size, owner->tenant_header, owner->hosts);
   const size_t most = owner->budgets.most.header_bytes;
   if (state == HEAD_PARTIAL ? size > most : state == HEAD_COMPLETE && head->bytes > most) {
-    refuse_connection(on, HEAD);
+    http1_refuse_connection(on, HEAD);
     return false;
   }
   if (state == HEAD_PARTIAL) {

@@ -75,14 +75,16 @@ static void begin(http1 *on, enum http1_state state) {
     const refusal *why = &at->thread->wire->refusals[BUSY];
     budget_refuse(&at->thread->wire->budgets, BUSY);
     on->discard = on->head.bytes + on->head.body;
-    if (state == TUNNELS) on->closing = true; /* nobody knows where the request ends */
+    if (state == TUNNELS || on->head.chunked) on->closing = true; /* nobody knows where the request ends */
     http1_refuse(&on->asker, why->status, why->text, strlen(why->text));
     return;
   }
   on->state = state;
   on->reply = (http1_head){0};
   on->replied = on->in_reply = false;
-  on->request_left = on->head.bytes + on->head.body;
+  on->request_left = state == TUNNELS ? 0 : on->head.bytes + on->head.body;
+  on->chunks = (chunks){0};
+  on->unheard = 0;
   if (!reach(on)) fail(on);
 }
 
@@ -90,23 +92,65 @@ void http1_forward(http1 *on) { begin(on, on->head.opaque ? TUNNELS : FORWARDS);
 
 void http1_tunnel(http1 *on) { begin(on, TUNNELS); }
 
-bool http1_pass_on(http1 *on) {
-  const bool tunnel = on->state == TUNNELS;
-  if (on->asker.connection->broken || !on->uvicorn) return false;
-  const uint64_t due = tunnel ? UINT64_MAX : on->request_left;
-  const size_t waiting = buffer_size(&on->up), room = waiting < MOST_WAITING ? MOST_WAITING - waiting : 0;
-  const size_t size = smaller(due, smaller(buffer_size(&on->in), on->deaf ? SIZE_MAX : room));
+/* What uvicorn has of the request is given up. */
+static void give_up(http1 *on, status status, const char *text) {
+  http1_forget_uvicorn(on);
+  http1_python_done(on);
+  if (on->reply.begun || on->replied) { /* an answer is on its way */
+    fail(on);
+    return;
+  }
+  on->head.closes = true;
+  http1_refuse(&on->asker, status, text, strlen(text));
+}
+
+/* Bytes as they are. Returns how many. */
+static size_t pass_bytes(http1 *on, uint64_t most) {
+  const size_t size = smaller(most, buffer_size(&on->in));
   if (on->deaf) buffer_drop(&on->in, size);
   else if (!buffer_move(&on->up, &on->in, size)) fail(on);
-  if (size) mark_dirty(on->asker.connection); /* it may be read again */
-  if (!tunnel) on->request_left -= size;
-  const bool all = !buffer_size(&on->in) || (!tunnel && !on->request_left);
-  if (on->ended && all && !on->told_end && !buffer_size(&on->up)) {
+  return size;
+}
+
+static bool is_overlong(const http1 *on) {
+  return on->head.chunked && on->chunks.data > on->asker.connection->thread->wire->max_body_bytes;
+}
+
+/* What may go to uvicorn of what has come. False: the request is over, with a refusal. */
+static bool pass_request(http1 *on) {
+  const size_t waiting = buffer_size(&on->up);
+  const size_t room = on->deaf ? MOST_WAITING : waiting < MOST_WAITING ? MOST_WAITING - waiting : 0;
+  if (on->request_left) on->request_left -= pass_bytes(on, smaller(on->request_left, room));
+  if (on->request_left) return true;
+  if (http1_awaits_request(on)) {
+    if (!http1_pass_chunks(on, room)) fail(on);
+    if (on->chunks.state != CHUNKS_BROKEN) return true;
+    give_up(on, (status){.http = 400}, "the chunks of the body are not valid, or their extensions and trailers too long");
+    return false;
+  }
+  if (on->state != TUNNELS) return true;
+  const bool switched = on->reply.status == 101;
+  const size_t unheard = on->unheard < MOST_UNHEARD ? MOST_UNHEARD - (size_t)on->unheard : 0;
+  on->unheard += pass_bytes(on, switched || unheard > room ? room : unheard);
+  if (switched || on->unheard < MOST_UNHEARD || !buffer_size(&on->in)) return true;
+  const refusal *why = &on->asker.connection->thread->wire->refusals[HEAD];
+  give_up(on, why->status, why->text);
+  return false;
+}
+
+bool http1_pass_on(http1 *on) {
+  if (on->asker.connection->broken || !on->uvicorn) return false;
+  const size_t before = buffer_size(&on->in);
+  if (!pass_request(on)) return false;
+  if (buffer_size(&on->in) < before) mark_dirty(on->asker.connection); /* it may be read again */
+  const bool tunnel = on->state == TUNNELS, awaits = http1_awaits_request(on);
+  if (on->ended && (!buffer_size(&on->in) || (!tunnel && !awaits)) && !on->told_end && !buffer_size(&on->up)) {
     on->told_end = true;
     shutdown(on->uvicorn->fd, SHUT_WR);
   }
   mark_dirty(on->uvicorn);
-  if (tunnel || !on->replied || on->request_left) return false;
+  if (is_overlong(on)) on->head.closes = true; /* what follows is for nobody */
+  if (tunnel || !on->replied || (awaits && !is_overlong(on))) return false;
   on->uvicorn_used_ns = now_ns();
   http1_python_done(on);
   http1_answered(on);
@@ -176,6 +220,7 @@ static void uvicorn_filled(connection *at, size_t size) {
   http1 *on = at->state;
   buffer_add(&on->down, size);
   if (on->state == TUNNELS) http1_begin(on);
+  on->unheard = 0;
   pass_back(on);
   mark_dirty(on->asker.connection);
   http1_advance(on);

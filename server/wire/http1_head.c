@@ -9,7 +9,7 @@ typedef struct {
   size_t size;
 } text;
 
-static bool is_token(uint8_t byte) {
+bool http1_is_token(uint8_t byte) {
   return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') || (byte >= '0' && byte <= '9') ||
          (byte && byte < 0x80 && strchr("!#$%&'*+-.^_`|~", byte));
 }
@@ -62,7 +62,7 @@ static enum head_state next_line(http1_head *head, const uint8_t *bytes, size_t 
 /* Splits a header line into its name and its value without the space around it. */
 static bool split(text line, text *name, text *value) {
   size_t colon = 0;
-  while (colon < line.size && is_token(line.bytes[colon])) colon++;
+  while (colon < line.size && http1_is_token(line.bytes[colon])) colon++;
   if (!colon || colon > LONGEST_NAME || colon == line.size || line.bytes[colon] != ':') return false;
   size_t begin = colon + 1, end = line.size;
   for (size_t i = begin; i < end; i++)
@@ -79,7 +79,7 @@ static bool split(text line, text *name, text *value) {
 static bool may_become_line(text line, size_t fresh) {
   if (!line.size || line.bytes[0] == '\r') return line.size <= 1;
   size_t at = 0;
-  while (at < line.size && is_token(line.bytes[at])) at++;
+  while (at < line.size && http1_is_token(line.bytes[at])) at++;
   if (at > LONGEST_NAME) return false;
   if (at == line.size) return true;
   if (!at || line.bytes[at] != ':') return false;
@@ -95,7 +95,10 @@ static bool read_framing(http1_head *head, text name, text value) {
   if (same(name, "content-length")) {
     if (head->has_body || !read_number(value, &head->body)) return false;
     head->has_body = true;
-  } else if (same(name, "transfer-encoding") || same(name, "upgrade")) {
+  } else if (same(name, "transfer-encoding")) {
+    head->opaque = head->opaque || head->chunked || !same(value, "chunked");
+    head->chunked = true;
+  } else if (same(name, "upgrade")) {
     head->opaque = true;
   } else if (same(name, "connection")) {
     head->closes = head->closes || lists(value, "close");
@@ -158,7 +161,7 @@ static bool request_line(http1_head *head, const uint8_t *bytes, text line, bool
   }
   if (!complete) return line.size - at <= 2;
   if (line.size != at + 1 || (line.bytes[at] != '0' && line.bytes[at] != '1')) return false;
-  head->closes = line.bytes[at] == '0';
+  head->closes = head->old = line.bytes[at] == '0';
   head->to_head = same(method, "head");
   head->path = (head_part){(uint32_t)(path.bytes - bytes), (uint32_t)path.size};
   head->infers = head->answerable = same(method, "post") && is_infer(path);
@@ -228,6 +231,8 @@ enum head_state http1_read_request(http1_head *head, const uint8_t *bytes, size_
       if (!split(line, &name, &value) || !request_field(head, bytes, name, value, tenant, hosts)) return HEAD_STRANGE;
     } else {
       head->bytes = head->line;
+      /* Whose end is told in two ways, or in a way that its version does not know, may be taken for another. */
+      head->opaque = head->opaque || (head->chunked && (head->has_body || head->old));
       head->answerable = head->answerable && head->has_body && head->body && !head->opaque;
       if (head->has_json && head->json > head->body) head->answerable = false;
       if (!head->has_json) head->json = head->body;
@@ -259,6 +264,7 @@ enum head_state http1_read_response(http1_head *head, const uint8_t *bytes, size
       if (!split(line, &name, &value) || !read_framing(head, name, value)) return HEAD_STRANGE;
     } else {
       head->bytes = head->line;
+      head->opaque = head->opaque || head->chunked;
       return HEAD_COMPLETE;
     }
   }

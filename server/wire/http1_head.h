@@ -26,7 +26,9 @@ typedef struct {
   uint64_t body;           /* Content-Length; 0 without */
   bool has_body;           /* there is a Content-Length */
   bool closes;             /* Connection: close, or HTTP/1.0 */
-  bool opaque;             /* chunked or an upgrade: only the two ends know where it ends */
+  bool opaque;             /* an upgrade, or a coding of the transfer: only the two ends know where it ends */
+  bool chunked;            /* its body is in chunks, of a response at least */
+  bool old;                /* HTTP/1.0 */
   /* Of requests. */
   bool to_head;    /* its method is HEAD */
   bool infers;     /* it is inference */
@@ -42,6 +44,8 @@ typedef struct {
  * `hosts` the names of this server between commas, a star for any. */
 enum head_state http1_read_request(http1_head *head, const uint8_t *bytes, size_t size, const char *tenant, const char *hosts);
 enum head_state http1_read_response(http1_head *head, const uint8_t *bytes, size_t size);
+
+bool http1_is_token(uint8_t byte); /* of a field's name */
 
 /* Moves *at behind `part`, where that stands there. */
 static inline bool skip(const uint8_t **at, const uint8_t *end, const char *part) {

@@ -22,6 +22,7 @@ from veltair.grpc.http2.stream import Stream
 ENCODINGS = "identity,gzip,deflate"  # of requests
 MAX_DETAIL = 2048  # characters of a status message
 READ_AHEAD = 2  # requests of one stream that are read before the method takes the first
+NOT_A_MESSAGE = "the request is no message of its type"
 _JOINED_BYTES = 1 << 16  # up to which a message is copied behind its prefix
 
 _OK_FIELDS = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-accept-encoding", ENCODINGS)]
@@ -49,6 +50,12 @@ class Method(NamedTuple):
     client_streaming: bool
     server_streaming: bool
     is_generator: bool  # the handler is an async generator
+
+
+class _Packed(NamedTuple):
+    """A message that came compressed. A small one may be large inside: it is unpacked in a thread, on its turn."""
+
+    data: bytes
 
 
 class AbortError(Exception):
@@ -136,13 +143,9 @@ class ServerCall(Stream):
         if method is None:
             return
         try:
-            if compressed:
-                data = memoryview(self._decompress(bytes(data), self._encoding, self._max_message_bytes))
-            request = method.parse(data)
-        except RequestError as error:
-            self._finish(grpc.StatusCode[error.grpc_code], str(error))
+            request = _Packed(bytes(data)) if compressed else method.parse(data)
         except DecodeError:
-            self._finish(grpc.StatusCode.INTERNAL, "the request is no message of its type")
+            self._finish(grpc.StatusCode.INTERNAL, NOT_A_MESSAGE)
         else:
             self._requests.append(request)
             self._wake()
@@ -186,7 +189,20 @@ class ServerCall(Stream):
         request = self._requests.popleft()
         if not self.closed:
             self.extend_window()
-        return request
+        try:
+            return await self._unpacked(request)
+        except RequestError as error:
+            self._finish(grpc.StatusCode[error.grpc_code], str(error))
+        except DecodeError:
+            self._finish(grpc.StatusCode.INTERNAL, NOT_A_MESSAGE)
+        raise StopAsyncIteration
+
+    async def _unpacked(self, request: Any) -> Any:
+        """Raises RequestError, DecodeError."""
+        if not isinstance(request, _Packed) or self._method is None:
+            return request
+        unpacked = asyncio.to_thread(self._decompress, request.data, self._encoding, self._max_message_bytes)
+        return self._method.parse(memoryview(await unpacked))
 
     # Running the method
 
@@ -195,6 +211,7 @@ class ServerCall(Stream):
 
     async def _run(self, method: Method, argument: Any) -> None:
         try:
+            argument = await self._unpacked(argument)
             if method.is_generator:
                 async for response in method.handler(argument, self):
                     await self.write(response)
@@ -207,6 +224,8 @@ class ServerCall(Stream):
             self._finish(grpc.StatusCode[error.grpc_code], str(error))
         except AbortError as error:
             self._finish(error.code, str(error))
+        except DecodeError:
+            self._finish(grpc.StatusCode.INTERNAL, NOT_A_MESSAGE)
         except asyncio.CancelledError:
             self._finish(grpc.StatusCode.CANCELLED, "cancelled")
             raise

@@ -1,7 +1,8 @@
 /* Reads messages from a file and feeds them to the readers: whole, and in parts of chance sizes, damaged or not.
  *
  * Each part lies in memory of its own that ends with it, so that the address sanitizer sees a read behind it. Whatever
- * the parts are, the same is found. Prints how many heads were complete.
+ * the parts are, the same is found. Prints how many heads were complete. With LIBFUZZER defined it is a target of
+ * libFuzzer instead, whose input is what kind of message it is, and the message (bench/fuzz).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,6 +46,38 @@ static void read_json(const uint8_t *bytes, size_t size) {
   free(copy);
 }
 
+/* What a body in chunks is that comes in parts of up to `most` bytes: how much data it has, and how much of it was read. */
+static chunks read_chunks(const uint8_t *from, size_t size, size_t most, uint64_t *data, size_t *read) {
+  enum { MOST_BESIDE = 50 };
+  chunks found = {0};
+  *data = 0;
+  size_t at = 0, part;
+  for (; at < size && found.state == CHUNKS_GO_ON; at += part) {
+    part = 1 + chance(most);
+    if (part > size - at) part = size - at;
+    if (found.left) {
+      if (part > found.left) part = (size_t)found.left;
+      found.left -= part;
+      *data += part;
+      continue;
+    }
+    uint8_t *const copy = copied(from + at, part);
+    part = chunks_read(&found, copy, part, MOST_BESIDE);
+    free(copy);
+  }
+  *read = at;
+  return found;
+}
+
+static void examine_chunks(const uint8_t *bytes, size_t size) {
+  uint64_t whole_data, data;
+  size_t whole_read, read;
+  const chunks whole = read_chunks(bytes, size, size, &whole_data, &whole_read);
+  const chunks parts = read_chunks(bytes, size, 3, &data, &read);
+  if (whole.state != parts.state || data != whole_data || read != whole_read) abort();
+  if (whole.state == CHUNKS_OVER && whole.data != data) abort();
+}
+
 static bool examine(const uint8_t *bytes, size_t size, bool request) {
   http1_head whole = {0}, parts = {0};
   const enum head_state expected = read_head(&whole, bytes, size, request);
@@ -61,6 +94,20 @@ static bool examine(const uint8_t *bytes, size_t size, bool request) {
   return expected == HEAD_COMPLETE;
 }
 
+#ifdef LIBFUZZER
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
+  if (!size) return 0;
+  state = 1;
+  if (bytes[0] % 3 == 2) examine_chunks(bytes + 1, size - 1);
+  else examine(bytes + 1, size - 1, bytes[0] % 3 == 0);
+  return 0;
+}
+
+#else
+
 int main(int count, char **arguments) {
   if (count != 3) return 2;
   FILE *file = fopen(arguments[1], "rb");
@@ -75,6 +122,7 @@ int main(int count, char **arguments) {
       for (uint64_t i = round ? chance(3) : 0; size && i--;) damaged[chance(size)] = (uint8_t) "\r\n :0,\"{"[chance(8)];
       complete += examine(damaged, size - (round ? chance(size / 8 + 1) : 0), true);
       complete += examine(damaged, size, false);
+      examine_chunks(damaged, size);
       free(damaged);
     }
     free(bytes);
@@ -82,3 +130,5 @@ int main(int count, char **arguments) {
   printf("%zu\n", complete);
   return 0;
 }
+
+#endif

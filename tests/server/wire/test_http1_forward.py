@@ -11,6 +11,7 @@ from native_http import GET, infer
 from scripted_uvicorn import Behind, run
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+MOST_UNHEARD = 1 << 16  # http1.h
 LARGE = bytes(range(256)) * (1 << 14)  # 4 MB, more than all buffers between the two ends
 
 RESPONSES = {
@@ -125,7 +126,9 @@ def test_a_reader_that_does_not_read_holds_its_writer_back(back: bool) -> None:
 
 
 OPAQUE = {
-    "chunked request": (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", OK),
+    "another coding": (b"POST /a HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", OK),
+    "chunks and a length": (b"POST /a HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n", OK),
+    "chunks, which HTTP/1.0 has not": (b"POST /a HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n", OK),
     "upgrade": (b"GET /a HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", b"HTTP/1.1 101 Switching\r\n\r\n"),
     "garbage": (b"\x16\x03\x01hello", b"what?"),
     "no such version": (b"GET / HTTP/2.0\r\n", b"what?"),
@@ -150,8 +153,9 @@ def test_what_cannot_be_told_apart_goes_through_both_ways(case: str) -> None:
         server.send(response)
         assert await client.reader.readexactly(len(response)) == response
         for data in (b"\x00\xff", infer(), GET * 3, LARGE):
-            client.send(data)
-            assert await server.reader.readexactly(len(data)) == data
+            sent = data if case == "a switch" else data[: MOST_UNHEARD - 1]
+            client.send(sent)
+            assert await server.reader.readexactly(len(sent)) == sent
             server.send(data)
             assert await client.reader.readexactly(len(data)) == data
         client.send(b"last")
@@ -160,6 +164,19 @@ def test_what_cannot_be_told_apart_goes_through_both_ways(case: str) -> None:
         server.send(LARGE)
         await server.close()
         assert await client.rest() == LARGE
+
+    run(test)
+
+
+def test_more_than_a_head_that_the_server_says_nothing_to_is_refused() -> None:
+    """A head that only uvicorn reads would fill its memory."""
+
+    async def test(behind: Behind) -> None:
+        client, server = await behind.begin(b"PROPFIND /a HTTP/1.1\r\n")
+        client.send(b"A: %s\r\n" % (b"a" * 1000) * 100)
+        answer = await client.rest()
+        assert answer.startswith(b"HTTP/1.1 431 ") and answer.endswith(b'"}')
+        assert len(await server.rest()) <= MOST_UNHEARD
 
     run(test)
 

@@ -22,7 +22,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 TESTS = [
     f"test_native_{name}.py" for name in ("queries", "ends", "deadlines", "shared_memory", "stop", "strings", "tls")
 ]
-TESTS += [f"test_http1{part}.py" for part in ("", "_connections", "_ends", "_forward")]
+TESTS += [f"test_http1{part}.py" for part in ("", "_chunked", "_connections", "_ends", "_forward")]
 WAIT_S = 400
 OPTIONS = {
     # Leaks are looked for, and are no failure: Python's are many.

@@ -1,6 +1,7 @@
 """The gRPC client against servers that allow little, refuse, or announce too much."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,9 +19,9 @@ HEAD = encode_request_head("127.0.0.1", "/t/call")
 EMPTY = message_prefix(0)
 
 
-async def start_grpcio_server(handler: Any, max_streams: int) -> tuple[Any, GrpcChannel]:
+async def start_grpcio_server(handler: Any, max_streams: int, more: Any = ()) -> tuple[Any, GrpcChannel]:
     server = grpc.aio.server(
-        options=[("grpc.max_concurrent_streams", max_streams), ("grpc.max_receive_message_length", -1)]
+        options=[("grpc.max_concurrent_streams", max_streams), ("grpc.max_receive_message_length", -1), *more]
     )
     methods = {"call": grpc.unary_unary_rpc_method_handler(handler)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", methods),))
@@ -58,6 +59,32 @@ def test_no_more_calls_at_once_than_the_server_takes() -> None:
 
     assert set(uvloop.run(run())) == {bytes(4_000_000)}
     assert 1 <= most <= 3
+
+
+ODD_SERVERS = {
+    "small frames": [("grpc.http2.max_frame_size", 16384)],
+    "small windows": [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)],
+    "no table": [("grpc.http2.hpack_table_size.decoder", 0), ("grpc.http2.hpack_table_size.encoder", 0)],
+    "pings": [("grpc.keepalive_time_ms", 10), ("grpc.keepalive_permit_without_calls", 1)],
+}
+
+
+@pytest.mark.parametrize("case", ODD_SERVERS)
+def test_odd_options_of_a_server(case: str) -> None:
+    async def handler(request: bytes, context: Any) -> bytes:
+        await context.send_initial_metadata([("begin-bin", bytes(range(256)))])
+        context.set_trailing_metadata([("k", "v" * 1000)])
+        return request
+
+    async def run() -> None:
+        server, channel = await start_grpcio_server(handler, 3, ODD_SERVERS[case])
+        for size in (0, 5, 16_384, 1_000_000):
+            sent = os.urandom(size)
+            assert await call(channel, message_prefix(size) + sent) == sent
+        channel.close()
+        await server.stop(0)
+
+    uvloop.run(run())
 
 
 class SilentStream(Stream):

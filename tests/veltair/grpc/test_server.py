@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from typing import Any, NamedTuple
 
+import echo_server
 import grpc
 import pytest
 import uvloop
@@ -14,6 +16,7 @@ from wire_frames import frame
 
 from veltair.grpc.http2 import frames, hpack
 from veltair.grpc.http2.frames import REQUEST_WINDOW_BYTES
+from veltair.server.protocol.compressed_body import inflate
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
 
@@ -46,6 +49,59 @@ def test_many_calls_at_once(kind: str) -> None:
     async def body(channel: Any, *_: Any) -> None:
         call, sent = channel.unary_unary("/t/echo"), [os.urandom(997 * i) for i in range(120)]
         assert await asyncio.gather(*map(call, sent)) == sent
+
+    run_with_server(kind, body)
+
+
+def test_compressed_messages_are_unpacked_off_the_event_loop(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small one may be large inside: nobody else waits meanwhile."""
+    threads = set()
+
+    def unpack(data: bytes, coding: str, limit_bytes: int) -> bytes:
+        threads.add(threading.current_thread())
+        return inflate(data, coding, limit_bytes)
+
+    async def body(channel: Any, *_: Any) -> None:
+        sent, packed = [b"a", bytes(100_000), b"c"], grpc.Compression.Gzip
+        assert await channel.unary_unary("/t/echo")(b"a", compression=packed) == b"a"
+        call = channel.stream_stream("/t/both")(iter(sent), compression=packed)
+        assert [answer async for answer in call] == sent
+        for method in ("/t/echo", "/t/both"):
+            with pytest.raises(grpc.aio.AioRpcError, match=f"more than the allowed {LIMIT_BYTES} bytes") as caught:
+                bomb = channel.stream_stream(method)(iter([bytes(LIMIT_BYTES + 1)]), compression=packed)
+                assert [answer async for answer in bomb] == []
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    monkeypatch.setattr(echo_server, "inflate", unpack)
+    run_with_server(kind, body)
+    assert threads and threading.main_thread() not in threads
+
+
+ODD_CHANNELS = {
+    "small frames": [("grpc.http2.max_frame_size", 16384), ("grpc.http2.lookahead_bytes", 1)],
+    "no probes of bandwidth": [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 70_000)],
+    "no table": [("grpc.http2.hpack_table_size.decoder", 0), ("grpc.http2.hpack_table_size.encoder", 0)],
+    "a large table": [
+        ("grpc.http2.hpack_table_size.decoder", 1 << 20),
+        ("grpc.http2.hpack_table_size.encoder", 1 << 20),
+    ],
+    "small writes": [("grpc.http2.write_buffer_size", 1), ("grpc.optimize_for_latency", 1)],
+    "pings": [("grpc.keepalive_time_ms", 10), ("grpc.http2.max_pings_without_data", 0)],
+    "true binary": [("grpc.http2.true_binary", 1), ("grpc.primary_user_agent", "x" * 3000)],
+}
+
+
+@pytest.mark.parametrize("case", ODD_CHANNELS)
+def test_odd_options_of_a_client(kind: str, case: str) -> None:
+    async def body(channel: Any, server: RunningServer, service: Service, port: int) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1), *ODD_CHANNELS[case]]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as odd:
+            for size in (0, 5, 16_384, 400_000):
+                metadata = [("k", "v" * (size % 1000)), ("b-bin", os.urandom(size % 300))]
+                sent = os.urandom(size)
+                assert await odd.unary_unary("/t/echo")(sent, metadata=metadata) == sent
+            messages = [os.urandom(70_000)] * 5
+            assert [answer async for answer in odd.stream_stream("/t/both")(iter(messages))] == messages
 
     run_with_server(kind, body)
 

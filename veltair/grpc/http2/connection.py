@@ -187,6 +187,8 @@ class Connection(StreamTable):
                     raise ProtocolError(FLOW_CONTROL_ERROR, "a window that is too large")
                 for stream in self.streams.values():
                     stream.send_window += value - self._stream_window
+                    if stream.send_window > LARGEST_WINDOW_BYTES:
+                        raise ProtocolError(FLOW_CONTROL_ERROR, "a window that is too large")
                 self._stream_window = value
             elif key == frames.MAX_FRAME_SIZE:
                 if not DEFAULT_FRAME_BYTES <= value < 1 << 24:
@@ -217,5 +219,6 @@ class Connection(StreamTable):
         elif stream is not None:
             stream.send_window += size
             if stream.send_window > LARGEST_WINDOW_BYTES:
-                raise ProtocolError(FLOW_CONTROL_ERROR, "a window that is too large")
+                self.fail_stream(stream, FLOW_CONTROL_ERROR)
+                return
             self.flush(stream)

@@ -66,6 +66,10 @@ class FrameReader(ABC):
         """A frame cost more than it brought. Raises ProtocolError when there were too many."""
 
     @abstractmethod
+    def fail_stream(self, stream: Stream) -> None:
+        """The other side broke the protocol on one stream, which ends."""
+
+    @abstractmethod
     def end_of_stream(self, stream: Stream) -> None:
         """The last data frame of a stream is complete."""
 
@@ -146,6 +150,9 @@ class FrameReader(ABC):
             self.count_glitch()
         if self._stream is not None:
             self._stream.received += left
+            if self._stream.announced is not None and self._stream.received > self._stream.announced:
+                self.fail_stream(self._stream)
+                self._stream = None
         self._left, self._padding, self._ends_stream = left, padding or 0, bool(flags & END_STREAM)
 
     def _read_data(self, view: memoryview, at: int, end: int) -> int:

@@ -198,12 +198,12 @@ class StreamTable(FrameReader):
         """Whether we reset a stream that is over; None for one that was never open."""
         return next((reset for each, reset in reversed(self._over) if each == number), None)
 
-    def fail_stream(self, stream: Stream) -> None:
+    def fail_stream(self, stream: Stream, code: int = PROTOCOL_ERROR) -> None:
         """The other side broke the protocol on one stream, which is reset and aborted."""
         stream.was_reset = True
-        self.write_frame(frames.RST_STREAM, 0, stream.number, WORD.pack(PROTOCOL_ERROR))
+        self.write_frame(frames.RST_STREAM, 0, stream.number, WORD.pack(code))
         self.drop(stream)
-        stream.aborted(PROTOCOL_ERROR)
+        stream.aborted(code)
         self.count_glitch()
 
     def refuse_stream(self, number: int, code: int) -> None:

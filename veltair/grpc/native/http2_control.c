@@ -121,8 +121,9 @@ static bool window_update_received(h2_connection *connection, uint32_t number, c
     if (useless && !h2_glitch(connection)) return false;
   } else if (stream) {
     if ((stream->send_window += more) + connection->first_window > LARGEST_WINDOW_BYTES)
-      return h2_fail(connection, FLOW_CONTROL_ERROR, "a window that is too large");
-    h2_flush(stream);
+      h2_stream_error(stream, FLOW_CONTROL_ERROR);
+    else
+      h2_flush(stream);
   }
   return !connection->failed;
 }
@@ -139,7 +140,10 @@ static bool reset_received(h2_connection *connection, uint32_t number, const uin
 
 static bool setting_received(h2_connection *connection, unsigned key, uint32_t value) {
   if (key == INITIAL_WINDOW_SIZE) {
-    if (value > LARGEST_WINDOW_BYTES) return h2_fail(connection, FLOW_CONTROL_ERROR, "a window that is too large");
+    bool fits = value <= LARGEST_WINDOW_BYTES;
+    for (const h2_stream *stream = connection->first; stream && fits; stream = stream->next)
+      fits = stream->send_window + value <= LARGEST_WINDOW_BYTES;
+    if (!fits) return h2_fail(connection, FLOW_CONTROL_ERROR, "a window that is too large");
     connection->first_window = value;
   } else if (key == MAX_FRAME_SIZE) {
     if (value < DEFAULT_FRAME_BYTES || value >= 1 << 24)

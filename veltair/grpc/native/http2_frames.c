@@ -42,10 +42,14 @@ static bool begin_data(h2_connection *connection, uint32_t number, uint8_t flags
   if (!accept_data(connection, number, size)) return false;
   if (size == extra && !(flags & END_STREAM) && !h2_glitch(connection)) return false;
   connection->left = size - extra;
-  if (connection->data_stream) connection->data_stream->received += connection->left;
   connection->padding = padding < 0 ? 0 : (uint32_t)padding;
   connection->data_ends_stream = flags & END_STREAM;
-  return true;
+  h2_stream *stream = connection->data_stream;
+  if (stream) {
+    stream->received += connection->left;
+    if (stream->announced >= 0 && stream->received > stream->announced) h2_stream_error(stream, PROTOCOL_ERROR);
+  }
+  return !connection->failed;
 }
 
 /* Hands on what has come of the data frame, skips its padding. Returns how many bytes both have. */

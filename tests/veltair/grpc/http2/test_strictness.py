@@ -88,8 +88,8 @@ FORBIDDEN = {
         BEGIN + head(1) + frame(frames.DATA, 1, 1, BODY) + head(1),
         frames.STREAM_CLOSED,
     ),
-    "a window of a stream beyond its size": (
-        BEGIN + head(1) + word(frames.WINDOW_UPDATE, 1, 2**31 - 1),
+    "settings that take the window of a stream beyond its size": (
+        BEGIN + head(1) + word(frames.WINDOW_UPDATE, 1, 5) + setting(frames.INITIAL_WINDOW_SIZE, 2**31 - 1),
         frames.FLOW_CONTROL_ERROR,
     ),
 }
@@ -157,6 +157,14 @@ def test_content_length_is_what_comes(implementation: Implementation, rest: byte
     assert call.closed is not ok
     assert resets(server.take()) == ([] if ok else [(1, frames.PROTOCOL_ERROR)])
     assert call.of_kind("aborted") == ([] if ok else [frames.PROTOCOL_ERROR])
+
+
+def test_more_than_the_content_length_ends_the_stream_at_once(implementation: Implementation) -> None:
+    server = implementation(True, ignore)
+    long = frames.message_prefix(30_000) + bytes(100)  # the rest of the message is not waited for
+    server.feed(BEGIN + head(1, ("content-length", "50")) + frame(frames.DATA, 0, 1, long) + head(3))
+    assert resets(server.take()) == [(1, frames.PROTOCOL_ERROR)]
+    assert [call.closed for call in server.calls] == [True, False] and not server.failed
 
 
 @pytest.mark.parametrize("trailers", [head(1, fields=[("a", "b")]), head(1, flags=LAST), head(1, flags=0x5)])

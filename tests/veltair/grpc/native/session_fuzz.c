@@ -2,7 +2,8 @@
  * sanitizers, which find what goes wrong; every stream owns memory that `closed` frees, so that they also find streams
  * that close twice or never.
  *
- * session_fuzz FILE ROUNDS; the file has records of server (u8), size (u32, little-endian), bytes. */
+ * session_fuzz FILE ROUNDS; the file has records of an owner (u8; odd: a server's end), size (u32, little-endian), bytes.
+ * With LIBFUZZER defined it is a target of libFuzzer instead, whose input is an owner and bytes (bench/fuzz). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,6 +169,19 @@ static void damage(session *s, uint8_t *bytes, size_t size) {
   }
 }
 
+#ifdef LIBFUZZER
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
+  if (!size) return 0;
+  session s = {.state = bytes[0]};
+  play(&s, bytes[0] & 1, bytes + 1, size - 1);
+  return 0;
+}
+
+#else
+
 int main(int count, char **arguments) {
   if (count != 3) return 2;
   FILE *file = fopen(arguments[1], "rb");
@@ -180,10 +194,10 @@ int main(int count, char **arguments) {
     uint8_t *bytes = malloc(size + 1), *damaged = malloc(size + 1);
     if (fread(bytes, 1, size, file) != size) return 2;
     for (uint64_t round = 0; round < rounds; round++) {
-      s.state = record << 32 | round;
+      s.state = round ? record << 32 | round : head[0];
       memcpy(damaged, bytes, size);
       if (round) damage(&s, damaged, size);
-      play(&s, head[0], damaged, size);
+      play(&s, head[0] & 1, damaged, size);
     }
     free(bytes);
     free(damaged);
@@ -192,3 +206,5 @@ int main(int count, char **arguments) {
   printf("%zu messages, checksum %llu\n", s.messages, (unsigned long long)s.checksum);
   return 0;
 }
+
+#endif
