@@ -1,0 +1,52 @@
+"""Refuses models whose tensors are larger than memory, before anything computes one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import onnx
+from onnx import helper
+
+from veltair.compiler.onnx.simplify import describe_error
+from veltair.errors import ModelError
+from veltair.machine.memory import memory_bytes
+
+SHAPE_BYTES = 4096  # constants up to here may decide shapes; larger ones are hidden from shape inference
+
+
+def check_sizes(proto: onnx.ModelProto, batch: int, path: Path) -> None:
+    """Refuse tensors larger than memory at this batch size: a file of 100 bytes can ask for terabytes.
+
+    Tensors whose shapes ONNX's inference cannot tell from the file as it stands are left out.
+    """
+    try:
+        found = onnx.shape_inference.infer_shapes(_outline(proto, batch), data_prop=True)
+    except Exception as error:  # ONNX raises whatever its checks raise
+        raise ModelError(f"{path}: {describe_error(error)}") from None
+    memory = memory_bytes()
+    for value in (*found.graph.value_info, *found.graph.output, *found.graph.input):
+        tensor = value.type.tensor_type
+        shape = tuple(dim.dim_value for dim in tensor.shape.dim)
+        if memory and value.type.HasField("tensor_type") and 4 * math.prod(shape) > memory:
+            raise ModelError(f"{path}: tensor {value.name!r} of shape {shape} is larger than this machine's memory")
+
+
+def _outline(proto: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+    """Return what shape inference needs: the batch set, large constants as inputs, no stated shapes."""
+    graph, small = proto.graph, []
+    inputs = {i.name: i for i in graph.input}
+    for tensor in graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() <= SHAPE_BYTES:
+            small.append(tensor)
+        elif tensor.name not in inputs:
+            inputs[tensor.name] = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+    outputs = [o for o in graph.output if o.name not in inputs and o.name not in {t.name for t in graph.initializer}]
+    outline = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    outline.graph.CopyFrom(helper.make_graph(graph.node, graph.name or "g", inputs.values(), outputs, small))
+    for dim in (dim for value in outline.graph.input for dim in value.type.tensor_type.shape.dim[:1]):
+        if not dim.HasField("dim_value"):
+            dim.dim_value = batch
+    for value in outline.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return outline
