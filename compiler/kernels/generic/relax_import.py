@@ -59,9 +59,14 @@ def import_to_relax(
             warnings.simplefilter("ignore")
             return from_onnx(model, opset=opset, keep_params_in_input=False)
     except Exception as error:  # the importer raises whatever its checks raise
-        named = ", ".join(dict.fromkeys(f"{node.op_type} ({node.name!r})" for node in nodes))
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-        raise ModelError(f"no way to compile {named}: {reason}") from None
+        raise describe_failure(nodes, error) from None
+
+
+def describe_failure(nodes: Sequence[onnx.NodeProto], error: Exception) -> ModelError:
+    """An error that names the nodes that TVM cannot compile, and says why."""
+    named = ", ".join(dict.fromkeys(f"{node.op_type} ({node.name!r})" for node in nodes))
+    reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+    return ModelError(f"no way to compile {named}: {reason}")
 
 
 def fuse_operators(module: tvm.IRModule) -> tvm.IRModule:

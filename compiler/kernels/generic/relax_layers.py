@@ -16,7 +16,7 @@ from tvm import relax
 from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.generic import GenericParameters
-from veltair.compiler.kernels.generic.relax_import import fuse_operators, import_to_relax
+from veltair.compiler.kernels.generic.relax_import import describe_failure, fuse_operators, import_to_relax
 from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
@@ -39,8 +39,13 @@ def import_layers(
 
     Raises ModelError naming the node and operator that cannot be compiled.
     """
-    module = fuse_operators(import_to_relax(nodes, values, constants, inputs, outputs, opset))
-    return RelaxReader(module, nodes[0].name, inputs, outputs, max_batch).read()
+    module = import_to_relax(nodes, values, constants, inputs, outputs, opset)
+    try:
+        return RelaxReader(fuse_operators(module), nodes[0].name, inputs, outputs, max_batch).read()
+    except ModelError:
+        raise
+    except Exception as error:  # TVM's passes raise whatever their checks raise
+        raise describe_failure(nodes, error) from None
 
 
 class RelaxReader:
@@ -121,7 +126,7 @@ class RelaxReader:
         }
         arguments = [self.carriers[f][0] if i in extents else self._resolve(f) for i, f in enumerate(fields)]
         types = list(var.ty.fields) if isinstance(var.ty, tvm.ir.TupleType) else [var.ty]
-        stem = name or f"{self.prefix}/{symbol}/{len(self.layers)}"
+        stem = name or f"{self.prefix}/{symbol}/{len(self.layers) + len(self.views)}"
         outputs = [self._activation(stem if len(types) == 1 else f"{stem}.{i}", ty) for i, ty in enumerate(types)]
         self.known[var] = outputs[0] if len(outputs) == 1 else tuple(outputs)
         if symbol.rstrip("0123456789") in ALIAS and isinstance(arguments[0], Activation):

@@ -39,6 +39,18 @@ CASES = {
     "a transpose of k times the batch as an input": Case(
         [node("Transpose", ["x"], ["y"], perm=[0, 2, 1])], {"x": (-4, 3, 5)}, ["y"]
     ),
+    "views of different parts that look alike": Case(
+        [
+            node("Split", ["x"], ["q", "k", "v"], axis=2, num_outputs=3),
+            node("Reshape", ["q", "heads"], ["qh"]),
+            node("Reshape", ["k", "heads"], ["kh"]),
+            node("Transpose", ["qh"], ["a"], perm=[0, 2, 1, 3]),
+            node("Transpose", ["kh"], ["b"], perm=[0, 2, 3, 1]),
+        ],
+        {"x": (-1, 3, 24)},
+        ["a", "b", "v"],
+        {"heads": np.array([0, 0, 2, 4])},
+    ),
     "constant places of a tensor that ends with the batch": Case(
         [node("GatherND", ["x", "at"], ["y"])], {"x": (5, 6, -1)}, ["y"], {"at": np.array([[0, 1], [-1, 5], [4, -6]])}
     ),
