@@ -61,9 +61,10 @@ def fold_shapes(
         if value.name not in constants
     }
     outputs = {output.name for output in proto.graph.output}
-    facts = ShapePropagation(proto.graph.node, opset, inputs, constants, outputs, path).run()
-    folding = _Folding(facts, dict(constants), opset, max_batch, path)
-    rewritten = [*folding.nodes(proto.graph.node), *folding.outputs(outputs)]
+    propagation = ShapePropagation(proto.graph.node, opset, inputs, constants, outputs, path)
+    facts = propagation.run()
+    folding = _Folding(facts, dict(constants) | propagation.constants, opset, max_batch, path)
+    rewritten = [*folding.nodes(propagation.nodes), *folding.outputs(outputs)]
     nodes = _needed(folding.renamed(rewritten), outputs)
     named = {*inputs, *outputs, *(name for node in nodes for name in node.output if name)}
     values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}

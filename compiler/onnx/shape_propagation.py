@@ -8,6 +8,7 @@ gives shapes, by ONNX's own inference. No operator needs a rule of its own.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from veltair.compiler.onnx.branches import take_branch
 from veltair.compiler.onnx.constants import captured_names, inner_graphs
 from veltair.compiler.onnx.node_attributes import attribute
 from veltair.compiler.onnx.node_evaluation import Array, NodeEvaluator, Shape, TensorType, infer_node
@@ -65,7 +67,7 @@ def same_values(one: Array, other: Array) -> bool:
 
 
 class ShapePropagation:
-    """Walks the nodes of a graph in topological order. ::
+    """Walks the nodes of a graph in topological order, and into branches whose condition is known. ::
 
     facts = ShapePropagation(graph.node, opset, inputs, constants, {"logits"}, path).run()
     facts["logits"].shapes  # one for each sample batch size
@@ -81,7 +83,9 @@ class ShapePropagation:
         path: Path,
     ) -> None:
         samples = len(next(iter(inputs.values())).types) if inputs else 1
-        self._nodes, self._opset, self._outputs, self._path = nodes, opset, outputs, path
+        self._given, self._opset, self._outputs, self._path = nodes, opset, outputs, path
+        self.nodes: list[onnx.NodeProto] = []  # those given, with the nodes of branches that are taken
+        self.constants: dict[str, Array] = {}  # of branches that are taken
         self._facts = dict(inputs) | {n: TensorFacts.of_constant(a, samples) for n, a in constants.items()}
         self._evaluator = NodeEvaluator(opset)
         self._samples = range(samples)
@@ -91,15 +95,28 @@ class ShapePropagation:
 
         Raises ModelError naming the node whose outputs' shapes cannot be told.
         """
-        last = {name: index for index, node in enumerate(self._nodes) for name in node.input}
+        left = deque(self._given)
+        readers = Counter(name for node in self._given for name in _read(node))
         wanted = set(self._outputs)
-        for index, node in enumerate(self._nodes):
+        while left:
+            node = left.popleft()
+            readers.subtract(_read(node))
+            condition = self._facts[node.input[0]].constant if node.op_type == "If" else None
+            if condition is not None:
+                taken, constants = take_branch(node, bool(condition))
+                left.extendleft(reversed(taken))
+                readers.update(name for inner in taken for name in _read(inner))
+                self.constants |= constants
+                self._facts |= {n: TensorFacts.of_constant(a, len(self._samples)) for n, a in constants.items()}
+                continue
+            self.nodes.append(node)
             self._facts |= self._visit(node)
             if any(self._facts[name].values is None for name in node.output if name):
-                wanted.update((*node.input, *captured_names(node)))
-            for name in node.input:
-                if name and last[name] == index and name not in wanted and self._facts[name].values is not None:
-                    self._facts[name] = replace(self._facts[name], values=())
+                wanted.update(_read(node))
+            for name in _read(node):
+                facts = self._facts.get(name)
+                if not readers[name] and name not in wanted and facts is not None and facts.values is not None:
+                    self._facts[name] = replace(facts, values=())
         return self._facts
 
     def _visit(self, node: onnx.NodeProto) -> dict[str, TensorFacts]:
@@ -151,6 +168,11 @@ class ShapePropagation:
     def _inputs(self, facts: Sequence[TensorFacts | None]) -> Iterator[list[Array | None]]:
         for sample in self._samples:
             yield [None if fact is None or fact.values is None else fact.values[sample] for fact in facts]
+
+
+def _read(node: onnx.NodeProto) -> set[str]:
+    """The tensors that a node reads, and the graphs inside it. Names that only those know are harmless."""
+    return {name for name in node.input if name} | captured_names(node)
 
 
 def _measure(node: onnx.NodeProto, shape: Shape) -> Array:

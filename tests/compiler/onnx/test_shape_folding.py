@@ -10,7 +10,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx_protos import I64, F, model, node, port, rebuilt, refuse, run, saved
 
 from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
@@ -18,7 +18,7 @@ from veltair.compiler.onnx.shape_folding import ROWS
 from veltair.compiler.onnx.shape_propagation import ShapePropagation, TensorFacts
 
 BOOL = TensorProto.BOOL
-COMPUTING = {"Shape", "Size", "Range", "ConstantOfShape", "Equal", "Unsqueeze", "Squeeze"}
+COMPUTING = {"Shape", "Size", "Range", "ConstantOfShape", "Equal", "If"}
 CONSTANTS = {
     "zero": np.array(0),
     "one": np.array(1),
@@ -68,6 +68,15 @@ BOUNDED_SIZE = [
     step("Equal", "t ones", "is1"),
     step("Where", "is1 t t", "size"),
 ]
+# As `squeeze(1)` is exported: both branches use the same names for themselves, one a constant of its own.
+SQUEEZED = helper.make_graph(
+    [step("Squeeze", "sum axis", "less"), step("Neg", "less", "out")],
+    "then",
+    [],
+    [port("out", ["m", 4])],
+    [numpy_helper.from_array(np.array([1]), "axis")],
+)
+KEPT = helper.make_graph([step("Identity", "sum", "out")], "else", [], [port("out", ["m", 1, 4])])
 NETS = {
     "a reshape to batch and constants": net(
         *the_batch(), *stacked("n", "two", "two", "three", output="t"), step("Reshape", "x t", "y")
@@ -136,6 +145,16 @@ NETS = {
         step("MatMul", "x xt", "scores"),
         step("Where", "seen scores low", "masked"),
         step("Softmax", "masked", "y", axis=-1),
+    ),
+    "a branch that a shape decides": net(
+        step("ReduceSum", "x v1", "sum", keepdims=1),
+        step("Shape", "sum", "s"),
+        step("Gather", "s one", "extent", axis=0),
+        step("Equal", "extent one", "single"),
+        step("If", "single", "squeezed", then_branch=SQUEEZED, else_branch=KEPT),
+        step("If", "single", "again", then_branch=SQUEEZED, else_branch=KEPT),
+        step("Add", "squeezed again", "y"),
+        outputs=[port("y", ["n", 4])],
     ),
     "rows counted along the batch": net(
         *the_batch(),
