@@ -25,6 +25,7 @@ from veltair.types import TensorSpec
 BATCHES = (7, 11)  # the sample sizes: what differs between them depends on the batch
 # ConstantRows(table): as many rows as the output has, row after row of the table, from its first again after its last.
 OWN_DOMAIN, ROWS = "veltair", "ConstantRows"
+INDEXING = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})  # by their input 1
 BROADCASTING = frozenset(
     {
         *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "PRelu", "MatMul"),
@@ -69,7 +70,9 @@ def fold_shapes(
     named = {*inputs, *outputs, *(name for node in nodes for name in node.output if name)}
     values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}
     values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
-    return FoldedGraph(nodes, folding.constants, values)
+    folded = FoldedGraph(nodes, folding.constants, values)
+    _check_row_numbers(nodes, outputs, folded, path)
+    return folded
 
 
 def tensor_spec(name: str, facts: TensorFacts, path: Path) -> TensorSpec:
@@ -212,6 +215,7 @@ class _Folding:
             return table
         if table.dtype.kind not in "iu":
             return None
+        # Rows that count: each image has those of the one before it, and a step more.
         step = facts.values[0][-spec[0] : 2 * -spec[0]] - table
         counted = [np.concatenate([table + step * i for i in range(b)]) for b in (*BATCHES, self.max_batch)]
         return counted[-1] if all(map(same_values, counted, facts.values)) else None
@@ -223,6 +227,30 @@ class _Folding:
             for place, name in enumerate(node.input):
                 node.input[place] = tables.get(name, name)
         return nodes
+
+
+def _check_row_numbers(nodes: Sequence[onnx.NodeProto], outputs: Set[str], graph: FoldedGraph, path: Path) -> None:
+    """Refuse row numbers of the batch as anything but indices: a query's answer must not depend on its neighbours."""
+    numbers = {n.output[0] for n in nodes if n.op_type == ROWS and _counts(graph.values[n.output[0]], graph, n)}
+    for node in nodes:
+        read = [place for place, name in enumerate(node.input) if name in numbers]
+        if not read or (node.op_type in INDEXING and read == [1]):
+            continue
+        if any(np.dtype(graph.values[name].dtype).kind not in "iu" for name in node.output if name):
+            raise ModelError(
+                f"{path}: node {node.name!r}: {node.op_type} computes with the numbers of the batch's rows; expected "
+                "them as indices alone, since queries of different clients may share a batch"
+            )
+        numbers.update(node.output)
+    if found := sorted(numbers & outputs):
+        raise ModelError(
+            f"{path}: output {found[0]!r} holds numbers of the batch's rows; expected them as indices alone"
+        )
+
+
+def _counts(spec: TensorSpec, graph: FoldedGraph, node: onnx.NodeProto) -> bool:
+    """Whether a ConstantRows node gives each image rows of its own."""
+    return bool(spec.shape) and spec.shape[0] < 0 and len(graph.constants[node.input[0]]) > -spec.shape[0]
 
 
 def _one_row(facts: TensorFacts) -> Array | None:

@@ -171,11 +171,16 @@ NETS = {
     "an initializer as an output that is read too": net(
         step("Add", "x cls", "y"), outputs=[port("y", None), port("cls", (1, 1, 4))]
     ),
-    "an output of the batch's rows": net(
-        step("Relu", "x", "r"),
+    "row numbers that are a part of indices": net(
         *the_batch(),
-        step("Range", "zero n one", "y"),
-        outputs=[port("r", None), port("y", ["m"], I64)],
+        step("Range", "zero n one", "index"),
+        step("Unsqueeze", "index v1", "column"),
+        step("ReduceMax", "x", "most", axes=[1, 2], keepdims=0),
+        step("Cast", "most", "whole", to=I64),
+        step("Clip", "whole zero two", "inside"),
+        step("Unsqueeze", "inside v1", "second"),
+        step("Concat", "column second", "places", axis=1),
+        step("GatherND", "x places", "y"),
     ),
     "no input reaches the output": net(step("Relu", "cls", "y")),
 }
@@ -208,6 +213,17 @@ def test_what_depends_on_the_batch_otherwise_is_refused_by_name(tmp_path: Path) 
     refuse(tmp_path, net(*mean), "node 'y'.*Div reads 'f', which is computed from the batch")
     size = [*the_batch(), *stacked("n", output="y"), step("Relu", "x", "r")]
     refuse(tmp_path, net(*size, outputs=[port("y", None, I64)]), "output 'y' is computed from the batch alone")
+    numbers = [
+        *the_batch(),
+        step("Range", "zero n one", "index"),
+        step("ReduceMax", "x", "most", axes=[1, 2], keepdims=0),
+        step("Cast", "most", "whole", to=I64),
+        step("Add", "whole index", "sum"),
+        step("Cast", "sum", "y", to=F),
+    ]
+    refuse(tmp_path, net(*numbers), "node 'y': Cast computes with the numbers of the batch's rows")
+    output = [*the_batch(), step("Range", "zero n one", "y"), step("Relu", "x", "r")]
+    refuse(tmp_path, net(*output, outputs=[port("y", ["m"], I64), port("r", None)]), "output 'y' holds numbers")
     last = [*the_batch(), step("Sub", "n one", "at"), step("Gather", "x at", "y", axis=0)]
     refuse(tmp_path, net(*last), "Gather reads 'at'")
 
