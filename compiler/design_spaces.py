@@ -23,6 +23,7 @@ from veltair.compiler.kernels.recurrent.recurrent import Recurrent
 from veltair.compiler.kernels.rows.cast import Cast
 from veltair.compiler.kernels.rows.concat_rows import ConcatRows
 from veltair.compiler.kernels.rows.concat_sum import ConcatSum
+from veltair.compiler.kernels.rows.constant_rows import ConstantRows
 from veltair.compiler.kernels.rows.embedding_bag import EmbeddingBag
 from veltair.compiler.kernels.rows.layer_norm import LayerNorm
 from veltair.compiler.kernels.rows.lookups import Lookups
@@ -42,6 +43,7 @@ SPACES: dict[str, Space] = {
     "layer_norm": LayerNorm(),
     "embedding": TokenEmbedding(),
     "cast": Cast(),
+    "constant_rows": ConstantRows(),
     "embedding_bag": EmbeddingBag(),
     "lookups": Lookups(),
     "recurrent": Recurrent(),

@@ -28,7 +28,7 @@ from veltair.compiler.onnx.logits import OutputActivation, find_probabilities
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.onnx.onnx_model import load_model as load_onnx
 from veltair.compiler.pipeline import lower
-from veltair.compiler.tuning.correctness import LOOKUPS, layer_tolerance
+from veltair.compiler.tuning.correctness import LOOKUPS, largest_errors, layer_tolerance
 from veltair.compiler.tuning.layer_reference import reference_outputs, unpack_activation
 from veltair.errors import ModelError
 from veltair.machine.topology import usable_machine
@@ -80,7 +80,7 @@ class VerificationReport:
         if found.shape != expected.shape:
             self.mismatches.append(f"{where}: shape {found.shape}, expected {expected.shape}")
             return
-        absolute, relative = largest_errors(found, expected)
+        absolute, relative = largest_errors(_values(found), _values(expected))
         self.max_abs_err, self.max_rel_err = max(self.max_abs_err, absolute), max(self.max_rel_err, relative)
         if activation:
             found, expected = activation.to_logits(found), activation.to_logits(expected)
@@ -90,26 +90,10 @@ class VerificationReport:
 
     def record_layer(self, found: NDArray[Any], expected: NDArray[Any], where: str, allowed: float) -> None:
         """Record one output of one version of a layer."""
-        _, relative = largest_errors(found, expected)
+        _, relative = largest_errors(_values(found), _values(expected))
         self.max_layer_err = max(self.max_layer_err, relative)
         if not relative <= allowed:
             self.mismatches.append(f"{where} by {relative:.3g} of its largest value (allowed {allowed:g})")
-
-
-def largest_errors(found: NDArray[Any], expected: NDArray[Any]) -> tuple[float, float]:
-    """The largest absolute difference, and its ratio to the largest expected magnitude.
-
-    Both are infinite where NaN or an infinity is in one array only.
-    """
-    a, b = _values(found), _values(expected)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    with np.errstate(invalid="ignore"):
-        difference = np.where(same, 0.0, np.abs(a - b))
-    worst = float(difference.max(initial=0.0))
-    if not np.isfinite(worst):
-        return float("inf"), float("inf")
-    scale = float(np.abs(b[np.isfinite(b)]).max(initial=0.0))
-    return worst, worst / max(scale, 1e-30)
 
 
 def cosine_similarity(found: NDArray[Any], expected: NDArray[Any]) -> float:
@@ -204,7 +188,7 @@ def _compare(
         for count in range(1, len(pool.usable) + 1):
             pool.move_to(cores[:count])
             place = f"batch {batch}, {count} core{'s' * (count > 1)}"
-            _compare_layers(report, found, specs, bound, place)
+            _compare_layers(report, found, specs, bound, batch, place)
             if manifest.tables != "fp32":
                 _compare_stored_rows(report, found, wide, bound, place)
             for version in range(max(len(layer.versions) for layer in manifest.layers)):
@@ -219,12 +203,12 @@ def _compare(
 
 
 def _compare_layers(
-    report: VerificationReport, found: Artifact, specs: Sequence[LayerSpec], bound: Any, place: str
+    report: VerificationReport, found: Artifact, specs: Sequence[LayerSpec], bound: Any, batch: int, place: str
 ) -> None:
     """Compare every version of every layer, on the inputs that version 0 of the preceding layers computed."""
     for index, (layer, spec) in enumerate(zip(found.manifest.layers, specs, strict=True)):
         allowed = layer_tolerance(spec, found.manifest.precision)
-        wanted = reference_outputs(spec, [bound.buffer(b) for b in layer.inputs])
+        wanted = reference_outputs(spec, [bound.buffer(b) for b in layer.inputs], batch)
         bound.layer(index, 0)
         first = [bound.buffer(b).copy() for b in layer.outputs]
         for tensor, result, right in zip(spec.outputs, first, wanted or first, strict=True):
@@ -282,11 +266,11 @@ def _as_onnx_input(value: Any, given: NDArray[Any] | Strings) -> NDArray[Any]:
 
 
 def _draw(port: Port, batch: int, rng: np.random.Generator) -> NDArray[Any]:
-    """Random values that the model takes: normal floats, ids in their range, zeros for integers without one."""
+    """Random values that the model takes: normal floats, ids in their range, a mask for integers without one."""
     shape, kind = port.at(batch), np.dtype(port.dtype).kind
     if kind == "f":
         return rng.standard_normal(shape).astype(port.dtype)
     if kind == "b":
         return rng.integers(0, 2, shape).astype(bool)
-    low, high = port.low or 0, port.high if port.high is not None else port.low or 0
+    low, high = (0, 1) if port.low is None or port.high is None else (port.low, port.high)
     return rng.integers(low, high, shape, endpoint=True).astype(port.dtype)

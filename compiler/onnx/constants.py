@@ -32,7 +32,7 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield the nodes and, recursively, those of the graphs inside them."""
     for node in nodes:
         yield node
-        for graph in _subgraphs(node):
+        for graph in inner_graphs(node):
             yield from all_nodes(graph.node)
 
 
@@ -86,7 +86,7 @@ def extract_tables(proto: onnx.ModelProto, path: Path, folder: Path) -> dict[str
     are dropped, since ONNX Runtime fails on some of them. Call `check_tensors` first.
     """
     graph = proto.graph
-    elsewhere = {o.name for o in graph.output} | {n for node in graph.node for n in _captured(node)}
+    elsewhere = {o.name for o in graph.output} | {n for node in graph.node for n in captured_names(node)}
     used, looked_up = set(elsewhere), set[str]()
     for node in graph.node:
         for place, name in enumerate(node.input):
@@ -172,17 +172,17 @@ def _place(tensor: TensorProto, path: Path) -> tuple[Path, int, int]:
     return file, offset, length
 
 
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
 
 
-def _captured(node: onnx.NodeProto) -> set[str]:
+def captured_names(node: onnx.NodeProto) -> set[str]:
     """Every name that the graphs inside a node read, their own names included, which is harmless here."""
-    inner = [n for graph in _subgraphs(node) for n in all_nodes(graph.node)]
-    outputs = {o.name for graph in _subgraphs(node) for o in graph.output}
+    inner = [n for graph in inner_graphs(node) for n in all_nodes(graph.node)]
+    outputs = {o.name for graph in inner_graphs(node) for o in graph.output}
     return outputs | {name for n in inner for name in n.input}
 
 
@@ -195,5 +195,5 @@ def all_tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
-        for graph in _subgraphs(node):
+        for graph in inner_graphs(node):
             yield from graph.initializer

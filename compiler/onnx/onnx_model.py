@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
 
 from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, ExtractedColumns, extract_columns
-from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables, type_name
-from veltair.compiler.onnx.limits import KnownShapes, bounded_memory, check_nodes, check_sizes, held_bytes
+from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables
+from veltair.compiler.onnx.limits import bounded_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.quantised_tables import extract_quantised_tables
+from veltair.compiler.onnx.shape_folding import fold_shapes
+from veltair.compiler.onnx.shape_inference import infer_shapes
 from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model
 from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
 OPSET = 17  # older models are converted up to it
 MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the model states one
-BATCHES = (7, 11)  # shapes are inferred at both, which shows the dimensions that grow with the batch
 PORT_TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
 VALUE_TYPES = PORT_TYPES | {"float64", "int16", "uint16", "uint32", "uint64"}
 STANDARD = ("", "ai.onnx")
@@ -40,7 +40,6 @@ RANDOM_OPERATORS = {
     "RandomUniformLike",
 }
 PROTOBUF_BYTES = 2**31 - 1
-SHAPE_BYTES = 4096  # constants up to here may decide shapes; larger ones are hidden from shape inference
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +84,16 @@ def load_model(path: Path, max_batch: int | None = None) -> OnnxModel:
         proto = _up_to_date(proto, path, Path(folder))
         limit = _max_batch(metadata, max_batch, path) if dynamic else 1
         for values_too in (False, True):  # to follow values takes time and memory that sizes may forbid
-            check_sizes(proto, _infer_shapes(proto, limit, path, strict=False, values_too=values_too), held, path)
+            check_sizes(proto, infer_shapes(proto, limit, path, values_too=values_too), held, path)
         simple, constants = simplify_model(proto, path, Path(folder))
-        values = _tensor_specs(simple, dynamic, path)
-        check_sizes(simple, {name: (spec.dtype, spec.shape) for name, spec in values.items()}, held, path)
-    constants |= tables
-    for name, array in constants.items():
-        values[name] = TensorSpec(name, str(array.dtype), array.shape)
+        check_sizes(simple, infer_shapes(simple, limit, path), held, path)
+        _name_nodes(simple)
+        _check_operators(simple, path)
+        folded = fold_shapes(simple, constants | tables, dynamic, limit, path)
+    constants, values = folded.constants, folded.values
     constants |= {name: rows for name, rows in stored.items() if name in values}
-    _name_nodes(simple)
-    _check_values(simple, values, path)
-    nodes = tuple(simple.graph.node)
-    computed = {name for node in nodes for name in node.output} | {i.name for i in simple.graph.input}
-    for output in simple.graph.output:
-        if output.name not in computed - constants.keys():
-            raise ModelError(f"{path}: output {output.name!r} is a constant: no input reaches it")
+    _check_values(folded.nodes, values, path)
+    nodes = tuple(folded.nodes)
     inputs = tuple(values[i.name] for i in simple.graph.input if i.name not in constants)
     outputs = tuple(values[o.name] for o in simple.graph.output)
     for spec in (*inputs, *outputs):
@@ -206,70 +200,6 @@ def _max_batch(metadata: Mapping[str, str], asked: int | None, path: Path) -> in
     return int(stated)
 
 
-def _tensor_specs(proto: onnx.ModelProto, dynamic: bool, path: Path) -> dict[str, TensorSpec]:
-    """Return every tensor's type and shape, by name."""
-    small = _infer_shapes(proto, BATCHES[0], path)
-    large = _infer_shapes(proto, BATCHES[1], path) if dynamic else small
-    values: dict[str, TensorSpec] = {}
-    for name, (dtype, shape) in small.items():
-        dims = []
-        for at_small, at_large in zip(shape, large[name][1], strict=True):
-            if at_small == at_large:
-                dims.append(at_small)
-            elif at_small * BATCHES[1] == at_large * BATCHES[0] and at_small % BATCHES[0] == 0:
-                dims.append(-(at_small // BATCHES[0]))
-            else:
-                raise ModelError(f"{path}: tensor {name!r}: a dimension grows with the batch, but not in proportion")
-        values[name] = TensorSpec(name, dtype, tuple(dims))
-    return values
-
-
-def _infer_shapes(
-    proto: onnx.ModelProto, batch: int, path: Path, *, strict: bool = True, values_too: bool = True
-) -> KnownShapes:
-    """Types and shapes at one batch size; without `strict`, only those that can be inferred, and without `values_too`
-    only those that no computed value decides."""
-    try:
-        found = onnx.shape_inference.infer_shapes(_outline(proto, batch), strict, strict, data_prop=values_too)
-    except Exception as error:
-        raise ModelError(f"{path}: {describe_error(error)}") from None
-    known: KnownShapes = {}
-    for value in (*found.graph.value_info, *found.graph.output, *found.graph.input):
-        tensor = value.type.tensor_type
-        if value.type.HasField("tensor_type") and tensor.HasField("shape"):
-            dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
-            if -1 not in dims:
-                known[value.name] = (type_name(tensor.elem_type), tuple(dims))
-    for node in proto.graph.node if strict else ():
-        for name in node.output:
-            if name and name not in known:
-                raise ModelError(
-                    f"{path}: node {node.name!r}: the shape of {node.op_type}'s output {name!r} cannot be inferred; it"
-                    " may depend on the values of the inputs"
-                )
-    return known
-
-
-def _outline(proto: onnx.ModelProto, batch: int) -> onnx.ModelProto:
-    """Return what shape inference needs: the batch set, large constants as inputs, no stated shapes."""
-    graph, small = proto.graph, []
-    inputs = {i.name: i for i in graph.input}
-    for tensor in graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() <= SHAPE_BYTES:
-            small.append(tensor)
-        elif tensor.name not in inputs:
-            inputs[tensor.name] = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
-    outputs = [o for o in graph.output if o.name not in inputs and o.name not in {t.name for t in graph.initializer}]
-    outline = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
-    outline.graph.CopyFrom(helper.make_graph(graph.node, graph.name or "g", inputs.values(), outputs, small))
-    for dim in (dim for value in outline.graph.input for dim in value.type.tensor_type.shape.dim[:1]):
-        if not dim.HasField("dim_value"):
-            dim.dim_value = batch
-    for value in outline.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    return outline
-
-
 def _name_nodes(proto: onnx.ModelProto) -> None:
     """Give every node a unique name: ONNX does not require one, ONNX Runtime and our messages do."""
     seen: set[str] = set()
@@ -281,12 +211,17 @@ def _name_nodes(proto: onnx.ModelProto) -> None:
         seen.add(node.name)
 
 
-def _check_values(proto: onnx.ModelProto, values: Mapping[str, TensorSpec], path: Path) -> None:
-    """Refuse nodes whose outputs have types or shapes that no kernel supports."""
+def _check_operators(proto: onnx.ModelProto, path: Path) -> None:
     for node in proto.graph.node:
-        where = f"{path}: node {node.name!r}"
         if node.domain not in STANDARD:
+            where = f"{path}: node {node.name!r}"
             raise ModelError(f"{where}: operator {node.domain}.{node.op_type} is not supported")
+
+
+def _check_values(nodes: Sequence[onnx.NodeProto], values: Mapping[str, TensorSpec], path: Path) -> None:
+    """Refuse nodes whose outputs have types or shapes that no kernel supports."""
+    for node in nodes:
+        where = f"{path}: node {node.name!r}"
         for spec in (values[name] for name in node.output if name):
             if spec.dtype not in VALUE_TYPES:
                 raise ModelError(f"{where}: operator {node.op_type} gives {spec.dtype}; expected float32 or integers")

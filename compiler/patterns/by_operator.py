@@ -10,9 +10,11 @@ import onnx
 
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.model_view import Matches, ModelView
+from veltair.compiler.onnx.shape_folding import ROWS
 from veltair.compiler.patterns.batch_norm import find_batch_norms
 from veltair.compiler.patterns.batched_matmul import batched_matmul, find_batched_matmuls
 from veltair.compiler.patterns.concat import concat
+from veltair.compiler.patterns.constant_rows import constant_rows
 from veltair.compiler.patterns.elementwise import elementwise
 from veltair.compiler.patterns.layer_norm import layer_norm
 from veltair.compiler.patterns.matmul import matmul
@@ -62,6 +64,7 @@ PATTERNS: Mapping[str, tuple[Pattern, ...]] = {
     "Unsqueeze": (alias,),
     "Identity": (alias,),
     "Dropout": (alias,),
+    ROWS: (constant_rows,),
 }
 
 # Searches for groups of nodes that are one layer. Each gets the matches of those before it.

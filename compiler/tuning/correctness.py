@@ -19,6 +19,7 @@ TOLERANCE = {
     "fp32": 1e-3,
     "bf16": 1e-2,
 }  # largest error of a layer over the output's largest value, by the model's precision
+HUGE = 1e30  # magnitudes that no network computes with: they stand for infinity
 LOOKUPS = ("columns", "embedding_bag", "lookups")  # layers that read rows of tables
 LOOKUP_TOLERANCE = 1e-5  # their reference reads the rows as they are stored, so only sums are rounded
 
@@ -29,13 +30,24 @@ def layer_tolerance(spec: LayerSpec, precision: str) -> float:
     return LOOKUP_TOLERANCE if exact else TOLERANCE[precision]
 
 
-def relative_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    """The largest difference over the largest expected magnitude; infinite where a value is not finite."""
-    if found.size == 0:
-        return 0.0
-    difference = np.abs(found.astype(np.float64) - expected.astype(np.float64)).max()
-    scale = max(float(np.abs(expected.astype(np.float64)).max()), 1e-30)
-    return float(difference) / scale if np.isfinite(difference) else float("inf")
+def largest_errors(found: NDArray[Any], expected: NDArray[Any]) -> tuple[float, float]:
+    """The largest absolute difference, and the largest relative one.
+
+    A difference is relative to the largest expected magnitude. Values that only stand for infinity, such as the lowest
+    float of an attention mask, are held to their own magnitude, so that they do not hide the errors of all others.
+    Infinities and NaN have to be the same in both; where they are not, both errors are infinite.
+    """
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        difference = np.where(same, 0.0, np.abs(a - b))
+    worst = float(difference.max(initial=0.0))
+    if not np.isfinite(worst):
+        return float("inf"), float("inf")
+    size = np.where(np.isfinite(b), np.abs(b), 0.0)
+    scale = size.max(initial=0.0, where=size < HUGE)
+    relative = difference / np.where(size < HUGE, max(float(scale), 1e-30), size)
+    return worst, float(relative.max(initial=0.0))
 
 
 class ReferenceCheck:
@@ -51,7 +63,7 @@ class ReferenceCheck:
         self.spec, self.batch = spec, batch
         together = spec.parameters.draw_inputs(batch, rng)
         self._inputs = [_draw(t, batch, bounds, rng) for t in spec.inputs] if together is None else together
-        self._expected = reference_outputs(spec, self._inputs)
+        self._expected = reference_outputs(spec, self._inputs, batch)
 
     def find_fault(self, meter: Meter, library: Path, symbol: str, weights: Sequence[Operand], cores: int) -> str:
         """Describe what is wrong with a version on a number of cores; empty where it is right.
@@ -65,7 +77,7 @@ class ReferenceCheck:
         operands = [*inputs, *weights, *result_operands(self.spec, self.batch)]
         results = meter.call(library, symbol, operands, cores)
         for tensor, found, expected in zip(self.spec.outputs, results, self._expected or results, strict=True):
-            error = relative_error(unpack_activation(tensor, found), unpack_activation(tensor, expected))
+            _, error = largest_errors(unpack_activation(tensor, found), unpack_activation(tensor, expected))
             limit = self._tolerance if tensor.dtype in ("float32", "uint16") else 0.0  # integers are exact
             where = f"{tensor.name} at batch {self.batch} on {cores} cores"
             if not error <= limit:

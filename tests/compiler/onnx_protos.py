@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from veltair.compiler.onnx.onnx_model import OnnxModel, load_model
+from veltair.compiler.onnx.shape_folding import ROWS
 from veltair.errors import ModelError
 
 F, I64 = TensorProto.FLOAT, TensorProto.INT64
@@ -67,8 +68,13 @@ def rebuilt(loaded: OnnxModel, batch: int) -> onnx.ModelProto:
         kinds = [helper.np_dtype_to_tensor_dtype(np.dtype(s.dtype)) for s in specs]
         shapes = [[-d * batch if d < 0 else d for d in s.shape] for s in specs]
         ports.append([port(s.name, shape, kind) for s, shape, kind in zip(specs, shapes, kinds, strict=True)])
-    constants = [numpy_helper.from_array(np.asarray(a), name) for name, a in loaded.initializers.items()]
-    return model(list(loaded.nodes), *ports, constants, loaded.opset)
+    constants = dict(loaded.initializers)
+    for rows in (n for n in loaded.nodes if n.op_type == ROWS):
+        (output,), table = rows.output, constants[rows.input[0]]
+        constants[output] = np.resize(table, [-d * batch if d < 0 else d for d in loaded.values[output].shape])
+    tensors = [numpy_helper.from_array(np.asarray(a), name) for name, a in constants.items()]
+    nodes = [n for n in loaded.nodes if n.op_type != ROWS]
+    return model(nodes, *ports, tensors, loaded.opset)
 
 
 def refuse(folder: Path, proto: onnx.ModelProto | bytes, text: str) -> None:

@@ -83,9 +83,20 @@ def test_operators_that_nobody_can_take_are_named(tmp_path: Path) -> None:
         lower(load_model(net.save(tmp_path / "net.onnx", shape)), "fp32")
 
 
-def test_computed_indices_are_only_taken_where_they_are_checked(tmp_path: Path) -> None:
+def test_what_breaks_off_within_tvm_is_named(tmp_path: Path) -> None:
     net = Net(x=[4, 3])
-    index = net("Cast", "x", to=TensorProto.INT64)
-    y = net("GatherElements", normal(4, 3), index, axis=0)
-    with pytest.raises(ModelError, match="GatherElements"):
+    whole = net("Cast", "x", to=TensorProto.INT32)
+    y = net("Cast", net("Pow", whole, whole), to=TensorProto.FLOAT)
+    with pytest.raises(ModelError, match=r"no way to compile.*Pow"):
         lower(load_model(net.save(tmp_path / "net.onnx", y)), "fp32")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_resize_to_sizes_that_say_the_batch(tmp_path: Path, batch: int) -> None:
+    net = Net(x=["n", 3, 4, 5])
+    sizes = net("Concat", net("Slice", net("Shape", "x"), np.array([0]), np.array([2])), np.array([8, 15]), axis=0)
+    y = net("Resize", net("Sigmoid", "x"), "", "", sizes, mode="linear", coordinate_transformation_mode="asymmetric")
+    path = net.save(tmp_path / "net.onnx", y)
+    feeds = {"x": normal(batch, 3, 4, 5)}
+    outputs, _ = run(path, feeds, "fp32", batch)
+    np.testing.assert_allclose(outputs[0], ort.InferenceSession(str(path)).run(None, feeds)[0], rtol=1e-5, atol=1e-6)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm.s_tir import Schedule
+from tvm.s_tir import SBlockRealize, Schedule
 from tvm.s_tir.schedule import ScheduleError
 
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
@@ -35,6 +35,8 @@ class Generic:
 def schedule(function: Any) -> Any:
     """The function with parallel outer loops; a block that cannot be scheduled stays serial and correct."""
     plan = Schedule(tvm.IRModule({"main": function.without_attr("global_symbol")}))
+    if not _has_root(function):
+        return plan.mod["main"]
     for block in plan.get_child_blocks(plan.get_sblock("root")):
         try:
             plan.compute_inline(block)
@@ -53,3 +55,9 @@ def schedule(function: Any) -> Any:
         except ScheduleError:
             continue
     return plan.mod["main"]
+
+
+def _has_root(function: Any) -> bool:
+    """Whether the loops of a function stand in a root block; those of an operator that TVM writes out may not."""
+    body = function.body
+    return isinstance(body, SBlockRealize) and body.block.name_hint == "root"

@@ -16,11 +16,10 @@ from tvm import relax
 from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.generic import GenericParameters
-from veltair.compiler.kernels.generic.relax_import import fuse_operators, import_to_relax
+from veltair.compiler.kernels.generic.relax_import import describe_failure, fuse_operators, import_to_relax
 from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
-UNCHECKED = {"GatherElements", "GatherND", "ScatterElements", "ScatterND", "Scatter"}  # take any index
 ALIAS = ("reshape", "squeeze", "expand_dims", "flatten")  # contiguous views of their input
 
 
@@ -40,11 +39,13 @@ def import_layers(
 
     Raises ModelError naming the node and operator that cannot be compiled.
     """
-    for node in nodes:
-        if node.op_type in UNCHECKED and node.input[1] not in constants:
-            raise ModelError(f"node {node.name!r}: {node.op_type} with computed indices is not supported (unchecked)")
-    module = fuse_operators(import_to_relax(nodes, values, constants, inputs, outputs, opset))
-    return RelaxReader(module, nodes[0].name, inputs, outputs, max_batch).read()
+    module = import_to_relax(nodes, values, constants, inputs, outputs, opset)
+    try:
+        return RelaxReader(fuse_operators(module), nodes[0].name, inputs, outputs, max_batch).read()
+    except ModelError:
+        raise
+    except Exception as error:  # TVM's passes raise whatever their checks raise
+        raise describe_failure(nodes, error) from None
 
 
 class RelaxReader:
@@ -62,8 +63,12 @@ class RelaxReader:
         self.layers: list[LayerSpec] = []
         self.views: list[tuple[Activation, str]] = []
         self.variables = [d for p in self.main.params for d in p.ty.shape if isinstance(d, tvm.tirx.Var)]
+        self.carriers: dict[Any, tuple[Activation, Sequence[Any]]] = {}  # by extent: an input that has it, its shape
         for parameter, name in zip(self.main.params, inputs, strict=True):
-            self.known[parameter] = self._activation(name, parameter.ty)
+            tensor = self._activation(name, parameter.ty)
+            self.known[parameter] = tensor
+            shape = list(parameter.ty.shape)
+            self.carriers |= {extent: (tensor, shape) for extent in shape if isinstance(extent, tvm.tirx.Var)}
 
     def read(self) -> ImportedLayers:
         names = self._output_names()
@@ -115,17 +120,24 @@ class RelaxReader:
         symbol = call.args[0].name_hint
         if len(call.args) > 2:
             raise ModelError(f"{self.prefix}: {symbol} computes a shape at run time, which is not supported")
-        arguments = [self._resolve(field) for field in call.args[1].fields]
+        fields = list(call.args[1].fields)
+        extents = {
+            i: field for i, field in enumerate(fields) if isinstance(field, tvm.tirx.Var) and field in self.carriers
+        }
+        arguments = [self.carriers[f][0] if i in extents else self._resolve(f) for i, f in enumerate(fields)]
         types = list(var.ty.fields) if isinstance(var.ty, tvm.ir.TupleType) else [var.ty]
-        stem = name or f"{self.prefix}/{symbol}/{len(self.layers)}"
+        stem = name or f"{self.prefix}/{symbol}/{len(self.layers) + len(self.views)}"
         outputs = [self._activation(stem if len(types) == 1 else f"{stem}.{i}", ty) for i, ty in enumerate(types)]
         self.known[var] = outputs[0] if len(outputs) == 1 else tuple(outputs)
         if symbol.rstrip("0123456789") in ALIAS and isinstance(arguments[0], Activation):
             self.views.append((outputs[0], arguments[0].name))
             return
-        places = [i for i, a in enumerate(arguments) if isinstance(a, Activation)]
+        computed = [i for i, a in enumerate(arguments) if isinstance(a, Activation)]
+        places = sorted(computed, key=lambda i: i not in extents)  # what says an extent comes before what needs it
         constants = [i for i, a in enumerate(arguments) if not isinstance(a, Activation)]
-        function = _reordered(self.module[call.args[0]], [*places, *constants], len(arguments))
+        shapes = {i: [None if d.same_as(e) else d for d in self.carriers[e][1]] for i, e in extents.items()}
+        function = _with_carriers(self.module[call.args[0]], {i: (arguments[i].dtype, s) for i, s in shapes.items()})
+        function = _reordered(function, [*places, *constants], len(arguments))
         digest = f"{tvm_ffi.structural_hash(function) & (2**64 - 1):016x}"  # blind to names
         elements = sum(element_count(t.shape) for t in outputs)
         self.layers.append(
@@ -166,6 +178,22 @@ def _dimension(dim: Any, variables: Sequence[Any], name: str) -> int:
     if all(isinstance(a, tvm.tirx.IntImm) for a in at) and int(at[1]) == 2 * int(at[0]):
         return -int(at[0])
     raise ModelError(f"tensor {name!r}: dimension {dim} is not a multiple of the batch")
+
+
+def _with_carriers(function: Any, carriers: Mapping[int, tuple[str, Sequence[Any]]]) -> Any:
+    """The same function with tensors that have an extent where it takes the extent itself, since kernels take tensors.
+
+    TVM passes the batch where no tensor shows it: one of (4 * batch, 16) does not, for it.
+
+    carriers: by the place of a parameter, the type and shape of a tensor; None is where the extent stands.
+    """
+    parameters = list(function.params)
+    for place, (dtype, dims) in carriers.items():
+        extent = parameters[place]
+        others = {d: tvm.tirx.Var(d.name, str(d.ty.dtype)) for d in dims if isinstance(d, tvm.tirx.Var)}
+        shape = [extent if d is None else others.get(d, d) for d in dims]
+        parameters[place] = tvm.tirx.decl_buffer(shape, dtype, name=f"with_{extent.name}")
+    return tvm.tirx.PrimFunc(parameters, function.body, function.ret_type, function.attrs) if carriers else function
 
 
 def _reordered(function: Any, order: Sequence[int], inputs: int) -> Any:

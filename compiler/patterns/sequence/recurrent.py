@@ -15,6 +15,7 @@ from veltair.compiler.graph.layer_spec import Activation
 from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.sequence import RecurrentParameters, ResetPosition, SequenceOrder
 from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.shape_folding import ROWS
 from veltair.compiler.patterns.sequence.gated_cell import read_cell
 from veltair.errors import ModelError
 
@@ -206,13 +207,10 @@ def _is_read(name: str, view: ModelView) -> bool:
 
 
 def _initial_state(name: str, view: ModelView, where: str) -> str:
-    """The initial state, "" for zeros: a constant, or one that is filled or spread to the size of the batch."""
+    """The initial state, "" for zeros: a constant, or rows of one that are as many as the batch."""
     maker, value = view.makers.get(name), view.constants.get(name)
-    if maker is not None and maker.op_type == "ConstantOfShape":
-        filled = attribute(maker, "value", None)
-        value = np.zeros(1) if filled is None else onnx.numpy_helper.to_array(filled)
-    elif maker is not None and maker.op_type == "Expand":
-        value = view.constants.get(maker.input[0])
+    if maker is not None and maker.op_type == ROWS:
+        value = view.constants[maker.input[0]]
     if not name or (value is not None and not value.any()):
         return ""
     if name in view.constants:

@@ -1,0 +1,263 @@
+"""Takes the computation of shapes out of a model: what follows from shapes alone becomes constants.
+
+A tensor that is the same at every batch size is a constant. One that only says how large the batch is goes where a node
+takes it as a shape: the shape is stated without it. One that repeats along the batch is a constant of one row where its
+reader broadcasts it, and elsewhere, as an output of the model is, the output of a node of our own, `ConstantRows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from veltair.compiler.onnx.constants import captured_names
+from veltair.compiler.onnx.node_evaluation import Array, infer_node
+from veltair.compiler.onnx.shape_arguments import restate
+from veltair.compiler.onnx.shape_propagation import ShapePropagation, TensorFacts, same_values
+from veltair.errors import ModelError
+from veltair.types import TensorSpec
+
+BATCHES = (7, 11)  # the sample sizes: what differs between them depends on the batch
+# ConstantRows(table): as many rows as the output has, row after row of the table, from its first again after its last.
+OWN_DOMAIN, ROWS = "veltair", "ConstantRows"
+INDEXING = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})  # by their input 1
+BROADCASTING = frozenset(
+    {
+        *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "PRelu", "MatMul"),
+        *("And", "Or", "Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"),
+    }
+)
+
+
+@dataclass(slots=True)
+class FoldedGraph:
+    """What is left of a graph: nodes in topological order, constants, and every tensor's type and shape.
+
+    >>> FoldedGraph([], {}, {}).nodes
+    []
+    """
+
+    nodes: list[onnx.NodeProto]
+    constants: dict[str, Array]
+    values: dict[str, TensorSpec]
+
+
+def fold_shapes(
+    proto: onnx.ModelProto, constants: Mapping[str, Array], dynamic: bool, max_batch: int, path: Path
+) -> FoldedGraph:
+    """Fold what follows from shapes and constants alone.
+
+    constants: by name, tables included. dynamic: whether a symbolic first dimension of an input is the batch. Raises
+    ModelError naming a node whose shapes cannot be told, or depend on the batch other than in proportion.
+    """
+    opset = next(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
+    inputs = {
+        value.name: _input_facts(value, BATCHES if dynamic else BATCHES[:1])
+        for value in proto.graph.input
+        if value.name not in constants
+    }
+    outputs = {output.name for output in proto.graph.output}
+    propagation = ShapePropagation(proto.graph.node, opset, inputs, constants, outputs, path)
+    facts = propagation.run()
+    folding = _Folding(facts, dict(constants) | propagation.constants, opset, max_batch, path)
+    rewritten = [*folding.nodes(propagation.nodes), *folding.outputs(outputs)]
+    nodes = _needed(folding.renamed(rewritten), outputs)
+    named = {*inputs, *outputs, *(name for node in nodes for name in node.output if name)}
+    values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}
+    values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
+    folded = FoldedGraph(nodes, folding.constants, values)
+    _check_row_numbers(nodes, outputs, folded, path)
+    return folded
+
+
+def tensor_spec(name: str, facts: TensorFacts, path: Path) -> TensorSpec:
+    """The type and shape of a tensor; -k stands for k times the batch."""
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(facts.types[0].kind))
+    dims = [_dimension(extents) for extents in zip(*facts.shapes, strict=True)]
+    if any(dim is None for dim in dims):
+        raise ModelError(f"{path}: tensor {name!r}: a dimension grows with the batch, but not in proportion")
+    return TensorSpec(name, "string" if dtype.kind == "O" else str(dtype), tuple(d for d in dims if d is not None))
+
+
+def _dimension(extents: Sequence[int]) -> int | None:
+    """A dimension from its extents at the sample sizes: fixed, -k for k times the batch, or None for anything else."""
+    first = extents[0]
+    if all(extent == first for extent in extents):
+        return first
+    times = first // BATCHES[0]
+    return -times if all(e == times * b for e, b in zip(extents, BATCHES, strict=True)) else None
+
+
+def _input_facts(value: onnx.ValueInfoProto, batches: Sequence[int]) -> TensorFacts:
+    tensor = value.type.tensor_type
+    dims = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in tensor.shape.dim]
+    return TensorFacts.of_type(tensor.elem_type, [tuple(dim or batch for dim in dims) for batch in batches])
+
+
+def _needed(nodes: Sequence[onnx.NodeProto], outputs: Set[str]) -> list[onnx.NodeProto]:
+    """The nodes that the outputs depend on."""
+    wanted, kept = set(outputs), list[onnx.NodeProto]()
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update((*node.input, *captured_names(node)))
+    return kept[::-1]
+
+
+@dataclass(slots=True)
+class _Folding:
+    """Rewrites the nodes that read folded tensors."""
+
+    facts: Mapping[str, TensorFacts]
+    constants: dict[str, Array]
+    opset: int
+    max_batch: int
+    path: Path
+    tables: dict[str, str] = field(default_factory=dict)  # output of a ConstantRows node -> its table
+
+    def nodes(self, nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+        """The nodes that compute what is not known, with ConstantRows nodes in front of their first readers."""
+        for node in nodes:
+            if any(self.facts[name].values is None for name in node.output if name):
+                changed = self._restated(node)
+                for place, name in enumerate(changed.input):
+                    facts = self.facts.get(name)
+                    if facts is not None and facts.values is not None and name not in self.constants:
+                        yield from self._supply(changed, place, facts)
+                self._supply_inner(changed)
+                yield changed
+
+    def outputs(self, names: Set[str]) -> Iterator[onnx.NodeProto]:
+        """Nodes that give outputs of the model whose values are known."""
+        for name in sorted(names):
+            facts = self.facts.get(name)
+            if facts is not None and facts.values is not None and name not in self.tables:
+                table = self._rows(facts)
+                if table is None:
+                    raise ModelError(f"{self.path}: output {name!r} is computed from the batch alone: not supported")
+                yield self._rows_node(name, table)
+
+    def _restated(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """The node, with inputs that are shapes stated as constants where they depend on the batch."""
+        arguments = restate(node, self.facts)
+        changed = onnx.NodeProto()
+        changed.CopyFrom(node)
+        for place, value in arguments.items():
+            name = f"{node.name}/{place}"
+            while name in self.facts or name in self.constants:
+                name += "_"
+            self.constants[name] = value
+            changed.input[place] = name
+        return changed
+
+    def _supply(self, node: onnx.NodeProto, place: int, facts: TensorFacts) -> Iterator[onnx.NodeProto]:
+        """Give a node an input whose values are known, by a constant or by a node that is yielded."""
+        name = node.input[place]
+        constant = facts.constant
+        if constant is not None:
+            self.constants[name] = constant
+            return
+        row = _one_row(facts)
+        if row is not None and node.op_type in BROADCASTING and self._broadcasts(node, name, row):
+            node.input[place] = f"{name}/row"
+            self.constants[f"{name}/row"] = row
+            return
+        if name in self.tables:
+            return
+        table = self._rows(facts)
+        if table is None:
+            raise ModelError(
+                f"{self.path}: node {node.name!r}: {node.op_type} reads {name!r}, which is computed from the batch; "
+                "expected a constant, rows that repeat or count, or a shape"
+            )
+        yield self._rows_node(name, table)
+
+    def _supply_inner(self, node: onnx.NodeProto) -> None:
+        """Give the graphs inside a node the tensors outside whose values are known."""
+        for name in captured_names(node) & self.facts.keys():
+            facts = self.facts[name]
+            if facts.values is not None and name not in self.constants:
+                if facts.constant is None:
+                    raise ModelError(f"{self.path}: node {node.name!r}: a graph inside it reads the batch as {name!r}")
+                self.constants[name] = facts.constant
+
+    def _rows_node(self, name: str, table: Array) -> onnx.NodeProto:
+        self.tables[name] = f"{name}/rows"
+        self.constants[f"{name}/rows"] = table
+        return helper.make_node(ROWS, [f"{name}/rows"], [name], name=f"{name}/{ROWS}", domain=OWN_DOMAIN)
+
+    def _broadcasts(self, node: onnx.NodeProto, name: str, row: Array) -> bool:
+        """Whether a node gives outputs of the same shapes if it reads one row instead of all."""
+        for sample in range(len(self.facts[name].types)):
+            types = {n: self.facts[n].types[sample] for n in node.input if n in self.facts}
+            types[name] = TensorFacts.of_constant(row, 1).types[0]
+            found = infer_node(node, self.opset, types, {})
+            if any(found[output] != self.facts[output].types[sample] for output in node.output):
+                return False
+        return True
+
+    def _rows(self, facts: TensorFacts) -> Array | None:
+        """The table whose rows, over and over, are the tensor's at every batch size; None where there is none."""
+        constant = facts.constant
+        if constant is not None:
+            return constant
+        assert facts.values is not None
+        spec = [_dimension(extents) for extents in zip(*facts.shapes, strict=True)]
+        if not spec or spec[0] is None or spec[0] >= 0 or any(dim is None or dim < 0 for dim in spec[1:]):
+            return None
+        table = facts.values[0][: -spec[0]]
+        if all(same_values(np.concatenate([table] * b), v) for b, v in zip(BATCHES, facts.values, strict=True)):
+            return table
+        if table.dtype.kind not in "iu":
+            return None
+        # Rows that count: each image has those of the one before it, and a step more.
+        step = facts.values[0][-spec[0] : 2 * -spec[0]] - table
+        counted = [np.concatenate([table + step * i for i in range(b)]) for b in (*BATCHES, self.max_batch)]
+        return counted[-1] if all(map(same_values, counted, facts.values)) else None
+
+    def renamed(self, nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
+        """The nodes, where those that read a constant output of the model read its table instead."""
+        tables = {name: table for name, table in self.tables.items() if self.constants.pop(name, None) is not None}
+        for node in nodes if tables else ():
+            for place, name in enumerate(node.input):
+                node.input[place] = tables.get(name, name)
+        return nodes
+
+
+def _check_row_numbers(nodes: Sequence[onnx.NodeProto], outputs: Set[str], graph: FoldedGraph, path: Path) -> None:
+    """Refuse row numbers of the batch as anything but indices: a query's answer must not depend on its neighbours."""
+    numbers = {n.output[0] for n in nodes if n.op_type == ROWS and _counts(graph.values[n.output[0]], graph, n)}
+    for node in nodes:
+        read = [place for place, name in enumerate(node.input) if name in numbers]
+        if not read or (node.op_type in INDEXING and read == [1]):
+            continue
+        if any(np.dtype(graph.values[name].dtype).kind not in "iu" for name in node.output if name):
+            raise ModelError(
+                f"{path}: node {node.name!r}: {node.op_type} computes with the numbers of the batch's rows; expected "
+                "them as indices alone, since queries of different clients may share a batch"
+            )
+        numbers.update(node.output)
+    if found := sorted(numbers & outputs):
+        raise ModelError(
+            f"{path}: output {found[0]!r} holds numbers of the batch's rows; expected them as indices alone"
+        )
+
+
+def _counts(spec: TensorSpec, graph: FoldedGraph, node: onnx.NodeProto) -> bool:
+    """Whether a ConstantRows node gives each image rows of its own."""
+    return bool(spec.shape) and spec.shape[0] < 0 and len(graph.constants[node.input[0]]) > -spec.shape[0]
+
+
+def _one_row(facts: TensorFacts) -> Array | None:
+    """The tensor with extent 1 along the axes that grow with the batch; None where it varies along them."""
+    assert facts.values is not None
+    grows = [len(set(extents)) > 1 for extents in zip(*facts.shapes, strict=True)]
+    row = facts.values[0][tuple(slice(0, 1) if grown else slice(None) for grown in grows)]
+    if all(same_values(np.broadcast_to(row, shape), v) for shape, v in zip(facts.shapes, facts.values, strict=True)):
+        return row
+    return None

@@ -1,0 +1,182 @@
+"""Which tensors follow from constants and from shapes alone, and the shape of every tensor, at sample batch sizes.
+
+Exporters spell shapes as computations: of `Shape`, `Gather`, `Concat` and whatever else their tracer met. At a given
+batch every such tensor has one value. So the model is walked with a few batch sizes at once: a node whose inputs are
+all known is run by ONNX Runtime, `Shape` and `Size` need no more than the shape of their input, and every other node
+gives shapes, by ONNX's own inference. No operator needs a rule of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from veltair.compiler.onnx.branches import take_branch
+from veltair.compiler.onnx.constants import captured_names, inner_graphs
+from veltair.compiler.onnx.node_attributes import attribute
+from veltair.compiler.onnx.node_evaluation import Array, NodeEvaluator, Shape, TensorType, infer_node
+from veltair.compiler.onnx.simplify import describe_error
+from veltair.errors import ModelError
+
+MOST_ELEMENTS = 1 << 24  # of a tensor that is computed here
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """What is known of one tensor, at each of the sample batch sizes.
+
+    >>> kind = onnx.TensorProto.INT64
+    >>> TensorFacts((TensorType(kind, (2,)),) * 2, (np.array([7, 4]), np.array([11, 4]))).constant is None
+    True
+    """
+
+    types: tuple[TensorType, ...]
+    # None where the values of the model's inputs decide; empty where they were known, and nobody needs them any more.
+    values: tuple[Array, ...] | None = None
+
+    @classmethod
+    def of_constant(cls, array: Array, samples: int) -> TensorFacts:
+        kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        return cls((TensorType(kind, array.shape),) * samples, (array,) * samples)
+
+    @classmethod
+    def of_type(cls, kind: int, shapes: Iterable[Shape]) -> TensorFacts:
+        """Of a tensor of which only its type and its shape at each batch size are known."""
+        return cls(tuple(TensorType(kind, shape) for shape in shapes))
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return tuple(known.shape for known in self.types if known.shape is not None)
+
+    @property
+    def constant(self) -> Array | None:
+        """Its value, if that is the same at every batch size."""
+        if self.values is None or any(not same_values(self.values[0], other) for other in self.values[1:]):
+            return None
+        return self.values[0]
+
+
+def same_values(one: Array, other: Array) -> bool:
+    """Whether two arrays have one shape and equal elements; NaN equals NaN."""
+    return one is other or (one.shape == other.shape and np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
+
+
+class ShapePropagation:
+    """Walks the nodes of a graph in topological order, and into branches whose condition is known. ::
+
+    facts = ShapePropagation(graph.node, opset, inputs, constants, {"logits"}, path).run()
+    facts["logits"].shapes  # one for each sample batch size
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        opset: int,
+        inputs: Mapping[str, TensorFacts],
+        constants: Mapping[str, Array],
+        outputs: Set[str],
+        path: Path,
+    ) -> None:
+        samples = len(next(iter(inputs.values())).types) if inputs else 1
+        self._given, self._opset, self._outputs, self._path = nodes, opset, outputs, path
+        self.nodes: list[onnx.NodeProto] = []  # those given, with the nodes of branches that are taken
+        self.constants: dict[str, Array] = {}  # of branches that are taken
+        self._facts = dict(inputs) | {n: TensorFacts.of_constant(a, samples) for n, a in constants.items()}
+        self._evaluator = NodeEvaluator(opset)
+        self._samples = range(samples)
+
+    def run(self) -> Mapping[str, TensorFacts]:
+        """The facts of every tensor. Values are kept where an output, or a node that is not known, wants them.
+
+        Raises ModelError naming the node whose outputs' shapes cannot be told.
+        """
+        left = deque(self._given)
+        readers = Counter(name for node in self._given for name in _read(node))
+        wanted = set(self._outputs)
+        while left:
+            node = left.popleft()
+            readers.subtract(_read(node))
+            condition = self._facts[node.input[0]].constant if node.op_type == "If" else None
+            if condition is not None:
+                taken, constants = take_branch(node, bool(condition))
+                left.extendleft(reversed(taken))
+                readers.update(name for inner in taken for name in _read(inner))
+                self.constants |= constants
+                self._facts |= {n: TensorFacts.of_constant(a, len(self._samples)) for n, a in constants.items()}
+                continue
+            self.nodes.append(node)
+            self._facts |= self._visit(node)
+            if any(self._facts[name].values is None for name in node.output if name):
+                wanted.update(_read(node))
+            for name in _read(node):
+                facts = self._facts.get(name)
+                if not readers[name] and name not in wanted and facts is not None and facts.values is not None:
+                    self._facts[name] = replace(facts, values=())
+        return self._facts
+
+    def _visit(self, node: onnx.NodeProto) -> dict[str, TensorFacts]:
+        names = [name for name in node.output if name]
+        types = [self._infer(node, sample) for sample in self._samples]
+        values = self._values(node, types)
+        if values is not None:
+            kinds = ([TensorType(onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for a in at] for at in values)
+            columns = zip(names, zip(*kinds, strict=True), zip(*values, strict=True), strict=True)
+            return {name: TensorFacts(tuple(kind), tuple(value)) for name, kind, value in columns}
+        for name in names:
+            if any(name not in at or at[name].shape is None for at in types):
+                raise ModelError(
+                    f"{self._path}: node {node.name!r}: the shape of {node.op_type}'s output {name!r} cannot be "
+                    "inferred; it may depend on the values of the inputs"
+                )
+        return {name: TensorFacts(tuple(at[name] for at in types)) for name in names}
+
+    def _infer(self, node: onnx.NodeProto, sample: int) -> dict[str, TensorType]:
+        used = dict.fromkeys((*node.input, *captured_names(node)))
+        facts = {name: self._facts[name] for name in used if name in self._facts}
+        types = {name: fact.types[sample] for name, fact in facts.items()}
+        values = {name: fact.values[sample] for name, fact in facts.items() if fact.values is not None}
+        try:
+            return infer_node(node, self._opset, types, values)
+        except Exception as error:  # ONNX raises whatever its checks raise
+            text = describe_error(error)
+            raise ModelError(f"{self._path}: node {node.name!r} ({node.op_type}): {text}") from None
+
+    def _values(self, node: onnx.NodeProto, types: Sequence[Mapping[str, TensorType]]) -> list[list[Array]] | None:
+        """The outputs at each sample; None where the values of inputs decide, or where they would be too large."""
+        if node.op_type in ("Shape", "Size"):
+            return [[_measure(node, shape)] for shape in self._facts[node.input[0]].shapes]
+        facts = [self._facts[name] if name else None for name in node.input]
+        if any(fact is not None and fact.values is None for fact in facts) or next(inner_graphs(node), None):
+            return None
+        if any((known.elements or 0) > MOST_ELEMENTS for at in types for known in at.values()):
+            return None
+        given = list(self._inputs(facts))
+        found: list[list[Array]] = []
+        for inputs, before in zip(given, [None, *given], strict=False):
+            same = before is not None and all(a is b for a, b in zip(inputs, before, strict=True))
+            results = found[-1] if same else self._evaluator.run(node, inputs)
+            if results is None:
+                return None
+            found.append(results)
+        return found
+
+    def _inputs(self, facts: Sequence[TensorFacts | None]) -> Iterator[list[Array | None]]:
+        for sample in self._samples:
+            yield [None if fact is None or fact.values is None else fact.values[sample] for fact in facts]
+
+
+def _read(node: onnx.NodeProto) -> set[str]:
+    """The tensors that a node reads, and the graphs inside it. Names that only those know are harmless."""
+    return {name for name in node.input if name} | captured_names(node)
+
+
+def _measure(node: onnx.NodeProto, shape: Shape) -> Array:
+    """What Shape or Size says of a tensor of this shape."""
+    if node.op_type == "Size":
+        return np.array(int(np.prod(shape, dtype=np.int64)), np.int64)
+    return np.array(shape[attribute(node, "start", 0) : attribute(node, "end", None)], np.int64)
