@@ -194,6 +194,7 @@ def write_manifest(compilation: Compilation) -> None:
         target={k: v if isinstance(v, int | str) else ",".join(v) for k, v in c.setting.target.items()},
         features=tuple(sorted(c.isa)),
         max_batch=graph.max_batch,
+        mergeable=c.model.mergeable,
         batches=c.batches,
         levels=c.latency_tables.levels,
         level_sources=c.latency_tables.sources,

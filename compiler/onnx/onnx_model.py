@@ -61,6 +61,7 @@ class OnnxModel:
     max_batch: int
     metadata: Mapping[str, str]
     columns: ExtractedColumns | None = None  # feature columns that the file's own operators compute
+    mergeable: bool = True  # whether queries of different clients may share a batch (`shape_folding`)
 
 
 def load_model(path: Path, max_batch: int | None = None) -> OnnxModel:
@@ -104,7 +105,8 @@ def load_model(path: Path, max_batch: int | None = None) -> OnnxModel:
         if any(d < 0 for d in spec.shape[1:]) or any(d < -1 for d in spec.shape):
             raise ModelError(f"{path}: tensor {spec.name!r} has shape {spec.shape}; expected the batch alone to vary")
     opset = next(o.version for o in simple.opset_import if o.domain in STANDARD)
-    return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, limit, metadata, columns)
+    own = limit, metadata, columns, folded.mergeable
+    return OnnxModel(path, path.stem, opset, nodes, values, constants, inputs, outputs, *own)
 
 
 def _parse(path: Path) -> onnx.ModelProto:

@@ -45,6 +45,7 @@ class FoldedGraph:
     nodes: list[onnx.NodeProto]
     constants: dict[str, Array]
     values: dict[str, TensorSpec]
+    mergeable: bool = True  # whether each sample of a batch reads its own rows, whatever indices clients give
 
 
 def fold_shapes(
@@ -71,7 +72,7 @@ def fold_shapes(
     values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}
     values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
     folded = FoldedGraph(nodes, folding.constants, values)
-    _check_row_numbers(nodes, outputs, folded, path)
+    folded.mergeable = _keep_apart(nodes, outputs, folded, path)
     return folded
 
 
@@ -229,8 +230,13 @@ class _Folding:
         return nodes
 
 
-def _check_row_numbers(nodes: Sequence[onnx.NodeProto], outputs: Set[str], graph: FoldedGraph, path: Path) -> None:
-    """Refuse row numbers of the batch as anything but indices: a query's answer must not depend on its neighbours."""
+def _keep_apart(nodes: Sequence[onnx.NodeProto], outputs: Set[str], graph: FoldedGraph, path: Path) -> bool:
+    """Refuse row numbers of the batch as anything but indices: a query's answer must not depend on its neighbours.
+
+    Returns False where an index is computed from row numbers and from what clients give: `row * length + id` reads
+    another sample's row for an id beyond the length.
+    """
+    mergeable = True
     numbers = {n.output[0] for n in nodes if n.op_type == ROWS and _counts(graph.values[n.output[0]], graph, n)}
     for node in nodes:
         read = [place for place, name in enumerate(node.input) if name in numbers]
@@ -241,11 +247,20 @@ def _check_row_numbers(nodes: Sequence[onnx.NodeProto], outputs: Set[str], graph
                 f"{path}: node {node.name!r}: {node.op_type} computes with the numbers of the batch's rows; expected "
                 "them as indices alone, since queries of different clients may share a batch"
             )
+        given = set(node.input) - numbers - graph.constants.keys() - {""}
+        mergeable &= not given or _joins_coordinates(node, nodes)
         numbers.update(node.output)
     if found := sorted(numbers & outputs):
         raise ModelError(
             f"{path}: output {found[0]!r} holds numbers of the batch's rows; expected them as indices alone"
         )
+    return mergeable
+
+
+def _joins_coordinates(node: onnx.NodeProto, nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Whether a node puts coordinates of elements together, each of which is bounded by its own axis."""
+    readers = [(reader.op_type, place) for reader in nodes for place, n in enumerate(reader.input) if n in node.output]
+    return node.op_type == "Concat" and all(reader in (("GatherND", 1), ("ScatterND", 1)) for reader in readers)
 
 
 def _counts(spec: TensorSpec, graph: FoldedGraph, node: onnx.NodeProto) -> bool:

@@ -154,6 +154,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_digest: str
     level_sources: tuple[LevelSource, ...] = ()  # of each level; none stands for all measured
     packed_buffers: tuple[Port, ...] = msgspec.field(default=(), name="banks")  # one-dimensional
+    mergeable: bool = True  # whether queries of different clients may share a batch
     tables: Storage = "fp32"  # the storage that was asked for float tables that are looked up
     tables_error: float = 0.0  # the greatest of a number in them, over the largest magnitude in its table
 

@@ -49,4 +49,4 @@ def _tenant(spec: TenantSpec, artifact: CheckedArtifact, model: str) -> Tenant:
 def can_batch(manifest: Manifest) -> bool:
     """Whether several queries can share one batch: each input and output has a row for every sample."""
     ports = (*manifest.inputs, *manifest.outputs)
-    return manifest.max_batch > 1 and all(port.shape[:1] == (-1,) for port in ports)
+    return manifest.mergeable and manifest.max_batch > 1 and all(port.shape[:1] == (-1,) for port in ports)

@@ -228,6 +228,24 @@ def test_what_depends_on_the_batch_otherwise_is_refused_by_name(tmp_path: Path) 
     refuse(tmp_path, net(*last), "Gather reads 'at'")
 
 
+def test_queries_share_no_batch_where_an_index_of_theirs_could_reach_another_row(tmp_path: Path) -> None:
+    """TorchScript gathers from flattened rows at `row * length + id`; coordinates are each bounded by their axis."""
+    flat = [
+        *the_batch(),
+        step("Range", "zero n one", "index"),
+        step("ReduceMax", "x", "most", axes=[1, 2], keepdims=0),
+        step("Cast", "most", "whole", to=I64),
+        step("Mul", "index three", "begin"),
+        step("Add", "begin whole", "at"),
+        *stacked("n", output="size"),
+        step("Reshape", "x back", "rows"),
+        step("Gather", "rows at", "y", axis=0),
+    ]
+    assert not load(tmp_path, net(*flat)).mergeable
+    assert load(tmp_path, NETS["row numbers that are a part of indices"]).mergeable
+    assert load(tmp_path, NETS["a constant output"]).mergeable
+
+
 def test_a_value_too_large_to_compute_stays_a_node() -> None:
     size = np.array([1 << 40])
     nodes = [step("ConstantOfShape", "size", "z"), step("Shape", "z", "s")]

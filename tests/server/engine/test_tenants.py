@@ -40,6 +40,7 @@ def test_a_model_batches_if_every_tensor_has_a_row_for_each_sample(mlp: Artifact
     manifest = mlp.manifest
     assert can_batch(manifest)
     assert not can_batch(msgspec.structs.replace(manifest, max_batch=1, batches=(1,)))
+    assert not can_batch(msgspec.structs.replace(manifest, mergeable=False))
     fixed = msgspec.structs.replace(manifest.inputs[0], shape=(1, 16))
     assert not can_batch(msgspec.structs.replace(manifest, inputs=(*manifest.inputs, fixed)))
     assert not can_batch(msgspec.structs.replace(manifest, outputs=(*manifest.outputs, fixed)))
