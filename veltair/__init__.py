@@ -16,7 +16,6 @@ installed below this package.
 from __future__ import annotations
 
 import importlib
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
     from veltair.config import TenantConfig
     from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
 
-__version__ = version("veltair")
+    __version__: str
+
 __all__ = [
     "Answer",
     "Artifact",
@@ -61,6 +61,10 @@ _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version  # a tenth of what a worker imports
+
+        return version("veltair")
     if name not in _HOMES:
         raise AttributeError(f"module 'veltair' has no attribute {name!r}")
     found = getattr(importlib.import_module(f"veltair.{_HOMES[name]}"), name)

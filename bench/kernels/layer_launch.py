@@ -194,10 +194,11 @@ def _empty_layers(folder: Path) -> Path:
 
 
 def _chain(library: Path) -> _LoadedModel:
+    from tvm import runtime
+
     from veltair.profiles.artifact.manifest import LayerEntry, VersionEntry
     from veltair.profiles.runtime.block_runner import KernelTable
     from veltair.profiles.runtime.executor import _tensor, aligned_zeros
-    from veltair.profiles.runtime.tvm_runtime import runtime
 
     layer = LayerEntry("empty", "empty", (), (), (), (), (VersionEntry("empty", (0,), 0, 64, {}, ()),))
     layers = (layer,) * LAYERS

@@ -85,11 +85,11 @@ def prepare(chosen: ColumnSet, folder: Path) -> None:
 def compiled_points(chosen: ColumnSet, folder: Path) -> dict[str, Callable[[int], Callable[[], Any]]]:
     """Returns by point a function from a batch size to one run, which returns the output."""
     import tvm_ffi
+    from tvm import runtime
 
     from veltair.compiler.features.random_features import pack_features
     from veltair.profiles.artifact.strings import Strings
     from veltair.profiles.runtime.executor import aligned_copy, aligned_zeros
-    from veltair.profiles.runtime.tvm_runtime import runtime
 
     description = description_of(chosen)
     names = json.loads((folder / "names.json").read_text())

@@ -51,9 +51,10 @@ class KernelTimer:
     """Times kernels on chosen cores, with the runtime alone."""
 
     def __init__(self, folder: Path) -> None:
+        from tvm import runtime
+
         from veltair.machine.topology import usable_machine
         from veltair.profiles.runtime.pinned_threads import PinnedThreads
-        from veltair.profiles.runtime.tvm_runtime import runtime
 
         self.folder, self.cores = folder, usable_machine().cores
         self.pool, self._load = PinnedThreads(self.cores), runtime.load_module

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from veltair.errors import VeltairError
-from veltair.profiles.runtime.tvm_runtime import runtime
+from veltair.profiles.runtime.tvm_runtime import load_library
 
 
 @cache
@@ -16,4 +16,4 @@ def library() -> Any:
     spec = find_spec("veltair.profiles.runtime._native")
     if spec is None or spec.origin is None:
         raise VeltairError("veltair's native part is missing: install the package with pip, which builds it with gcc")
-    return runtime.load_module(spec.origin)
+    return load_library(spec.origin)

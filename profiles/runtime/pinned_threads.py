@@ -19,9 +19,8 @@ LINGER_NS = 50_000
 
 
 def kernel_environment() -> dict[str, str]:
-    """Variables that a process needs before it loads TVM to run kernels and nothing else."""
+    """Variables that a process needs before it loads numpy, to run kernels and nothing else."""
     return {
-        "TVM_USE_RUNTIME_LIB": "1",
         "OPENBLAS_NUM_THREADS": "1",  # numpy computes nothing here
         "OMP_NUM_THREADS": "1",
     }
