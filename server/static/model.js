@@ -67,12 +67,18 @@ function showFacts() {
     ["Share", [`weight ${share.weight}${share.slots < 65536 ? `, ${share.slots} slots` : ""}${share.rate ? `, ${share.rate} queries a second` : ""}`]],
     ["Batches that were timed", [model.batches.join(", ")]],
     ["Interference levels", [model.levels.map((level) => times(level)).join(", ")]],
-    ["Kernels", [bytes(memory.kernels)]],
+    ["In memory", [inMemory(memory)]],
     ["Profile", [use?.drift == null ? "nothing measured yet" : `${ms(use.predicted_ms)} predicted, ${ms(use.measured_ms)} measured, of blocks that ran as planned`]],
     ["Built on", [environment.cpu || Object.values(environment).join(", ") || "unknown"]],
     ["Digest", [make("code", "", model.digest.slice(0, 16))]],
   ];
   byId("facts").replaceChildren(...facts.flatMap(([term, text]) => [make("dt", "", term), make("dd", "", ...text)]));
+}
+
+function inMemory({ held, resident }) {
+  if (!resident) return "not now: it was idle, and a query brings it back";
+  if (!held) return "the engine does not answer";
+  return `${bytes(held.total)}: weights ${bytes(held.weights)}, code ${bytes(held.code)}, in workers ${bytes(held.workers)}, slots ${bytes(held.slots)}`;
 }
 
 function portRow(kind, { name: port, datatype, shape, bounds }) {

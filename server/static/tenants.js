@@ -1,6 +1,6 @@
 // The table: rates, quantiles against the target, burn, queue, cores, code versions.
 
-import { byId, count, dot, link, make, modelPage, ms, percent, times } from "/admin/text.js";
+import { byId, bytes, count, dot, link, make, modelPage, ms, percent, times } from "/admin/text.js";
 import { colour, inkOn } from "/admin/theme.js";
 
 const END = 1.25; // of the track, in targets; a longer bar is cut, and the cut is shown
@@ -33,6 +33,7 @@ function row(tenant, now, hue) {
     cell("range-cell", "Against target", range(tenant, now, hue)),
     cell("n from-engine", "Queue", now.waiting ?? "–"),
     cell("n from-engine", "Cores", now.busy.toFixed(2)),
+    cell("n from-engine", "Memory", now.memory == null ? "–" : bytes(now.memory)),
     cell("mix-cell from-engine", "Code versions", mix(now.versions, hue)),
   );
 }

@@ -19,6 +19,7 @@ export const COLUMNS = {
   range: (tenant, row) => (row.p99_ms == null ? null : row.p99_ms / tenant.target_ms),
   queue: (_, row) => row.waiting,
   cores: (_, row) => row.busy,
+  memory: (_, row) => row.memory,
 };
 
 export class View {

@@ -98,7 +98,13 @@ class Dashboard:
         snapshot = await self.snapshot()
         status = snapshot.status.tenants.get(name) if snapshot else None
         workers = len(snapshot.status.workers) if snapshot else None
-        details = model_details(served, models.versions(name), status, cores=len(self._machine.cores), workers=workers)
+        held = (
+            next((each for each in snapshot.memory if (each.tenant, each.version) == served.key), None)
+            if snapshot
+            else None
+        )
+        size = {"cores": len(self._machine.cores), "workers": workers, "held": held}
+        details = model_details(served, models.versions(name), status, **size)
         return _json({**details, "colour": self._colour(name)})
 
     # The stream

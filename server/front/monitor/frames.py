@@ -61,7 +61,7 @@ class Frames:
         since_s = max((now_ns - self._totals[0][0]) / SECOND_NS, 1e-3)
         frame: dict[str, Any] = {
             "now_ms": now_ns / 1e6,
-            "tenants": [self._tenant(name, now_ns, since_s, status) for name in metrics.tenants],
+            "tenants": [self._tenant(name, now_ns, since_s, snapshot) for name in metrics.tenants],
             "early": _rates(early, self._totals[0][2], since_s),
             "events": self._events(),
             "engine": None,
@@ -96,7 +96,8 @@ class Frames:
         since, self._revision = self._revision, events.revision
         return events.since(since)
 
-    def _tenant(self, name: str, now_ns: int, since_s: float, status: EngineStatus | None) -> dict[str, Any]:
+    def _tenant(self, name: str, now_ns: int, since_s: float, snapshot: Snapshot | None) -> dict[str, Any]:
+        status = snapshot.status if snapshot else None
         counts, hour = self._metrics.tenants[name], self._metrics.hour
         recent = counts.window.stats(now_ns - RECENT_NS, now_ns + 1)
         second = counts.window.stats(now_ns - SECOND_NS, now_ns + 1)
@@ -111,6 +112,7 @@ class Frames:
             "versions": {str(version): n for version, n in sorted(tenant.versions.items())} if tenant else {},
             "drift": tenant.measured_ns / tenant.predicted_ns if tenant and tenant.predicted_ns else None,
             "answered": counts.outcomes["ok"],
+            "memory": sum(each.total for each in snapshot.memory if each.tenant == name) if snapshot else None,
             "stages_ms": now.stages.means_ms(since=first.stages),
             "refused": _rates(now.refusals, first.refusals, since_s),
             "failed": _rates(now.failures, first.failures, since_s),

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from veltair.profiles.artifact.manifest import LayerEntry, Manifest, Port
 from veltair.server.ipc.status_records import TenantStatus
 from veltair.server.ipc.tensor_pool import lay_out_region
 from veltair.server.protocol.datatypes import datatype_name
+from veltair.server.repository.model_memory import KINDS, ModelMemory
 from veltair.server.repository.served_tenant import ServedTenant
 
 
 def model_details(
-    served: ServedTenant, versions: Sequence[str], status: TenantStatus | None, *, cores: int, workers: int | None
+    served: ServedTenant,
+    versions: Sequence[str],
+    status: TenantStatus | None,
+    *,
+    cores: int,
+    workers: int | None,
+    held: ModelMemory | None,
 ) -> dict[str, Any]:
     """`versions`: all that are served of the model. `status`: of its tenant, None while the engine does not answer.
-    `cores`: those that blocks may have; `workers`: processes that hold the model.
+    `cores`: those that blocks may have; `workers`: processes that hold the model; `held`: what it takes in memory.
     """
     manifest, target = served.manifest, served.qos
     return {
@@ -43,7 +48,7 @@ def model_details(
         "environment": manifest.environment,
         "inputs": [_port(port) for port in manifest.inputs],
         "outputs": [_port(port) for port in manifest.outputs],
-        "memory": _memory(served, workers),
+        "memory": _memory(served, workers, held),
         "layers": [_layer(manifest, layer, cores) for layer in manifest.layers],
         "use": None if status is None else _use(status),
     }
@@ -54,15 +59,13 @@ def _port(port: Port) -> dict[str, Any]:
     return {"name": port.name, "datatype": datatype_name(port.dtype), "shape": list(port.shape), "bounds": bounds}
 
 
-def _memory(served: ServedTenant, workers: int | None) -> dict[str, int | None]:
+def _memory(served: ServedTenant, workers: int | None, held: ModelMemory | None) -> dict[str, Any]:
     """In bytes."""
     manifest = served.manifest
-    kernels = None
-    with suppress(OSError):
-        kernels = os.fstat(served.artifact.files.kernels).st_size
     return {
         "weights": sum(buffer.bytes_at(1) for buffer in manifest.buffers if buffer.kind == "weight"),
-        "kernels": kernels,
+        "held": None if held is None else {kind: getattr(held, kind) for kind in KINDS} | {"total": held.total},
+        "resident": served.resident,
         "activations": manifest.arena_bytes,  # in each worker
         "workers": workers,
         "query": lay_out_region(manifest, 0).slot_bytes,  # inputs and outputs at the largest batch

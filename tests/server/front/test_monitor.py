@@ -150,6 +150,7 @@ def test_events_and_models_as_json() -> None:
         await front.good()
         model = (await front.http.get("/admin/api/models/sums")).json()
         assert model["inputs"][1] == {"name": "ids", "datatype": "INT64", "shape": [-1, 2], "bounds": [0, 99]}
+        assert not model["memory"]["resident"] and model["memory"]["held"] is None  # no files are behind it
         assert model["memory"]["query"] > 8 * (4 * 4 + 2 * 8) and model["memory"]["weights"] == 0
         assert model["use"]["versions"] == {"0": 1, "2": 2} and model["use"]["drift"] == 1.5
         front.engine.ready = False
