@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from veltair.errors import RequestError
 
 MAX_RANK = 16  # dimensions of a tensor
-MAX_DIMENSION = 2**63 - 1
+LEAST_DIMENSION, MAX_DIMENSION = -(2**63), 2**63 - 1  # of 64 bits; which of them fit is another question
 MAX_TENSORS = 4096  # inputs, and requested outputs, of a request; of models known, the largest has some thousand
 MAX_PARAMETERS = 1024  # of a request, and of one of its tensors
 
@@ -21,7 +21,7 @@ def check_shape(where: str, shape: Sequence[int]) -> None:
     """
     if len(shape) > MAX_RANK:
         raise RequestError(f"{where}: {len(shape)} dimensions; a tensor has {MAX_RANK} at most")
-    if max(shape, default=0) > MAX_DIMENSION or min(shape, default=0) < -MAX_DIMENSION:
+    if max(shape, default=0) > MAX_DIMENSION or min(shape, default=0) < LEAST_DIMENSION:
         raise RequestError(f"{where}: a dimension is beyond 64 bits")
 
 

@@ -56,7 +56,8 @@ SHAPES: dict[str, tuple[list[int], str]] = {
     "of a zero": ([0, 16], SHAPE + "[0, 16]"),
     "of other rows": ([4, 16], "'x'"),
     "one more": ([5, 16, 1], SHAPE + "[5, 16, 1]"),
-    "of rank 1,000": ([1] * 1000, SHAPE),
+    "of rank 16": ([1] * 16, SHAPE),
+    "of rank 1,000": ([1] * 1000, "input 'x': 1000 dimensions; a tensor has 16 at most"),
     "turned": ([16, 5], SHAPE + "[16, 5]"),
 }
 DATATYPES = {
@@ -92,7 +93,7 @@ AS_JSON: dict[str, Lie] = {
     **{f"shape {how}": Lie(put("shape", shape), says) for how, (shape, says) in SHAPES.items()},
     **{f"datatype {how}": Lie(put("datatype", kind), says) for how, (kind, says) in DATATYPES.items()},
     **{f"name {how}": Lie(put("name", name), says) for how, (name, says) in NAMES.items()},
-    "shape beyond 64 bits": Lie(put("shape", [1 << 70, 16]), "shape"),
+    "shape beyond 64 bits": Lie(put("shape", [1 << 70, 16]), "input 'x': a dimension is beyond 64 bits"),
     "shape of a text": Lie(put("shape", "5"), "$.inputs[0].shape"),
     "shape of texts": Lie(put("shape", ["5", "16"]), "$.inputs[0].shape[0]"),
     "shape of a fraction": Lie(put("shape", [5.5, 16]), "$.inputs[0].shape[0]"),
