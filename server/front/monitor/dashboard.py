@@ -98,13 +98,10 @@ class Dashboard:
         snapshot = await self.snapshot()
         status = snapshot.status.tenants.get(name) if snapshot else None
         workers = len(snapshot.status.workers) if snapshot else None
-        held = (
-            next((each for each in snapshot.memory if (each.tenant, each.version) == served.key), None)
-            if snapshot
-            else None
-        )
-        size = {"cores": len(self._machine.cores), "workers": workers, "held": held}
-        details = model_details(served, models.versions(name), status, **size)
+        memory = snapshot.memory if snapshot else ()
+        held = next((each for each in memory if (each.tenant, each.version) == served.key), None)
+        cores = len(self._machine.cores)
+        details = model_details(served, models.versions(name), status, cores=cores, workers=workers, held=held)
         return _json({**details, "colour": self._colour(name)})
 
     # The stream
