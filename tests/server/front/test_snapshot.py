@@ -17,6 +17,13 @@ from veltair.server.ipc.status_records import BlockRecord
 from veltair.server.repository.live_models import LiveModels
 
 
+class Models(LiveModels):
+    """Of an engine that holds none."""
+
+    def memory(self, live: object, workers: int) -> tuple[()]:
+        return ()
+
+
 class Engine:
     """In place of an EngineConnection; a page holds three blocks."""
 
@@ -28,7 +35,7 @@ class Engine:
         self.ready = asyncio.get_running_loop().create_future()
         self.ready.set_result(EngineReady(workers=1, cores=(0,)))
         self.history = BlockHistory()
-        self.models = LiveModels()
+        self.models = Models()
         self.asked: list[int | None] = []
 
     def run(self, *queries: int) -> None:

@@ -50,7 +50,7 @@ class Waiting:
     def __init__(self, *served: ServedTenant, wait_s: float = 1000.0) -> None:
         limits = LimitsConfig(unplanned_requests=16)  # 4 may wait for a tenant, 8 for all
         config = ServerConfig(max_resident_bytes=1, model_wait_s=wait_s, limits=limits, workers=1)
-        loader, self.changing = ArtifactLoader(), asyncio.Lock()
+        loader, self.changing = ArtifactLoader(hung_s=60.0), asyncio.Lock()
         self.room = MemoryRoom(config, loader)
         self.room.engine = Engine(*served)
         self.residency = Residency(config, self.room, loader, self.changing)
