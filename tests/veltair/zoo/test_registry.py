@@ -122,7 +122,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_command_lists_the_zoo(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo"]) == 0
-    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[2:]}
     assert list(rows) == list(ZOO)
     assert "25,557,032" in rows["resnet50"] and "8.178" in rows["resnet50"] and "3x224x224" in rows["resnet50"]
     assert main(["zoo", "--json"]) == 0
