@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.utils
-import shutil
 import struct
 import subprocess
 import time
@@ -33,12 +32,9 @@ def test_a_wall_clock_that_jumps_changes_nothing(
     rounds: Rounds, artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wall clock jumps by seconds, hours, days and years: no query is late or lost, and nothing restarts."""
-    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("no C compiler: expected gcc, cc or clang, for a clock that can be stepped")
     library, clock = tmp_path / "stepped_clock.so", tmp_path / "clock"
     source = Path(__file__).with_name("stepped_clock.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
     clock.write_bytes(bytes(8))
     monkeypatch.setenv("LD_PRELOAD", str(library))
     monkeypatch.setenv("STEPPED_CLOCK", str(clock))
