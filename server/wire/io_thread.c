@@ -126,16 +126,24 @@ static void drain(int fd) {
   for (int i = 0; i < PARTS && recv(fd, NULL, PART_BYTES, MSG_TRUNC | MSG_DONTWAIT) > 0; i++) continue;
 }
 
+/* What it speaks has ended. */
+static void end_protocol(connection *at) {
+  at->dirty = true; /* what its calls do now reaches nobody */
+  at->protocol->close(at);
+  at->dirty = false;
+  budget_count(&at->thread->wire->budgets, &at->held, 0);
+  if (at->tls) tls_free(at->tls);
+  at->tls = NULL;
+  at->certificate = "";
+}
+
 static void close_connection(connection *at) {
   io_thread *thread = at->thread;
   if (at->next) at->next->previous = at->previous;
   if (at->previous) at->previous->next = at->next;
   else thread->connections = at->next;
-  at->dirty = true; /* what its calls do now reaches nobody */
-  at->protocol->close(at);
-  budget_count(&thread->wire->budgets, &at->held, 0);
+  end_protocol(at);
   if (at->counted) budget_disconnect(&thread->wire->budgets, at->place);
-  if (at->tls) tls_free(at->tls);
   drain(at->fd);
   close(at->fd);
   free(at);
@@ -195,6 +203,15 @@ static void watch_reader(connection *at, size_t taken, bool all) {
   }
 }
 
+/* Everything is sent: the other side learns it, and what it still sends is read as it comes. */
+static void end_output(connection *at) {
+  end_protocol(at);
+  shutdown(at->fd, SHUT_WR);
+  at->unread_since_ns = 0;
+  linger(at);
+  receive(at, TURN_BYTES); /* a client that has closed already is gone with that */
+}
+
 bool may_hold(const connection *at, uint64_t more) { return budget_allows(&at->thread->wire->budgets, at->held, more); }
 
 /* Sends what waits, as far as the system takes it, and asks epoll about what comes next. */
@@ -209,7 +226,11 @@ static void transmit(connection *at) {
     else if (errno == EAGAIN || errno == EWOULDBLOCK) break;
     else if (errno != EINTR) protocol->unsent(at);
   }
-  if (!at->broken && !size && protocol->over(at)) at->broken = true;
+  if (!at->broken && !size && protocol->over(at)) {
+    if (at->dirty) return; /* by what was sent just now; its turn comes once more */
+    end_output(at);
+    protocol = at->protocol;
+  }
   if (at->broken) return;
   if (size || at->unread_since_ns) watch_reader(at, taken, !size);
   budget_count(&at->thread->wire->budgets, &at->held, protocol->memory(at) + (at->tls ? TLS_BYTES : 0));

@@ -149,6 +149,7 @@ typedef struct connection {
   uint64_t held;           /* bytes, as counted last */
   int64_t unread_since_ns; /* since then little of its output has been taken; 0: it has */
   size_t taken;            /* of its output, since then */
+  int64_t closed_ns;       /* lingering.c: when the last of its output was sent */
 } connection;
 
 enum call_state { RECEIVING, QUERY, PYTHON, OVER };
@@ -258,6 +259,9 @@ void cut_off(connection *at); /* what it does takes too long */
 /* Whether the connection may hold so many bytes more. */
 bool may_hold(const connection *at, uint64_t more);
 void thread_wake(io_thread *thread);
+
+/* lingering.c */
+void linger(connection *at); /* reads on into nothing; its protocol has been closed */
 
 /* grpc_connection.c */
 extern const protocol grpc_protocol;
