@@ -38,12 +38,18 @@ docs: types
 doctest: $(VENV)/ready
 	$(BIN)/pytest --quiet --doctest-modules veltair compiler profiles scenarios scheduler server loadgen
 
-# In two processes: the compiler's tests keep a core busy, those of the server mostly wait for each other.
+# In four processes, whose output comes as each ends: they wait a lot, for daemons and for each other. The last has all
+# folders that no other has.
+TESTS_compiler := tests/compiler
+TESTS_daemon := tests/server/daemon
+TESTS_engine := tests/server/engine tests/server/front tests/server/worker tests/faults
+TESTS_rest := $(addprefix --ignore=,$(TESTS_compiler) $(TESTS_daemon) $(TESTS_engine))
+
 pytest: $(VENV)/ready
-	mkdir -p .build
-	$(BIN)/pytest tests/compiler > .build/compiler-tests.txt 2>&1 & compiler=$$!; \
-	$(BIN)/pytest --ignore=tests/compiler; rest=$$?; \
-	wait $$compiler; compiler=$$?; cat .build/compiler-tests.txt; exit $$((rest + compiler))
+	$(MAKE) --no-print-directory --jobs=4 --keep-going --output-sync=target $(addprefix pytest-,compiler daemon engine rest)
+
+pytest-%: $(VENV)/ready
+	$(BIN)/pytest $(TESTS_$*)
 
 # A wheel, installed into an empty environment and tried in an empty folder: compiled, simulated, asked in-process.
 wheel: $(VENV)/ready

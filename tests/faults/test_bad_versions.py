@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from running_daemon import Daemon, configuration, running, serve
 from running_engine import WAIT_S
-from traffic import first_answer, processes, traffic
+from traffic import first_answer, no_shared_memory_left, processes, traffic
 
 from veltair.profiles.artifact.artifact_folder import KERNELS, MANIFEST, WEIGHTS
 
@@ -103,15 +103,15 @@ def test_a_bad_version_leaves_the_old_one_serving(rounds: Rounds, artifacts: Pat
 
 def test_a_bad_artifact_is_no_start(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
     """The daemon is started with an artifact broken in one of six ways: exit code 2, and a last line that names it."""
-    shared = set(Path("/dev/shm").iterdir())
-    chosen = rounds(quick=2, full=60)
-    for number in chosen:
-        spoil, says = list(BAD.values())[number % len(BAD) if len(chosen) > 2 else 2 * number + 1]
-        shutil.copytree(artifacts / "mlp", tmp_path / "models" / "mlp")
-        spoil(tmp_path / "models" / "mlp")
-        out, log = (process := serve(tmp_path, configuration(tmp_path / "models", "mlp"))).communicate(timeout=WAIT_S)
-        last = log.splitlines()[-1]
-        assert process.returncode == 2 and not out
-        assert last.startswith("veltair serve: ") and says in last
-        shutil.rmtree(tmp_path / "models" / "mlp")
-    assert set(Path("/dev/shm").iterdir()) <= shared
+    with no_shared_memory_left():
+        chosen = rounds(quick=2, full=60)
+        for number in chosen:
+            spoil, says = list(BAD.values())[number % len(BAD) if len(chosen) > 2 else 2 * number + 1]
+            shutil.copytree(artifacts / "mlp", tmp_path / "models" / "mlp")
+            spoil(tmp_path / "models" / "mlp")
+            process = serve(tmp_path, configuration(tmp_path / "models", "mlp"))
+            out, log = process.communicate(timeout=WAIT_S)
+            last = log.splitlines()[-1]
+            assert process.returncode == 2 and not out
+            assert last.startswith("veltair serve: ") and says in last
+            shutil.rmtree(tmp_path / "models" / "mlp")

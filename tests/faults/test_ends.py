@@ -17,7 +17,7 @@ import tritonclient.grpc as triton_grpc
 from compiled_models import CLI, image_model
 from running_daemon import Daemon, configuration, running, serve, until
 from running_engine import WAIT_S
-from traffic import Held, is_typed, nothing_left, processes, soon, traffic, whole
+from traffic import Held, is_typed, no_shared_memory_left, nothing_left, processes, soon, traffic, whole
 
 pytestmark = pytest.mark.slow
 
@@ -60,16 +60,15 @@ def _load(address: str) -> None:
 def test_a_signal_while_it_starts_ends_it(rounds: Rounds, artifacts: Path, tmp_path: Path) -> None:
     """SIGTERM at any moment of the start ends the daemon with exit code 0 or by the signal, and leaves nothing."""
     text = configuration(artifacts, "mlp", "spin")
-    shared = set(Path("/dev/shm").iterdir())
-    for number in rounds(quick=3, full=60):
-        process = serve(tmp_path, text)
-        own = Path(f"/proc/{process.pid}")
-        mappings = 20 + 40 * (number % 30)  # a phase of the start, told by what it has loaded
-        soon(lambda p=process, o=own, m=mappings: p.poll() is not None or _mapped(o) >= m, 3.0)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=WAIT_S)
-        assert process.returncode in (0, -signal.SIGTERM)
-    assert set(Path("/dev/shm").iterdir()) <= shared
+    with no_shared_memory_left():
+        for number in rounds(quick=3, full=60):
+            process = serve(tmp_path, text)
+            own = Path(f"/proc/{process.pid}")
+            mappings = 20 + 40 * (number % 30)  # a phase of the start, told by what it has loaded
+            soon(lambda p=process, o=own, m=mappings: p.poll() is not None or _mapped(o) >= m, 3.0)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=WAIT_S)
+            assert process.returncode in (0, -signal.SIGTERM)
 
 
 def _mapped(process: Path) -> int:
@@ -138,16 +137,15 @@ def test_a_killed_front_takes_everything_with_it(rounds: Rounds, artifacts: Path
 
 def killed_while_it_starts(folder: Path, text: str, number: int) -> None:
     """At a phase of its start, told by what it has started."""
-    shared = set(Path("/dev/shm").iterdir())
-    process = serve(folder, text)
-    front = psutil.Process(process.pid)
-    soon(lambda: process.poll() is not None or len(front.children(recursive=True)) > number % 5, WAIT_S)
-    children = front.children(recursive=True)
-    process.kill()
-    process.communicate(timeout=WAIT_S)
-    _, left = psutil.wait_procs(children, WAIT_S)
-    assert not left
-    assert set(Path("/dev/shm").iterdir()) <= shared
+    with no_shared_memory_left():
+        process = serve(folder, text)
+        front = psutil.Process(process.pid)
+        soon(lambda: process.poll() is not None or len(front.children(recursive=True)) > number % 5, WAIT_S)
+        children = front.children(recursive=True)
+        process.kill()
+        process.communicate(timeout=WAIT_S)
+        _, left = psutil.wait_procs(children, WAIT_S)
+        assert not left
 
 
 @pytest.mark.parametrize("victim", ["worker", "engine", "loader"])

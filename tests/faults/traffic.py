@@ -163,17 +163,25 @@ def every_process(daemon: Daemon) -> list[psutil.Process]:
 
 
 @contextmanager
+def no_shared_memory_left() -> Iterator[None]:
+    """Nothing stays in shared memory that was not there before. Tests in other processes remove their files again."""
+    before = set(SHARED_MEMORY.iterdir())
+    yield
+    new = set(SHARED_MEMORY.iterdir()) - before
+    until(f"others to remove {new}", lambda: not any(file.exists() for file in new))
+
+
+@contextmanager
 def nothing_left(daemon_starts: Any) -> Iterator[Daemon]:
     """A daemon of which neither a process nor shared memory is left at the end."""
-    before = set(SHARED_MEMORY.iterdir())
-    with daemon_starts as daemon:
-        known = every_process(daemon)
-        yield daemon
-        if daemon.process.poll() is None:
-            known += every_process(daemon)
-    _, left = psutil.wait_procs(known, WAIT_S)
-    assert not left
-    assert set(SHARED_MEMORY.iterdir()) <= before
+    with no_shared_memory_left():
+        with daemon_starts as daemon:
+            known = every_process(daemon)
+            yield daemon
+            if daemon.process.poll() is None:
+                known += every_process(daemon)
+        _, left = psutil.wait_procs(known, WAIT_S)
+        assert not left
 
 
 def memory_bytes(process: psutil.Process) -> int:

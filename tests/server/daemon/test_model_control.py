@@ -102,25 +102,37 @@ def test_versions_come_and_go(artifacts: Path, repository: Path, tmp_path: Path,
         assert daemon.metric("veltair_requests_total", tenant="mlp", outcome="ok") >= 40
 
 
+@pytest.fixture(scope="module")
+def enduring(artifacts: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any, Any]]:
+    """The folder of mlp's versions, and clients of a daemon that meets all broken ones, one after the other."""
+    folder = tmp_path_factory.mktemp("enduring")
+    shutil.copytree(artifacts / "mlp", folder / "models" / "mlp" / "1")
+    with serving(folder, folder / "models") as (_, http, rpc):
+        yield folder / "models" / "mlp", http, rpc
+
+
 @pytest.mark.parametrize("how", BROKEN)
 def test_a_broken_version_leaves_the_old_one_serving(
-    artifacts: Path, repository: Path, tmp_path: Path, how: str
+    artifacts: Path, enduring: tuple[Path, Any, Any], how: str
 ) -> None:
-    with serving(tmp_path, repository) as (_, http, rpc):
-        assert both(http, rpc) == {(1.0, "1")}
-        broken(artifacts, repository / "mlp" / "2", how)
-        for client in (http, rpc):
-            with pytest.raises(InferenceServerException, match="mlp is not loaded") as caught:
-                client.load_model("mlp")
-            assert str(tmp_path) not in str(caught.value)
-        assert both(http, rpc) == {(1.0, "1")}
-        rows = {row["version"]: row for row in http.get_model_repository_index() if row["name"] == "mlp"}
-        assert (rows["1"]["state"], rows["2"]["state"]) == ("READY", "UNAVAILABLE")
-        assert rows["2"]["reason"] and str(tmp_path) not in rows["2"]["reason"]
-        shutil.rmtree(repository / "mlp" / "2")
-        scaled_mlp(artifacts, repository / "mlp" / "2", 2)
-        http.load_model("mlp")
-        assert both(http, rpc) == {(2.0**LAYERS, "2")}
+    folder, http, rpc = enduring
+    last = max(int(path.name) for path in folder.iterdir())
+    old, new, scaled = str(last), str(last + 1), folder / str(last + 1)
+    before = {(float(last) ** LAYERS, old)}
+    assert both(http, rpc) == before
+    broken(artifacts, scaled, how)
+    for client in (http, rpc):
+        with pytest.raises(InferenceServerException, match="mlp is not loaded") as caught:
+            client.load_model("mlp")
+        assert str(folder.parents[1]) not in str(caught.value)
+    assert both(http, rpc) == before
+    rows = {row["version"]: row for row in http.get_model_repository_index() if row["name"] == "mlp"}
+    assert (rows[old]["state"], rows[new]["state"]) == ("READY", "UNAVAILABLE")
+    assert rows[new]["reason"] and str(folder.parents[1]) not in rows[new]["reason"]
+    shutil.rmtree(scaled)
+    scaled_mlp(artifacts, scaled, last + 1)
+    http.load_model("mlp")
+    assert both(http, rpc) == {(float(last + 1) ** LAYERS, new)}
 
 
 def test_no_query_is_lost_over_many_versions(artifacts: Path, repository: Path, tmp_path: Path) -> None:

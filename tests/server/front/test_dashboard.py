@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from in_process_front import MS, Front, run
+from in_process_front import ENOUGH_MS, MS, Front, run
 
 from veltair.server.front.monitor import dashboard
 from veltair.server.front.monitor.core_use import busy_shares, run_lengths
@@ -50,7 +50,7 @@ def test_events(monkeypatch: pytest.MonkeyPatch) -> None:
         kind, hello = await next_event(stream)
         assert kind == "hello"
         assert [tenant["name"] for tenant in hello["tenants"]] == ["sums", "one", "two"]
-        assert hello["tenants"][0]["target_ms"] == 7 and hello["tenants"][0]["priority"] == 1
+        assert hello["tenants"][0]["target_ms"] == ENOUGH_MS and hello["tenants"][0]["priority"] == 1
         assert hello["domains"] == [[0, 1]]
         assert hello["stages"][0] == STAGES[0]._asdict() and len(hello["stages"]) == len(STAGES)
         kind, frame = await next_event(stream)
@@ -74,7 +74,7 @@ def test_events(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(StopAsyncIteration):
             await anext(stream)
 
-    run(test)
+    run(test, target_ms=ENOUGH_MS)
 
 
 def test_means_of_stages_are_those_of_the_last_frames(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import os
 import re
 
-from in_process_front import MS, Front, request, run
+from in_process_front import ENOUGH_MS, MS, Front, request, run
 from prometheus_client.parser import text_string_to_metric_families
 
 from veltair.errors import OverloadedError, RefusalReason
@@ -79,7 +79,7 @@ def test_metrics() -> None:
         page = (await front.http.get("/metrics")).text
         assert "veltair_requests_total" in page and "veltair_code_versions" not in page
 
-    run(test)
+    run(test, target_ms=ENOUGH_MS)
 
 
 def test_the_qos_rate_read_from_the_histogram_is_exact() -> None:

@@ -1,4 +1,4 @@
-"""A connection that the server ends while its client still sends: the last answer arrives, and no reset before it is read."""
+"""A connection that the server ends while its client still sends: the last answer arrives before any reset."""
 
 from __future__ import annotations
 

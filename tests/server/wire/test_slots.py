@@ -52,23 +52,36 @@ def python_slots(shares: list[TenantShare], slots: int) -> FreeSlots:
 
 
 @contextmanager
+def some_threads() -> Iterator[IoThreads]:
+    """I/O threads for links that come and go. The memory of a link has descriptors, which other tests may count: it is
+    collected once, since looking through all objects takes far longer than the use of a link."""
+    threads = new_threads(1)
+    try:
+        yield threads
+    finally:
+        threads.close()
+        gc.collect()
+
+
+@contextmanager
 def native_slots(threads: IoThreads, shares: list[TenantShare], slots: int) -> Iterator[EngineLink]:
     link = EngineLink(threads, new_pool([MANIFEST] * len(shares), slots), len(shares))
     try:
         yield open_all(link, shares)
     finally:
         link.leave("")
-        del link
-        gc.collect()  # its memory, whose descriptors others may count
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
 @pytest.mark.parametrize("eager", [0, 1])
 def test_who_floods_has_slots_by_weight_however_often_it_asks(native: bool, eager: int) -> None:
-    shares, slots, threads = [TenantShare(weight=2), TenantShare(), TenantShare()], 64, new_threads(1)
+    shares, slots = [TenantShare(weight=2), TenantShare(), TenantShare()], 64
     held: list[list[int]] = [[], []]
     chance = random.Random(3)
-    with native_slots(threads, shares, slots) if native else nullcontext(python_slots(shares, slots)) as free:
+    with (
+        some_threads() as threads,
+        native_slots(threads, shares, slots) if native else nullcontext(python_slots(shares, slots)) as free,
+    ):
         for turn in range(500):
             if any(held):
                 [ended] = chance.choices([0, 1], [len(own) for own in held])
@@ -84,8 +97,6 @@ def test_who_floods_has_slots_by_weight_however_often_it_asks(native: bool, eage
 
 @pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
 def test_no_tenant_takes_the_slots_that_are_kept_for_another(native: bool) -> None:
-    threads = new_threads(1)
-
     @settings(max_examples=60, deadline=None)
     @given(
         st.lists(st.builds(TenantShare, weight=st.integers(1, 5), slots=st.integers(1, 20)), min_size=1, max_size=4),
@@ -110,16 +121,12 @@ def test_no_tenant_takes_the_slots_that_are_kept_for_another(native: bool) -> No
                         free.take(tenant, now_ns=0)
                 assert free.taken == sum(map(len, held.values())) <= slots
 
-    try:
+    with some_threads() as threads:
         check()
-    finally:
-        threads.close()
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
 def test_no_tenant_asks_more_often_than_its_rate(native: bool) -> None:
-    threads = new_threads(1)
-
     @settings(max_examples=60, deadline=None)
     @given(st.floats(0.5, 2000), st.integers(1, 5), st.lists(st.integers(0, SECOND_NS // 10), max_size=60))
     def check(rate: float, burst: int, pauses_ns: list[int]) -> None:
@@ -139,7 +146,5 @@ def test_no_tenant_asks_more_often_than_its_rate(native: bool) -> None:
                         free.take(0, now_ns)
                     assert refused.value.reason is RefusalReason.RATE
 
-    try:
+    with some_threads() as threads:
         check()
-    finally:
-        threads.close()
