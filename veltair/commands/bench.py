@@ -34,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--also", type=Path, action="append", default=[], metavar="DIR", help=further)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each engine (default: {ROUNDS})")
     parser.add_argument("--json", action="store_true")
+    parser.epilog = """\
+examples:
+  veltair bench artifacts/resnet50 resnet50.onnx
+  veltair bench artifacts/resnet50 resnet50.onnx --against ort --threads 2 --batch 4"""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,6 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--qos-ms", type=float, help="time that the query has (default: the artifact's target)")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--json", action="store_true")
+    parser.epilog = """\
+examples:
+  veltair plan artifacts/resnet50 --cores 2
+  veltair plan artifacts/resnet50 --cores 2 --level 1.3 --load 1,1"""
 
 
 def run(args: argparse.Namespace) -> int:

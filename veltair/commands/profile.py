@@ -45,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save-samples", type=Path, metavar="FILE", help="keep what was measured or simulated")
     parser.add_argument("--out", type=Path, metavar="FILE", help="coefficients, for server.counter_model")
     parser.add_argument("--json", action="store_true", help="print the fit as JSON")
+    parser.epilog = """\
+examples:
+  veltair profile --within-model artifacts/resnet50
+  veltair profile --fit-proxy --simulated scenario.toml --out counters.json"""
 
 
 def run(args: argparse.Namespace) -> int:

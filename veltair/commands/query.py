@@ -38,7 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token", help="a bearer token")
     parser.add_argument("--out", type=Path, metavar="FILE.npz", help="keep the outputs there")
     parser.add_argument("--json", action="store_true")
-    parser.epilog = "example: veltair query grpc://127.0.0.1:8001 resnet50 --random"
+    parser.epilog = """\
+examples:
+  veltair query grpc://127.0.0.1:8001 resnet50 --random
+  veltair query http://127.0.0.1:8000 resnet50 --npz inputs.npz --out outputs.npz"""
 
 
 def run(args: argparse.Namespace) -> int:
