@@ -27,6 +27,7 @@ from veltair.server.front.monitor.dashboard import Dashboard
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.front.process_metrics import read_daemon_processes
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
+from veltair.server.ipc.stages import server_timing
 from veltair.server.protocol.compressed_body import deflate, response_coding
 from veltair.server.protocol.failed_queries import one_line
 from veltair.server.protocol.http_codec import encode_response
@@ -137,7 +138,7 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
         )
         if learner is not None and not wants_trace(decoded.parameters):
             learner.learn_http(request.scope["raw_path"], received, tenant, response.served, response, encoded)
-        headers = {}
+        headers = {"Server-Timing": server_timing(response.stages)}
         body = encoded.body
         if encoded.header_bytes is not None:
             headers[HEADER_LENGTH] = str(encoded.header_bytes)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from typing import Any
 
@@ -43,6 +44,21 @@ def test_a_traced_response_says_how_it_was_served() -> None:
         assert isinstance(parameters["read_ns"], int) and "answer_ns" not in parameters
         (block,) = json.loads(parameters["blocks"])
         assert block == {"start": 0, "stop": 3, "cores": 2, "versions": [0, 2, 2], "elapsed_ns": 2 * MS, "queries": 1}
+
+    run(test)
+
+
+def test_an_answer_has_the_server_s_own_times() -> None:
+    async def test(front: Front) -> None:
+        answer = await front.http.post("/v2/models/sums/infer", json=request(parameters={"veltair_trace": True}))
+        queue, compute = re.fullmatch(
+            r"queue;dur=(\d+\.\d{3}), compute;dur=(\d+\.\d{3})", answer.headers["Server-Timing"]
+        ).groups()  # type: ignore[union-attr]
+        stages = answer.json()["parameters"]
+        waited_us = sum(stages[f"{name}_ns"] for name in ("read", "handoff", "wait")) // 1000
+        assert (queue, compute) == (f"{max(0, waited_us) / 1000:.3f}", "2.000")
+        refused = await front.http.post("/v2/models/none/infer", json=request())
+        assert "Server-Timing" not in refused.headers
 
     run(test)
 
