@@ -36,6 +36,7 @@ from veltair.server.protocol.validation import (
     text_parameter,
     timeout_ns,
     validate_outputs,
+    warn_of_unknown,
 )
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.model_control import ModelControl
@@ -179,7 +180,9 @@ class InferenceService:
             arrival_ns, result.submitted_ns, result.stamps, result.execute_ns, answered_ns=time.monotonic_ns()
         )
         counts.count_answer(stages, batch)
-        parameters = _trace(result, stages, level, served.priority) if traced else {}
+        parameters = warn_of_unknown(request.parameters)
+        if traced:
+            parameters |= _trace(result, stages, level, served.priority)
         return InferenceResponse(served, outputs, stored, parameters, stages)
 
     @asynccontextmanager

@@ -63,6 +63,19 @@ def test_an_answer_has_the_server_s_own_times() -> None:
     run(test)
 
 
+def test_unknown_parameters_are_named_in_the_answer() -> None:
+    async def test(front: Front) -> None:
+        known = {"timeout": 60_000_000, "priority": 2, "binary_data_output": False, "sequence_id": 0}
+        answer = await front.http.post("/v2/models/sums/infer", json=request(parameters=known))
+        assert "parameters" not in answer.json()
+        strange = {f"p{i}\u00e9": i for i in range(10)}
+        answer = await front.http.post("/v2/models/sums/infer", json=request(parameters=known | strange))
+        warning = answer.json()["parameters"]["veltair_warning"]
+        assert warning.startswith(r"unknown parameters: 'p0\xe9', 'p1\xe9'") and warning.endswith(" and 2 more")
+
+    run(test)
+
+
 def test_the_timeout_parameter_becomes_a_deadline() -> None:
     async def test(front: Front) -> None:
         before = time.monotonic_ns()

@@ -55,6 +55,16 @@ def test_an_answer_with_a_plan_has_the_times_of_its_own_query() -> None:
     run(test)
 
 
+def test_a_plan_answers_with_the_warning_too() -> None:
+    async def test(fronts: HttpFronts) -> None:
+        data, size = body(parameters={"temperature": 1})
+        await fronts.learn(await fronts.client(), post(data, size))
+        assert b"unknown parameter: 'temperature'" in await fronts.both(post(data, size))
+        assert fronts.scripted.count == 1
+
+    run(test)
+
+
 def test_an_empty_id_is_left_out() -> None:
     async def test(fronts: HttpFronts) -> None:
         await fronts.learn(await fronts.client(), PLAIN)
