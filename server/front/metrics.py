@@ -99,7 +99,8 @@ class Metrics:
             self.follow(snapshot)
         self.refresh()
         if openmetrics:
-            return openmetrics_exposition.generate_latest(self._registry)
+            text: bytes = openmetrics_exposition.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            return text
         return generate_latest(self._registry)
 
     def follow(self, snapshot: Snapshot) -> None:

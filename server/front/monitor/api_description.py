@@ -93,7 +93,7 @@ def _tensor(what: str) -> dict[str, Any]:
     )
 
 
-_REQUEST_PARAMETERS = {
+_REQUEST_PARAMETERS: dict[str, dict[str, Any]] = {
     "timeout": {**_COUNT, "description": "microseconds that the client waits"},
     "priority": {**_COUNT, "description": "among the tenant's own queries: 1 goes first, 0 is the default"},
     "tenant": {**_TEXT, "description": "where a model is served under several"},
