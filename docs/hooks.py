@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import importlib
 import io
 import os
 import posixpath
@@ -75,10 +74,10 @@ def command_help(_: str) -> str:
 
     os.environ["COLUMNS"] = "100"
     parts = []
-    for name, (module, summary) in cli.COMMANDS.items():
-        parser = argparse.ArgumentParser(prog=f"veltair {name}", description=f"{summary[0].upper()}{summary[1:]}.")
-        importlib.import_module(module).add_arguments(parser)
-        parts.append(f"## veltair {name}\n\n```text\n{parser.format_help()}```\n")
+    for action in cli.build_parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, parser in action.choices.items():
+                parts.append(f"## veltair {name}\n\n```text\n{parser.format_help()}```\n")
     return "\n".join(parts)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
@@ -12,6 +11,7 @@ from msgspec import Meta
 
 from veltair.errors import ConfigError
 from veltair.schema_errors import with_key_first
+from veltair.toml_file import read_toml
 
 MAX_QUERIES = 10_000_000  # one run's queries are held in memory, about 100 bytes each
 MAX_CONNECTIONS = 256
@@ -90,14 +90,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_scenario(path: Path) -> Scenario:
     """Read and check a scenario file. Raises ConfigError with one line that names the file and the key."""
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: expected a TOML file in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    document = read_toml(path)
     return parse_scenario(document, str(path))
 
 

@@ -18,7 +18,10 @@ FOLDERS = {
     "veltair.loadgen": "loadgen",
     "veltair.scenarios": "scenarios",
 }
-BASE = {"veltair.types", "veltair.errors", "veltair.machine", "veltair.schema_errors", "veltair.terminal"}
+BASE = {
+    *("veltair.types", "veltair.errors", "veltair.machine"),
+    *("veltair.schema_errors", "veltair.terminal", "veltair.toml_file"),
+}
 # What each package may import of this project, besides itself. Data flows compiler -> profiles -> scheduler -> server.
 MAY_IMPORT = {
     "veltair.machine": {"veltair.types", "veltair.errors"},

@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Collection
 
 import veltair
 from veltair.errors import UserError, VeltairError
@@ -29,6 +30,8 @@ COMMANDS = {
     "simulate": ("veltair.commands.simulate", "run a scenario in virtual time on a machine that is not here"),
     "replay": ("veltair.commands.replay", "replay an event log and compare the decisions"),
     "demo": ("veltair.commands.demo", "build, compile, serve and load the three demo models"),
+    "completion": ("veltair.commands.shell.completion", "print a script by which a shell completes the commands"),
+    "man": ("veltair.commands.shell.manual", "print the man page"),
 }
 LONGEST_LINE = 1000  # characters of an error
 
@@ -45,23 +48,37 @@ veltair serves several models on one CPU machine, each within a latency target o
 veltair --help lists all commands, veltair COMMAND --help explains one."""
 
 
+def build_parser(loaded: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of the command line; commands that are not in `loaded` have a name and a summary alone.
+
+    >>> build_parser(()).prog
+    'veltair'
+    """
+    parser = argparse.ArgumentParser(prog="veltair", description="Multi-tenant inference on one CPU machine.")
+    parser.add_argument("--version", action="version", version=f"veltair {veltair.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (path, summary) in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # an example is a line
+        )
+        if name in loaded:
+            module = importlib.import_module(path)
+            module.add_arguments(command)
+            command.set_defaults(run=module.run, whole_parser=build_parser)
+    return parser
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 success, 1 a check failed, 2 a bad input or disk, 130 interrupted."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments:
         print(FIRST_STEPS)
         return 0
-    parser = argparse.ArgumentParser(prog="veltair", description="Multi-tenant inference on one CPU machine.")
-    parser.add_argument("--version", action="version", version=f"veltair {veltair.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     called = next((a for a in arguments if not a.startswith("-")), None)
-    for name, (module, summary) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        if name == called:
-            loaded = importlib.import_module(module)
-            loaded.add_arguments(command)
-            command.set_defaults(run=loaded.run)
-    args = parser.parse_args(arguments)
+    args = build_parser(() if called is None else (called,)).parse_args(arguments)
     try:
         code: int = args.run(args)
     except UserError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +13,7 @@ import msgspec
 from veltair.access_config import ClientConfig, Name, TlsConfig, check_clients
 from veltair.errors import ConfigError
 from veltair.schema_errors import with_key_first
+from veltair.toml_file import read_toml
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 PositiveReal = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -140,7 +140,7 @@ def read_config(path: Path, server: Mapping[str, Any] = MappingProxyType({})) ->
 
     Raises ConfigError with the key, the expected value and the value found.
     """
-    raw = _read_toml(path)
+    raw = read_toml(path)
     if server and isinstance(own := raw.get("server", {}), dict):
         raw["server"] = {**own, **server}
     return parse_config(raw, path)
@@ -148,7 +148,7 @@ def read_config(path: Path, server: Mapping[str, Any] = MappingProxyType({})) ->
 
 def read_tenant(path: Path, name: str, artifact: Path) -> TenantConfig:
     """A model of the repository: `path` may hold its settings, or not be there. Raises ConfigError."""
-    raw = _read_toml(path) if path.exists() else {}
+    raw = read_toml(path) if path.exists() else {}
     for key in ("name", "artifact"):
         if key in raw:
             raise ConfigError(f"{path}: {key}: the folder says it")
@@ -156,19 +156,6 @@ def read_tenant(path: Path, name: str, artifact: Path) -> TenantConfig:
         return msgspec.convert({"name": name, "artifact": str(artifact)} | raw, TenantConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {with_key_first(str(error), TenantConfig, raw)}") from None
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text("utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def parse_config(raw: dict[str, Any], path: Path) -> ServeConfig:

@@ -40,6 +40,14 @@ def shorten(text: str, width: int) -> str:
     return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
+def confirm(question: str) -> bool:
+    """Ask on stderr, which is not where results go; only a yes is one. False where nobody can be asked."""
+    if not sys.stdin.isatty():
+        return False
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of a `ResultTable`.

@@ -150,7 +150,7 @@ def profile_models(again: bool) -> None:
     paths = [artifact(tenant.name) for tenant in read_scenario(SCENARIO).tenants]
     due = [path for path in paths if again or load_artifact(Path(path)).manifest.environment.get("times") != IN_MODEL]
     if due:
-        subprocess.run([*CLI, "profile", "--within-model", *due], check=True)
+        subprocess.run([*CLI, "profile", "--yes", "--within-model", *due], check=True)
 
 
 def peak_qps(policy: str, seen: dict[str, Any], config: Path) -> float:

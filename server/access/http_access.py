@@ -22,7 +22,7 @@ def role_for(path: str) -> Role | None:
     >>> [role_for(path) for path in ("/v2/health/live", "/v2/models/m/infer", "/metrics", "/admin/events")]
     [None, 'infer', 'metrics', 'admin']
     """
-    if path == "/" or path.startswith("/v2/health/"):
+    if path in ("/", "/docs", "/openapi.json") or path.startswith("/v2/health/"):
         return None
     if path == "/admin" or path.startswith(("/admin/", "/v2/repository/models/")):
         return "admin"

@@ -22,10 +22,12 @@ from veltair.errors import QueryError, RefusedError, RequestError, TooLargeError
 from veltair.server.front import metrics
 from veltair.server.front.http_body import HEADER_LENGTH, read_body, read_infer_request
 from veltair.server.front.inference_service import TENANT_HEADER, InferenceService, wants_trace
+from veltair.server.front.monitor.api_description import ApiPages
 from veltair.server.front.monitor.dashboard import Dashboard
 from veltair.server.front.plan_learner import PlanLearner
 from veltair.server.front.process_metrics import read_daemon_processes
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
+from veltair.server.ipc.stages import server_timing
 from veltair.server.protocol.compressed_body import deflate, response_coding
 from veltair.server.protocol.failed_queries import one_line
 from veltair.server.protocol.http_codec import encode_response
@@ -35,6 +37,7 @@ RETRY_AFTER_S = 1
 CLIENT_CLOSED = 499  # for the log alone: the client is gone
 
 _log = logging.getLogger(__name__)
+READ = ["GET", "HEAD"]  # Starlette's own routes add HEAD by themselves; uvicorn sends no body for it
 _UNSUPPORTED = ("cudasharedmemory", "trace", "logging")
 
 
@@ -135,7 +138,7 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
         )
         if learner is not None and not wants_trace(decoded.parameters):
             learner.learn_http(request.scope["raw_path"], received, tenant, response.served, response, encoded)
-        headers = {}
+        headers = {"Server-Timing": server_timing(response.stages)}
         body = encoded.body
         if encoded.header_bytes is not None:
             headers[HEADER_LENGTH] = str(encoded.header_bytes)
@@ -151,7 +154,7 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
 
 
 def _add_models(app: FastAPI, service: InferenceService) -> None:
-    @app.get("/v2/models/stats")
+    @app.api_route("/v2/models/stats", methods=READ)
     async def all_statistics() -> Response:
         return _json(await service.statistics())
 
@@ -162,8 +165,8 @@ def _add_models(app: FastAPI, service: InferenceService) -> None:
         async def versioned(model: str, version: str) -> Response:
             return await answer(model, version)
 
-        app.add_api_route(f"/v2/models/{{model}}{suffix}", latest, methods=["GET"])
-        app.add_api_route(f"/v2/models/{{model}}/versions/{{version}}{suffix}", versioned, methods=["GET"])
+        app.add_api_route(f"/v2/models/{{model}}{suffix}", latest, methods=READ)
+        app.add_api_route(f"/v2/models/{{model}}/versions/{{version}}{suffix}", versioned, methods=READ)
 
     async def ready(model: str, version: str) -> Response:
         service.resolve(model, version)
@@ -189,15 +192,15 @@ def _health(service: InferenceService) -> Response:
 
 
 def _add_server(app: FastAPI, service: InferenceService) -> None:
-    @app.get("/v2")
+    @app.api_route("/v2", methods=READ)
     async def server() -> Response:
         return _json(service.server_metadata())
 
-    @app.get("/v2/health/live")
+    @app.api_route("/v2/health/live", methods=READ)
     async def live() -> Response:
         return Response(status_code=200)
 
-    @app.get("/v2/health/ready")
+    @app.api_route("/v2/health/ready", methods=READ)
     async def ready() -> Response:
         return _health(service)
 
@@ -264,14 +267,19 @@ def _add_pages(app: FastAPI, service: InferenceService, dashboard: Dashboard) ->
         done = await service.require_control("the configuration is not read again").reload()
         return _json({"done": done})
 
-    @app.get("/metrics")
-    async def scrape() -> Response:
+    @app.api_route("/metrics", methods=READ)
+    async def scrape(request: Request) -> Response:
         snapshot = await dashboard.snapshot()
         processes = await asyncio.to_thread(read_daemon_processes, snapshot)
-        page = service.metrics.page(snapshot, processes)
-        return Response(page, headers={"Content-Type": metrics.CONTENT_TYPE})
+        openmetrics = metrics.wants_openmetrics(request.headers.get("accept", ""))
+        page = service.metrics.page(snapshot, processes, openmetrics=openmetrics)
+        kind = metrics.OPENMETRICS_TYPE if openmetrics else metrics.CONTENT_TYPE
+        return Response(page, headers={"Content-Type": kind, "Vary": "Accept"})
 
+    api = ApiPages(service.version)
     routes: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
+        ("/docs", api.page),
+        ("/openapi.json", api.description),
         ("/", dashboard.front_door),
         ("/admin", dashboard.page),
         ("/admin/", dashboard.page),

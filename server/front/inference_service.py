@@ -36,6 +36,7 @@ from veltair.server.protocol.validation import (
     text_parameter,
     timeout_ns,
     validate_outputs,
+    warn_of_unknown,
 )
 from veltair.server.repository.live_models import LiveModels
 from veltair.server.repository.model_control import ModelControl
@@ -86,6 +87,7 @@ class InferenceResponse:
     outputs: dict[str, Array]  # the requested ones, in the requested order
     stored: dict[str, TensorLocation]  # the outputs that were written to the client's shared memory
     parameters: dict[str, Parameter]
+    stages: tuple[int, ...] = (0,) * len(STAGES)  # ns of each
 
 
 class InferenceService:
@@ -178,8 +180,10 @@ class InferenceService:
             arrival_ns, result.submitted_ns, result.stamps, result.execute_ns, answered_ns=time.monotonic_ns()
         )
         counts.count_answer(stages, batch)
-        parameters = _trace(result, stages, level, served.priority) if traced else {}
-        return InferenceResponse(served, outputs, stored, parameters)
+        parameters = warn_of_unknown(request.parameters)
+        if traced:
+            parameters |= _trace(result, stages, level, served.priority)
+        return InferenceResponse(served, outputs, stored, parameters, stages)
 
     @asynccontextmanager
     async def _in_memory(

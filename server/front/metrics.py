@@ -22,6 +22,7 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics_exposition
 
 from veltair.errors import RefusalReason
 from veltair.server.front.monitor.event_history import EventHistory
@@ -38,7 +39,17 @@ from veltair.server.wire.io_threads import ConnectionCounts
 from veltair.types import QoSTarget
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+OPENMETRICS_TYPE = openmetrics_exposition.CONTENT_TYPE_LATEST
 _BATCH_EDGES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether an Accept header names OpenMetrics, as Prometheus does where it is to be preferred.
+
+    >>> wants_openmetrics("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"), wants_openmetrics("*/*")
+    (True, False)
+    """
+    return any(part.split(";")[0].strip().lower() == "application/openmetrics-text" for part in accept.split(","))
 
 
 class Metrics:
@@ -79,12 +90,17 @@ class Metrics:
         else:
             known.model = model
 
-    def page(self, snapshot: Snapshot | None, processes: Sequence[DaemonProcess] = ()) -> bytes:
+    def page(
+        self, snapshot: Snapshot | None, processes: Sequence[DaemonProcess] = (), *, openmetrics: bool = False
+    ) -> bytes:
         """The text for /metrics, without the engine's part while there is no engine."""
         self._snapshot, self._processes = snapshot, processes
         if snapshot is not None:
             self.follow(snapshot)
         self.refresh()
+        if openmetrics:
+            text: bytes = openmetrics_exposition.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            return text
         return generate_latest(self._registry)
 
     def follow(self, snapshot: Snapshot) -> None:

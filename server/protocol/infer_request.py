@@ -20,6 +20,7 @@ Parameter: TypeAlias = bool | int | float | str
 
 # Parameters that ask for a feature that is not served, by their prefix.
 _UNSUPPORTED = {"classification": "classification", "sequence_": "sequences"}
+UNSUPPORTED_PREFIXES = tuple(_UNSUPPORTED)
 _REGION, _SIZE, _OFFSET = (f"shared_memory_{part}" for part in ("region", "byte_size", "offset"))
 
 

@@ -12,13 +12,18 @@ from veltair.errors import RequestError
 from veltair.profiles.artifact.manifest import Port
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.protocol.datatypes import BYTES, DTYPES, Array, Tensor, datatype_name
-from veltair.server.protocol.infer_request import NamedTensor, Parameter, RequestedOutput
+from veltair.server.protocol.infer_request import UNSUPPORTED_PREFIXES, NamedTensor, Parameter, RequestedOutput
 from veltair.server.protocol.tensor_values import tensor_values
 from veltair.types import DEFAULT_PRIORITY_LEVEL, PRIORITY_LEVELS
 
 MICROSECOND_NS = 1000
 MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
 MAX_LISTED = 32  # names of inputs in an error
+KNOWN_PARAMETERS = frozenset(
+    ("timeout", "priority", "tenant", "veltair_trace", "binary_data_output", "triton_enable_empty_final_response")
+)  # of a request
+WARNING_PARAMETER = "veltair_warning"  # of a response
+MOST_NAMED = 8  # parameters in a warning
 
 
 class _ExpectedInput(NamedTuple):
@@ -203,3 +208,17 @@ def text_parameter(parameters: Mapping[str, Parameter], key: str) -> str:
     if not isinstance(value, str):
         raise RequestError(f"parameter {key!r} is a string; got {value!r:.40}")
     return value
+
+
+def warn_of_unknown(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """The response's parameter that names those of the request that mean nothing here; empty without any.
+
+    >>> warn_of_unknown({"timeout": 5, "temperature": 0.5})
+    {'veltair_warning': "unknown parameter: 'temperature'"}
+    """
+    unknown = [key for key in parameters if key not in KNOWN_PARAMETERS and not key.startswith(UNSUPPORTED_PREFIXES)]
+    if not unknown:
+        return {}
+    named = ", ".join(f"{key!a:.60}" for key in unknown[:MOST_NAMED])
+    more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+    return {WARNING_PARAMETER: f"unknown parameter{'s' if len(unknown) > 1 else ''}: {named}{more}"}

@@ -77,13 +77,24 @@ static const char *date(io_thread *thread) {
   return thread->date;
 }
 
+/* As stages.server_timing. Returns its size, of at most 100 bytes. */
+static int write_timing(char *target, size_t room, const query *of) {
+  const int64_t queue_us = of->queue_ns > 0 ? of->queue_ns / 1000 : 0;
+  const int64_t compute_us = of->compute_ns > 0 ? of->compute_ns / 1000 : 0;
+  return snprintf(target, room, "server-timing: queue;dur=%lld.%03d, compute;dur=%lld.%03d\r\n",
+                  (long long)(queue_us / 1000), (int)(queue_us % 1000), (long long)(compute_us / 1000),
+                  (int)(compute_us % 1000));
+}
+
 /* The head of a response as uvicorn writes it. Returns its size; `target` has MOST_LINES bytes. `json`: the bytes of the
- * body that are JSON, where tensors follow. */
+ * body that are JSON, where tensors follow; `of`: the query that is answered. Either may be NULL. */
 static size_t write_head(const http1 *on, uint8_t *target, int code, const char *phrase, uint64_t body,
-                         const uint64_t *json) {
+                         const uint64_t *json, const query *of) {
   io_thread *thread = on->asker.connection->thread;
-  char lines[64] = "";
-  if (json) snprintf(lines, sizeof lines, "inference-header-content-length: %llu\r\n", (unsigned long long)*json);
+  char lines[192] = "";
+  int used = 0;
+  if (of) used = write_timing(lines, sizeof lines, of);
+  if (json) snprintf(lines + used, sizeof lines - (size_t)used, "inference-header-content-length: %llu\r\n", (unsigned long long)*json);
   else if (code == 503) snprintf(lines, sizeof lines, "retry-after: 1\r\n");
   const int size = snprintf((char *)target, MOST_LINES,
                             "HTTP/1.1 %d %s\r\ndate: %s\r\n%s"
@@ -108,7 +119,7 @@ bool http1_respond(asker *to, const query *of, const uint8_t *slot) {
   }
   uint8_t *const target = buffer_reserve(&on->out, MOST_LINES + body);
   if (!target) return false;
-  uint8_t *at = target + write_head(on, target, 200, "OK", body, tensors ? &json : NULL);
+  uint8_t *at = target + write_head(on, target, 200, "OK", body, tensors ? &json : NULL, of);
   at = append(at, plan->begin, plan->begin_bytes);
   if (of->id_bytes) {
     at = append(at, begin_id, sizeof begin_id - 1);
@@ -160,7 +171,7 @@ void http1_refuse(asker *to, status status, const char *text, size_t size) {
   const size_t body = sizeof before + sizeof behind - 2 + used;
   uint8_t *const target = buffer_reserve(&on->out, MOST_LINES + body);
   if (target) {
-    uint8_t *at = target + write_head(on, target, status.http, phrase_of(status.http), body, NULL);
+    uint8_t *at = target + write_head(on, target, status.http, phrase_of(status.http), body, NULL, NULL);
     at = append(at, before, sizeof before - 1);
     at = append(at, escaped, used);
     at = append(at, behind, sizeof behind - 1);

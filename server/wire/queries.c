@@ -206,7 +206,7 @@ static const plan_output *store(const plan *plan, const uint8_t *slot) {
   return NULL;
 }
 
-static void answer(asker *asker, const query *q, const lane_end *end) {
+static void answer(asker *asker, query *q, const lane_end *end) {
   io_thread *thread = asker->connection->thread;
   const protocol *protocol = asker->connection->protocol;
   const int socket = asker->connection->fd;
@@ -221,6 +221,8 @@ static void answer(asker *asker, const query *q, const lane_end *end) {
       fail(asker, q->plan, COUNTED_INVALID, NO_FAILURE, INVALID, lost->error);
       return;
     }
+    q->queue_ns = end->begin_ns - q->arrival_ns;
+    q->compute_ns = end->execute_ns;
     if (!protocol->respond(asker, q, slot)) {
       outcome = FAILED, failure = INTERNAL_FAILURE;
       reason = "out of memory", reason_bytes = strlen(reason);

@@ -74,6 +74,7 @@ typedef struct query {
   int32_t slot;
   int64_t arrival_ns, deadline_ns; /* 0: none */
   int64_t submitted_ns;
+  int64_t queue_ns, compute_ns;    /* once it is done: from its arrival to its first block, and in blocks */
   bool aborted;                    /* the engine has been told */
   uint32_t id_bytes;
   uint8_t request_id[]; /* request.id */

@@ -16,7 +16,7 @@ from veltair.commands.timing.engine_process import read_onnx_inputs
 from veltair.errors import ConfigError, ModelError
 from veltair.machine.environment import describe_environment
 from veltair.machine.topology import usable_machine
-from veltair.profiles.artifact.artifact_folder import Artifact, load_artifact
+from veltair.profiles.artifact.artifact_folder import Artifact, file_digest, load_artifact
 from veltair.terminal import Column, ResultTable, result_console
 
 ROUNDS = 7
@@ -34,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--also", type=Path, action="append", default=[], metavar="DIR", help=further)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"turns of each engine (default: {ROUNDS})")
     parser.add_argument("--json", action="store_true")
+    parser.epilog = """\
+examples:
+  veltair bench artifacts/resnet50 resnet50.onnx
+  veltair bench artifacts/resnet50 resnet50.onnx --against ort --threads 2 --batch 4"""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,6 +56,10 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"--batch {args.batch}: {artifact.path} takes 1 … {artifact.manifest.max_batch}")
     if not args.model.is_file():
         raise ModelError(f"{args.model}: no such file")
+    digest = file_digest(args.model)
+    for artifact in artifacts:  # times of two models beside each other would say nothing
+        if artifact.manifest.source_digest != digest:
+            raise ModelError(f"{args.model}: is not the file that {artifact.path} was compiled from")
     known = {port.name for port in artifacts[0].manifest.inputs}
     # Inputs that the artifact makes from raw features.
     ready_made = [name for name in read_onnx_inputs(args.model) if name not in known]

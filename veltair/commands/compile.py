@@ -68,6 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dump", type=Path, metavar="DIR", help="write the graph after each phase there, as numbered text files"
     )
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
+    parser.epilog = """\
+examples:
+  veltair compile resnet50.onnx --out artifacts/resnet50
+  veltair compile bert.onnx --out artifacts/bert --name bert --max-batch 8"""
 
 
 def run(args: argparse.Namespace) -> int:

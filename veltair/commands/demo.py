@@ -24,6 +24,10 @@ READY_S = 120.0  # for a daemon to load its models
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dir", type=Path, default=Path("demo"), help="where models and artifacts go (default: demo)")
     parser.add_argument("--scenario", default="demo", help="a file, or the name of one of ours (default: demo)")
+    parser.epilog = """\
+examples:
+  veltair demo
+  veltair demo --dir /tmp/demo"""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -34,6 +34,10 @@ _TOUCHED_BYTES = 64 << 20  # written, so that counters that work must count some
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    parser.epilog = """\
+examples:
+  veltair doctor
+  veltair doctor --json"""
 
 
 def run(args: argparse.Namespace) -> int:

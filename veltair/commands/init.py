@@ -28,7 +28,10 @@ OWN_TABLES = ("limits", "tls")  # keys of [server] that are tables of their own
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifacts", type=Path, nargs="*", metavar="ARTIFACT", help="artifacts to serve")
     parser.add_argument("--out", type=Path, default=Path("serve.toml"), metavar="FILE", help="default: serve.toml")
-    parser.epilog = "example: veltair init artifacts/resnet50 && veltair serve serve.toml"
+    parser.epilog = """\
+examples:
+  veltair init artifacts/resnet50 artifacts/dlrm
+  veltair init --out serve.toml"""
 
 
 def run(args: argparse.Namespace) -> int:

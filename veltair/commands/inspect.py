@@ -17,6 +17,10 @@ from veltair.terminal import Column, ResultTable, result_console
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path, metavar="DIR")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    parser.epilog = """\
+examples:
+  veltair inspect artifacts/resnet50
+  veltair inspect artifacts/resnet50 --json"""
 
 
 def run(args: argparse.Namespace) -> int:

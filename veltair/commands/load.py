@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenant", metavar="NAME", help="the tenant that --engine mlperf drives")
     parser.add_argument("--mlperf-logs", type=Path, metavar="DIR", help="keep MLPerf's own logs there")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.epilog = """\
+examples:
+  veltair load demo
+  veltair load scenario.toml --find-peak --seeds 5
+  veltair load scenario.toml --engine mlperf --tenant resnet50"""
 
 
 def run(args: argparse.Namespace) -> int:

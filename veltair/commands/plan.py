@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from veltair.errors import ConfigError
+from veltair.machine.topology import usable_machine
 from veltair.profiles.artifact.artifact_folder import load_artifact
 from veltair.scheduler.block_plan import BlockPlan, PlannedBlock, explain
 from veltair.terminal import Column, ResultTable, result_console
@@ -17,7 +18,8 @@ from veltair.types import Machine, ModelProfile
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", type=Path, metavar="DIR")
-    parser.add_argument("--cores", type=int, required=True, metavar="N", help="cores of the machine")
+    here = "cores of the machine (default: this one's, as far as the artifact was timed)"
+    parser.add_argument("--cores", type=int, metavar="N", help=here)
     parser.add_argument(
         "--level", type=float, default=1.0, metavar="L", help="interference level (default: 1.0, alone)"
     )
@@ -25,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--qos-ms", type=float, help="time that the query has (default: the artifact's target)")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--json", action="store_true")
+    parser.epilog = """\
+examples:
+  veltair plan artifacts/resnet50
+  veltair plan artifacts/resnet50 --cores 2 --level 1.3 --load 1,1"""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,14 +38,15 @@ def run(args: argparse.Namespace) -> int:
     profile = next((p for p in artifact.profiles() if p.batch >= args.batch), None)
     if profile is None or args.batch < 1:
         raise ConfigError(f"--batch {args.batch}: the artifact takes 1 … {artifact.manifest.max_batch}")
-    if not 1 <= args.cores <= profile.cores:
-        raise ConfigError(f"--cores {args.cores}: the artifact was timed on 1 … {profile.cores}")
+    cores = min(len(usable_machine().cores), profile.cores) if args.cores is None else args.cores
+    if not 1 <= cores <= profile.cores:
+        raise ConfigError(f"--cores {cores}: the artifact was timed on 1 … {profile.cores}")
     try:
         others = [int(part) for part in args.load.split(",") if part]
     except ValueError:
         raise ConfigError(f"--load {args.load}: expected whole numbers of cores with commas between") from None
     qos_ns = artifact.manifest.qos_ns if args.qos_ms is None else round(args.qos_ms * 1e6)
-    machine = Machine((tuple(range(args.cores)),))
+    machine = Machine((tuple(range(cores)),))
     plan = explain(profile, machine, qos_ns, args.level, others)
     if args.json:
         print(json.dumps(dataclasses.asdict(plan)))

@@ -27,7 +27,7 @@ from veltair.simulation.machine_model.counter_fit import (
     read_samples,
 )
 from veltair.simulation.machine_model.machine_model import machine_names
-from veltair.terminal import Column, ResultTable, result_console
+from veltair.terminal import Column, ResultTable, confirm, result_console
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,15 +42,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine", default="threadripper-3990x", metavar="M", help=f"of --simulated: {', '.join(machine_names())}"
     )
+    parser.add_argument("--yes", action="store_true", help="let --within-model rewrite the artifacts without asking")
+    parser.add_argument("--force", action="store_true", help="overwrite the files of --out and --save-samples")
     parser.add_argument("--save-samples", type=Path, metavar="FILE", help="keep what was measured or simulated")
     parser.add_argument("--out", type=Path, metavar="FILE", help="coefficients, for server.counter_model")
     parser.add_argument("--json", action="store_true", help="print the fit as JSON")
+    parser.epilog = """\
+examples:
+  veltair profile --within-model artifacts/resnet50
+  veltair profile --fit-proxy --simulated scenario.toml --out counters.json"""
 
 
 def run(args: argparse.Namespace) -> int:
     """0: done. Raises UserError for bad samples and artifacts, VeltairError where there are no counters."""
     if args.within_model is not None:
+        named = ", ".join(map(str, args.within_model))
+        if not (args.yes or confirm(f"{named}: write other layer times into it?")):
+            raise ConfigError(f"{named}: --within-model rewrites artifacts, and needs a yes, or --yes")
         return _scale_to_whole_models(args.within_model, args.json)
+    for path in (args.out, args.save_samples):  # before minutes of measurement
+        if path is not None and path.exists() and not args.force:
+            raise ConfigError(f"{path}: is there already; --force overwrites it")
     if args.live is args.simulated is args.samples is None:
         raise ConfigError("--fit-proxy: expected SAMPLES.json, --live ARTIFACT or --simulated SCENARIO.toml")
     if args.live is not None:

@@ -37,12 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline-ms", type=float, metavar="MS")
     parser.add_argument("--token", help="a bearer token")
     parser.add_argument("--out", type=Path, metavar="FILE.npz", help="keep the outputs there")
+    parser.add_argument("--force", action="store_true", help="overwrite the file of --out")
     parser.add_argument("--json", action="store_true")
-    parser.epilog = "example: veltair query grpc://127.0.0.1:8001 resnet50 --random"
+    parser.epilog = """\
+examples:
+  veltair query grpc://127.0.0.1:8001 resnet50 --random
+  veltair query http://127.0.0.1:8000 resnet50 --npz inputs.npz --out outputs.npz"""
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask once. Returns 0; raises UserError for a wrong request, VeltairError for a refusal."""
+    if args.out is not None and args.out.exists() and not args.force:
+        raise ConfigError(f"{args.out}: is there already; --force overwrites it")
     inputs = _read(args.npz) if args.npz else _draw(args)
     try:
         with Client(args.address, token=args.token) as client:

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL=DIR",
         help="where a model's artifact is now (default: where it was when the daemon recorded the log)",
     )
+    parser.epilog = "example:\n  veltair replay events.log"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -67,10 +67,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="check the configuration and its artifacts, serve nothing")
     parser.add_argument("--attached", action="store_true", help="drain and end when stdin closes, as at SIGTERM")
     parser.add_argument("--json", action="store_true", help="say where it listens as one line of JSON")
-    parser.epilog = (
-        "examples: veltair serve artifacts/resnet50 artifacts/dlrm; veltair serve serve.toml; "
-        "veltair serve --repository models --model-control"
-    )
+    parser.epilog = """\
+examples:
+  veltair serve artifacts/resnet50 artifacts/dlrm
+  veltair serve serve.toml
+  veltair serve --repository models --model-control"""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -42,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--duration", type=float, metavar="S", help="of one run, in simulated seconds")
     parser.add_argument("--log", type=Path, metavar="FILE", help="every event and decision of a single run, to replay")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.epilog = """\
+examples:
+  veltair simulate mix
+  veltair simulate scenario.toml --policy veltair,edf --cores 64 --json"""
 
 
 def run(args: argparse.Namespace) -> int:

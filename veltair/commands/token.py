@@ -12,6 +12,10 @@ TOKEN_BYTES = 32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.epilog = """\
+examples:
+  veltair token
+  veltair token --json"""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, metavar="MODEL.onnx")
     parser.add_argument("--features", type=Path, metavar="FEATURES.toml", help="the description it was compiled with")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
+    parser.epilog = "example:\n  veltair verify artifacts/resnet50 resnet50.onnx"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -43,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in _SHAPE.items():
         default = DlrmShape.__dataclass_fields__[name].default
         group.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"{text} (default {default})")
+    parser.epilog = """\
+examples:
+  veltair zoo
+  veltair zoo resnet50 --out resnet50.onnx"""
 
 
 def _underscored(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +10,7 @@ from msgspec import Meta
 
 from veltair.errors import ConfigError
 from veltair.schema_errors import with_key_first
+from veltair.toml_file import read_toml
 
 MOST_QUERIES = 10_000_000  # of one run, which holds them all in memory
 
@@ -84,14 +84,7 @@ def read_simulation_scenario(path: Path) -> SimulationScenario:
 
     Raises ConfigError, one line that names the file and the key.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: expected a TOML file in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    document = read_toml(path)
     try:
         scenario = msgspec.convert(document, SimulationScenario)
     except msgspec.ValidationError as error:

@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 from fastapi import Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
-from starlette.exceptions import HTTPException
 
-from veltair.errors import OverloadedError, RefusalReason, UnknownModelError, VeltairError
+from veltair.errors import OverloadedError, RefusalReason, UnknownModelError, UnknownPathError, VeltairError
 from veltair.server.access.inside_protocol import CAME_IN
 from veltair.server.front.inference_service import InferenceEngine
 from veltair.server.front.metrics import Metrics
@@ -67,7 +66,9 @@ class Dashboard:
     async def front_door(self, request: Request) -> Response:
         """Of the server's address alone: to the dashboard, where it is served there."""
         if self._apart and request.scope.get(CAME_IN, ("main", ""))[0] != "admin":
-            raise HTTPException(404)
+            raise UnknownPathError(
+                "the dashboard is served at the address for administration; /docs describes this one"
+            )
         return RedirectResponse("/admin", 307, {"Cache-Control": "no-store"})
 
     async def page(self, request: Request) -> Response:
@@ -108,10 +109,12 @@ class Dashboard:
 
     async def stream(self, request: Request) -> Response:
         """Server-sent events. Raises OverloadedError for more than MAX_VIEWERS at once."""
+        headers = {**HEADERS, "Cache-Control": "no-store"}
+        if request.method == "HEAD":  # it would never end
+            return Response(headers=headers, media_type="text/event-stream")
         if len(self._viewers) >= MAX_VIEWERS:
             self._metrics.refused_early[RefusalReason.VIEWERS] += 1
             raise OverloadedError(RefusalReason.VIEWERS)
-        headers = {**HEADERS, "Cache-Control": "no-store"}
         return StreamingResponse(self._stream(), headers=headers, media_type="text/event-stream")
 
     async def _stream(self) -> AsyncIterator[bytes]:

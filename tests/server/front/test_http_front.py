@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from typing import Any
 
@@ -43,6 +44,34 @@ def test_a_traced_response_says_how_it_was_served() -> None:
         assert isinstance(parameters["read_ns"], int) and "answer_ns" not in parameters
         (block,) = json.loads(parameters["blocks"])
         assert block == {"start": 0, "stop": 3, "cores": 2, "versions": [0, 2, 2], "elapsed_ns": 2 * MS, "queries": 1}
+
+    run(test)
+
+
+def test_an_answer_has_the_server_s_own_times() -> None:
+    async def test(front: Front) -> None:
+        answer = await front.http.post("/v2/models/sums/infer", json=request(parameters={"veltair_trace": True}))
+        queue, compute = re.fullmatch(
+            r"queue;dur=(\d+\.\d{3}), compute;dur=(\d+\.\d{3})", answer.headers["Server-Timing"]
+        ).groups()  # type: ignore[union-attr]
+        stages = answer.json()["parameters"]
+        waited_us = sum(stages[f"{name}_ns"] for name in ("read", "handoff", "wait")) // 1000
+        assert (queue, compute) == (f"{max(0, waited_us) / 1000:.3f}", "2.000")
+        refused = await front.http.post("/v2/models/none/infer", json=request())
+        assert "Server-Timing" not in refused.headers
+
+    run(test)
+
+
+def test_unknown_parameters_are_named_in_the_answer() -> None:
+    async def test(front: Front) -> None:
+        known = {"timeout": 60_000_000, "priority": 2, "binary_data_output": False, "sequence_id": 0}
+        answer = await front.http.post("/v2/models/sums/infer", json=request(parameters=known))
+        assert "parameters" not in answer.json()
+        strange = {f"p{i}\u00e9": i for i in range(10)}
+        answer = await front.http.post("/v2/models/sums/infer", json=request(parameters=known | strange))
+        warning = answer.json()["parameters"]["veltair_warning"]
+        assert warning.startswith(r"unknown parameters: 'p0\xe9', 'p1\xe9'") and warning.endswith(" and 2 more")
 
     run(test)
 

@@ -126,7 +126,8 @@ def test_the_front_door_leads_to_the_dashboard_where_that_is_served() -> None:
         assert (answer.status_code, answer.headers["Location"]) == (307, "/admin")
         front.dashboard._apart = True
         answer = await front.http.get("/")
-        assert (answer.status_code, answer.json()) == (404, {"error": "there is no /"})
+        text = "the dashboard is served at the address for administration; /docs describes this one"
+        assert (answer.status_code, answer.json()) == (404, {"error": text})
         inside = front.app
         came: dict[str, tuple[str, str]] = {CAME_IN: ("admin", "")}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tritonclient.http as triton
@@ -36,6 +38,28 @@ def test_ids_come_back(known: str, id_: str) -> None:
             size -= 3
         await fronts.learn(client, post(data, size))
         assert f'"id":"{id_}"'.encode() in await fronts.both(infer(request_id=id_))
+        assert fronts.scripted.count == 1
+
+    run(test)
+
+
+def test_an_answer_with_a_plan_has_the_times_of_its_own_query() -> None:
+    async def test(fronts: HttpFronts) -> None:
+        client = await fronts.client()
+        await fronts.learn(client, infer())
+        client.send(infer())
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert re.search(rb"\r\nserver-timing: queue;dur=\d+\.\d{3}, compute;dur=\d+\.\d{3}\r\n", head)
+        assert fronts.fronts.asked_python == 1
+
+    run(test)
+
+
+def test_a_plan_answers_with_the_warning_too() -> None:
+    async def test(fronts: HttpFronts) -> None:
+        data, size = body(parameters={"temperature": 1})
+        await fronts.learn(await fronts.client(), post(data, size))
+        assert b"unknown parameter: 'temperature'" in await fronts.both(post(data, size))
         assert fronts.scripted.count == 1
 
     run(test)

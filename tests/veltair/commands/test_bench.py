@@ -69,3 +69,13 @@ def test_a_wrong_option_is_named(compiled: tuple[Path, Path], options: tuple[str
     done = run("bench", *compiled, *options)
     assert done.returncode == 2
     assert says in done.stderr
+
+
+def test_another_model_than_the_artifact_s_is_refused(compiled: tuple[Path, Path], tmp_path: Path) -> None:
+    artifact, model = compiled
+    other = onnx.load(model)
+    other.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.ones((16, 16, 3, 3), np.float32), "w"))
+    onnx.save(other, tmp_path / "other.onnx")
+    done = run("bench", artifact, tmp_path / "other.onnx", "--against", "ort")
+    assert done.returncode == 2
+    assert "other.onnx: is not the file that" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -44,6 +45,41 @@ def test_what_is_written_configures_the_daemon(
     found = config.read_counter_coefficients(out)
     assert printed["per_miss_rate"] == found.per_miss_rate == pytest.approx(1.0, abs=0.3)
     assert printed["samples"] == 40 and printed["r2_cross_validated"] > 0.9
+
+
+def test_a_file_that_is_there_is_overwritten_with_force_alone(
+    samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "proxy.json"
+    out.write_text("mine", "utf-8")
+    ask = ["profile", "--fit-proxy", str(samples), "--out", str(out)]
+    assert cli.main(ask) == 2
+    assert "is there already" in capsys.readouterr().err and out.read_text("utf-8") == "mine"
+    assert cli.main([*ask, "--force"]) == 0
+    assert json.loads(out.read_text("utf-8"))["samples"] == 40
+
+
+@pytest.mark.parametrize("said", ["\n", "n\n", None], ids=["enter", "no", "nobody to ask"])
+def test_artifacts_are_not_rewritten_without_a_yes(
+    said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = io.StringIO("yes\n" if said is None else said)
+    typed.isatty = lambda: said is not None  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", typed)
+    assert cli.main(["profile", "--within-model", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "--yes" in err and ("[y/N]" in err) == (said is not None)
+
+
+@pytest.mark.parametrize("options", [["--yes"], []], ids=["--yes", "typed"])
+def test_a_yes_goes_on(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = io.StringIO("y\n")
+    typed.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", typed)
+    assert cli.main(["profile", "--within-model", str(tmp_path), *options]) == 2  # it is no artifact
+    assert "rewrites" not in capsys.readouterr().err
 
 
 def test_people_get_a_table(samples: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,9 @@ def test_inputs_and_outputs_in_files(
     assert main(["query", f"grpc://{daemon.grpc}", "mlp", *given]) == 0
     with np.load(tmp_path / "out.npz") as found:
         np.testing.assert_allclose(found["y"], mlp_outputs(x), rtol=1e-4, atol=1e-4)
+    assert main(["query", f"grpc://{daemon.grpc}", "mlp", *given]) == 2
+    assert "out.npz: is there already; --force overwrites it" in capsys.readouterr().err
+    assert main(["query", f"grpc://{daemon.grpc}", "mlp", *given, "--force"]) == 0
     np.savez(tmp_path / "words.npz", name=np.array([[b"ann"]]), text=np.array([[b"b"]]), id=np.array([[9]]))
     assert main(["query", daemon.grpc, "words", "--npz", str(tmp_path / "words.npz"), "--json"]) == 0
     out = capsys.readouterr().out.splitlines()[-1]

@@ -1,0 +1,61 @@
+"""Help, shell completion and the man page: all are made from the same parsers."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+
+import pytest
+
+from veltair.cli import COMMANDS, build_parser, main
+
+ELSEWHERE = (">", "|")  # where the shell's part of an example begins
+
+
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    return build_parser()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_ends_with_examples_that_its_parser_takes(command: str, parser: argparse.ArgumentParser) -> None:
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices
+    help_text = commands[command].format_help()
+    examples = [line.strip() for line in help_text.splitlines() if line.startswith("  veltair ")]
+    assert examples
+    for example in examples:
+        words = shlex.split(example)
+        end = next((i for i, word in enumerate(words) if word in ELSEWHERE), len(words))
+        assert parser.parse_args(words[1:end]).command == command
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_script_that_names_every_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(command in script for command in COMMANDS)
+    assert "find-peak" in script
+
+
+def test_bash_completes_commands_options_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+
+    def complete(*words: str) -> list[str]:
+        line = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _shtab_veltair"
+        ask = f'{script}\n{line}\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
+        return subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+
+    assert complete("veltair", "comp") == ["compile", "completion"]
+    assert complete("veltair", "serve", "--gr") == ["--grpc"]
+    assert complete("veltair", "load", "demo", "--engine", "ml") == ["mlperf"]
+
+
+def test_the_man_page_has_every_command_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["man"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith(".TH VELTAIR")
+    assert all(f"veltair {command}" in page or f"\\,{command}\\/" in page for command in COMMANDS)
+    assert r"\-\-find\-peak" in page
+    assert r"veltair load demo" in page[page.index(".SH EXAMPLES") :]

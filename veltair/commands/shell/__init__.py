@@ -1,0 +1,1 @@
+"""Commands that describe all commands to a shell: scripts that complete them, and the man page."""
