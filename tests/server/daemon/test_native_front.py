@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 Answers = Queue[tuple[Any, Any]]
 SOME_TURNS = LONG_TURNS // 8  # a second or so
 NATIVE = {"fronts": 2, "workers": 1, "spare_workers": 0, "policy": "fcfs"}
+NATIVE |= {"hung_engine_s": 2 * WAIT_S}  # a test that stops the engine is done before
 
 
 def pids(daemon: Daemon, role: str) -> list[int]:
