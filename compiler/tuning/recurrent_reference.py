@@ -30,10 +30,7 @@ def reference_recurrent(spec: LayerSpec, x: list[Array]) -> list[Array]:
         tensors[name] = tensors[name] if rows_first else tensors[name].swapaxes(0, 1)
     count, hidden = parameters.direction.count, len(spec.weights["recurrent"])
     for name in {"initial", "initial_cell"} & tensors.keys():
-        state = tensors[name].reshape(-1, count, hidden)
-        if not parameters.rows_before_directions:
-            state = tensors[name].reshape(count, -1, hidden).swapaxes(0, 1)
-        tensors[name] = state  # (rows, directions, hidden)
+        tensors[name] = tensors[name].reshape(count, -1, hidden).swapaxes(0, 1)  # (rows, directions, hidden)
     directions = [_run_direction(spec, parameters, tensors, place) for place in range(count)]
     states, last, last_cell = (np.stack(found, axis=-2) for found in zip(*directions, strict=True))
     orders = {
@@ -41,11 +38,10 @@ def reference_recurrent(spec: LayerSpec, x: list[Array]) -> list[Array]:
         SequenceOrder.STEPS_FIRST: (1, 0, 2, 3),
         SequenceOrder.STEPS_THEN_DIRECTIONS: (1, 2, 0, 3),
     }
-    ends = (0, 1, 2) if parameters.rows_before_directions else (1, 0, 2)
     outputs = {
         "states": states.transpose(orders[parameters.y_order]),
-        "last": last.transpose(ends),
-        "last_cell": last_cell.transpose(ends),
+        "last": last.swapaxes(0, 1),
+        "last_cell": last_cell.swapaxes(0, 1),
     }
     rows = len(tensors["x"])
     return [

@@ -85,7 +85,6 @@ class RecurrentParameters(LayerParameters):
     # Functions by the names of `codegen.activation`: of the gates, of the candidate, and of an LSTM's cell state. An
     # RNN's is the second.
     activations: tuple[str, str, str] = ("sigmoid", "tanh", "tanh")
-    rows_before_directions: bool = False  # the order of the first and the last states' axes
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,10 +106,7 @@ class StateMemory:
 
     def _place_of_state(self, name: str) -> Place:
         """Where the first or the last states of the task's direction lie."""
-        hidden, direction = self.lanes.hidden, self.lanes.direction
-        if self.parameters.rows_before_directions:
-            return Place(flatten_to_rows(self.buffers[name], self.count * hidden), 0, direction * hidden)
-        return Place(flatten_to_rows(self.buffers[name], hidden), direction * self.lanes.rows, 0)
+        return Place(flatten_to_rows(self.buffers[name], self.lanes.hidden), self.lanes.direction * self.lanes.rows, 0)
 
     def _clear_behind_lengths(self, tile: int) -> None:
         if self.lanes.lengths is None:

@@ -23,6 +23,7 @@ from veltair.machine.isa import cpu_features
 STEPS_FIRST, AFTER_PRODUCT = SequenceOrder.STEPS_FIRST, ResetPosition.AFTER_PRODUCT
 BOTH, THEN_DIRECTIONS = Direction.BIDIRECTIONAL, SequenceOrder.STEPS_THEN_DIRECTIONS
 ALL_READ, ALL_WRITTEN = ("x", "initial", "initial_cell", "lengths"), ("states", "last", "last_cell")
+RELU = ("relu", "relu", "tanh")
 random = np.random.default_rng(11)
 
 
@@ -42,11 +43,10 @@ def unit(
     direction: Direction = Direction.FORWARD,
     activations: tuple[str, str, str] = ("sigmoid", "tanh", "tanh"),
     y_order: SequenceOrder | None = None,
-    rows_before_directions: bool = False,
     max_batch: int = 64,
 ) -> LayerSpec:
     rows, count, y_order = order is SequenceOrder.ROWS_FIRST, direction.count, y_order or order
-    state = (-1, count, hidden) if rows_before_directions else (count, -1, hidden)
+    state = (count, -1, hidden)
     states = {
         SequenceOrder.ROWS_FIRST: (-1, steps, count * hidden),
         SequenceOrder.STEPS_FIRST: (steps, -1, count * hidden),
@@ -67,9 +67,7 @@ def unit(
     if cell is Cell.GRU:
         weights["candidate_bias"] = drawn(count * hidden)
     types = {"lengths": "int32"}
-    parameters = RecurrentParameters(
-        reads, writes, order, y_order, reset, cell, direction, activations, rows_before_directions
-    )
+    parameters = RecurrentParameters(reads, writes, order, y_order, reset, cell, direction, activations)
     tensors = [tuple(Activation(n, types.get(n, "float32"), shapes[n]) for n in names) for names in (reads, writes)]
     return LayerSpec("unit", "recurrent", tensors[0], tensors[1], weights, 1, max_batch, parameters)
 
@@ -83,7 +81,7 @@ def unit(
         unit(6, 9, 13, ("x", "scores", "lengths"), ("states", "last"), STEPS_FIRST, AFTER_PRODUCT),
         unit(1, 1, 1, writes=("last",)),
         unit(4, 3, 17, ALL_READ, ALL_WRITTEN, STEPS_FIRST, cell=Cell.LSTM, direction=BOTH),
-        unit(5, 7, 32, ALL_READ, ALL_WRITTEN, cell=Cell.LSTM, direction=BOTH, rows_before_directions=True),
+        unit(5, 7, 32, ALL_READ, ALL_WRITTEN, cell=Cell.LSTM, direction=BOTH),
         unit(5, 7, 20, writes=("states",), cell=Cell.LSTM, direction=BOTH, y_order=THEN_DIRECTIONS, max_batch=32),
         unit(3, 2, 9, ("x", "lengths"), ("last", "last_cell"), cell=Cell.LSTM, direction=Direction.REVERSE),
         unit(6, 9, 33, ("x", "initial", "lengths"), ("states", "last"), STEPS_FIRST, AFTER_PRODUCT, direction=BOTH),
