@@ -73,6 +73,8 @@ def _run_direction(
         runs = (step < tensors["lengths"])[:, None] if "lengths" in tensors else np.ones((rows, 1), bool)
         h, cell = np.where(runs, new, h), np.where(runs, new_cell, cell)
         states[:, step] = np.where(runs, h, 0)
+    if "lengths" in tensors:  # a row without steps has zeros, as in ONNX Runtime
+        h, cell = (np.where(tensors["lengths"][:, None] > 0, value, 0) for value in (h, cell))
     return states, h, cell
 
 

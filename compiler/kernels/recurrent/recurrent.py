@@ -34,7 +34,8 @@ class Recurrent:
         LSTM: i, o, f = f(x W + h R + b);  c = f c + i g(x W + h R + b);  h = o k(c)
         RNN:  h = g(x W + h R + b)
 
-    f, g and k are `activations`. Behind the length of a row, its state stays as it is and its `states` are zeros.
+    f, g and k are `activations`. Behind the length of a row, its state stays as it is and its `states` are zeros;
+    a row of length 0 has zeros alone.
     Parameters: `RecurrentParameters`.
 
     ::

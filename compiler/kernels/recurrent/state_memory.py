@@ -95,14 +95,18 @@ class StateMemory:
     def write(self, tile: int) -> None:
         """Store the outputs of a tile."""
         end = self.slots(T.int32(self.lanes.steps - 1))
-        for name, slot in (("last", end.after), ("last_cell", end.cell_after)):
-            if name in self.buffers:
-                self.lanes.store_state(
-                    tile, self.c if name == "last_cell" else self.h, slot, self._place_of_state(name)
-                )
+        if "last" in self.buffers:
+            self._write_last(tile, "last", self.h, end.after)
+        if "last_cell" in self.buffers:
+            self._write_last(tile, "last_cell", self.c, end.cell_after)
         if self.keeps_all:
             self._clear_behind_lengths(tile)
             self._write_states(tile)
+
+    def _write_last(self, tile: int, name: str, lines: Any, start: Expr) -> None:
+        if self.lanes.lengths is not None:
+            self._clear(tile, lines, start, T.int32(0))  # a row without steps has zeros, as in ONNX Runtime
+        self.lanes.store_state(tile, lines, start, self._place_of_state(name))
 
     def _place_of_state(self, name: str) -> Place:
         """Where the first or the last states of the task's direction lie."""
@@ -111,10 +115,14 @@ class StateMemory:
     def _clear_behind_lengths(self, tile: int) -> None:
         if self.lanes.lengths is None:
             return
-        with T.serial(0, self.lanes.steps) as step, T.serial(0, self.lines) as line:
-            at = self._kept(step) + line
-            value = T.Select(self.lanes.runs(tile, step), vector_load(self.h, tile, at, 0), broadcast(0.0))
-            vector_store(self.h, value, tile, at, 0)
+        with T.serial(0, self.lanes.steps) as step:
+            self._clear(tile, self.h, self._kept(step), step)
+
+    def _clear(self, tile: int, lines: Any, start: Expr, step: Expr) -> None:
+        """Set the state that begins at a line to zero for rows that are not longer than `step`."""
+        with T.serial(0, self.lines) as line:
+            value = T.Select(self.lanes.runs(tile, step), vector_load(lines, tile, start + line, 0), broadcast(0.0))
+            vector_store(lines, value, tile, start + line, 0)
 
     def _write_states(self, tile: int) -> None:
         lanes, hidden, order = self.lanes, self.lanes.hidden, self.parameters.y_order
