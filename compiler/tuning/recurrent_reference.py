@@ -28,7 +28,7 @@ def reference_recurrent(spec: LayerSpec, x: list[Array]) -> list[Array]:
     rows_first = parameters.x_order is SequenceOrder.ROWS_FIRST
     for name in {"x", "scores"} & tensors.keys():
         tensors[name] = tensors[name] if rows_first else tensors[name].swapaxes(0, 1)
-    count, hidden = parameters.direction.count, len(spec.weights["recurrent"])
+    count, hidden = parameters.direction.extent, len(spec.weights["recurrent"])
     for name in {"initial", "initial_cell"} & tensors.keys():
         tensors[name] = tensors[name].reshape(count, -1, hidden).swapaxes(0, 1)  # (rows, directions, hidden)
     directions = [_run_direction(spec, parameters, tensors, place) for place in range(count)]
@@ -57,7 +57,7 @@ def _run_direction(
     x, hidden, gates = tensors["x"], len(spec.weights["recurrent"]), parameters.cell.gates
     rows, steps, _ = x.shape
     weights = {
-        name: array.astype(np.float64).reshape(*array.shape[:-1], parameters.direction.count, -1)[..., place, :]
+        name: array.astype(np.float64).reshape(*array.shape[:-1], parameters.direction.extent, -1)[..., place, :]
         for name, array in spec.weights.items()
     }
     h, cell = (

@@ -62,7 +62,8 @@ class Direction(StrEnum):
     BIDIRECTIONAL = "bidirectional"
 
     @property
-    def count(self) -> int:
+    def extent(self) -> int:
+        """Of the axis of directions."""
         return 2 if self is Direction.BIDIRECTIONAL else 1
 
 

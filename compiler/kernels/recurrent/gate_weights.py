@@ -42,7 +42,7 @@ class GateWeights:
         """units: lines of a block; width: units of a line, 1 or 16."""
         parameters = spec.parameters_as(RecurrentParameters)
         self.units, self.width, self.cell = units, width, parameters.cell
-        self.hidden, self.directions = spec.weights["recurrent"].shape[0], parameters.direction.count
+        self.hidden, self.directions = spec.weights["recurrent"].shape[0], parameters.direction.extent
         self.lines = -(-self.hidden // width)  # of a state
         self.first_lines = [min(first, self.lines - units) for first in range(0, self.lines, units)]  # of each block
         self.reset_after = self.cell is Cell.GRU and parameters.reset is ResetPosition.AFTER_PRODUCT

@@ -31,7 +31,7 @@ class RecurrentTask:
         self.lanes = UnitLanes(spec, buffers) if weights.width > 1 else RowLanes(spec, buffers)
 
     def emit(self) -> None:
-        lanes, count = self.lanes, self.way.count
+        lanes, count = self.lanes, self.way.extent
         rows = self.tiles * lanes.tile_rows
         with T.parallel(0, T.ceildiv(lanes.rows, rows) * count) as task:
             lanes.first_row = T.bind(task // count * rows)

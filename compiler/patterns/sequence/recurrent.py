@@ -45,7 +45,7 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
     x = builder.to_row_major(found.x)
     first, second, width = x.shape
     rows, steps = (first, second) if found.order is SequenceOrder.ROWS_FIRST else (second, first)
-    hidden, count = found.weights["recurrent"].shape[0], found.direction.count
+    hidden, count = found.weights["recurrent"].shape[0], found.direction.extent
     state = (count, rows, hidden) if count == 2 else (rows, hidden)
     reads = {"x": x}
     for name, tensor, shape in (

@@ -93,12 +93,12 @@ def _refuse_unsupported(node: onnx.NodeProto, where: str) -> None:
 def _functions(node: onnx.NodeProto, cell: Cell, direction: Direction, where: str) -> tuple[str, str, str]:
     """The functions of the gates, the candidate and the cell state, as `codegen.activation` names them."""
     default = DEFAULT_FUNCTIONS[cell]
-    named = [name.decode() for name in attribute(node, "activations", [])] or [*default] * direction.count
+    named = [name.decode() for name in attribute(node, "activations", [])] or [*default] * direction.extent
     numbers = [iter(attribute(node, f"activation_{letter}", [])) for letter in ("alpha", "beta")]
     functions = [_function(name, numbers) for name in named]
-    functions = functions[: direction.count * len(default)]  # the schema's default for RNN has one for each direction
+    functions = functions[: direction.extent * len(default)]  # the schema's default for RNN has one for each direction
     both = [functions[start : start + len(default)] for start in range(0, len(functions), len(default))]
-    if None in functions or len(both) != direction.count or any(found != both[0] for found in both):
+    if None in functions or len(both) != direction.extent or any(found != both[0] for found in both):
         raise ModelError(
             f"{where}: attribute activations={named} is not supported; expected {len(default)} of "
             f"{', '.join(FUNCTIONS)} for each direction, the same for both"

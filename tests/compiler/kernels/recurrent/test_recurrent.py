@@ -45,7 +45,7 @@ def unit(
     y_order: SequenceOrder | None = None,
     max_batch: int = 64,
 ) -> LayerSpec:
-    rows, count, y_order = order is SequenceOrder.ROWS_FIRST, direction.count, y_order or order
+    rows, count, y_order = order is SequenceOrder.ROWS_FIRST, direction.extent, y_order or order
     state = (count, -1, hidden)
     states = {
         SequenceOrder.ROWS_FIRST: (-1, steps, count * hidden),
