@@ -1,0 +1,43 @@
+"""`Where(IsNaN(p), 0, p)` around the softmax p of an attention: exporters write it for rows whose keys are all masked."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from veltair.compiler.graph.model_view import ModelView
+
+HIDDEN = -1e30  # what is added to a key's score so that it counts for nothing, or less
+
+
+def match_nan_guard(softmax: onnx.NodeProto, view: ModelView) -> tuple[onnx.NodeProto, ...]:
+    """IsNaN and Where, if they read the softmax and nothing else does; else nothing."""
+    name, users = softmax.output[0], view.users_of(softmax.output[0])
+    if len(users) != 2 or name in view.output_names:
+        return ()
+    kinds = {user.op_type: user for user in users}
+    if kinds.keys() != {"IsNaN", "Where"}:
+        return ()
+    test, choice = kinds["IsNaN"], kinds["Where"]
+    zero = view.constants.get(choice.input[1])
+    if view.only_user(test.output[0]) is not choice or list(choice.input[::2]) != [test.output[0], name]:
+        return ()
+    return (
+        () if zero is None or zero.any() or view.shape_of(choice.output[0]) != view.shape_of(name) else (test, choice)
+    )
+
+
+def leaves_a_key(mask: str, view: ModelView) -> bool:
+    """Whether every row keeps a key whatever the inputs are, so that no softmax of finite scores is NaN.
+
+    mask: what is added to the scores, "" for none. It may be a constant, or a choice between constants that hide no
+    key altogether.
+    """
+    if not mask:
+        return True
+    constants, maker = view.constants, view.makers.get(mask)
+    if mask in constants:
+        return bool((constants[mask] > HIDDEN).any(-1).all() and not np.isnan(constants[mask]).any())
+    if maker is None or maker.op_type != "Where":
+        return False
+    return all(name in constants and bool((constants[name] > HIDDEN).all()) for name in maker.input[1:])
