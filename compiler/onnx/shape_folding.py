@@ -166,8 +166,10 @@ class _Folding:
             self.constants[name] = constant
             return
         row = _one_row(facts)
-        if row is not None and not row.any() and node.op_type in RECURRENT and place in INITIAL_STATES:
-            node.input[place] = ""  # zeros are what an initial state is where none is given
+        if row is not None and node.op_type in RECURRENT and place in INITIAL_STATES:
+            # Zeros are what an initial state is where none is given; the patterns know that one row stands for all.
+            node.input[place] = f"{name}/row" if row.any() else ""
+            self.constants |= {f"{name}/row": row} if row.any() else {}
             return
         if row is not None and node.op_type in BROADCASTING and self._broadcasts(node, name, row):
             node.input[place] = f"{name}/row"

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.model_view import ModelView
 from veltair.compiler.graph.parameters.sequence import Cell, Direction, ResetPosition, SequenceOrder
 from veltair.compiler.onnx.shape_folding import ROWS
-from veltair.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +45,9 @@ def is_read(name: str, view: ModelView) -> bool:
     return bool(name) and (name in view.output_names or bool(view.users_of(name)))
 
 
-def initial_state(name: str, view: ModelView, where: str) -> str:
-    """The initial state, "" for zeros: a constant, or rows of one that are as many as the batch."""
+def initial_state(name: str, view: ModelView) -> str:
+    """The initial state, "" for zeros: of a constant, or of rows of one that are as many as the batch."""
     maker, value = view.makers.get(name), view.constants.get(name)
     if maker is not None and maker.op_type == ROWS:
         value = view.constants[maker.input[0]]
-    if not name or (value is not None and not value.any()):
-        return ""
-    if name in view.constants:
-        raise ModelError(f"{where} begins with a constant state other than zero, which is not supported")
-    return name
+    return "" if value is not None and not value.any() else name

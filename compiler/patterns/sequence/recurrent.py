@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_spec import Activation
@@ -54,7 +58,9 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
         ("initial_cell", found.initial_cell, state),
         ("lengths", found.lengths, (rows,)),
     ):
-        if tensor:
+        if tensor in view.constants:
+            reads[name] = _constant_state(f"{node.name}/{name}", view.constants[tensor], shape, builder)
+        elif tensor:
             reads[name] = builder.reshape(builder.to_row_major(tensor), shape)
     axes, end, inner = found.states_axes, "".join(found.states[:1]), list[onnx.NodeProto]()
     if len(found.states) == 1:
@@ -91,6 +97,18 @@ def recurrent(node: onnx.NodeProto, view: ModelView, builder: GraphBuilder) -> b
             if key in writes and name:
                 builder.alias(Activation(name, "float32", view.shape_of(name)), writes[key].name)
     return True
+
+
+def _constant_state(name: str, value: NDArray[Any], shape: tuple[int, ...], builder: GraphBuilder) -> Activation:
+    """A layer that gives a constant initial state, one row of which stands for all; of a dynamic batch, of one
+    direction."""
+    *_, rows, hidden = shape
+    if rows > 0:
+        value = np.broadcast_to(value.reshape(*shape[:-2], -1, hidden), shape)
+    table = np.ascontiguousarray(value.reshape(-1, hidden), np.float32)
+    made = Activation(name, "float32", (rows if rows < 0 else len(table), hidden))
+    builder.emit(name, "constant_rows", [], [made], weights={"table": table})
+    return builder.reshape(made, shape)
 
 
 def _only_initial_state(node: onnx.NodeProto, user: onnx.NodeProto) -> bool:

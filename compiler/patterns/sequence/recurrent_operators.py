@@ -55,6 +55,10 @@ def match_operator(node: onnx.NodeProto, view: ModelView) -> RecurrenceMatch:
     if maker is not None and maker.op_type == "Transpose" and attribute(maker, "perm", []) == [1, 0, 2]:
         swallowed = [maker] if view.only_user(x) is node else []
         x, order = maker.input[0], SequenceOrder.ROWS_FIRST
+    initial, initial_cell = initial_state(initial, view), initial_state(initial_cell, view)
+    dynamic = view.shape_of(node.input[0])[1] < 0
+    if dynamic and direction.extent == 2 and {initial, initial_cell} & constants.keys():
+        raise ModelError(f"{where} begins with constant states other than zero, two for each row of a dynamic batch")
     after = cell is Cell.GRU and bool(attribute(node, "linear_before_reset", 0))
     y, last, last_cell = (name if is_read(name, view) else "" for name in [*node.output, "", "", ""][:3])
     return RecurrenceMatch(
@@ -65,8 +69,8 @@ def match_operator(node: onnx.NodeProto, view: ModelView) -> RecurrenceMatch:
         cell,
         direction,
         _functions(node, cell, direction, where),
-        initial=initial_state(initial, view, where),
-        initial_cell=initial_state(initial_cell, view, where),
+        initial=initial,
+        initial_cell=initial_cell,
         lengths=lengths,
         states=(y,) if y else (),
         last=last,

@@ -47,7 +47,7 @@ def match_scan(node: onnx.NodeProto, view: ModelView) -> RecurrenceMatch:
         cell.reset,
         cell.weights,
         scores=outside[cell.score] if cell.score else "",
-        initial=initial_state(node.input[0], view, where),
+        initial=initial_state(node.input[0], view),
         states=tuple(name for name, _ in read),
         last=last if is_read(last, view) else "",
         states_axes=(*order, "hidden"),

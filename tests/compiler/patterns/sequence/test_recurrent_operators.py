@@ -208,6 +208,34 @@ def test_other_functions(tmp_path: Path, kind: str, attributes: dict[str, Any]) 
     assert compare(path, feeds, runtime(path, feeds)) == ["recurrent"]
 
 
+@pytest.mark.parametrize("batch", [3, "n"])
+def test_constant_initial_states(tmp_path: Path, batch: int | str) -> None:
+    """Learned ones: expanded to a dynamic batch in one direction; in both, of a fixed batch."""
+    count = 2 if batch == 3 else 1
+    constants = weights_of("LSTM", 5, 18, count)
+    constants |= {"h0": drawn(count, 1, 18), "c": drawn(count, 3, 18)}
+    constants |= {"one": np.array([1]), "zero": np.array([0]), "hidden": np.array([18])}
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "zero"], ["rows"]),
+        helper.make_node("Concat", ["one", "rows", "hidden"], ["sizes"], axis=0),
+        helper.make_node("Expand", ["h0", "sizes"], ["h"]),
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
+        helper.make_node(
+            "LSTM",
+            ["t", "w", "r", "b", "", "h", "c" if count == 2 else "h"],
+            ["y"],
+            hidden_size=18,
+            direction="bidirectional" if count == 2 else "forward",
+        ),
+        helper.make_node("Transpose", ["y"], ["z"], perm=[2, 0, 1, 3]),
+    ]
+    path = saved(tmp_path / "net.onnx", nodes, {"x": [batch, 4, 5]}, ("z",), constants)
+    feeds = {"x": drawn(3, 4, 5)}
+    operators = compare(path, feeds, runtime(path, feeds), batch=1 if batch == 3 else 3)
+    assert operators == ["constant_rows", "constant_rows", "recurrent"]
+
+
 @pytest.mark.parametrize(
     ("kind", "attributes", "inputs", "reason"),
     [
