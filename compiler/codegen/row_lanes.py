@@ -26,8 +26,10 @@ def flatten_to_rows(buffer: Any, width: int) -> Any:
     return T.decl_buffer([prod(buffer.shape) // width, width], buffer.dtype, data=buffer.data)
 
 
-def load_transposed(source: Any, first: Expr, row: Expr, rows: Expr, lines: Any, line: Line, width: int) -> None:
-    """Load `width` columns of 16 rows and store them as lines from `line` on.
+def load_transposed(
+    source: Any, first: Expr, row: Expr, rows: Expr, lines: Any, line: Line, width: int, left: Expr | int = 0
+) -> None:
+    """Load `width` columns of 16 rows, from column `left` on, and store them as lines from `line` on.
 
     The rows are those from `row` on of the `rows` that begin at row `first` of the source.
     """
@@ -37,18 +39,20 @@ def load_transposed(source: Any, first: Expr, row: Expr, rows: Expr, lines: Any,
         return first + T.min(row + lane, rows - 1)
 
     def block(column: Expr) -> None:
-        taken = [T.bind(vector_load(source, place(lane), column)) for lane in range(LANES)]
+        taken = [T.bind(vector_load(source, place(lane), left + column)) for lane in range(LANES)]
         for i, value in enumerate(transpose_16x16(taken)):
             vector_store(lines, value, tile, start + column + i, 0)
 
     def single(column: Expr) -> None:
         with T.serial(0, LANES) as lane:
-            T.buffer_store(lines, source[place(lane), column], [tile, start + column, lane])
+            T.buffer_store(lines, source[place(lane), left + column], [tile, start + column, lane])
 
     _by_16(width, block, single)
 
 
-def store_transposed(lines: Any, line: Line, target: Any, first: Expr, row: Expr, rows: Expr, width: int) -> None:
+def store_transposed(
+    lines: Any, line: Line, target: Any, first: Expr, row: Expr, rows: Expr, width: int, left: Expr | int = 0
+) -> None:
     """Load lines from `line` on and store them as 16 rows of the target: the reverse of `load_transposed`."""
     tile, start = line
 
@@ -56,11 +60,11 @@ def store_transposed(lines: Any, line: Line, target: Any, first: Expr, row: Expr
         values = [T.bind(vector_load(lines, tile, start + column + i, 0)) for i in range(LANES)]
         for lane, value in enumerate(transpose_16x16(values)):
             with when(row + lane < rows):
-                vector_store(target, value, first + row + lane, column)
+                vector_store(target, value, first + row + lane, left + column)
 
     def single(column: Expr) -> None:
         with T.serial(0, LANES) as lane, when(row + lane < rows):
-            T.buffer_store(target, lines[tile, start + column, lane], [first + row + lane, column])
+            T.buffer_store(target, lines[tile, start + column, lane], [first + row + lane, left + column])
 
     _by_16(width, block, single)
 

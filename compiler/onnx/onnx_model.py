@@ -20,6 +20,7 @@ from veltair.compiler.features.from_onnx.column_reader import TEXTUAL, Extracted
 from veltair.compiler.onnx.constants import all_nodes, check_tensors, extract_tables
 from veltair.compiler.onnx.limits import bounded_memory, check_nodes, check_sizes, held_bytes
 from veltair.compiler.onnx.quantised_tables import extract_quantised_tables
+from veltair.compiler.onnx.recurrent_layout import put_steps_first
 from veltair.compiler.onnx.shape_folding import fold_shapes
 from veltair.compiler.onnx.shape_inference import infer_shapes
 from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_model
@@ -83,6 +84,7 @@ def load_model(path: Path, max_batch: int | None = None) -> OnnxModel:
         tables = extract_tables(proto, path, Path(folder))
         dynamic = _is_dynamic(proto, path)
         proto = _up_to_date(proto, path, Path(folder))
+        put_steps_first(proto.graph)
         limit = _max_batch(metadata, max_batch, path) if dynamic else 1
         for values_too in (False, True):  # to follow values takes time and memory that sizes may forbid
             check_sizes(proto, infer_shapes(proto, limit, path, values_too=values_too), held, path)

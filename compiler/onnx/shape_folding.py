@@ -17,6 +17,7 @@ from onnx import helper
 
 from veltair.compiler.onnx.constants import captured_names
 from veltair.compiler.onnx.node_evaluation import Array, infer_node
+from veltair.compiler.onnx.recurrent_layout import RECURRENT
 from veltair.compiler.onnx.shape_arguments import restate
 from veltair.compiler.onnx.shape_propagation import ShapePropagation, TensorFacts, same_values
 from veltair.errors import ModelError
@@ -26,6 +27,7 @@ BATCHES = (7, 11)  # the sample sizes: what differs between them depends on the 
 # ConstantRows(table): as many rows as the output has, row after row of the table, from its first again after its last.
 OWN_DOMAIN, ROWS = "veltair", "ConstantRows"
 INDEXING = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})  # by their input 1
+INITIAL_STATES = (5, 6)  # inputs of recurrent operators
 BROADCASTING = frozenset(
     {
         *("Add", "Sub", "Mul", "Div", "Pow", "Mod", "Min", "Max", "Sum", "Mean", "Where", "PRelu", "MatMul"),
@@ -164,6 +166,11 @@ class _Folding:
             self.constants[name] = constant
             return
         row = _one_row(facts)
+        if row is not None and node.op_type in RECURRENT and place in INITIAL_STATES:
+            # Zeros are what an initial state is where none is given; the patterns know that one row stands for all.
+            node.input[place] = f"{name}/row" if row.any() else ""
+            self.constants |= {f"{name}/row": row} if row.any() else {}
+            return
         if row is not None and node.op_type in BROADCASTING and self._broadcasts(node, name, row):
             node.input[place] = f"{name}/row"
             self.constants[f"{name}/row"] = row

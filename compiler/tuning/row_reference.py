@@ -21,10 +21,8 @@ from veltair.compiler.graph.parameters.recommendation import (
 from veltair.compiler.graph.parameters.sequence import (
     AttentionParameters,
     LayerNormParameters,
-    RecurrentParameters,
-    ResetPosition,
-    SequenceOrder,
 )
+from veltair.compiler.tuning.recurrent_reference import reference_recurrent
 from veltair.compiler.tuning.reference_arithmetic import apply_activation, bf16_to_float32, float32_to_bf16
 
 Array = NDArray[Any]
@@ -72,37 +70,6 @@ def reference_attention(spec: LayerSpec, x: list[Array]) -> list[Array]:
     likely = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = likely / likely.sum(-1, keepdims=True) @ v
     return [mixed.transpose(0, 2, 1, 3).reshape(rows, total)]
-
-
-def reference_recurrent(spec: LayerSpec, x: list[Array]) -> list[Array]:
-    """A gated recurrent unit, with its gates in the order reset, update, candidate."""
-    parameters = spec.parameters_as(RecurrentParameters)
-    tensors = dict(zip(parameters.reads, x, strict=True))
-    weights = {name: array.astype(np.float64) for name, array in spec.weights.items()}
-    rows_first = parameters.x_order is SequenceOrder.ROWS_FIRST
-    inputs = tensors["x"] if rows_first else tensors["x"].transpose(1, 0, 2)
-    rows, steps, _ = inputs.shape
-    hidden = len(weights["recurrent"])
-    h = tensors.get("initial", np.zeros((rows, hidden))).astype(np.float64)
-    states = np.zeros((rows, steps, hidden))
-    for step in range(steps):
-        inner, outer = (inputs[:, step] @ weights["input"] + weights["bias"]), h @ weights["recurrent"]
-        r, u = np.split(1 / (1 + np.exp(-inner - outer))[:, : 2 * hidden], 2, axis=1)
-        if parameters.reset is ResetPosition.AFTER_PRODUCT:
-            mixed = r * (outer[:, 2 * hidden :] + weights["candidate_bias"])
-        else:
-            mixed = (r * h) @ weights["recurrent"][:, 2 * hidden :]
-        c = np.tanh(inner[:, 2 * hidden :] + mixed)
-        if "scores" in tensors:
-            scores = tensors["scores"] if rows_first else tensors["scores"].T
-            u = u * (1 - scores[:, step : step + 1])
-        runs = (step < tensors["lengths"])[:, None] if "lengths" in tensors else np.ones((rows, 1), bool)
-        h = np.where(runs, u * h + (1 - u) * c, h)
-        states[:, step] = np.where(runs, h, 0)
-    outputs = {"states": states, "last": h}
-    if parameters.y_order is SequenceOrder.STEPS_FIRST:
-        outputs["states"] = states.transpose(1, 0, 2)
-    return [outputs[name] for name in parameters.writes]
 
 
 def reference_layer_norm(spec: LayerSpec, x: list[Array]) -> list[Array]:

@@ -1,4 +1,4 @@
-"""ModelTimes-model timing: layers take longer within their model than the compiler measured of each by itself.
+"""Whole-model timing: layers take longer within their model than the compiler measured of each by itself.
 
 The compiler times every version of a layer over and over, with all that it touches in the caches. In the model, the
 weights of a layer lie where the layers in between have left them, and a query comes after a pause. So the whole model

@@ -1,4 +1,4 @@
-"""Parameters of layers on sequences: attention, recurrent units, layer normalisation."""
+"""Parameters of layers on sequences: attention, recurrent cells, layer normalisation."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ class AttentionParameters(LayerParameters):
 
 
 class SequenceOrder(StrEnum):
-    """Which axis of a sequence tensor comes first in memory."""
+    """The order of a sequence tensor's axes in memory. Both directions' states of a step lie side by side but for the
+    last order."""
 
     ROWS_FIRST = "rows"  # (rows, steps, width)
     STEPS_FIRST = "steps"  # (steps, rows, width)
+    STEPS_THEN_DIRECTIONS = "directions"  # (steps, directions, rows, width)
 
 
 class ResetPosition(StrEnum):
@@ -39,20 +41,51 @@ class ResetPosition(StrEnum):
     AFTER_PRODUCT = "after"
 
 
+class Cell(StrEnum):
+    """What a recurrent layer computes in a step. The gates are named in the order of the layer's weights."""
+
+    GRU = "gru"  # reset, update, candidate
+    LSTM = "lstm"  # input, output, forget, candidate
+    RNN = "rnn"  # the new state alone
+
+    @property
+    def gates(self) -> int:
+        """Gates of a unit, of which each has products with the inputs and with the state."""
+        return {Cell.GRU: 3, Cell.LSTM: 4, Cell.RNN: 1}[self]
+
+
+class Direction(StrEnum):
+    """Which way a recurrent layer goes through the steps."""
+
+    FORWARD = "forward"
+    REVERSE = "reverse"
+    BIDIRECTIONAL = "bidirectional"
+
+    @property
+    def extent(self) -> int:
+        """Of the axis of directions."""
+        return 2 if self is Direction.BIDIRECTIONAL else 1
+
+
 @dataclass(frozen=True, slots=True)
 class RecurrentParameters(LayerParameters):
-    """Parameters of "recurrent", a gated recurrent unit over all steps.
+    """Parameters of "recurrent", a recurrent cell over all steps.
 
     >>> order = SequenceOrder.ROWS_FIRST
     >>> RecurrentParameters(("x",), ("last",), order, order, ResetPosition.BEFORE_PRODUCT).writes
     ('last',)
     """
 
-    reads: tuple[str, ...]  # the inputs in order: "x", then "scores", "initial", "lengths" where there are any
-    writes: tuple[str, ...]  # the outputs in order: "states", "last"
+    reads: tuple[str, ...]  # the inputs in order: "x", then "scores", "initial", "initial_cell", "lengths" if any
+    writes: tuple[str, ...]  # the outputs in order: "states", "last", "last_cell"
     x_order: SequenceOrder  # of x and of the scores
     y_order: SequenceOrder  # of the states
-    reset: ResetPosition
+    reset: ResetPosition  # of a GRU
+    cell: Cell = Cell.GRU
+    direction: Direction = Direction.FORWARD
+    # Functions by the names of `codegen.activation`: of the gates, of the candidate, and of an LSTM's cell state. An
+    # RNN's is the second.
+    activations: tuple[str, str, str] = ("sigmoid", "tanh", "tanh")
 
 
 @dataclass(frozen=True, slots=True)

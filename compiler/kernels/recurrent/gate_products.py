@@ -1,8 +1,8 @@
-"""Products of the gates of a recurrent unit: sums in registers for a block of units and all tiles of a task."""
+"""Products of the gates of a recurrent layer: sums in registers for a block of units and all tiles of a task."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 from veltair.compiler.codegen.memory import vector_load, vector_store
 from veltair.compiler.codegen.vectors import LANES, Expr
 from veltair.compiler.kernels.recurrent.gate_weights import GateGroup, GateWeights
+from veltair.compiler.kernels.recurrent.lanes import Lanes
 
 
 class GateProducts:
@@ -18,21 +19,21 @@ class GateProducts:
 
     ::
 
-        products = GateProducts(weights, buffers, x, tiles=2, hoisted=True)
-        with products.loop_over_blocks() as (block, unit):
+        products = GateProducts(weights, buffers, lanes, steps=50, tiles=2, hoisted=True)
+        with products.loop_over_blocks() as (block, line):
             products.start(GateGroup.GATES, step, block)
             products.add_state(GateGroup.GATES, states, first_line, block, gates=(RESET, UPDATE))
     """
 
     def __init__(
-        self, weights: GateWeights, buffers: Mapping[str, Any], x: Any, steps: int, tiles: int, hoisted: bool
+        self, weights: GateWeights, buffers: Mapping[str, Any], lanes: Lanes, steps: int, tiles: int, hoisted: bool
     ) -> None:
-        """x: the transposed inputs, (tiles, steps * I, 16). hoisted: products with them come before all steps."""
-        self.weights, self.buffers, self.x, self.tiles, self.hoisted = weights, buffers, x, tiles, hoisted
-        self.units, self.steps = weights.units, steps
-        self.inputs = int(x.shape[1]) // steps
+        """hoisted: products with the inputs come before all steps."""
+        self.weights, self.buffers, self.lanes, self.tiles, self.hoisted = weights, buffers, lanes, tiles, hoisted
+        self.units, self.steps, self.inputs = weights.units, steps, lanes.inputs
         self.accumulators = T.alloc_buffer((tiles * self.units * 4,), "float32x16", scope="local")
-        lines = steps * len(weights.first_units) * self.units
+        self.blocks = len(weights.first_lines)
+        lines = steps * self.blocks * self.units
         self.ready = {
             group: T.alloc_buffer((tiles, lines * weights.input_gates(group), LANES), "float32", scope="global")
             for group in weights.groups
@@ -41,26 +42,24 @@ class GateProducts:
 
     @contextmanager
     def loop_over_blocks(self) -> Iterator[tuple[Expr, Expr]]:
-        """For each block of units: its number and its first unit."""
-        blocks = len(self.weights.first_units)
-        if blocks == 1:
+        """For each block of units: its number and its first line."""
+        if self.blocks == 1:
             yield T.int32(0), T.int32(0)
             return
-        with T.serial(0, blocks) as block:
-            yield block, T.bind(T.min(block * self.units, self.weights.hidden - self.units))
+        with T.serial(0, self.blocks) as block:
+            yield block, T.bind(T.min(block * self.units, self.weights.lines - self.units))
 
     def hoist(self) -> None:
-        """Compute the products with the inputs of all steps."""
-        with T.serial(0, self.steps) as step:
-            for group in self.weights.groups:
-                with self.loop_over_blocks() as (block, _):
-                    gates = self.weights.input_gates(group)
-                    self._start_from_inputs(group, gates, step, block)
-                    first = T.bind(self._first_ready(group, step, block))
-                    for at in range(gates * self.units):
-                        for tile in range(self.tiles):
-                            value = self.accumulators[at * self.tiles + tile]
-                            vector_store(self.ready[group], value, tile, first + at, 0)
+        """Compute the products with the inputs of all steps: a block's weights stay in the cache for all of them."""
+        for group in self.weights.groups:
+            with self.loop_over_blocks() as (block, _), T.serial(0, self.steps) as step:
+                gates = self.weights.input_gates(group)
+                self._start_from_inputs(group, gates, step, block)
+                first = T.bind(self._first_ready(group, step, block))
+                for at in range(gates * self.units):
+                    for tile in range(self.tiles):
+                        value = self.accumulators[at * self.tiles + tile]
+                        vector_store(self.ready[group], value, tile, first + at, 0)
 
     def start(self, group: GateGroup, step: Expr, block: Expr) -> None:
         """Set the sums to the biases and the products with the inputs."""
@@ -78,15 +77,19 @@ class GateProducts:
 
     def add_state(self, group: GateGroup, lines: Any, first: Expr, block: Expr, gates: Sequence[int]) -> None:
         """Add the products with the state, which lies in `lines` from line `first` on, to the sums of some gates."""
-        self._multiply(group, lines, first, self.weights.hidden, block, self.inputs, gates)
+
+        def value(tile: int, k: Expr) -> Expr:
+            return self.lanes.state(lines, tile, first, k)
+
+        self._multiply(group, value, self.weights.hidden, block, self.inputs, gates)
 
     def sum(self, gate: int, unit: int, tile: int) -> Expr:
-        """The sum of a gate of a unit of the block; gates count from the first of their group."""
+        """The sum of a gate of a line of the block; gates count from the first of their group."""
         return self.accumulators[(gate * self.units + unit) * self.tiles + tile]
 
     def _first_ready(self, group: GateGroup, step: Expr, block: Expr) -> Expr:
         count = self.weights.input_gates(group) * self.units
-        return (step * len(self.weights.first_units) + block) * count
+        return (step * self.blocks + block) * count
 
     def _start_from_inputs(self, group: GateGroup, sums: int, step: Expr, block: Expr) -> None:
         for at in range(sums * self.units):
@@ -94,21 +97,31 @@ class GateProducts:
             for tile in range(self.tiles):
                 T.buffer_store(self.accumulators, value, [at * self.tiles + tile])
         gates = range(self.weights.input_gates(group))
-        self._multiply(group, self.x, step * self.inputs, self.inputs, block, 0, gates)
+        self._multiply(group, lambda tile, k: self.lanes.input(tile, step, k), self.inputs, block, 0, gates)
 
     def _bias(self, group: GateGroup, block: Expr, at: int) -> Expr:
-        return T.broadcast(self.buffers[f"{group}_bias"][block, at], LANES)
+        return self.lanes.weight(self.buffers[f"{group}_bias"], (self._packed(block),), at)
+
+    def _packed(self, block: Expr) -> Expr:
+        """The number of a block among those of both directions."""
+        return self.lanes.direction * self.blocks + block
 
     def _multiply(
-        self, group: GateGroup, lines: Any, first: Expr, depth: int, block: Expr, row: int, gates: Sequence[int]
+        self,
+        group: GateGroup,
+        value_at: Callable[[int, Expr], Expr],
+        depth: int,
+        block: Expr,
+        row: int,
+        gates: Sequence[int],
     ) -> None:
-        """Add `depth` lines times rows of weights from `row` on to the sums of the gates."""
+        """Add `depth` values times rows of weights from `row` on to the sums of the gates. value_at: by tile and k."""
         weight, units = self.buffers[group], self.units
         with T.serial(0, depth) as k:
-            values = [T.bind(vector_load(lines, tile, first + k, 0)) for tile in range(self.tiles)]
+            values = [T.bind(value_at(tile, k)) for tile in range(self.tiles)]
             for column, gate in enumerate(gates):
                 for u in range(units):
-                    factor = T.broadcast(weight[block, row + k, column * units + u], LANES)
+                    factor = self.lanes.weight(weight, (self._packed(block), row + k), column * units + u)
                     factor = T.bind(factor) if self.tiles > 1 else factor
                     for tile, value in enumerate(values):
                         at = (gate * units + u) * self.tiles + tile

@@ -1,4 +1,4 @@
-"""Weights of a gated recurrent unit in the order in which the loops read them."""
+"""Weights of a recurrent layer in the order in which the loops read them."""
 
 from __future__ import annotations
 
@@ -8,68 +8,84 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from veltair.compiler.codegen.weight_packing import pad_axis
 from veltair.compiler.graph.layer_spec import LayerSpec
-from veltair.compiler.graph.parameters.sequence import RecurrentParameters, ResetPosition
+from veltair.compiler.graph.parameters.sequence import Cell, RecurrentParameters, ResetPosition
 
-RESET, UPDATE, CANDIDATE, CANDIDATE_STATE = range(4)  # gates; the last is the candidate's product with the state alone
+RESET, UPDATE, CANDIDATE, CANDIDATE_STATE = range(4)  # of a GRU; the last is the candidate's product with the state
+INPUT, OUTPUT, FORGET, CELL = range(4)  # of an LSTM
 
 
 class GateGroup(StrEnum):
     """Gates whose sums are computed together; the values name the packed weights."""
 
-    GATES = "gates"  # reset and update, and all others where the reset comes after the product
+    GATES = "gates"  # all, but for the candidate of a GRU where the reset comes before the product
     CANDIDATE = "candidate"
 
 
 class GateWeights:
-    """Packed weights by block of `units` units; a last block that would reach past the units begins earlier.
+    """Packed weights by block of `units` lines; a last block that would reach past the lines begins earlier.
 
-    arrays: gates (blocks, I + H, 2 units) and candidate (blocks, I + H, units), or, where the reset comes after the
-    product, gates (blocks, I + H, 3 units) alone. Biases likewise, (blocks, …), with the candidate's second one behind.
+    A line is a unit, or 16 of them where units are the vectors' lanes, with zeros behind the last unit. Of two
+    directions, the backward one's blocks follow those of the forward one.
+
+    arrays: for each group its weights (blocks, I + H, gates x units x width of a line) and its biases (blocks, sums x
+    units x width). Where a GRU's reset comes after the product, the candidate's second bias stands behind the others.
 
     ::
 
-        weights = GateWeights(spec, units=8)
+        weights = GateWeights(spec, units=8, width=1)
         weights.arrays["gates"].shape
     """
 
-    def __init__(self, spec: LayerSpec, units: int) -> None:
-        self.units = units
-        self.hidden = hidden = spec.weights["recurrent"].shape[0]
-        self.first_units = [min(first, hidden - units) for first in range(0, hidden, units)]  # of each block
-        self.reset_after = spec.parameters_as(RecurrentParameters).reset is ResetPosition.AFTER_PRODUCT
-        matrix = np.concatenate([spec.weights["input"], spec.weights["recurrent"]]).astype(np.float32)
-        bias = spec.weights["bias"].astype(np.float32)
+    def __init__(self, spec: LayerSpec, units: int, width: int) -> None:
+        """units: lines of a block; width: units of a line, 1 or 16."""
+        parameters = spec.parameters_as(RecurrentParameters)
+        self.units, self.width, self.cell = units, width, parameters.cell
+        self.hidden, self.directions = spec.weights["recurrent"].shape[0], parameters.direction.extent
+        self.lines = -(-self.hidden // width)  # of a state
+        self.first_lines = [min(first, self.lines - units) for first in range(0, self.lines, units)]  # of each block
+        self.reset_after = self.cell is Cell.GRU and parameters.reset is ResetPosition.AFTER_PRODUCT
+        self.two_groups = self.cell is Cell.GRU and not self.reset_after
+        matrix = self._split(np.concatenate([spec.weights["input"], spec.weights["recurrent"]]))
+        bias = self._split(spec.weights["bias"][None])
         if self.reset_after:
-            biases = np.concatenate([bias, spec.weights["candidate_bias"].astype(np.float32)])
-            self.arrays = {
-                "gates": self._pack(matrix, (RESET, UPDATE, CANDIDATE)),
-                "gates_bias": self._pack(biases, (RESET, UPDATE, CANDIDATE, CANDIDATE_STATE)),
-            }
-        else:
-            self.arrays = {
-                "gates": self._pack(matrix, (RESET, UPDATE)),
-                "gates_bias": self._pack(bias, (RESET, UPDATE)),
-                "candidate": self._pack(matrix, (CANDIDATE,)),
-                "candidate_bias": self._pack(bias, (CANDIDATE,)),
-            }
+            bias = np.concatenate([bias, self._split(spec.weights["candidate_bias"][None])], axis=2)
+        self.arrays: dict[str, NDArray[np.float32]] = {}
+        for group in self.groups:
+            gates = self._gates(group)
+            self.arrays[group] = self._pack(matrix, gates)
+            biased = [*gates, CANDIDATE_STATE] if self.reset_after else gates
+            self.arrays[f"{group}_bias"] = self._pack(bias, biased)[:, 0]
 
     @property
     def groups(self) -> tuple[GateGroup, ...]:
-        return (GateGroup.GATES,) if self.reset_after else (GateGroup.GATES, GateGroup.CANDIDATE)
+        return (GateGroup.GATES, GateGroup.CANDIDATE) if self.two_groups else (GateGroup.GATES,)
 
     def input_gates(self, group: GateGroup) -> int:
         """Gates of a group that have products with the inputs."""
-        if group is GateGroup.CANDIDATE:
-            return 1
-        return 3 if self.reset_after else 2
+        return len(self._gates(group))
 
     def sums(self, group: GateGroup) -> int:
         """Sums of each unit: one a gate, and one more for the candidate's product with the state where the reset comes
         after it."""
         return self.input_gates(group) + (1 if self.reset_after else 0)
 
-    def _pack(self, array: NDArray[np.float32], gates: Sequence[int]) -> NDArray[np.float32]:
-        starts = [[gate * self.hidden + first for gate in gates] for first in self.first_units]
-        columns = [[start + unit for start in block for unit in range(self.units)] for block in starts]
-        return np.ascontiguousarray(np.moveaxis(array[..., columns], -2, 0), np.float32)
+    def _gates(self, group: GateGroup) -> list[int]:
+        if self.two_groups:
+            return [RESET, UPDATE] if group is GateGroup.GATES else [CANDIDATE]
+        return list(range(self.cell.gates))
+
+    def _split(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Columns by direction, gate and line: (depth, directions, gates, lines, width)."""
+        columns = array.astype(np.float32).reshape(len(array), self.directions, -1, self.hidden)
+        return pad_axis(columns, 3, self.width).reshape(*columns.shape[:3], self.lines, self.width)
+
+    def _pack(self, split: NDArray[np.float32], gates: Sequence[int]) -> NDArray[np.float32]:
+        """(directions x blocks, depth, gates x units x width)."""
+        blocks = [
+            split[:, direction][:, gates, first : first + self.units].reshape(len(split), -1)
+            for direction in range(self.directions)
+            for first in self.first_lines
+        ]
+        return np.ascontiguousarray(np.stack(blocks))

@@ -1,8 +1,7 @@
-"""Gated recurrent units over short sequences, all steps of a tile of rows in one task.
+"""Recurrent cells over sequences: GRU, AUGRU, LSTM and RNN, all steps of a tile of rows in one task.
 
-Lanes are rows of the batch: the state of a unit is one vector, and a product with a weight is one multiply-add of 16
-rows, however few units there are. Sequences are transposed into that form 16 by 16 in registers when they are read, and
-back when they are written, so that nothing passes through memory between steps but the tile's own states, in L1.
+Nothing passes through memory between steps but the tile's own states, in L1 where they fit. Lanes are rows of the
+batch, or units of one row ([`lanes`](lanes.py)). Two directions are one layer, whose tasks they share between them.
 
 The products with the inputs depend on no state. They are computed for all steps before the first one ("hoisted", AtRec
 III-B1), or within each step, where they fill the time that the chain of states spends waiting. Neither concatenates or
@@ -16,20 +15,28 @@ from typing import Any
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.codegen.vectors import LANES
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
-from veltair.compiler.graph.parameters.sequence import RecurrentParameters, ResetPosition
+from veltair.compiler.graph.parameters.sequence import Cell, RecurrentParameters, ResetPosition
 from veltair.compiler.kernels.recurrent.gate_weights import GateWeights
-from veltair.compiler.kernels.recurrent.recurrent_task import RecurrentTask, SequenceExtents
+from veltair.compiler.kernels.recurrent.lanes import SequenceExtents
+from veltair.compiler.kernels.recurrent.recurrent_task import RecurrentTask
+
+FEW_ROWS = 32  # up to here the units are the lanes by default, where they fill a vector
 
 
 class Recurrent:
-    """inputs: x (rows, steps, I)[, scores (rows, steps)][, initial (rows, H)][, lengths (rows) int32]; weights: input
-    (I, 3 H) and recurrent (H, 3 H) for reset, update and candidate, bias (3 H), candidate_bias (H); outputs: states
-    (rows, steps, H) and last (rows, H), or one of them.
+    """inputs: x (rows, steps, I)[, scores (rows, steps)][, initial (D, rows, H)][, initial_cell (D, rows, H)][, lengths
+    (rows) int32]; weights, of D directions and G gates: input (I, D G H) and recurrent (H, D G H), bias (D G H), and of
+    a GRU candidate_bias (D H); outputs: states (rows, steps, D, H), last (D, rows, H) and last_cell (D, rows, H), or
+    some of them. A dimension D = 1 may be left out.
 
-        r, u = sigmoid(x W + h R + b);  u = (1 - score) u;  h = u h + (1 - u) c
-        c = tanh(x W + (r h) R + b), or tanh(x W + r (h R + candidate_bias) + b) where the reset comes after the product
+        GRU:  r, u = f(x W + h R + b);  u = (1 - score) u;  h = u h + (1 - u) c
+              c = g(x W + (r h) R + b), or g(x W + r (h R + candidate_bias) + b) where the reset comes after the product
+        LSTM: i, o, f = f(x W + h R + b);  c = f c + i g(x W + h R + b);  h = o k(c)
+        RNN:  h = g(x W + h R + b)
 
-    Behind the length of a row, its state stays as it is and its `states` are zeros. Parameters: `RecurrentParameters`.
+    f, g and k are `activations`. Behind the length of a row, its state stays as it is and its `states` are zeros;
+    a row of length 0 has zeros alone.
+    Parameters: `RecurrentParameters`.
 
     ::
 
@@ -39,19 +46,33 @@ class Recurrent:
     """
 
     def points(self, spec: LayerSpec, features: frozenset[str]) -> list[Point]:
-        hidden = spec.weights["recurrent"].shape[0]
+        extents = SequenceExtents.of_layer(spec)
+        rows, units = self._row_points(spec, extents, features), self._unit_points(spec, extents, features)
+        few = extents.hidden >= LANES and spec.most(extents.rows) <= FEW_ROWS
+        return [*units, *rows] if few else [*rows, *units]
+
+    def _row_points(self, spec: LayerSpec, extents: SequenceExtents, features: frozenset[str]) -> list[Point]:
         registers = 24 if "avx512" in features else 12
-        gates = 4 if spec.parameters_as(RecurrentParameters).reset is ResetPosition.AFTER_PRODUCT else 2
         points: list[Point] = []
         for tiles in (1, 2) if "avx512" in features else (1,):
-            most = max(registers // gates // tiles, 1)
-            blocks = -(-hidden // most)
-            for hoisted in (0, 1):
-                points.append({"tiles": tiles, "units": -(-hidden // blocks), "hoisted": hoisted})
+            units = _even_blocks(extents.hidden, registers // _sums(spec) // tiles)
+            points += [{"tiles": tiles, "units": units, "hoisted": hoisted} for hoisted in (0, 1)]
+        return points
+
+    def _unit_points(self, spec: LayerSpec, extents: SequenceExtents, features: frozenset[str]) -> list[Point]:
+        registers = 24 if "avx512" in features else 6
+        points: list[Point] = []
+        for tiles in (1, 4) if "avx512" in features else (1, 2):
+            most = registers // _sums(spec) // tiles
+            if extents.hidden < LANES // 2 or (tiles > 1 and (not most or spec.most(extents.rows) == 1)):
+                continue
+            units = _even_blocks(-(-extents.hidden // LANES), most)
+            points += [{"lanes": "units", "tiles": tiles, "units": units, "hoisted": hoisted} for hoisted in (1, 0)]
         return points
 
     def build(self, spec: LayerSpec, point: Point, features: frozenset[str]) -> Kernel:
-        parameters, weights = spec.parameters_as(RecurrentParameters), GateWeights(spec, int(point["units"]))
+        parameters, by_units = spec.parameters_as(RecurrentParameters), point.get("lanes") == "units"
+        weights = GateWeights(spec, int(point["units"]), LANES if by_units else 1)
 
         def body(*buffers: Any) -> None:
             names = (*parameters.reads, *weights.arrays, *parameters.writes)
@@ -59,7 +80,21 @@ class Recurrent:
 
         arrays = tuple(weights.arrays.values())
         function = build_prim_func([*spec.inputs, *arrays, *spec.outputs], body)
-        rows, extents = int(point["tiles"]) * LANES, SequenceExtents.of_layer(spec)
+        rows, extents = int(point["tiles"]) * (1 if by_units else LANES), SequenceExtents.of_layer(spec)
         sequence_bytes = rows * extents.steps * 4 * (extents.inputs + extents.hidden)
-        block_size = sequence_bytes + sum(array.nbytes for array in arrays)
-        return Kernel(function, arrays, block_size, -(-spec.most(extents.rows) // rows) * LANES)
+        block_size = sequence_bytes + sum(array.nbytes for array in arrays) // weights.directions
+        tasks = -(-spec.most(extents.rows) // rows) * weights.directions
+        return Kernel(function, arrays, block_size, tasks * LANES)
+
+
+def _sums(spec: LayerSpec) -> int:
+    """Sums of a unit that are in registers at a time."""
+    parameters = spec.parameters_as(RecurrentParameters)
+    if parameters.cell is Cell.GRU:
+        return 4 if parameters.reset is ResetPosition.AFTER_PRODUCT else 2
+    return parameters.cell.gates
+
+
+def _even_blocks(lines: int, most: int) -> int:
+    """Lines of a block, at most so many, so that all blocks are about as long."""
+    return -(-lines // -(-lines // max(most, 1)))

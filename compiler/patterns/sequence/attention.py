@@ -19,6 +19,7 @@ from veltair.compiler.graph.model_view import Matches, ModelView
 from veltair.compiler.graph.parameters.sequence import AttentionParameters
 from veltair.compiler.onnx.node_attributes import attribute, product_of
 from veltair.compiler.patterns.matmul import DenseLayer, multiplies_in_bf16
+from veltair.compiler.patterns.sequence.nan_guard import leaves_a_key, match_nan_guard
 
 SPLIT, SPLIT_TRANSPOSED = [0, 2, 1, 3], [0, 2, 3, 1]  # (image, token, head, d) to heads first
 
@@ -71,8 +72,11 @@ def find_attention(view: ModelView) -> Matches:
     """Match every attention at its last product, and its three projections at the first of their nodes."""
     matches = Matches()
     for node in view.nodes:
-        end = view.only_user(node.output[0]) if node.op_type == "Softmax" else None
-        if end is not None and (found := _match_attention(node, end, view)) is not None:
+        if node.op_type != "Softmax":
+            continue
+        guard = match_nan_guard(node, view)
+        end = view.only_user(guard[-1].output[0] if guard else node.output[0])
+        if end is not None and (found := _match_attention(node, guard, end, view)) is not None:
             matches.add(end, found, found.inner)
             if found.projections:
                 nodes = [node for projection in found.projections for node in projection.nodes]
@@ -141,12 +145,18 @@ def _joined_name(found: tuple[Projection, ...]) -> str:
     return "+".join(projection.output for projection in found)
 
 
-def _match_attention(softmax: onnx.NodeProto, mix: onnx.NodeProto, view: ModelView) -> AttentionMatch | None:
-    """The attention whose softmax and last product these are; None where they are of none."""
+def _match_attention(
+    softmax: onnx.NodeProto, guard: tuple[onnx.NodeProto, ...], mix: onnx.NodeProto, view: ModelView
+) -> AttentionMatch | None:
+    """The attention whose softmax and last product these are; None where they are of none.
+
+    guard: the nodes that put zeros in the place of the softmax's NaNs, if there are any.
+    """
+    likely = guard[-1].output[0] if guard else softmax.output[0]
     shape = view.shape_of(softmax.output[0])
     if len(shape) != 4 or attribute(softmax, "axis", -1) not in (-1, 3) or mix.op_type != "MatMul":
         return None
-    if mix.input[0] != softmax.output[0] or min(shape[1:]) < 1:
+    if mix.input[0] != likely or min(shape[1:]) < 1:
         return None
     before = _match_scores(softmax.input[0], view)
     merge = view.only_user(mix.output[0])
@@ -162,6 +172,8 @@ def _match_attention(softmax: onnx.NodeProto, mix: onnx.NodeProto, view: ModelVi
         return None
     if mask and not _broadcasts(view.values[mask].shape, shape):
         return None
+    if guard and not leaves_a_key(mask, view):
+        return None
     sides = [
         _match_split_heads(product.input[0], (SPLIT,), heads, view),
         _match_split_heads(product.input[1], (SPLIT_TRANSPOSED,), heads, view),
@@ -173,7 +185,7 @@ def _match_attention(softmax: onnx.NodeProto, mix: onnx.NodeProto, view: ModelVi
     sources = (found[0][0], found[1][0], found[2][0])
     if any(len(view.shape_of(name)) != 3 or view.shape_of(name)[-1] != heads * width for name in sources):
         return None
-    nodes = (*inner, product, softmax, merge, merged, *(node for side in found for node in side[1]))
+    nodes = (*inner, product, softmax, *guard, merge, merged, *(node for side in found for node in side[1]))
     return AttentionMatch(
         sources, heads, scale, mask, merged.output[0], nodes, _match_projections(sources, nodes, view)
     )

@@ -1,4 +1,4 @@
-"""Gated recurrent units: the kernel against numpy, in every order of its inputs."""
+"""Recurrent cells: the kernel against numpy, in every order of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ from run_kernels import compile_ahead, run_and_compare
 
 from veltair.compiler.design_spaces import SPACES
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
-from veltair.compiler.graph.parameters.sequence import RecurrentParameters, ResetPosition, SequenceOrder
+from veltair.compiler.graph.parameters.sequence import (
+    Cell,
+    Direction,
+    RecurrentParameters,
+    ResetPosition,
+    SequenceOrder,
+)
 from veltair.machine.isa import cpu_features
 
 STEPS_FIRST, AFTER_PRODUCT = SequenceOrder.STEPS_FIRST, ResetPosition.AFTER_PRODUCT
+BOTH, THEN_DIRECTIONS = Direction.BIDIRECTIONAL, SequenceOrder.STEPS_THEN_DIRECTIONS
+ALL_READ, ALL_WRITTEN = ("x", "initial", "initial_cell", "lengths"), ("states", "last", "last_cell")
+RELU = ("relu", "relu", "tanh")
 random = np.random.default_rng(11)
 
 
@@ -30,26 +39,37 @@ def unit(
     writes: tuple[str, ...] = ("states",),
     order: SequenceOrder = SequenceOrder.ROWS_FIRST,
     reset: ResetPosition = ResetPosition.BEFORE_PRODUCT,
+    cell: Cell = Cell.GRU,
+    direction: Direction = Direction.FORWARD,
+    activations: tuple[str, str, str] = ("sigmoid", "tanh", "tanh"),
+    y_order: SequenceOrder | None = None,
+    max_batch: int = 64,
 ) -> LayerSpec:
-    rows = order is SequenceOrder.ROWS_FIRST
+    rows, count, y_order = order is SequenceOrder.ROWS_FIRST, direction.extent, y_order or order
+    state = (count, -1, hidden)
+    states = {
+        SequenceOrder.ROWS_FIRST: (-1, steps, count * hidden),
+        SequenceOrder.STEPS_FIRST: (steps, -1, count * hidden),
+        SequenceOrder.STEPS_THEN_DIRECTIONS: (steps, count, -1, hidden),
+    }
     shapes: dict[str, tuple[int, ...]] = {
         "x": (-1, steps, inputs) if rows else (steps, -1, inputs),
         "scores": (-1, steps) if rows else (steps, -1),
-        "initial": (-1, hidden),
         "lengths": (-1,),
-        "last": (-1, hidden),
-        "states": (-1, steps, hidden) if rows else (steps, -1, hidden),
+        "states": states[y_order],
+        **dict.fromkeys(("initial", "initial_cell", "last", "last_cell"), state),
     }
     weights = {
-        "input": drawn(inputs, 3 * hidden),
-        "recurrent": drawn(hidden, 3 * hidden) / np.sqrt(hidden),
-        "bias": drawn(3 * hidden),
-        "candidate_bias": drawn(hidden),
+        "input": drawn(inputs, count * cell.gates * hidden),
+        "recurrent": drawn(hidden, count * cell.gates * hidden) / np.sqrt(hidden),
+        "bias": drawn(count * cell.gates * hidden),
     }
+    if cell is Cell.GRU:
+        weights["candidate_bias"] = drawn(count * hidden)
     types = {"lengths": "int32"}
-    parameters = RecurrentParameters(reads, writes, order, order, reset)
+    parameters = RecurrentParameters(reads, writes, order, y_order, reset, cell, direction, activations)
     tensors = [tuple(Activation(n, types.get(n, "float32"), shapes[n]) for n in names) for names in (reads, writes)]
-    return LayerSpec("unit", "recurrent", tensors[0], tensors[1], weights, 1, 64, parameters)
+    return LayerSpec("unit", "recurrent", tensors[0], tensors[1], weights, 1, max_batch, parameters)
 
 
 @pytest.mark.parametrize("mcpu", ["", "haswell"])
@@ -60,8 +80,21 @@ def unit(
         unit(5, 3, 17, reads=("x", "scores", "initial")),
         unit(6, 9, 13, ("x", "scores", "lengths"), ("states", "last"), STEPS_FIRST, AFTER_PRODUCT),
         unit(1, 1, 1, writes=("last",)),
+        unit(4, 3, 17, ALL_READ, ALL_WRITTEN, STEPS_FIRST, cell=Cell.LSTM, direction=BOTH),
+        unit(5, 7, 32, ALL_READ, ALL_WRITTEN, cell=Cell.LSTM, direction=BOTH),
+        unit(5, 7, 20, writes=("states",), cell=Cell.LSTM, direction=BOTH, y_order=THEN_DIRECTIONS, max_batch=32),
+        unit(3, 2, 9, ("x", "lengths"), ("last", "last_cell"), cell=Cell.LSTM, direction=Direction.REVERSE),
+        unit(6, 9, 33, ("x", "initial", "lengths"), ("states", "last"), STEPS_FIRST, AFTER_PRODUCT, direction=BOTH),
+        unit(6, 5, 16, ("x", "scores"), ("states",), direction=BOTH, max_batch=32),
+        unit(4, 5, 24, writes=("states", "last"), cell=Cell.RNN, direction=Direction.REVERSE),
+        unit(
+            4, 5, 7, ("x", "lengths"), ("last",), cell=Cell.RNN, direction=BOTH, activations=(*(2 * ["relu"]), "tanh")
+        ),
     ],
-    ids=["plain", "scores", "lengths", "one"],
+    ids=[
+        *("plain", "scores", "lengths", "one", "lstm", "lstm-rows", "lstm-onnx", "lstm-reverse"),
+        *("gru-both", "augru-both", "rnn-reverse", "rnn-relu"),
+    ],
 )
 def test_every_way_equals_numpy(spec: LayerSpec, mcpu: str) -> None:
     rows = 19  # one row more than fills no tile
@@ -74,6 +107,6 @@ def test_every_way_equals_numpy(spec: LayerSpec, mcpu: str) -> None:
 
     values = [value(tensor) for tensor in spec.inputs]
     points = SPACES["recurrent"].points(spec, frozenset({"avx2"}) if mcpu else cpu_features())
-    for point in compile_ahead(spec, (points[0], points[-1]) if not mcpu else points[-1:], mcpu):
+    for point in compile_ahead(spec, points if not mcpu else points[-1:], mcpu):
         error, _ = run_and_compare(spec, point, values, rows, mcpu)
         assert error < 2e-6, point

@@ -88,14 +88,6 @@ def test_gru_with_lengths_and_initial_state(tmp_path: Path) -> None:
     assert matches(path, feeds) == ["recurrent"]
 
 
-@pytest.mark.parametrize("attributes", [{"direction": "reverse"}, {"clip": 1.0}, {"activations": ["Relu", "Tanh"]}])
-def test_other_grus_are_refused(tmp_path: Path, attributes: dict[str, Any]) -> None:
-    nodes = [helper.make_node("GRU", ["x", "w", "r", "b"], ["y"], name="g", hidden_size=4, **attributes)]
-    path = saved(tmp_path / "gru.onnx", nodes, {"x": [7, 3, 5]}, ("y",), gru_constants(5, 4))
-    with pytest.raises(ModelError, match=r"'g': GRU is .* with .*; expected forward, Sigmoid and Tanh"):
-        lower(load_model(path), "fp32")
-
-
 def test_augru_of_the_zoo(tmp_path: Path) -> None:
     made = augru("u", "x", "a", 5, 4, random)
     constants = {t.name: numpy_helper.to_array(t) for t in made.initializers}
