@@ -86,6 +86,7 @@ class InferenceResponse:
     outputs: dict[str, Array]  # the requested ones, in the requested order
     stored: dict[str, TensorLocation]  # the outputs that were written to the client's shared memory
     parameters: dict[str, Parameter]
+    stage_ns: Sequence[int] = ()  # how long each of STAGES took
 
 
 class InferenceService:
@@ -179,7 +180,7 @@ class InferenceService:
         )
         counts.count_answer(stages, batch)
         parameters = _trace(result, stages, level, served.priority) if traced else {}
-        return InferenceResponse(served, outputs, stored, parameters)
+        return InferenceResponse(served, outputs, stored, parameters, stages)
 
     @asynccontextmanager
     async def _in_memory(
