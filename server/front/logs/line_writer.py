@@ -41,15 +41,16 @@ class LineWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def add(self, count: int, lines: Lines) -> None:
-        """Write `lines()`, which are so many."""
+    def add(self, count: int, lines: Lines) -> bool:
+        """Write `lines()`, which are so many. Returns whether there is room for them; else they are lost."""
         with self._changed:
             if self._lines + count > MOST_PENDING:
                 self.lost += count
-                return
+                return False
             self._lines += count
             self._pending.append((count, lines))
             self._changed.notify()
+            return True
 
     def close(self) -> None:
         """Write what waits, unless nobody reads it."""

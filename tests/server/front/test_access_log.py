@@ -106,8 +106,14 @@ def test_a_reader_that_is_slow_loses_lines_and_holds_up_nobody(monkeypatch: pyte
         for number in (b"2\n", b"3\n", b"4\n"):
             writer.add(1, lambda number=number: [number])
         assert writer.lost == 2
+        monkeypatch.setattr(line_writer, "MOST_PENDING", 4)
+        log = AccessLog(writer, ["a"].__getitem__, str.upper)
+        for _ in range(2):
+            log.add_ended(ended(), ids(b"x"))
         go_on.set()
-    assert pipe.lines() == [1, 2]
+    one, two, answered, lost = pipe.lines()
+    assert (one, two, answered["request_id"]) == (1, 2, "x")
+    assert (lost["event"], lost["level"], lost["lines"]) == ("lines_lost", "WARNING", 2)
 
 
 def test_a_burst_of_refusals_is_one_line_a_tenant(caplog: pytest.LogCaptureFixture) -> None:
