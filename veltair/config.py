@@ -74,6 +74,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     hung_engine_s: PositiveReal = 5.0  # an engine that does not answer for so long is replaced
     sandbox: SandboxMode = "try"  # of workers: as far as the kernel allows; "require": all of it, or no start; "off"
     counter_model: str | None = None  # file of `veltair profile --fit-proxy`, used where there are L3 counters
+    log_format: Literal["text", "json"] = "text"  # of the log on stderr; "json": one object a line
+    access_log: bool = True  # with log_format = "json": a line for each request
     event_log: str | None = None  # JSON lines of every event and decision, for `veltair replay`
 
 

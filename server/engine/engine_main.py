@@ -6,7 +6,6 @@ SOCKET and TENSORS are inherited descriptors; the first message names those of t
 from __future__ import annotations
 
 import gc
-import logging
 import socket
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from veltair.errors import InvariantError, VeltairError
 from veltair.server.engine.engine import Engine
 from veltair.server.ipc import messages as m
 from veltair.server.ipc.channel import Channel, ChannelClosedError
-from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, set_nice
+from veltair.server.ipc.process_setup import die_with_parent, ignore_termination_signals, log_to_stderr, set_nice
 
 NICE = -10  # above the workers: a decision that waits for a core leaves cores idle
 
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     die_with_parent(parent)
     ignore_termination_signals()
     set_nice(NICE)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_to_stderr()
     front: Channel[m.ToEngine] = Channel(socket.socket(fileno=sock), m.ToEngine)
     try:
         configure = front.receive()

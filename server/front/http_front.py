@@ -138,7 +138,7 @@ def _add_inference(app: FastAPI, service: InferenceService, learner: PlanLearner
         )
         if learner is not None and not wants_trace(decoded.parameters):
             learner.learn_http(request.scope["raw_path"], received, tenant, response.served, response, encoded)
-        headers = {"Server-Timing": server_timing(response.stages)}
+        headers = {"Server-Timing": server_timing(response.stage_ns)}
         body = encoded.body
         if encoded.header_bytes is not None:
             headers[HEADER_LENGTH] = str(encoded.header_bytes)

@@ -87,7 +87,7 @@ class InferenceResponse:
     outputs: dict[str, Array]  # the requested ones, in the requested order
     stored: dict[str, TensorLocation]  # the outputs that were written to the client's shared memory
     parameters: dict[str, Parameter]
-    stages: tuple[int, ...] = (0,) * len(STAGES)  # ns of each
+    stage_ns: tuple[int, ...] = (0,) * len(STAGES)  # how long each took
 
 
 class InferenceService:

@@ -33,6 +33,7 @@ _WINDOW_OUTCOMES = {"ok": OK, "overloaded": REFUSED, "deadline": REFUSED, "faile
 _NOT_IN_WINDOW = -1
 _WINDOW_CODES = np.array([_WINDOW_OUTCOMES.get(outcome, _NOT_IN_WINDOW) for outcome in OUTCOMES], np.int8)
 _EDGES_NS = tuple(step * 10**power for power in range(5, 10) for step in (1, 2, 5))  # 100 us … 5 s
+_EDGES_PER_CENT = (25, 50, 75, 90, 100, 110, 125, 150, 200, 400)  # of the target, where a quantile decides something
 
 
 def outcome_of_error(error: BaseException) -> str:
@@ -149,7 +150,8 @@ class RequestCounts:
     def __init__(self, model: str, qos: QoSTarget) -> None:
         self.model = model
         self.target_ns = qos.latency_ns
-        self.duration = DurationHistogram(qos.latency_ns)  # arrival to answer; an edge at the target makes QoS exact
+        near_target_ns = (qos.latency_ns * per_cent // 100 for per_cent in _EDGES_PER_CENT)
+        self.duration = DurationHistogram(*near_target_ns)  # arrival to answer; the edge at the target makes QoS exact
         self.queue = DurationHistogram()
         self.execution = DurationHistogram()
         self.front = DurationHistogram()  # all but the wait for the first block, the blocks and the gaps between them

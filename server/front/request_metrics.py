@@ -40,7 +40,7 @@ def tenant_request_metrics(tenants: Mapping[str, RequestCounts]) -> Iterator[Met
     met = CounterMetricFamily("veltair_qos_met", "Answered within the target", labels=labels)
     target = GaugeMetricFamily("veltair_qos_target_seconds", "The latency target", labels=labels)
     inferences = CounterMetricFamily("veltair_inferences", "Batch elements answered", labels=labels)
-    latency = GaugeMetricFamily("veltair_latency_seconds", "Quantiles of the last 60 s", labels=(*labels, "quantile"))
+    latency = Metric("veltair_latency_seconds", "Quantiles of the last 60 s", "summary")  # gauges have no `quantile`
     now_ns = time.monotonic_ns()
     for name, counts in tenants.items():
         key = (name, counts.model)
@@ -66,7 +66,8 @@ def tenant_request_metrics(tenants: Mapping[str, RequestCounts]) -> Iterator[Met
         recent = counts.window.stats(now_ns - QUANTILE_SPAN_NS, now_ns + 1)
         for quantile, ms in (("0.5", recent.p50_ms), ("0.95", recent.p95_ms), ("0.99", recent.p99_ms)):
             if ms is not None:
-                latency.add_metric((*key, quantile), ms / 1e3)
+                of = {"tenant": name, "model": counts.model, "quantile": quantile}
+                latency.add_sample("veltair_latency_seconds", of, ms / 1e3)
     yield from (duration, queue, execution, front, stages, outcomes, refusals, failures)
     yield from (met, target, inferences, latency)
 

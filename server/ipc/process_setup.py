@@ -9,6 +9,8 @@ import signal
 import sys
 from contextlib import suppress
 
+from veltair.server.ipc.json_lines import LOG_FORMAT, JsonLines
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -36,9 +38,13 @@ def let_others_first() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def log_to_stderr() -> None:
-    """Of the front, and of the processes that speak with it alone."""
+def log_to_stderr(log_format: str | None = None) -> None:
+    """As "text" or "json"; None: as the front has said, which starts this process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    if (log_format or os.environ.get(LOG_FORMAT)) == "json":
+        os.environ[LOG_FORMAT] = "json"
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines())
 
 
 def set_nice(nice: int) -> None:

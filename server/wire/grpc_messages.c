@@ -47,10 +47,10 @@ bool grpc_request(const uint8_t *message, size_t size, request *found) {
   return true;
 }
 
-const uint8_t *grpc_id(const query *of, size_t *size) {
+const uint8_t *grpc_id(const uint8_t *field, size_t field_bytes, size_t *size) {
   *size = 0;
-  if (!of->id_bytes) return of->request_id;
-  const uint8_t *at = of->request_id + 1, *const end = of->request_id + of->id_bytes;
+  if (!field_bytes) return field;
+  const uint8_t *at = field + 1, *const end = field + field_bytes;
   return read_size(&at, end, size) ? at : end;
 }
 

@@ -21,12 +21,11 @@ from veltair.grpc.server import BACKLOG
 from veltair.grpc.server_call import ANSWER_HEAD, ANSWER_TRAILERS, Decompress, Method
 from veltair.server.ipc.native_library import array_address
 from veltair.server.wire import native
+from veltair.server.wire.ended_requests import take_ended
 from veltair.server.wire.native import CallEvent, Settings
 from veltair.server.wire.native_call import NativeCalls
 from veltair.server.wire.plan import Plan
 from veltair.server.wire.settings import native_limits, native_refusals, outcome_statuses
-
-TAKEN_AT_ONCE = 1 << 16  # counts
 
 
 class ConnectionCounts(NamedTuple):
@@ -85,6 +84,7 @@ class IoThreads:
         self._http_listeners: list[socket.socket] = []  # closed by their owner
         self._idle: asyncio.Event | None = None
         self._counted: Callable[[NDArray[np.void]], None] | None = None
+        self._logged: Callable[[NDArray[np.void], NDArray[np.void]], None] | None = None
         self.on_failed: Callable[[int, int, str, str], None] = lambda query, tenant, request_id, why: None
         refusals = native_refusals()
         self._settings = Settings(  # the threads read it as long as they live
@@ -214,11 +214,15 @@ class IoThreads:
         """Hand on the queries that have ended since the last time."""
         if self._counted is None or not self.handle:
             return
-        for thread in range(self.count):
-            ended = np.empty(TAKEN_AT_ONCE, native.ENDED)
-            taken = self._native.wire_take_counts(self.handle, thread, array_address(ended), len(ended))
-            if taken:
-                self._counted(ended[:taken])
+        for ended, ids in take_ended(self._native, self.handle, self.count, with_ids=self._logged is not None):
+            self._counted(ended)
+            if self._logged is not None and ids is not None:
+                self._logged(ended, ids)
+
+    def log_ended(self, logged: Callable[[NDArray[np.void], NDArray[np.void]], None]) -> None:
+        """From here on `logged` gets those queries too, and the ids of their requests (`native.ENDED_ID`)."""
+        self._logged = logged
+        self._native.wire_keep_ids(self.handle)
 
     def connection_counts(self) -> ConnectionCounts:
         counts = np.zeros(4, np.uint64)

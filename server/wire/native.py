@@ -15,6 +15,7 @@ _POINTER, _SIZE, _U64, _I32 = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64,
 
 # An ended query as `RequestCounts.count_batch` takes it, its tenant, and what only C reads.
 ENDED = np.dtype([*ENDED_REQUEST.descr, ("tenant", "i4"), ("socket", "i4"), ("unused", "i4")])
+ENDED_ID = np.dtype([("size", "u1"), ("text", "V127")])  # what its client gave as its id
 SHARE = np.dtype([("rate", "f8"), ("burst", "f8"), ("kept", "i4"), ("most", "i4")])  # slots.h
 RATE_SPENT = -2
 INPUT = np.dtype(
@@ -168,7 +169,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {  # result, arguments
     "wire_name_callers": (None, _POINTER, ctypes.c_int),
     "wire_id_bytes": (_SIZE, ctypes.c_char_p, _SIZE),
     "wire_clear_plans": (None, _POINTER),
-    "wire_take_counts": (ctypes.c_uint32, _POINTER, ctypes.c_int, _POINTER, ctypes.c_uint32),
+    "wire_keep_ids": (None, _POINTER),
+    "wire_take_counts": (ctypes.c_uint32, _POINTER, ctypes.c_int, *[_POINTER] * 2, ctypes.c_uint32),
     "wire_budget_counts": (None, _POINTER, _POINTER),
     "wire_refusal_counts": (None, _POINTER, _POINTER, ctypes.c_uint32),
     "wire_next_event": (ctypes.POINTER(CallEvent), _POINTER),

@@ -32,7 +32,7 @@ void post_failure(const asker *waiting, const query *of, const char *text, size_
   enum { MOST_ID = 1024 };
   const uint8_t *id = of->request_id;
   size_t id_bytes = of->id_bytes;
-  if (waiting->connection->protocol == &grpc_protocol) id = grpc_id(of, &id_bytes);
+  if (waiting->connection->protocol == &grpc_protocol) id = grpc_id(id, id_bytes, &id_bytes);
   if (id_bytes > MOST_ID) id_bytes = MOST_ID;
   const uint32_t prefix = (uint32_t)id_bytes;
   call_event *event = malloc(sizeof *event);

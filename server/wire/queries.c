@@ -17,11 +17,24 @@ static const gate *gate_of(const engine_link *link, const plan *plan) {
   return &link->gates[plan->tenant * PRIORITY_LEVELS + plan->priority_level - 1];
 }
 
-static void keep(io_thread *thread, const ended_query *ended) {
+/* As its client gave it. */
+static ended_id shown_id(const protocol *protocol, const uint8_t *id, size_t id_bytes) {
+  if (protocol == &grpc_protocol) id = grpc_id(id, id_bytes, &id_bytes);
+  ended_id shown = {.size = (uint8_t)(id_bytes < sizeof shown.text ? id_bytes : sizeof shown.text)};
+  if (shown.size) memcpy(shown.text, id, shown.size);
+  return shown;
+}
+
+/* `id`: the request's, for the access log, if there is one. */
+static void keep(io_thread *thread, const protocol *protocol, const ended_query *ended, const uint8_t *id, size_t id_bytes) {
   pthread_mutex_lock(&thread->lock);
   enum { ROOM = 1 << 16 };
   if (!thread->ended) thread->ended = malloc(ROOM * sizeof *thread->ended);
   if (thread->ended && thread->ended_count < ROOM) {
+    if (atomic_load_explicit(&thread->wire->keeps_ids, memory_order_relaxed)) {
+      if (!thread->ended_ids) thread->ended_ids = calloc(ROOM, sizeof *thread->ended_ids);
+      if (thread->ended_ids) thread->ended_ids[thread->ended_count] = shown_id(protocol, id, id_bytes);
+    }
     thread->ended[thread->ended_count++] = *ended;
     thread->unsent++;
   }
@@ -31,30 +44,32 @@ static void keep(io_thread *thread, const ended_query *ended) {
 }
 
 /* `reason`: of a refusal or a failure. */
-static void count(io_thread *thread, const plan *plan, int64_t arrival_ns, int outcome, int reason) {
+static void count(const asker *asker, const plan *plan, const uint8_t *id, size_t id_bytes, int outcome, int reason) {
   const int64_t now = now_ns();
-  keep(thread, &(ended_query){.end_ns = now, .duration_ns = now - arrival_ns, .batch = plan->batch, .outcome = outcome,
-                              .reason = reason, .tenant = plan->tenant, .socket = -1});
+  const ended_query ended = {.end_ns = now, .duration_ns = now - asker->arrival_ns, .batch = plan->batch,
+                             .outcome = outcome, .reason = reason, .tenant = plan->tenant, .socket = -1};
+  keep(asker->connection->thread, asker->connection->protocol, &ended, id, id_bytes);
 }
 
 /* As stages.stage_times. The answer is counted before the client can have it, and ends later, in queries_sent. */
-static void count_answer(io_thread *thread, int socket, const query *q, const lane_end *end) {
+static void count_answer(io_thread *thread, const protocol *protocol, int socket, const query *q, const lane_end *end) {
   const int64_t now = now_ns();
-  keep(thread, &(ended_query){
-                   .end_ns = now,
-                   .duration_ns = now - q->arrival_ns,
-                   .stage_ns[STAGE_READ] = q->submitted_ns - q->arrival_ns,
-                   .stage_ns[STAGE_HANDOFF] = end->taken_ns - q->submitted_ns,
-                   .stage_ns[STAGE_WAIT] = end->begin_ns - end->taken_ns,
-                   .stage_ns[STAGE_EXECUTE] = end->execute_ns,
-                   .stage_ns[STAGE_GAP] = end->end_ns - end->begin_ns - end->execute_ns,
-                   .stage_ns[STAGE_REPORT] = end->ended_ns - end->end_ns,
-                   .stage_ns[STAGE_ANSWER] = now - end->ended_ns,
-                   .batch = q->plan->batch,
-                   .outcome = COUNTED_OK,
-                   .tenant = q->plan->tenant,
-                   .socket = socket,
-               });
+  const ended_query ended = {
+      .end_ns = now,
+      .duration_ns = now - q->arrival_ns,
+      .stage_ns[STAGE_READ] = q->submitted_ns - q->arrival_ns,
+      .stage_ns[STAGE_HANDOFF] = end->taken_ns - q->submitted_ns,
+      .stage_ns[STAGE_WAIT] = end->begin_ns - end->taken_ns,
+      .stage_ns[STAGE_EXECUTE] = end->execute_ns,
+      .stage_ns[STAGE_GAP] = end->end_ns - end->begin_ns - end->execute_ns,
+      .stage_ns[STAGE_REPORT] = end->ended_ns - end->end_ns,
+      .stage_ns[STAGE_ANSWER] = now - end->ended_ns,
+      .batch = q->plan->batch,
+      .outcome = COUNTED_OK,
+      .tenant = q->plan->tenant,
+      .socket = socket,
+  };
+  keep(thread, protocol, &ended, q->request_id, q->id_bytes);
 }
 
 void queries_sent(connection *at) {
@@ -72,17 +87,17 @@ void queries_sent(connection *at) {
   pthread_mutex_unlock(&thread->lock);
 }
 
-static void fail(asker *asker, const plan *plan, int outcome, int reason, status status, const char *text) {
-  count(asker->connection->thread, plan, asker->arrival_ns, outcome, reason);
+static void fail(asker *asker, const query *q, int outcome, int reason, status status, const char *text) {
+  count(asker, q->plan, q->request_id, q->id_bytes, outcome, reason);
   asker->connection->protocol->refuse(asker, status, text, strlen(text));
 }
 
-/* `number`: of why. */
-static void refuse(asker *asker, const plan *plan, int number) {
+/* `number`: of why; `id`: the request's, as far as it is known. */
+static void refuse(asker *asker, const plan *plan, const uint8_t *id, size_t id_bytes, int number) {
   const wire *owner = asker->connection->thread->wire;
   const refusal *why = &owner->refusals[number < owner->refusal_count ? number : NO_REFUSAL];
   const bool late = number == LATE_ON_ARRIVAL || number == DEADLINE;
-  count(asker->connection->thread, plan, asker->arrival_ns, late ? COUNTED_DEADLINE : COUNTED_OVERLOADED, number);
+  count(asker, plan, id, id_bytes, late ? COUNTED_DEADLINE : COUNTED_OVERLOADED, number);
   asker->connection->protocol->refuse(asker, why->status, why->text, strlen(why->text));
 }
 
@@ -154,7 +169,7 @@ enum foreseen query_foresee(asker *from, const plan_key *key, uint64_t more) {
   int why = gate_shut(gate_of(link, plan), plan->batch, now) ? OVERLOAD : NO_REFUSAL;
   if (!why) why = why_no_slot(slot);
   if (!why && more && !may_hold(from->connection, more)) why = MEMORY;
-  if (why) refuse(from, plan, why);
+  if (why) refuse(from, plan, NULL, 0, why);
   plan_release(plan);
   return why ? REFUSED : PLANNED;
 }
@@ -168,15 +183,15 @@ bool query_begin(asker *from, const request *request) {
   bool handled = true;
   const int64_t now = now_ns();
   if (deadline_ns && deadline_ns <= now) {
-    refuse(from, plan, LATE_ON_ARRIVAL);
+    refuse(from, plan, request->id, request->id_bytes, LATE_ON_ARRIVAL);
   } else if (gate_shut(gate_of(link, plan), plan->batch, now)) {
-    refuse(from, plan, OVERLOAD);
+    refuse(from, plan, request->id, request->id_bytes, OVERLOAD);
   } else {
     const int32_t slot = slots_take(link->free, plan->tenant, now);
     if (slot == CLOSED) {
       handled = false; /* Python knows by which number the tenant is served now */
     } else if (slot < 0) {
-      refuse(from, plan, why_no_slot(slot));
+      refuse(from, plan, request->id, request->id_bytes, why_no_slot(slot));
     } else if (from->connection->protocol->fill(plan, request, slot_of(link, plan->tenant, slot)) &&
                submit(from, plan, request, slot, deadline_ns)) {
       return true; /* the query has the reference */
@@ -218,7 +233,7 @@ static void answer(asker *asker, query *q, const lane_end *end) {
   if (outcome == DONE) {
     const plan_output *lost = store(q->plan, slot);
     if (lost) {
-      fail(asker, q->plan, COUNTED_INVALID, NO_FAILURE, INVALID, lost->error);
+      fail(asker, q, COUNTED_INVALID, NO_FAILURE, INVALID, lost->error);
       return;
     }
     q->queue_ns = end->begin_ns - q->arrival_ns;
@@ -229,11 +244,11 @@ static void answer(asker *asker, query *q, const lane_end *end) {
     }
   }
   if (outcome == DONE) {
-    count_answer(thread, socket, q, end);
+    count_answer(thread, protocol, socket, q, end);
   } else if (outcome == REJECTED || outcome == CANCELLED) {
-    refuse(asker, q->plan, outcome == REJECTED ? end->refusal : DEADLINE);
+    refuse(asker, q->plan, q->request_id, q->id_bytes, outcome == REJECTED ? end->refusal : DEADLINE);
   } else {
-    count(thread, q->plan, q->arrival_ns, COUNTED_FAILED, failure);
+    count(asker, q->plan, q->request_id, q->id_bytes, COUNTED_FAILED, failure);
     post_failure(asker, q, reason, reason_bytes);
     protocol->refuse(asker, thread->wire->outcome_status[outcome], reason, reason_bytes);
   }
@@ -304,7 +319,7 @@ static void abandon(query *q) {
 }
 
 void query_abandon(query *q) {
-  count(q->asker->connection->thread, q->plan, q->arrival_ns, COUNTED_CANCELLED, NO_REFUSAL);
+  count(q->asker, q->plan, q->request_id, q->id_bytes, COUNTED_CANCELLED, NO_REFUSAL);
   abandon(q);
 }
 
@@ -320,7 +335,7 @@ void queries_expire(io_thread *thread, int64_t now) {
     }
     asker *late = q->asker;
     abandon(q);
-    refuse(late, q->plan, DEADLINE);
+    refuse(late, q->plan, q->request_id, q->id_bytes, DEADLINE);
   }
   thread->next_deadline_ns = earliest;
 }
@@ -332,7 +347,7 @@ void queries_fail(io_thread *thread, int reason, const char *text) {
     leave_asker(q);
     if (waiting) {
       post_failure(waiting, q, text, strlen(text));
-      fail(waiting, q->plan, COUNTED_FAILED, reason, thread->wire->outcome_status[WORKER_DIED], text);
+      fail(waiting, q, COUNTED_FAILED, reason, thread->wire->outcome_status[WORKER_DIED], text);
     }
     forget(q); /* its slot goes with the link */
   }

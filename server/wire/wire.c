@@ -209,14 +209,22 @@ EXPORT void wire_clear_plans(wire *of) { plans_clear(of->plans); }
 /* Whether every request with a plan has to say who asks, as the one did by which the plan was learnt. */
 EXPORT void wire_name_callers(wire *of, int names) { atomic_store(&of->names_callers, names); }
 
-/* Moves up to `most` counts into `target`. Returns how many. */
-EXPORT uint32_t wire_take_counts(wire *of, int thread, ended_query *target, uint32_t most) {
+/* From here on the ids of requests are kept beside their counts. */
+EXPORT void wire_keep_ids(wire *of) { atomic_store(&of->keeps_ids, true); }
+
+/* Moves up to `most` counts into `target`, and the ids beside them into `ids`, which may be NULL. Returns how many. */
+EXPORT uint32_t wire_take_counts(wire *of, int thread, ended_query *target, ended_id *ids, uint32_t most) {
   io_thread *from = &of->thread[thread];
   pthread_mutex_lock(&from->lock);
   const uint32_t count = from->ended_count < most ? from->ended_count : most;
   if (count) {
     memcpy(target, from->ended, count * sizeof *target);
     memmove(from->ended, from->ended + count, (from->ended_count - count) * sizeof *target);
+    if (ids) memset(ids, 0, count * sizeof *ids);
+    if (from->ended_ids) {
+      if (ids) memcpy(ids, from->ended_ids, count * sizeof *ids);
+      memmove(from->ended_ids, from->ended_ids + count, (from->ended_count - count) * sizeof *from->ended_ids);
+    }
     from->ended_count -= count;
   }
   pthread_mutex_unlock(&from->lock);
@@ -283,6 +291,7 @@ EXPORT void wire_stop(wire *of) {
     free(thread->generation);
     free(thread->free_call);
     free(thread->ended);
+    free(thread->ended_ids);
     free(thread->scratch);
     pthread_mutex_destroy(&thread->lock);
     pthread_cond_destroy(&thread->settled);

@@ -88,6 +88,12 @@ typedef struct {
   int32_t batch, outcome, reason, tenant, socket; /* -1: nothing more is to be counted of it */
 } ended_query;
 
+/* What the client gave as its request's id, for the access log. */
+typedef struct {
+  uint8_t size;
+  uint8_t text[127]; /* cut where it is longer */
+} ended_id;
+
 enum { COUNTED_OK, COUNTED_INVALID, COUNTED_OVERLOADED, COUNTED_DEADLINE, COUNTED_CANCELLED, COUNTED_FAILED };
 enum { DONE, REJECTED, CANCELLED, FAILED, WORKER_DIED, OUTCOMES }; /* of the engine: lane.OUTCOMES */
 
@@ -208,6 +214,7 @@ typedef struct io_thread {
   uint32_t calls_size, calls_free;
   /* Counts that Python takes from time to time. */
   ended_query *ended;
+  ended_id *ended_ids; /* beside `ended`; NULL as long as there is no access log */
   uint32_t ended_count, unsent; /* the last of them are not sent yet */
   uint8_t *scratch; /* a response that is put together */
   size_t scratch_bytes;
@@ -232,6 +239,7 @@ typedef struct wire {
   socklen_t uvicorn_bytes;
   const char *uvicorn_secret; /* by which it knows that a connection is ours */
   atomic_bool names_callers;  /* a plan is for one caller alone */
+  atomic_bool keeps_ids;      /* there is an access log */
   size_t max_message_bytes, max_body_bytes;
   budgets budgets;
   plan_table *plans;
@@ -276,8 +284,8 @@ bool grpc_request(const uint8_t *message, size_t size, request *found);
 /* Whether nothing but tensors follows the head: any other field there would have a say in what the request means. */
 bool grpc_plain(const request *from);
 bool grpc_fill(const plan *plan, const request *from, uint8_t *slot);
-/* What the client gave as the id of a query that came over gRPC. */
-const uint8_t *grpc_id(const query *of, size_t *size);
+/* The id in the field of a message of gRPC that holds it. */
+const uint8_t *grpc_id(const uint8_t *field, size_t field_bytes, size_t *size);
 /* Puts the response together behind its prefix, in the thread's scratch memory. Returns the size of both, 0 without
  * memory. */
 size_t grpc_response(io_thread *thread, const query *of, const uint8_t *slot);

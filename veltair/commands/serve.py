@@ -8,7 +8,6 @@ import contextlib
 import gc
 import json
 import logging
-import os
 import signal
 import sys
 import time
@@ -35,17 +34,23 @@ from veltair.server.front.engine_client import EngineClient
 from veltair.server.front.grpc_front import GrpcFront, start_threads
 from veltair.server.front.http_front import application
 from veltair.server.front.inference_service import InferenceService
+from veltair.server.front.logs.access_log import AccessLog
+from veltair.server.front.logs.line_writer import LineWriter
+from veltair.server.front.logs.logged_service import LoggedInferenceService
+from veltair.server.front.logs.refusal_bursts import RefusalBursts
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.monitor.build_info import describe_build
 from veltair.server.front.monitor.dashboard import Dashboard
 from veltair.server.front.monitor.event_history import EventHistory
 from veltair.server.front.monitor.hour_history import HourHistory
 from veltair.server.front.plan_learner import PlanLearner
-from veltair.server.ipc.daemon_events import EventKind, Report
+from veltair.server.ipc.daemon_events import EventKind
+from veltair.server.ipc.json_lines import event
 from veltair.server.ipc.process_setup import log_to_stderr, set_nice
+from veltair.server.lifecycle import SERVING, ended_before, leave, read_stdin, reload_when_asked
 from veltair.server.listening import FLUSH_S, HttpServer, address_of, bind, listen_inside, with_descriptors
 from veltair.server.protocol.origin_check import OriginCheck, known_hosts
-from veltair.server.repository.model_control import ModelControl
+from veltair.server.service_manager import ServiceManager
 from veltair.server.wire import native
 from veltair.server.wire.io_threads import IoThreads
 
@@ -66,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grpc", metavar="HOST:PORT", help="where to listen (server.grpc)")
     parser.add_argument("--check", action="store_true", help="check the configuration and its artifacts, serve nothing")
     parser.add_argument("--attached", action="store_true", help="drain and end when stdin closes, as at SIGTERM")
+    parser.add_argument("--log-format", choices=("text", "json"), help="of the log on stderr (server.log_format)")
     parser.add_argument("--json", action="store_true", help="say where it listens as one line of JSON")
     parser.epilog = """\
 examples:
@@ -76,7 +82,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; 0 after a clean drain, 2 when the configuration or an artifact is wrong."""
-    log_to_stderr()
+    log_to_stderr("text")
     reuse_message_memory()
     try:
         read = partial(_configuration, args)
@@ -94,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _configuration(args: argparse.Namespace) -> ServeConfig:
     """The file, if there is one, and what the command line says besides. Raises ConfigError or ArtifactError."""
-    own: dict[str, Any] = {key: value for key in ("http", "grpc") if (value := getattr(args, key)) is not None}
+    keys = ("http", "grpc", "log_format")
+    own: dict[str, Any] = {key: value for key in keys if (value := getattr(args, key)) is not None}
     if args.repository is not None:
         own["repository"] = str(args.repository.absolute())
     if args.model_control:
@@ -122,17 +129,22 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
     The first SIGTERM or SIGINT drains, after `lame_duck_s`; the second ends at once. `read` gives the configuration,
     again at a SIGHUP. `attached`: the end of stdin is like a first signal.
     """
+    manager = ServiceManager()
     config = read()
+    log_to_stderr(config.server.log_format)
+    _tell(config, "start", "starting with the policy %s", config.server.policy)
     set_nice(NICE)
     stop, stop_now = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: stop_now.set() if stop.is_set() else stop.set())
     if attached:
-        loop.add_reader(sys.stdin.fileno(), _read_stdin, loop, stop)
+        loop.add_reader(sys.stdin.fileno(), read_stdin, loop, stop)
     again = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, again.set)
     with contextlib.ExitStack() as held:
+        as_lines = config.server.log_format == "json"
+        writer = held.enter_context(LineWriter(sys.stderr.fileno())) if as_lines and config.server.access_log else None
         listener = held.enter_context(bind("http", config.server.http))  # nobody is let in before somebody answers
         admin = None if config.server.admin is None else held.enter_context(bind("admin", config.server.admin))
         started = time.monotonic()
@@ -149,7 +161,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
         _let_in(access, certificates, threads, config)
         events = EventHistory()
         starting = asyncio.create_task(EngineClient.start(config, threads, events.add))
-        if not await _ended_before(stop, starting):
+        if not await ended_before(stop, starting):
             starting.cancel()
             await asyncio.wait([starting])
             if not starting.cancelled() and starting.exception() is None:
@@ -166,7 +178,16 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 metrics.tenant_of, metrics.refused_by_threads = partial(_tenant_of, client), threads.refusal_counts
             metrics.events, metrics.hour = events, HourHistory(metrics.tenants, lambda: metrics.refresh())
             held.callback(asyncio.create_task(metrics.hour.record()).cancel)
-            service = InferenceService(
+            service_class: Callable[..., InferenceService] = InferenceService
+            if writer is not None:
+                log = AccessLog(writer, metrics.tenant_of, lambda name: metrics.tenants[name].model)
+                service_class = partial(LoggedInferenceService, log)
+                if threads is not None:
+                    threads.log_ended(log.add_ended)
+                    held.callback(asyncio.create_task(log.follow(metrics.refresh)).cancel)
+            if as_lines:
+                held.callback(asyncio.create_task(RefusalBursts(metrics).follow()).cancel)
+            service = service_class(
                 client,
                 metrics,
                 config.server.body_limit_mb << 20,
@@ -182,7 +203,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 control.on_reload = partial(_let_in, access, certificates, threads)
                 metrics.on_ended = control.room.ended
                 control.room.refresh, metrics.memory_moves = metrics.refresh, control.memory_moves
-                reloading = asyncio.create_task(_reload_when_asked(again, control))
+                reloading = asyncio.create_task(reload_when_asked(again, control, manager))
             learner = None if threads is None else PlanLearner(threads, client, service.regions, access)
             grpc_front = await GrpcFront.start(service, config.server.grpc, learner, access, apart=admin is not None)
             routes = AccessCheck(application(service, dashboard, learner), access, apart=admin is not None)
@@ -206,9 +227,13 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 addresses["admin"] = address_of(admin)
             announce(config, client.tenants, addresses, time.monotonic() - started, as_json=as_json)
             events.add(EventKind.STARTED, "", f"version {service.version}, {len(client.tenants)} tenants")
-            await _ended_before(stop, http_task)
+            manager.ready(SERVING)
+            held.callback(asyncio.create_task(manager.keep_alive()).cancel)
+            _tell(config, "ready", "ready: http %s, grpc %s", addresses["http"], addresses["grpc"])
+            await ended_before(stop, http_task)
+            manager.stopping("draining")
             lame_duck_s = config.server.lame_duck_s if stop.is_set() else 0.0
-            await _leave(client, grpc_front, stop_now, lame_duck_s, events.add)
+            await leave(client, grpc_front, stop_now, lame_duck_s, events.add)
             await dashboard.close()
             http.should_exit = True
             await asyncio.gather(http_task, grpc_front.stop(FLUSH_S))
@@ -220,23 +245,10 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 await service.close()
 
 
-def _read_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Drop what stdin has. At its end whoever holds the other side is gone, or wants the daemon to end."""
-    if not os.read(sys.stdin.fileno(), 1 << 12):
-        loop.remove_reader(sys.stdin.fileno())
-        stop.set()
-
-
-async def _reload_when_asked(again: asyncio.Event, control: ModelControl) -> None:
-    while True:
-        await again.wait()
-        again.clear()
-        try:
-            done = await control.reload()
-        except VeltairError as error:
-            _log.error("%s", error)
-        else:
-            _log.info("the configuration was read again: %s", ", ".join(done) or "nothing has changed")
+def _tell(config: ServeConfig, kind: str, text: str, *values: str) -> None:
+    """Log what a terminal does not need to be told, since `announce` does."""
+    if config.server.log_format == "json":
+        _log.info(text, *values, extra=event(kind, tenants=[tenant.name for tenant in config.tenants]))
 
 
 def _let_in(
@@ -267,30 +279,3 @@ def _tell_of_models(client: EngineClient, metrics: Metrics, dashboard: Dashboard
     for name, served in client.tenants.items():
         metrics.know(name, served.manifest.model, served.qos)
     dashboard.begin_anew()
-
-
-async def _ended_before(stop: asyncio.Event, task: asyncio.Task[Any]) -> bool:
-    """Wait for either. Returns whether the task has ended."""
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait([stopped, task], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    return task.done()
-
-
-async def _leave(
-    client: EngineClient, grpc_front: GrpcFront, stop_now: asyncio.Event, lame_duck_s: float, report: Report
-) -> None:
-    """Be not ready, serve for `lame_duck_s` more, and answer the accepted queries; a second signal ends the wait."""
-    client.report_not_ready()
-    await grpc_front.report_draining()
-    if lame_duck_s:
-        _log.info("not ready any more; serving for %.1f s more, or until a second signal", lame_duck_s)
-        report(EventKind.NOT_READY, "", f"the server will drain in {lame_duck_s:g} s")
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop_now.wait(), lame_duck_s)
-    _log.info("draining: accepted queries are answered, new ones refused; a second signal ends at once")
-    report(EventKind.DRAINING, "", "accepted queries are answered, new ones refused")
-    draining = asyncio.create_task(client.drain())
-    if not await _ended_before(stop_now, draining):
-        await client.shut_down()
-    await draining

@@ -13,7 +13,7 @@ from scripted_engine import EXECUTE_NS, GAP_NS, QUEUE_NS, REPORT_NS, SUMS
 from veltair.errors import FailureReason, RefusalReason, WorkerDiedError
 from veltair.server.ipc.stages import EXECUTE, READ, REPORT
 from veltair.server.protocol.failed_queries import MOST_ID
-from veltair.server.wire.io_threads import TAKEN_AT_ONCE
+from veltair.server.wire.ended_requests import TAKEN_AT_ONCE
 
 Status = grpc.StatusCode
 DATA = encoded()

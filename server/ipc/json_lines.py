@@ -1,0 +1,51 @@
+"""Logs as lines of JSON, of every process of the daemon that logs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+LOG_FORMAT = "VELTAIR_LOG_FORMAT"  # the environment variable by which the front tells its children
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: time, level, logger, process, message; `event` and others where the call gave them as `extra`.
+
+    >>> record = logging.LogRecord("veltair.server", logging.INFO, "", 0, "%d queries", (3,), None)
+    >>> record.created, record.process = 0.0, 7
+    >>> print(JsonLines().format(record))
+    {"time":"1970-01-01T00:00:00.000Z","level":"INFO","logger":"veltair.server","pid":7,"message":"3 queries"}
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": utc(record.created),
+            "level": record.levelname,
+            "logger": record.name,
+            "pid": record.process,
+            "message": record.getMessage(),
+        }
+        extra = getattr(record, "fields", None)
+        if isinstance(extra, Mapping):
+            fields |= extra
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields).decode()
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    """The argument `extra` of a call that logs something for which an operator may want to search.
+
+    >>> event("ready", tenants=2)
+    {'fields': {'event': 'ready', 'tenants': 2}}
+    """
+    return {"fields": {"event": kind, **fields}}
+
+
+def utc(seconds: float) -> str:
+    """Seconds since 1970, as ISO 8601 with milliseconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,74 @@
+"""How the front process reloads, drains and ends: with the log and the service manager told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from typing import Any
+
+from veltair.errors import VeltairError
+from veltair.server.front.engine_client import EngineClient
+from veltair.server.front.grpc_front import GrpcFront
+from veltair.server.ipc.daemon_events import EventKind, Report
+from veltair.server.ipc.json_lines import event
+from veltair.server.repository.model_control import ModelControl
+from veltair.server.service_manager import ServiceManager
+
+SERVING = "serving"
+
+_log = logging.getLogger("veltair.server")
+
+
+def read_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Drop what stdin has. At its end whoever holds the other side is gone, or wants the daemon to end."""
+    if not os.read(sys.stdin.fileno(), 1 << 12):
+        loop.remove_reader(sys.stdin.fileno())
+        stop.set()
+
+
+async def reload_when_asked(again: asyncio.Event, control: ModelControl, manager: ServiceManager) -> None:
+    """Read the configuration again each time that `again` is set."""
+    while True:
+        await again.wait()
+        again.clear()
+        manager.reloading()
+        try:
+            done = await control.reload()
+        except VeltairError as error:
+            _log.error("%s", error, extra=event("reload_failed"))
+        else:
+            changes = ", ".join(done) or "nothing has changed"
+            _log.info("the configuration was read again: %s", changes, extra=event("reload"))
+        manager.ready(SERVING)
+
+
+async def ended_before(stop: asyncio.Event, task: asyncio.Task[Any]) -> bool:
+    """Wait for either. Returns whether the task has ended."""
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([stopped, task], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    return task.done()
+
+
+async def leave(
+    client: EngineClient, grpc_front: GrpcFront, stop_now: asyncio.Event, lame_duck_s: float, report: Report
+) -> None:
+    """Be not ready, serve for `lame_duck_s` more, and answer the accepted queries; a second signal ends the wait."""
+    client.report_not_ready()
+    await grpc_front.report_draining()
+    if lame_duck_s:
+        shown = "not ready any more; serving for %.1f s more, or until a second signal"
+        _log.info(shown, lame_duck_s, extra=event("not_ready"))
+        report(EventKind.NOT_READY, "", f"the server will drain in {lame_duck_s:g} s")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop_now.wait(), lame_duck_s)
+    shown = "draining: accepted queries are answered, new ones refused; a second signal ends at once"
+    _log.info(shown, extra=event("drain"))
+    report(EventKind.DRAINING, "", "accepted queries are answered, new ones refused")
+    draining = asyncio.create_task(client.drain())
+    if not await ended_before(stop_now, draining):
+        await client.shut_down()
+    await draining

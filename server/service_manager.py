@@ -1,0 +1,55 @@
+"""`ServiceManager`: tells systemd, or whoever else started the daemon so, what state it is in (sd_notify(3))."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import MutableMapping
+from contextlib import suppress
+
+PATIENCE_S = 1.0  # systemd reads at once; a lost READY=1 would have it end the daemon
+
+
+class ServiceManager:
+    """Datagrams to the socket that NOTIFY_SOCKET names; without it nothing is sent.
+
+    The variables leave the environment: they are not for engine and workers.
+
+    >>> ServiceManager({}).tell("READY=1")
+    False
+    """
+
+    def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
+        path = environment.pop("NOTIFY_SOCKET", "")
+        period_us, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
+        self._address = "\0" + path[1:] if path.startswith("@") else path if path.startswith("/") else ""
+        watched = self._address and period_us.isdigit() and pid in ("", str(os.getpid()))
+        self.watchdog_s = int(period_us) / 1e6 if watched else 0.0  # longest silence; 0: nobody minds
+
+    def tell(self, *states: str, patience_s: float = PATIENCE_S) -> bool:
+        """Send assignments such as `READY=1`. Returns whether they were sent; `patience_s`: while the queue is full."""
+        if not self._address:
+            return False
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.settimeout(patience_s)
+            sender.sendto("\n".join(states).encode(), self._address)
+            return True
+        return False
+
+    def ready(self, status: str) -> None:
+        """After the start, and after each reload."""
+        self.tell("READY=1", f"STATUS={status}")
+
+    def reloading(self) -> None:
+        self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}", "STATUS=reading the configuration")
+
+    def stopping(self, status: str) -> None:
+        self.tell("STOPPING=1", f"STATUS={status}")
+
+    async def keep_alive(self) -> None:
+        """From READY=1 on, as long as the event loop turns: say so, twice in each span that may pass without."""
+        while self.watchdog_s:
+            self.tell("WATCHDOG=1", patience_s=0.0)
+            await asyncio.sleep(self.watchdog_s / 2)

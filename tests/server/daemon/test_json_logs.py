@@ -1,0 +1,74 @@
+"""Logs as lines of JSON: every line of every process is one, and each request has one, whoever answered it."""
+
+import json
+import signal
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from running_daemon import configuration, reload, running, spin, until
+from running_engine import WAIT_S
+from tritonclient.utils import InferenceServerException
+
+pytestmark = pytest.mark.slow
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """Complete ones."""
+    return [json.loads(line) for line in (folder / "log").read_text().split("\n")[:-1]]
+
+
+def requests(folder: Path) -> dict[str, dict[str, Any]]:
+    """By the id that the client gave."""
+    return {line["request_id"]: line for line in lines(folder) if line.get("event") == "request"}
+
+
+def test_each_request_has_a_line(artifacts: Path, tmp_path: Path, fronts: int) -> None:
+    text = configuration(artifacts, "spin", "brittle", fronts=fronts, log_format="json", model_control=True)
+    with running(tmp_path, text) as daemon:
+        ways: list[tuple[Any, str]] = [(triton_grpc, daemon.grpc), (triton_http, daemon.http)]
+        for module, address in ways:
+            name = module.__name__.rpartition(".")[2]
+            with module.InferenceServerClient(address, **({"network_timeout": WAIT_S} if "http" in name else {})) as c:
+                for turn in range(3):  # the first is Python's, the others follow its plan
+                    c.infer("spin", spin(module, 1, 1), request_id=f"{name}-{turn}")
+                c.infer("brittle", spin(module, 0, 50), request_id=f"{name}-good")
+                with pytest.raises(InferenceServerException):
+                    c.infer("brittle", spin(module, 1, 50), request_id=f"{name}-bad")
+                with pytest.raises(InferenceServerException):
+                    c.infer("nobody", spin(module, 1, 1), request_id=f"{name}-lost")
+        expected = {f"{n}-{k}" for n in ("grpc", "http") for k in (0, 1, 2, "good", "bad", "lost")}
+        until("a line for each", lambda: requests(tmp_path).keys() >= expected)
+        found = requests(tmp_path)
+        assert found.keys() == expected
+        for name in ("grpc", "http"):
+            for turn in range(3):
+                line = found[f"{name}-{turn}"]
+                assert (line["tenant"], line["model"], line["outcome"], line["status"]) == ("spin", "spin", "ok", 200)
+                assert 0 < line["execute_ms"] < line["duration_ms"] and line["queue_ms"] > 0
+            bad = found[f"{name}-bad"]
+            assert (bad["outcome"], bad["status"], bad["reason"]) == ("failed", 500, "kernel")
+            lost = found[f"{name}-lost"]
+            assert (lost["tenant"], lost["model"], lost["status"]) == (None, "nobody", 404)
+        assert reload(daemon)[0] == 200
+        daemon.process.send_signal(signal.SIGHUP)
+        until("the reload", lambda: any(line.get("event") == "reload" for line in lines(tmp_path)))
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(WAIT_S) == 0
+    told = [line["event"] for line in lines(tmp_path) if "event" in line and line["event"] != "request"]
+    assert told == ["start", "ready", "reload", "drain"]
+    assert len({line["pid"] for line in lines(tmp_path) if "pid" in line}) >= 2, "the engine logs JSON too"
+
+
+def test_no_access_log(artifacts: Path, tmp_path: Path) -> None:
+    with running(tmp_path, configuration(artifacts, "spin", log_format="json", access_log=False)) as daemon:
+        with triton_grpc.InferenceServerClient(daemon.grpc) as client:
+            for turn in range(2):
+                client.infer("spin", spin(triton_grpc, 1, 1), request_id=str(turn))
+        with urllib.request.urlopen(f"http://{daemon.http}/metrics") as page:
+            page.read()
+    assert requests(tmp_path) == {}
+    assert lines(tmp_path)[-1]["event"] == "drain"
