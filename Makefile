@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types docs doctest pytest wheel figures measurements micro lock clean
+.PHONY: demo test lint types docs doctest pytest wheel sbom figures measurements micro lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/veltair demo
@@ -51,15 +51,25 @@ pytest: $(VENV)/ready
 pytest-%: $(VENV)/ready
 	$(BIN)/pytest $(TESTS_$*)
 
-# A wheel, installed into an empty environment and tried in an empty folder: compiled, simulated, asked in-process.
+# The source distribution, a wheel built from it, and that wheel with the oldest manylinux tag that the C library allows;
+# installed into an empty environment and tried in an empty folder: compiled, simulated, its configuration checked.
 wheel: $(VENV)/ready
-	rm -rf .build/wheel build && mkdir -p .build/wheel/empty
-	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir .build/wheel .
+	rm -rf .build/wheel build && mkdir -p .build/wheel/empty .build/wheel/built .build/wheel/direct
+	$(BIN)/python requirements/sdist.py .build/wheel
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir .build/wheel/built .build/wheel/*.tar.gz
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir .build/wheel/direct .
+	$(BIN)/python requirements/same_files.py .build/wheel/direct/*.whl .build/wheel/built/*.whl
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --plat auto --wheel-dir .build/wheel .build/wheel/built/*.whl
+	@ls .build/wheel/*.whl .build/wheel/*.tar.gz
 	$(PYTHON) -m venv .build/wheel/env
 	.build/wheel/env/bin/pip install --quiet --disable-pip-version-check --constraint requirements/dev.lock .build/wheel/*.whl
 	cd .build/wheel/empty && ../env/bin/veltair --version && ../env/bin/veltair simulate medium --queries 200 --cores 8 \
-	  && ../env/bin/veltair zoo dlrm --out dlrm.onnx && ../env/bin/veltair compile dlrm.onnx --out dlrm --trials 0 \
+	  && ../env/bin/veltair zoo dlrm --rows 10000 --out dlrm.onnx && ../env/bin/veltair compile dlrm.onnx --out dlrm --trials 0 \
 	  && ../env/bin/veltair init dlrm && ../env/bin/veltair serve --check serve.toml
+
+# What an installed wheel consists of, as CycloneDX: the packages of its environment, and what the wheel itself bundles.
+sbom: wheel
+	$(BIN)/python requirements/sbom.py .build/wheel/env/bin/python .build/veltair.cdx.json
 
 # The paper's figures from the simulator, and docs/results.md; a quarter of an hour to an hour on 2 cores; a run that was interrupted continues.
 figures: $(VENV)/ready

@@ -33,7 +33,15 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE_LINK = re.compile(r"\]\(src:([^)#]+)\)")
 DIRECTIVE = re.compile(r"<!-- (cli|struct|file|decisions|errors|refusals|stages)(?::? ([^>]*?))? -->")
-LANGUAGES = {".py": "python", ".c": "c", ".h": "c", ".js": "javascript", ".toml": "toml", ".json": "json"}
+LANGUAGES = {
+    ".py": "python",
+    ".c": "c",
+    ".h": "c",
+    ".js": "javascript",
+    ".toml": "toml",
+    ".json": "json",
+    ".yaml": "yaml",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -31,6 +32,21 @@ def test_contributing_names_files_that_exist() -> None:
     paths = re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9.]*)`", text)
     assert len(paths) > 10
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_first_hour_is_eight_commands_that_were_run() -> None:
+    folder = ROOT / "docs" / "tutorial"
+    page = (folder / "first-hour.md").read_text("utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    shown = "".join(text for language, text in blocks if not language).rstrip("\n")
+    recorded = [
+        ast.literal_eval(pair.elts[1])
+        for node in ast.parse((folder / "record_first_hour.py").read_text("utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMMANDS"
+        for pair in node.value.elts
+    ]
+    assert len(recorded) <= 8
+    assert "\n".join(recorded) == shown
 
 
 def test_every_decision_has_its_three_parts() -> None:

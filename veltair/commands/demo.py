@@ -19,6 +19,7 @@ from veltair.scenarios import find_scenario
 
 MODELS = ("resnet50", "mobilenet_v2", "dlrm")
 READY_S = 120.0  # for a daemon to load its models
+LOOK_S = 60.0  # that the dashboard stays after the load, where a person watches
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,14 +74,38 @@ def _serve_and_load(config: Path, scenario: Path, folder: Path, console: Console
             here = Path(scratch) / "demo.toml"
             here.write_text(text, "utf-8")
             code = subprocess.run([sys.executable, "-m", "veltair.cli", "load", str(here)], check=False).returncode
-        console.print(
-            f"dashboard: http://{ready['http']}/admin; serve it again: veltair serve {os.path.relpath(config)}"
-        )
+        _say_next(console, config)
+        if console.is_terminal:
+            console.print(f"the dashboard stays for a minute: http://{ready['http']}/admin  (Ctrl-C ends it)")
+            stay(daemon, LOOK_S)
     finally:
-        daemon.send_signal(signal.SIGTERM)
+        if daemon.poll() is None:
+            daemon.send_signal(signal.SIGTERM)
         stopped = daemon.wait(READY_S)
     console.print("the daemon drained and stopped" if stopped == 0 else f"[red]the daemon ended with code {stopped}")
     return code or stopped
+
+
+def _say_next(console: Console, config: Path) -> None:
+    file = os.path.relpath(config)
+    artifacts = os.path.relpath(config.parent / "artifacts")
+    console.print("\nwhat to look at next:", markup=False)
+    for command, why in (
+        (f"veltair serve {file}", "serve the three models again"),
+        (f"veltair inspect {artifacts}/resnet50", "the layers and code versions of one"),
+        ("veltair compile MODEL.onnx --out DIR", "a model of your own"),
+    ):
+        console.print(f"  {command:<44}{why}", markup=False, highlight=False, soft_wrap=True)
+
+
+def stay(daemon: subprocess.Popen[bytes], seconds: float) -> None:
+    """Wait until the time is over, the daemon has ended, or Ctrl-C, which the daemon gets from the terminal as well."""
+    try:
+        daemon.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
+    except KeyboardInterrupt:
+        daemon.wait(READY_S)
 
 
 def _veltair(*arguments: str) -> None:
