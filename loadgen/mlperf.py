@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,12 @@ class Verdict(msgspec.Struct, frozen=True):
     """The result of one test.
 
     >>> result = TenantResult("m", 40.0, 39.5, 8.0, 14.0, 19.0, target_ms=25.0, qos_rate=0.99, refused=0, errors=0)
-    >>> Verdict(result, "VALID", failures={}).validity
+    >>> Verdict(result, "VALID").validity
     'VALID'
     """
 
     result: TenantResult
     validity: str  # MLPerf's word: VALID or INVALID
-    failures: dict[str, int]  # reason -> count
 
 
 class _Reply(msgspec.Struct, frozen=True):
@@ -152,7 +152,7 @@ class _SystemUnderTest:
     def __init__(self, loop: asyncio.AbstractEventLoop, client: InferenceClient, stream: TenantStream) -> None:
         self._loop, self._client, self._stream = loop, client, stream
         self._pending: set[asyncio.Task[None]] = set()
-        self.failures: dict[str, int] = {}
+        self.failures: Counter[str] = Counter()
         self.counts = dict.fromkeys(Outcome, 0)
 
     def issue(self, samples: list[Any]) -> None:
@@ -172,7 +172,7 @@ class _SystemUnderTest:
             response = await self._client.send(self._stream.requests[index])
             self.counts[response.outcome] += 1
             if response.outcome is not Outcome.OK:
-                self.failures[response.detail] = self.failures.get(response.detail, 0) + 1
+                self.failures[response.detail] += 1
                 # MLPerf knows no failures; completed at once, a refusal would be its fastest answer.
                 over_ns = issued_ns + self._stream.target_ns + OVER_NS - time.monotonic_ns()
                 await asyncio.sleep(max(0.0, over_ns / 1e9))
@@ -219,7 +219,8 @@ def _test(job: Job, loop: asyncio.AbstractEventLoop) -> Verdict:
     detail = read_detail((Path(job.logs) / "mlperf_log_detail.txt").read_text())
     counts = under_test.counts
     row = tenant_result(detail, job.tenant, counts[Outcome.REFUSED], counts[Outcome.ERROR])
-    return Verdict(row, str(detail.get("result_validity", "")), under_test.failures)
+    row = msgspec.structs.replace(row, failures=dict(under_test.failures.most_common()))
+    return Verdict(row, str(detail.get("result_validity", "")))
 
 
 def main() -> None:

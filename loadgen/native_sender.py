@@ -150,7 +150,8 @@ class NativeRun:
         return result
 
     def _count_failures(self, outcome: NDArray[np.int8]) -> Counter[tuple[int, str]]:
-        failed = (outcome == Outcome.REFUSED) | (outcome == Outcome.ERROR)
+        measured = self._schedule.arrival_ns >= self._schedule.window_ns[0]
+        failed = measured & ((outcome == Outcome.REFUSED) | (outcome == Outcome.ERROR))
         records = self.records[failed]
         announced = np.where(records["end"] == QueryEnd.TOO_LARGE, records["bytes"], 0)
         columns = (self._schedule.stream[failed], records["end"], records["code"], records["text"], announced)

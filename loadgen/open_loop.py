@@ -53,7 +53,7 @@ class Trace:
     done_ns: Times  # (queries,) 0 where unsent
     outcome: NDArray[np.int8]  # (queries,) of Outcome
     window_ns: tuple[int, int]  # the schedule's, cut short if the run was
-    failures: Counter[tuple[int, str]]  # (stream, reason) of refused and failed queries
+    failures: Counter[tuple[int, str]]  # (stream, reason) of refused and failed queries behind the warm-up
     cpu_ns: int  # CPU time of this process during the run
 
 
@@ -115,7 +115,7 @@ async def run_open_loop(
         finally:
             done[i] = time.monotonic_ns() - start
             counts.done += 1
-            if outcome[i] != Outcome.OK:
+            if outcome[i] != Outcome.OK and arrival[i] >= schedule.window_ns[0]:
                 failures[stream, why] += 1
 
     def finished(task: asyncio.Task[None]) -> None:

@@ -11,6 +11,7 @@ from veltair.loadgen.tenant_results import SendLag, TenantOutcomes
 
 WIDTH = 0.03  # of the final bracket, relative to its lower end
 LOWEST, HIGHEST = 2.0**-10, 2.0**10  # of the factor: beyond them the scenario's rates are wrong
+CLIFF = 0.05  # a load that is hardly higher and misses a percentile by more is no edge but a collapse
 
 
 class LoadRun(NamedTuple):
@@ -52,6 +53,25 @@ class Probe:
     def qps(self) -> float:
         """Served, all tenants together."""
         return sum(t.served / (t.window_ns / 1e9) for t in self.tenants if t.window_ns)
+
+
+def describe_cliff(probes: Sequence[Probe]) -> str | None:
+    """Where the load just above the peak misses a tenant's percentile by far: such a peak may not be found again.
+
+    >>> describe_cliff([Probe(3.0, (1,), [], SendLag(), held=True)])
+    """
+    best = max((probe for probe in probes if probe.held), key=attrgetter("scale"), default=None)
+    above = min((probe for probe in probes if not probe.held), key=attrgetter("scale"), default=None)
+    if best is None or above is None or above.scale > best.scale * (1 + 2 * WIDTH) or not above.tenants:
+        return None
+    worst = min(above.tenants, key=lambda tenant: (tenant.qos_rate or 0.0) - tenant.percentile)
+    rate = worst.qos_rate or 0.0
+    if rate >= worst.percentile - CLIFF:
+        return None
+    return (
+        f"the peak is unstable: x {best.scale:.3f} held, and at x {above.scale:.3f} {worst.name} was in time for "
+        f"{rate * 100:.1f} %, wanted {worst.percentile * 100:g} %; another search may find another peak"
+    )
 
 
 def bisect_scale(width: float = WIDTH) -> Generator[float, bool, float | None]:

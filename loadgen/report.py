@@ -55,6 +55,7 @@ class Report(msgspec.Struct, frozen=True):
     max_lag_ms: float | None  # the client's own worst delay in sending; None: not known (MLPerf's engine)
     client_cpu_us_per_query: float | None  # the client's CPU time, over all runs; None: not known
     probes: list[ProbeResult] | msgspec.UnsetType = msgspec.UNSET
+    unstable: str | None = None  # why the peak that was found may not be found again
 
 
 def probe_result(probe: Probe) -> ProbeResult:
@@ -106,12 +107,11 @@ def results_table(results: Sequence[TenantResult], tenants: Sequence[TenantLoad]
     return table
 
 
-def print_failures(console: Console, failures: Counter[tuple[str, str]]) -> None:
+def print_failures(console: Console, results: Sequence[TenantResult]) -> None:
     """Print the most frequent reasons per tenant, which explain the counts of the table."""
-    for name in dict.fromkeys(name for name, _ in failures):
-        own = Counter({why: count for (tenant, why), count in failures.items() if tenant == name})
-        for why, count in own.most_common(MAX_REASONS):
-            console.print(f"{name}: {count} x {why}")
+    for row in results:
+        for why, count in Counter(row.failures).most_common(MAX_REASONS):
+            console.print(f"{row.name}: {count} x {why}")
 
 
 @asynccontextmanager

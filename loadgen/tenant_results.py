@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -38,6 +39,7 @@ class TenantOutcomes:
     served: int  # answered OK *within* the window, including earlier arrivals: throughput without the final drain
     latency_ns: Times  # (answered OK,) from the scheduled arrival, ascending
     refusal_ns: Times = field(default_factory=lambda: np.empty(0, np.int64))  # (refused,) from being sent
+    failures: Counter[str] = field(default_factory=Counter)  # by reason, the refusals among them
 
     @property
     def in_time(self) -> int:
@@ -98,6 +100,7 @@ class TenantResult(msgspec.Struct, frozen=True):
     errors: int
     admitted_rate: float | None = None  # in time, of those that were not refused
     refused_p99_ms: float | None = None  # from the request to its refusal
+    failures: dict[str, int] = {}  # by reason, the refusals among them; the most frequent first
 
 
 def count_outcomes(trace: Trace, streams: Sequence[TenantStream]) -> list[TenantOutcomes]:
@@ -123,6 +126,7 @@ def count_outcomes(trace: Trace, streams: Sequence[TenantStream]) -> list[Tenant
             served=int((own & served).sum()),
             latency_ns=np.sort(latency[mine & ok]),
             refusal_ns=(trace.done_ns - trace.sent_ns)[mine & (outcome == Outcome.REFUSED)],
+            failures=Counter({why: n for (owner, why), n in trace.failures.items() if owner == i}),
         )
 
     return [count(i, stream) for i, stream in enumerate(streams)]
@@ -142,6 +146,7 @@ def pool_outcomes(runs: Sequence[Sequence[TenantOutcomes]]) -> list[TenantOutcom
             served=sum(t.served for t in own),
             latency_ns=np.sort(np.concatenate([t.latency_ns for t in own])),
             refusal_ns=np.concatenate([t.refusal_ns for t in own]),
+            failures=sum((t.failures for t in own), Counter()),
         )
         for own in zip(*runs, strict=True)
     ]
@@ -166,6 +171,7 @@ def summarize(outcomes: TenantOutcomes) -> TenantResult:
         errors=outcomes.errors,
         admitted_rate=outcomes.admitted_rate,
         refused_p99_ms=round(float(np.percentile(outcomes.refusal_ns, 99)) / 1e6, 4) if outcomes.refused else None,
+        failures=dict(outcomes.failures.most_common()),
     )
 
 

@@ -10,6 +10,7 @@ import uvloop
 from veltair.loadgen.client import Outcome, Response
 from veltair.loadgen.open_loop import ArrivalSchedule, Trace, draw_schedule, run_open_loop
 from veltair.loadgen.precise_timer import PreciseTimer
+from veltair.loadgen.tenant_results import count_outcomes
 from veltair.loadgen.tenant_streams import TenantStream
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -103,6 +104,18 @@ def test_outcomes_and_reasons_are_kept():
     assert trace.outcome.tolist() == [2, 3, 1] * 3
     assert trace.failures == {(0, "full"): 3, (0, "broken"): 3}
     assert trace.window_ns == (0, 9 * MS)
+    (found,) = count_outcomes(trace, [stream("a", 1)])
+    assert (found.refused, found.errors, found.failures) == (3, 3, {"full": 3, "broken": 3})
+
+
+def test_reasons_are_those_of_the_measured_window():
+    async def answer(nth: int) -> Response:
+        return Response(Outcome.REFUSED, "cold" if nth < 4 else "full")
+
+    schedule = schedule_of(*range(0, 9 * MS, MS), window_ns=(4 * MS, 9 * MS))
+    trace = played(FakeClient(answer), [stream("a", 1)], schedule)
+    assert trace.failures == {(0, "full"): 5}
+    assert count_outcomes(trace, [stream("a", 1)])[0].refused == 5
 
 
 def test_a_run_without_a_single_arrival_ends():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veltair.loadgen.peak import HIGHEST, LOWEST, WIDTH, LoadRun, bisect_scale, find_peak
+from veltair.loadgen.peak import HIGHEST, LOWEST, WIDTH, LoadRun, Probe, bisect_scale, describe_cliff, find_peak
 from veltair.loadgen.tenant_results import SendLag, TenantOutcomes
 
 
@@ -48,6 +48,21 @@ def test_the_way_up_doubles_from_the_scenarios_own_rates():
 def outcomes_of(name: str, offered: int, in_time: int, percentile: float = 0.95) -> TenantOutcomes:
     latency = np.concatenate([np.zeros(in_time, np.int64), np.full(offered - in_time, 10**9)])
     return TenantOutcomes(name, 10**6, percentile, 10**9, offered, 0, 0, offered, latency)
+
+
+@pytest.mark.parametrize(
+    ("missed_at", "in_time", "told"),
+    [
+        (3.06, 45, "x 3.000 held, and at x 3.060 a was in time for 45.0 %, wanted 95 %"),
+        (3.06, 92, None),  # an edge: a little more load, a little too late
+        (6.0, 45, None),  # the search has ended before it came near
+    ],
+)
+def test_a_peak_beside_a_collapse_is_unstable(missed_at, in_time, told):
+    held = Probe(3.0, (1,), [outcomes_of("a", 100, 97), outcomes_of("b", 100, 96)], SendLag(), held=True)
+    missed = Probe(missed_at, (1,), [outcomes_of("b", 100, 96), outcomes_of("a", 100, in_time)], SendLag(), held=False)
+    found = describe_cliff([held, missed])
+    assert found is None if told is None else told in (found or "")
 
 
 class Machine:

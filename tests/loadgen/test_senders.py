@@ -67,6 +67,15 @@ def test_any_mixture_is_counted_exactly(texts, connections, gap_ms):
 
 
 @sender
+def test_reasons_of_the_warm_up_are_not_counted(sender):
+    texts = ["status 13 cold", "status 8 full", "status 8 full"]
+    schedule = replace(one_by_one(3, 5.0), window_ns=(5 * MS, 15 * MS))
+    trace, _ = play(sender, one_stream(texts), schedule)
+    assert trace.outcome.tolist() == [ERROR, REFUSED, REFUSED]
+    assert failures(trace) == {"RESOURCE_EXHAUSTED full": 2}
+
+
+@sender
 @pytest.mark.parametrize("end", ["drop", "half"])
 def test_a_lost_connection_costs_its_calls_and_is_made_anew(sender, end):
     texts = ["hang", "hang", end, "ok", "ok"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,7 +44,6 @@ class LoadResult:
     scenario: Scenario
     tenants: tuple[TenantResult, ...]
     latencies_ms: dict[str, NDArray[np.float64]]  # of the answered queries, from the scheduled arrival
-    failures: Counter[tuple[str, str]]  # (tenant, reason) of refused and failed queries
     max_lag_ms: float  # the client's own worst delay in sending: with much of it, the figures are the client's
 
     def __getitem__(self, tenant: str) -> TenantResult:
@@ -102,7 +100,6 @@ def load_test(
         scenario,
         tuple(summarize(outcomes) for outcomes in count_outcomes(trace, streams)),
         {stream.name: latency_ms[measured & (trace.schedule.stream == i)] for i, stream in enumerate(streams)},
-        Counter({(streams[i].name, why): count for (i, why), count in trace.failures.items()}),
         measure_send_lag(trace, streams).max_ns / 1e6,
     )
 

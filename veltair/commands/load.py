@@ -8,7 +8,6 @@ import itertools
 import resource
 import signal
 import sys
-from collections import Counter
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from veltair.errors import ConfigError, UserError, VeltairError
 from veltair.loadgen import mlperf
 from veltair.loadgen.client import InferenceClient
 from veltair.loadgen.open_loop import RunCounts, Trace, draw_schedule
-from veltair.loadgen.peak import LoadRun, Probe, find_peak
+from veltair.loadgen.peak import LoadRun, Probe, describe_cliff, find_peak
 from veltair.loadgen.report import Report, print_failures, probe_result, progress_bar, results_table
 from veltair.loadgen.run_schedule import run_schedule
 from veltair.loadgen.scenario import MAX_CONNECTIONS, Scenario, read_scenario
@@ -119,14 +118,13 @@ class LoadCommand:
         self._args, self._scenario = args, scenario
         self._stop = asyncio.Event()
         self._notes = Console(stderr=True, markup=False, highlight=False)
-        self._failures: Counter[tuple[str, str]] = Counter()
         self._cpu_ns = self._sent = 0  # CPU time and queries of all runs
 
     async def run(self) -> int:
         report = await (self._run_mlperf() if self._args.engine == "mlperf" else self._run_builtin())
         if report is not None:
             self._print(report)
-        print_failures(self._notes, self._failures)
+            print_failures(self._notes, report.tenants)
         return INTERRUPTED if self._stop.is_set() else 0
 
     async def _run_builtin(self) -> Report:
@@ -151,7 +149,6 @@ class LoadCommand:
             trace = await run_schedule(client, streams, schedule, self._stop, counts)
         self._cpu_ns += trace.cpu_ns
         self._sent += counts.sent
-        self._failures.update({(streams[i].name, why): n for (i, why), n in trace.failures.items()})
         return trace
 
     def _report_run(self, trace: Trace, streams: list[TenantStream]) -> Report:
@@ -200,6 +197,7 @@ class LoadCommand:
             lag.max_ns / 1e6,
             self._cpu_us_per_query,
             [probe_result(probe) for probe in probes],
+            describe_cliff(probes),
         )
 
     def _print_probe(self, probe: Probe) -> None:
@@ -222,7 +220,6 @@ class LoadCommand:
         if verdict is None:
             self._notes.print("stopped: MLPerf gives no result before the end of its test")
             return None
-        self._failures.update({(name, why): count for why, count in verdict.failures.items()})
         self._notes.print(f"MLPerf calls the result {verdict.validity}")
         return Report([verdict.result], None, describe_environment(), None, None)
 
@@ -277,6 +274,8 @@ class LoadCommand:
         elif report.peak_qps is not None:
             title += f": peak {report.peak_qps:.1f} QPS with every tenant's QoS held"
         results_table(report.tenants, self._scenario.tenants, title).print(result_console())
+        if report.unstable:
+            self._notes.print(report.unstable, style="yellow")
         if report.max_lag_ms is not None:
             cpu = report.client_cpu_us_per_query
             note = "" if cpu is None else f", {cpu:.0f} us of the client's CPU time a query"
