@@ -83,6 +83,17 @@ def test_operators_that_nobody_can_take_are_named(tmp_path: Path) -> None:
         lower(load_model(net.save(tmp_path / "net.onnx", shape)), "fp32")
 
 
+def test_an_operator_behind_others_is_named_alone(tmp_path: Path) -> None:
+    net = Net(x=[2, 3, 3])
+    y = "x"
+    for _ in range(12):
+        y = net("Sin", y)
+    y = net("Exp", net("Det", y))
+    with pytest.raises(ModelError, match=r"^no way to compile Det \('[^']*'\): ") as caught:
+        lower(load_model(net.save(tmp_path / "net.onnx", y)), "fp32")
+    assert "Sin" not in str(caught.value)
+
+
 def test_what_breaks_off_within_tvm_is_named(tmp_path: Path) -> None:
     net = Net(x=[4, 3])
     whole = net("Cast", "x", to=TensorProto.INT32)

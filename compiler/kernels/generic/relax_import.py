@@ -22,6 +22,7 @@ from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
 BATCH = "batch"
+MOST_NAMED = 4  # nodes in an error
 
 
 def import_to_relax(
@@ -62,12 +63,34 @@ def import_to_relax(
             warnings.simplefilter("ignore")
             return from_onnx(model, opset=opset, keep_params_in_input=False)
     except Exception as error:  # the importer raises whatever its checks raise
+        if len(nodes) > 1:
+            _import_one_by_one(nodes, values, constants, opset)
         raise describe_failure(nodes, error) from None
 
 
+def _import_one_by_one(
+    nodes: Sequence[onnx.NodeProto],
+    values: Mapping[str, TensorSpec],
+    constants: Mapping[str, NDArray[Any]],
+    opset: int,
+) -> None:
+    """Raise the ModelError of the first node that TVM cannot import by itself; of nodes that are alike one is tried."""
+    seen: set[tuple[str, ...]] = set()
+    for node in nodes:
+        attributes = sorted(attribute.SerializeToString().hex() for attribute in node.attribute)
+        inputs = [name for name in dict.fromkeys(node.input) if name and name not in constants]
+        outputs = [name for name in node.output if name in values]
+        kind = (node.op_type, *attributes, *(str(values.get(name)) for name in inputs))
+        if kind not in seen and outputs and all(name in values for name in inputs):
+            seen.add(kind)
+            import_to_relax([node], values, constants, inputs, outputs, opset)
+
+
 def describe_failure(nodes: Sequence[onnx.NodeProto], error: Exception) -> ModelError:
-    """An error that names the nodes that TVM cannot compile, and says why."""
-    named = ", ".join(dict.fromkeys(f"{node.op_type} ({node.name!r})" for node in nodes))
+    """An error that names the nodes that TVM cannot compile, of many the first few, and says why."""
+    all_names = list(dict.fromkeys(f"{node.op_type} ({node.name!r})" for node in nodes))
+    more = len(all_names) - MOST_NAMED
+    named = ", ".join(all_names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
     return ModelError(f"no way to compile {named}: {reason}")
 
