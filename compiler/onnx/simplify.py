@@ -65,8 +65,13 @@ def _constant(tensor: onnx.TensorProto, content: bytes | mmap.mmap) -> NDArray[A
 
 
 def describe_error(error: Exception) -> str:
-    """The message of ONNX or ONNX Runtime in one line, without references to their source files."""
+    """The message of ONNX or ONNX Runtime in one line, without references to their source files.
+
+    >>> describe_error(Exception("Load model from /tmp/given.onnx failed:Unsupported model IR version: 14"))
+    'Unsupported model IR version: 14'
+    """
     text = " ".join(str(error).split())
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"/\S+\.(?:h|cc):\d+ .*?\) (?=[A-Z])", "", text)
+    text = re.sub(r"^Load model from .*? failed: ?", "", text)  # from a copy of it, whose path says nothing
     return text[:300] or type(error).__name__
