@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
-from veltair.machine.standstill import Standstill
+from veltair.machine.standstill import Standstill, is_stopped
 from veltair.profiles.artifact.sealed_artifact import SealedFiles
 from veltair.server.engine.worker_process import WorkerProcess, WorkerSetup
 from veltair.server.ipc.messages import LoadModels, ModelChange, TenantSpec, WorkerDied
@@ -62,6 +62,7 @@ class WorkerSupervisor:
         self._hung_ns = hung_ns
         self._next_look_ns = 0
         self._loading: dict[WorkerProcess, Standstill] = {}
+        self._stopped_ns: dict[WorkerProcess, int] = {}  # of idle workers, since when
 
     @property
     def all(self) -> list[WorkerProcess]:
@@ -100,7 +101,7 @@ class WorkerSupervisor:
 
     def start_missing(self, now_ns: int) -> None:
         """Start the workers that are missing, unless the last starts failed and the next try is not due."""
-        self._kill_hung_loads(now_ns)
+        self._kill_hung(now_ns)
         while self._living < self._target and now_ns >= self._next_start_ns:
             try:
                 worker = WorkerProcess(self._setup)
@@ -121,7 +122,8 @@ class WorkerSupervisor:
             due_ns.append(self._next_look_ns)
         return max(0.0, (min(due_ns) - now_ns) / 1e9) if due_ns else None
 
-    def _kill_hung_loads(self, now_ns: int) -> None:
+    def _kill_hung(self, now_ns: int) -> None:
+        """Workers that load models and stand still, and idle ones that somebody has stopped."""
         if now_ns < self._next_look_ns:
             return
         self._next_look_ns = now_ns + LOOK_NS
@@ -130,6 +132,11 @@ class WorkerSupervisor:
         for worker, standstill in self._loading.items():
             if standstill.lasted_ns(now_ns) > self._hung_ns:
                 self.kill_hung(worker, "loading models")
+        stopped = [worker for worker in self._idle if is_stopped(worker.pid)]
+        self._stopped_ns = {worker: self._stopped_ns.get(worker, now_ns) for worker in stopped}
+        for worker, since_ns in self._stopped_ns.items():
+            if now_ns - since_ns > self._hung_ns:
+                self.kill_hung(worker, "waiting while it is stopped")
 
     def models_loaded(self, worker: WorkerProcess, sandbox: SandboxStatus) -> None:
         """The worker can take its first query."""

@@ -43,3 +43,16 @@ class Standstill:
         except (FileNotFoundError, ProcessLookupError):  # a thread or the process has just ended
             return True, cpu_ticks
         return at_work, cpu_ticks
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped the process (SIGSTOP); False where it has ended.
+
+    >>> import os
+    >>> is_stopped(os.getpid())
+    False
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

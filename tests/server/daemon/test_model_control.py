@@ -37,11 +37,14 @@ def repository(artifacts: Path, tmp_path: Path) -> Path:
     return folder
 
 
+LOAD_S = 180.0  # for a load that costs workers, which start anew
+
+
 @contextmanager
 def serving(tmp_path: Path, repository: Path, **options: Any) -> Iterator[tuple[Daemon, Any, Any]]:
     text = configuration(tmp_path, repository=str(repository), **(OPTIONS | options))
     with running(tmp_path, text) as daemon:
-        http = triton_http.InferenceServerClient(daemon.http)
+        http = triton_http.InferenceServerClient(daemon.http, network_timeout=LOAD_S)
         rpc = triton_grpc.InferenceServerClient(daemon.grpc)
         try:
             yield daemon, http, rpc

@@ -20,6 +20,7 @@ from veltair.server.front.monitor.event_history import EventHistory
 
 pytestmark = pytest.mark.slow
 
+SOME_TURNS = LONG_TURNS // 8  # a second or so
 X = np.random.default_rng(1).standard_normal((5, 16), dtype=np.float32)
 
 
@@ -52,6 +53,30 @@ def test_a_stopped_worker_is_replaced_and_its_query_fails(artifacts: Path) -> No
             await until("another worker", served)
             assert not living(worker) and (await pids(client)) != [worker]
             assert (await client.snapshot()).status.worker_deaths == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_worker_that_nothing_is_asked_of_is_replaced(artifacts: Path) -> None:
+    """The one used last gets the next query, so the other would be noticed only once both are needed."""
+
+    async def scenario() -> None:
+        configuration = serve_config(
+            artifacts, "mlp", "spin", workers=2, spare_workers=0, policy="fcfs", hung_block_s=0.5
+        )
+        async with serving(configuration) as client:
+            query = asyncio.create_task(client.infer("spin", spin_inputs(SOME_TURNS)))
+            used = (await block_under_way(client, "spin")).worker
+            await query
+            (spare,) = {*await pids(client)} - {used}
+            os.kill(spare, signal.SIGSTOP)
+
+            async def replaced() -> bool:
+                assert await answers(client)
+                return not living(spare) and len({*await pids(client)} - {spare}) == 2
+
+            await until("another spare worker", replaced)
+            assert used in await pids(client)
 
     asyncio.run(scenario())
 
