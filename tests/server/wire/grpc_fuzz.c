@@ -39,13 +39,12 @@ static bool examine(const uint8_t *bytes, size_t size) {
     for (uint32_t count = 1; count <= INPUTS; count++)
       fits = grpc_fill(&(plan){.inputs = count, .input = inputs}, &found, slot) || fits;
     if (found.id_bytes) {
-      query *const of = calloc(1, sizeof *of + found.id_bytes);
+      uint8_t *const field = malloc(found.id_bytes);
       size_t id_bytes;
-      of->id_bytes = (uint32_t)found.id_bytes;
-      memcpy(of->request_id, found.id, found.id_bytes);
-      grpc_id(of, &id_bytes);
+      memcpy(field, found.id, found.id_bytes);
+      check_part(grpc_id(field, found.id_bytes, &id_bytes), id_bytes, field, found.id_bytes);
       if (id_bytes >= found.id_bytes) abort();
-      free(of);
+      free(field);
     }
   }
   found = (request){.tensors = message, .end = message + size};

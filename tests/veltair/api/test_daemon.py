@@ -55,7 +55,7 @@ def test_a_configuration_file_and_keys_before_it(artifacts: Path, tmp_path: Path
 
 
 def test_what_cannot_be_served(artifacts: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no-such\.toml: No such file"):
+    with pytest.raises(ConfigError, match=r"no-such\.toml: cannot be read: No such file"):
         veltair.serve(tmp_path / "no-such.toml")
     with pytest.raises(ArtifactError, match="no model artifact there"):
         veltair.serve([tmp_path])
