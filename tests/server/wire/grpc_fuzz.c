@@ -42,7 +42,8 @@ static bool examine(const uint8_t *bytes, size_t size) {
       uint8_t *const field = malloc(found.id_bytes);
       size_t id_bytes;
       memcpy(field, found.id, found.id_bytes);
-      check_part(grpc_id(field, found.id_bytes, &id_bytes), id_bytes, field, found.id_bytes);
+      const uint8_t *const id = grpc_id(field, found.id_bytes, &id_bytes);
+      check_part(id, id_bytes, field, found.id_bytes);
       if (id_bytes >= found.id_bytes) abort();
       free(field);
     }
