@@ -55,7 +55,7 @@ class Report(msgspec.Struct, frozen=True):
     max_lag_ms: float | None  # the client's own worst delay in sending; None: not known (MLPerf's engine)
     client_cpu_us_per_query: float | None  # the client's CPU time, over all runs; None: not known
     probes: list[ProbeResult] | msgspec.UnsetType = msgspec.UNSET
-    unstable: str | None = None  # why the peak that was found may not be found again
+    unstable: str | msgspec.UnsetType | None = msgspec.UNSET  # why the peak that was found may not be found again
 
 
 def probe_result(probe: Probe) -> ProbeResult:

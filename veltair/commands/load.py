@@ -274,7 +274,7 @@ class LoadCommand:
         elif report.peak_qps is not None:
             title += f": peak {report.peak_qps:.1f} QPS with every tenant's QoS held"
         results_table(report.tenants, self._scenario.tenants, title).print(result_console())
-        if report.unstable:
+        if isinstance(report.unstable, str):
             self._notes.print(report.unstable, style="yellow")
         if report.max_lag_ms is not None:
             cpu = report.client_cpu_us_per_query

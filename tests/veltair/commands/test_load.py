@@ -19,6 +19,7 @@ TENANT_KEYS = {
     *("name", "offered_qps", "qps", "p50_ms", "p95_ms", "p99_ms", "target_ms", "qos_rate", "refused", "errors"),
     "admitted_rate",
     "refused_p99_ms",
+    "failures",
 }
 ENOUGH_MS = 60_000.0
 
@@ -54,6 +55,7 @@ def test_json(own_fake_server, tmp_path, capsys, scheme):
     assert third["qos_rate"] == pytest.approx(1 - third["refused"] / sent["third"])
     assert (broken["errors"], broken["qps"], broken["qos_rate"]) == (sent["later_internal"], 0, 0)
     assert broken["p50_ms"] is None
+    assert [sum(row["failures"].values()) for row in (echo, third, broken)] == [0, third["refused"], broken["errors"]]
 
 
 def test_a_table_for_people(fake_server, tmp_path, capsys):
