@@ -29,12 +29,11 @@ from veltair.server.front.process_metrics import read_daemon_processes
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.ipc.stages import server_timing
 from veltair.server.protocol.compressed_body import deflate, response_coding
-from veltair.server.protocol.failed_queries import one_line
+from veltair.server.protocol.failed_queries import CLIENT_CLOSED, one_line
 from veltair.server.protocol.http_codec import encode_response
 from veltair.server.protocol.json_parser import INLINE_BYTES
 
 RETRY_AFTER_S = 1
-CLIENT_CLOSED = 499  # for the log alone: the client is gone
 
 _log = logging.getLogger(__name__)
 READ = ["GET", "HEAD"]  # Starlette's own routes add HEAD by themselves; uvicorn sends no body for it

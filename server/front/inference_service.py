@@ -11,20 +11,19 @@ from importlib.metadata import version as installed_version
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-import msgspec
-
 from veltair.errors import UnknownModelError, UnsupportedError, VeltairError
 from veltair.profiles.artifact.strings import Strings
 from veltair.server.access.callers import caller
 from veltair.server.front import model_metadata
 from veltair.server.front.admission import refuse_past_deadline
 from veltair.server.front.http_body import BodyMemory
+from veltair.server.front.logs.access_log import AccessLog
 from veltair.server.front.metrics import Metrics
-from veltair.server.front.query_result import QueryResult
+from veltair.server.front.query_result import QueryResult, trace_parameters
 from veltair.server.front.request_counts import RequestCounts, outcome_of_error
 from veltair.server.front.shared_memory_regions import SharedMemoryRegions
 from veltair.server.front.snapshot import Snapshot
-from veltair.server.ipc.stages import ANSWER, STAGES, stage_times
+from veltair.server.ipc.stages import STAGES, stage_times
 from veltair.server.protocol.datatypes import Array, Tensor
 from veltair.server.protocol.failed_queries import log_failed_query
 from veltair.server.protocol.infer_request import InferRequest, Parameter, TensorLocation
@@ -120,6 +119,7 @@ class InferenceService:
         self.parser = JsonParser()
         self.bodies = BodyMemory(max(memory_bytes, body_limit_bytes))
         self.version = installed_version("veltair")
+        self.access_log: AccessLog | None = None
         self.control, self._model_control = control, model_control
         self._validators: WeakKeyDictionary[ServedTenant, InputValidator] = WeakKeyDictionary()
 
@@ -137,17 +137,25 @@ class InferenceService:
         try:
             resolve = partial(self.resolve, model, version, tenant or text_parameter(request.parameters, "tenant"))
             served = resolve()
-        except UnknownModelError:
+        except UnknownModelError as error:
             self.metrics.unknown_model_requests += 1
+            if self.access_log is not None:
+                self.access_log.add_error(request.id, None, model, error, time.monotonic_ns() - arrival_ns)
             raise
         counts = self.metrics.tenants[served.name]
         try:
-            return await self._infer(served, counts, request, arrival_ns, deadline_ns, resolve)
+            response = await self._infer(served, counts, request, arrival_ns, deadline_ns, resolve)
         except BaseException as error:
-            counts.count_error(error, time.monotonic_ns() - arrival_ns)
+            duration_ns = time.monotonic_ns() - arrival_ns
+            counts.count_error(error, duration_ns)
+            if self.access_log is not None:
+                self.access_log.add_error(request.id, served.name, counts.model, error, duration_ns)
             if outcome_of_error(error) == "failed":
                 log_failed_query(getattr(error, "query", None), served.name, request.id, str(error))
             raise
+        if self.access_log is not None:
+            self.access_log.add_answer(request.id, response.served.name, response.stage_ns)
+        return response
 
     async def _infer(
         self,
@@ -182,7 +190,7 @@ class InferenceService:
         counts.count_answer(stages, batch)
         parameters = warn_of_unknown(request.parameters)
         if traced:
-            parameters |= _trace(result, stages, level, served.priority)
+            parameters |= trace_parameters(result, stages, level, served.priority)
         return InferenceResponse(served, outputs, stored, parameters, stages)
 
     @asynccontextmanager
@@ -272,25 +280,3 @@ def _size(tensor: Tensor) -> int:
 
 def wants_trace(parameters: Mapping[str, Parameter]) -> bool:
     return parameters.get(TRACE_PARAMETER) in (True, "true", 1)
-
-
-def _trace(result: QueryResult, stages: Sequence[int], level: int, tenant_priority: int) -> dict[str, Parameter]:
-    """All stages but the answer, which is under way."""
-    blocks = [
-        {
-            "start": block.start,
-            "stop": block.stop,
-            "cores": len(block.cores),
-            "versions": block.versions,
-            "elapsed_ns": block.elapsed_ns,
-            "queries": block.queries,
-        }
-        for block in result.blocks
-    ]
-    return {
-        "priority": level,
-        "tenant_priority": tenant_priority,
-        "queue_ns": result.queue_ns,
-        **{f"{stage.name}_ns": taken for stage, taken in zip(STAGES[:ANSWER], stages, strict=False)},
-        "blocks": msgspec.json.encode(blocks).decode(),
-    }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from numpy.typing import NDArray
 
 from veltair.errors import QueryError
 from veltair.server.ipc.messages import InferQuery
-from veltair.server.ipc.stages import EngineStamps
+from veltair.server.ipc.stages import ANSWER, STAGES, EngineStamps
 from veltair.server.ipc.status_records import BlockRecord
+from veltair.server.protocol.infer_request import Parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +52,27 @@ class HeldQuery:
         if not self.result.done():
             error.query = self.message.query
             self.result.set_exception(error)
+
+
+def trace_parameters(
+    result: QueryResult, stages: Sequence[int], level: int, tenant_priority: int
+) -> dict[str, Parameter]:
+    """The parameters of a traced response: all stages but the answer, which is under way."""
+    blocks = [
+        {
+            "start": block.start,
+            "stop": block.stop,
+            "cores": len(block.cores),
+            "versions": block.versions,
+            "elapsed_ns": block.elapsed_ns,
+            "queries": block.queries,
+        }
+        for block in result.blocks
+    ]
+    return {
+        "priority": level,
+        "tenant_priority": tenant_priority,
+        "queue_ns": result.queue_ns,
+        **{f"{stage.name}_ns": taken for stage, taken in zip(STAGES[:ANSWER], stages, strict=False)},
+        "blocks": msgspec.json.encode(blocks).decode(),
+    }

@@ -9,6 +9,7 @@ import logging
 
 logger = logging.getLogger("veltair.server")
 
+CLIENT_CLOSED = 499  # a status for the log alone: the client is gone
 MOST_ID, MOST_TEXT = 128, 512  # characters of each that are logged
 
 

@@ -36,7 +36,6 @@ from veltair.server.front.http_front import application
 from veltair.server.front.inference_service import InferenceService
 from veltair.server.front.logs.access_log import AccessLog
 from veltair.server.front.logs.line_writer import LineWriter
-from veltair.server.front.logs.logged_service import LoggedInferenceService
 from veltair.server.front.logs.refusal_bursts import RefusalBursts
 from veltair.server.front.metrics import Metrics
 from veltair.server.front.monitor.build_info import describe_build
@@ -178,16 +177,7 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 metrics.tenant_of, metrics.refused_by_threads = partial(_tenant_of, client), threads.refusal_counts
             metrics.events, metrics.hour = events, HourHistory(metrics.tenants, lambda: metrics.refresh())
             held.callback(asyncio.create_task(metrics.hour.record()).cancel)
-            service_class: Callable[..., InferenceService] = InferenceService
-            if writer is not None:
-                log = AccessLog(writer, metrics.tenant_of, lambda name: metrics.tenants[name].model)
-                service_class = partial(LoggedInferenceService, log)
-                if threads is not None:
-                    threads.log_ended(log.add_ended)
-                    held.callback(asyncio.create_task(log.follow(metrics.refresh)).cancel)
-            if as_lines:
-                held.callback(asyncio.create_task(RefusalBursts(metrics).follow()).cancel)
-            service = service_class(
+            service = InferenceService(
                 client,
                 metrics,
                 config.server.body_limit_mb << 20,
@@ -196,6 +186,15 @@ async def serve(read: Callable[[], ServeConfig], *, as_json: bool, attached: boo
                 control=client.control,
                 model_control=config.server.model_control,
             )
+            if writer is not None:
+                log = service.access_log = AccessLog(
+                    writer, metrics.tenant_of, lambda name: metrics.tenants[name].model
+                )
+                if threads is not None:
+                    threads.log_ended(log.add_ended)
+                    held.callback(asyncio.create_task(log.follow(metrics.refresh)).cancel)
+            if as_lines:
+                held.callback(asyncio.create_task(RefusalBursts(metrics).follow()).cancel)
             metrics.build = describe_build(config.server.policy)
             dashboard = Dashboard(client, metrics, machine, apart=admin is not None)
             if (control := client.control) is not None:

@@ -20,11 +20,12 @@ from veltair.server.front.logs.line_writer import Lines, LineWriter
 from veltair.server.front.request_counts import OUTCOMES, outcome_of_error
 from veltair.server.ipc.json_lines import utc
 from veltair.server.ipc.stages import EXECUTE
+from veltair.server.protocol.failed_queries import CLIENT_CLOSED
 from veltair.server.wire.ended_requests import shown_ids
 
 TAKE_S = 1.0  # between two looks at what I/O threads have answered
 MOST_ID = 127  # characters; of I/O threads, bytes
-CLIENT_CLOSED = 499
+MOST_MODEL = 128  # characters of a name that is no model's
 _STATUSES = {"ok": 200, "invalid": 400, "cancelled": CLIENT_CLOSED, "failed": 500}
 _REFUSALS, _FAILURES = list(RefusalReason), list(FailureReason)
 
@@ -80,7 +81,8 @@ class AccessLog:
         status = error.http_status if isinstance(error, QueryError | RequestError) else _STATUSES[outcome]
         if outcome == "failed":
             reason = error.failure if isinstance(error, QueryError) else FailureReason.INTERNAL
-        self._add(time.time_ns(), request_id, tenant, model, outcome, status, reason, (), duration_ns)
+        shown = model[:MOST_MODEL] if tenant is None else model
+        self._add(time.time_ns(), request_id, tenant, shown, outcome, status, reason, (), duration_ns)
 
     def _add(self, end_ns: int, request_id: str, *how: Any) -> None:
         self._write(1, lambda: [_line(end_ns, request_id[:MOST_ID], *how)])

@@ -14,7 +14,6 @@ from veltair.errors import OverloadedError, RefusalReason
 from veltair.server.front.logs import line_writer
 from veltair.server.front.logs.access_log import AccessLog
 from veltair.server.front.logs.line_writer import LineWriter
-from veltair.server.front.logs.logged_service import LoggedInferenceService
 from veltair.server.front.logs.refusal_bursts import RefusalBursts
 from veltair.server.front.request_counts import OUTCOMES
 from veltair.server.wire import native
@@ -78,8 +77,7 @@ def test_a_request_of_python_is_logged_once_with_its_end() -> None:
     async def test(front: Front) -> None:
         with LineWriter(pipe.write) as writer:
             log = AccessLog(writer, lambda number: None, lambda tenant: front.metrics.tenants[tenant].model)
-            front.service.__class__ = LoggedInferenceService
-            front.service._log = log  # type: ignore[attr-defined]
+            front.service.access_log = log
             await front.good()
             front.engine.failure = OverloadedError(RefusalReason.SLOTS)
             await front.http.post("/v2/models/sums/infer", json=request() | {"id": "x\ny" + "z" * 500})
