@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types docs doctest pytest wheel sbom figures measurements micro lock clean
+.PHONY: demo test lint types docs doctest pytest pytest-daemons pytest-others wheel sbom figures measurements micro lock clean
 
 demo: $(VENV)/ready
 	$(BIN)/veltair demo

@@ -14,7 +14,6 @@ A name that does not exist fails the build.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import contextlib
 import io
@@ -79,13 +78,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def command_help(_: str) -> str:
     """The help of every command of `veltair`, 100 columns wide."""
     from veltair import cli
+    from veltair.commands.shell import commands_of
 
     os.environ["COLUMNS"] = "100"
     parts = []
-    for action in cli.build_parser()._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, parser in action.choices.items():
-                parts.append(f"## veltair {name}\n\n```text\n{parser.format_help()}```\n")
+    for name, parser in commands_of(cli.build_parser()).items():
+        parts.append(f"## veltair {name}\n\n```text\n{parser.format_help()}```\n")
     return "\n".join(parts)
 
 

@@ -55,13 +55,13 @@ class Probe:
         return sum(t.served / (t.window_ns / 1e9) for t in self.tenants if t.window_ns)
 
 
-def describe_cliff(probes: Sequence[Probe]) -> str | None:
+def describe_cliff(best: Probe | None, above: Probe | None) -> str | None:
     """Where the load just above the peak misses a tenant's percentile by far: such a peak may not be found again.
 
-    >>> describe_cliff([Probe(3.0, (1,), [], SendLag(), held=True)])
+    best, above: the highest load that held, and the lowest that did not, if there were any.
+
+    >>> describe_cliff(Probe(3.0, (1,), [], SendLag(), held=True), None)
     """
-    best = max((probe for probe in probes if probe.held), key=attrgetter("scale"), default=None)
-    above = min((probe for probe in probes if not probe.held), key=attrgetter("scale"), default=None)
     if best is None or above is None or above.scale > best.scale * (1 + 2 * WIDTH) or not above.tenants:
         return None
     worst = min(above.tenants, key=lambda tenant: (tenant.qos_rate or 0.0) - tenant.percentile)

@@ -94,7 +94,8 @@ static size_t write_head(const http1 *on, uint8_t *target, int code, const char 
   char lines[192] = "";
   int used = 0;
   if (of) used = write_timing(lines, sizeof lines, of);
-  if (json) snprintf(lines + used, sizeof lines - (size_t)used, "inference-header-content-length: %llu\r\n", (unsigned long long)*json);
+  if (json) snprintf(lines + used, sizeof lines - (size_t)used, "inference-header-content-length: %llu\r\n",
+                     (unsigned long long)*json);
   else if (code == 503) snprintf(lines, sizeof lines, "retry-after: 1\r\n");
   const int size = snprintf((char *)target, MOST_LINES,
                             "HTTP/1.1 %d %s\r\ndate: %s\r\n%s"

@@ -35,6 +35,25 @@ def normal(*shape: int) -> NDArray[np.float32]:
     return (random.standard_normal(shape) / np.sqrt(max(1, np.prod(shape[1:])))).astype(np.float32)
 
 
+def saved(
+    path: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: dict[str, Any],
+    outputs: tuple[str, ...],
+    constants: dict[str, NDArray[Any]],
+) -> Path:
+    """A model of these nodes; inputs are float32 but for `lengths`."""
+    ports = [
+        helper.make_tensor_value_info(n, TensorProto.INT32 if n == "lengths" else TensorProto.FLOAT, shape)
+        for n, shape in inputs.items()
+    ]
+    made = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
+    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "net", ports, made, tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
 class Net:
     """A little ONNX writer."""
 

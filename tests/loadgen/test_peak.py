@@ -61,7 +61,7 @@ def outcomes_of(name: str, offered: int, in_time: int, percentile: float = 0.95)
 def test_a_peak_beside_a_collapse_is_unstable(missed_at, in_time, told):
     held = Probe(3.0, (1,), [outcomes_of("a", 100, 97), outcomes_of("b", 100, 96)], SendLag(), held=True)
     missed = Probe(missed_at, (1,), [outcomes_of("b", 100, 96), outcomes_of("a", 100, in_time)], SendLag(), held=False)
-    found = describe_cliff([held, missed])
+    found = describe_cliff(held, missed)
     assert found is None if told is None else told in (found or "")
 
 

@@ -4,3 +4,15 @@
 other folder; no other folder imports it. `engine_process` and `alternate_runs` are no commands: they are the processes
 that `bench` times in turn.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from veltair.errors import ConfigError
+
+
+def refuse_to_overwrite(path: Path | None, *, force: bool) -> None:
+    """Before any work is done for it. Raises ConfigError for a file that is there."""
+    if path is not None and path.exists() and not force:
+        raise ConfigError(f"{path}: is there already; --force overwrites it")

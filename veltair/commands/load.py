@@ -197,7 +197,7 @@ class LoadCommand:
             lag.max_ns / 1e6,
             self._cpu_us_per_query,
             [probe_result(probe) for probe in probes],
-            describe_cliff(probes),
+            describe_cliff(best, missed),
         )
 
     def _print_probe(self, probe: Probe) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
+from veltair.commands import refuse_to_overwrite
 from veltair.commands.timing.slowdown_samples import measure_samples, simulate_samples
 from veltair.errors import ConfigError
 from veltair.profiles.artifact.artifact_folder import load_artifact
@@ -61,8 +62,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{named}: --within-model rewrites artifacts, and needs a yes, or --yes")
         return _scale_to_whole_models(args.within_model, args.json)
     for path in (args.out, args.save_samples):  # before minutes of measurement
-        if path is not None and path.exists() and not args.force:
-            raise ConfigError(f"{path}: is there already; --force overwrites it")
+        refuse_to_overwrite(path, force=args.force)
     if args.live is args.simulated is args.samples is None:
         raise ConfigError("--fit-proxy: expected SAMPLES.json, --live ARTIFACT or --simulated SCENARIO.toml")
     if args.live is not None:

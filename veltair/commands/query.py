@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veltair.api.client import Answer, Client
+from veltair.commands import refuse_to_overwrite
 from veltair.errors import ConfigError, UserError
 from veltair.loadgen.payloads import draw_payloads
 from veltair.loadgen.scenario import LoadSettings
@@ -47,8 +48,7 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """Ask once. Returns 0; raises UserError for a wrong request, VeltairError for a refusal."""
-    if args.out is not None and args.out.exists() and not args.force:
-        raise ConfigError(f"{args.out}: is there already; --force overwrites it")
+    refuse_to_overwrite(args.out, force=args.force)
     inputs = _read(args.npz) if args.npz else _draw(args)
     try:
         with Client(args.address, token=args.token) as client:

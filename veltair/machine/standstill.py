@@ -37,7 +37,7 @@ class Standstill:
         at_work, cpu_ticks = False, 0
         try:
             for thread in self._threads.iterdir():
-                fields = (thread / "stat").read_text().rpartition(")")[2].split()
+                fields = _stat(thread)
                 at_work |= fields[0] in _AT_WORK
                 cpu_ticks += int(fields[11]) + int(fields[12])  # utime and stime of proc(5)
         except (FileNotFoundError, ProcessLookupError):  # a thread or the process has just ended
@@ -53,6 +53,11 @@ def is_stopped(pid: int) -> bool:
     False
     """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return _stat(Path(f"/proc/{pid}"))[0] == "T"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _stat(of: Path) -> list[str]:
+    """The fields of proc(5)'s stat behind the name, the state first."""
+    return (of / "stat").read_text().rpartition(")")[2].split()

@@ -7,6 +7,7 @@ are lines of one vector each.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ class Place(NamedTuple):
     column: Expr
 
 
-class Lanes:
+class Lanes(ABC):
     """What both kinds of lanes have in common. A tile's first row is set by the task, and so is the direction.
 
     ::
@@ -66,6 +67,7 @@ class Lanes:
     """
 
     tile_rows: int  # rows of the batch in a tile
+    width: int  # units of a line
 
     def __init__(self, spec: LayerSpec, buffers: Mapping[str, Any]) -> None:
         self.parameters, self.buffers = spec.parameters_as(RecurrentParameters), buffers
@@ -81,32 +83,33 @@ class Lanes:
             T.alloc_buffer((tiles, 1, LANES), "float32", scope="global") if "lengths" in self.buffers else None
         )
 
+    @abstractmethod
     def input(self, tile: int, step: Expr, k: Expr) -> Expr:
         """Input k of a step, for all lanes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def score(self, tile: int, step: Expr) -> Expr:
-        raise NotImplementedError
+        """The score of a step, for all lanes."""
 
+    @abstractmethod
     def state(self, lines: Any, tile: int, first: Expr, k: Expr) -> Expr:
         """Unit k of the state that begins at a line, for all lanes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def weight(self, packed: Any, index: tuple[Expr, ...], line: int) -> Expr:
         """The weights of a line of units, for all lanes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, tile: int) -> None:
         """Load what a tile reads of the sequence."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_state(self, tile: int, place: Place, lines: Any, line: Expr) -> None:
         """Load a state of a tile's rows, as lines from `line` on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def store_state(self, tile: int, lines: Any, line: Expr, place: Place) -> None:
         """The reverse of `load_state`."""
-        raise NotImplementedError
 
     def runs(self, tile: int, step: Expr) -> Expr:
         """Which rows are longer than `step`."""

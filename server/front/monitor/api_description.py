@@ -13,8 +13,11 @@ from typing import Any, NamedTuple
 import msgspec
 from fastapi import Request, Response
 
+from veltair.server.front.http_body import HEADER_LENGTH
+from veltair.server.front.inference_service import TENANT_HEADER
 from veltair.server.front.monitor.static_files import HEADERS
 from veltair.server.protocol.datatypes import BYTES, DTYPES
+from veltair.server.protocol.request_bounds import MAX_RANK, MAX_TENSORS
 
 _MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 _STYLE = """
@@ -71,7 +74,7 @@ OPERATIONS = (
     Operation("get", "/docs", "This description as a page", replies="text/html"),
 )
 _TEXT, _COUNT, _FLAG = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
-_SHAPE = {"type": "array", "items": _COUNT, "maxItems": 16}
+_SHAPE = {"type": "array", "items": _COUNT, "maxItems": MAX_RANK}
 _VALUE = {"type": ["boolean", "integer", "number", "string", "null"]}
 _PARAMETERS = {"type": "object", "additionalProperties": _VALUE}
 _IN_REGION = {"shared_memory_region": _TEXT, "shared_memory_byte_size": _COUNT, "shared_memory_offset": _COUNT}
@@ -112,8 +115,8 @@ SCHEMAS = {
         ("inputs",),
         id=_TEXT,
         parameters={**_PARAMETERS, "properties": _REQUEST_PARAMETERS},
-        inputs={"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}, "maxItems": 4096},
-        outputs={"type": "array", "items": {"$ref": "#/components/schemas/RequestedOutput"}, "maxItems": 4096},
+        inputs={"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}, "maxItems": MAX_TENSORS},
+        outputs={"type": "array", "items": {"$ref": "#/components/schemas/RequestedOutput"}, "maxItems": MAX_TENSORS},
     ),
     "InferResponse": _object(
         ("model_name", "model_version", "outputs"),
@@ -160,9 +163,8 @@ def _describe(operation: Operation) -> dict[str, Any]:
         content: dict[str, Any] = {"application/json": schema}
         if operation.takes == "InferRequest":
             content["application/octet-stream"] = {}  # the JSON, then raw tensors
-            length = "Inference-Header-Content-Length"
-            tenant, size = ("veltair-tenant", _TEXT), (length, {**_COUNT, "description": "bytes of the JSON"})
-            headers = [{"name": name, "in": "header", "schema": kind} for name, kind in (tenant, size)]
+            taken = {TENANT_HEADER: _TEXT, HEADER_LENGTH: {**_COUNT, "description": "bytes of the JSON"}}
+            headers = [{"name": name, "in": "header", "schema": kind} for name, kind in taken.items()]
             found["parameters"] += headers
             answer["content"]["application/octet-stream"] = {}
         found["requestBody"] = {"content": content}

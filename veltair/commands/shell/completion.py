@@ -6,6 +6,8 @@ import argparse
 
 import shtab
 
+from veltair.commands.shell import commands_of
+
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -30,11 +32,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _complete_files(parser: argparse.ArgumentParser) -> None:
     """Files for every argument whose value is a path, or may be one."""
+    for command in commands_of(parser).values():
+        _complete_files(command)
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                _complete_files(command)
-        elif "FILE" in (label := str(action.metavar or "")) or any(
+        if "FILE" in (label := str(action.metavar or "")) or any(
             word in label
             for word in ("DIR", "ARTIFACT", "CONFIG", "SCENARIO", ".onnx", ".toml", ".json", ".npz", "LOG")
         ):

@@ -7,6 +7,7 @@ import argparse
 from argparse_manpage.manpage import Manpage
 
 import veltair
+from veltair.commands.shell import commands_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _examples(parser: argparse.ArgumentParser) -> str:
-    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices.values()
+    commands = commands_of(parser).values()
     lines = [line for command in commands for line in (command.epilog or "").splitlines() if line.startswith("  ")]
     return "\n".join([".nf", *(line.strip().replace("\\", r"\e").replace("-", r"\-") for line in lines), ".fi"])

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from onnx_nets import Arrays, run
+from onnx_nets import Arrays, run, saved
 
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
@@ -24,25 +23,6 @@ random = np.random.default_rng(11)
 
 def drawn(*shape: int) -> NDArray[np.float32]:
     return random.standard_normal(shape, dtype=np.float32)
-
-
-def saved(
-    path: Path,
-    nodes: list[onnx.NodeProto],
-    inputs: dict[str, Any],
-    outputs: tuple[str, ...],
-    constants: dict[str, NDArray[Any]],
-) -> Path:
-    """A model of these nodes; inputs are float32 but for `lengths`."""
-    given = [
-        helper.make_tensor_value_info(n, TensorProto.INT32 if n == "lengths" else FLOAT, shape)
-        for n, shape in inputs.items()
-    ]
-    made = [helper.make_tensor_value_info(n, FLOAT, None) for n in outputs]
-    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    graph = helper.make_graph(nodes, "net", given, made, tensors)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
 
 
 def matches(path: Path, feeds: Arrays, batch: int = 1) -> list[str]:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
-from onnx_nets import Arrays, run
+from onnx import helper
+from onnx_nets import Arrays, run, saved
 
 from veltair.compiler.onnx.onnx_model import load_model
 from veltair.compiler.pipeline import lower
@@ -26,25 +26,6 @@ random = np.random.default_rng(17)
 
 def drawn(*shape: int) -> NDArray[np.float32]:
     return random.standard_normal(shape, dtype=np.float32)
-
-
-def saved(
-    path: Path,
-    nodes: list[onnx.NodeProto],
-    inputs: dict[str, Any],
-    outputs: tuple[str, ...],
-    constants: dict[str, NDArray[Any]],
-) -> Path:
-    """A model of these nodes; inputs are float32 but for `lengths`."""
-    ports = [
-        helper.make_tensor_value_info(n, TensorProto.INT32 if n == "lengths" else TensorProto.FLOAT, shape)
-        for n, shape in inputs.items()
-    ]
-    made = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
-    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    graph = helper.make_graph(nodes, "net", ports, made, tensors)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
 
 
 def weights_of(kind: str, inputs: int, hidden: int, count: int, prefix: str = "") -> dict[str, NDArray[Any]]:
