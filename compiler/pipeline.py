@@ -27,6 +27,7 @@ from veltair.compiler.graph import completion
 from veltair.compiler.graph.graph_builder import GraphBuilder
 from veltair.compiler.graph.layer_graph import LayerGraph
 from veltair.compiler.graph.model_view import ModelView
+from veltair.compiler.kernels.fallback.fallback_import import FallbackImporter
 from veltair.compiler.onnx import onnx_model
 from veltair.compiler.onnx.onnx_model import OnnxModel
 from veltair.compiler.patterns import by_operator
@@ -64,9 +65,11 @@ class Lowering:
 
     precision: str  # "fp32" or "bf16"
     storage: TableStorage = field(default_factory=TableStorage)  # how rows of float tables are kept
+    fallback: bool = True  # whether ONNX Runtime may run what nothing of ours computes
     model: OnnxModel = field(init=False)
     features: FeatureModel | None = None  # the feature columns that give some of the model's inputs
     view: ModelView = field(init=False)
+    refused: dict[str, str] | None = field(init=False)  # nodes that patterns refuse, and why; None: no fallback
     builder: GraphBuilder = field(init=False)
     graph: LayerGraph = field(init=False)
 
@@ -123,7 +126,9 @@ def find_patterns(lowering: Lowering) -> None:
 
 def begin_graph(lowering: Lowering) -> None:
     """Begin the graph with the layers of feature columns, in the type in which they are read."""
-    lowering.builder = GraphBuilder(lowering.view, lowering.storage, import_region)
+    lowering.refused = {} if lowering.fallback else None
+    importer = import_region if lowering.refused is None else FallbackImporter(import_region, lowering.refused)
+    lowering.builder = GraphBuilder(lowering.view, lowering.storage, importer)
     if lowering.features:
         lowering.builder.begin(lowering.features.layers)
     round_columns(lowering.view, lowering.builder)
@@ -131,7 +136,7 @@ def begin_graph(lowering: Lowering) -> None:
 
 def lower_nodes(lowering: Lowering) -> None:
     """Make a layer of each node that a pattern takes, with its epilogue; import the others as generated code."""
-    by_operator.lower_nodes(lowering.view, lowering.builder)
+    by_operator.lower_nodes(lowering.view, lowering.builder, lowering.refused)
     lowering.builder.import_deferred()
 
 
@@ -238,15 +243,21 @@ PHASES: tuple[Phase, ...] = (
 
 
 def lower(
-    model: OnnxModel, precision: str, features: FeatureModel | None = None, storage: TableStorage | None = None
+    model: OnnxModel,
+    precision: str,
+    features: FeatureModel | None = None,
+    storage: TableStorage | None = None,
+    *,
+    fallback: bool = True,
 ) -> LayerGraph:
     """The layer graph of a loaded model. Raises ModelError naming what cannot be compiled.
 
     precision: "fp32" or "bf16".
     features: the feature columns that give some of its inputs.
     storage: how rows of its float tables are kept; as they are in the file by default.
+    fallback: whether ONNX Runtime may run what nothing of ours computes.
     """
-    lowering = Lowering(precision=precision, storage=storage or TableStorage(), features=features)
+    lowering = Lowering(precision=precision, storage=storage or TableStorage(), features=features, fallback=fallback)
     lowering.model = model
     for phase in LOWERING_PHASES:
         phase(lowering)

@@ -47,7 +47,7 @@ class _MeasuringProcess:
     """The state of the process: its threads, the library in use, mapped files."""
 
     def __init__(self, cores: tuple[int, ...]) -> None:
-        from veltair.profiles.runtime import executor
+        from veltair.profiles.runtime import executor  # and with it what code of layers calls by name
         from veltair.profiles.runtime.pinned_threads import PinnedThreads
 
         if "amx_bf16" in cpu_features():

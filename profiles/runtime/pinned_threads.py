@@ -26,6 +26,14 @@ def kernel_environment() -> dict[str, str]:
     }
 
 
+_made: list[PinnedThreads] = []  # the last one
+
+
+def current_threads() -> PinnedThreads | None:
+    """Those of this process, if there are any."""
+    return _made[-1] if _made else None
+
+
 class PinnedThreads:
     """The threads of this process that kernels run on, for one calling thread.
 
@@ -46,6 +54,7 @@ class PinnedThreads:
         self.cores: CoreSet = ()
         self._first = -1  # the calling thread's core
         self.move_to(cores)
+        _made[:] = [self]
 
     def move_to(self, cores: CoreSet) -> None:
         """Run kernels on these cores from now on. A microsecond; nothing when they are the present ones."""

@@ -1,0 +1,74 @@
+"""Makes one layer of nodes that ONNX Runtime shall run: a model of their own, kept among the weights as bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from veltair.compiler.graph.layer_spec import Activation, LayerSpec
+from veltair.compiler.graph.parameters.fallback import OnnxRuntimeParameters
+from veltair.compiler.onnx.constants import captured_names
+from veltair.errors import ModelError
+from veltair.profiles.runtime.onnx_layers import frame_model
+from veltair.types import TensorSpec
+
+OP = "onnxruntime"
+IR_VERSION = 10  # any that ONNX Runtime reads
+MOST_BYTES = 1 << 30  # of a layer's constants: protobuf holds 2 GB, and each session a copy
+
+
+def onnxruntime_layer(
+    nodes: Sequence[onnx.NodeProto],
+    values: Mapping[str, TensorSpec],
+    constants: Mapping[str, NDArray[Any]],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    max_batch: int,
+    opset: int,
+    reason: str,
+) -> LayerSpec:
+    """The layer of a run of nodes; arguments are those of `kernels.generic.import_layers`.
+
+    reason: why no kernel computes them, for `inspect`. Raises ModelError where it cannot be a layer.
+    """
+    used = dict.fromkeys(name for node in nodes for name in (*node.input, *captured_names(node)) if name in constants)
+    if sum(constants[name].nbytes for name in used) > MOST_BYTES:
+        raise ModelError(f"{reason}; its constants are too large for ONNX Runtime (expected at most 1 GB)")
+    for name in used:
+        if str(constants[name].dtype) != values[name].dtype:  # rows of a table that the file keeps narrower
+            raise ModelError(reason)
+    graph = onnx.helper.make_graph(
+        list(nodes),
+        "layer",
+        [_value(values[name]) for name in inputs],
+        [_value(values[name]) for name in outputs],
+        initializer=[onnx.numpy_helper.from_array(np.asarray(constants[name]), name) for name in used],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=IR_VERSION)
+    framed = frame_model(model.SerializeToString(deterministic=True))
+    counts = Counter(node.op_type for node in nodes)
+    return LayerSpec(
+        name=f"{outputs[0]}/{OP}",
+        op=OP,
+        inputs=tuple(_activation(values[name]) for name in inputs),
+        outputs=tuple(_activation(values[name]) for name in outputs),
+        weights={"model": framed},
+        flops=0,  # nobody counts them for any operator; its share of the target follows from its time
+        max_batch=max_batch,
+        parameters=OnnxRuntimeParameters("+".join(sorted(counts)), framed[:16].tobytes().hex(), reason),
+    )
+
+
+def _activation(spec: TensorSpec) -> Activation:
+    return Activation(spec.name, spec.dtype, spec.shape)
+
+
+def _value(spec: TensorSpec) -> onnx.ValueInfoProto:
+    """A port of the layer's model. Extents that vary have the multiple of the batch as their name."""
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(spec.dtype))
+    return onnx.helper.make_tensor_value_info(spec.name, kind, [d if d >= 0 else f"batch_x{-d}" for d in spec.shape])
