@@ -27,6 +27,8 @@ from veltair.compiler.onnx.simplify import describe_error, save_model, simplify_
 from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
+IR_VERSION = 13  # the newest that ONNX Runtime reads
+NEWEST_OPSET = 26  # likewise
 OPSET = 17  # older models are converted up to it
 MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the model states one
 PORT_TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
@@ -65,11 +67,11 @@ class OnnxModel:
     mergeable: bool = True  # whether queries of different clients may share a batch (`shape_folding`)
 
 
-def load_model(path: Path, max_batch: int | None = None) -> OnnxModel:
+def load_model(path: Path, max_batch: int | None = None, *, fallback: bool = True) -> OnnxModel:
     """Read, check and simplify a model.
 
-    `max_batch` limits a symbolic first dimension and has no effect on models without one. Only a temporary folder is
-    written. Raises ModelError, which names the tensor or node and what was expected.
+    `max_batch` limits a symbolic first dimension and has no effect on models without one. `fallback`: whether ONNX
+    Runtime may run nodes whose shapes cannot be told. Only a temporary folder is written. Raises ModelError, which names the tensor or node and what was expected.
     """
     proto = _parse(path)
     check_nodes(proto, path)
@@ -92,7 +94,7 @@ def load_model(path: Path, max_batch: int | None = None) -> OnnxModel:
         check_sizes(simple, infer_shapes(simple, limit, path), held, path)
         _name_nodes(simple)
         _check_operators(simple, path)
-        folded = fold_shapes(simple, constants | tables, dynamic, limit, path)
+        folded = fold_shapes(simple, constants | tables, dynamic, limit, path, fallback=fallback)
     constants, values = folded.constants, folded.values
     constants |= {name: rows for name, rows in stored.items() if name in values}
     _check_values(folded.nodes, values, path)
@@ -165,14 +167,26 @@ def _up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelP
         onnx.checker.check_model(str(save_model(proto, folder / "checked.onnx")))
         if version < OPSET:
             proto = onnx.version_converter.convert_version(proto, OPSET)
+        elif version > NEWEST_OPSET:
+            _call_older(proto, version)
     except Exception as error:
         raise ModelError(f"{path}: {describe_error(error)}") from None
-    proto.ir_version = max(proto.ir_version, 8)  # below 4, a constant had to be an input as well
+    # Below 4, a constant had to be an input as well; ONNX Runtime refuses versions newer than itself, whatever is used.
+    proto.ir_version = min(max(proto.ir_version, 8), IR_VERSION)
     constants = {t.name for t in proto.graph.initializer}
     inputs = [i for i in proto.graph.input if i.name not in constants]
     del proto.graph.input[:]
     proto.graph.input.extend(inputs)
     return proto
+
+
+def _call_older(proto: onnx.ModelProto, version: int) -> None:
+    """Name the newest operator set that ONNX Runtime knows, where none of the operators has changed since."""
+    kinds = {(node.op_type, node.domain) for node in all_nodes(proto.graph.node)}
+    if all(onnx.defs.get_schema(op, version, domain).since_version <= NEWEST_OPSET for op, domain in kinds):
+        for entry in proto.opset_import:
+            if entry.domain in STANDARD:
+                entry.version = NEWEST_OPSET
 
 
 def _is_dynamic(proto: onnx.ModelProto, path: Path) -> bool:

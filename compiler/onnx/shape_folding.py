@@ -7,7 +7,7 @@ reader broadcasts it, and elsewhere, as an output of the model is, the output of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from onnx import helper
 
 from veltair.compiler.onnx.constants import captured_names
 from veltair.compiler.onnx.node_evaluation import Array, infer_node
+from veltair.compiler.onnx.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque
 from veltair.compiler.onnx.recurrent_layout import RECURRENT
 from veltair.compiler.onnx.shape_arguments import restate
 from veltair.compiler.onnx.shape_propagation import ShapePropagation, TensorFacts, same_values
@@ -25,7 +26,7 @@ from veltair.types import TensorSpec
 
 BATCHES = (7, 11)  # the sample sizes: what differs between them depends on the batch
 # ConstantRows(table): as many rows as the output has, row after row of the table, from its first again after its last.
-OWN_DOMAIN, ROWS = "veltair", "ConstantRows"
+ROWS = "ConstantRows"
 INDEXING = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})  # by their input 1
 INITIAL_STATES = (5, 6)  # inputs of recurrent operators
 BROADCASTING = frozenset(
@@ -51,12 +52,20 @@ class FoldedGraph:
 
 
 def fold_shapes(
-    proto: onnx.ModelProto, constants: Mapping[str, Array], dynamic: bool, max_batch: int, path: Path
+    proto: onnx.ModelProto,
+    constants: Mapping[str, Array],
+    dynamic: bool,
+    max_batch: int,
+    path: Path,
+    *,
+    fallback: bool = True,
 ) -> FoldedGraph:
     """Fold what follows from shapes and constants alone.
 
-    constants: by name, tables included. dynamic: whether a symbolic first dimension of an input is the batch. Raises
-    ModelError naming a node whose shapes cannot be told, or depend on the batch other than in proportion.
+    constants: by name, tables included. dynamic: whether a symbolic first dimension of an input is the batch.
+    fallback: whether nodes whose shapes cannot be told are joined for ONNX Runtime (`opaque_nodes`).
+
+    Raises ModelError naming a node whose shapes cannot be told, or depend on the batch other than in proportion.
     """
     opset = next(o.version for o in proto.opset_import if o.domain in ("", "ai.onnx"))
     inputs = {
@@ -65,16 +74,25 @@ def fold_shapes(
         if value.name not in constants
     }
     outputs = {output.name for output in proto.graph.output}
-    propagation = ShapePropagation(proto.graph.node, opset, inputs, constants, outputs, path)
+    stated = _stated(proto.graph.output, dynamic) if fallback else None
+    propagation = ShapePropagation(proto.graph.node, opset, inputs, constants, outputs, path, stated)
     facts = propagation.run()
+    given = propagation.nodes
+    if opaque := propagation.opaque:
+        for name in sorted(outputs - facts.keys()):
+            raise ModelError(f"{path}: output {name!r}: {opaque[name]}, and the file does not state it")
+        # Of tensors that nobody outside reads, the values are not kept.
+        computed = {n for n, f in facts.items() if f.values is not None and (not f.values or f.constant is None)}
+        given = join_opaque(given, opaque, facts.keys(), computed, outputs)
     folding = _Folding(facts, dict(constants) | propagation.constants, opset, max_batch, path)
-    rewritten = [*folding.nodes(propagation.nodes), *folding.outputs(outputs)]
+    rewritten = [*folding.nodes(given), *folding.outputs(outputs)]
     nodes = _needed(folding.renamed(rewritten), outputs)
     named = {*inputs, *outputs, *(name for node in nodes for name in node.output if name)}
     values = {name: tensor_spec(name, facts[name], path) for name in facts if name in named}
     values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
     folded = FoldedGraph(nodes, folding.constants, values)
-    folded.mergeable = _keep_apart(nodes, outputs, folded, path)
+    # Whether rows of what is joined mix, nobody knows.
+    folded.mergeable = _keep_apart(nodes, outputs, folded, path) and not any(map(is_opaque, nodes))
     return folded
 
 
@@ -100,6 +118,17 @@ def _input_facts(value: onnx.ValueInfoProto, batches: Sequence[int]) -> TensorFa
     tensor = value.type.tensor_type
     dims = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in tensor.shape.dim]
     return TensorFacts.of_type(tensor.elem_type, [tuple(dim or batch for dim in dims) for batch in batches])
+
+
+def _stated(outputs: Iterable[onnx.ValueInfoProto], dynamic: bool) -> dict[str, TensorFacts]:
+    """What the file says of outputs, where that is all of their shapes but for the batch."""
+    found = {}
+    for value in outputs:
+        tensor = value.type.tensor_type
+        open_axes = [i for i, dim in enumerate(tensor.shape.dim) if not dim.HasField("dim_value")]
+        if tensor.HasField("shape") and (not open_axes or (dynamic and open_axes == [0])):
+            found[value.name] = _input_facts(value, BATCHES if dynamic else BATCHES[:1])
+    return found
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: Set[str]) -> list[onnx.NodeProto]:
@@ -132,7 +161,8 @@ class _Folding:
                     facts = self.facts.get(name)
                     if facts is not None and facts.values is not None and name not in self.constants:
                         yield from self._supply(changed, place, facts)
-                self._supply_inner(changed)
+                if not is_opaque(changed):
+                    self._supply_inner(changed)
                 yield changed
 
     def outputs(self, names: Set[str]) -> Iterator[onnx.NodeProto]:

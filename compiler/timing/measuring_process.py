@@ -208,8 +208,10 @@ def _writable(array: NDArray[Any]) -> NDArray[Any]:
 def main(descriptor: int, cores: tuple[int, ...]) -> None:
     """Response requests until the other side closes."""
     bench = _MeasuringProcess(cores)
+    from veltair.profiles.runtime.onnx_layers import on_drawn_inputs
+
     decoder = msgspec.msgpack.Decoder(Request)
-    with Connection(descriptor) as connection:
+    with Connection(descriptor) as connection, on_drawn_inputs():
         while True:
             try:
                 raw = connection.recv_bytes()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -135,8 +136,29 @@ def hold_layer(framed: NDArray[np.uint8]) -> OnnxLayer:
     return layer
 
 
-def run(model: Any, length: int, *arguments: Any) -> None:
-    """What the code of a layer calls: the address and the length of its model, then its tensors; see `_Session.run`."""
+_on_drawn_inputs: list[bool] = [False]
+
+
+@contextmanager
+def on_drawn_inputs() -> Iterator[None]:
+    """Within the block, layers run on values that nobody has given: they need not fit where values decide shapes."""
+    before, _on_drawn_inputs[0] = _on_drawn_inputs[0], True
+    try:
+        yield
+    finally:
+        _on_drawn_inputs[0] = before
+
+
+def run(model: Any, length: int, values_decide: int, *arguments: Any) -> None:
+    """What the code of a layer calls.
+
+    Args:
+        model: the address of its bytes, `length` of them.
+        values_decide: whether the values of its inputs decide shapes inside of it, or that of an output.
+        arguments: its tensors; see `_Session.run`.
+
+    Raises RuntimeError, ONNX Runtime's, for values that it refuses or that lead to other shapes than the file states.
+    """
     address = _address(model)
     digest = ctypes.string_at(address, DIGEST_BYTES)
     layer = _layers.get(digest)
@@ -147,7 +169,11 @@ def run(model: Any, length: int, *arguments: Any) -> None:
     cores = pinned.cores if pinned else ()
     session = layer.session(len(cores))
     session.move_to(cores)
-    session.run(tuple(map(_address, arguments)))
+    try:
+        session.run(tuple(map(_address, arguments)))
+    except Exception:  # ONNX Runtime raises its own types
+        if not (values_decide and _on_drawn_inputs[0]):
+            raise
 
 
 def _address(value: Any) -> int:

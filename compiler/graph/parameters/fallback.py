@@ -11,12 +11,13 @@ from veltair.compiler.graph.parameters.base import OUTSIDE_WORKLOAD, LayerParame
 class OnnxRuntimeParameters(LayerParameters):
     """The model that the layer is.
 
-    >>> OnnxRuntimeParameters("Einsum", "00c0ffee", "no way to compile Einsum").note
+    >>> OnnxRuntimeParameters("Einsum", "00c0ffee", False, "no way to compile Einsum").note
     'ONNX Runtime: no way to compile Einsum'
     """
 
     operators: str  # those of its nodes, for people
     model: str  # digest of the ONNX bytes: layers that share it share their sessions
+    values_decide: bool  # whether shapes inside of it, or those of its outputs, depend on values
     reason: str = field(metadata=OUTSIDE_WORKLOAD)  # why no kernel of ours computes it
 
     @property

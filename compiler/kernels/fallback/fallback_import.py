@@ -14,7 +14,8 @@ from veltair.compiler.graph.layer_graph import ImportedLayers
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.kernels.fallback.onnxruntime_layer import onnxruntime_layer
 from veltair.compiler.onnx.constants import captured_names
-from veltair.errors import ModelError
+from veltair.compiler.onnx.opaque_nodes import is_opaque
+from veltair.errors import InvariantError, ModelError
 from veltair.types import TensorSpec
 
 
@@ -43,6 +44,7 @@ class FallbackImporter:
     ) -> ImportedLayers:
         region = _Region(self.first, nodes, values, constants, inputs, outputs, max_batch, opset)
         reasons = {node.name: self.known[node.name] for node in nodes if node.name in self.known}
+        reasons |= {node.name: node.doc_string for node in nodes if is_opaque(node)}
         if not reasons:
             try:
                 return region.own(nodes)
@@ -115,18 +117,21 @@ class _Region:
         """The nodes in runs, as few as their order allows: each of nodes that fall back, or of none."""
         left, known = list(self.nodes), {*self.inputs, *self.constants, ""}
         made = {name for node in self.nodes for name in node.output}
-        falls_back = bool(left) and left[0].name in reasons
+        needs = {node.name: (_read(node) & made) - set(node.output) for node in self.nodes}
+        falls_back, stuck = left[0].name in reasons, 0
         while left:
             run, rest = list[onnx.NodeProto](), list[onnx.NodeProto]()
             for node in left:
-                ready = known.issuperset(_read(node) & made | set(node.input) - made)
-                if ready and (node.name in reasons) == falls_back:
+                if (node.name in reasons) == falls_back and known.issuperset(needs[node.name]):
                     run.append(node)
                     known.update(node.output)
                 else:
                     rest.append(node)
             if run:
                 yield run
+            stuck = 0 if run else stuck + 1
+            if stuck > 1:
+                raise InvariantError(f"nodes at {left[0].name!r} wait for each other")
             left, falls_back = rest, not falls_back
 
     def _ports(self, nodes: Sequence[onnx.NodeProto]) -> tuple[list[str], list[str]]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from veltair.compiler.graph.layer_spec import Activation, LayerSpec
 from veltair.compiler.graph.parameters.fallback import OnnxRuntimeParameters
 from veltair.compiler.onnx.constants import captured_names
+from veltair.compiler.onnx.opaque_nodes import body_nodes, is_opaque
 from veltair.errors import ModelError
 from veltair.profiles.runtime.onnx_layers import frame_model
 from veltair.types import TensorSpec
@@ -36,6 +37,8 @@ def onnxruntime_layer(
 
     reason: why no kernel computes them, for `inspect`. Raises ModelError where it cannot be a layer.
     """
+    values_decide = any(map(is_opaque, nodes))
+    nodes = [inner for node in nodes for inner in (body_nodes(node) if is_opaque(node) else [node])]
     used = dict.fromkeys(name for node in nodes for name in (*node.input, *captured_names(node)) if name in constants)
     if sum(constants[name].nbytes for name in used) > MOST_BYTES:
         raise ModelError(f"{reason}; its constants are too large for ONNX Runtime (expected at most 1 GB)")
@@ -60,7 +63,12 @@ def onnxruntime_layer(
         weights={"model": framed},
         flops=0,  # nobody counts them for any operator; its share of the target follows from its time
         max_batch=max_batch,
-        parameters=OnnxRuntimeParameters("+".join(sorted(counts)), framed[:16].tobytes().hex(), reason),
+        parameters=OnnxRuntimeParameters(
+            operators="+".join(f"{count}x{op}" if count > 1 else op for op, count in sorted(counts.items())),
+            model=framed[:16].tobytes().hex(),
+            values_decide=values_decide,
+            reason=reason,
+        ),
     )
 
 

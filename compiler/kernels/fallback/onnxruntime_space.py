@@ -10,6 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from veltair.compiler.codegen.prim_func import build_prim_func
 from veltair.compiler.graph.layer_spec import Kernel, LayerSpec, Point
+from veltair.compiler.graph.parameters.fallback import OnnxRuntimeParameters
 from veltair.compiler.kernels.generic.relax_layers import element_count
 from veltair.profiles.runtime.onnx_layers import FUNCTION
 
@@ -32,7 +33,9 @@ class OnnxRuntimeSpace:
         def body(*buffers: Any) -> None:
             inputs, outputs = buffers[: len(spec.inputs)], buffers[len(spec.inputs) + 1 :]
             arguments = [part for buffer in (*inputs, *outputs) for part in (buffer.data, *map(_int64, buffer.shape))]
-            T.evaluate(tirx.call_packed(FUNCTION, buffers[len(spec.inputs)].data, _int64(len(model)), *arguments))
+            flag = _int64(int(spec.parameters_as(OnnxRuntimeParameters).values_decide))
+            head = buffers[len(spec.inputs)].data, _int64(len(model)), flag
+            T.evaluate(tirx.call_packed(FUNCTION, *head, *arguments))
 
         traffic = sum(element_count(t.shape) * np.dtype(t.dtype).itemsize for t in tensors) + model.nbytes
         return Kernel(build_prim_func([*spec.inputs, model, *spec.outputs], body), (model,), traffic, 1)
