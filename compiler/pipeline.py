@@ -109,9 +109,7 @@ class Compilation(Lowering):
 
 def import_model(compilation: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
-    compilation.model = onnx_model.load_model(
-        compilation.onnx, compilation.max_batch, fallback=compilation.fallback
-    )
+    compilation.model = onnx_model.load_model(compilation.onnx, compilation.max_batch, fallback=compilation.fallback)
 
 
 def join_features(compilation: Compilation) -> None:

@@ -71,7 +71,8 @@ def load_model(path: Path, max_batch: int | None = None, *, fallback: bool = Tru
     """Read, check and simplify a model.
 
     `max_batch` limits a symbolic first dimension and has no effect on models without one. `fallback`: whether ONNX
-    Runtime may run nodes whose shapes cannot be told. Only a temporary folder is written. Raises ModelError, which names the tensor or node and what was expected.
+    Runtime may run nodes whose shapes cannot be told. Only a temporary folder is written. Raises ModelError, which
+    names the tensor or node and what was expected.
     """
     proto = _parse(path)
     check_nodes(proto, path)

@@ -52,7 +52,9 @@ def join_opaque(
         inside |= {maker[name] for i in inside for name in read_names(nodes[i]) & computed if name in maker}
         behind = _reached(inside, reads)
         before = _needed(inside, reads)
-        inside |= behind & before  # what lies between two of them would have to wait for the one and come before the other
+        inside |= (
+            behind & before
+        )  # what lies between two of them would have to wait for the one and come before the other
     behind = _reached(inside, reads) - inside
     joined = _join(nodes, inside, next(iter(opaque.values())), known, outputs)
     others = [i for i in range(len(nodes)) if i not in inside]

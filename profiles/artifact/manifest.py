@@ -11,6 +11,7 @@ from veltair.types import TensorSpec
 
 SCHEMA = 1
 ALIGNMENT = 64  # bytes; what TVM's kernels assume of every tensor
+ONNX_LAYER = "onnxruntime"  # the operator of a layer that ONNX Runtime runs
 SLACK_BYTES = 8192  # kernels may read a register tile past the end of a tensor, never write there
 LevelSource: TypeAlias = Literal["measured", "modelled"]
 Storage: TypeAlias = Literal["fp32", "fp16", "int8"]  # of the rows of a table; each row of bytes has a scale and a bias

@@ -24,7 +24,6 @@ from veltair.profiles.runtime import pinned_threads
 from veltair.types import CoreSet
 
 FUNCTION = "veltair.run_onnx_layer"
-OP = "onnxruntime"  # of such layers in a manifest
 DIGEST_BYTES = 32
 MOST_BINDINGS = 64  # of each session: a slot's tensors are bound once
 TYPES = {  # ONNX Runtime's names of element types
@@ -86,7 +85,7 @@ class _Session:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # an error is raised, and need not be printed too
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # the cores are others' between blocks
         before = _threads()
         self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])

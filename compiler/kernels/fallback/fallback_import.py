@@ -82,9 +82,7 @@ class _Region:
             except ModelError as error:
                 reason = str(error)
         takes, gives = self._ports(nodes)
-        layer = onnxruntime_layer(
-            nodes, self.values, self.constants, takes, gives, self.max_batch, self.opset, reason
-        )
+        layer = onnxruntime_layer(nodes, self.values, self.constants, takes, gives, self.max_batch, self.opset, reason)
         return ImportedLayers((layer,), ())
 
     def refused(self) -> dict[str, str]:

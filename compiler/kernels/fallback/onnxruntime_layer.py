@@ -15,10 +15,10 @@ from veltair.compiler.graph.parameters.fallback import OnnxRuntimeParameters
 from veltair.compiler.onnx.constants import captured_names
 from veltair.compiler.onnx.opaque_nodes import body_nodes, is_opaque
 from veltair.errors import ModelError
+from veltair.profiles.artifact.manifest import ONNX_LAYER
 from veltair.profiles.runtime.onnx_layers import frame_model
 from veltair.types import TensorSpec
 
-OP = "onnxruntime"
 IR_VERSION = 10  # any that ONNX Runtime reads
 MOST_BYTES = 1 << 30  # of a layer's constants: protobuf holds 2 GB, and each session a copy
 
@@ -56,8 +56,8 @@ def onnxruntime_layer(
     framed = frame_model(model.SerializeToString(deterministic=True))
     counts = Counter(node.op_type for node in nodes)
     return LayerSpec(
-        name=f"{outputs[0]}/{OP}",
-        op=OP,
+        name=f"{outputs[0]}/{ONNX_LAYER}",
+        op=ONNX_LAYER,
         inputs=tuple(_activation(values[name]) for name in inputs),
         outputs=tuple(_activation(values[name]) for name in outputs),
         weights={"model": framed},
