@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ MAX_BATCH = 32  # the limit of a dynamic batch where neither the caller nor the 
 PORT_TYPES = {"float32", "int64", "int32", "bool", "uint8", "int8"}
 VALUE_TYPES = PORT_TYPES | {"float64", "int16", "uint16", "uint32", "uint64"}
 STANDARD = ("", "ai.onnx")
+RUN_ELSEWHERE = frozenset({"ai.onnx.ml", "com.microsoft"})  # domains that ONNX Runtime has beside standard ONNX
 RANDOM_OPERATORS = {
     "Bernoulli",
     "Multinomial",
@@ -79,7 +80,8 @@ def load_model(path: Path, max_batch: int | None = None, *, fallback: bool = Tru
     _name_nodes(proto)
     stored = extract_quantised_tables(proto, path, frozenset(TEXTUAL))
     columns = extract_columns(proto, path)
-    _check_nodes(proto, path)
+    domains = {*STANDARD, *(RUN_ELSEWHERE if fallback else ())}
+    _check_nodes(proto, domains, path)
     check_tensors(proto, path)
     held = held_bytes(proto)
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
@@ -94,7 +96,7 @@ def load_model(path: Path, max_batch: int | None = None, *, fallback: bool = Tru
         simple, constants = simplify_model(proto, path, Path(folder))
         check_sizes(simple, infer_shapes(simple, limit, path), held, path)
         _name_nodes(simple)
-        _check_operators(simple, path)
+        _check_operators(simple, domains, path)
         folded = fold_shapes(simple, constants | tables, dynamic, limit, path, fallback=fallback)
     constants, values = folded.constants, folded.values
     constants |= {name: rows for name, rows in stored.items() if name in values}
@@ -135,7 +137,7 @@ def _parse(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
+def _check_nodes(proto: onnx.ModelProto, domains: Set[str], path: Path) -> None:
     """Refuse what cannot be served whatever its shapes: foreign operators, training mode, random operators."""
     constants = {t.name: t for t in proto.graph.initializer}
     constants |= {n.output[0]: n.attribute[0].t for n in proto.graph.node if n.op_type == "Constant" and n.attribute}
@@ -143,7 +145,7 @@ def _check_nodes(proto: onnx.ModelProto, path: Path) -> None:
     for node in all_nodes([*proto.graph.node, *(n for function in proto.functions for n in function.node)]):
         where = f"{path}: node {node.name!r}"
         if node.domain not in STANDARD:
-            if (node.domain, node.op_type) not in local:
+            if node.domain not in domains and (node.domain, node.op_type) not in local:
                 raise ModelError(f"{where}: operator {node.domain}.{node.op_type} is not one of standard ONNX")
             continue
         if node.op_type in RANDOM_OPERATORS:
@@ -183,7 +185,7 @@ def _up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelP
 
 def _call_older(proto: onnx.ModelProto, version: int) -> None:
     """Name the newest operator set that ONNX Runtime knows, where none of the operators has changed since."""
-    kinds = {(node.op_type, node.domain) for node in all_nodes(proto.graph.node)}
+    kinds = {(node.op_type, "") for node in all_nodes(proto.graph.node) if node.domain in STANDARD}
     if all(onnx.defs.get_schema(op, version, domain).since_version <= NEWEST_OPSET for op, domain in kinds):
         for entry in proto.opset_import:
             if entry.domain in STANDARD:
@@ -230,9 +232,9 @@ def _name_nodes(proto: onnx.ModelProto) -> None:
         seen.add(node.name)
 
 
-def _check_operators(proto: onnx.ModelProto, path: Path) -> None:
+def _check_operators(proto: onnx.ModelProto, domains: Set[str], path: Path) -> None:
     for node in proto.graph.node:
-        if node.domain not in STANDARD:
+        if node.domain not in domains:
             where = f"{path}: node {node.name!r}"
             raise ModelError(f"{where}: operator {node.domain}.{node.op_type} is not supported")
 

@@ -152,6 +152,8 @@ class ShapePropagation:
 
     def _infer(self, node: onnx.NodeProto, sample: int, lenient: bool) -> dict[str, TensorType]:
         """`lenient`: some inputs are opaque, so that what they lead to need not fit."""
+        if node.domain not in ("", "ai.onnx"):
+            return {}
         used = dict.fromkeys((*node.input, *captured_names(node)))
         facts = {name: self._facts[name] for name in used if name in self._facts}
         types = {name: fact.types[sample] for name, fact in facts.items()}
@@ -159,7 +161,7 @@ class ShapePropagation:
         try:
             return infer_node(node, self._opset, types, values)
         except Exception as error:  # ONNX raises whatever its checks raise
-            if lenient:
+            if lenient or self._stated is not None:  # ONNX Runtime has loaded the model, and knows better
                 return {}
             text = describe_error(error)
             raise ModelError(f"{self._path}: node {node.name!r} ({node.op_type}): {text}") from None
