@@ -109,7 +109,8 @@ class Compilation(Lowering):
 
 def import_model(compilation: Compilation) -> None:
     """Read the ONNX file, check it, simplify it, and infer every shape."""
-    compilation.model = onnx_model.load_model(compilation.onnx, compilation.max_batch, fallback=compilation.fallback)
+    c = compilation
+    c.model = onnx_model.load_model(c.onnx, c.max_batch, fallback=c.fallback)
 
 
 def join_features(compilation: Compilation) -> None:
@@ -172,7 +173,7 @@ def choose_versions(compilation: Compilation) -> None:
     """Keep, check and time the candidates on the Pareto frontier that meet their layer's share of the target."""
     c = compilation
     alone_ns = sum(min(found.best_ns for found in c.candidates[layer.workload]) for layer in c.graph.layers)
-    stated_ns = c.qos_ns or _stated_qos_ns(c.model.metadata)
+    stated_ns = c.qos_ns or c.model.stated_qos_ns
     c.qos_ns = stated_ns or -(-QOS_FACTOR * alone_ns // 1_000_000) * 1_000_000
     memory = measure_memory(c.meter.cores) if c.level_source == "modelled" else None
     c.latency_tables, c.versions = code_versions.choose_versions(
@@ -284,15 +285,6 @@ def _id_bounds(graph: LayerGraph, features: FeatureModel | None) -> Bounds:
     known = {p.name: (p.low, p.high) for p in graph.inputs if p.low is not None and p.high is not None}
     known |= features.bounds if features else {}
     return known | {view: known[base] for view, base in graph.views.items() if base in known}
-
-
-def _stated_qos_ns(metadata: Mapping[str, str]) -> int:
-    """The target that the file states as `veltair.qos_ms`; 0 where it states nothing usable."""
-    try:
-        stated_ms = float(metadata.get("veltair.qos_ms", "0"))
-    except ValueError:
-        return 0
-    return round(stated_ms * 1e6) if 0 < stated_ms < 1e9 else 0
 
 
 def _flatten(environment: Environment) -> dict[str, str]:

@@ -67,6 +67,15 @@ class OnnxModel:
     columns: ExtractedColumns | None = None  # feature columns that the file's own operators compute
     mergeable: bool = True  # whether queries of different clients may share a batch (`shape_folding`)
 
+    @property
+    def stated_qos_ns(self) -> int:
+        """The target that the file states as `veltair.qos_ms`; 0 where it states nothing usable."""
+        try:
+            stated_ms = float(self.metadata.get("veltair.qos_ms", "0"))
+        except ValueError:
+            return 0
+        return round(stated_ms * 1e6) if 0 < stated_ms < 1e9 else 0
+
 
 def load_model(path: Path, max_batch: int | None = None, *, fallback: bool = True) -> OnnxModel:
     """Read, check and simplify a model.
@@ -170,7 +179,7 @@ def _up_to_date(proto: onnx.ModelProto, path: Path, folder: Path) -> onnx.ModelP
         onnx.checker.check_model(str(save_model(proto, folder / "checked.onnx")))
         if version < OPSET:
             proto = onnx.version_converter.convert_version(proto, OPSET)
-        elif version > NEWEST_OPSET:
+        elif NEWEST_OPSET < version <= onnx.defs.onnx_opset_version():
             _call_older(proto, version)
     except Exception as error:
         raise ModelError(f"{path}: {describe_error(error)}") from None

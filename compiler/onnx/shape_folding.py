@@ -19,15 +19,13 @@ from veltair.compiler.onnx.constants import captured_names
 from veltair.compiler.onnx.node_evaluation import Array, infer_node
 from veltair.compiler.onnx.opaque_nodes import OWN_DOMAIN, is_opaque, join_opaque
 from veltair.compiler.onnx.recurrent_layout import RECURRENT
+from veltair.compiler.onnx.row_numbers import ROWS, keep_apart
 from veltair.compiler.onnx.shape_arguments import restate
 from veltair.compiler.onnx.shape_propagation import ShapePropagation, TensorFacts, same_values
 from veltair.errors import ModelError
 from veltair.types import TensorSpec
 
 BATCHES = (7, 11)  # the sample sizes: what differs between them depends on the batch
-# ConstantRows(table): as many rows as the output has, row after row of the table, from its first again after its last.
-ROWS = "ConstantRows"
-INDEXING = frozenset({"Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND"})  # by their input 1
 INITIAL_STATES = (5, 6)  # inputs of recurrent operators
 BROADCASTING = frozenset(
     {
@@ -92,7 +90,9 @@ def fold_shapes(
     values |= {name: TensorSpec(name, str(array.dtype), array.shape) for name, array in folding.constants.items()}
     folded = FoldedGraph(nodes, folding.constants, values)
     # Whether rows of what is joined mix, nobody knows.
-    folded.mergeable = _keep_apart(nodes, outputs, folded, path) and not any(map(is_opaque, nodes))
+    folded.mergeable = keep_apart(nodes, outputs, folded.values, folded.constants, path) and not any(
+        map(is_opaque, nodes)
+    )
     return folded
 
 
@@ -265,44 +265,6 @@ class _Folding:
             for place, name in enumerate(node.input):
                 node.input[place] = tables.get(name, name)
         return nodes
-
-
-def _keep_apart(nodes: Sequence[onnx.NodeProto], outputs: Set[str], graph: FoldedGraph, path: Path) -> bool:
-    """Refuse row numbers of the batch as anything but indices: a query's answer must not depend on its neighbours.
-
-    Returns False where an index is computed from row numbers and from what clients give: `row * length + id` reads
-    another sample's row for an id beyond the length.
-    """
-    mergeable = True
-    numbers = {n.output[0] for n in nodes if n.op_type == ROWS and _counts(graph.values[n.output[0]], graph, n)}
-    for node in nodes:
-        read = [place for place, name in enumerate(node.input) if name in numbers]
-        if not read or (node.op_type in INDEXING and read == [1]):
-            continue
-        if any(np.dtype(graph.values[name].dtype).kind not in "iu" for name in node.output if name):
-            raise ModelError(
-                f"{path}: node {node.name!r}: {node.op_type} computes with the numbers of the batch's rows; expected "
-                "them as indices alone, since queries of different clients may share a batch"
-            )
-        given = set(node.input) - numbers - graph.constants.keys() - {""}
-        mergeable &= not given or _joins_coordinates(node, nodes)
-        numbers.update(node.output)
-    if found := sorted(numbers & outputs):
-        raise ModelError(
-            f"{path}: output {found[0]!r} holds numbers of the batch's rows; expected them as indices alone"
-        )
-    return mergeable
-
-
-def _joins_coordinates(node: onnx.NodeProto, nodes: Sequence[onnx.NodeProto]) -> bool:
-    """Whether a node puts coordinates of elements together, each of which is bounded by its own axis."""
-    readers = [(reader.op_type, place) for reader in nodes for place, n in enumerate(reader.input) if n in node.output]
-    return node.op_type == "Concat" and all(reader in (("GatherND", 1), ("ScatterND", 1)) for reader in readers)
-
-
-def _counts(spec: TensorSpec, graph: FoldedGraph, node: onnx.NodeProto) -> bool:
-    """Whether a ConstantRows node gives each image rows of its own."""
-    return bool(spec.shape) and spec.shape[0] < 0 and len(graph.constants[node.input[0]]) > -spec.shape[0]
 
 
 def _one_row(facts: TensorFacts) -> Array | None:
