@@ -52,7 +52,12 @@ class FallbackImporter:
                 reasons = region.refused() or dict.fromkeys((node.name for node in nodes), str(error))
         layers, views = list[LayerSpec](), list[tuple[Activation, str]]()
         for run in region.runs(reasons):
-            found = region.imported(run, reasons.get(run[0].name, ""))
+            takes, gives = region.ports(run)
+            rest = values, constants, takes, gives, max_batch, opset
+            if reason := reasons.get(run[0].name):
+                layers.append(onnxruntime_layer(run, *rest, reason))
+                continue
+            found = self(run, *rest)  # there is less of it than of the whole, of which something was refused
             layers += found.layers
             views += found.views
         return ImportedLayers(tuple(layers), tuple(views))
@@ -71,19 +76,8 @@ class _Region:
 
     def own(self, nodes: Sequence[onnx.NodeProto]) -> ImportedLayers:
         """Layers of our own. Raises ModelError."""
-        takes, gives = self._ports(nodes)
+        takes, gives = self.ports(nodes)
         return self.first(nodes, self.values, self.constants, takes, gives, self.max_batch, self.opset)
-
-    def imported(self, nodes: Sequence[onnx.NodeProto], reason: str) -> ImportedLayers:
-        """`reason`: why ONNX Runtime has to run them; empty where it may not have to."""
-        if not reason:
-            try:
-                return self.own(nodes)
-            except ModelError as error:
-                reason = str(error)
-        takes, gives = self._ports(nodes)
-        layer = onnxruntime_layer(nodes, self.values, self.constants, takes, gives, self.max_batch, self.opset, reason)
-        return ImportedLayers((layer,), ())
 
     def refused(self) -> dict[str, str]:
         """By name, the nodes that cannot be imported alone, and why; of nodes that are alike one is tried."""
@@ -132,7 +126,7 @@ class _Region:
                 raise InvariantError(f"nodes at {left[0].name!r} wait for each other")
             left, falls_back = rest, not falls_back
 
-    def _ports(self, nodes: Sequence[onnx.NodeProto]) -> tuple[list[str], list[str]]:
+    def ports(self, nodes: Sequence[onnx.NodeProto]) -> tuple[list[str], list[str]]:
         """What the nodes read that others make, and what they make that others read."""
         inside, made = {node.name for node in nodes}, {name for node in nodes for name in node.output if name}
         known = {*self.inputs, *(name for node in self.nodes for name in node.output)}
