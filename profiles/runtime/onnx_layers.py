@@ -11,7 +11,7 @@ import ctypes
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -169,7 +169,8 @@ def run(model: Any, length: int, values_decide: int, *arguments: Any) -> None:
     session = layer.session(len(cores))
     session.move_to(cores)
     try:
-        session.run(tuple(map(_address, arguments)))
+        with pinned.set_aside() if pinned and len(cores) > 1 else nullcontext():
+            session.run(tuple(map(_address, arguments)))
     except Exception:  # ONNX Runtime raises its own types
         if not (values_decide and _on_drawn_inputs[0]):
             raise

@@ -49,6 +49,7 @@ class PinnedThreads:
 
         library = native.library()
         self._point, self._awake, self._asleep = library["point"], library["awake"], library["asleep"]
+        self._set_aside = library["set_aside"]
         library["start"](LINGER_NS, *cores)
         self.usable = cores  # each core set is a part of them
         self.cores: CoreSet = ()
@@ -82,3 +83,13 @@ class PinnedThreads:
             yield
         finally:
             self._asleep()
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Let the threads sleep for a part of a block that brings threads of its own."""
+        awake = self._set_aside()
+        try:
+            yield
+        finally:
+            if awake:
+                self._awake()
