@@ -17,7 +17,7 @@ OWN_DOMAIN, OPAQUE = "veltair", "OnnxRuntime"  # OnnxRuntime(…): its graph `bo
 
 
 def is_opaque(node: onnx.NodeProto) -> bool:
-    return node.domain == OWN_DOMAIN and node.op_type == OPAQUE
+    return bool(node.domain == OWN_DOMAIN and node.op_type == OPAQUE)
 
 
 def read_names(node: onnx.NodeProto) -> set[str]:

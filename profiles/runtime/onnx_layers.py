@@ -153,7 +153,7 @@ def run(model: Any, length: int, values_decide: int, *arguments: Any) -> None:
 
     Args:
         model: the address of its bytes, `length` of them.
-        values_decide: whether the values of its inputs decide shapes inside of it, or that of an output.
+        values_decide: whether values of its inputs decide shapes, or may be such that ONNX Runtime refuses them.
         arguments: its tensors; see `_Session.run`.
 
     Raises RuntimeError, ONNX Runtime's, for values that it refuses or that lead to other shapes than the file states.

@@ -17,7 +17,7 @@ class OnnxRuntimeParameters(LayerParameters):
 
     operators: str  # those of its nodes, for people
     model: str  # digest of the ONNX bytes: layers that share it share their sessions
-    values_decide: bool  # whether shapes inside of it, or those of its outputs, depend on values
+    values_decide: bool  # whether values of its inputs decide shapes, or may be such that ONNX Runtime refuses them
     reason: str = field(metadata=OUTSIDE_WORKLOAD)  # why no kernel of ours computes it
 
     @property

@@ -38,7 +38,8 @@ def onnxruntime_layer(
 
     reason: why no kernel computes them, for `inspect`. Raises ModelError where it cannot be a layer.
     """
-    values_decide = any(map(is_opaque, nodes))
+    whole_numbers = any(np.dtype(values[name].dtype).kind in "iu" for name in inputs)  # axes, sizes, indices, …
+    values_decide = whole_numbers or any(map(is_opaque, nodes))
     nodes = [inner for node in nodes for inner in (body_nodes(node) if is_opaque(node) else [node])]
     used = dict.fromkeys(name for node in nodes for name in (*node.input, *captured_names(node)) if name in constants)
     if sum(constants[name].nbytes for name in used) > MOST_BYTES:

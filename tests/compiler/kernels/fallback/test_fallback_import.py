@@ -36,9 +36,7 @@ def own(
 
 @given(st.lists(st.tuples(st.sampled_from(["Relu", "Det", "Erf"]), st.integers(0, 9)), min_size=1, max_size=10))
 def test_each_node_is_imported_once_where_its_inputs_are_made(drawn: list[tuple[str, int]]) -> None:
-    nodes = [
-        helper.make_node(op, [f"t{min(i, at)}"], [f"t{i + 1}"], name=f"n{i}") for i, (op, at) in enumerate(drawn)
-    ]
+    nodes = [helper.make_node(op, [f"t{min(i, at)}"], [f"t{i + 1}"], name=f"n{i}") for i, (op, at) in enumerate(drawn)]
     values = {f"t{i}": TensorSpec(f"t{i}", "float32", (2,)) for i in range(len(nodes) + 1)}
     outputs = sorted(values.keys() - {name for node in nodes for name in node.input})  # of a model without dead nodes
     found = FallbackImporter(own, {"n0": "a pattern refuses it"})(nodes, values, {}, ["t0"], outputs, 1, 17)
