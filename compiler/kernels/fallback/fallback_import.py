@@ -75,9 +75,17 @@ class _Region:
     opset: int
 
     def own(self, nodes: Sequence[onnx.NodeProto]) -> ImportedLayers:
-        """Layers of our own. Raises ModelError."""
+        """Layers of our own. Raises ModelError, also where an importer gives another type or shape than ONNX does."""
         takes, gives = self.ports(nodes)
-        return self.first(nodes, self.values, self.constants, takes, gives, self.max_batch, self.opset)
+        found = self.first(nodes, self.values, self.constants, takes, gives, self.max_batch, self.opset)
+        made = {tensor.name: tensor for layer in found.layers for tensor in layer.outputs}
+        made |= {view.name: view for view, _ in found.views}
+        for name in gives:
+            spec, tensor = self.values[name], made.get(name)
+            if tensor is not None and (tensor.dtype, tensor.shape) != (spec.dtype, spec.shape):
+                text = f"{tensor.dtype} {tensor.shape} instead of {spec.dtype} {spec.shape}"
+                raise ModelError(f"no way to compile {nodes[0].op_type} ({nodes[0].name!r}): {name!r} would be {text}")
+        return found
 
     def refused(self) -> dict[str, str]:
         """By name, the nodes that cannot be imported alone, and why; of nodes that are alike one is tried."""
